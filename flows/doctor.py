@@ -37,7 +37,16 @@ from storage.backends.opening import open_place
 from storage.backends.private import OTHERS
 from storage.database.engine import reading, transaction
 from storage.errors import StorageError
-from storage.home import WORKERS, key_folder, ledger_url, state_folder, store, writable_home
+from storage.home import (
+    WORKERS,
+    home,
+    is_on_read_only_disk,
+    key_folder,
+    ledger_url,
+    state_folder,
+    store,
+    writable_home,
+)
 from storage.ledger.budgets import other_units
 from storage.ledger.partial_check import PART
 from storage.ledger.stream_answers import Answers
@@ -69,6 +78,8 @@ def examine(*, everything: bool = False) -> list[Finding]:
             _guarded(check) for check in (_settings, _transport, _versions, _home, _store, check_ledger_apart, *_AFTER)
         )
     before = (_settings, _transport, _versions, _home, _keys, _store)
+    if is_on_read_only_disk(home()):
+        return _once(_guarded(check) for check in (*before, _ledger_as_it_is, *_AFTER))
     open_once = cache(Workspace.open)  # what cannot be opened fails each check, and is reported once
     look_once = cache(lambda: _look(open_once(), everything=everything))
     return _once(
@@ -192,9 +203,8 @@ def _keys() -> Iterator[Finding]:
 def _private(check: str, folder: Path) -> Finding:
     mode = stat.S_IMODE(folder.stat().st_mode)
     if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
-        return Finding(
-            check=check, verdict="fix", found=f"{folder} cannot be written", advice=f"chown it to {os.getuid()}"
-        )
+        advice = "mount its disk for writing" if is_on_read_only_disk(folder) else f"chown it to {os.getuid()}"
+        return Finding(check=check, verdict="fix", found=f"{folder} cannot be written", advice=advice)
     if mode & OTHERS:  # insisted, or it would have been refused
         return Finding(
             check=check,
@@ -255,6 +265,15 @@ def _ledger(look: Look) -> Iterator[Finding]:
             "all rows again, dpca doctor --all reads them now"
         )
     yield Finding(check="ledger", verdict="ok", found=f"the journal is whole to event {entries}, and {read}")
+
+
+def _ledger_as_it_is() -> Iterator[Finding]:
+    """Read all of the ledger of a home that cannot be written, where there is one."""
+    if not home().is_dir():
+        return
+    entries = Workspace.read_only().ledger.verify()
+    found = f"the journal is whole to event {entries}, and every row agrees with it; nothing else of it was checked"
+    yield Finding(check="ledger", verdict="ok", found=found)
 
 
 def _streams(workspace: Workspace) -> Iterator[Finding]:

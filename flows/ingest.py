@@ -84,8 +84,23 @@ def report_fault(home: Path, name: str, reason: str) -> None:
         make_folder(folder)
         descriptor = os.open(folder / f"{name}.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         with os.fdopen(descriptor, "ab") as report:
-            line = "".join(letter if letter.isprintable() else "?" for letter in f"{datetime.now(UTC):%FT%TZ} {reason}")
+            line = _in_one_line(f"{datetime.now(UTC):%FT%TZ} {reason}")
             report.write(f"{line}\n".encode(errors="replace"))
+
+
+def reported_fault(home: Path, name: str, address: str) -> str | None:
+    """Return why a file could not be read last, from the private report of a dataset; for the curator alone."""
+    try:
+        lines = (home / REPORTS / f"{name}.txt").read_text(errors="replace").splitlines()
+    except FileNotFoundError:
+        return None
+    reasons = (line.partition(" ")[2] for line in lines)
+    begin = f"{_in_one_line(address)}: "
+    return next((reason.removeprefix(begin) for reason in reversed([*reasons]) if reason.startswith(begin)), None)
+
+
+def _in_one_line(text: str) -> str:
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 def _ingest(source: str | list[str] | SourceFile, name: str, options: IngestOptions, *, workspace: Workspace) -> str:

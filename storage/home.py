@@ -158,7 +158,22 @@ def signature_days() -> int | None:
 
 
 def _unusable(folder: Path) -> Unavailable:
+    if is_on_read_only_disk(folder):
+        return Unavailable(
+            f"DPCA_HOME={folder} is not a writable folder, as its disk is read-only; commands that only read work; "
+            "mount the disk for writing, or set DPCA_HOME to another folder."
+        )
     return Unavailable(f"DPCA_HOME={folder} is not a writable folder; set DPCA_HOME to one that is.")
+
+
+def is_on_read_only_disk(folder: Path) -> bool:
+    """Return whether a folder, or the nearest one above that exists, is on a disk that is mounted read-only."""
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    try:
+        return bool(os.statvfs(folder).f_flag & os.ST_RDONLY)
+    except OSError:
+        return False
 
 
 def _closed(folder: Path, *, name: str) -> Path:

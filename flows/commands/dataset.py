@@ -1,5 +1,6 @@
-"""``dpca dataset``: ingest, list, show, verify, export and remove snapshots. Its output is private."""
+"""``dpca dataset``: ingest, inspect, export, erase and remove snapshots; list arrived files. Its output is private."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -7,11 +8,13 @@ import typer
 from flows.commands.option_words import command_option
 from flows.orchestration.option_parameters import with_options
 from flows.reports.activity import activity
-from flows.reports.terminal import STDERR, print_facts, print_rows
+from flows.reports.terminal import STDERR, confirm, print_facts, print_rows
 from storage.datasets.ingest_options import IngestOptions
 
 if TYPE_CHECKING:
     from storage.datasets.catalog import Catalog
+    from storage.datasets.erase import FoundUnit
+    from storage.datasets.inbox import Arrival
 
 app = typer.Typer(help="Ingest and inspect datasets, inside the trust boundary.")
 
@@ -85,13 +88,60 @@ def verify(name: Name, as_json: Json = False) -> None:
 
 
 @app.command()
+def erase(
+    name: Name,
+    unit: Annotated[
+        str,
+        typer.Option(
+            prompt="Id of the individual",
+            help="The id, as the source writes it; asked for if left out, so that no history keeps it.",
+        ),
+    ],
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask before it is done.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Make a snapshot without any row of one individual, and list what else holds their rows.
+
+    The id is that of a unit column or file, of a schema, of the row of triplets, or a name of a row in .h5ad. Nothing
+    is charged. Older snapshots stay until `dpca dataset remove N --older`; releases that were made stay, and their
+    guarantee covers this individual. The id is stored nowhere.
+    """
+
+    def agree(found: "FoundUnit") -> None:
+        rows = f"{found.rows} row{'s' if found.rows > 1 else ''}"
+        confirm(
+            f"Replace the current snapshot of {name} by one without {rows} of this individual?",
+            yes=yes,
+            before="this makes another snapshot the current one",
+            after="nothing was changed",
+        )
+
+    from flows.erase import run_erase
+
+    report = run_erase(name, unit, agree=agree)
+    if as_json:
+        print_facts(report, as_json=True)
+        return
+    remains = report.pop("remains")
+    print_facts(report, as_json=False)
+    typer.echo("\nWhat may still hold their rows, or was computed from them:")
+    print_rows(remains, ("what", "do"), as_json=False, empty="")
+
+
+@app.command()
 def remove(
     name: Name,
+    older: Annotated[bool, typer.Option("--older", help="Keep the current snapshot, and delete all others.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Remove it even if a release was made from it.")] = False,
     as_json: Json = False,
 ) -> None:
     """Delete a dataset's snapshots; budget spent on them stays spent."""
-    removed = _catalog(writes=True).remove(name, force=force)
+    catalog = _catalog(writes=True)
+    if older:
+        found = [entry.snapshot for entry in catalog.older(name)]
+        removed = [each for snapshot in found for each in catalog.remove(name, snapshot=snapshot, force=force)]
+    else:
+        removed = catalog.remove(name, force=force)
     print_facts({"dataset": name, "removed": removed}, as_json=as_json)
 
 
@@ -109,6 +159,66 @@ def export(
         catalog = _catalog()
         export_rows(catalog.open(catalog.current(name)), output, format=format)
     print_facts({"dataset": name, "format": format, "output": output}, as_json=as_json)
+
+
+@app.command()
+def arrivals(name: Name, as_json: Json = False) -> None:
+    """List the files that arrived for a dataset, and what became of each; private, as their names are.
+
+    A file waits, was released, was set aside because it cannot be read as a whole, or was refused by the budget.
+    """
+    print_rows(_arrivals(name), ("file", "state", "reason", "token"), as_json=as_json, empty="nothing arrived")
+
+
+@app.command()
+def retry(
+    name: Name,
+    files: Annotated[
+        list[str] | None, typer.Argument(metavar="[FILE]...", help="Files or tokens; all by default.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Let files that were set aside or refused wait again: the next refresh takes them, with its own options.
+
+    What was released stays released. A file that was changed since, or put there again, arrives anew by itself.
+    """
+    from storage.datasets.inbox import RETRIED, Inbox
+    from storage.errors import NotFound
+    from storage.workspace import Workspace
+
+    home, ended = Workspace.open().home, [row for row in _arrivals(name) if row["state"] in RETRIED]
+    wanted = {Path(file).name if "://" not in file else file for file in files or ()} | set(files or ())
+    chosen = [row for row in ended if not files or wanted & {row["token"], row["file"], Path(row["file"]).name}]
+    if not chosen:
+        raise NotFound(f"no such file of {name!r} was set aside or refused; `dpca dataset arrivals {name}` lists them")
+    for row in chosen:
+        Inbox(home, name).forget(row["token"])
+    print_rows([{**row, "state": "waiting"} for row in chosen], ("file", "state", "token"), as_json=as_json, empty="")
+
+
+def _arrivals(name: str) -> list[dict[str, Any]]:
+    from flows.ingest import reported_fault
+    from storage.datasets.catalog import check_name
+    from storage.datasets.inbox import Inbox
+    from storage.workspace import Workspace
+
+    home = Workspace.read_only().home
+    inbox = Inbox(home, check_name(name))
+
+    def reason(arrival: "Arrival") -> str | None:
+        if arrival.end != "set_aside":
+            return None
+        return reported_fault(home, name, arrival.address) or inbox.reason(arrival.token)
+
+    return [
+        {
+            "file": arrival.address,
+            "state": arrival.end or "waiting",
+            "reason": reason(arrival),
+            "token": arrival.token,
+        }
+        for arrival in inbox.arrivals()
+    ]
 
 
 def _catalog(*, writes: bool = False) -> "Catalog":

@@ -1,12 +1,14 @@
 """``dpca schema``: declare what the columns of a raw table are, in public."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from flows.reports.terminal import print_facts
+from flows.reports.activity import activity
+from flows.reports.terminal import print_facts, print_rows
 
 app = typer.Typer(help="Declare what the columns of a raw table are: ranges, categories, missing values, all public.")
 
@@ -34,6 +36,32 @@ def draft(
 
     head, text = read_head(source, format=format, header=header, delimiter=delimiter, encoding=encoding)
     _write(drafted(head, text=text), output)
+
+
+@app.command()
+def check(
+    source: Annotated[str, typer.Argument(metavar="FILE", help="A raw table, or a folder or pattern of some.")],
+    schema: Annotated[Path, typer.Argument(metavar="SCHEMA", help="A YAML file.")],
+    format: Annotated[str | None, typer.Option(help="csv, tsv or parquet; by file name by default.")] = None,  # noqa: A002
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Check all rows of FILE against SCHEMA: every violation at once, by column and rule, with the first three rows.
+
+    Nothing is stored or charged. The output and the exit code describe rows, so they are for the owner of the data
+    alone, and never for a schedule. The exit code is 1 when a rule is broken.
+    """
+    with activity("starting") as seen:
+        from storage.formats.violations import check_tables
+
+        checked = check_tables(source, schema, format=format, progress=seen.transfer)
+    found = [asdict(violation) for violation in checked.violations]
+    if as_json:
+        print_facts({"rows": checked.rows, "violations": found}, as_json=True)
+    else:
+        print_rows(found, ("column", "rule", "count", "first"), as_json=False, empty="no violation")
+        typer.echo(f"rows checked: {checked.rows}; rules broken: {len(found)}")
+    if found:
+        raise typer.Exit(1)
 
 
 @app.command()

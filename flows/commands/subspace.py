@@ -121,6 +121,13 @@ def refresh(
     finally:
         for report in found:  # also of a run that then fails
             _show_refreshed(report, as_json=as_json)
+    if found and found[-1]["set_aside"]:
+        STDERR.print(
+            f"set aside: {found[-1]['set_aside']}; `dpca dataset arrivals {request.dataset}` states why, and "
+            f"`dpca dataset retry {request.dataset}` lets the files wait again",
+            markup=False,
+        )
+        raise typer.Exit(1)
 
 
 def _show_refreshed(report: dict[str, Any], *, as_json: bool) -> None:

@@ -27,6 +27,8 @@ from storage.schemas.plain_rows import plain_rows
 _PIECE_VALUES = 1 << 22
 """The stored values that a piece of rows in memory, or of a file, has about."""
 
+_NO_NUMBERS = "X holds values that are no numbers; convert or drop their columns."
+
 type Piece = Callable[[], Any]
 """A function that makes some rows: a float64 array, or a canonical csr array."""
 
@@ -275,7 +277,9 @@ def quoting_no_value() -> Iterator[None]:
                 "X holds objects that are no numbers (float() argument must be a string or a real number); convert or "
                 "drop their columns."
             ) from None
-        raise
+        if "argument must be" in str(error) or str(error).startswith("Sparse data"):  # scikit-learn's own, no value
+            raise
+        raise ValueError(_NO_NUMBERS) from None
     except ValueError as error:
         text = str(error)
         if text.startswith("Complex data not supported"):
@@ -284,8 +288,10 @@ def quoting_no_value() -> Iterator[None]:
             found = text.partition(":")[0]
             raise ValueError(f"{found}. Reshape your data to rows, such as by X.reshape(1, -1) for one.") from None
         if isinstance(error, pa.ArrowException) or text.startswith(("could not convert", "Unable to parse")):
-            raise ValueError("X holds values that are no numbers; convert or drop their columns.") from None
+            raise ValueError(_NO_NUMBERS) from None
         raise
+    except OverflowError:
+        raise ValueError("X holds a number beyond the range of float64; rescale or drop its column.") from None
 
 
 def _as_table(table: Any) -> Any:
@@ -298,6 +304,10 @@ def _columns_of(table: Any) -> tuple[Any, Any]:
     names = _names_of(table)
     if hasattr(table, "var_names"):
         values = table.X
+        if values is None:
+            raise ValueError(
+                "The AnnData object has no X, the matrix of rows; set it, as by adata.X = adata.layers[NAME]."
+            )
         if getattr(table, "isbacked", False) and (table.is_view or getattr(values, "format", "csr") != "csr"):
             values = table.to_memory().X
         return names, values

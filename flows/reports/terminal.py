@@ -79,8 +79,10 @@ def print_earlier(count: int | None, what: str) -> None:
         STDERR.print(f"{'more' if count is None else f'{count:,}'} earlier {what} are not shown; --limit 0 shows all.")
 
 
-def confirm(question: str, *, yes: bool) -> None:
-    """Ask before budget is spent.
+def confirm(
+    question: str, *, yes: bool, before: str = "this spends budget", after: str = "nothing was charged"
+) -> None:
+    """Ask before budget is spent, or something else is done that ``before`` names.
 
     Raises
     ------
@@ -90,11 +92,9 @@ def confirm(question: str, *, yes: bool) -> None:
     if yes:
         return
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        raise Refused(
-            f"this spends budget and no terminal can confirm it ({question}); pass --yes to agree beforehand."
-        )
+        raise Refused(f"{before} and no terminal can confirm it ({question}); pass --yes to agree beforehand.")
     if not typer.confirm(question, err=True):
-        raise Refused("not confirmed; nothing was charged.")
+        raise Refused(f"not confirmed; {after}.")
 
 
 def _finite(value: Any) -> Any:

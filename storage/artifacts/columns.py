@@ -64,6 +64,8 @@ def rows_by_name(
     if names is not None and not (is_numbered and set(text) != set(names)):
         order = match_names(text, names, noun=noun)
     if is_annotated(rows):
+        if rows.X is None:
+            raise Invalid("the AnnData object has no X, the matrix of rows; set it, as by adata.X = adata.layers[NAME]")
         return rows.X if order is None else _taken(rows.X, order)
     positions = range(len(labels)) if order is None else order.tolist()
     return _matrix([(text[at], column_at(rows, labels, at)) for at in positions], n_rows=len(rows))
@@ -78,7 +80,7 @@ def _matrix(columns: Sequence[tuple[str, Any]], *, n_rows: int) -> NDArray[np.fl
             if values.dtype.kind not in "buifO":
                 raise TypeError
             matrix[:, at] = values if values.dtype.kind != "O" else np.asarray(column, dtype=np.float64)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             raise Invalid(
                 f"column {name!r} holds {'text or objects' if kind == 'object' else kind}; it must hold real numbers; "
                 "convert it first"

@@ -217,8 +217,11 @@ class ItemEmbeddings(Artifact):
         return str(item if names is None else names[item])
 
     def _checked(self, items: ArrayLike, ratings: ArrayLike) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        rated = np.asarray(plain_rows(items, name="items"))
-        values = np.asarray(plain_rows(ratings, name="ratings"), dtype=np.float64)
+        rated, given = plain_rows(items, name="items"), plain_rows(ratings, name="ratings")
+        try:
+            rated, values = np.asarray(rated), np.asarray(given, dtype=np.float64)
+        except (TypeError, ValueError, OverflowError):  # whose text may quote a value
+            raise Invalid("items and ratings must be arrays of numbers; pass item numbers and ratings") from None
         if rated.shape != values.shape or rated.ndim != 1 or (rated.size and rated.dtype.kind not in "iu"):
             raise Invalid(f"{rated.size} items and {values.size} ratings; each rating has an item number; pass both")
         if not np.isfinite(values).all():

@@ -51,5 +51,5 @@ def _dense(name: str, rows: Any) -> NDArray[Any]:
     try:
         array = np.asarray(rows)
         return array.astype(np.float64) if array.dtype.kind == "O" else array
-    except (TypeError, ValueError):  # whose text may quote a value
+    except (TypeError, ValueError, OverflowError):  # whose text may quote a value
         raise Invalid(f"{name} is not an array of numbers; it must hold real numbers; pass a 2-D array") from None

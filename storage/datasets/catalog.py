@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, Self
 
-from sqlalchemy import Connection, Engine, Row, bindparam, exists, insert, select, update
+from sqlalchemy import Connection, Engine, Row, bindparam, exists, func, insert, select, update
 
 from storage.backends.base import Place
 from storage.backends.local import LocalPlace
@@ -131,7 +131,13 @@ class Catalog:
         return None if found is None else str(found.name)
 
     def register(
-        self, manifest: Manifest, *, path: str, number: int | None = None, allow_shared_rows: bool = False
+        self,
+        manifest: Manifest,
+        *,
+        path: str,
+        number: int | None = None,
+        allow_shared_rows: bool = False,
+        over: str | None = None,
     ) -> Entry:
         """Make a finished snapshot the current one of its name, in one transaction.
 
@@ -144,11 +150,14 @@ class Catalog:
             With which its new ids were recorded. Without one, or where a snapshot with a higher one was registered
             since, it gets the next.
         allow_shared_rows : bool
+        over : str, optional
+            The snapshot that must be the current one until now.
 
         Raises
         ------
         Conflict
-            If the name belongs to another population, or shared rows are not allowed and another one holds these rows.
+            If the name belongs to another population, or shared rows are not allowed and another one holds these rows,
+            or another snapshot than ``over`` is current.
         """
         (population,) = manifest.populations
         found = Entry(
@@ -167,6 +176,9 @@ class Catalog:
         with transaction(self.engine) as connection:
             _admit(connection, name=found.name, population=population, unit=found.privacy_unit)
             entry = replace(found, number=number_of_snapshot(connection, number))
+            present = [row.id for row in connection.execute(_PRESENT) if row.name == found.name]
+            if over is not None and present[-1:] != [over]:
+                raise Conflict(f"another snapshot of dataset {found.name!r} is current by now; run the command again")
             holder = _holder(connection, population=population, rows_digest=entry.rows_digest)
             if holder is not None and not allow_shared_rows:
                 raise Conflict(
@@ -223,6 +235,12 @@ class Catalog:
         if row is None:
             raise NotFound(f"no dataset is named {name!r}; see the list of datasets or ingest one")
         return Entry.from_row(row)
+
+    def older(self, name: str) -> list[Entry]:
+        """Return the snapshots of a name that are not current, oldest first."""
+        with reading(self.engine) as connection:
+            found = [Entry.from_row(row) for row in connection.execute(_PRESENT) if row.name == name]
+        return found[:-1]
 
     def entry(self, snapshot: str) -> Entry:
         """Return a snapshot by its id, current or not.
@@ -379,6 +397,13 @@ def check_name(name: str) -> str:
 
 def _admit(connection: Connection, *, name: str, population: str, unit: PrivacyUnit | None) -> None:
     table = tables.snapshot
+    for column, noun, wanted in ((table.c.name, "dataset", name), (table.c.population, "population", population)):
+        is_alike = (func.lower(column) == wanted.lower()) & (column != wanted) & table.c.removed_at.is_(None)
+        if (found := connection.scalar(select(column).where(is_alike).limit(1))) is not None:
+            raise Conflict(
+                f"{noun} {wanted!r} differs from {found!r} only by case, and on some disks their folders are one; use "
+                f"{found!r}, or choose another name"
+            )
     owner = connection.scalar(select(table.c.population).where(table.c.name == name).limit(1))
     if owner not in (None, population):
         raise Conflict(

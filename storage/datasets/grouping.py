@@ -22,7 +22,7 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
@@ -78,6 +78,8 @@ class Grouping:
         self._codes = {"unit": 0, "line": 0}  # of texts, so far
         self._tables = IdTables(folder)
         self._sort: EntrySort | None = None
+        self._owner_key: bytes | None = None
+        self._owner_ids: _Stream | None = None  # of texts, or in another order than integers have
 
     def __enter__(self) -> Self:
         """Return itself."""
@@ -191,6 +193,10 @@ class Grouping:
         else:
             self._first_seen = next(iter(counts), None)
 
+    def name_owners(self, key: bytes) -> None:
+        """Let the batches state a keyed hash of the id of each record: of its individual, or else of its row."""
+        self._owner_key = key
+
     def batches(self) -> Iterator[RowBatch]:
         """Yield whole records, of one first-seen number a batch; `places` are those of the first piece of each row.
 
@@ -206,6 +212,20 @@ class Grouping:
                 self._out += len(entries)
                 for number, some in self._of_one_number(entries):
                     yield self._records(some, number)
+
+    def _owners(self, units: NDArray[np.int64]) -> NDArray[np.uint64] | None:
+        """Return the keyed hashes of the ids of the next records; `units` are those of each, integers or ranks."""
+        if self._owner_key is None or self._kinds is None:
+            return None
+        is_text = (self._kinds[0] or self._kinds[1]) == _TEXT
+        if not (is_text or self._firsts):
+            return keyed_hashes(pa.array(units), key=self._owner_key)
+        if self._owner_ids is None:
+            role = "unit" if self._kinds[0] is not None else "line"
+            ids = self._tables.ids_in_order(role, is_text=is_text, is_numbered=bool(self._firsts))
+            key = self._owner_key
+            self._owner_ids = _Stream((keyed_hashes(some, key=key) for some in ids), width=2)
+        return self._owner_ids.take(len(units)).astype(np.uint64)
 
     def _with_known_ids(self, batch: RowBatch) -> RowBatch:
         """Leave out rows of unknown records, which are empty, and count them."""
@@ -341,16 +361,18 @@ class Grouping:
             rejected=rejected if rejected.any() else None,
             first_seen=first_seen,
             entry_places=entry_places,
+            owners=self._owners(entries["unit"][row_starts[record_ptr[:-1]]]),
         )
 
 
 class _Stream:
-    """A stream of integers in arrays of any size, taken in order."""
+    """A stream of integers, or of rows of some, in arrays of any size, taken in order."""
 
-    def __init__(self, arrays: Iterator[NDArray[np.int64]]) -> None:
-        self._arrays, self._rest, self.taken = arrays, np.empty(0, dtype=np.int64), 0
+    def __init__(self, arrays: Iterator[NDArray[Any]], *, width: int | None = None) -> None:
+        self._arrays, self.taken = arrays, 0
+        self._rest: NDArray[Any] = np.empty(0, np.int64) if width is None else np.empty((0, width), np.uint64)
 
-    def take(self, count: int) -> NDArray[np.int64]:
+    def take(self, count: int) -> NDArray[Any]:
         """Take the next integers."""
         pieces, missing = [self._rest], count - len(self._rest)
         while missing > 0:

@@ -123,6 +123,15 @@ class IdTables:
         for some in self._read(f"select number from numbered order by {order}"):
             yield some.column("number").to_numpy()
 
+    def ids_in_order(self, role: str, *, is_text: bool, is_numbered: bool) -> Iterator[pa.Array]:
+        """Yield the ids of a role, each once, in order; where they are numbered, by (number, id)."""
+        order = _order_of("id") if is_text else "id"
+        query = f"select id from (select distinct id from {role}_texts) order by {order}"
+        if is_numbered:
+            query = f"select id from (select unit as id, number from numbered) order by number, {order}"
+        for some in self._read(query):
+            yield some.column("id")
+
     def _insert(self, table: str, kinds: str, columns: dict[str, Any]) -> None:
         self._create(table, kinds)
         self._database.register("arriving", pa.table(columns))

@@ -19,13 +19,15 @@ from typing import Literal
 
 from storage.backends.atomic_files import make_folder, write_atomically, writing
 from storage.backends.claims import claim_file
-from storage.errors import Corrupt, NotFound, StorageError, Unavailable
+from storage.errors import Conflict, Corrupt, NotFound, StorageError, Unavailable
 from storage.formats.files import LocalFile, Sighting, SourceFile, locate
 from storage.formats.held_files import holding, look_at
 
 End = Literal["released", "set_aside", "refused"]
 """How an arrival ended: a release was made of it, no snapshot could be, or the budget did not admit its release."""
 
+RETRIED: tuple[End, ...] = ("set_aside", "refused")
+"""Ends after which a file may be taken again."""
 _FOLDER = "inbox"
 _UNFINISHED = (".part", ".partial", ".tmp", ".crdownload", "~")
 
@@ -160,6 +162,28 @@ class Inbox:
         """Return the reason that was written down last."""
         return self._noted(token, "reason") or "no reason was written down"
 
+    def arrivals(self) -> list[Arrival]:
+        """Return all arrivals, by the names of their files."""
+        found = [self._read(path) for path in self._folder.glob("*.arrival")]
+        return sorted(found, key=lambda arrival: (arrival.address, arrival.token))
+
+    def forget(self, token: str) -> None:
+        """Forget an arrival that no release was made of: its file, where it is there still, arrives anew.
+
+        Raises
+        ------
+        NotFound
+            When there is none of this token.
+        Conflict
+            When it did not end yet, or a release was made of it.
+        """
+        with self.taking(token) as arrival:
+            if arrival.end not in RETRIED:
+                state = "waits already" if arrival.end is None else "was released, and is charged once"
+                raise Conflict(f"the file that arrived as {token!r} {state}; retry one that was set aside or refused.")
+            with writing(self._folder):
+                self._path(token).unlink(missing_ok=True)
+
     def end(self, token: str, how: End) -> None:
         """Write down that nothing more is done about an arrival."""
         with writing(self._folder):
@@ -207,6 +231,8 @@ class Inbox:
             return str(facts["token"]), str(facts["address"])
         except (KeyError, RecursionError, TypeError, ValueError):
             raise Corrupt(f"{path} is not what was written; remove it, and its file arrives anew.") from None
+        except FileNotFoundError:
+            raise NotFound("the arrival was forgotten meanwhile; look into the inbox again.") from None
 
     def _read(self, path: Path) -> Arrival:
         token, address = self._facts(path)

@@ -22,6 +22,7 @@ from storage.datasets.first_seen import FirstSeenTable
 from storage.datasets.ingest_options import DEFAULTS, IngestOptions
 from storage.datasets.manifest import MARKER
 from storage.datasets.open_source import OpenSource, Source, open_source
+from storage.datasets.owner_key import OwnerKey
 from storage.datasets.publish_snapshot import NOTES, complete, publish
 from storage.datasets.saved_columns import SavedColumns
 from storage.datasets.snapshot_writer import BLOCK_NNZ, SnapshotWriter, Totals, check_block_nnz
@@ -126,6 +127,7 @@ def ingest(
         keys=home / "keys" if keys is None else keys,
         population=population,
     )
+    owner_key = OwnerKey(table.keys, population)
 
     def discard(snapshot: str) -> None:
         catalog.place.remove(f"datasets/{name}/{snapshot}", marker=MARKER)
@@ -141,7 +143,9 @@ def ingest(
             discard=discard,
         ) as staging,
         _noted(rejects, staging),
-        whole_records(opened, home=home, options=options, rejects=rejects, table=table, progress=progress) as records,
+        whole_records(
+            opened, home=home, options=options, rejects=rejects, table=table, owner_key=owner_key, progress=progress
+        ) as records,
     ):
         writer = SnapshotWriter(
             staging.path,
@@ -169,6 +173,7 @@ def ingest(
             ledger=ledger,
             population=population,
             epoch=records.first_seen.epoch,
+            owners=owner_key.name,
         )
         publish(
             manifest,
@@ -214,6 +219,7 @@ def checked_options(options: IngestOptions) -> tuple[IngestOptions, Declared, in
         format=options.format,
         columns=options.columns,
         unit_column=options.unit_column,
+        delimiter=options.delimiter,
         header=options.header,
         schema=schema,
         is_unattended=options.unattended,

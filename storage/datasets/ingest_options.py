@@ -20,7 +20,17 @@ from storage.privacy_unit import PrivacyUnit
 TRIPLETS = ("csv", "tsv", "parquet", "mtx")
 """The formats that may list the entries of a row one by one."""
 _STATED_BY_SCHEMA = (
-    *("features", "feature_names", "public_items", "columns", "duplicates", "keep_zeros", "unit_column", "header"),
+    *(
+        "features",
+        "feature_names",
+        "public_items",
+        "columns",
+        "duplicates",
+        "keep_zeros",
+        "unit_column",
+        "header",
+        "delimiter",
+    ),
     "scale",
 )
 _UNNAMED = "unit"  # the ids of a file of which nothing else is said
@@ -81,6 +91,9 @@ class IngestOptions:
     keep_zeros: Annotated[bool, Meaning("Store triplets of value 0, such as ratings; else they are dropped.")] = False
     unit_column: Annotated[
         str | None, Meaning("Column of a table with the individual behind each row; one individual is one record.")
+    ] = None
+    delimiter: Annotated[
+        str | None, Meaning("The sign between fields of CSV and TSV, or ::; a comma or a tab by default.")
     ] = None
     header: Annotated[
         bool | None,

@@ -34,6 +34,7 @@ class Manifest:
     first_seen : str or None, SHA-256 of the numbers of the ingests that first saw the individuals of each block, int64,
         in the array of this name
     epoch : str or None, the table of ids that these numbers come from
+    owners : str or None, the name of the key of the hashes of ids, which the array of this name holds
     n_features, n_records, n_rows, nnz, n_blocks : int
     dtype : str, of the stored values
     content_digest : str, see `storage.datasets.content_digest`
@@ -70,6 +71,7 @@ class Manifest:
     quarantined: int = field(default=0, repr=False)
     first_seen: str | None = field(default=None, repr=False)
     epoch: str | None = None
+    owners: str | None = None
 
     def to_attributes(self) -> dict[str, Any]:
         """Return the attributes of the group."""

@@ -1,8 +1,9 @@
 """Complete the files of a written snapshot, move them into place and register them in the catalog."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +16,6 @@ from storage.datasets.snapshot_writer import SnapshotWriter, Totals
 from storage.datasets.staging import Staging
 from storage.errors import BadSource, Conflict
 from storage.formats.rejects import quarantine_notes
-from storage.schemas.schema import Schema
 
 NOTES = ".rejected"
 """The file in a staging folder that holds the notes on bad rows."""
@@ -36,6 +36,7 @@ def complete(
     ledger: str,
     population: str,
     epoch: str | None = None,
+    owners: str | None = None,
 ) -> Manifest:
     """Write the declared arrays and the manifest of a snapshot whose rows are written.
 
@@ -55,12 +56,15 @@ def complete(
         Its id, and the names of what it belongs to.
     epoch : str or None
         The table that the first-seen numbers of the rows come from.
+    owners : str or None
+        The name of the key of the hashes of ids.
 
     Raises
     ------
     BadSource
         If the name of a feature cannot be stored.
     """
+    schema = source.declared.schema
     manifest = Manifest(
         snapshot=snapshot,
         dataset=dataset,
@@ -80,23 +84,32 @@ def complete(
         source=source.reader.format,
         code_version=version("dpca-pipeline"),
         max_rows_per_unit=options.max_rows_per_unit,
-        feature_names=None if source.names is None else writer.declare("feature_names", _joined(source.names)),
+        feature_names=None if source.names is None else writer.declare("feature_names", joined(source.names)),
         scale=None if source.factors is None else writer.declare("scale", source.factors),
-        encoder=None if source.declared.schema is None else writer.declare("encoder", _encoded(source.declared.schema)),
+        encoder=None if schema is None else writer.declare("encoder", encoded(schema.facts())),
         duplicates=options.duplicates or (None if source.reader.scattered else "whole"),
         keeps_zeros=options.keep_zeros,
         quarantined=quarantined,
         first_seen=None if epoch is None else writer.declare("first_seen", writer.first_seen()),
         epoch=epoch,
+        owners=owners,
     )
     writer.describe(manifest)
     return manifest
 
 
 def publish(
-    manifest: Manifest, *, catalog: Catalog, staging: Staging, number: int | None, allow_shared_rows: bool
+    manifest: Manifest,
+    *,
+    catalog: Catalog,
+    staging: Staging,
+    number: int | None,
+    allow_shared_rows: bool,
+    over: str | None = None,
 ) -> None:
     """Move a complete snapshot into place and register it; take it back if the catalog refuses it.
+
+    With ``over`` it replaces that snapshot as the current one, or is refused.
 
     Raises
     ------
@@ -109,7 +122,7 @@ def publish(
         written.rename(notes)
     catalog.place.publish(staging.path, path, marker=MARKER)
     try:
-        catalog.register(manifest, path=path, number=number, allow_shared_rows=allow_shared_rows)
+        catalog.register(manifest, path=path, number=number, allow_shared_rows=allow_shared_rows, over=over)
     except Conflict:
         catalog.place.remove(path, marker=MARKER)
         notes.unlink(missing_ok=True)
@@ -117,11 +130,19 @@ def publish(
     staging.settle(catalog.home / path)
 
 
-def _encoded(schema: Schema) -> NDArray[np.uint8]:
-    return np.frombuffer(json.dumps(schema.facts(), sort_keys=True).encode(), dtype=np.uint8)
+def encoded(facts: Mapping[str, Any]) -> NDArray[np.uint8]:
+    """Return a schema as it is stored."""
+    return np.frombuffer(json.dumps(facts, sort_keys=True).encode(), dtype=np.uint8)
 
 
-def _joined(names: Sequence[str]) -> NDArray[np.uint8]:
+def joined(names: Sequence[str]) -> NDArray[np.uint8]:
+    """Return names of features as they are stored.
+
+    Raises
+    ------
+    BadSource
+        If one holds a line break.
+    """
     if any("\n" in name for name in names):
         raise BadSource("a feature name holds a line break; names are stored one a line, so rename it")
     return np.frombuffer("\n".join(names).encode(), dtype=np.uint8)

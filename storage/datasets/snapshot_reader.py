@@ -173,6 +173,23 @@ class Dataset:
             first_seen=None if handles.first_seen is None else int(handles.first_seen[block]),
         )
 
+    def owners(self, block: int) -> NDArray[np.uint64] | None:
+        """Return the keyed hash of the id of each record of a block, of shape (n_records, 2); None where none has any.
+
+        Raises
+        ------
+        Corrupt, Unavailable
+            As `read`.
+        """
+        handles = _open_handles(self.address)
+        if self.manifest.owners is None or handles.owners is None:
+            return None
+        n_records = int(handles.extents[block, 0])
+        failure = f"owners of block {block} of {self.address} cannot be read"
+        with _reading(handles.place, failure), suppress(FileNotFoundError):  # a block without any id
+            return handles.owners.head(block, 2 * n_records).reshape(-1, 2)
+        return np.zeros((n_records, 2), np.uint64)
+
     def feature_names(self) -> tuple[str, ...] | None:
         """Return the names of the columns, or None where none were declared.
 
@@ -255,6 +272,7 @@ class _Handles:
     row_nnz: PaddedArray
     record_rows: PaddedArray | None
     rejected: PaddedArray | None
+    owners: PaddedArray | None
     extents: NDArray[np.int64]
     first_records: NDArray[np.int64]
     first_seen: NDArray[np.int64] | None
@@ -298,6 +316,7 @@ def _open_handles(address: str) -> _Handles:
             row_nnz=padded("row_nnz"),
             record_rows=padded("record_rows") if "record_rows" in arrays else None,
             rejected=padded("rejected") if "rejected" in arrays else None,
+            owners=padded("owners") if "owners" in arrays else None,
             extents=extents,
             first_records=np.cumsum(extents[:, 0]) - extents[:, 0],
             first_seen=first_seen,

@@ -7,6 +7,7 @@ One block is one row of each padded array, and one chunk of it:
 * ``row_nnz (n_blocks, R)``: stored values of each row;
 * ``record_rows (n_blocks, R)``: rows of each record; absent when every record is one row;
 * ``rejected (n_blocks, R)``: 1 for each record that is empty because it had a bad row; absent when none is;
+* ``owners (n_blocks, 2 R)``: a keyed hash of the id of each record, in two words; absent where records have no ids;
 * ``feature_names``: UTF-8 text, one name a line, ``scale``: float64 factors of the columns, and ``encoder``: the schema
   of the raw table as JSON; each where it was declared;
 * ``first_seen (n_blocks)``: the number of the ingest that first saw the individuals of each block; absent where that is
@@ -110,6 +111,7 @@ class SnapshotWriter:
         self._row_nnz = padded("row_nnz", dtype=count, chunk=BLOCK_ROWS)
         self._record_rows = padded("record_rows", dtype=np.dtype(np.uint32), chunk=BLOCK_ROWS, fill=1)
         self._rejected = padded("rejected", dtype=np.dtype(np.uint8), chunk=BLOCK_ROWS)
+        self._owners = padded("owners", dtype=np.dtype(np.uint64), chunk=2 * BLOCK_ROWS)
 
     def append(self, batch: RowBatch) -> None:
         """Add whole records in canonical form whose values the stored dtype holds exactly.
@@ -151,6 +153,8 @@ class SnapshotWriter:
             self._row_nnz.extend(row_nnz[rows[at] : rows[stop]])
             self._record_rows.extend(record_rows[at:stop])
             self._rejected.extend(_flags(batch)[at:stop])
+            if batch.owners is not None:
+                self._owners.extend(batch.owners[at:stop].ravel())
             at = stop
 
     def finish(self) -> Totals:
@@ -173,6 +177,8 @@ class SnapshotWriter:
         for array in (self._record_rows, self._rejected):
             if array.is_written:
                 array.describe(len(extents), most_records)
+        if self._owners.is_written:
+            self._owners.describe(len(extents), 2 * most_records)
         self._write_whole("extents", extents, chunks=extents.shape)
         return Totals(
             n_records=n_records,
@@ -251,11 +257,11 @@ class SnapshotWriter:
         chunks = {}
         for array in (self._values, self._indices, self._row_nnz):
             chunks[array.name] = array.write(block, alone=alone)
-        for array in (self._record_rows, self._rejected):
+        for array in (self._record_rows, self._rejected, self._owners):
             if array.differs_from_fill():
                 chunks[array.name] = array.write(block, alone=alone)
         self._extents.append((*sizes, checksum_of(chunks)))
-        for array in (self._values, self._indices, self._row_nnz, self._record_rows, self._rejected):
+        for array in (self._values, self._indices, self._row_nnz, self._record_rows, self._rejected, self._owners):
             array.clear()
         if self._on_block is not None:
             self._on_block(self._extents[block])
@@ -353,6 +359,7 @@ def _split(batch: RowBatch, at: int) -> tuple[RowBatch, RowBatch]:
         record_ptr=batch.record_ptr[: at + 1],
         places=batch.places[:row],
         rejected=None if batch.rejected is None else batch.rejected[:at],
+        owners=None if batch.owners is None else batch.owners[:at],
     )
     tail = replace(
         batch,
@@ -362,6 +369,7 @@ def _split(batch: RowBatch, at: int) -> tuple[RowBatch, RowBatch]:
         record_ptr=batch.record_ptr[at:] - row,
         places=batch.places[row:],
         rejected=None if batch.rejected is None else batch.rejected[at:],
+        owners=None if batch.owners is None else batch.owners[at:],
     )
     return head, tail
 

@@ -20,7 +20,9 @@ import numpy as np
 from storage.datasets.first_seen import FirstSeen, FirstSeenTable
 from storage.datasets.grouping import Grouping
 from storage.datasets.ingest_options import IngestOptions
+from storage.datasets.keyed_hash import keyed_hashes
 from storage.datasets.open_source import OpenSource
+from storage.datasets.owner_key import OwnerKey
 from storage.datasets.privacy_units import declared_rows
 from storage.datasets.staging import scratch_folder
 from storage.formats.batch import RowBatch, make_canonical
@@ -55,6 +57,7 @@ def whole_records(
     options: IngestOptions,
     rejects: Rejects,
     table: FirstSeenTable,
+    owner_key: OwnerKey,
     progress: Progress | None = None,
 ) -> Iterator[WholeRecords]:
     """Read the records of a source; a scratch folder exists as long as they are read.
@@ -69,6 +72,8 @@ def whole_records(
         Receives each bad row.
     table : FirstSeenTable
         Of the population; ids that are new are recorded before the first record is yielded.
+    owner_key : OwnerKey
+        The key of the hashes of ids, which the batches state where the rows have ids or names.
     progress : callable or None
         Called after each batch.
 
@@ -86,7 +91,7 @@ def whole_records(
         batches = source.owners.attach(batches)
     has_ids = source.owners is not None or options.unit_column is not None
     if not (reader.scattered or has_ids):
-        yield WholeRecords(batches=batches)
+        yield WholeRecords(batches=_named(batches, owner_key))
         return
     limit = options.max_rows_per_unit
     with scratch_folder(home) as scratch, Grouping(scratch, rejects=rejects, max_rows_per_unit=limit) as grouping:
@@ -95,6 +100,8 @@ def whole_records(
             grouping.batches(), "grouping", lambda: int(grouping.done * reader.size), reader.size, progress
         )
         first_seen = table.record(grouping) if has_ids else FirstSeen()
+        if has_ids or reader.n_rows is None:  # the rows of a declared matrix have numbers, and no ids
+            grouping.name_owners(owner_key.drawn())
         unknown = grouping.unknown if reader.n_rows is None else nameless  # a declared row is there without its entries
         grouped = chain(grouped, _unknown_records(unknown, first_seen.number))
         yield WholeRecords(batches=grouped, lookalikes=grouping.lookalikes(), first_seen=first_seen)
@@ -139,6 +146,15 @@ def _unknown_records(count: int, first_seen: int | None) -> Iterator[RowBatch]:
             place="row",
             rejected=np.ones(rows, dtype=np.bool_),
             first_seen=first_seen,
+            owners=np.zeros((rows, 2), dtype=np.uint64),
+        )
+
+
+def _named(batches: Iterator[RowBatch], key: OwnerKey) -> Iterator[RowBatch]:
+    """State a keyed hash of the name of each row, where the source has names."""
+    for batch in batches:
+        yield (
+            batch if batch.row_names is None else replace(batch, owners=keyed_hashes(batch.row_names, key=key.drawn()))
         )
 
 

@@ -61,6 +61,8 @@ class RowBatch:
         empty. Ids of their rows are null where they cannot be read
     first_seen : int or None, the number of the ingest that first saw the individuals of all its records
     entry_places : int64 array of shape (nnz,), or None: the place of each value, where those of a row have several
+    row_names : Arrow array of n_rows strings, or None: the names that a source gives its rows, apart from any id
+    owners : uint64 array of shape (n_records, 2), or None: a keyed hash of the id of each record
     is_canonical : bool, whether the rows are known to be in canonical form, as float64; False where nobody looked
     """
 
@@ -76,6 +78,8 @@ class RowBatch:
     rejected: NDArray[np.bool_] | None = None
     first_seen: int | None = None
     entry_places: NDArray[np.int64] | None = None
+    row_names: "pa.Array | None" = None
+    owners: NDArray[np.uint64] | None = None
     is_canonical: bool = False
 
 
@@ -222,7 +226,7 @@ def make_canonical(
                 _COLUMN: f"has a column outside 0..{n_features - 1}; correct it or declare more features",
                 _NOT_FINITE: "has a value that is not finite; correct or drop it",
                 _NOT_WHOLE: f"has a value that is not whole, so {dtype} cannot hold it; choose a float dtype",
-                _RANGE: f"has a value or sum of duplicates outside the range of {dtype}; choose a wider dtype",
+                _RANGE: f"has a value or sum of duplicates outside the range of {_range_of(dtype)}",
                 _DUPLICATE: f"has two values in one column; {_CHOICE}",
             }[verdict]
             if not bad[row]:
@@ -246,10 +250,10 @@ def _place(place: str, number: int, beside: int, rejects: Rejects) -> str:
 
 def without_surplus(batch: RowBatch) -> RowBatch:
     """Return the rows that are stored."""
-    return batch if batch.surplus is None else replace(_without(batch, batch.surplus), surplus=None)
+    return batch if batch.surplus is None else replace(without_rows(batch, batch.surplus), surplus=None)
 
 
-def _without(batch: RowBatch, dropped: NDArray[np.bool_]) -> RowBatch:
+def without_rows(batch: RowBatch, dropped: NDArray[np.bool_]) -> RowBatch:
     """Leave rows out, and records without any row left."""
     import pyarrow as pa  # at use: whoever plans reads no row
 
@@ -268,6 +272,7 @@ def _without(batch: RowBatch, dropped: NDArray[np.bool_]) -> RowBatch:
         places=batch.places[kept],
         row_ids=None if batch.row_ids is None else batch.row_ids.filter(whole),
         unit_ids=None if batch.unit_ids is None else batch.unit_ids.filter(whole),
+        row_names=None if batch.row_names is None else batch.row_names.filter(whole),
         surplus=None if batch.surplus is None else batch.surplus[kept],
     )
 
@@ -282,6 +287,12 @@ def _emptied(batch: RowBatch, bad: NDArray[np.bool_]) -> RowBatch:
     row_ptr = np.zeros(len(counts) + 1, dtype=np.int64)
     np.cumsum(np.where(empty, 0, counts), out=row_ptr[1:])
     return replace(batch, values=batch.values[kept], indices=batch.indices[kept], row_ptr=row_ptr, rejected=rejected)
+
+
+def _range_of(dtype: np.dtype[Any]) -> str:
+    if dtype.kind in "iu" and dtype.itemsize == 8:
+        return f"{dtype}, or beyond 2^53, where float64 does not hold it; rescale it"
+    return f"{dtype}; choose a wider dtype"
 
 
 def _bounds(dtype: np.dtype[Any]) -> tuple[float, float]:

@@ -128,7 +128,9 @@ class CsrRows:
         )
 
 
-LARGE = "has a whole number of 2^53 or more, which float64 cannot hold; rescale it"
+LARGE = (
+    "has a whole number of 2^53 or more, which float64 cannot hold; rescale it, or leave the column out if it is an id"
+)
 
 
 def large_integers(values: NDArray[Any]) -> NDArray[np.bool_] | None:

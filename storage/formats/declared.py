@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from storage.errors import Invalid
 from storage.formats.batch import check_features
-from storage.schemas.schema import Schema
+from storage.schemas.schema import Schema, written_text
 
 FORMATS = ("svmlight", "npz", "mtx", "csv", "tsv", "parquet", "npy", "zarr", "h5ad")
 ROLES = ("row", "column", "value")
@@ -39,6 +39,8 @@ class Declared:
         Whether the user named that of values; else a table without it has the value 1 in every triplet.
     unit_column : str or None
         The column of a table with the individual behind each row.
+    delimiter : str or None
+        The sign between fields of CSV or TSV, or ``::``; None goes by the format.
     header : bool or None
         Whether the first line of CSV or TSV names the columns; without a header they are named 0, 1, 2, ... None takes
         it for names, and refuses the file where it looks like a row.
@@ -58,6 +60,7 @@ class Declared:
     columns_named: bool = False
     value_named: bool = False
     unit_column: str | None = None
+    delimiter: str | None = None
     header: bool | None = None
     drop_others: bool = False
     schema: Schema | None = None
@@ -67,6 +70,8 @@ class Declared:
         """Refuse declarations that contradict each other."""
         if self.format is not None and self.format not in FORMATS:
             raise Invalid(f"format {self.format!r} is not one of {', '.join(FORMATS)}; choose one of them")
+        if self.delimiter is not None:
+            written_text(delimiter=self.delimiter)
         if self.n_features is not None:
             check_features(self.n_features)
         if self.names is not None:
@@ -90,6 +95,7 @@ class Declared:
         format: str | None = None,  # noqa: A002, the word users know
         columns: Mapping[str, str] | None = None,
         unit_column: str | None = None,
+        delimiter: str | None = None,
         header: bool | None = None,
         schema: Schema | None = None,
         is_unattended: bool = False,
@@ -98,7 +104,7 @@ class Declared:
 
         Parameters
         ----------
-        n_features, format, unit_column, header, schema, is_unattended
+        n_features, format, unit_column, delimiter, header, schema, is_unattended
             As the attributes.
         feature_names : Path or None
             UTF-8 text, one name a line, none twice.
@@ -124,6 +130,7 @@ class Declared:
             columns_named=bool(named),
             value_named="value" in named,
             unit_column=unit_column,
+            delimiter=delimiter,
             header=header,
             schema=schema,
             is_unattended=is_unattended,

@@ -25,10 +25,12 @@ from storage.formats.rejects import Rejects
 from storage.formats.split_lines import NO_ROWS, OPENED, ROW, Extent, judge_lines, reason_of
 from storage.formats.tables import TableSchema, column_text, table_schema
 from storage.formats.text import NO_LINE, TextFile, has_byte_lines
-from storage.schemas.schema import Schema, Text
+from storage.schemas.schema import DOUBLE_COLON, Schema, Text
 
 DELIMITERS = {"csv": ",", "tsv": "\t"}
 LONGEST = 1 << 24  # bytes of a line
+_UNIT = "\x1f"  # the sign of ASCII between units, in place of a delimiter of two signs
+_GUESSED = (",", ";", "\t", "|", DOUBLE_COLON)
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
 
@@ -52,7 +54,10 @@ class DelimitedReader:
         written = Text() if declared.schema is None else declared.schema.text
         self._text = TextFile(file, encoding=written.encoding)
         self._pieces = self._text.pieces(longest=LONGEST)
-        self._delimiter, self._quote = written.delimiter or DELIMITERS[format], written.quote
+        self._delimiter, self._quote = written.delimiter or declared.delimiter or DELIMITERS[format], written.quote
+        if self._delimiter == DOUBLE_COLON:  # one sign, as parsers need
+            self._pieces = (memoryview(bytes(piece).replace(b"::", _UNIT.encode())) for piece in self._pieces)
+            self._delimiter = _UNIT
         self._follows_quotes = not declared.is_unattended and self._quote is not None
         self.size = self._text.size
         self.format = f"{format}{self._text.packing}"
@@ -201,9 +206,19 @@ class DelimitedReader:
         column = f" (column {self._header[extent.field]!r})" if extent.field < len(self._header) else ""
         return f"the quote at character {extent.character}{column}"
 
+    def _refuse_other_delimiter(self, line: str) -> None:
+        if line.count(other := guess_delimiter(line)):
+            flag = "--format tsv" if other == "\t" else f"--delimiter '{other}'"
+            raise BadSource(
+                f"the first line is one field, as it holds {other!r} and not the delimiter; give {flag}, or state it "
+                "in a schema: `dpca schema draft FILE`"
+            )
+
     def _read_header(self, declared: Declared) -> tuple[list[str], bytes, int]:
         """Return the names of the columns, the text of the first rows, and the number of its first line."""
         self._text.skips_long_lines = declared.is_unattended
+        has_header = declared.header is not False if declared.schema is None else declared.schema.text.header
+        self._text.reads_returns = has_header or not declared.is_unattended
         text = bytes(next(self._pieces, b""))
         if declared.is_unattended and (columns := _declared_columns(declared)) is not None:
             return columns, text, 1
@@ -222,6 +237,8 @@ class DelimitedReader:
         except (UnicodeDecodeError, csv.Error):
             raise BadSource("the first line does not name columns in UTF-8; convert the file") from None
         names = [name.strip() for name in names]
+        if len(names) == 1 and declared.schema is None and declared.width != 1:
+            self._refuse_other_delimiter(names[0])
         if declared.schema is not None:
             if declared.schema.text.header:
                 return names, rest, 2
@@ -236,6 +253,11 @@ class DelimitedReader:
         return names, rest, 2
 
 
+def guess_delimiter(line: str) -> str:
+    """Return the delimiter that a line of names holds most often."""
+    return max(_GUESSED, key=line.count)
+
+
 def split_line(line: str, *, delimiter: str, quote: str | None) -> list[str]:
     """Split one line of text into its fields.
 
@@ -244,6 +266,8 @@ def split_line(line: str, *, delimiter: str, quote: str | None) -> list[str]:
     csv.Error
         If it cannot be split.
     """
+    if delimiter == DOUBLE_COLON:
+        line, delimiter = line.replace(delimiter, _UNIT), _UNIT
     lines = [line.rstrip("\r")]
     if quote is None:
         return next(csv.reader(lines, delimiter=delimiter, quotechar=None, quoting=csv.QUOTE_NONE), [])

@@ -28,6 +28,13 @@ if TYPE_CHECKING:
 ZARR_FILES = ("zarr.json", ".zgroup", ".zarray")
 _SCHEME = "s3://"
 _AHEAD = 1 << 23  # bytes that one request to an object store brings
+_MARKERS = ("_SUCCESS", "_metadata", "_common_metadata", "_committed_*", "_started_*", "*.crc")
+"""Files that writers of tables put beside those with rows."""
+_LOGS = {
+    "_delta_log": "a Delta table, whose log says which files count; export the rows, such as by `to_parquet`",
+    ".hoodie": "a Hudi table, whose log says which files count; export the rows to files",
+    "_temporary": "the output of a job that did not end; let it end, or write the files again",
+}
 _RETRIES: Any = {"max_retries": 8, "retry_timeout": timedelta(minutes=1)}
 
 
@@ -343,13 +350,14 @@ def find_files(sources: Sequence[str | Path | SourceFile]) -> list[SourceFile]:
     """List the files of a source in the order in which they are read.
 
     A folder means the files in it and a pattern such as ``part-*.csv`` the files that it matches, each sorted
-    by name; hidden names are left out. A Zarr store is one file. In an object store only the last part of a URL
-    may be a pattern.
+    by name; hidden names and the marker files of a folder are left out. A Zarr store is one file. In an object store
+    only the last part of a URL may be a pattern.
 
     Raises
     ------
     BadSource
-        If nothing is there, or a file is named twice, in whatever way: its records would count twice.
+        If nothing is there, or a file is named twice, in whatever way: its records would count twice. If a folder holds
+        partitions, or a table whose log says which files count.
     Invalid
         If no source is named.
     Unavailable
@@ -363,12 +371,33 @@ def find_files(sources: Sequence[str | Path | SourceFile]) -> list[SourceFile]:
             found.append(source)
             continue
         file = locate(source)
-        matches = _matches(file) if isinstance(file, ObjectFile) else local_matches(Path(source))
+        if isinstance(file, ObjectFile):
+            matches = _matches(file)
+        else:
+            path = Path(source)
+            if path.is_dir() and not file.is_zarr():
+                entries = sorted(path.iterdir())
+                partitions = [entry.name for entry in entries if "=" in entry.name and entry.is_dir()]
+                _refuse_tables(str(path), [entry.name for entry in entries], partitions)
+            matches = local_matches(path)
         if not matches:
             raise BadSource(f"{source}: no file is there; correct the path or pattern")
         found += matches
     _refuse_repeats(found)
     return found
+
+
+def _refuse_tables(folder: str, names: Sequence[str], partitions: Sequence[str]) -> None:
+    """Refuse a folder of which the files alone are not the table, by the names in it and those of its partitions."""
+    for name in names:
+        if name in _LOGS:
+            raise BadSource(f"the folder holds {name}: it is {_LOGS[name]}")
+    if partitions:
+        key = partitions[0].partition("=")[0]
+        raise BadSource(
+            f"the folder holds partitions by {key!r}, a column that its files lack; name the files as "
+            f"'{folder.rstrip('/')}/{key}=*/*' to leave {key!r} out, or write the table with {key!r} as a column"
+        )
 
 
 def _refuse_repeats(files: Sequence[SourceFile]) -> None:
@@ -392,9 +421,11 @@ def _refuse_repeats(files: Sequence[SourceFile]) -> None:
 def local_matches(path: Path) -> Sequence[LocalFile]:
     """List the files that a path or pattern names; links are followed."""
     if path.is_dir() and not LocalFile(path).is_zarr():
-        matches = sorted(entry for entry in path.iterdir() if not entry.name.startswith("."))
+        matches = sorted(entry for entry in path.iterdir() if _is_shown(entry.name, "*"))
     elif not _exists(path) and glob.has_magic(str(path)):
         matches = sorted(Path(match) for match in glob.glob(str(path)))  # noqa: PTH207
+        if path.name == "*":
+            matches = [match for match in matches if _is_shown(match.name, "*")]
     else:
         matches = [path]
     return [LocalFile(match) for match in matches]
@@ -404,8 +435,10 @@ def _matches(file: ObjectFile) -> Sequence[SourceFile]:
     if file.is_file() or file.is_zarr():
         return [file]
     folder, pattern = listed(file)
-    below = folder.address.rstrip("/")
-    return [ObjectFile(f"{below}/{name}") for name in folder.names() if _is_shown(name, pattern)]
+    below, names = folder.address.rstrip("/"), folder.names()
+    if pattern == "*":
+        _refuse_tables(below, names, [name for name in names if "=" in name and not PurePosixPath(name).suffix])
+    return [ObjectFile(f"{below}/{name}") for name in names if _is_shown(name, pattern)]
 
 
 def listed(file: ObjectFile) -> tuple[ObjectFile, str]:
@@ -416,7 +449,9 @@ def listed(file: ObjectFile) -> tuple[ObjectFile, str]:
 
 
 def _is_shown(name: str, pattern: str) -> bool:
-    return fnmatchcase(name, pattern) and not name.startswith(".")
+    if name.startswith(".") or (pattern == "*" and any(fnmatchcase(name, marker) for marker in _MARKERS)):
+        return False
+    return fnmatchcase(name, pattern)
 
 
 def _exists(path: Path) -> bool:

@@ -1,4 +1,4 @@
-"""Read matrices from Zarr and HDF5: a dense array, a sparse csr group, or the ``X`` of an AnnData store.
+"""Read matrices from Zarr and HDF5: a dense array, a sparse csr group, the ``X`` of an AnnData store, or a 10x file.
 
 A group is csr when it holds `indptr`, `indices` and `data` and has its `shape` as an attribute, as AnnData
 writes it. The arrays are sliced in place, so the whole row pointer is never loaded.
@@ -7,9 +7,11 @@ writes it. The arrays are sliced in place, so the whole row pointer is never loa
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import zarr
 from numpy.typing import NDArray
 
@@ -19,10 +21,9 @@ from storage.formats.broken import check_chunks, reading
 from storage.formats.csr import CsrRows
 from storage.formats.dense import DenseRows
 from storage.formats.files import SourceFile
-from storage.formats.hdf5 import find_index, open_hdf5, read_names
+from storage.formats.hdf5 import CSR, as_texts, find_index, find_matrix, open_hdf5, read_names
 from storage.formats.rejects import Rejects
 
-_CSR = ("indptr", "indices", "data")
 _ANNDATA = frozenset(
     ("X", "obs", "var", "obsm", "varm", "obsp", "varp", "layers", "uns", "raw", "raw.X", "raw.var", "raw.varm")
 )
@@ -35,7 +36,7 @@ class GroupReader:
     Parameters
     ----------
     file : SourceFile
-        A Zarr store, or an .h5ad file.
+        A Zarr store, or an .h5ad file or 10x .h5 file.
     format : str
         "zarr" or "h5ad".
     n_features : int or None
@@ -50,12 +51,9 @@ class GroupReader:
         try:
             with warnings.catch_warnings(action="ignore"), reading(f"{format} store"):
                 root = self._open(file)
-                matrix = root
-                if not hasattr(root, "shape") and "X" in root:
-                    matrix = root["X"]
-                self._frames = root if matrix is not root else {}
+                matrix, self._frames = find_matrix(root)
                 _check_attributes(matrix)
-                _check_members(root, matrix)
+                _check_members(self._frames, matrix)
                 self._rows = _rows(matrix, n_features=n_features)
                 self._check_names(*_shape(matrix))
         except BaseException:
@@ -94,7 +92,15 @@ class GroupReader:
             Where an array is cut short or corrupt.
         """
         with reading(f"{self.format} store"):
-            yield from self._rows.batches(rejects)
+            names, at = find_index(self._frames, "obs"), 0
+            for batch in self._rows.batches(rejects):
+                stop = at + len(batch.places)
+                yield (
+                    batch
+                    if names is None
+                    else replace(batch, row_names=pa.array(as_texts(names[at:stop]), pa.string()))
+                )
+                at = stop
 
     def _check_names(self, n_rows: int, width: int) -> None:
         """Read the names of the columns; refuse frames of another length than the matrix."""
@@ -153,7 +159,7 @@ def _check_attributes(matrix: Any) -> None:
             )
         _check_packing(attributes, "X")
         return
-    for name in set(_CSR) & set(matrix.keys()):
+    for name in set(CSR) & set(matrix.keys()):
         _check_packing(dict(matrix[name].attrs), f"{name} of X")
     if "encoding-type" not in attributes and len(set(_shape(matrix))) == 1:
         raise BadSource("a square matrix needs the attribute encoding-type, as it may be csr or csc; save it again")
@@ -167,11 +173,11 @@ def _check_packing(attributes: Mapping[str, Any], noun: str) -> None:
             raise BadSource(f"{noun} has the attribute {name}, which is not applied; save the unpacked values")
 
 
-def _check_members(root: Any, matrix: Any) -> None:
+def _check_members(frames: Any, matrix: Any) -> None:
     """Refuse members that would be ignored, unless AnnData defines them as something else than values."""
-    extra = set() if root is matrix else set(root.keys()) - _ANNDATA
-    if not hasattr(matrix, "shape") and set(_CSR) <= set(matrix.keys()):
-        extra |= set(matrix.keys()) - set(_CSR)
+    extra = set(frames.keys()) - _ANNDATA
+    if not hasattr(matrix, "shape") and set(CSR) <= set(matrix.keys()):
+        extra |= set(matrix.keys()) - set(CSR)
     if extra:
         raise BadSource(f"the store holds {min(extra)!r} besides X, which would be ignored; save X without it")
 
@@ -180,9 +186,9 @@ def _rows(matrix: Any, *, n_features: int | None) -> CsrRows | DenseRows:
     if hasattr(matrix, "shape"):
         return DenseRows(matrix, stored=_stored(matrix), n_features=n_features)
     kind = str(matrix.attrs.get("encoding-type", "csr_matrix"))
-    if kind != "csr_matrix" or not all(name in matrix for name in _CSR):
+    if kind != "csr_matrix" or not all(name in matrix for name in CSR):
         raise BadSource(f"the store holds no matrix of rows but {kind!r}; save a dense array or a csr matrix as X")
-    arrays = [matrix[name] for name in _CSR]
+    arrays = [matrix[name] for name in CSR]
     columns, stored = map(_SlicedColumn, arrays), sum(map(_stored, arrays))
     return CsrRows(*columns, shape=_shape(matrix), stored=stored, n_features=n_features)
 

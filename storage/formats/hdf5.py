@@ -16,6 +16,8 @@ from storage.errors import BadSource, Invalid
 from storage.formats.files import SourceFile, locate
 from storage.formats.held_files import HeldFile
 
+CSR = ("indptr", "indices", "data")
+"""The arrays of a csr group."""
 _SECONDS = 20.0
 _HELD = "held"
 
@@ -31,7 +33,7 @@ def open_hdf5(file: SourceFile, opened: ExitStack) -> Any:
         If h5py is not installed.
     """
     if find_spec("h5py") is None:
-        raise Invalid("reading .h5ad needs h5py; install the extra: pip install 'dpca-pipeline[anndata]'")
+        raise Invalid("reading .h5ad and .h5 needs h5py; install the extra: pip install 'dpca-pipeline[anndata]'")
     import h5py
 
     if not _is_survived(file.address, file.version(), file.descriptor if isinstance(file, HeldFile) else None):
@@ -39,12 +41,74 @@ def open_hdf5(file: SourceFile, opened: ExitStack) -> Any:
     return opened.enter_context(h5py.File(opened.enter_context(file.open()), mode="r"))
 
 
+class _Frame:
+    """Names that lie in an array, as AnnData keeps those of a frame."""
+
+    def __init__(self, names: Any) -> None:
+        self.attrs, self._names = {"_index": "names"}, names
+
+    def __getitem__(self, _: str) -> Any:
+        return self._names
+
+
+class _Cells:
+    """The matrix of a 10x file: csc of features by cells, and so csr of cells by features."""
+
+    def __init__(self, group: Any) -> None:
+        self._group = group
+        features, cells = (int(size) for size in group["shape"][:])
+        self.attrs = {"shape": (cells, features), "encoding-type": "csr_matrix"}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._group
+
+    def __getitem__(self, name: str) -> Any:
+        return self._group[name]
+
+    def keys(self) -> list[str]:
+        """Return the names of the arrays of the matrix."""
+        return [name for name in CSR if name in self._group]
+
+
+def find_matrix(root: Any) -> tuple[Any, Any]:
+    """Return the matrix of rows of a store, and the frames with the names of its columns and rows.
+
+    Raises
+    ------
+    BadSource
+        If there is none, or several.
+    """
+    if hasattr(root, "shape") or (set(CSR) <= set(root.keys()) and "barcodes" not in root):
+        return root, {}
+    if "X" in root and getattr(root["X"], "shape", ()) is not None:
+        return root["X"], root
+    groups = [root[name] for name in root if "barcodes" in getattr(root[name], "keys", list)()]
+    if len(groups) == 1 and {*CSR, "shape"} <= set(groups[0].keys()):
+        group = groups[0]
+        names = group["features"]["id"] if "features" in group else group["genes"]
+        return _Cells(group), {"var": _Frame(names), "obs": _Frame(group["barcodes"])}
+    if groups:
+        raise BadSource("the file holds several matrices of 10x, one a genome; save each by itself as .h5ad")
+    layers = sorted(root["layers"].keys()) if "layers" in root else []
+    if layers:
+        raise BadSource(
+            f"the store has no X but the layer {layers[0]!r}; copy a layer to X, as by adata.X = adata.layers["
+            f"{layers[0]!r}], and save it again"
+        )
+    raise BadSource("the store has no X, the matrix of rows, and is no 10x file; save a dense array or csr matrix as X")
+
+
 def read_names(root: Any, frame: str) -> list[str] | None:
     """Read the names of the variables (``var``) or rows (``obs``) of an AnnData store, HDF5 or Zarr."""
     index = find_index(root, frame)
     if index is None:
         return None
-    return [name.decode() if isinstance(name, bytes) else str(name) for name in index[:].tolist()]
+    return as_texts(index[:])
+
+
+def as_texts(names: Any) -> list[str]:
+    """Return some names of an index as text."""
+    return [name.decode() if isinstance(name, bytes) else str(name) for name in names.tolist()]
 
 
 def find_index(root: Any, frame: str) -> Any:
@@ -76,8 +140,9 @@ def _read_head(file: SourceFile) -> None:
         import h5py
 
         root = opened.enter_context(h5py.File(opened.enter_context(file.open()), mode="r"))
-        dict(root["X"].attrs)
-        read_names(root, "var")
+        matrix, frames = find_matrix(root)
+        dict(matrix.attrs)
+        read_names(frames, "var")
 
 
 if __name__ == "__main__":

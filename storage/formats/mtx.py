@@ -19,7 +19,13 @@ from storage.formats.files import SourceFile
 from storage.formats.rejects import Rejects
 from storage.formats.text import TextFile
 
-_FIELDS = {"real": np.float64, "double": np.float64, "integer": np.int64, "pattern": np.int8}
+_FIELDS = {
+    "real": np.float64,
+    "double": np.float64,
+    "integer": np.int64,
+    "unsigned-integer": np.uint64,
+    "pattern": np.int8,
+}
 _SYMMETRIES = {"general": 0, "symmetric": 1, "skew-symmetric": -1}
 
 _LONGEST = 1 << 12
@@ -53,6 +59,7 @@ class MatrixMarketReader:
         self._text = TextFile(file)
         self.size = self._text.size
         self.format = f"mtx{self._text.packing}"
+        self._text.reads_returns = True  # the first line is the banner
         self._pieces = self._text.pieces(longest=_LONGEST)
         try:
             self._read_header(n_features)
@@ -147,11 +154,12 @@ class MatrixMarketReader:
         if len(words) != 5 or words[0] != "%%matrixmarket" or words[1] != "matrix":
             raise BadSource("the file does not begin with a %%MatrixMarket banner; check the format")
         layout, kind, symmetry = words[2:]
-        known = kind in _FIELDS and symmetry in _SYMMETRIES and (kind, symmetry) != ("pattern", "skew-symmetric")
+        has_signs = kind not in ("pattern", "unsigned-integer")
+        known = kind in _FIELDS and symmetry in _SYMMETRIES and (has_signs or symmetry != "skew-symmetric")
         if layout != "coordinate" or not known:
             raise BadSource(
                 f"a Matrix Market file of kind '{layout} {kind} {symmetry}' is not read; "
-                "save a real, integer or pattern matrix in coordinate form"
+                "save a real, integer, unsigned-integer or pattern matrix in coordinate form"
             )
         while True:
             size, newline, rest = rest.partition(b"\n")

@@ -45,9 +45,11 @@ class Rejects:
     origins : sequence of (int, str)
         Where rows of several files were brought together: the first number of each file among those of all, and its
         address. Numbers are those of all files then.
+    counts_all : bool
+        Whether a row is passed once for each rule that it breaks in a table, and not for the first alone.
     """
 
-    is_tolerant = False
+    is_tolerant = counts_all = False
 
     def __init__(self) -> None:
         self.file = ""

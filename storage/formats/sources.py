@@ -37,6 +37,7 @@ _SUFFIXES = {
     ".npy": "npy",
     ".zarr": "zarr",
     ".h5ad": "h5ad",
+    ".h5": "h5ad",
 }
 _PACKED = (".gz", ".zst")
 _SHORT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
@@ -101,7 +102,7 @@ def checked_format(file: SourceFile, declared: Declared) -> str:
     size, _ = file.version()
     is_store = declared.format == "zarr" or (declared.format is None and file.is_zarr())
     if not (is_store or file.is_file()):
-        raise BadSource("not a regular file; name one file")
+        raise BadSource("not a regular file; name files, or a pattern of files such as FOLDER/*/*.parquet")
     if file.is_file() and size == 0:
         raise BadSource("the file is empty; a dataset needs at least one row")
     return declared.format or format_of(file)
@@ -175,6 +176,10 @@ class FilesReader:
                 for role, kind in getattr(reader, "id_types", {}).items():
                     types[role].add(kind)
                 names = reader.names
+                if reader.scattered and opened[0][1] and (reader.n_rows is None) != (opened[0][5] is None):
+                    raise BadSource(
+                        "a Matrix Market file numbers its rows, and a table of triplets names them; ingest one format"
+                    )
                 if opened[-1][:2] != opened[0][:2] or (len(opened) > 1 and names != self.names):
                     raise BadSource("the columns are not those of the first file; ingest the files apart")
                 self.names: Sequence[str] | None = names
@@ -256,7 +261,7 @@ def _open(file: SourceFile, kind: str, declared: Declared) -> Reader:
         return matrix[kind]()
     if width is None:
         raise Invalid("svmlight text declares no width and it is never inferred; declare the number of features")
-    return SvmlightReader(file, n_features=width)
+    return SvmlightReader(file, n_features=width, reads_returns=not declared.is_unattended)
 
 
 def _item_order(item: str) -> tuple[bool, int, str]:

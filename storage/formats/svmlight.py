@@ -30,6 +30,8 @@ class SvmlightReader:
         The file.
     n_features : int
         Declared number of columns.
+    reads_returns : bool
+        Whether carriage returns end lines where the first line, which is a row, ends in one.
     """
 
     names: Sequence[str] | None = None
@@ -37,10 +39,11 @@ class SvmlightReader:
     scattered = False
     repeats = True
 
-    def __init__(self, file: SourceFile, *, n_features: int) -> None:
+    def __init__(self, file: SourceFile, *, n_features: int, reads_returns: bool = False) -> None:
         self.n_features = n_features
         self.dtype: np.dtype[Any] = np.dtype(np.float64)
         self._text = TextFile(file)
+        self._text.reads_returns = reads_returns
         self._parser = SvmlightParser(n_features=n_features, capacity=PIECE)
         self.size = self._text.size
         self.format = f"svmlight{self._text.packing}"

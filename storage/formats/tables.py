@@ -5,6 +5,7 @@ A table with the row, column and value columns holds triplets; any other is wide
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 
 from storage.errors import BadSource, Invalid
 from storage.formats.batch import RowBatch
+from storage.formats.csr import LARGE
 from storage.formats.declared import Declared
 from storage.formats.dense import sparse_rows
 from storage.formats.rejects import Rejects
@@ -25,7 +27,10 @@ from storage.schemas.unit_ids import NO_ID, id_cells, id_type
 MAX_COLUMNS = 1 << 16  # each has a name and a buffer of its own
 
 _ID = "has no whole number or text as an id; correct or drop it"
-_NUMBER = "has a value that is missing or not a number; correct or drop it"
+_NUMBER = (
+    "has a value that is missing or not a number; correct or drop it, or declare in a schema what it means: begin with "
+    "`dpca schema draft FILE`"
+)
 _ITEM = "has a column that the feature names do not list; list it or drop the row"
 _INDEX = "has a column that is no whole number; correct it, or give a file of feature names"
 
@@ -163,7 +168,8 @@ def table_schema(
         return TableSchema(n_features=len(declared.names), names=declared.names, triplet=None, unit=unit, found=found)
     if declared.width is None and not declares_width:
         raise Invalid(
-            "CSV text declares no width and it is never inferred; declare the number of features, or their names"
+            "CSV text declares no width and it is never inferred; declare the number of features, or their names; for "
+            "names, dates, categories or missing values, begin with `dpca schema draft FILE`"
         )
     if declared.width not in (None, len(found)) or not found:
         raise BadSource(
@@ -202,18 +208,18 @@ class Faults:
         self, places: NDArray[np.int64], place: str, rejects: Rejects, bad: NDArray[np.bool_] | None = None
     ) -> None:
         self.bad = np.zeros(len(places), dtype=np.bool_) if bad is None else bad.copy()
-        self._reasons: dict[int, tuple[str, str]] = {}
+        self._reasons: list[tuple[int, str, str]] = []
+        self._hides = self.bad if not rejects.counts_all else self.bad.copy()  # rows whose further faults are not noted
         self._places, self._place, self._rejects = places, place, rejects
 
     def add(self, rows: NDArray[np.bool_], reason: str, column: str) -> None:
-        """Note rows that break a rule, if they broke none before."""
-        for row in np.flatnonzero(rows & ~self.bad).tolist():
-            self._reasons[row] = reason, column
+        """Note rows that break a rule, if they broke none before or every rule counts."""
+        self._reasons += [(row, reason, column) for row in np.flatnonzero(rows & ~self._hides).tolist()]
         self.bad |= rows
 
     def reject(self, *, naming_columns: bool = False) -> None:
         """Pass the bad rows to `rejects`, in order; perhaps with the column in the message too."""
-        for row, (reason, column) in sorted(self._reasons.items()):
+        for row, reason, column in sorted(self._reasons, key=itemgetter(0)):
             said = f"column {column!r} {reason}" if naming_columns else None
             number = int(self._places[row])
             self._rejects.reject(place=self._place, number=number, reason=reason, column=column, quoting=said)
@@ -248,7 +254,13 @@ def id_types(kinds: Mapping[str, pa.DataType], *, unit: str | None, triplet: Seq
 
 
 def _numbers(array: pa.Array, faults: Faults, column: str) -> NDArray[np.float64]:
-    return _filled(cast_cells(array, pa.float64()), faults, _NUMBER, column)
+    found = cast_cells(array, pa.float64())
+    if found.null_count and pa.types.is_integer(array.type):  # a number of 64 bits may fit no float64
+        faults.add(pc.and_(found.is_null(), array.is_valid()).to_numpy(zero_copy_only=False), LARGE, column)
+    elif pa.types.is_decimal(array.type) and array.type.scale <= 0:  # whole numbers, which are rounded
+        numbers = found.to_numpy(zero_copy_only=False)
+        faults.add(np.abs(numbers) >= 1 << 53, LARGE, column)
+    return _filled(found, faults, _NUMBER, column)
 
 
 def _filled(array: pa.Array, faults: Faults, reason: str, column: str) -> NDArray[Any]:

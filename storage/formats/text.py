@@ -47,6 +47,9 @@ class TextFile:
         How the text is encoded.
     skips_long_lines : bool
         Whether a line that is too long is handed out as `NO_LINE`; else it is refused.
+    reads_returns : bool
+        Whether carriage returns end lines where the first line ends in one alone, as old Macintosh text has them. The
+        first line decides it, so in an unattended ingest it must be a header.
     line : int
         Number of the line that the next piece begins with, moved on by whoever reads pieces: they count lines anyway.
     """
@@ -66,7 +69,8 @@ class TextFile:
             self._text = gzip.GzipFile(fileobj=self._file)
         elif self.packing == ".zst":
             self._text = cast("io.BufferedIOBase", pa.CompressedInputStream(self._file, "zstd"))
-        self.encoding, self.skips_long_lines = encoding, False
+        self.encoding, self.skips_long_lines, self.reads_returns = encoding, False, False
+        self._has_returns: bool | None = None  # whether carriage returns end lines, once the first line was read
         self._is_streamed = encoding != "utf-8" and not has_byte_lines(encoding)
         self._extends_ascii = _extends_ascii(encoding)
         if self._is_streamed:
@@ -166,6 +170,10 @@ class TextFile:
             if self.packing != ".zst":
                 raise
             raise BadSource("the Zstandard stream is cut short or corrupt; fetch the file again") from None
+        if self._has_returns is None:
+            self._has_returns = self.reads_returns and _ends_in_return(bytes(target[:filled]))
+        if self._has_returns:
+            target[:filled] = bytes(target[:filled]).replace(b"\r", b"\n")
         return filled
 
     def _as_utf8(self, piece: bytes) -> bytes:
@@ -180,6 +188,12 @@ class TextFile:
             return line.decode(self.encoding).encode()
         except UnicodeError:
             return line.translate(_UNREADABLE) if self._extends_ascii else NO_LINE
+
+
+def _ends_in_return(text: bytes) -> bool:
+    """Return whether the first line ends in a carriage return that no line feed follows."""
+    at = text.find(b"\r")
+    return 0 <= at < len(text) - 1 and b"\n" not in text[: at + 2]
 
 
 def has_byte_lines(encoding: str) -> bool:

@@ -136,6 +136,14 @@ def open_budget(
     terms: dict[str, Any] = {**numbers, **unit.facts}
     budget = Budget(population=population, **terms, relation=kind, filter=filter)
     if standing is None:
+        alike = sa.select(tables.budget.c.population).where(
+            sa.func.lower(tables.budget.c.population) == population.lower()
+        )
+        if (found := connection.scalar(alike.limit(1))) is not None:
+            raise Conflict(
+                f"budget {population!r} differs from {found!r} only by case, and the same people under two budgets "
+                f"lose the sum of both; use {found!r}, or choose another name."
+            )
         if not allow_large_delta:
             _check_delta(connection, budget)
         facts = asdict(budget)

@@ -28,6 +28,7 @@ from datetime import UTC, date, datetime, time
 from decimal import Decimal
 from functools import cached_property, lru_cache
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import numpy as np
 import pyarrow as pa
@@ -92,7 +93,9 @@ def array_of(values: Sequence[Any], *, decimal: str) -> pa.Array:
     given = [None if _is_missing(value) else value for value in values]
     kinds = {type(value) for value in given if value is not None}
     if kinds and all(issubclass(kind, date | np.datetime64) for kind in kinds):  # a datetime is a date
-        return pa.array([None if value is None else _moment(value) for value in given], pa.timestamp("us"))
+        moments = [None if value is None else _moment(value) for value in given]
+        is_instant = any(isinstance(value, datetime) and value.tzinfo is not None for value in given)
+        return pa.array(moments, pa.timestamp("us", "UTC" if is_instant else None))
     if kinds and all(issubclass(kind, list | tuple | np.ndarray) for kind in kinds):
         widths = {getattr(value, "dtype", None) for value in given if value is not None}
         if len(widths) == 1 and getattr(width := widths.pop(), "kind", "O") in "iuf":
@@ -194,10 +197,13 @@ class Canonical:
             missing[rest] = _is_in(words, self._missing)
         return numbers + 0.0, missing | np.isin(numbers, self._missing_numbers)  # -0 is 0
 
-    def days(self, cells: pa.Array, formats: Sequence[str]) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    def days(
+        self, cells: pa.Array, formats: Sequence[str], *, timezone: str | None = None
+    ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
         """Return cells as days since 1970, and which of them are missing; what no format reads is NaN.
 
-        The time of day does not count. Numbers are read as their text, such as 20200105 by ``%Y%m%d``.
+        The time of day does not count. Numbers are read as their text, such as 20200105 by ``%Y%m%d``. An instant,
+        which states its zone, is a day of `timezone`; without one, of UTC in a timestamp, and of its own zone in text.
 
         Raises
         ------
@@ -205,15 +211,19 @@ class Canonical:
             If the cells have a type without a canonical text.
         """
         missing, kind = _is_null(cells), cells.type
+        if timezone is not None and pa.types.is_timestamp(kind) and kind.tz is not None:
+            cells = pc.local_timestamp(cells.cast(pa.timestamp(kind.unit, timezone)))
+            kind = cells.type
         ends = [_day(text, (*formats, _ISO), decimal=self.decimal) for text in self.missing_texts]
-        if pa.types.is_date(kind) or pa.types.is_timestamp(kind):  # in UTC where a zone is known
+        if pa.types.is_date(kind) or pa.types.is_timestamp(kind):  # in UTC where another zone is known
             per_day = 1 if pa.types.is_date32(kind) else _A_DAY["ms" if pa.types.is_date64(kind) else kind.unit]
             counts = cells.cast(pa.int32()).cast(pa.int64()) if pa.types.is_date32(kind) else cells.cast(pa.int64())
             days = np.floor_divide(counts.fill_null(0).to_numpy(), per_day).astype(np.float64)
         else:
+            zone = None if timezone is None else ZoneInfo(timezone)
             coded = (cells if is_text(kind) else self._words(cells)).dictionary_encode()
             texts, at = coded.dictionary, coded.indices.fill_null(0).to_numpy()
-            read = [_day(text, formats, decimal=self.decimal) for text in texts.to_pylist()]
+            read = [_day(text, formats, decimal=self.decimal, zone=zone) for text in texts.to_pylist()]
             days = np.array([*read, np.nan])[np.where(missing, len(read), at)]
             missing = missing | np.append(_is_in(self._words(texts), self._missing), True)[at]
         return days, missing | np.isin(days, [day for day in ends if not np.isnan(day)])
@@ -302,14 +312,16 @@ def _halves() -> NDArray[np.float64]:
     return np.array([float(str(number)) for number in np.arange(1 << 16, dtype=np.uint16).view(np.float16)])
 
 
-def _day(text: str, formats: Sequence[str], *, decimal: str) -> float:
+def _day(text: str, formats: Sequence[str], *, decimal: str, zone: ZoneInfo | None = None) -> float:
     """Return the days since 1970 that a text means; Python's parser, unlike Arrow's, refuses the 31st of February."""
     word = word_of(text, decimal=decimal)
     for one in dict.fromkeys((text, word, word.partition(" ")[0] if re.fullmatch(_MOMENT, word) else word)):
         for form in formats:
             try:
                 day = datetime.strptime(one, form)
-            except ValueError:
+                if zone is not None and day.tzinfo is not None:
+                    day = day.astimezone(zone)
+            except (ValueError, OverflowError):
                 continue
             if not one.isdigit() or day.strftime(form) == one:  # else a number has lost the zero in front
                 return float(day.toordinal() - _EPOCH)

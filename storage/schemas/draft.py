@@ -61,6 +61,8 @@ def _column(kind: pa.DataType | None) -> Iterator[str]:
     elif pa.types.is_date(kind) or pa.types.is_timestamp(kind):
         yield "kind: date  # or drop"
         yield f"{ends}the first and the last day that count, as 1900-01-01"
+        if getattr(kind, "tz", None) is not None:
+            yield "timezone: UTC  # the zone whose days count, such as Europe/Berlin"
         yield missing
     elif pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
         length = kind.list_size if pa.types.is_fixed_size_list(kind) else TO_DECLARE

@@ -219,7 +219,7 @@ def _numeric(column: Numeric, cells: pa.Array, canonical: Canonical, faults: lis
 
 
 def _date(column: Date, cells: pa.Array, canonical: Canonical, faults: list[Fault]) -> NDArray[np.float64]:
-    days, missing = canonical.days(cells, column.formats)
+    days, missing = canonical.days(cells, column.formats, timezone=column.timezone)
     _refuse(faults, ~missing & np.isnan(days), _NO_DATE, column)
     low, high = (float(end.toordinal() - _EPOCH) for end in column.range)
     days = _scaled(days, (low, high), column.scale, column.outside, missing, faults, column)

@@ -8,8 +8,9 @@ Everything in them is public: ranges, lists of values and rules are chosen from 
 """
 
 import math
-from datetime import date, datetime
+from datetime import UTC, date, datetime
 from typing import Annotated, Any, Literal, Self
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat, model_validator
 
@@ -32,14 +33,22 @@ def _as_text(value: Any) -> Any:
 
 
 def _day_format(text: str) -> str:
-    day = datetime(2001, 2, 3)
+    day = datetime(2001, 2, 3, tzinfo=UTC)
     try:
-        found = datetime.strptime(day.strftime(text), text)
+        found = datetime.strptime(day.strftime(text), text).replace(tzinfo=UTC)
     except ValueError:
         found = None
     if found != day:
         raise ValueError("must write year, month and day, such as %d.%m.%Y")
     return text
+
+
+def _zone(name: str) -> str:
+    try:
+        ZoneInfo(name)
+    except (ZoneInfoNotFoundError, ValueError, OSError):
+        raise ValueError("must name a time zone, such as Europe/Berlin or UTC") from None
+    return name
 
 
 def _distinct(values: tuple[str, ...]) -> tuple[str, ...]:
@@ -57,6 +66,7 @@ Name = Annotated[
     AfterValidator(_one_line),
 ]
 Word = Annotated[str, BeforeValidator(_as_text, json_schema_input_type=str | float), AfterValidator(_one_line)]
+TimeZone = Annotated[str, AfterValidator(_zone)]
 DayFormat = Annotated[str, AfterValidator(_day_format)]
 Words = Annotated[tuple[Word, ...], Field(min_length=1, max_length=MAX_WIDTH), AfterValidator(_distinct)]
 Outside = Annotated[
@@ -138,7 +148,9 @@ class Date(_Encoded):
     range: tuple[date, date]
     """Public: the first and the last day that count."""
     formats: Annotated[tuple[DayFormat, ...], Field(min_length=1)] = ("%Y-%m-%d",)
-    """How text writes it, tried in order, such as %d.%m.%Y."""
+    """How text writes it, tried in order, such as %d.%m.%Y; %z reads an offset from UTC."""
+    timezone: TimeZone | None = None
+    """The zone whose days count for timestamps that state a zone, such as Europe/Berlin; UTC if left out."""
     scale: Literal["unit", "symmetric"] = "unit"
     """unit: the range becomes 0 to 1; symmetric: -1 to 1."""
     outside: Outside = "clip"
@@ -251,3 +263,13 @@ AnyColumn = Annotated[
     Numeric | Categorical | Boolean | Date | Vector | Id | Drop,
     Field(discriminator="kind"),
 ]
+
+KINDS = ("numeric", "categorical", "boolean", "date", "vector", "id", "drop")
+MISSING_RULES = {
+    "numeric": "refuse, category, or a public number such as {value: 30}",
+    "categorical": "refuse, category, zero, or one of the listed values such as {value: WORD}",
+    "boolean": "refuse, category, {value: true} or {value: false}",
+    "date": "refuse, category, or a public date such as {value: 2000-01-31}",
+    "vector": "refuse, category or zero",
+}
+"""All that `missing` of a kind may be, for messages."""

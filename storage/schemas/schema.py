@@ -10,7 +10,7 @@ import json
 import math
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from datetime import date
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -19,13 +19,15 @@ from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from storage.errors import Invalid
 from storage.schemas.canonical import word_of
-from storage.schemas.kinds import MAX_WIDTH, AnyColumn, Boolean, Categorical, Declared, Id, Word
+from storage.schemas.kinds import KINDS, MAX_WIDTH, MISSING_RULES, AnyColumn, Boolean, Categorical, Declared, Id, Word
 
+DOUBLE_COLON = "::"
 TO_DECLARE = "TO_DECLARE"
 """The word in a draft wherever public knowledge is needed."""
 _MOST_BYTES = 1 << 24
 _NO_CHARACTER_SETS = ("idna", "punycode", "raw-unicode-escape", "undefined", "unicode-escape", "utf-7")
 _SHOWN = 300
+_NO_PLAIN_VALUE = "the schema holds what is no plain value; write text, numbers, lists and mappings"
 
 
 def _text_codec(name: str) -> str:
@@ -44,14 +46,21 @@ def _sign(sign: str) -> str:
     return sign
 
 
+def _delimiter(sign: str) -> str:
+    if sign != DOUBLE_COLON and len(sign) != 1:
+        raise ValueError("must be one ASCII sign that no number holds, or ::")
+    return sign if sign == DOUBLE_COLON else _sign(sign)
+
+
 Sign = Annotated[str, Field(min_length=1, max_length=1), AfterValidator(_sign)]
+Delimiter = Annotated[str, Field(min_length=1, max_length=2), AfterValidator(_delimiter)]
 
 
 class Text(Declared):
     """How CSV or TSV text is written."""
 
-    delimiter: Sign | None = None
-    """The sign between fields; by format if left out: a comma in CSV, a tab in TSV."""
+    delimiter: Delimiter | None = None
+    """The sign between fields, or `::`; by format if left out: a comma in CSV, a tab in TSV."""
     quote: Sign | None = '"'
     """The sign around fields that hold a delimiter; null: none is special."""
     decimal: Literal[".", ","] = "."
@@ -130,7 +139,7 @@ class Schema(Declared):
         try:
             text = json.dumps(document, allow_nan=False, default=_plain)
         except (TypeError, ValueError, RecursionError):
-            raise Invalid("the schema holds what is no plain value; write text, numbers, lists and mappings") from None
+            raise Invalid(_NO_PLAIN_VALUE) from None
         try:
             return cls.model_validate_json(text)
         except ValidationError as error:
@@ -188,9 +197,62 @@ def read_schema(path: str | Path) -> Schema:
     Invalid
         If it cannot be read, or is no schema; one line with the place and the rule.
     """
+    document = _document(Path(path))
+    try:
+        return Schema.parse(document)
+    except Invalid as error:
+        raise Invalid(f"schema {path}: {error}") from None
+
+
+def schema_faults(path: str | Path) -> tuple[Schema | None, list[tuple[str | None, str]]]:
+    """Return the part of a schema that can be used, and all that is wrong with it as (column or None, rule).
+
+    Columns whose declaration is wrong are dropped in that part, which is None where nothing can be used.
+
+    Raises
+    ------
+    Invalid
+        If the file cannot be read as YAML.
+    """
+    document = _document(Path(path))
+    faults: list[tuple[str | None, str]] = []
+    columns = document.get("columns") if isinstance(document, Mapping) else None
+    for at, column in enumerate(columns if isinstance(columns, list) else ()):
+        if keys := _undeclared_keys(column):
+            faults.append((str(column.get("name")), f"{', '.join(keys)}: still {TO_DECLARE}; declare it publicly"))
+            document = _dropping(document, [at])
+    while True:
+        try:
+            return Schema.model_validate_json(json.dumps(document, allow_nan=False, default=_plain)), faults
+        except ValidationError as error:
+            found = error.errors(include_url=False, include_input=False, include_context=False)
+        except (TypeError, ValueError, RecursionError):
+            return None, [*faults, (None, _NO_PLAIN_VALUE)]
+        wrong = {each["loc"][1] for each in found if each["loc"][:1] == ("columns",) and len(each["loc"]) > 1}
+        rules = [(place or None, rule) for place, rule in (_place_and_rule(each, document) for each in found)]
+        faults += dict.fromkeys(rules) if wrong or not faults else ()
+        of_columns = [each for each in found if each["loc"][:1] == ("columns",) and len(each["loc"]) > 1]
+        rest = _dropping(document, wrong) if len(of_columns) == len(found) else document
+        if rest == document:
+            return None, faults
+        document = rest
+
+
+def _dropping(document: Any, positions: Collection[Any]) -> Any:
+    """Return a document in which some columns, if they have names, are declared to be dropped."""
+    columns = [
+        {"name": column["name"], "kind": "drop"}
+        if at in positions and isinstance(column, Mapping) and isinstance(column.get("name"), str)
+        else column
+        for at, column in enumerate(document["columns"])
+    ]
+    return {**document, "columns": columns}
+
+
+def _document(path: Path) -> Any:
+    """Read the document of a schema file."""
     from storage.schemas.plain_yaml import load_yaml
 
-    path = Path(path)
     try:
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:  # what is checked is what is read
             content = file.read(_MOST_BYTES + 1) if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else None
@@ -205,7 +267,7 @@ def read_schema(path: str | Path) -> Schema:
     except UnicodeDecodeError:
         raise Invalid(f"schema {path} is no UTF-8 text; save it as UTF-8") from None
     try:
-        return Schema.parse(load_yaml(text))
+        return load_yaml(text)
     except Invalid as error:
         raise Invalid(f"schema {path}: {error}") from None
 
@@ -220,29 +282,47 @@ def _undeclared(document: Any) -> str | None:
     """Return the first place of a draft that was not filled in."""
     columns = document.get("columns") if isinstance(document, Mapping) else None
     for at, column in enumerate(columns if isinstance(columns, list) else ()):
-        if not isinstance(column, Mapping):
-            continue
-        for key, value in column.items():
-            if value == TO_DECLARE or (isinstance(value, list) and TO_DECLARE in value):
-                return f"{key} of {_column_at(document, at)}"
+        for key in _undeclared_keys(column):
+            return f"{key} of column {_column_at(document, at)!r}"
     return None
+
+
+def _undeclared_keys(column: Any) -> list[str]:
+    """Return the keys of a column of a draft that were not filled in."""
+    if not isinstance(column, Mapping):
+        return []
+    return [
+        str(key)
+        for key, value in column.items()
+        if value == TO_DECLARE or (isinstance(value, list) and TO_DECLARE in value)
+    ]
 
 
 def _in_one_line(error: ValidationError, document: Any) -> str:
     """Return the place and the rule of the first fault, without the value."""
     first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-    place, parts = [], list(first["loc"])
+    name, rule = _place_and_rule(first, document)
+    place = f"column {name!r}, " if name else ""
+    return f"{place}{rule}"[:_SHOWN] + "; correct it, see `dpca schema json` for all that may be declared"
+
+
+def _place_and_rule(error: Any, document: Any) -> tuple[str, str]:
+    """Return the column of a fault, empty where it is of the whole, and the rule with the key that breaks it."""
+    column, kind, parts = "", "", list(error["loc"])
     if parts[:1] == ["columns"] and len(parts) > 1 and isinstance(parts[1], int):
-        place, parts = [_column_at(document, parts[1])], parts[2:]
-        kinds = ("numeric", "categorical", "boolean", "date", "vector", "id", "drop")
-        parts = parts[1:] if parts and parts[0] in kinds else parts
-    place += [str(part) for part in parts if "[" not in str(part)]
-    rule = first["msg"].removeprefix("Value error, ")
-    found = " ".join(f"{', '.join(place) or 'the document'}: {rule}".split())
-    return f"{found[:_SHOWN]}; correct it, see `dpca schema json` for all that may be declared"
+        column, parts = _column_at(document, parts[1]), parts[2:]
+        if parts and parts[0] in KINDS:
+            kind, parts = str(parts[0]), parts[1:]
+        if error["type"].startswith("union_tag"):
+            return column, f"kind: must be one of {', '.join(KINDS)}"
+        if parts[:1] == ["missing"] and kind in MISSING_RULES:
+            return column, f"missing: must be {MISSING_RULES[kind]}"
+    rule = error["msg"].removeprefix("Value error, ")
+    place = ", ".join(str(part) for part in parts if "[" not in str(part)) or ("" if column else "the document")
+    return column, " ".join(f"{place}: {rule}".removeprefix(": ").split())
 
 
 def _column_at(document: Any, at: int) -> str:
     column = document["columns"][at]
     name = column.get("name") if isinstance(column, Mapping) else None
-    return f"column {name[:80]!r}" if isinstance(name, str) else f"column {at + 1}"
+    return name[:80] if isinstance(name, str) else f"number {at + 1}"

@@ -115,6 +115,23 @@ TYPED = {
         smaller=(("--components 10", "--components 3"), ("--components 5", "--components 2")),
         shows=(r"^artifact +joint-map@1$", r"^artifact +joint-topics@1$", r"^artifact +joint-centres@1$"),
     ),
+    "docs/how-to/from-a-messy-file-to-a-dataset.md": Guide(
+        shows=(
+            r"^age +missing: must be refuse, category, or a public number",
+            r"^clerk +is in the file and not in the schema",
+            r"^weight +has a value that is no finite number.* 1 +line 4 *$",
+            r"^rows checked: 6; rules broken: 7$",
+            r"^quarantined +2$",
+            r"^nothing arrived$",
+        )
+    ),
+    "docs/how-to/erase-a-person.md": Guide(
+        shows=(
+            r"^erased_rows +2$",
+            r"^older snapshots: 1 +dpca dataset remove visits --older --force",
+            r"^verified +True$",
+        )
+    ),
     "docs/explanation/claimed-and-true.md": Guide(shows=(r"dp_spca",)),
     "docs/explanation/forecast.md": Guide(shows=(r"^analyze_gauss +\d", r"^mechanism +wishart$")),
 }

@@ -117,3 +117,160 @@ def test_the_form_of_schemas_is_json_for_editors(home: Path, dpca: Command, tmp_
     assert {"columns", "missing_texts", "text", "unlisted", "version"} == form["properties"].keys()
     assert dpca("schema", "json", "--output", tmp_path / "form.json").status == 0
     assert json.loads((tmp_path / "form.json").read_text()) == form
+
+
+CHECKED = """\
+text: {delimiter: ";"}
+columns:
+  - {name: id, kind: id}
+  - {name: age, kind: numeric, range: [0, 100]}
+  - {name: sex, kind: categorical, values: [f, m], others: refuse}
+  - {name: since, kind: date, range: [1970-01-01, 2020-12-31], formats: ["%d.%m.%Y"], outside: refuse}
+  - {name: married, kind: boolean, when_true: ["yes"], when_false: ["no"]}
+  - {name: weight, kind: numeric, range: [0, 300]}
+"""
+MESSY = """\
+id;age;sex;since;married;SECRET note
+p1;34;f;01.02.2020;yes;x
+p2;SECRET;f;2020-02-01;no;x
+;SECRET;m;31.02.2020;maybe;x
+p4;;SECRET;01.01.1900;;x
+p5;SECRET;f;01.01.2000;yes
+"p6;1;f;01.01.2000;yes;x
+p7;SECRET;f;01.01.2000;yes;x
+"""
+
+
+def violations(
+    dpca: Command, source: Path, schema: Path
+) -> tuple[int, dict[tuple[str | None, str], tuple[int | None, list[str]]]]:
+    ending = dpca("schema", "check", source, schema, "--json")
+    assert ending.err == ""
+    facts = json.loads(ending.out)
+    found = {(each["column"], each["rule"].partition(";")[0]): each for each in facts["violations"]}
+    assert len(found) == len(facts["violations"])
+    assert ending.status == (1 if found else 0)
+    return facts["rows"], {key: (each["count"], each["first"]) for key, each in found.items()}
+
+
+def test_a_check_reports_every_violation_of_schema_file_and_rows_at_once(
+    home: Path, dpca: Command, tmp_path: Path
+) -> None:
+    source, schema = tmp_path / "people.csv", tmp_path / "people.yaml"
+    source.write_text(MESSY)
+    schema.write_text(CHECKED)
+    rows, found = violations(dpca, source, schema)
+    assert rows == 7
+    assert found == {
+        ("weight", "is not in the file"): (None, ["people.csv"]),
+        ("SECRET note", "is in the file and not in the schema"): (None, ["people.csv"]),
+        (None, "has another number of fields than the header"): (1, ["line 6"]),
+        (None, "does not close a quote"): (1, ["line 7"]),
+        ("age", "has a value that is no finite number"): (3, ["line 3", "line 4", "line 8"]),
+        ("since", "has a value that no declared format reads as a date"): (2, ["line 3", "line 4"]),
+        ("id", "has no integer or text as an id"): (1, ["line 4"]),
+        ("married", "has a value that the schema does not list"): (1, ["line 4"]),
+        ("age", "has a missing value"): (1, ["line 5"]),
+        ("sex", "has a value that the schema does not list"): (1, ["line 5"]),
+        ("since", "has a value outside the declared range"): (1, ["line 5"]),
+        ("married", "has a missing value"): (1, ["line 5"]),
+    }
+    assert not home.exists(), "a check stores nothing"
+    assert "SECRET" not in dpca("schema", "check", source, schema).out.replace("SECRET note", "")
+
+
+def test_a_check_of_a_wrong_schema_reports_all_its_faults_and_checks_the_other_columns(
+    home: Path, dpca: Command, tmp_path: Path
+) -> None:
+    source, schema = tmp_path / "people.csv", tmp_path / "people.yaml"
+    source.write_text("id;age;sex;since;married\np1;old;f;01.02.2020;yes\n")
+    schema.write_text(
+        CHECKED.replace("[0, 100]", "[0, 100], missing: 30")
+        .replace("values: [f, m]", "values: TO_DECLARE")
+        .replace("kind: boolean", "kind: boolen")
+        .replace("- {name: weight, kind: numeric, range: [0, 300]}", "- {name: weight, kind: numeric, range: [3, 0]}")
+    )
+    rows, found = violations(dpca, source, schema)
+    assert rows == 1
+    assert {column for column, _ in found} == {"age", "sex", "married", "weight"}
+    assert ("age", "missing: must be refuse, category, or a public number such as {value: 30}") in found
+    schema.write_text("columns: 3\n")
+    rows, found = violations(dpca, source, schema)
+    assert (rows, len(found)) == (0, 1)
+    assert found[None, "columns: Input should be a valid array"] == (None, ["schema"])
+
+
+def test_a_check_of_a_table_without_a_header_keeps_the_place_of_a_column_that_is_declared_wrongly(
+    home: Path, dpca: Command, tmp_path: Path
+) -> None:
+    source, schema = tmp_path / "people.csv", tmp_path / "people.yaml"
+    source.write_text("1,x,3\n2,y,no\n")
+    schema.write_text(
+        "text: {header: false}\ncolumns:\n  - {name: a, kind: numeric, range: [0, 9]}\n  - {name: b, kind: wrong}\n"
+        "  - {name: c, kind: numeric, range: [0, 9]}\n  - {name: d, kind: drop, range: 3}\n"
+    )
+    rows, found = violations(dpca, source, schema)
+    assert {column for column, _ in found} == {"b", "d", None}, "the file has three columns and the schema four"
+    schema.write_text(schema.read_text().replace("  - {name: d, kind: drop, range: 3}\n", ""))
+    rows, found = violations(dpca, source, schema)
+    assert (rows, {column for column, _ in found}) == (2, {"b", "c"})
+    assert found["c", "has a value that is no finite number"] == (1, ["line 2"])
+
+
+def test_a_check_reports_types_that_no_kind_takes_next_to_the_values_of_other_columns(
+    home: Path, dpca: Command, tmp_path: Path
+) -> None:
+    source, schema = tmp_path / "people.parquet", tmp_path / "people.yaml"
+    table = {"id": [1, 2], "age": [1.0, float("inf")], "sex": [["f"], ["m"]], "since": [3, 4], "married": ["yes", None]}
+    pq.write_table(pa.table(table), source)
+    schema.write_text(CHECKED)
+    rows, found = violations(dpca, source, schema)
+    assert (rows, {column for column, _ in found}) == (2, {"weight", "sex", "since", "age", "married"})
+    assert found["age", "has a value that is no finite number"] == (1, ["row 1"])
+
+
+def test_a_check_of_right_tables_ends_well_and_names_the_file_where_there_are_several(
+    home: Path, dpca: Command, tmp_path: Path
+) -> None:
+    schema, folder = tmp_path / "people.yaml", tmp_path / "people"
+    folder.mkdir()
+    schema.write_text("columns:\n  - {name: age, kind: numeric, range: [0, 100]}\n")
+    (folder / "a.csv").write_text("age\n3\n")
+    (folder / "b.csv").write_text("age\nx\n")
+    assert violations(dpca, folder, schema)[1]["age", "has a value that is no finite number"] == (1, ["b.csv line 2"])
+    (folder / "b.csv").write_text("age\n4\n")
+    assert violations(dpca, folder, schema) == (2, {})
+    assert "no violation" in dpca("schema", "check", folder, schema).out
+    (folder / "c.csv").touch()
+    assert (None, "the file is empty") in violations(dpca, folder, schema)[1]
+
+
+def test_the_help_of_a_check_warns_that_its_output_describes_rows(dpca: Command) -> None:
+    assert "describe rows" in " ".join(dpca("schema", "check", "--help").out.split())
+
+
+@pytest.mark.parametrize(
+    ("kind", "rule"),
+    [
+        ("numeric, range: [0, 1]", "refuse, category, or a public number such as {value: 30}"),
+        ("date, range: [2000-01-01, 2001-01-01]", "refuse, category, or a public date such as {value: 2000-01-31}"),
+        ("boolean", "refuse, category, {value: true} or {value: false}"),
+        ("categorical, values: [a], others: zero", "refuse, category, zero, or one of the listed values"),
+        ("vector, length: 2, norm: 1", "refuse, category or zero"),
+    ],
+)
+@pytest.mark.parametrize("missing", ["mean", "3", "{value: [1]}", "{worth: 3}", "[refuse]"])
+def test_a_wrong_rule_for_missing_values_is_answered_by_all_that_work(
+    home: Path, dpca: Command, tmp_path: Path, kind: str, rule: str, missing: str
+) -> None:
+    schema = tmp_path / "s.yaml"
+    schema.write_text(f"columns:\n  - {{name: c, kind: {kind}, missing: {missing}}}\n")
+    assert f"column 'c', missing: must be {rule}" in dpca("schema", "show", schema).complaint(1)
+
+
+def test_messages_about_raw_tables_lead_to_a_draft(home: Path, dpca: Command, tmp_path: Path) -> None:
+    source = tmp_path / "people.csv"
+    source.write_text("age,work\n3,clerk\n")
+    words = ("dataset", "ingest", source, "--name", "p", "--direct")
+    for refused in (dpca(*words), dpca(*words, "--features", "2")):
+        assert "`dpca schema draft FILE`" in refused.complaint(1)

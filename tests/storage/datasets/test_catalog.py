@@ -152,3 +152,16 @@ def test_files_that_were_lost_are_not_found(catalog: Catalog, tmp_path: Path) ->
     with pytest.raises(NotFound, match="there is no snapshot"):
         catalog.open(catalog.current("a"))
     assert catalog.remove("a") == [report.snapshot]
+
+
+def test_names_that_differ_only_by_case_are_refused_while_the_other_is_there(catalog: Catalog, tmp_path: Path) -> None:
+    add(catalog, tmp_path, "Visits", population="people")
+    with pytest.raises(Conflict, match="dataset 'visits' differs from 'Visits' only by case"):
+        add(catalog, tmp_path, "visits", population="people")
+    with pytest.raises(Conflict, match="population 'People' differs from 'people' only by case"):
+        add(catalog, tmp_path, "others", population="People")
+    assert [path.name for path in (tmp_path / "datasets").iterdir()] == ["Visits"], "nothing is half-written"
+    add(catalog, tmp_path, "Visits", population="people")
+    catalog.remove("Visits")
+    add(catalog, tmp_path, "visits", population="people")
+    assert [entry.name for entry in catalog.entries()] == ["visits"]

@@ -173,7 +173,7 @@ def test_ids_are_stored_as_hashes_under_a_key_of_the_population(catalog: Catalog
     assert len(stored) == 2
     assert len(set(stored)) == 2
     assert all(len(hashes) == 16 for hashes in stored)
-    keys = sorted((catalog.home / "keys").iterdir())
+    keys = sorted((catalog.home / "keys").glob("arrivals-*"))
     assert [path.stat().st_mode & 0o777 for path in keys] == [0o600, 0o600]
 
 
@@ -194,11 +194,11 @@ def damage(path: Path) -> None:
 
 
 def lose_key(catalog: Catalog) -> None:
-    next((catalog.home / "keys").iterdir()).unlink()
+    next((catalog.home / "keys").glob("arrivals-*")).unlink()
 
 
 def change_key(catalog: Catalog) -> None:
-    damage(next((catalog.home / "keys").iterdir()))
+    damage(next((catalog.home / "keys").glob("arrivals-*")))
 
 
 def lose_segment(catalog: Catalog) -> None:

@@ -44,7 +44,8 @@ def world() -> World:
 
 @pytest.fixture(scope="module")
 def scene(world: World) -> Scene:
-    return world.scene()
+    found: Scene = world.scene()
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +119,8 @@ def test_every_forged_field_of_a_signed_frame_is_refused(
 def test_whole_frames_in_a_frame_are_refused_when_they_are_repeated_moved_or_of_another_attempt(
     frames: dict[Any, list[bytes]], later: dict[Any, list[bytes]], scene: Scene
 ) -> None:
-    for kind in (kind for kind in KINDS if issubclass(kind, Frames)):
+    shown: list[Any] = [kind for kind in KINDS if issubclass(kind, Frames)]
+    for kind in shown:
         raw, size = frames[kind][0], longest_frame(kind.of, scene)
         start = HEAD_BYTES + 2
         inner = [raw[at : at + size] for at in range(start, len(raw), size)]

@@ -1,0 +1,188 @@
+"""Erase one individual: a new snapshot of a dataset without any row of theirs.
+
+Snapshots are immutable, so the rows stay in the older ones until those are removed. An id is compared by its keyed hash
+(`storage.datasets.owner_key`), and is never stored, logged or shown.
+
+Examples
+--------
+::
+
+    found = find_unit("visits", "p17", catalog=catalog, keys=key_folder())
+    found.records, found.rows
+    entry = erase_unit(found, catalog=catalog)
+"""
+
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from storage.datasets.catalog import Catalog, Entry
+from storage.datasets.content_digest import RowsDigest
+from storage.datasets.keyed_hash import keyed_hashes
+from storage.datasets.manifest import MARKER
+from storage.datasets.owner_key import OwnerKey
+from storage.datasets.publish_snapshot import encoded, joined, publish
+from storage.datasets.snapshot_reader import Dataset
+from storage.datasets.snapshot_writer import SnapshotWriter
+from storage.datasets.staging import begin
+from storage.errors import Invalid, NotFound, Refused
+from storage.formats.batch import RowBatch, without_rows
+from storage.schemas.unit_ids import id_cells
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundUnit:
+    """The records of one individual in the current snapshot of a dataset; all of it is private.
+
+    Attributes
+    ----------
+    entry : Entry, the snapshot
+    owner : uint64 array of shape (2,), the keyed hash of the id
+    records, rows : int
+    """
+
+    entry: Entry
+    owner: NDArray[np.uint64] = field(repr=False)
+    records: int = field(repr=False)
+    rows: int = field(repr=False)
+
+
+def find_unit(name: str, unit: str, *, catalog: Catalog, keys: Path) -> FoundUnit:
+    """Find the records of an individual in the current snapshot of a dataset.
+
+    Parameters
+    ----------
+    name : str
+        The dataset.
+    unit : str
+        The id, in any spelling that `storage.schemas.unit_ids` takes for it, or the name of a row.
+    catalog : Catalog
+    keys : Path
+        The folder of secret keys.
+
+    Raises
+    ------
+    NotFound
+        If there is no such dataset, it does not hold this id, or the key of its ids is lost.
+    Invalid
+        If its rows have no ids.
+    Refused
+        If no other record would be left.
+    """
+    entry = catalog.current(name)
+    rows = catalog.open(entry)
+    if rows.manifest.owners is None:
+        raise Invalid(
+            f"the rows of dataset {name!r} have no ids, so no individual can be found; remove their rows from the "
+            "source and ingest it again; then remove the older snapshots"
+        )
+    key = OwnerKey(keys, entry.population).named(rows.manifest.owners)
+    spellings = dict.fromkeys(text for text in (id_cells(pa.array([unit]))[0].as_py(), unit) if text is not None)
+    for owner in keyed_hashes(pa.array(spellings), key=key):
+        records, n_rows = _count(rows, owner)
+        if records:
+            break
+    else:
+        raise NotFound(
+            f"the current snapshot of dataset {name!r} does not hold this id; leading zeros and capitals count, so "
+            "write it as the source does"
+        )
+    if records == rows.n_records:
+        raise Refused(f"dataset {name!r} holds no other individual; remove it with `dpca dataset remove {name}`")
+    return FoundUnit(entry=entry, owner=owner, records=records, rows=n_rows)
+
+
+def erase_unit(found: FoundUnit, *, catalog: Catalog) -> Entry:
+    """Make a snapshot without an individual the current one of its dataset; return its entry.
+
+    Raises
+    ------
+    Conflict
+        If a newer snapshot is current by now.
+    Unavailable
+        If the home folder or the place cannot be written.
+
+    Guarantees
+    ----------
+    The snapshot is visible whole and registered, or not at all. All other records, their order, and when each was first
+    seen are as they were.
+    """
+    entry, folder = found.entry, catalog.home / "datasets" / found.entry.name
+    source = catalog.open(entry)
+
+    def discard(snapshot: str) -> None:
+        catalog.place.remove(f"datasets/{entry.name}/{snapshot}", marker=MARKER)
+
+    request = {"erased": secrets.token_hex(16)}  # which is never resumed: it is done from the start again
+    with begin(folder, request=request, resume=False, is_registered=catalog.has, discard=discard) as staging:
+        writer = SnapshotWriter(
+            staging.path,
+            n_features=source.n_features,
+            dtype=np.dtype(source.manifest.dtype),
+            on_block=staging.block_written,
+        )
+        digest = RowsDigest(n_features=source.n_features)
+        for batch in _others(source, found.owner):
+            digest.update(values=batch.values, indices=batch.indices, row_ptr=batch.row_ptr)
+            writer.append(batch)
+        totals, manifest = writer.finish(), source.manifest
+        names, factors, facts = source.feature_names(), source.scale(), source.encoder()
+        manifest = replace(
+            manifest,
+            snapshot=staging.snapshot,
+            n_records=totals.n_records,
+            n_rows=totals.n_rows,
+            nnz=totals.nnz,
+            n_blocks=totals.n_blocks,
+            content_digest=totals.content_digest,
+            rows_digest=digest.hexdigest(),
+            feature_names=None if names is None else writer.declare("feature_names", joined(names)),
+            scale=None if factors is None else writer.declare("scale", factors),
+            encoder=None if facts is None else writer.declare("encoder", encoded(facts)),
+            first_seen=None if manifest.epoch is None else writer.declare("first_seen", writer.first_seen()),
+        )
+        writer.describe(manifest)
+        publish(manifest, catalog=catalog, staging=staging, number=None, allow_shared_rows=True, over=entry.snapshot)
+    return catalog.entry(manifest.snapshot)
+
+
+def _count(rows: Dataset, owner: NDArray[np.uint64]) -> tuple[int, int]:
+    """Return the numbers of records and rows of an individual."""
+    counts = np.zeros(2, np.int64)
+    for block in range(rows.n_blocks):
+        matches = _matches(rows, block, owner)
+        if matches.any():
+            counts += matches.sum(), np.diff(rows.read(block).record_ptr)[matches].sum()
+    return int(counts[0]), int(counts[1])
+
+
+def _matches(rows: Dataset, block: int, owner: NDArray[np.uint64]) -> NDArray[np.bool_]:
+    owners = rows.owners(block)
+    assert owners is not None
+    return np.asarray((owners == owner).all(axis=1))
+
+
+def _others(rows: Dataset, owner: NDArray[np.uint64]) -> Iterator[RowBatch]:
+    """Yield the records of all other individuals, in order."""
+    for number in range(rows.n_blocks):
+        block, matches = rows.read(number), _matches(rows, number, owner)
+        batch = RowBatch(
+            values=block.values,
+            indices=block.indices.astype(np.int64),
+            row_ptr=block.row_ptr,
+            record_ptr=block.record_ptr,
+            places=np.zeros(len(block.row_ptr) - 1, np.int64),
+            place="row",
+            first_seen=block.first_seen,
+        )
+        dropped = np.repeat(matches, np.diff(block.record_ptr))
+        yield replace(
+            without_rows(batch, dropped),
+            rejected=block.rejected[~matches],
+            owners=rows.owners(number)[~matches],  # type: ignore[index]  # as in `_matches`
+        )

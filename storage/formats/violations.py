@@ -1,0 +1,212 @@
+"""Check raw tables against a schema: every violation at once, counted by column and rule. Nothing is stored.
+
+A violation names rows, so all of it is for the owner of the data.
+
+Examples
+--------
+::
+
+    found = check_tables("people.csv", "people.yaml")
+    for violation in found.violations:
+        print(violation.column, violation.rule, violation.count, violation.first)
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePath
+
+import pyarrow as pa
+
+from storage.errors import BadSource, Invalid
+from storage.formats.declared import Declared
+from storage.formats.files import SourceFile, find_files
+from storage.formats.rejects import Rejects
+from storage.formats.sources import checked_format, open_file, opening
+from storage.formats.table_heads import Head, read_schema_head
+from storage.schemas.encoder import Encoder
+from storage.schemas.kinds import Drop, Id
+from storage.schemas.schema import Schema, schema_faults
+
+_FIRST = 3
+_SCHEMA = "schema"
+
+type Progress = Callable[[str, int, int, int], None]
+"""A callable of (phase, bytes done, bytes in all, rows done)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Violation:
+    """A rule that is broken.
+
+    Attributes
+    ----------
+    column : str or None, None where a row, a file or the schema as a whole breaks it
+    rule : str, without any value
+    count : int or None, the rows that break it; None where it is of a file or of the schema
+    first : tuple of str, the file, or the places of the first three rows
+    """
+
+    column: str | None
+    rule: str
+    count: int | None
+    first: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checked:
+    """The result of a check.
+
+    Attributes
+    ----------
+    rows : int, checked
+    violations : tuple of Violation, of the schema first, then of files, then of rows
+    """
+
+    rows: int
+    violations: tuple[Violation, ...]
+
+
+class _Counted(Rejects):
+    """Count every violation of each row by column and rule, with the first places."""
+
+    is_tolerant = counts_all = True
+
+    def __init__(self, *, several: bool) -> None:
+        super().__init__()
+        self._several = several
+        self._found: dict[tuple[str | None, str], tuple[int, list[str]]] = {}
+
+    def reject(
+        self, *, place: str, number: int, reason: str, column: str | int | None = None, quoting: str | None = None
+    ) -> None:
+        """Count one violation."""
+        count, first = self._found.setdefault((None if column is None else str(column), reason), (0, []))
+        if len(first) < _FIRST:
+            first.append(f"{PurePath(self.file).name} {place} {number}" if self._several else f"{place} {number}")
+        self._found[None if column is None else str(column), reason] = count + 1, first
+
+    def violations(self) -> Iterator[Violation]:
+        """Yield what was counted, in the order of its first rows."""
+        for (column, rule), (count, first) in self._found.items():
+            yield Violation(column=column, rule=rule, count=count, first=tuple(first))
+
+
+def check_tables(
+    source: str,
+    schema: str | Path,
+    *,
+    format: str | None = None,  # noqa: A002, the word users know
+    progress: Progress | None = None,
+) -> Checked:
+    """Read all rows of a source, and return every rule that the schema, the files or the rows break.
+
+    Columns whose declaration is wrong, or that a file lacks, are reported and left out; the others are checked.
+
+    Parameters
+    ----------
+    source : str
+        A file, a folder or a pattern.
+    schema : str or Path
+        A YAML file.
+    format : str or None
+        csv, tsv or parquet; by the names of files by default.
+    progress : callable or None
+        Called after each batch.
+
+    Raises
+    ------
+    BadSource
+        If no file is there.
+    Invalid
+        If the schema cannot be read as YAML.
+    """
+    usable, faults = schema_faults(schema)
+    found = [Violation(column=column, rule=rule, count=None, first=(_SCHEMA,)) for column, rule in faults]
+    files = find_files([source])
+    rejects, rows = _Counted(several=len(files) > 1), 0
+    for file in files if usable is not None else ():
+        rejects.file = file.address
+        try:
+            assert usable is not None
+            declared = Declared(format=format, schema=usable)
+            matched, of_file = _matched_file(file, declared)
+            found += [_of_file(file, column, rule) for column, rule in of_file]
+            declared = replace(declared, schema=matched, unit_column=matched.unit)
+            for done in _read(file, declared, rejects, progress, rows):
+                rows = done
+        except (BadSource, Invalid) as error:
+            found.append(_of_file(file, None, str(error)))
+    return Checked(rows=rows, violations=(*found, *rejects.violations()))
+
+
+def _read(
+    file: SourceFile, declared: Declared, rejects: Rejects, progress: Progress | None, rows: int
+) -> Iterator[int]:
+    """Read the rows of a file; yield after each batch how many rows were read, those before the file included."""
+    with closing(open_file(file, declared)) as reader:
+        for batch in reader.batches(rejects):
+            rows += len(batch.places)
+            if progress is not None:
+                progress("reading", reader.position, reader.size, rows)
+            yield rows
+
+
+def _matched_file(file: SourceFile, declared: Declared) -> tuple[Schema, list[tuple[str | None, str]]]:
+    """Return the schema of the columns of a file that can be checked, and what is wrong with the others."""
+    assert declared.schema is not None
+    with opening():
+        head = read_schema_head(file, checked_format(file, declared), declared.schema)
+    return _matched(declared.schema, head)
+
+
+def _matched(schema: Schema, head: Head) -> tuple[Schema, list[tuple[str | None, str]]]:
+    """Return the schema of the columns that a file has and that their kinds take, and what is wrong with the others."""
+    names = [name for name, _ in head]
+    faults: list[tuple[str | None, str]] = []
+    faults += [
+        (name, "two columns of the file have this name; rename one")
+        for name in dict.fromkeys(names)
+        if names.count(name) > 1
+    ]
+    if not schema.text.header and head and head[0][1] is None:  # columns go by their order
+        return schema, faults
+    encoder = Encoder(schema)
+    dropped = encoder.dropped(names)
+    known = {column.name for column in schema.columns}
+    absent = [
+        column.name for column in schema.columns if column.name not in names and not isinstance(column, Drop | Id)
+    ]
+    faults += [
+        (name, "is not in the file; correct the name in the schema, or remove the column from it") for name in absent
+    ]
+    if schema.unit is not None and schema.unit not in names:
+        faults.append((schema.unit, "is not in the file, and the schema declares it as the id; correct the name"))
+    if schema.unlisted == "refuse":
+        others = [name for name in dict.fromkeys(names) if name not in known and name not in dropped]
+        faults += [
+            (name, "is in the file and not in the schema; list it, or declare `unlisted: drop`") for name in others
+        ]
+    types = dict(head)
+    kept = []
+    for column in schema.columns:
+        if column.name not in names and not isinstance(column, Drop):
+            continue
+        kind = types.get(column.name)
+        try:
+            if kind is not None and not isinstance(column, Drop | Id):
+                empty = pa.schema([(column.name, kind)]).empty_table().column(0)
+                Encoder(Schema(columns=(column,))).encode({column.name: empty})
+        except BadSource as error:
+            faults.append((column.name, str(error).partition(": ")[2]))
+            continue
+        kept.append(column)
+    if all(isinstance(column, Drop | Id) for column in kept):
+        raise BadSource(
+            "the file has none of the columns that the schema encodes; check the names, the delimiter and the header"
+        )
+    return schema.model_copy(update={"columns": tuple(kept), "unlisted": "drop"}), faults
+
+
+def _of_file(file: SourceFile, column: str | None, rule: str) -> Violation:
+    return Violation(column=column, rule=rule, count=None, first=(file.name,))

@@ -1,0 +1,233 @@
+"""Files as other programs write them are read, or refused by a line that says what to do."""
+
+import decimal
+import shutil
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import anndata as ad
+import h5py
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import scipy.sparse as sp
+
+from storage.errors import BadSource, Invalid
+from storage.formats.declared import Declared
+from storage.formats.files import LocalFile, find_files
+from storage.formats.rejects import Quarantine, Rejects
+from storage.formats.sources import FilesReader, open_file
+from storage.schemas.encoder import Encoder
+
+pytestmark = pytest.mark.filterwarnings("ignore:The 'future.infer_string' option", "ignore::FutureWarning")  # anndata
+
+WIDE, TRIPLETS = "x,y\n1,2\n3,4\n", "row,column,value\na,0,1\nb,1,2\n"
+MTX = "%%MatrixMarket matrix coordinate {} general\n3 2 2\n1 1 5\n2 2 7\n"
+
+
+def rows_of(path: Path, **declared: Any) -> np.ndarray:
+    """Return the rows of a file, whose rows are whole, as a dense array."""
+    parts = []
+    with closing(open_file(LocalFile(path), Declared(**{"n_features": 2, **declared}))) as reader:
+        n_rows = reader.n_rows if reader.scattered else None
+        for batch in reader.batches(Rejects()):
+            rows = np.arange(len(batch.places)) if batch.row_ids is None else batch.row_ids.to_numpy()
+            shape = (n_rows or len(rows), reader.n_features)
+            coordinates = (np.repeat(rows, np.diff(batch.row_ptr)), batch.indices)
+            parts.append(sp.coo_array((batch.values, coordinates), shape=shape).toarray())
+    return np.concatenate(parts)
+
+
+@pytest.mark.parametrize("ends", ["\r", "\n", "\r\n"])
+def test_any_line_end_that_the_first_line_has_gives_the_same_rows(tmp_path: Path, ends: str) -> None:
+    for name, text in (("a.csv", WIDE), ("a.tsv", WIDE.replace(",", "\t")), ("a.svm", "0 1:1 2:2\n0 1:3 2:4\n")):
+        (tmp_path / name).write_bytes(text.replace("\n", ends).encode())
+        assert rows_of(tmp_path / name).tolist() == [[1, 2], [3, 4]]
+    (tmp_path / "a.mtx").write_bytes(MTX.format("integer").replace("\n", ends).encode())
+    assert rows_of(tmp_path / "a.mtx").tolist() == [[5, 0], [0, 7], [0, 0]]
+
+
+def test_mixed_line_ends_are_read_after_a_return_and_spoil_their_line_after_a_line_feed(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes(b"x,y\r1,2\r\n3,4\n5,6")
+    assert rows_of(tmp_path / "a.csv").tolist() == [[1, 2], [3, 4], [5, 6]]
+    (tmp_path / "b.csv").write_bytes(b"x,y\n1,2\r3,4\n5,6\n")
+    with pytest.raises(BadSource, match="line 2 holds a carriage return; end lines in LF or CRLF"):
+        rows_of(tmp_path / "b.csv")
+
+
+def test_no_row_of_an_unattended_text_without_a_header_decides_how_lines_end(tmp_path: Path) -> None:
+    first, other = tmp_path / "a.csv", tmp_path / "b.csv"
+    first.write_bytes(b"1\r,2\n3,4\n")
+    other.write_bytes(b"1,2\n3,4\n")
+    shapes = []
+    for path in (first, other):
+        rejects = Quarantine()
+        rejects.open(tmp_path / "notes")
+        declared = Declared(n_features=2, header=False, is_unattended=True)
+        with closing(open_file(LocalFile(path), declared)) as reader, closing(rejects):
+            (batch,) = list(reader.batches(rejects))
+        shapes.append((len(batch.places), batch.values[-2:].tolist()))
+    assert shapes == [(2, [3, 4])] * 2
+
+
+LARGE = 2**53 + 1
+
+
+@pytest.mark.parametrize("kind", [pa.int64(), pa.uint64(), pa.decimal128(20, 0)], ids=str)
+def test_a_whole_number_that_float64_rounds_is_named_as_such_in_parquet(tmp_path: Path, kind: pa.DataType) -> None:
+    numbers = [decimal.Decimal(LARGE)] if pa.types.is_decimal(kind) else [LARGE]
+    pq.write_table(pa.table({"x": pa.array([*numbers, None], kind), "y": [1.0, 2.0]}), tmp_path / "a.parquet")
+    with pytest.raises(BadSource, match=r"row 0 has a whole number of 2\^53 or more"):
+        rows_of(tmp_path / "a.parquet")
+
+
+@pytest.mark.parametrize("name", ["a.npy", "a.npz", "a.h5ad", "a.mtx"])
+def test_a_whole_number_that_float64_rounds_is_named_as_such(tmp_path: Path, name: str) -> None:
+    values, path = np.array([[1, LARGE], [2, 3]]), tmp_path / name
+    writers: dict[str, Callable[[], object]] = {
+        "a.npy": lambda: np.save(path, values),
+        "a.npz": lambda: sp.save_npz(path, sp.csr_array(values)),
+        "a.h5ad": lambda: ad.AnnData(values).write_h5ad(path),
+        "a.mtx": lambda: path.write_text(MTX.format("integer").replace("5", str(LARGE))),
+    }
+    writers[name]()
+    if name == "a.mtx":  # checked when rows are made canonical
+        return
+    with pytest.raises(BadSource, match=r"row 0 has a whole number of 2\^53 or more"):
+        rows_of(path)
+
+
+def test_unsigned_matrix_market_is_read_and_never_skew(tmp_path: Path) -> None:
+    (tmp_path / "a.mtx").write_text(MTX.format("unsigned-integer"))
+    assert rows_of(tmp_path / "a.mtx").tolist() == [[5, 0], [0, 7], [0, 0]]
+    (tmp_path / "b.mtx").write_text(MTX.format("unsigned-integer").replace("general", "skew-symmetric"))
+    with pytest.raises(BadSource, match="is not read; save a real, integer, unsigned-integer or pattern matrix"):
+        rows_of(tmp_path / "b.mtx")
+
+
+def test_a_10x_file_is_cells_by_features_with_the_names_of_both(tmp_path: Path) -> None:
+    matrix = sp.csr_array(np.array([[1, 0, 2], [0, 3, 0]]))
+    for version, features in (("matrix", "features/id"), ("GRCh38", "genes")):
+        path = tmp_path / f"{version}.h5"
+        with h5py.File(path, "w") as file:
+            group = file.create_group(version)
+            for name in ("data", "indices", "indptr"):
+                group[name] = getattr(matrix, name)
+            group["shape"] = np.array([3, 2])
+            group["barcodes"] = np.array([b"AA-1", b"CC-1"])
+            group[features] = np.array([b"E1", b"E2", b"E3"])
+        assert rows_of(path, n_features=3).tolist() == matrix.toarray().tolist()
+        with closing(open_file(LocalFile(path), Declared())) as reader:
+            assert (reader.n_features, reader.n_rows, list(reader.names or ())) == (3, 2, ["E1", "E2", "E3"])
+            (batch,) = reader.batches(Rejects())
+        assert batch.row_names is not None
+        assert batch.row_names.to_pylist() == ["AA-1", "CC-1"]
+
+
+def test_a_store_without_x_is_refused_with_the_layer_that_could_be_it(tmp_path: Path) -> None:
+    names: dict[str, Any] = {"obs": {"a": ["1", "2"]}, "var": {"b": ["1", "2", "3"]}}
+    store = ad.AnnData(X=None, **names)
+    store.layers["counts"] = np.ones((2, 3))
+    store.write_h5ad(tmp_path / "a.h5ad")
+    with pytest.raises(BadSource, match=r"no X but the layer 'counts'; copy a layer to X"):
+        open_file(LocalFile(tmp_path / "a.h5ad"), Declared())
+    ad.AnnData(X=None, obs=names["obs"]).write_h5ad(tmp_path / "b.h5ad")
+    with h5py.File(tmp_path / "c.h5", "w") as file:
+        file["stuff/a"] = np.arange(3)
+    for name in ("b.h5ad", "c.h5"):
+        with pytest.raises(BadSource, match="the store has no X, the matrix of rows, and is no 10x file"):
+            open_file(LocalFile(tmp_path / name), Declared())
+
+
+def test_marker_files_of_a_folder_are_left_out(tmp_path: Path) -> None:
+    (tmp_path / "part-0.csv").write_text(WIDE)
+    for name in ("_SUCCESS", "_metadata", "_common_metadata", "part-0.csv.crc", ".part-0.csv.crc", ".DS_Store"):
+        (tmp_path / name).touch()
+    for source in (tmp_path, tmp_path / "*"):
+        assert [file.name for file in find_files([source])] == ["part-0.csv"]
+
+
+@pytest.mark.parametrize(
+    ("inside", "message"),
+    [
+        ("_delta_log", "it is a Delta table"),
+        (".hoodie", "it is a Hudi table"),
+        ("_temporary", "the output of a job that did not end"),
+        ("year=2020", r"partitions by 'year', a column that its files lack; name the files as '.*/year=\*/\*'"),
+    ],
+)
+def test_a_folder_of_which_the_files_alone_are_not_the_table_is_refused(
+    tmp_path: Path, inside: str, message: str
+) -> None:
+    (tmp_path / inside).mkdir()
+    shutil.copy(__file__, tmp_path / inside / "part.csv")
+    (tmp_path / "part-0.csv").write_text(WIDE)
+    with pytest.raises(BadSource, match=message):
+        find_files([tmp_path])
+
+
+def test_the_files_of_partitions_can_be_named(tmp_path: Path) -> None:
+    for year in ("2020", "2021"):
+        (tmp_path / f"year={year}").mkdir()
+        (tmp_path / f"year={year}" / "part.csv").write_text(WIDE)
+    assert len(find_files([tmp_path / "year=*" / "*"])) == 2
+
+
+def test_fields_between_two_colons_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "ratings.csv"
+    path.write_text("1::2::5::978300760\n1::3::3::978302109\n2::2::4::1\n")
+    declared: dict[str, Any] = {"header": False, "columns": ("0", "1", "2"), "columns_named": True}
+    with pytest.raises(BadSource, match="the first line is one field, as it holds '::' and not the delimiter"):
+        rows_of(path, **declared)
+    with closing(open_file(LocalFile(path), Declared(n_features=4, delimiter="::", **declared))) as reader:
+        (batch,) = reader.batches(Rejects())
+    assert (batch.values.tolist(), batch.indices.tolist()) == ([5, 3, 4], [2, 3, 2])
+    with pytest.raises(Invalid, match="delimiter: must be one ASCII sign that no number holds, or ::"):
+        Declared(delimiter="ab")
+    path.write_text("x::y\n1::2\n3::4\n")
+    encoder = Encoder.of(
+        {
+            "text": {"delimiter": "::"},
+            "columns": [{"name": name, "kind": "numeric", "range": [0, 1], "scale": "none"} for name in "xy"],
+        }
+    )
+    assert rows_of(path, schema=encoder.schema, n_features=None).tolist() == [[1, 1], [1, 1]]
+
+
+def test_every_pair_of_formats_is_read_or_refused_by_one_line(tmp_path: Path) -> None:
+    (tmp_path / "w.csv").write_text(WIDE)
+    (tmp_path / "t.csv").write_text(TRIPLETS)
+    (tmp_path / "t.mtx").write_text(MTX.format("integer"))
+    (tmp_path / "w.svm").write_text("0 1:1\n")
+    np.save(tmp_path / "w.npy", np.ones((3, 2)))
+    sp.save_npz(tmp_path / "w.npz", sp.csr_array(np.eye(3, 2)))
+    pq.write_table(pa.table({"x": [1, 2], "y": [3.0, 4.0]}), tmp_path / "w.parquet")
+    ad.AnnData(np.ones((3, 2))).write_h5ad(tmp_path / "w.h5ad")
+    files, refused = [LocalFile(path) for path in sorted(tmp_path.iterdir())], 0
+    for one in files:
+        for other in files:
+            if one == other:
+                continue
+            try:
+                with closing(FilesReader([one, other], Declared(n_features=2), Rejects())) as reader:
+                    assert sum(len(batch.places) for batch in reader.batches(Rejects())) >= 3
+            except BadSource:
+                refused += 1
+    assert 30 < refused < 50
+    with pytest.raises(BadSource, match="a Matrix Market file numbers its rows, and a table of triplets names them"):
+        FilesReader([LocalFile(tmp_path / "t.mtx"), LocalFile(tmp_path / "t.csv")], Declared(n_features=2), Rejects())
+
+
+def test_an_instant_is_a_day_of_the_declared_time_zone() -> None:
+    late = pa.array([1_577_833_200], pa.timestamp("s")).cast(pa.timestamp("us", "UTC"))  # 2019-12-31 23:00 in UTC
+    table = pa.table({"when": late, "text": ["2019-12-31T23:00:00+0000"], "plain": late.cast(pa.timestamp("us"))})
+    for zone, day in ((None, 0.0), ("UTC", 0.0), ("Europe/Berlin", 1.0), ("America/New_York", 0.0)):
+        column = {"kind": "date", "range": ["2019-12-31", "2020-01-01"], "timezone": zone}
+        form = {"formats": ["%Y-%m-%dT%H:%M:%S%z"]}
+        columns = [{"name": "when", **column}, {"name": "text", **column, **form}, {"name": "plain", **column}]
+        assert Encoder.of({"columns": columns}).transform(table).tolist() == [[day, day, 0.0]]
+    with pytest.raises(Invalid, match="timezone: must name a time zone"):
+        Encoder.of({"columns": [{"name": "when", **column, "timezone": "Mars/Base"}]}).transform(table)
