@@ -140,7 +140,7 @@ class Dataset:
         if not 0 <= block < self.n_blocks:
             raise IndexError(f"block {block} does not exist; there are {self.n_blocks}; ask for one of them")
         handles = _open_handles(self.address)
-        n_records, n_rows, nnz, checksum = handles.extents[block].tolist()
+        n_records, n_rows, nnz, checksum, _ = handles.extents[block].tolist()
         chunks: dict[str, bytes] = {}
 
         def head(array: PaddedArray, length: int) -> NDArray[Any]:
@@ -185,10 +185,13 @@ class Dataset:
         if self.manifest.owners is None or handles.owners is None:
             return None
         n_records = int(handles.extents[block, 0])
+        found, chunks = np.zeros(2 * n_records, np.uint64), dict[str, bytes]()
         failure = f"owners of block {block} of {self.address} cannot be read"
         with _reading(handles.place, failure), suppress(FileNotFoundError):  # a block without any id
-            return handles.owners.head(block, 2 * n_records).reshape(-1, 2)
-        return np.zeros((n_records, 2), np.uint64)
+            found, chunks["owners"] = handles.owners.head(block, 2 * n_records)
+        if checksum_of(chunks) != handles.extents[block, 4]:
+            raise Corrupt(f"the owners of block {block} of {self.address} contradict its extents; {_DAMAGED}")
+        return found.reshape(-1, 2)
 
     def feature_names(self) -> tuple[str, ...] | None:
         """Return the names of the columns, or None where none were declared.
@@ -292,7 +295,7 @@ def _open_handles(address: str) -> _Handles:
         arrays = {name: cast("Stored", group[name]) for name in group.array_keys()}
         extents = np.asarray(arrays["extents"].with_config(strict)[:])
         sizes = manifest.n_records, manifest.n_rows, manifest.nnz
-        if extents.shape != (manifest.n_blocks, 4) or (*extents[:, :3].sum(axis=0),) != sizes:
+        if extents.shape != (manifest.n_blocks, 5) or (*extents[:, :3].sum(axis=0),) != sizes:
             raise Corrupt(f"the extents of {address} are not those of its {manifest.n_blocks} blocks; {_DAMAGED}")
         if str(arrays["values"].dtype) != manifest.dtype:
             raise Corrupt(f"the values of {address} are no {manifest.dtype}; {_DAMAGED}")

@@ -12,8 +12,8 @@ One block is one row of each padded array, and one chunk of it:
   of the raw table as JSON; each where it was declared;
 * ``first_seen (n_blocks)``: the number of the ingest that first saw the individuals of each block; absent where that is
   not known;
-* ``extents (n_blocks, 4)``: records, rows and stored values of each block, which show where the padding
-  begins, and a checksum of the checksums of its chunks, which binds them to their place.
+* ``extents (n_blocks, 5)``: records, rows and stored values of each block, which show where the padding
+  begins, and a checksum of the checksums of its chunks, which binds them to their place; one more for its owners.
 
 A record wider than a block is alone in its block and spans several chunks. Chunks end in a CRC-32C.
 """
@@ -99,8 +99,8 @@ class SnapshotWriter:
         self._n_features = n_features
         self._digest = ContentDigest(n_features=n_features)
         self._extents = list(written)
-        self._to_compare = sum(records for records, _, _, _ in written)
-        self._bounds = np.cumsum([0, *(records for records, _, _, _ in written)])  # of the blocks written, in records
+        self._to_compare = sum(records for records, *_ in written)
+        self._bounds = np.cumsum([0, *(records for records, *_ in written)])  # of the blocks written, in records
         self._first_seen: list[int | None] = []  # of each block
         self._number: int | None = None  # of the block being filled
         self._on_block = on_block
@@ -170,8 +170,8 @@ class SnapshotWriter:
         if len(self._record_rows) or not self._extents:
             self._flush(alone=not self._extents)
         extents = np.array(self._extents, dtype=np.int64)
-        n_records, n_rows, nnz, _ = extents.sum(axis=0).tolist()
-        most_records, most_rows, most_nnz, _ = extents.max(axis=0).tolist()
+        n_records, n_rows, nnz, *_ = extents.sum(axis=0).tolist()
+        most_records, most_rows, most_nnz, *_ = extents.max(axis=0).tolist()
         for array, most in ((self._values, most_nnz), (self._indices, most_nnz), (self._row_nnz, most_rows)):
             array.describe(len(extents), most)
         for array in (self._record_rows, self._rejected):
@@ -237,7 +237,7 @@ class SnapshotWriter:
         """Recompute the digest of the blocks that a killed writer left."""
         digest = ContentDigest(n_features=self._n_features)
         try:
-            for block, (n_records, n_rows, nnz, _) in enumerate(self._extents):
+            for block, (n_records, n_rows, nnz, *_) in enumerate(self._extents):
                 digest.update(
                     values=self._values.read(block, nnz),
                     indices=self._indices.read(block, nnz),
@@ -260,7 +260,8 @@ class SnapshotWriter:
         for array in (self._record_rows, self._rejected, self._owners):
             if array.differs_from_fill():
                 chunks[array.name] = array.write(block, alone=alone)
-        self._extents.append((*sizes, checksum_of(chunks)))
+        owners = {name: chunks.pop(name) for name in (self._owners.name,) if name in chunks}
+        self._extents.append((*sizes, checksum_of(chunks), checksum_of(owners)))
         for array in (self._values, self._indices, self._row_nnz, self._record_rows, self._rejected, self._owners):
             array.clear()
         if self._on_block is not None:

@@ -34,11 +34,11 @@ _PARTIAL = ".partial"
 _REMOVED = ".removed"  # suffix of folders that `Catalog.remove` hides before it deletes them
 _REQUEST = ".request"
 _BLOCKS = ".blocks"
-_EXTENT = 4 * 8  # bytes
+_EXTENT = 5 * 8  # bytes
 
 
-type Extent = tuple[int, int, int, int]
-"""Records, rows and stored values of a block, and its checksum."""
+type Extent = tuple[int, int, int, int, int]
+"""Records, rows and stored values of a block, its checksum, and that of its owners."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,7 +214,7 @@ def _extents(path: Path) -> list[Extent]:
     except OSError:
         return []
     whole: NDArray[np.int64] = np.frombuffer(raw[: len(raw) // _EXTENT * _EXTENT], dtype="<i8")
-    return [(records, rows, nnz, checksum) for records, rows, nnz, checksum in whole.reshape(-1, 4).tolist()]
+    return [(records, rows, nnz, one, other) for records, rows, nnz, one, other in whole.reshape(-1, 5).tolist()]
 
 
 def _request_of(path: Path) -> str | None:

@@ -229,7 +229,8 @@ def schema_faults(path: str | Path) -> tuple[Schema | None, list[tuple[str | Non
         except (TypeError, ValueError, RecursionError):
             return None, [*faults, (None, _NO_PLAIN_VALUE)]
         wrong = {each["loc"][1] for each in found if each["loc"][:1] == ("columns",) and len(each["loc"]) > 1}
-        rules = [(place or None, rule) for place, rule in (_place_and_rule(each, document) for each in found)]
+        placed = ((at, f"{key}: {rule}" if key else rule) for at, key, rule in map(_place_and_rule, found))
+        rules = [(None if at is None else _name_at(document, at), rule) for at, rule in placed]
         faults += dict.fromkeys(rules) if wrong or not faults else ()
         of_columns = [each for each in found if each["loc"][:1] == ("columns",) and len(each["loc"]) > 1]
         rest = _dropping(document, wrong) if len(of_columns) == len(found) else document
@@ -283,7 +284,7 @@ def _undeclared(document: Any) -> str | None:
     columns = document.get("columns") if isinstance(document, Mapping) else None
     for at, column in enumerate(columns if isinstance(columns, list) else ()):
         for key in _undeclared_keys(column):
-            return f"{key} of column {_column_at(document, at)!r}"
+            return f"{key} of column {_column_at(document, at)}"
     return None
 
 
@@ -301,28 +302,34 @@ def _undeclared_keys(column: Any) -> list[str]:
 def _in_one_line(error: ValidationError, document: Any) -> str:
     """Return the place and the rule of the first fault, without the value."""
     first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-    name, rule = _place_and_rule(first, document)
-    place = f"column {name!r}, " if name else ""
-    return f"{place}{rule}"[:_SHOWN] + "; correct it, see `dpca schema json` for all that may be declared"
+    at, key, rule = _place_and_rule(first)
+    column = "" if at is None else f"column {_column_at(document, at)}"
+    place = ", ".join(part for part in (column, key) if part) or "the document"
+    return f"{place}: {rule}"[:_SHOWN] + "; correct it, see `dpca schema json` for all that may be declared"
 
 
-def _place_and_rule(error: Any, document: Any) -> tuple[str, str]:
-    """Return the column of a fault, empty where it is of the whole, and the rule with the key that breaks it."""
-    column, kind, parts = "", "", list(error["loc"])
+def _place_and_rule(error: Any) -> tuple[int | None, str, str]:
+    """Return the column of a fault, None where it is of the whole, the key, empty where it is of none, and the rule."""
+    column, kind, parts = None, "", list(error["loc"])
     if parts[:1] == ["columns"] and len(parts) > 1 and isinstance(parts[1], int):
-        column, parts = _column_at(document, parts[1]), parts[2:]
+        column, parts = int(parts[1]), parts[2:]
         if parts and parts[0] in KINDS:
             kind, parts = str(parts[0]), parts[1:]
         if error["type"].startswith("union_tag"):
-            return column, f"kind: must be one of {', '.join(KINDS)}"
+            return column, "kind", f"must be one of {', '.join(KINDS)}"
         if parts[:1] == ["missing"] and kind in MISSING_RULES:
-            return column, f"missing: must be {MISSING_RULES[kind]}"
+            return column, "missing", f"must be {MISSING_RULES[kind]}"
     rule = error["msg"].removeprefix("Value error, ")
-    place = ", ".join(str(part) for part in parts if "[" not in str(part)) or ("" if column else "the document")
-    return column, " ".join(f"{place}: {rule}".removeprefix(": ").split())
+    return column, ", ".join(str(part) for part in parts if "[" not in str(part)), " ".join(rule.split())
 
 
 def _column_at(document: Any, at: int) -> str:
+    """Return the name of a column in quotes, or its number."""
+    name = _name_at(document, at)
+    return str(at + 1) if name is None else repr(name)
+
+
+def _name_at(document: Any, at: int) -> str | None:
     column = document["columns"][at]
     name = column.get("name") if isinstance(column, Mapping) else None
-    return name[:80] if isinstance(name, str) else f"number {at + 1}"
+    return name[:80] if isinstance(name, str) else None

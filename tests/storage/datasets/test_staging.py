@@ -182,7 +182,7 @@ def test_writers_of_one_name_do_not_touch_each_other(tmp_path: Path) -> None:
     folder = tmp_path / "x"
     options: dict[str, Any] = {"request": {"rows": 1}, "is_registered": lambda _: False, "discard": lambda _: None}
     with begin(folder, resume=False, **options) as first:
-        first.block_written((1, 1, 1, 0))
+        first.block_written((1, 1, 1, 0, 0))
         with begin(folder, resume=True, **options) as second:
             assert first.path.is_dir()
             assert second.path != first.path
@@ -206,7 +206,7 @@ def test_a_registered_snapshot_loses_the_notes_of_its_killed_writer(tmp_path: Pa
     folder = tmp_path / "x"
     options: dict[str, Any] = {"request": {}, "resume": False, "discard": lambda _: None}
     with begin(folder, is_registered=lambda _: False, **options) as first:
-        first.block_written((1, 1, 1, 0))
+        first.block_written((1, 1, 1, 0, 0))
         moved = first.path.rename(folder / first.snapshot)
     (moved / "zarr.json").touch()
     with begin(folder, is_registered=lambda snapshot: snapshot == first.snapshot, **options):
@@ -257,7 +257,7 @@ def test_where_no_staging_is_made_nothing_stays_locked(tmp_path: Path, monkeypat
         left = folder / f".{digit * 32}.partial"
         make_folder(left)
         (left / ".request").write_text(json.dumps(request))
-        (left / ".blocks").write_bytes(b"\1" * 32)
+        (left / ".blocks").write_bytes(b"\1" * 40)
     opened = len(list(OPEN.iterdir()))
     with (
         pytest.raises(Unavailable),

@@ -35,7 +35,7 @@ BAD = {
     "columns: []": "columns: ",
     "columns: 7": "columns: ",
     COLUMN + "\nmore: 1": "more: Extra inputs are not permitted",
-    "columns: [{name: a}]": "column 'a': ",
+    "columns: [{name: a}]": "column 'a', kind: must be one of",
     "columns: [{kind: drop}]": "column 1, name: Field required",
     "columns: [{name: a, kind: numeric}]": "column 'a', range: Field required",
     "columns: [{name: a, kind: numeric, range: [1, 0]}]": "column 'a': the range must rise",

@@ -227,7 +227,7 @@ def test_a_file_of_what_is_no_id_is_refused(take: Take, tmp_path: Path, ids: Any
 def test_rows_by_position_and_by_id_are_not_combined(take: Take, tmp_path: Path) -> None:
     (tmp_path / "a.mtx").write_text("%%MatrixMarket matrix coordinate real general\n1 2 1\n1 1 1\n")
     pq.write_table(pa.table({"row": [0], "column": [1], "value": [1.0]}), tmp_path / "b.parquet")
-    with pytest.raises(BadSource, match="rows go by position in one file and by ids in another"):
+    with pytest.raises(BadSource, match="a Matrix Market file numbers its rows, and a table of triplets names them"):
         take(tmp_path / "a.mtx", tmp_path / "b.parquet", features=2)
 
 
