@@ -142,8 +142,8 @@ p7;SECRET;f;01.01.2000;yes;x
 
 
 LOST = (
-    "the quote at character 1 (column 'id') is not closed before the end of a field, so where its record ends cannot be "
-    "known"
+    "the quote at character 1 (column 'id') is not closed before the end of a field, so where its record ends "
+    "cannot be known"
 )
 
 
