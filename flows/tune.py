@@ -16,13 +16,15 @@ from dpca_tasks.accounting.calibration import gaussian_epsilon, gaussian_noise_m
 from dpca_tasks.errors import InvalidInput, Refused
 from dpca_tasks.mechanisms.base import PrivacyTarget, check_target
 from dpca_tasks.mechanisms.parts.ratings import RatingsProblem
+from dpca_tasks.mechanisms.results import ItemFactors
+from dpca_tasks.metrics import rmse
 from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.privacy.reservation import InMemoryReservation
+from dpca_tasks.records.made_ratings import SplitRatings, low_rank, ratings_of, skewed
 from dpca_tasks.records.sources import ArrayBlocks
 from flows.families.base import build_mechanism
 from flows.families.completion import COMPLETION
-from flows.reproductions.completion_arms import held_out_error
-from flows.reproductions.rating_makers import SplitRatings, low_rank, skewed
+from storage.artifacts.embeddings import ItemEmbeddings
 
 TASKS: Mapping[str, Callable[..., SplitRatings]] = {"skewed": skewed, "low-rank": low_rank}
 """Makers of ratings: stars of skewed popularity, with errors; or a matrix of rank 5 without."""
@@ -100,6 +102,25 @@ def search(asked: Search, *, progress: Callable[[int, int], None] = lambda *_: N
         for settings, found in zip(combinations, errors, strict=True)
     ]
     return sorted(rows, key=lambda row: row["rmse"])
+
+
+def held_out_error(found: ItemFactors, ratings: SplitRatings, *, users: int) -> float:
+    """Return the RMSE of the held-out ratings of the first users that have any."""
+    items, tested = embeddings_of(found, ratings), ratings.tested(users)
+    predicted = [items.predict(*ratings_of(ratings.train, user))[ratings_of(ratings.held, user)[0]] for user in tested]
+    return rmse(np.concatenate(predicted), np.concatenate([ratings_of(ratings.held, user)[1] for user in tested]))
+
+
+def embeddings_of(found: ItemFactors, ratings: SplitRatings) -> ItemEmbeddings:
+    """Return released items as an artifact, which predicts as for users."""
+    return ItemEmbeddings(
+        factors=found.factors,
+        offsets=found.offsets,
+        counts=found.counts,
+        low=ratings.low,
+        high=ratings.high,
+        manifest={"user_step": dict(found.user_step)},
+    )
 
 
 def refuse_private_rows(asked: Search) -> None:

@@ -6,7 +6,7 @@
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("dpca_tasks", "flows", "storage")
+PACKAGES = ("dpca_tasks", "flows", "papers", "storage")
 
 ROWS = {
     # accounting
@@ -149,47 +149,15 @@ ROWS = {
     """,
     "flows/test_ingest_options.py": "flows/commands/dataset.py flows/commands/option_words.py",
     "flows/commands/test_mechanism.py": "flows/reports/truth_facts.py",
-    "flows/commands/test_reproduce.py": """
-        flows/reproductions/expected_variance.py flows/reproductions/synthetic.py
-    """,
-    "flows/reproductions/test_continual.py": """
-        flows/reproductions/continual_arms.py flows/reproductions/continual_attack.py
-        flows/reproductions/continual_forms.py
-    """,
-    "flows/reproductions/test_denoise.py": "flows/reproductions/second_moments.py",
-    "flows/reproductions/test_board.py": """
-        flows/reproductions/board_child.py flows/reproductions/board_contestants.py flows/reproductions/board_data.py
-        flows/reproductions/board_page.py
-    """,
-    "flows/reproductions/test_children.py": "flows/reproductions/peers/serving.py",
-    "flows/reproductions/peers/test_dong.py": """
-        flows/reproductions/peers/amin.py flows/reproductions/peers/coinpress.py
-    """,
-    "flows/reproductions/test_advice.py": "flows/reproductions/wide_text.py",
     "flows/commands/test_advising.py": "flows/reports/advice_facts.py",
-    "flows/reproductions/test_shang.py": """
-        flows/orchestration/reproduction_artifacts.py flows/reports/comparison_charts.py
-        flows/reports/comparison_files.py flows/reproductions/shang_distances.py flows/reproductions/shang_losses.py
-        flows/reproductions/shang_statements.py flows/reproductions/svm_protocol.py
-    """,
-    "flows/reproductions/test_dps_pca.py": """
-        flows/reproductions/dps_pca_arms.py flows/reproductions/dps_pca_figures.py flows/reproductions/dps_pca_model.py
-        flows/reproductions/dps_pca_times.py flows/reproductions/kept_rows.py
-    """,
-    "flows/reproductions/test_cape_pca.py": """
-        flows/reproductions/site_arms.py flows/reproductions/site_rows.py flows/reproductions/site_sweeps.py
-    """,
-    "flows/reproductions/test_cape_agn.py": """
-        flows/reproductions/tensor_arms.py flows/reproductions/tensor_makers.py flows/reproductions/tensor_sums.py
-        flows/reproductions/tensor_sweeps.py
-    """,
-    "flows/reproductions/test_dpals.py": """
-        flows/reports/line_charts.py flows/reproductions/completion_arms.py flows/reproductions/dpals_films.py
-        flows/reproductions/dpals_pairs.py
-        flows/reproductions/dpals_low_rank.py flows/reproductions/dpals_scale.py flows/reproductions/dpals_skewed.py
-        flows/reproductions/unprojected.py
-    """,
-    "flows/reproductions/test_subspace_arms.py": "flows/reproductions/printed_algorithms.py",
+    # papers
+    "papers/test_main.py": "papers/__main__.py papers/lib/experiments.py",
+    "papers/test_board.py": "papers/lib/children.py papers/lib/covariances.py",
+    "papers/test_shang.py": "papers/lib/figures.py papers/lib/subspaces.py",
+    "papers/test_dps_pca.py": "papers/lib/sparse_model.py",
+    "papers/test_cape_pca.py": "papers/lib/sites.py",
+    "papers/test_cape_agn.py": "papers/lib/tensors.py",
+    "papers/test_dpals.py": "papers/lib/ratings.py",
     # flows
     "flows/families/test_toy.py": """
         dpca_tasks/noise/joint.py dpca_tasks/privacy/ways/release_parts.py dpca_tasks/queries/joint_sum.py

@@ -27,7 +27,7 @@ PLANTED = {
     "mechanisms": ("dpca_tasks/mechanisms/subspace/planted.py", "dpca_tasks.mechanisms.subspace.wishart"),
     "storage": ("storage/ledger/planted.py", "storage.registry.publishing"),
     "flows": ("flows/reports/planted.py", "flows.fit"),
-    "published-methods": ("flows/fit.py", "flows.reproductions.peers.amin"),
+    "papers": ("flows/tune.py", "papers.lib.ratings"),
     "families": ("flows/families/planted.py", "prefect"),
     "core-and-services": ("dpca_tasks/sums/planted.py", "sqlalchemy"),
     "storage-and-schedulers": ("storage/formats/planted.py", "dask"),

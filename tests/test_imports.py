@@ -60,7 +60,7 @@ def test_a_package_loads_only_what_is_listed(package: str) -> None:
 def test_deployed_flows_load_only_what_the_image_installs() -> None:
     owners, locked = packages_distributions(), set(entries(IMAGE))
     deployed = {found["entrypoint"].rpartition(".")[0] for found in read("prefect.yaml")["deployments"]}
-    loaded = loaded_by(*(name for name in deployed if "reproductions" not in name))
+    loaded = loaded_by(*deployed)
     assert {"prefect", "jsonschema"} <= loaded
     foreign = {top for top in loaded if not locked & {canonicalize_name(owner) for owner in owners.get(top, [])}}
     assert foreign == {"sphinx"}  # `whenever` imports it wherever it is installed, as it is for `make docs`

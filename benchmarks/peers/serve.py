@@ -24,7 +24,7 @@ import zarr
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_info
 
-from flows.reproductions.peers.serving import Directions, diffprivlib_directions, opendp_directions
+from papers.lib.children import Directions, diffprivlib_directions, opendp_directions
 
 POWER_ITERATIONS = 4
 BLOCKS_IN_DENSE = 4  # Dask methods that take dense chunks: as many as workers can hold at once

@@ -74,27 +74,7 @@ DriftAtMost = Annotated[
 Settled = Annotated[
     float, _shown(Meaning("Seconds since the last change of a file after which it counts as whole.", minimum=0))
 ]
-Runs = Annotated[int, _shown(Meaning("Runs whose mean is compared.", minimum=1))]
-Mechanisms = Annotated[list[str] | None, _shown(Meaning("Mechanisms whose cases are run; all by default."))]
-DataFolder = Annotated[str, _shown(Meaning("The folder that make data filled; what is not there is left out."))]
-TimeLimit = Annotated[float, _shown(Meaning("Seconds of processor time that one cell may take.", above=0))]
-Interpreter = Annotated[
-    str | None, _shown(Meaning("The Python that has diffprivlib and OpenDP; both are left out without."))
-]
-Epsilons = Annotated[list[float] | None, _shown(Meaning("The epsilons compared; .1, 1 and 4 by default."))]
-DataSets = Annotated[list[str] | None, _shown(Meaning("The data sets compared; all by default."))]
-Page = Annotated[str | None, _shown(Meaning("The Markdown file to write; none by default."))]
-Cells = Annotated[str | None, _shown(Meaning("A file of finished cells, which are not run again; none by default."))]
 DryRun = Annotated[
     bool,
     _shown(Meaning("Only tell whether the budget admits such a run, and what is left; nothing is charged or read.")),
 ]
-Wide = Annotated[bool, _shown(Meaning("Also a made text of 20,958 columns, which takes minutes."))]
-Cifar10 = Annotated[str | None, _shown(Meaning("A file or folder of CIFAR-10; left out without one."))]
-RealSim = Annotated[str | None, _shown(Meaning("A svmlight file of real-sim; left out without one."))]
-Splits = Annotated[int, _shown(Meaning("Paired splits of a data set.", minimum=2))]
-Draws = Annotated[int, _shown(Meaning("Draws of each compared arm in a split of a small data set.", minimum=1))]
-TextFeatures = Annotated[int, _shown(Meaning("Columns of the made text; 20958 are real-sim's.", minimum=100))]
-Share = Annotated[float, _shown(Meaning("The share of the stated users; expectations are for 1.", above=0, maximum=1))]
-MovieLens = Annotated[str | None, _shown(Meaning("A folder with ratings of MovieLens; left out without one."))]
-OutFolder = Annotated[str | None, _shown(Meaning("A folder for tables and figures; none are written without one."))]

@@ -7,7 +7,7 @@ import numpy as np
 import scipy.sparse as sp
 from sklearn.datasets import dump_svmlight_file
 
-from flows.reproductions.rating_makers import skewed
+from dpca_tasks.records.made_ratings import skewed
 
 
 def visits(folder: Path, *, name: str = "visits", features: int = 40, rows: int = 400) -> None:

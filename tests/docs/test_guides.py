@@ -153,7 +153,7 @@ ELSEWHERE = {
     "docs/how-to/web-page.md": "tests/flows/web/test_serving.py",
     "docs/explanation/histories.md": "tests/histories/test_soak.py",
     "docs/explanation/ledger.md": "tests/docs/test_operations.py",
-    "docs/explanation/shang.md": "tests/flows/reproductions/test_shang.py",
+    "docs/explanation/shang.md": "tests/papers/test_shang.py",
 }
 
 

@@ -1,4 +1,4 @@
-"""Advice from public facts. Its expectations are compared with runs by ``dpca reproduce advice``."""
+"""Advice from public facts. Its expectations are compared with runs by ``python -m papers advice``."""
 
 import dataclasses
 from itertools import pairwise

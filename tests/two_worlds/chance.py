@@ -54,7 +54,7 @@ def product_modules() -> list[ModuleType]:
     for package in PRODUCT[1:]:
         root = importlib.import_module(package)
         for module in pkgutil.walk_packages(root.__path__, f"{package}."):
-            if not module.name.startswith(("flows.reproductions", "storage.database.migrations")):
+            if not module.name.startswith("storage.database.migrations"):
                 found.append(importlib.import_module(module.name))
     return found
 

@@ -31,7 +31,6 @@ from flows.orchestration.prefect_stages import (
     finish,
     in_flow,
 )
-from flows.reproductions import checks
 from storage.errors import BadSource, BudgetExhausted, Corrupt, Unavailable
 
 FOLDER = str(Path(inspect.getfile(StageEnded)).parents[1])
@@ -40,12 +39,12 @@ SCALARS = (str, int, float, bool, types.NoneType)
 
 
 def _stages() -> dict[str, Callable[..., Any]]:
-    """Find every function that a job hands to its runner: ``run(stage, ...)``, or a reproduction to the one of all."""
+    """Find every function that a job hands to its runner: ``run(stage, ...)``."""
     found = {}
     for module in MODULES:
         for node in ast.walk(ast.parse(inspect.getsource(module))):
             called = node.func.id if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) else None
-            if called == "reported_by_flow" or (called == "run" and module is not checks):
+            if called == "run":
                 assert isinstance(node, ast.Call)
                 assert isinstance(node.args[0], ast.Name), f"{module.__name__} runs a stage without a name"
                 found[node.args[0].id] = getattr(module, node.args[0].id)
@@ -106,7 +105,7 @@ def test_a_task_keeps_and_caches_no_result_and_never_runs_twice(name: str) -> No
     assert (task.on_failure_hooks, task.on_completion_hooks) == ([], [])
 
 
-@pytest.mark.parametrize("name", sorted(STAGES.keys() - {"show_comparison"}))  # which shows tables of public data
+@pytest.mark.parametrize("name", sorted(STAGES))
 def test_a_stage_takes_and_returns_names_and_public_numbers(name: str) -> None:
     hints = typing.get_type_hints(STAGES[name])
     assert _is_public_result(hints.pop("return"))

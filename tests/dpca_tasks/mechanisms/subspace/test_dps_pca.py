@@ -15,7 +15,7 @@ from dpca_tasks.mechanisms.subspace.dps_pca import DpsPca
 from dpca_tasks.metrics import subspace_distance
 from dpca_tasks.privacy.reservation import InMemoryReservation
 from dpca_tasks.records.sources import ArrayBlocks
-from flows.reproductions.dps_pca_model import Model
+from papers.lib.sparse_model import Model
 
 MODEL = Model(n_features=80, n_records=4_000, n_components=2, n_relevant=5)
 ROWS, TRUTH = MODEL.draw(0)

@@ -1,1 +1,0 @@
-"""Published and expected numbers, computed again and checked."""

@@ -1,0 +1,82 @@
+"""``python -m papers NAME``: reproduce the numbers of a paper; each check states its tolerance.
+
+A module of this folder is a command: ``reproduce``, with the options of its signature and the help of its docstring.
+Exit codes: 0 all checks hold, 1 one does not or the input is refused in one line, 2 usage.
+"""
+
+import inspect
+import sys
+from collections.abc import Callable, Sequence
+from functools import wraps
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import Annotated, Any
+
+import typer
+
+import papers
+from dpca_tasks.errors import DpcaError
+from flows.reports.terminal import STDERR, print_json, print_rows
+from papers.lib.experiments import Report
+from storage.errors import StorageError
+
+COLUMNS = ("name", "expected", "tolerance", "got", "holds")
+MODULES = {
+    module.name.replace("_", "-"): f"papers.{module.name}"
+    for module in iter_modules(papers.__path__)
+    if not module.ispkg and not module.name.startswith("_")
+}
+"""The modules by the names of their commands."""
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+def command_of(reproduce: Callable[..., Report]) -> Callable[..., None]:
+    """Return the command of a paper: its function with ``--json``, which prints the report and exits."""
+
+    @wraps(reproduce)
+    def command(*, as_json: bool, **options: Any) -> None:
+        print_report(reproduce(**options), as_json=as_json)
+
+    signature = inspect.signature(reproduce)
+    option = inspect.Parameter("as_json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Json)
+    command.__signature__ = signature.replace(  # type: ignore[attr-defined]
+        parameters=[*signature.parameters.values(), option], return_annotation=None
+    )
+    command.__annotations__ = {**reproduce.__annotations__, "as_json": Json, "return": None}
+    return command
+
+
+def print_report(found: Report, *, as_json: bool) -> None:
+    """Print checks as a table or the whole report as JSON, and exit with 0 if all hold, or else with 1."""
+    if as_json:
+        print_json(found)
+    else:
+        print_rows(found["checks"], COLUMNS, as_json=False, empty="there was nothing to check")
+        for each in found.get("notes", ()):
+            STDERR.print(each, markup=False)
+        for each in found["left_out"]:
+            STDERR.print(f"left out: {each}", markup=False)
+    raise typer.Exit(0 if all(check["holds"] for check in found["checks"]) else 1)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command, and return its exit code; only the module of a named paper is imported."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+    app.callback()(lambda: None)
+    for name in [words[0]] if words and words[0] in MODULES else MODULES:
+        reproduce = import_module(MODULES[name]).reproduce
+        text, _, _ = inspect.getdoc(reproduce).partition("\n\nReturns\n")
+        app.command(name, help=text)(command_of(reproduce))
+    try:
+        app(words, prog_name="python -m papers")
+    except SystemExit as ending:
+        return int(ending.code or 0)
+    except (DpcaError, StorageError, OSError) as error:
+        STDERR.print(f"papers: {error}", markup=False)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

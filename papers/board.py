@@ -1,0 +1,384 @@
+"""A board: all our mechanisms, two libraries and three published covariance methods on real data, side by side.
+
+Everyone protects one replaced row of norm at most 1, the number of rows public, at the same epsilon; those that are not
+pure at the same delta. The variance that each captures is compared with the best k directions. A method runs in a child
+process with one thread, for a limited processor time: "does not finish" is a result. The data are public, so nothing is
+charged. ``python -m papers.board`` is the child that runs our mechanisms and the published methods.
+"""
+
+import json
+import math
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import typer
+from scipy import sparse
+
+from dpca_tasks.accounting.joint_releases import inverted_sampler_loss
+from dpca_tasks.mechanisms.base import PrivacyTarget, Problem
+from dpca_tasks.mechanisms.parts.refined_release import refine_release
+from dpca_tasks.mechanisms.subspace import MECHANISMS
+from dpca_tasks.metrics import held_variance
+from dpca_tasks.records.sources import ArrayBlocks
+from papers.lib import children
+from papers.lib.children import Answer, Child, Failed, OutOfTime, rows_of, serve
+from papers.lib.covariances import (
+    adaptive_covariance,
+    amin_covariance,
+    amin_epsilon,
+    coinpress_covariance,
+    separate_covariance,
+)
+from papers.lib.experiments import Check, DataFolder, Matrix, Report, at_least, report, run_mechanism
+from papers.lib.public_data import DataSet, data_sets, second_moment
+
+type Cell = dict[str, Any]
+type Bound = Literal["at most", "at least"]
+
+EPSILONS, DELTA, RUNS, LIMIT = (0.1, 1.0, 4.0), 1e-6, 3, 60.0
+WITHIN = 0.05
+"""How far the best of our mechanisms may be below the best of the others."""
+PEERS = Path(".venv-peers/bin/python")
+"""Where ``make bench`` builds the libraries' environment, from the checkout."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contestant:
+    """A method on the board: its request to the child besides the common fields, and whether it claims a delta of 0."""
+
+    name: str
+    group: Literal["dpca", "library", "paper"]
+    pure: bool = False
+    request: Mapping[str, Any] = field(default_factory=dict)
+
+
+def _ours(mechanism: str, *, name: str | None = None, pure: bool = False, refine: str = "none", **settings: Any) -> Any:
+    request = {"method": "mechanism", "mechanism": mechanism, "refine": refine, "settings": settings}
+    return Contestant(name=name or mechanism, group="dpca", pure=pure, request=request)
+
+
+def _paper(paper: str, *, name: str, pure: bool = False) -> Contestant:
+    return Contestant(name=name, group="paper", pure=pure, request={"method": "paper", "paper": paper, "settings": {}})
+
+
+CONTESTANTS = (
+    _ours("analyze_gauss"),
+    _ours("analyze_gauss", name="analyze_gauss, refined", refine="auto"),
+    _ours("mod_sulq"),
+    _ours("noisy_power"),
+    _ours("dp_spca"),
+    _ours("dp_vrpca"),
+    _ours("dps_pca"),
+    _ours("smooth_sensitivity"),
+    _ours("propose_test_release"),
+    _ours("local_gaussian"),
+    _ours("wishart", pure=True),
+    _ours("exponential", pure=True),
+    _ours("laplace", pure=True),
+    _ours("smooth_sensitivity", name="smooth_sensitivity, spherical t", pure=True, noise="spherical_t"),
+    Contestant(name="diffprivlib", group="library", pure=True, request={"method": "diffprivlib"}),
+    Contestant(name="OpenDP", group="library", pure=True, request={"method": "opendp"}),
+    _paper("amin", name="Amin et al. 2019", pure=True),
+    _paper("coinpress", name="CoinPress 2020"),
+    _paper("separate", name="Dong et al. 2022, SeparateCov"),
+    _paper("adaptive", name="Dong et al. 2022, AdaptiveCov"),
+)
+
+
+def reproduce(
+    *,
+    data: DataFolder = Path("data"),
+    peers: Annotated[
+        Path | None,
+        typer.Option(help="The Python that has diffprivlib and OpenDP; .venv-peers of make bench where it is built."),
+    ] = None,
+    epsilon: Annotated[list[float] | None, typer.Option(help="An epsilon; .1, 1 and 4 by default.")] = None,
+    dataset: Annotated[list[str] | None, typer.Option(help="A data set; all that are there by default.")] = None,
+    runs: Annotated[int, typer.Option(min=1, help="Runs whose mean is stated; fewer where the limit allows.")] = RUNS,
+    limit: Annotated[float, typer.Option(min=0.1, help="Seconds of processor time that a cell may take.")] = LIMIT,
+    page: Annotated[Path | None, typer.Option(help="The Markdown file to write.")] = None,
+    cells: Annotated[
+        Path | None, typer.Option(help="A file of finished cells: those in it are not run again, others are added.")
+    ] = None,
+) -> Report:
+    """Compare all mechanisms with two libraries and three published covariance methods on real data.
+
+    The data are public, so nothing is spent. The checks compare the best of ours with the best of the others; --page
+    and --json have every cell: captured variance, seconds, the epsilon that each really gives, and what did not finish.
+    A method that did not finish is not tried at a larger epsilon on the same data.
+    """
+    python = peers or (PEERS if PEERS.exists() else None)
+    compared, made, left_out = list[dict[str, Any]](), list[Cell](), list[str]()
+    if python is None:
+        left_out.append(f"diffprivlib and OpenDP: {PEERS} is not there; name another Python by --peers")
+    asked = _Asked(python=python, epsilons=tuple(sorted(epsilon or EPSILONS)), runs=runs, limit=limit)
+
+    def checks() -> Iterator[Check]:
+        for each in data_sets(data):
+            if dataset and each.name not in dataset:
+                continue
+            if each.missing is not None:
+                left_out.append(f"{each.name}: {each.missing}")
+                continue
+            rows = each.load()
+            compared.append(_facts(each, rows))
+            found = list(_cells(rows, compared[-1], asked, cells))
+            made.extend(found)
+            yield from _comparisons(each.name, found)
+
+    found = report(checks(), data=compared, cells=made)
+    found["left_out"] = left_out
+    if page is not None:
+        text = page_of(compared, made, left_out, delta=DELTA, runs=runs, limit=limit)
+        page.write_text(text, encoding="utf-8")
+    return found
+
+
+def _facts(each: DataSet, rows: sparse.csr_array) -> dict[str, Any]:
+    """Return what the page says of a data set; ``random`` is what a random subspace captures."""
+    n, d = rows.shape
+    values = np.linalg.eigvalsh(second_moment(rows))[::-1]
+    best, k = float(values[: each.n_components].sum()), each.n_components
+    facts = {"name": each.name, "words": each.words, "n_records": n, "n_features": d, "n_components": k}
+    largest = 2.0 ** math.ceil(math.log2(values[0] / n))
+    return facts | {"share": best / n, "random": k / d * n / best, "largest": largest}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """How cells are run: the libraries' Python, the epsilons in order, runs, and the seconds of a cell."""
+
+    python: Path | None
+    epsilons: tuple[float, ...]
+    runs: int
+    limit: float
+
+
+def _cells(rows: sparse.csr_array, facts: dict[str, Any], asked: _Asked, kept: Path | None) -> Iterator[Cell]:
+    """Iterate over the cells of a data set."""
+    known = {} if kept is None or not kept.exists() else dict(map(_known, kept.read_text().splitlines()))
+    moment, best = second_moment(rows), facts["share"] * facts["n_records"]
+
+    def captured(directions: Matrix) -> float:
+        return float(held_variance(moment, np.linalg.qr(directions.T)[0].T) / best)
+
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        sparse.save_npz(folder / "rows.npz", rows, compressed=False)
+        ours = stack.enter_context(Child([sys.executable, "-W", "ignore", "-m", "papers.board"]))
+        library = asked.python and stack.enter_context(Child([str(asked.python), "-W", "ignore", children.__file__]))
+        for contestant in CONTESTANTS:
+            child = library if contestant.group == "library" else ours
+            if not child:
+                continue
+            finishes = True
+            for epsilon in asked.epsilons:
+                cell = _claim(contestant, facts, epsilon)
+                request = dict(contestant.request) | {"rows": str(folder / "rows.npz"), "k": facts["n_components"]}
+                request |= {"epsilon": epsilon, "delta": cell["delta"]}
+                if request.get("paper") == "coinpress":
+                    request["settings"] = {"largest": facts["largest"]}
+                key = (facts["name"], contestant.name, epsilon, asked.runs, asked.limit)
+                if not finishes:
+                    outcome: Cell = {"ending": "not tried"}
+                elif key in known:
+                    outcome = known[key]
+                else:
+                    outcome = _outcome(partial(child.ask, **request), captured, asked)
+                    if kept is not None:
+                        with kept.open("a", encoding="utf-8") as file:
+                            file.write(json.dumps([key, outcome]) + "\n")
+                finishes = finishes and outcome["ending"] != "does not finish"
+                yield cell | outcome
+
+
+def _known(line: str) -> tuple[tuple[Any, ...], Cell]:
+    key, outcome = json.loads(line)
+    return tuple(key), outcome
+
+
+def _claim(contestant: Contestant, facts: dict[str, Any], epsilon: float) -> Cell:
+    """Return what is known of a cell before it is run."""
+    sizes = {name: facts[name] for name in ("n_components", "n_features", "n_records")}
+    bound, true = true_epsilon(contestant, epsilon=epsilon, **sizes)
+    cell = {"data": facts["name"], "method": contestant.name, "group": contestant.group, "epsilon": epsilon}
+    return cell | {"delta": 0.0 if contestant.pure else DELTA, "true_epsilon": true, "bound": bound}
+
+
+def _outcome(ask: Callable[..., Answer], captured: Callable[[Matrix], float], asked: _Asked) -> Cell:
+    """Run as often as is asked for and the limit allows."""
+    found, seconds = list[float](), list[float]()
+    while len(found) < asked.runs and sum(seconds) * (1 + 1 / max(len(seconds), 1)) <= asked.limit:
+        try:
+            answer = ask(seconds=asked.limit - sum(seconds))
+        except OutOfTime:
+            if found:
+                break
+            return {"ending": "does not finish"}
+        except Failed as error:
+            return {"ending": "refused", "reason": str(error)}
+        found.append(captured(answer.directions))
+        seconds.append(answer.seconds)
+    spread = float(np.std(found, ddof=1)) if len(found) > 1 else None
+    mean = float(np.mean(found))
+    return {"ending": "finished", "captured": mean, "spread": spread, "seconds": min(seconds), "runs": len(found)}
+
+
+def _comparisons(name: str, cells: Sequence[Cell]) -> Iterator[Check]:
+    """Compare the best of our mechanisms with the best of the others at each epsilon."""
+    for epsilon in dict.fromkeys(cell["epsilon"] for cell in cells):
+        here = [cell for cell in cells if cell["epsilon"] == epsilon and cell["ending"] == "finished"]
+        ours, others = ([c["captured"] for c in here if (c["group"] == "dpca") is mine] for mine in (True, False))
+        if others:
+            best = f"{name} epsilon={epsilon:g}: captured by the best of ours, beside the best of the others"
+            yield at_least(best, max(others), got=max(ours, default=0.0), tolerance=WITHIN)
+
+
+def true_epsilon(
+    contestant: Contestant, *, epsilon: float, n_components: int, n_features: int, n_records: int
+) -> tuple[Bound, float]:
+    """Bound the epsilon that a method really gives to a replaced record, at the delta of its claim."""
+    shares = {"diffprivlib": epsilon / (n_components + 1), "OpenDP": 2 * epsilon / (3 * n_components)}
+    if contestant.name in shares:
+        share = shares[contestant.name]
+        return "at least", inverted_sampler_loss(slope=share / 4, n_features=n_features, rows=n_records // 2)
+    if contestant.request.get("paper") == "amin":
+        return "at most", amin_epsilon(n_components=n_components, epsilon=epsilon)
+    return "at most", epsilon
+
+
+PAPERS: dict[str, Callable[..., Matrix]] = {
+    "amin": amin_covariance,
+    "coinpress": coinpress_covariance,
+    "separate": separate_covariance,
+    "adaptive": adaptive_covariance,
+}
+
+
+@lru_cache(maxsize=1)
+def _blocks(path: str) -> ArrayBlocks:
+    return ArrayBlocks(rows_of(path))
+
+
+def run_ours(request: dict[str, Any]) -> Matrix:
+    """Plan and run one of our mechanisms, and refine its release where that is asked for."""
+    source = _blocks(request["rows"])
+    problem = Problem(
+        n_features=source.n_features, clip_norm=1.0, relation="replace_one", records_at_most=source.n_records
+    )
+    made = MECHANISMS[request["mechanism"]](n_components=request["k"], **request["settings"])
+    target = PrivacyTarget(epsilon=request["epsilon"], delta=request["delta"])
+    released = run_mechanism(made, problem, target, source)
+    if request["refine"] == "none":
+        return np.asarray(released.components)
+    return np.asarray(refine_release(released, n_components=request["k"], method=request["refine"]).subspace.components)
+
+
+def run_paper(request: dict[str, Any]) -> Matrix:
+    """Run a published covariance method."""
+    return PAPERS[request["paper"]](
+        rows_of(request["rows"]),
+        n_components=request["k"],
+        epsilon=request["epsilon"],
+        delta=request["delta"],
+        **request["settings"],
+    )
+
+
+SHORTEST = 0.01
+"""Seconds below which a clock of processor time says little."""
+HEAD = """# A board of private PCA on real data
+
+All mechanisms of dpca, two libraries and three published covariance methods, on public data. This page is made by
+`python -m papers board --page FILE`; nothing in it is written by hand.
+
+**Everyone protects the same thing**: one replaced row of norm at most 1, the number of rows public. Methods that are
+not pure have delta {delta:g}. *Captured* is the variance that the directions capture, over the most that as many can: 1
+is perfect, and what a random subspace captures stands above each table. It is the mean of up to {runs} runs (± their
+standard deviation), of which a cell may take {limit:g} s of processor time on one thread; *s* is the processor time of
+the shortest run, without the first one's load of code. A method that did not finish was not tried at a larger epsilon
+on the same data.
+
+**Gives** is the epsilon that a method really gives, at the delta of its claim: at most (≤) or at least (≥) so much.
+
+- *dpca* calibrates for the replaced row exactly, or by a proved bound.
+- *diffprivlib* and *OpenDP* draw eigenvectors by rejection, with the power of the accept test on the wrong side. So
+  almost nothing is accepted, and the law of what is accepted costs more than the mechanism that was meant
+  (`dpca mechanism truth`). Stated is the loss of the first direction alone, of as many rows that lie along two axes; of
+  OpenDP for a known mean, and its own account of a replaced row is twice the epsilon asked for.
+- *Amin et al. 2019* book twice what an eigenvector costs, so they give less than was asked for.
+- *CoinPress 2020* takes the rows for normal and needs a public bound of the largest eigenvalue of their covariance;
+  here it gets the largest eigenvalue of the data, rounded up to a power of two, which no owner of private data knows
+  so well. All its noise is Gaussian, and converted to epsilon exactly.
+- *Dong et al. 2022* are accounted for exactly, too, which gives them less noise than their zCDP would.
+
+These three are written from their papers (`papers/lib/covariances.py`), run on public data alone, and are no
+mechanisms of the product.
+"""
+
+
+def page_of(
+    data: Sequence[Mapping[str, Any]],
+    cells: Sequence[Cell],
+    left_out: Sequence[str],
+    *,
+    delta: float,
+    runs: int,
+    limit: float,
+) -> str:
+    """Return the page."""
+    parts = [HEAD.format(delta=delta, runs=runs, limit=limit)]
+    if left_out:
+        parts.append("Left out on this run:\n\n" + "".join(f"- {each}\n" for each in left_out))
+    parts.extend(_section(facts, [cell for cell in cells if cell["data"] == facts["name"]]) for facts in data)
+    return "\n".join(parts)
+
+
+def _section(facts: Mapping[str, Any], cells: Sequence[Cell]) -> str:
+    """Return the heading and the table of a data set."""
+    epsilons = list(dict.fromkeys(cell["epsilon"] for cell in cells))
+    lines = [
+        f"## {facts['name']}\n",
+        f"{facts['words']}: {facts['n_records']:,} rows, {facts['n_features']:,} columns, {facts['n_components']} "
+        f"components, which hold {facts['share']:.3f} of the variance; a random subspace captures "
+        f"{facts['random']:.3f}. CoinPress is told that no eigenvalue of the covariance is above "
+        f"{facts['largest']:g}.\n",
+        "| method | delta |" + "".join(f" ε = {epsilon:g} | gives | s |" for epsilon in epsilons),
+        "|---|---|" + "---:|---:|---:|" * len(epsilons),
+        *_page_rows(cells, epsilons),
+    ]
+    refused = {(cell["method"], cell["reason"]) for cell in cells if cell["ending"] == "refused"}
+    notes = [f"- {method}: {_plain(reason)}\n" for method, reason in sorted(refused)]
+    return "\n".join(lines) + "\n" + ("\nRefused:\n\n" + "".join(notes) if notes else "")
+
+
+def _page_rows(cells: Sequence[Cell], epsilons: Sequence[float]) -> Iterator[str]:
+    for method in dict.fromkeys(cell["method"] for cell in cells):
+        mine = {cell["epsilon"]: cell for cell in cells if cell["method"] == method}
+        shown = "".join(_shown(mine[epsilon]) for epsilon in epsilons)
+        yield f"| {method} | {mine[epsilons[0]]['delta']:g} |{shown}"
+
+
+def _shown(cell: Cell) -> str:
+    sign = "≤" if cell["bound"] == "at most" else "≥"
+    gives = f"{sign} {cell['true_epsilon']:.3g}"
+    if cell["ending"] != "finished":
+        return f" {cell['ending']} | {gives} | |"
+    spread = "" if cell["spread"] is None else f" ± {cell['spread']:.3f}"
+    seconds = "< .01" if cell["seconds"] < SHORTEST else f"{cell['seconds']:.2g}"
+    return f" {cell['captured']:.3f}{spread} | {gives} | {seconds} |"
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.replace("|", "\\|").split())
+
+
+if __name__ == "__main__":
+    serve({"mechanism": run_ours, "paper": run_paper})

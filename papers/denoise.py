@@ -1,0 +1,272 @@
+"""Reproduce what refining gains at the same privacy, and that the quality a release states for itself is true.
+
+Noise is drawn from seeds on second moments that are known exactly, so that every number can be made again; the data are
+public, so nothing is charged.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from scipy import sparse
+from scipy.linalg import hadamard
+
+from dpca_tasks.accounting.calibration import gaussian_noise_multiplier
+from dpca_tasks.mechanisms.parts.assessment import Assessment, assess
+from dpca_tasks.mechanisms.parts.noise_edge import above_edge, edge_quantile
+from dpca_tasks.mechanisms.parts.noisy_moment import NoisyMoment
+from dpca_tasks.mechanisms.parts.refinement import REQUESTS, refine
+from dpca_tasks.metrics import held_variance
+from papers.lib.experiments import (
+    Check,
+    DataFolder,
+    Matrix,
+    Report,
+    Runs,
+    at_least,
+    at_most,
+    isotropic,
+    near,
+    orthonormal,
+    report,
+)
+from papers.lib.public_data import a9a_rows, available, second_moment
+
+DELTA, RUNS, COVERED_RUNS, FEW = 1e-6, 5, 200, 5_000
+"""Draws of a cell of the table and of a coverage, and rows of the small MNIST."""
+ARMS = ("none", "eb", "spikes", "all", "auto")
+
+_SEED, _SIGNAL_SEED = 7, 5
+_SAME, _NEAR_BEST, _SEEN = 0.001, 0.003, 2
+_COVERAGE, _UNREFINED, _ROUNDING = 0.93, 0.8, 1e-12
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """Expected captured variances of a second moment: means of five draws, 1 for the best k directions.
+
+    ``captured`` has one for each of `ARMS`. ``floor`` is the least that ``auto`` captures, and ``unguarded`` the
+    tolerance of the methods that are not chosen, where they are stated.
+    """
+
+    data: str
+    n_components: int
+    epsilon: float
+    captured: tuple[float, ...]
+    tolerance: float
+    floor: float | None = None
+    unguarded: float | None = None
+
+    @property
+    def name(self) -> str:
+        """Data, k and epsilon."""
+        return f"{self.data} k={self.n_components} epsilon={self.epsilon}"
+
+
+CELLS = (
+    Cell("a9a", 10, 0.1, (0.9589, 0.9799, 0.9807, 0.9808, 0.9807), tolerance=0.0037, floor=0.977),
+    Cell("a9a", 30, 0.1, (0.8940, 0.9529, 0.9523, 0.9476, 0.9523), tolerance=0.0053, floor=0.947),
+    Cell("giant", 3, 0.1, (0.9275, 0.9293, 0.9309, 0.9341, 0.9341), tolerance=0.02),
+    Cell("sparse", 5, 0.1, (0.717, 0.886, 0.898, 0.917, 0.917), tolerance=0.02),
+    Cell("anti", 4, 0.1, (0.9573, 0.9504, 0.9478, 0.9477, 0.9573), tolerance=0.0073),
+    Cell("mnist", 10, 0.1, (0.9211, 0.9565, 0.9609, 0.9620, 0.9620), tolerance=0.004, floor=0.958),
+    Cell("mnist", 50, 0.1, (0.7621, 0.8318, 0.8338, 0.8312, 0.8332), tolerance=0.01),
+    Cell("mnist", 50, 0.3, (0.8880, 0.9247, 0.9265, 0.9287, 0.9287), tolerance=0.005),
+    Cell("mnist 5,000", 10, 0.1, (0.5409, 0.5741, 0.5754, 0.5783, 0.5765), tolerance=0.03),
+    Cell("mnist 5,000", 10, 0.3, (0.6409, 0.7006, 0.7058, 0.7185, 0.7169), tolerance=0.02),
+    Cell("mnist 5,000", 10, 1.0, (0.8629, 0.9164, 0.9221, 0.9289, 0.9289), tolerance=0.01),
+    # One component of Reuters is above the noise, and the next are at its edge: draws of eb differ much (a deviation of
+    # .03 in 15 draws, in which eb captures .628 and spikes .636), so a mean of five is off by .014, as the table's is.
+    Cell("reuters", 10, 0.1, (0.3820, 0.6449, 0.6515, 0.7051, 0.7051), tolerance=0.0151, unguarded=0.03, floor=0.69),
+    Cell("reuters", 10, 0.3, (0.6635, 0.8006, 0.8092, 0.8475, 0.8475), tolerance=0.01),
+    Cell("reuters", 10, 1.0, (0.8323, 0.9253, 0.9431, 0.9497, 0.9497), tolerance=0.005),
+)
+
+
+def reproduce(*, runs: Runs = RUNS, data: DataFolder = Path("data")) -> Report:
+    """Check the gain of refining on a9a, MNIST, Reuters and made data, and the quality that releases state.
+
+    The data are public and the noise comes from seeds, so nothing is spent. It takes about ten minutes of one
+    processor, most of it for MNIST and Reuters.
+    """
+    fetched, left_out = available(data, "mnist", "reuters")
+    return report(_checks(runs, fetched), left_out=left_out)
+
+
+def _checks(runs: int, fetched: Mapping[str, Callable[[], sparse.csr_array]]) -> Iterator[Check]:
+    moments = {name: made() for name, made in SIGNALS.items()} | {"a9a": second_moment(a9a_rows())}
+    for name, load in fetched.items():
+        rows = load()
+        moments |= {name: second_moment(rows), f"{name} {FEW:,}": second_moment(rows[:FEW])}
+    for cell in CELLS:
+        if cell.data in moments:
+            yield from _check_cell(cell, moments[cell.data], runs)
+    for name, moment, n_components in (
+        ("flat", moments["flat"], 3),
+        ("low rank", moments["low rank"], 4),
+        ("rotated a9a", rotated(moments["a9a"]), 10),
+    ):
+        yield _check_control(name, moment, n_components, runs)
+    for name, moment, n_components in (("anti", moments["anti"], 4), ("ruinous", ruinous(_noise_std(0.1)), 7)):
+        found = [refine(draw.moment, n_components=n_components) for draw in _draws(moment, n_components, runs)]
+        unrefined = sum(each.refined_by == "none" for each in found) / runs
+        yield at_least(f"{name}: part of the draws that auto leaves as they are", _UNREFINED, got=unrefined)
+    for name, n_components in (("a9a", 10), ("giant", 3), ("low rank", 4), ("flat", 3), ("a9a", 30)):
+        yield from _check_coverage(name, moments[name], n_components, COVERED_RUNS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Draw:
+    """A noisy second moment, and the one without noise."""
+
+    second_moment: Matrix
+    moment: NoisyMoment
+    n_components: int
+
+    def captured(self, rows: Matrix) -> float:
+        """Return the variance that rows capture, over the most that as many can."""
+        return self.held(rows) / self.most
+
+    def held(self, rows: Matrix) -> float:
+        """Return the variance that rows capture."""
+        return held_variance(self.second_moment, rows)
+
+    @property
+    def above_noise(self) -> int:
+        """The eigenvalues above the noise."""
+        values = np.linalg.eigvalsh(self.moment.matrix) / self.moment.noise_std
+        return above_edge(values, edge=edge_quantile(len(values)))
+
+    @property
+    def most(self) -> float:
+        """The variance that the best k directions capture."""
+        return float(np.linalg.eigvalsh(self.second_moment)[-self.n_components :].sum())
+
+
+def _noise_std(epsilon: float) -> float:
+    """Return the std off the diagonal of a release of rows of norm 1."""
+    return gaussian_noise_multiplier(epsilon=epsilon, delta=DELTA) / math.sqrt(2.0)
+
+
+def _draws(second_moment: Matrix, n_components: int, runs: int, epsilon: float = 0.1) -> Iterator[Draw]:
+    noise_std = _noise_std(epsilon)
+    for run in range(runs):
+        noise = math.sqrt(2.0) * noise_std * isotropic(np.random.default_rng((_SEED, run)), len(second_moment))
+        moment = NoisyMoment(matrix=(second_moment + second_moment.T) / 2.0 + noise, noise_std=noise_std)
+        yield Draw(second_moment=second_moment, moment=moment, n_components=n_components)
+
+
+def _check_cell(cell: Cell, second_moment: Matrix, runs: int) -> Iterator[Check]:
+    """Compare the variance that each method captures with the table, and auto with its floor and with the best."""
+    captured: dict[str, list[float]] = {method: [] for method in REQUESTS}
+    above = []
+    for draw in _draws(second_moment, cell.n_components, runs, cell.epsilon):
+        above.append(draw.above_noise)
+        for method in REQUESTS:
+            rows = refine(draw.moment, n_components=cell.n_components, method=method).components
+            captured[method].append(draw.captured(rows))
+    means = {method: float(np.mean(values)) for method, values in captured.items()}
+    for method, expected in zip(ARMS, cell.captured, strict=True):
+        tolerance = cell.tolerance if cell.unguarded is None or method == "auto" else cell.unguarded
+        yield near(f"{cell.name} {method}", expected, tolerance, got=means[method])
+    if cell.floor is not None:
+        yield at_least(f"{cell.name} auto", cell.floor, got=means["auto"])
+    if min(above) >= _SEEN:
+        yield at_most(f"{cell.name} best less auto", _NEAR_BEST, got=max(means.values()) - means["auto"])
+
+
+def _check_control(name: str, second_moment: Matrix, n_components: int, runs: int) -> Check:
+    """Compare auto with none where there is nothing to gain."""
+    gains = []
+    for draw in _draws(second_moment, n_components, runs):
+        auto, none = (refine(draw.moment, n_components=n_components, method=m) for m in ("auto", "none"))
+        gains.append(draw.captured(auto.components) - draw.captured(none.components))
+    return near(f"{name}: auto less none", 0.0, _SAME, got=float(np.mean(gains)))
+
+
+def _check_coverage(name: str, second_moment: Matrix, n_components: int, runs: int) -> Iterator[Check]:
+    """Count the draws in which the lower bounds hold, and look at the sum of ratios."""
+    held, sums = {"captured": 0, "share": 0, "captured variance": 0}, []
+    for draw in _draws(second_moment, n_components, runs):
+        refinement = refine(draw.moment, n_components=n_components)
+        told = assess(draw.moment, refinement)
+        for bound, holds in _bounds_hold(draw, refinement.components, told).items():
+            held[bound] += holds
+        sums.append(math.fsum(told.explained_variance_ratio or ()))
+    for bound, count in held.items():
+        yield at_least(f"{name} k={n_components}: coverage of the lower bound of {bound}", _COVERAGE, got=count / runs)
+    yield at_most(f"{name} k={n_components}: largest sum of ratios", 1.0, got=max(sums), tolerance=_ROUNDING)
+
+
+def _bounds_hold(draw: Draw, rows: Matrix, told: Assessment) -> dict[str, bool]:
+    """Compare each lower bound with the truth; one that is not stated does not fail."""
+    held, trace = draw.held(rows), float(np.trace(draw.second_moment))
+    return {
+        "captured": (told.captured_low or 0.0) <= held,
+        "share": (told.share_low or 0.0) <= held / trace,
+        "captured variance": (told.captured_variance_low or 0.0) <= held / draw.most,
+    }
+
+
+def flat_signal() -> Matrix:
+    """Return a signal of three components whose loadings are all equally large, of order 512."""
+    return _signal(hadamard(512)[:, [0, 5, 77]] / math.sqrt(512), 6000, 2500, 1500)
+
+
+def giant_signal() -> Matrix:
+    """Return a signal of two single features and their common level, of order 400."""
+    columns = np.zeros((400, 3))
+    columns[0, 0] = columns[1, 1] = 1.0
+    columns[:, 2] = 1.0 / math.sqrt(400)
+    return _signal(columns, 3000, 1500, 1500)
+
+
+def low_rank_signal() -> Matrix:
+    """Return a signal of four random directions, of order 300."""
+    return _signal(orthonormal(np.random.default_rng(_SIGNAL_SEED).standard_normal((300, 4))), 8000, 4000, 2000, 1000)
+
+
+def few_features() -> Matrix:
+    """Return a signal of five components on 20 random features each, of order 1,000."""
+    rng, columns = np.random.default_rng(_SIGNAL_SEED), np.zeros((1000, 5))
+    for column in columns.T:
+        column[rng.choice(1000, 20, replace=False)] = rng.standard_normal(20)
+    return _signal(orthonormal(columns), 3000, 2000, 1500, 1000, 700)
+
+
+def avoiding() -> Matrix:
+    """Return a signal whose strong component and three weak ones share no feature, but for one, of order 600."""
+    rng, columns = np.random.default_rng(_SIGNAL_SEED), np.zeros((600, 4))
+    columns[:300, [0, 3]] = rng.standard_normal((300, 2))
+    columns[300:, [1, 2]] = rng.standard_normal((300, 2))
+    return _signal(orthonormal(columns), 20000, 1500, 1200, 1000)
+
+
+def ruinous(noise_std: float) -> Matrix:
+    """Return a signal that unguarded refining ruins: one strong component on 40 features, six weak ones on 360."""
+    rng, columns = np.random.default_rng(_SIGNAL_SEED), np.zeros((400, 7))
+    columns[:40, 0] = rng.standard_normal(40)
+    columns[40:, 1:] = rng.standard_normal((360, 6))
+    seen = noise_std * math.sqrt(400)
+    return _signal(orthonormal(columns), 7.0 * seen, *[1.4 * seen] * 6)
+
+
+def rotated(second_moment: Matrix) -> Matrix:
+    """Return a second moment in random coordinates."""
+    turn = orthonormal(np.random.default_rng(_SIGNAL_SEED).standard_normal(second_moment.shape))
+    return turn.T @ second_moment @ turn
+
+
+SIGNALS: dict[str, Callable[[], Matrix]] = {
+    "flat": flat_signal,
+    "giant": giant_signal,
+    "low rank": low_rank_signal,
+    "sparse": few_features,
+    "anti": avoiding,
+}
+
+
+def _signal(columns: Matrix, *strengths: float) -> Matrix:
+    return np.asarray((columns * np.array(strengths)) @ columns.T)

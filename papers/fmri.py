@@ -1,0 +1,177 @@
+"""Reproduce capePCA and its baselines on fMRI scans of seven subjects, each of which is a site.
+
+A record is one time point of a scan, not a person: epsilon holds for a time point. A second sweep states it for a whole
+scan. A region is standardised by its own mean and std over the scan, which counts as public here, as in the literature;
+then every time point is scaled to norm 1 by itself. Noise comes from seeds, and no ledger is charged.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy.io import loadmat
+from scipy.io.matlab import MatReadError
+
+from dpca_tasks.accounting.calibration import gaussian_epsilon
+from dpca_tasks.mechanisms.sites.cape import mu_of
+from papers.lib.experiments import Check, DataFolder, Matrix, OutFolder, Report, Runs, at_least, at_most, near, report
+from papers.lib.figures import write_comparison
+from papers.lib.public_data import unit_rows
+from papers.lib.sites import CAPE, COLLUDING, COLUMNS, CONV, LOCAL, POOLED, Cell, Sites, Truth, leading, sweep_rows
+from storage.errors import BadSource
+
+type Seen = Mapping[tuple[str, float, str], float]
+RUNS, N_COMPONENTS, DELTA, EPSILONS = 3, 10, 1e-5, (0.5, 1.0, 2.0, 5.0, 10.0)
+POINT, PERSON = "epsilon of a time point", "epsilon of a person"
+ALONE, RANDOM = "one subject, non-private", "random directions"
+FLOORS = {CAPE: (0.93, 0.97, 0.99, 0.995, 0.998), COLLUDING: (0.91, 0.965, 0.985, 0.995, 0.998)}
+"""Expected shares at `EPSILONS` of the energy of the directions that are best without privacy."""
+NO_SIGNAL = 0.1
+"""At most so much more than random directions capture where one person is protected."""
+CHARGED = "nothing: the scans are public, and noise comes from seeds, past every ledger"
+TITLES = {"sweeps": "fMRI of seven subjects as sites: energy of the directions found"}
+MEANING = (
+    "One record is one time point of a scan, not a person: epsilon of a time point says little of the person, all of "
+    "whose time points resemble each other.",
+    "Each region was standardised by its own mean and std over the scan, as if they were public.",
+)
+FOLDER, FILES = "fmri", "*/functional/*.mat"
+_KEY = "tc"
+
+
+def reproduce(*, runs: Runs = RUNS, data: DataFolder = Path("data"), out: OutFolder = None) -> Report:
+    """Check capePCA and its baselines on fMRI scans of seven subjects, one site a subject, and where these are too few.
+
+    A record is one time point, not a person: epsilon holds for a time point, and a second sweep is of a whole scan. The
+    scans are public and the noise comes from seeds, so nothing is spent. It takes half a minute.
+
+    Returns
+    -------
+    Report
+        With ``tables``, ``columns``, ``notes``, ``files`` and ``charged``.
+    """
+    scans = read_scans(data / FOLDER)
+    rows: list[dict[str, Any]] = []
+    left_out = [] if scans else [f"fMRI: {data / FOLDER} has no scans; make data fetches them"]
+    found = report(_checks(rows, scans, runs) if scans else (), left_out=left_out, charged=CHARGED)
+    found |= {"tables": {"sweeps": rows}, "columns": {"sweeps": list(COLUMNS)}}
+    found["notes"] = [*MEANING, *too_few(rows)] if scans else []
+    return found | {"files": write_comparison(found, TITLES, out)}
+
+
+def read_scans(folder: Path) -> list[Matrix]:
+    """Read the scans of a folder, in the order of their subjects: standardised regions as columns, a row a time point.
+
+    Parameters
+    ----------
+    folder : Path
+        With ``SUBJECT/functional/NAME.mat``, whose ``tc`` has a row a region.
+
+    Returns
+    -------
+    list of float64 array of shape (n_times, n_regions)
+        Empty where the folder has no such file.
+
+    Raises
+    ------
+    BadSource
+        If a file is no scan, or has other regions than the first.
+    """
+    scans = [_standardised(path) for path in sorted(folder.glob(FILES))]
+    if len({scan.shape[1] for scan in scans}) > 1:
+        raise BadSource(
+            f"{folder} has scans of unlike numbers of regions, and sites share their columns; fetch it again."
+        )
+    return scans
+
+
+def person_epsilon(epsilon: float, *, records: int, delta: float = DELTA) -> float:
+    """Return the epsilon of one record under which that many of them have the epsilon asked, under Gaussian noise.
+
+    The sensitivity of all records of a person is at most their number times that of one.
+    """
+    return gaussian_epsilon(noise_multiplier=records / mu_of(epsilon=epsilon, delta=delta), delta=delta)
+
+
+def too_few(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return sentences that say where the sites are too few.
+
+    They are too few for an arm that captures less than the directions which one site finds from its own rows without
+    privacy, the mean over sites: joining gained nothing.
+    """
+    seen, said = _shares(rows), []
+    sites = rows[0]["sites"]
+    for sweep in (POINT, PERSON):
+        for arm in (CAPE, COLLUDING, CONV):
+            short = [e for e in EPSILONS if seen[sweep, e, arm] < seen[sweep, e, ALONE]]
+            if short:
+                at = ", ".join(f"{e:g} ({seen[sweep, e, arm]:.2f})" for e in short)
+                said.append(
+                    f"{sites} sites are too few for {arm} at {sweep} {at}: one subject's own rows without privacy give "
+                    f"{seen[sweep, short[0], ALONE]:.2f}, and random directions {seen[sweep, short[0], RANDOM]:.2f}."
+                )
+    return said or [f"{sites} sites are enough at every epsilon tried."]
+
+
+def _standardised(path: Path) -> Matrix:
+    try:
+        series = np.asarray(loadmat(path)[_KEY], np.float64).T
+        if series.ndim != 2 or not series.size:
+            raise ValueError(series.shape)
+    except (KeyError, TypeError, ValueError, MatReadError, NotImplementedError, OSError) as error:
+        raise BadSource(f"{path} is no MATLAB file with numbers {_KEY}, and a scan is; fetch it again.") from error
+    std = series.std(axis=0)
+    if not (np.isfinite(series).all() and (std > 0).all()):
+        raise BadSource(f"{path} has a region that is constant or not finite, and none may be; fetch it again.")
+    scan: Matrix = (series - series.mean(axis=0)) / std
+    return scan
+
+
+def _checks(rows: list[dict[str, Any]], scans: Sequence[Matrix], runs: int) -> Iterator[Check]:
+    stacked = unit_rows(np.concatenate(scans))
+    sites = Sites(stacked, [len(scan) for scan in scans])
+    k = min(N_COMPONENTS, sites.n_features - 1)
+    truth = Truth(data="fMRI", moment=stacked.T @ stacked / len(stacked), n_components=k)
+    yield near("subjects", 7, 0, got=len(scans))
+    yield near(f"energy of {k} directions without privacy, of 1", 0.533, 0.001, got=truth.best)
+    rows += _sweeps(sites, truth, runs)
+    seen = _shares(rows)
+    for at, epsilon in enumerate(EPSILONS):
+        of = {arm: seen[POINT, epsilon, arm] for arm in (CAPE, COLLUDING, CONV, LOCAL, POOLED)}
+        told = f"share at {POINT} {epsilon:g}"
+        yield near(f"{told}: {CAPE} less {POOLED}", 0.0, 0.01, got=of[CAPE] - of[POOLED])
+        for arm, floors in FLOORS.items():
+            yield at_least(f"{told}: {arm}", floors[at], got=of[arm])
+        yield at_least(f"{told}: {COLLUDING} less {CONV}", 0.0, got=of[COLLUDING] - of[CONV])
+        yield at_least(f"{told}: {CONV} less {LOCAL}", 0.0, got=of[CONV] - of[LOCAL])
+    last = EPSILONS[-1]
+    gap = seen[PERSON, last, CAPE] - seen[PERSON, last, RANDOM]
+    yield at_most(f"share at {PERSON} {last:g}: {CAPE} less {RANDOM}", NO_SIGNAL, got=gap)
+
+
+def _sweeps(sites: Sites, truth: Truth, runs: int) -> list[dict[str, Any]]:
+    """Return the mean energies of all arms, and of directions of one site and of none, along both epsilons."""
+    largest = max(sites.sizes)
+
+    def cells(_: int) -> Iterator[Cell]:
+        for epsilon in EPSILONS:
+            yield Cell(sweep=POINT, value=epsilon, sites=sites, epsilon=epsilon, delta=DELTA)
+        for epsilon in EPSILONS:
+            each = person_epsilon(epsilon, records=largest)
+            yield Cell(sweep=PERSON, value=epsilon, sites=sites, epsilon=each, delta=DELTA)
+
+    rows = sweep_rows(cells, truth, runs)
+    of_sites = [truth.energy(leading(sums, sites.n_features, truth.n_components)) for sums in sites.sums]
+    level = {
+        ALONE: float(np.mean(of_sites)),
+        RANDOM: truth.n_components / sites.n_features * float(np.trace(truth.moment)),
+    }
+    first = {(row["sweep"], row["value"]): row for row in reversed(rows)}
+    for row in first.values():
+        rows += [{**row, "arm": arm, "energy": got, "share": got / truth.best} for arm, got in level.items()]
+    return rows
+
+
+def _shares(rows: Sequence[Mapping[str, Any]]) -> Seen:
+    return {(row["sweep"], row["value"], row["arm"]): row["share"] for row in rows}

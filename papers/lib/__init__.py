@@ -1,0 +1,1 @@
+"""Data, arms, checks and figures that several papers share."""

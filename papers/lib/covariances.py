@@ -1,0 +1,206 @@
+"""Published covariance methods that the board compares with: three papers, run on public data alone.
+
+**Amin, Dick, Kulesza, Munoz and Vassilvitskii (2019), Differentially private covariance estimation, Algorithm 1.**
+
+Eigenvalues get Laplace noise of scale ``2 / epsilon_0``; eigenvectors are drawn one after another, each orthogonal to
+those before it, by the exponential mechanism with density ``exp(epsilon_i / 4 u^T C u)``. For k components the first k
+vectors are drawn, and epsilon is divided evenly among them and the eigenvalues; the span of the vectors is the answer,
+to which the eigenvalues add nothing.
+
+*Relation*: one replaced row of norm at most 1, the number of rows public. *Assumptions on the data*: none.
+
+*What it really gives.* A replaced row changes ``u^T C u`` by between -1 and 1, so a draw costs at most
+``epsilon_i / 2``, half of what the paper books for it; the eigenvalues move by at most 2 in the l1 norm, and cost
+epsilon_0.
+
+**Biswas, Dong, Kamath and Ullman (2020), CoinPress: practical private mean and covariance estimation, Algorithm 3.**
+
+The rows count as draws of N(0, Sigma) with ``I / K' <= Sigma <= K I``. Each step maps them by A, so that the covariance
+is believed to be at most I, cuts them off at the radius gamma that such normals seldom pass, and adds Gaussian noise to
+their second moment; all but the last step then shrink the belief, ``A <- U^{-1/2} A`` with U an upper bound of what was
+found. The last step has three quarters of the budget.
+
+*Relation*: one replaced row, the number of rows public. *Public bounds*: K, an upper bound of the largest eigenvalue of
+the covariance; the board states the largest eigenvalue of the public data, rounded up to a power of two, which no owner
+of private data knows so well. *Assumptions on the data*: accuracy needs rows that are normal, of a covariance without
+small eigenvalues, which ours are not; privacy needs nothing, since rows are cut off.
+
+*What it really gives.* A step moves by at most ``sqrt 2 gamma^2 / n``, its noise has std ``gamma^2 / (n sqrt rho_i)``
+in the upper triangle, which is ``rho_i``-zCDP. All steps are Gaussian, so the conversion to (epsilon, delta) is exact:
+together they are one Gaussian mechanism of multiplier ``1 / sqrt(2 rho)``.
+
+**Dong, Liang and Yi (2022), Differentially private covariance revisited: SeparateCov and AdaptiveCov.**
+
+*GaussCov* adds Gaussian noise of std ``tau^2 / (n sqrt rho)`` to the upper triangle of the covariance of rows of norm
+at most tau. *SeparateCov* takes eigenvectors from GaussCov at half of rho and eigenvalues from noise of their own on
+the other half: a better matrix where d is large, and for its span GaussCov at half of the budget. *AdaptiveCov* first
+finds, by the sparse vector technique, the largest power of two at which cutting rows off costs less than the noise that
+it saves, then takes the one of GaussCov and SeparateCov whose bound is smaller.
+
+*Relation*: one replaced row of norm at most 1, the number of rows public. *Assumptions on the data*: none.
+
+*What it really gives.* All but the sparse vector technique are Gaussian: the trace at ``rho / 8``, the matrix at
+``3 rho / 4``. The technique is ``sqrt(rho) / 2``-DP. rho is the largest at which an exact accountant of the composition
+gives at most the epsilon asked for; the zCDP of the paper would give more noise.
+"""
+
+import math
+import os
+from collections.abc import Callable
+from functools import lru_cache
+
+import numpy as np
+from scipy import sparse
+
+from dpca_tasks.accounting import events
+from dpca_tasks.accounting.calibration import gaussian_noise_multiplier
+from dpca_tasks.accounting.epsilon_bracket import epsilon_bracket
+from dpca_tasks.mechanisms.parts.eigenpairs import leading_eigenpairs
+from dpca_tasks.noise.bingham import complement, draw_direction
+from dpca_tasks.noise.keystream import subkey
+from papers.lib.experiments import Matrix, upper_noise
+from papers.lib.public_data import second_moment
+
+
+def amin_covariance(rows: sparse.csr_array, *, n_components: int, epsilon: float, delta: float = 0.0) -> Matrix:
+    """Return k directions of public rows of norm at most 1, as rows; delta is not used."""
+    matrix = second_moment(rows)
+    share = epsilon / (n_components + 1)
+    key, found = os.urandom(32), np.zeros((0, len(matrix)))
+    for at in range(n_components):
+        basis = complement(found)
+        drawn = draw_direction(
+            subkey(key, label="direction", info=at.to_bytes(8, "little")), basis.T @ matrix @ basis, scale=4.0 / share
+        )
+        found = np.vstack([found, basis @ drawn])
+    return found
+
+
+def amin_epsilon(*, n_components: int, epsilon: float) -> float:
+    """Return the epsilon that the printed noise gives for one replaced row."""
+    share = epsilon / (n_components + 1)
+    return share + n_components * share / 2.0
+
+
+STEPS, LAST_SHARE = 3, 0.75
+
+
+def coinpress_covariance(
+    rows: sparse.csr_array, *, n_components: int, epsilon: float, delta: float, largest: float
+) -> Matrix:
+    """Return k directions of public rows, as rows; ``largest`` is the public bound K of the covariance."""
+    rng, points = np.random.default_rng(), rows.toarray()
+    rho = 0.5 / gaussian_noise_multiplier(epsilon=epsilon, delta=delta) ** 2
+    belief = np.eye(points.shape[1]) / math.sqrt(largest)
+    for _ in range(STEPS - 1):
+        found, slack = _step(points @ belief.T, rho=rho * (1 - LAST_SHARE) / (STEPS - 1), rng=rng)
+        belief = _inverse_root(found + slack * np.eye(len(found))) @ belief
+    found, _ = _step(points @ belief.T, rho=rho * LAST_SHARE, rng=rng)
+    back = np.linalg.inv(belief)
+    return leading_eigenpairs(back @ found @ back.T, n_components)[1]
+
+
+def _step(points: Matrix, *, rho: float, rng: np.random.Generator) -> tuple[Matrix, float]:
+    """Return the noisy second moment of rows cut off at gamma, and how far above it the covariance may lie."""
+    n, d = points.shape
+    tail = math.log(1 / FAILURE)
+    gamma = math.sqrt(d + 2 * math.sqrt(d * tail) + 2 * tail)
+    lengths = np.linalg.norm(points, axis=1, keepdims=True)
+    cut = points * np.minimum(1.0, gamma / np.maximum(lengths, 1e-300))
+    std = gamma**2 / (n * math.sqrt(rho))
+    noise = std * upper_noise(rng, d)
+    sampling = math.sqrt(d / n) + math.sqrt(2 * math.log(2 / FAILURE) / n)
+    slack = 2 * sampling + sampling**2 + std * (2 * math.sqrt(d) + 2 * math.sqrt(math.log(1 / FAILURE)))
+    return cut.T @ cut / n + noise, slack
+
+
+def _inverse_root(matrix: Matrix) -> Matrix:
+    """Return ``U^{-1/2}``; eigenvalues that noise made negative count as tiny."""
+    values, vectors = np.linalg.eigh(matrix)
+    return np.asarray((vectors / np.sqrt(np.maximum(values, 1e-9))) @ vectors.T)
+
+
+FAILURE = 0.1
+_MATRIX_SHARE = 0.75
+_LEAST = 2.0**-24  # no row is cut off below
+
+
+def separate_covariance(rows: sparse.csr_array, *, n_components: int, epsilon: float, delta: float) -> Matrix:
+    """Return k directions of public rows by SeparateCov, as rows."""
+    rho = 0.5 / gaussian_noise_multiplier(epsilon=epsilon, delta=delta) ** 2
+    return leading_eigenpairs(_noisy(rows, rho=rho / 2, cut=1.0, rng=np.random.default_rng()), n_components)[1]
+
+
+def adaptive_covariance(rows: sparse.csr_array, *, n_components: int, epsilon: float, delta: float) -> Matrix:
+    """Return k directions of public rows by AdaptiveCov, as rows."""
+    rng, rho = np.random.default_rng(), adaptive_rho(epsilon=epsilon, delta=delta)
+    n, d = rows.shape
+    squares = np.asarray(rows.multiply(rows).sum(axis=1)).ravel()
+    above = math.sqrt(8 / rho * math.log(8 / FAILURE)) / n  # the noise seldom makes it less than the trace
+    trace = min(max(squares.sum() / n + 2 / (math.sqrt(rho) * n) * rng.standard_normal() + above, 1e-16), 1.0)
+    matrix_rho = _MATRIX_SHARE * rho
+    tail = math.log(2 / FAILURE)
+    spectral, frobenius = 2 * math.sqrt(d) + 2 * math.sqrt(tail), d + 2 * math.sqrt(tail)
+    vector = math.sqrt(d) + math.sqrt(2 * tail)
+
+    def errors(cut: float) -> tuple[float, float]:
+        """Return the bounds of GaussCov and SeparateCov in the Frobenius norm."""
+        gauss = cut**2 * frobenius / (math.sqrt(matrix_rho) * n)
+        apart = cut * 2**1.25 * math.sqrt(trace * spectral / n) / matrix_rho**0.25
+        return gauss, apart + cut**2 * math.sqrt(2) * vector / (math.sqrt(matrix_rho) * n)
+
+    cut = _threshold(squares, errors, n=n, epsilon=math.sqrt(rho) / 2, rng=rng)
+    gauss, apart = errors(cut)
+    chosen = matrix_rho if gauss <= apart else matrix_rho / 2
+    return leading_eigenpairs(_noisy(rows, rho=chosen, cut=cut, rng=rng), n_components)[1]
+
+
+@lru_cache(maxsize=16)
+def adaptive_rho(*, epsilon: float, delta: float) -> float:
+    """Return the largest rho at which AdaptiveCov really is (epsilon, delta)-DP, to a hundredth."""
+
+    def holds(rho: float) -> bool:
+        gaussians = events.gaussian(1 / math.sqrt(2 * (_MATRIX_SHARE + 0.125) * rho))
+        both = events.composed(gaussians, events.approximate(math.sqrt(rho) / 2, 0.0))
+        return epsilon_bracket(both, delta=delta, within=0.01).upper <= epsilon
+
+    above = 0.5 / gaussian_noise_multiplier(epsilon=epsilon, delta=delta) ** 2 / (_MATRIX_SHARE + 0.125)
+    below = above / 8
+    while not holds(below):
+        below /= 2
+    while above > 1.01 * below:
+        middle = math.sqrt(below * above)
+        below, above = (middle, above) if holds(middle) else (below, middle)
+    return below
+
+
+def _threshold(
+    squares: Matrix,
+    errors: Callable[[float], tuple[float, float]],
+    *,
+    n: int,
+    epsilon: float,
+    rng: np.random.Generator,
+) -> float:
+    """Return where to cut rows off: the sparse vector technique, at epsilon, from norm 1 down by halves.
+
+    Asked is what cutting rows off at tau costs, ``sum (|x|^2 - tau^2)_+``, less n times the error that the noise then
+    makes; a replaced row moves it by at most 1. The first tau that costs more than its noise ends the search.
+    """
+    limit = rng.laplace(0.0, 2 / epsilon)
+    cut = 1.0
+    while cut > _LEAST:
+        lower = cut / 2
+        excess = float(np.maximum(squares - lower**2, 0.0).sum()) - n * min(errors(lower))
+        if excess + rng.laplace(0.0, 4 / epsilon) >= limit:
+            return cut
+        cut = lower
+    return cut
+
+
+def _noisy(rows: sparse.csr_array, *, rho: float, cut: float, rng: np.random.Generator) -> Matrix:
+    """Return the noisy covariance of rows cut off at a norm."""
+    n, d = rows.shape
+    norms = np.sqrt(np.asarray(rows.multiply(rows).sum(axis=1)).ravel())
+    kept = sparse.diags_array(np.minimum(1.0, cut / np.maximum(norms, 1e-300))) @ rows
+    return second_moment(kept) / n + cut**2 / (n * math.sqrt(rho)) * upper_noise(rng, d)

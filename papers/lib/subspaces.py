@@ -1,0 +1,415 @@
+"""Arms of a comparison of subspaces, as the product runs them or as printed, and what classification loses in them.
+
+An arm of the product passes the curator, with a reservation in memory: the rows are public, so nothing is charged. Its
+key comes from a seed, so that every number can be made again; on private rows a key comes from the operating system.
+
+*Printed algorithms* have published noise that no release may have: the product refuses these formulas, because they do
+not keep the epsilon that they claim. Their results are computed here from public rows and a seed, past the curator.
+
+*The protocol of classification.* A split permutes the records. The first half is reserved for the subspace. Of the
+other half, 10 % of its rows train the classifier and the rest test it. Projections are standardised by mean and std of
+the training rows. The classifier is scikit-learn's ``LinearSVC`` at its default C = 1, which no arm tunes; several
+classes are one against the rest. An arm loses the accuracy with the half's own best k directions less its own, in
+points, on the same split: splits are paired, and the standard error is over splits, of the mean of an arm's draws in
+each. The paper repeats 10 times over 10 arrangements, takes 10 % of the whole data set for training, and states neither
+how its classifier was tuned, how scores were scaled, nor which labels MNIST had: absolute accuracies are not compared.
+
+>>> import numpy as np
+>>> from scipy import sparse
+>>> rows = sparse.csr_array(np.eye(6)[np.arange(600) % 4])
+>>> found = Arm(mechanism="analyze_gauss").run(Rows.of(rows), n_components=2, epsilon=1.0, delta=1e-4, seed=(1,))
+>>> found.shape
+(2, 6)
+"""
+
+import hashlib
+import math
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal, Self
+
+import numpy as np
+from scipy import sparse, stats
+
+from dpca_tasks.accounting.published import FORMULAS, Settings
+from dpca_tasks.accounting.relation import Relation
+from dpca_tasks.errors import Refused
+from dpca_tasks.mechanisms.base import PrivacyTarget, Problem
+from dpca_tasks.mechanisms.parts.eigenpairs import leading_eigenpairs
+from dpca_tasks.mechanisms.parts.refined_release import refine_release
+from dpca_tasks.mechanisms.subspace import MECHANISMS
+from dpca_tasks.metrics import captured_beyond_first, captured_variance, squared_distance
+from dpca_tasks.records.sources import ArrayBlocks
+from dpca_tasks.threads import one_thread
+from papers.lib.experiments import Matrix, orthonormal, run_mechanism
+from papers.lib.public_data import LabelledRows, second_moment
+
+OVERSAMPLING, ITERATIONS, MIX = 3, 8, 0.5
+"""Of the noisy power method, as the product's; and the free mu of DP-SPCA, which the paper does not state."""
+
+
+def wishart(rows: sparse.csr_array, *, asked: Settings, rng: np.random.Generator) -> Matrix:
+    """Return components of ``S`` plus one Wishart matrix of d + 1 degrees of freedom (Jiang, Xie and Zhang)."""
+    d = asked.n_features
+    root = rng.standard_normal((d + 1, d))
+    noisy = second_moment(rows) + FORMULAS["wishart"].noise(asked) * (root.T @ root)
+    return leading_eigenpairs(noisy, asked.n_components)[1]
+
+
+def noisy_power(rows: sparse.csr_array, *, asked: Settings, rng: np.random.Generator) -> Matrix:
+    """Return components by noisy power iterations with noise for one entry of the matrix (PPI, Hardt and Price)."""
+    asked = power_settings(asked)
+    directions = orthonormal(rng.standard_normal((asked.n_features, asked.n_components)))
+    scale = FORMULAS["noisy_power"].noise(asked)
+    for _ in range(asked.steps):
+        noise = scale * float(np.abs(directions).max()) * rng.standard_normal(directions.shape)
+        product = rows.T @ (rows @ directions) + noise
+        directions = orthonormal(product)
+    with one_thread():
+        left, _, _ = np.linalg.svd(product, full_matrices=False)
+    return np.ascontiguousarray(left[:, : asked.n_components - OVERSAMPLING].T)
+
+
+def power_settings(asked: Settings) -> Settings:
+    """Return the settings of the noisy power method's formula: the width of its products, and its iterations."""
+    return replace(asked, n_components=asked.n_components + OVERSAMPLING, steps=ITERATIONS)
+
+
+def stochastic_settings(asked: Settings) -> Settings:
+    """Return the settings of DP-SPCA and DP-VRPCA: as many steps as records, one epoch, and mu of `MIX`."""
+    return replace(asked, steps=asked.n_records, epochs=1, mix=MIX)
+
+
+def dp_spca(rows: sparse.csr_array, *, asked: Settings, rng: np.random.Generator) -> Matrix:
+    """Return components by Algorithm 1: a row a step, T = n, step size 1 / 2n, the gradient ``-2 x (x^T V)``."""
+    noise = FORMULAS["dp_spca"].noise(stochastic_settings(asked))
+    return ascend(rows, asked.n_components, noise_std=2.0 * noise, rng=rng)  # G = 2 for this gradient
+
+
+def dp_vrpca(rows: sparse.csr_array, *, asked: Settings, rng: np.random.Generator) -> Matrix:
+    """Return components by Algorithm 2: one epoch, T = n, step size 1 / n, signs as in equation (14)."""
+    noise = FORMULAS["dp_vrpca"].noise(stochastic_settings(asked))
+    return ascend(rows, asked.n_components, noise_std=noise, rng=rng, reduced=True)
+
+
+def ascend(
+    rows: sparse.csr_array, n_components: int, *, noise_std: float, rng: np.random.Generator, reduced: bool = False
+) -> Matrix:
+    """Return the last iterate of a row a step, n steps, started at random; ``reduced`` as in Algorithm 2."""
+    n, d = (int(size) for size in rows.shape)
+    start = orthonormal(rng.standard_normal((d, n_components)))
+    mean = rows.T @ (rows @ start) / n if reduced else np.zeros_like(start)
+    size, factor = (1.0 / n, 1.0) if reduced else (0.5 / n, 2.0)
+    directions, values, columns, row_ptr = start.copy(), rows.data, rows.indices, rows.indptr
+    with one_thread():
+        for row in rng.integers(n, size=n).tolist():
+            stored = slice(row_ptr[row], row_ptr[row + 1])
+            at, x = columns[stored], values[stored]
+            seen = directions[at] - start[at] if reduced else directions[at]
+            step = size * mean
+            if noise_std > 0.0:
+                step -= (size * noise_std) * rng.standard_normal(start.shape)
+            step[at] += (size * factor) * np.outer(x, x @ seen)
+            directions = _symmetrically_orthonormal(directions + step)
+    return np.ascontiguousarray(directions.T)
+
+
+PRINTED: dict[str, Callable[..., Matrix]] = {
+    "dp_spca": dp_spca,
+    "dp_vrpca": dp_vrpca,
+    "noisy_power": noisy_power,
+    "wishart": wishart,
+}
+"""The algorithms by the name of their row in `dpca_tasks.accounting.published.FORMULAS`."""
+FORMULA_SETTINGS: dict[str, Callable[[Settings], Settings]] = {
+    "dp_spca": stochastic_settings,
+    "dp_vrpca": stochastic_settings,
+    "noisy_power": power_settings,
+    "wishart": lambda asked: asked,
+}
+"""The settings at which each formula is taken."""
+
+
+def formula_epsilon(name: str, asked: Settings) -> float:
+    """Return an upper bound of what a formula's noise gives at the delta asked for; a lower one where the row says so.
+
+    Infinite where no epsilon does, and where losses are too large for the accountant's exponentials.
+    """
+    row = FORMULAS[name]
+    try:
+        found = row.bracket(asked)
+    except OverflowError:
+        return math.inf
+    return found.lower if row.bound == "at least" else found.upper
+
+
+def _symmetrically_orthonormal(columns: Matrix) -> Matrix:
+    """Return ``V (V^T V)^(-1/2)``, as printed."""
+    values, turn = np.linalg.eigh(columns.T @ columns)
+    return np.asarray(columns @ ((turn / np.sqrt(values)) @ turn.T))
+
+
+type Calibration = Literal["tight", "paper", "printed"]
+WIDE, NARROW, SMALL = 5_000, 1_000, 500
+"""Features beyond which only arms without a matrix run, up to which all run, up to which several draws are cheap."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Rows:
+    """Public rows, and the same as the curator's source."""
+
+    matrix: sparse.csr_array
+    source: ArrayBlocks
+
+    @classmethod
+    def of(cls, matrix: sparse.csr_array) -> Self:
+        """Take rows of norm at most 1."""
+        return cls(matrix=matrix, source=ArrayBlocks(matrix))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arm:
+    """A mechanism and its noise.
+
+    Attributes
+    ----------
+    mechanism : str
+    calibration : {"tight", "paper", "printed"}
+        ``tight``: the least noise for the guarantee. ``paper``: the published noise, where the product runs it.
+        ``printed``: published noise that the product refuses, by `PRINTED`.
+    settings : Mapping
+    relation : Relation
+    refined : bool
+        Whether the release is refined (``auto``).
+    ranges : {"all", "medium", "wide"}
+        Up to which number of features it runs: `NARROW`, `WIDE`, or any.
+    dear : bool
+        Whether a run takes several seconds on tens of thousands of records.
+    """
+
+    mechanism: str
+    calibration: Calibration = "tight"
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    relation: Relation = "add_remove"
+    refined: bool = False
+    ranges: Literal["narrow", "medium", "wide"] = "narrow"
+    dear: bool = False
+
+    @property
+    def name(self) -> str:
+        """Mechanism, calibration, and whether it is refined."""
+        return f"{self.mechanism} {self.calibration}{' refined' if self.refined else ''}"
+
+    @property
+    def bound(self) -> str:
+        """Whether the true epsilon is at most or at least what is stated."""
+        return (
+            FORMULAS[self.mechanism].bound.replace("between", "at most") if self.calibration == "printed" else "at most"
+        )
+
+    def fits(self, n_features: int) -> bool:
+        """Tell whether the arm runs on so many features."""
+        limit = {"narrow": NARROW, "medium": WIDE, "wide": math.inf}[self.ranges]
+        return n_features <= limit
+
+    def run(self, rows: Rows, *, n_components: int, epsilon: float, delta: float, seed: tuple[int, ...]) -> Matrix:
+        """Return components as rows.
+
+        Raises
+        ------
+        Refused
+            If the mechanism does not run at this target.
+        """
+        if self.calibration == "printed":
+            asked = self._asked(rows, n_components=n_components, epsilon=epsilon, delta=delta)
+            return PRINTED[self.mechanism](rows.matrix, asked=asked, rng=np.random.default_rng(seed))
+        mechanism, problem, target = self._requested(rows, n_components=n_components, epsilon=epsilon, delta=delta)
+        key = hashlib.sha256(repr((self.mechanism, self.calibration, epsilon, delta, *seed)).encode()).digest()
+        found = run_mechanism(mechanism, problem, target, rows.source, key=key)
+        if self.refined:
+            found = refine_release(found, n_components=n_components, method="auto").subspace
+        return np.asarray(found.components)
+
+    def formula_epsilon(self, rows: Rows, *, n_components: int, epsilon: float, delta: float) -> float:
+        """Return an upper bound of what the noise gives at delta; infinite where no epsilon does.
+
+        Raises
+        ------
+        Refused
+            If the mechanism does not run at this target.
+        """
+        if self.calibration == "printed":
+            asked = self._asked(rows, n_components=n_components, epsilon=epsilon, delta=delta)
+            return formula_epsilon(self.mechanism, FORMULA_SETTINGS[self.mechanism](asked))
+        mechanism, problem, target = self._requested(rows, n_components=n_components, epsilon=epsilon, delta=delta)
+        plan = mechanism.plan(problem, target)
+        return epsilon if plan.real_epsilon is None else plan.real_epsilon
+
+    def _asked(self, rows: Rows, *, n_components: int, epsilon: float, delta: float) -> Settings:
+        n, d = rows.matrix.shape
+        return Settings(epsilon=epsilon, delta=delta, n_records=n, n_features=d, n_components=n_components)
+
+    def _requested(
+        self, rows: Rows, *, n_components: int, epsilon: float, delta: float
+    ) -> tuple[Any, Problem, PrivacyTarget]:
+        n, d = rows.matrix.shape
+        kind = MECHANISMS[self.mechanism]
+        settings = dict(self.settings)
+        if "calibration" in {each.name for each in fields(kind)}:
+            settings["calibration"] = self.calibration
+        elif self.calibration == "paper":
+            raise Refused(f"{self.mechanism} has no calibration=paper; use calibration=tight.")
+        problem = Problem(n_features=d, clip_norm=1.0, relation=self.relation, records_at_most=n)
+        target = PrivacyTarget(epsilon=epsilon, delta=delta, allow_large_delta=True)
+        return kind(n_components=n_components, **settings), problem, target
+
+
+ANALYZE_GAUSS = Arm(mechanism="analyze_gauss", ranges="wide")
+REFINED = Arm(mechanism="analyze_gauss", refined=True, ranges="medium")
+GAUSSIAN = Arm(mechanism="analyze_gauss", calibration="paper", ranges="wide")
+MOD_SULQ = Arm(mechanism="mod_sulq", calibration="paper", relation="replace_one", ranges="medium")
+DP_SPCA = Arm(mechanism="dp_spca", settings={"integrated_time": 300.0})
+DP_VRPCA = Arm(mechanism="dp_vrpca")
+PRINTED_SPCA = Arm(mechanism="dp_spca", calibration="printed", dear=True)
+PRINTED_VRPCA = Arm(mechanism="dp_vrpca", calibration="printed", dear=True)
+COMPARED = (ANALYZE_GAUSS, REFINED, GAUSSIAN, MOD_SULQ)
+"""The arms of which losses are stated."""
+_STATED = (
+    *COMPARED,
+    Arm(mechanism="mod_sulq", ranges="medium"),
+    Arm(mechanism="noisy_power", ranges="wide"),
+    Arm(mechanism="noisy_power", calibration="printed", ranges="wide"),
+    DP_SPCA,
+    Arm(
+        mechanism="dp_spca",
+        calibration="paper",
+        settings={"form": "one_row", "integrated_time": 100.0},
+        dear=True,
+    ),
+    PRINTED_SPCA,
+    DP_VRPCA,
+    PRINTED_VRPCA,
+    Arm(mechanism="wishart"),
+    Arm(mechanism="wishart", calibration="printed"),
+    Arm(mechanism="laplace"),
+    Arm(mechanism="exponential"),
+    Arm(mechanism="local_gaussian", relation="zero_out"),
+    Arm(mechanism="smooth_sensitivity", dear=True),
+    Arm(mechanism="propose_test_release", dear=True),
+)
+ARMS = (
+    *_STATED,
+    *(Arm(mechanism=name) for name in MECHANISMS if name not in {arm.mechanism for arm in _STATED}),
+)
+"""Every mechanism: tight, as published where the product runs that, and as printed where it refuses."""
+BOUNDS = {arm.name: arm.bound for arm in ARMS}
+"""Whether true epsilons of an arm are upper or lower bounds."""
+TRAINED = 0.1
+"""The share of the other half that trains."""
+FORMED = 5_000
+"""Features up to which the second moment is formed to find the best directions."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Split:
+    """One arrangement of the records: the reserved half, and the projected classification of the other."""
+
+    reserved: sparse.csr_array
+    train: sparse.csr_array
+    test: sparse.csr_array
+    train_labels: Matrix
+    test_labels: Matrix
+
+    @classmethod
+    def of(cls, data: LabelledRows, *, seed: Sequence[int]) -> Self:
+        """Arrange the records by a seed."""
+        order = np.random.default_rng(seed).permutation(data.n_records)
+        half = data.n_records // 2
+        trained = half + max(2, round(TRAINED * (data.n_records - half)))
+        train, test = order[half:trained], order[trained:]
+        return cls(
+            reserved=data.rows[order[:half]],
+            train=data.rows[train],
+            test=data.rows[test],
+            train_labels=data.labels[train],
+            test_labels=data.labels[test],
+        )
+
+    def accuracy(self, components: Matrix) -> float:
+        """Return the accuracy in percent of a linear SVM on the projections."""
+        from sklearn.exceptions import ConvergenceWarning
+        from sklearn.svm import LinearSVC
+
+        train, test = self.train @ components.T, self.test @ components.T
+        mean, std = train.mean(axis=0), train.std(axis=0)
+        std[std == 0.0] = 1.0
+        with one_thread(), warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            found = LinearSVC(dual=False).fit((train - mean) / std, self.train_labels)
+        return 100.0 * float(found.score((test - mean) / std, self.test_labels))
+
+    def majority(self) -> float:
+        """Return the accuracy in percent of the most frequent label of the training rows."""
+        labels, counts = np.unique(self.train_labels, return_counts=True)
+        return 100.0 * float(np.mean(self.test_labels == labels[np.argmax(counts)]))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Reference:
+    """The best directions of rows, without noise, and what any other directions are worth beside them."""
+
+    rows: sparse.csr_array
+    best: Matrix
+    values: Matrix
+    order: int
+
+    @classmethod
+    def of(cls, rows: sparse.csr_array, *, n_components: int) -> Self:
+        """Decompose the second moment of rows, formed where it is not too large."""
+        d = int(rows.shape[1])
+        with one_thread():
+            if d <= FORMED:
+                dense = rows.toarray() if rows.nnz > 0.05 * rows.shape[0] * d else rows
+                moment = dense.T @ dense
+                values, vectors = np.linalg.eigh(moment.toarray() if sparse.issparse(moment) else moment)
+                best, values = vectors[:, ::-1][:, :n_components].T, values[::-1][:n_components]
+            else:
+                _, singular, right = sparse.linalg.svds(rows, k=n_components, rng=np.random.default_rng(0))
+                best, values = right[::-1], singular[::-1] ** 2
+        return cls(rows=rows, best=np.ascontiguousarray(best), values=values, order=d)
+
+    def measured(self, components: Matrix) -> dict[str, float]:
+        """Measure a subspace against the best.
+
+        Returns
+        -------
+        dict
+            ``distance``: the squared distance of the subspaces. ``captured``: the captured variance. ``beyond``: that
+            beyond the first direction. See `dpca_tasks.metrics`.
+        """
+        rows = sparse.linalg.aslinearoperator(self.rows)
+        moment, values = rows.T @ rows, self.values
+        return {
+            "distance": squared_distance(components, self.best),
+            "captured": captured_variance(moment, components, values=values),
+            "beyond": captured_beyond_first(moment, components, first=self.best[0], values=values),
+        }
+
+
+def random_subspace(n_features: int, n_components: int, *, seed: Sequence[int]) -> Matrix:
+    """Return a uniformly random subspace as orthonormal rows."""
+    with one_thread():
+        columns = np.linalg.qr(np.random.default_rng(seed).standard_normal((n_features, n_components)))[0]
+    return np.ascontiguousarray(columns.T)
+
+
+def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
+    """Return the mean over splits and its standard error."""
+    return float(np.mean(values)), float(np.std(values, ddof=1) / math.sqrt(len(values)))
+
+
+def less_lost(less: Sequence[float], more: Sequence[float]) -> float:
+    """Return the p-value of a paired one-sided t-test that the first arm loses less than the second."""
+    found: Any = stats.ttest_rel(less, more, alternative="less")
+    return float(found.pvalue)

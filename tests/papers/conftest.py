@@ -1,0 +1,25 @@
+"""The command of the papers, called in this process."""
+
+from collections.abc import Callable
+
+import pytest
+
+from flows.reports import activity
+from papers.__main__ import main
+from tests.flows.conftest import Ending
+
+type Papers = Callable[..., Ending]
+
+
+@pytest.fixture
+def papers(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Papers:
+    """The command: give it words, get its ending."""
+    monkeypatch.setattr(activity, "PLAIN_EVERY", 3600.0)  # a slow machine adds no lines to those that a test reads
+
+    def call(*words: object) -> Ending:
+        capsys.readouterr()
+        status = main([str(word) for word in words])
+        printed = capsys.readouterr()
+        return Ending(status=status, out=printed.out, err=printed.err)
+
+    return call

@@ -1,0 +1,160 @@
+"""Loaders of labelled data, on small files of each format."""
+
+import bz2
+import gzip
+import io
+import lzma
+import pickle
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from papers.lib import public_data
+from papers.lib.public_data import CIFAR_FEATURES, MNIST, MNIST_LABELS, a9a, cifar10, made_text, mnist, real_sim
+from storage.errors import BadSource, Invalid
+
+TEXT = b"-1 3:0.5 20958:0.5\n+1 1:2 # a comment\n\n-1 2:1 1:1\n"
+
+
+def images(count: int, *, seed: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Return pixels of 0 to 255 and labels of 0 to 9."""
+    rng = np.random.default_rng(seed)
+    return rng.integers(256, size=(count, CIFAR_FEATURES), dtype=np.uint8), rng.integers(10, size=count)
+
+
+def binary(count: int, *, seed: int) -> bytes:
+    pixels, labels = images(count, seed=seed)
+    return np.hstack([labels[:, None].astype(np.uint8), pixels]).tobytes()
+
+
+def pickled(count: int, *, seed: int) -> bytes:
+    pixels, labels = images(count, seed=seed)
+    return pickle.dumps({b"data": pixels, b"labels": labels.tolist(), b"batch_label": b"1 of 5"}, protocol=4)
+
+
+def svmlight(count: int, *, seed: int) -> bytes:
+    pixels, labels = images(count, seed=seed)
+    lines = (
+        f"{label} " + " ".join(f"{at + 1}:{value}" for at, value in enumerate(row) if value)
+        for row, label in zip(pixels, labels, strict=True)
+    )
+    return "\n".join(lines).encode()
+
+
+def test_the_shipped_labels_are_those_of_a9a() -> None:
+    data = a9a()
+    assert data.rows.shape == (32_561, 123)
+    assert np.sum(data.labels == 1.0) == 7_841
+    assert np.sum(data.labels == -1.0) == 32_561 - 7_841
+    np.testing.assert_allclose(data.rows.multiply(data.rows).sum(axis=1), 1.0)
+
+
+def test_mnist_is_read_from_its_two_files(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    pixels = rng.integers(256, size=(5, 784), dtype=np.uint8)
+    (tmp_path / "mnist").mkdir()
+    (tmp_path / MNIST).write_bytes(bytes(16) + pixels.tobytes())
+    (tmp_path / MNIST_LABELS).write_bytes(bytes(8) + bytes([5, 0, 4, 1, 9]))
+    data = mnist(tmp_path)
+    assert data.labels.tolist() == [5, 0, 4, 1, 9]
+    np.testing.assert_allclose(data.rows.toarray() * np.linalg.norm(pixels, axis=1)[:, None], pixels, atol=1e-9)
+
+
+@pytest.mark.parametrize("compress", [bytes, gzip.compress, bz2.compress, lzma.compress])
+def test_real_sim_is_read_from_text_however_compressed(tmp_path: Path, compress: Callable[[bytes], bytes]) -> None:
+    (tmp_path / "file").write_bytes(compress(TEXT))
+    data = real_sim(tmp_path / "file")
+    assert data.rows.shape == (3, 20_958)
+    assert data.labels.tolist() == [-1.0, 1.0, -1.0]
+    assert data.rows[[1], :].toarray().argmax() == 0
+    np.testing.assert_allclose(data.rows.multiply(data.rows).sum(axis=1), 1.0)
+
+
+@pytest.mark.parametrize(("name", "made"), [("a.bin", binary), ("data_batch_1", pickled), ("cifar10.svm", svmlight)])
+def test_cifar_10_is_the_same_in_every_format(tmp_path: Path, name: str, made: Callable[..., bytes]) -> None:
+    (tmp_path / name).write_bytes(made(4, seed=1))
+    data = cifar10(tmp_path / name)
+    pixels, labels = images(4, seed=1)
+    assert data.labels.tolist() == labels.tolist()
+    expected = pixels / np.linalg.norm(pixels.astype(float), axis=1)[:, None]
+    np.testing.assert_allclose(data.rows.toarray(), expected, atol=1e-12)
+
+
+def test_cifar_10_is_read_from_folders_and_archives_batch_by_batch(tmp_path: Path) -> None:
+    folder = tmp_path / "cifar-10-batches-bin"
+    folder.mkdir()
+    with tarfile.open(tmp_path / "cifar.tar.gz", "w:gz") as archive:
+        for batch in (1, 2):
+            content = binary(3, seed=batch)
+            (folder / f"data_batch_{batch}.bin").write_bytes(content)
+            member = tarfile.TarInfo(f"cifar-10-batches-py/data_batch_{batch}")
+            as_pickle = pickled(3, seed=batch)
+            member.size = len(as_pickle)
+            archive.addfile(member, io.BytesIO(as_pickle))
+    (folder / "test_batch.bin").write_bytes(binary(9, seed=9))
+    expected = np.concatenate([images(3, seed=batch)[1] for batch in (1, 2)])
+    of_folder, of_archive = cifar10(folder), cifar10(tmp_path / "cifar.tar.gz")
+    assert of_folder.labels.tolist() == of_archive.labels.tolist() == expected.tolist()
+    np.testing.assert_array_equal(of_folder.rows.toarray(), of_archive.rows.toarray())
+
+
+class _Ruinous:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return print, ("executed",)
+
+
+def test_a_pickle_that_asks_for_more_than_arrays_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "data_batch_1").write_bytes(pickle.dumps({"data": _Ruinous(), "labels": []}, protocol=4))
+    with pytest.raises(BadSource, match=r"asks for builtins\.print; name one"):
+        cifar10(tmp_path / "data_batch_1")
+    assert capsys.readouterr().out == ""
+
+
+def test_what_is_no_data_set_is_refused_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "cut.bin").write_bytes(binary(2, seed=0)[:-1])
+    (tmp_path / "wide").write_bytes(b"1 20959:1\n")
+    (tmp_path / "cut.gz").write_bytes(gzip.compress(TEXT)[:-9])
+    (tmp_path / "empty").write_bytes(b"")
+    (tmp_path / "labels.bin").write_bytes(b"\x0a" + bytes(CIFAR_FEATURES))
+    with pytest.raises(Invalid, match="is no file; name one"):
+        real_sim(tmp_path / "absent")
+    for load, name, said in (
+        (cifar10, "cut.bin", "whole records of 3073 bytes"),
+        (cifar10, "labels.bin", "labels beyond 0 to 9"),
+        (cifar10, ".", "holds no file data_batch_"),
+        (real_sim, "wide", "line 1 of"),
+        (real_sim, "cut.gz", "cannot be decompressed"),
+        (real_sim, "empty", "is empty"),
+    ):
+        with pytest.raises(BadSource, match=said) as refusal:
+            load(tmp_path / name)
+        assert "\n" not in str(refusal.value)
+
+
+def test_made_text_has_the_shape_that_it_states() -> None:
+    data = made_text(1_048, n_records=3_000)
+    assert data.rows.shape == (3_000, 1_048)
+    assert data.n_components == 15
+    assert 20 < data.rows.nnz / 3_000 <= 51
+    assert np.mean(data.labels == 1.0) == pytest.approx(0.29, abs=0.03)
+    np.testing.assert_allclose(data.rows.multiply(data.rows).sum(axis=1), 1.0)
+
+
+def test_rows_without_labels_are_those_with_labels() -> None:
+    assert (public_data.a9a_rows() != a9a().rows).nnz == 0
+    assert np.trace(public_data.second_moment(public_data.a9a_rows())) == pytest.approx(32_561)
+
+
+def test_data_that_are_not_there_are_named(tmp_path: Path) -> None:
+    sets = {each.name: each for each in public_data.data_sets(tmp_path)}
+    found, left_out = public_data.available(tmp_path, "a9a", "mnist", "reuters")
+    assert [name for name, each in sets.items() if each.missing] == ["mnist", "reuters"]
+    assert list(found) == ["a9a"]
+    assert [each.split(":")[0] for each in left_out] == ["mnist", "reuters"]
+    for name in ("digits", "breast cancer"):
+        rows = sets[name].load()
+        np.testing.assert_allclose(rows.multiply(rows).sum(axis=1), 1.0)

@@ -1,0 +1,105 @@
+"""The shape of a check, commands made of signatures, and how a reproduction ends."""
+
+import inspect
+import json
+import math
+from collections.abc import Iterator
+
+import pytest
+import typer
+
+from papers import mechanisms
+from papers.__main__ import MODULES, command_of, print_report
+from papers.lib.experiments import Check, Report, at_least, at_most, near, report
+from tests.papers.conftest import Papers
+
+FIELDS = {"name", "expected", "tolerance", "got", "holds"}
+
+
+@pytest.mark.parametrize(
+    ("check", "holds"),
+    [
+        (near("a", 1.0, 0.25, got=1.25), True),
+        (near("a", 1.0, 0.25, got=0.7), False),
+        (near("a", 1.0, 0.25, got=math.nan), False),
+        (at_least("a", 1.0, got=1.0), True),
+        (at_least("a", 1.0, got=7.0), True),
+        (at_least("a", 1.0, got=0.9), False),
+        (at_least("a", 1.0, got=0.9, tolerance=0.2), True),
+        (at_least("a", 1.0, got=math.nan), False),
+        (at_most("a", 1.0, got=-7.0), True),
+        (at_most("a", 1.0, got=1.1), False),
+        (at_most("a", 1.0, got=1.1, tolerance=0.2), True),
+        (at_most("a", 1.0, got=math.nan), False),
+    ],
+)
+def test_a_check_holds_within_its_tolerance_and_never_of_nan(check: Check, *, holds: bool) -> None:
+    assert set(check) == FIELDS
+    assert check["holds"] is holds
+
+
+def test_a_check_of_one_side_says_so_by_its_name() -> None:
+    assert at_least("share", 0.5, got=0.6)["name"] == "share, at least"
+    assert at_most("share", 0.5, got=0.6)["name"] == "share, at most"
+    assert near("share", 0.5, 0.1, got=0.6)["name"] == "share"
+
+
+def made(*, got: float) -> Report:
+    def checks() -> Iterator[Check]:
+        yield near("first", 1.0, 0.1, got=1.0)
+        yield at_least("second", 1.0, got=got)
+
+    return report(checks(), left_out=["third: no data"], table=[1, 2])
+
+
+def test_a_report_holds_the_checks_and_the_rest() -> None:
+    found = made(got=2.0)
+    assert [check["name"] for check in found["checks"]] == ["first", "second, at least"]
+    assert found["left_out"] == ["third: no data"]
+    assert found["table"] == [1, 2]
+
+
+@pytest.mark.parametrize(("got", "status"), [(2.0, 0), (0.0, 1)])
+def test_the_exit_code_says_whether_all_checks_hold(
+    got: float, status: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(typer.Exit) as ending:
+        print_report(made(got=got), as_json=True)
+    assert ending.value.exit_code == status
+    assert json.loads(capsys.readouterr().out) == made(got=got)
+
+
+def test_a_table_says_on_stderr_what_was_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(typer.Exit):
+        print_report(made(got=2.0), as_json=False)
+    printed = capsys.readouterr()
+    assert len(printed.out.splitlines()) == 3
+    assert "left out: third: no data" in printed.err
+
+
+def test_every_module_is_a_command_with_help(papers: Papers) -> None:
+    names = "advice board cape-agn cape-pca continual denoise dpals dps-pca fmri mechanisms shang smooth"
+    assert sorted(MODULES) == names.split()
+    listed = papers("--help")
+    assert listed.status == 0
+    assert all(f"  {name} " in listed.out for name in MODULES)
+
+
+def test_options_are_those_of_the_signature() -> None:
+    command = command_of(mechanisms.reproduce)
+    assert list(inspect.signature(command).parameters) == [
+        *inspect.signature(mechanisms.reproduce).parameters,
+        "as_json",
+    ]
+
+
+def test_a_check_that_fails_sets_the_exit_code(papers: Papers, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mechanisms, "TOLERANCE", 1e-9)
+    ending = papers("mechanisms", "--mechanism", "laplace", "--runs", "1")
+    assert ending.status == 1
+    assert "False" in ending.out
+
+
+@pytest.mark.parametrize("words", [("nothing",), ("mechanisms", "--runs", "0"), ("mechanisms", "--direct")])
+def test_a_wrong_word_is_a_usage_error(papers: Papers, words: tuple[str, ...]) -> None:
+    assert papers(*words).status == 2
