@@ -231,7 +231,7 @@ class Arm:
             found = refine_release(found, n_components=n_components, method="auto").subspace
         return np.asarray(found.components)
 
-    def formula_epsilon(self, rows: Rows, *, n_components: int, epsilon: float, delta: float) -> float:
+    def true_epsilon(self, rows: Rows, *, n_components: int, epsilon: float, delta: float) -> float:
         """Return an upper bound of what the noise gives at delta; infinite where no epsilon does.
 
         Raises

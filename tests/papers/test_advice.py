@@ -11,6 +11,7 @@ def test_warnings_choices_and_expectations_hold_and_missing_data_are_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(advice, "EPSILONS", (0.1,))
+    monkeypatch.setattr(advice, "_SMALL_RUNS", 1)
     found = advice.reproduce(data=tmp_path)
     assert [check for check in found["checks"] if not check["holds"]] == []
     assert len(found["grid"]) == 2 * 5

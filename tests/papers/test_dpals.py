@@ -68,17 +68,6 @@ def test_a_run_shows_its_rounds_and_comes_again_from_its_seed(few: SplitRatings)
     assert (found.factors != other.factors).any()
 
 
-def test_matrices_that_are_not_projected_are_solved_as_they_are(few: SplitRatings) -> None:
-    """Without noise to speak of both find the same factors; with noise they differ."""
-    settings = {"rounds": 2, "item_ridge": 0.3, "offsets": False, "sampling": "uniform"}
-    for epsilon, same in ((1e6, True), (1.0, False)):
-        asked = Asked(rank=2, per_user=60, epsilon=epsilon)
-        one, other = (arm(name, **settings).run(few, asked, seed=1).factors for name in ("dpals", "unprojected"))
-        assert one is not None
-        assert other is not None
-        assert np.allclose(one @ one.T, other @ other.T, atol=1e-2) is same
-
-
 def test_a_chart_is_written_with_its_table(tmp_path: Path) -> None:
     rows = [
         {"data": "made", "arm": "a", "x": 1.0, "y": 2.0, "draws": 3},
