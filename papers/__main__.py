@@ -67,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     app.callback()(lambda: None)
     for name in [words[0]] if words and words[0] in MODULES else MODULES:
         reproduce = import_module(MODULES[name]).reproduce
-        text, _, _ = inspect.getdoc(reproduce).partition("\n\nReturns\n")
+        text, _, _ = (inspect.getdoc(reproduce) or "").partition("\n\nReturns\n")
         app.command(name, help=text)(command_of(reproduce))
     try:
         app(words, prog_name="python -m papers")

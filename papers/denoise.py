@@ -168,9 +168,9 @@ def _check_cell(cell: Cell, second_moment: Matrix, runs: int) -> Iterator[Check]
             rows = refine(draw.moment, n_components=cell.n_components, method=method).components
             captured[method].append(draw.captured(rows))
     means = {method: float(np.mean(values)) for method, values in captured.items()}
-    for method, expected in zip(ARMS, cell.captured, strict=True):
-        tolerance = cell.tolerance if cell.unguarded is None or method == "auto" else cell.unguarded
-        yield near(f"{cell.name} {method}", expected, tolerance, got=means[method])
+    for name, expected in zip(ARMS, cell.captured, strict=True):
+        tolerance = cell.tolerance if cell.unguarded is None or name == "auto" else cell.unguarded
+        yield near(f"{cell.name} {name}", expected, tolerance, got=means[name])
     if cell.floor is not None:
         yield at_least(f"{cell.name} auto", cell.floor, got=means["auto"])
     if min(above) >= _SEEN:

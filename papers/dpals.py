@@ -98,8 +98,14 @@ TAIL = OFFSETS.with_settings("dpals, tail", offsets=False, totals_share=0.03)
 UNIFORM = TAIL.with_settings("dpals, uniform", sampling="uniform")
 """Counts alone need less of the budget than counts and offsets; without either nothing is spent on them."""
 UNPROJECTED = arm(
-    *("unprojected", "without projection"),
-    **{"rounds": 3, "item_ridge": 0.3, "centre": CENTRE, "user_ridge": 4.0, "sampling": "uniform", "offsets": False},
+    "unprojected",
+    "without projection",
+    rounds=3,
+    item_ridge=0.3,
+    centre=CENTRE,
+    user_ridge=4.0,
+    sampling="uniform",
+    offsets=False,
 )
 ONE_SHOT = arm("one_shot", centre=CENTRE, user_ridge=4.0)
 NON_PRIVATE = arm("als", "als without privacy", centre=CENTRE, ridge=8.0)
@@ -139,7 +145,8 @@ def reproduce(
     """
     if not 0.0 < share <= 1.0:
         raise Invalid(f"share={share} must be in (0, 1]; correct it.")
-    scale, tables = Scale(share=share, runs=runs), {name: [] for name in (*CHARTS, "films")}
+    scale = Scale(share=share, runs=runs)
+    tables: Tables = {name: [] for name in (*CHARTS, "films")}
     left_out = [] if (data / FETCHED).is_dir() else [f"ml-100k: {data} has no {FETCHED}; run make data"]
     checks = chain(
         low_rank_checks(scale, tables),
@@ -188,7 +195,7 @@ def low_rank_arms(stated: int, draw: int, epsilon: float) -> tuple[Arm, ...]:
     DPFW takes a moment of all pairs of items in each of its rounds, so it is run in the first draw alone, and with its
     printed noise for one number of users.
     """
-    plain = {"offsets": False, "user_means": False}
+    plain: dict[str, Any] = {"offsets": False, "user_means": False}
     dpals = arm("dpals", **plain, sampling="uniform", user_ridge=0.2, item_ridge=0.5 / epsilon**0.5)
     one_shot = arm("one_shot", **plain, user_ridge=0.2, spread=1.0)
     dpfw = arm("dpfw", **plain, spread=1.0)
@@ -363,7 +370,7 @@ def pair_checks(scale: Scale, tables: Tables) -> Iterator[Check]:
         "factors": recall(_leading(made), made, users=_PAIRS_TESTED),
     }
     tables["pairs"] += [{"data": "pairs", "arm": f"{name}, not private", "Recall@20": of} for name, of in found.items()]
-    ones = {"centre": 0.0, "user_means": False}
+    ones: dict[str, Any] = {"centre": 0.0, "user_means": False}
     ridge = _RIDGE * made.n_items / RANK
     factors, means = arm("one_shot", **ones, offsets=False, spread=1.0, user_ridge=ridge), arm("item_means", **ones)
     for epsilon in (LEAST_EPSILON, PAIRS_EPSILON):
@@ -403,7 +410,7 @@ def _leading(made: SplitRatings) -> ItemFactors:
 
 def film_arms(low: float) -> tuple[Arm, ...]:
     """Return what is compared on films, for the middle of a range that begins at ``low``."""
-    stars = {"centre": 3.5 if low == 0.5 else 3.0}
+    stars: dict[str, Any] = {"centre": 3.5 if low == 0.5 else 3.0}
     return (
         arm("dpals", **stars, user_ridge=4.0),
         arm("one_shot", **stars, user_ridge=4.0),

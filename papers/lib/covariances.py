@@ -203,4 +203,4 @@ def _noisy(rows: sparse.csr_array, *, rho: float, cut: float, rng: np.random.Gen
     n, d = rows.shape
     norms = np.sqrt(np.asarray(rows.multiply(rows).sum(axis=1)).ravel())
     kept = sparse.diags_array(np.minimum(1.0, cut / np.maximum(norms, 1e-300))) @ rows
-    return second_moment(kept) / n + cut**2 / (n * math.sqrt(rho)) * upper_noise(rng, d)
+    return np.asarray(second_moment(kept) / n + cut**2 / (n * math.sqrt(rho)) * upper_noise(rng, d))

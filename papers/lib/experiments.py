@@ -71,7 +71,7 @@ def run_mechanism(
 ) -> Any:
     """Plan a mechanism and release rows in memory, under a key or one from the operating system; nothing is charged."""
     plan = mechanism.plan(problem, target)
-    keyed = {} if key is None else {"key": key}
+    keyed: dict[str, Any] = {} if key is None else {"key": key}
     reservation = InMemoryReservation(event=plan.event, relation=plan.problem.relation, **keyed)
     return mechanism.run(Curator(source, reservation), plan)
 
