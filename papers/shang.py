@@ -135,7 +135,7 @@ def reproduce(
         With ``tables`` by the names of `TITLES`, ``columns``, ``files`` and ``charged``.
     """
     if find_spec("sklearn") is None:
-        raise Refused("shang trains scikit-learn's linear SVM, which is missing; install the extra reproduce.")
+        raise Refused("shang trains scikit-learn's linear SVM, which is missing; install the extra estimators.")
     loaders, left_out = _loaders(data, cifar10, real_sim, text_features)
     unknown = sorted(set(dataset or ()) - set(loaders))
     if unknown:

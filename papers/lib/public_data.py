@@ -92,7 +92,7 @@ class DataSet:
 
 def data_sets(data: Path) -> Iterator[DataSet]:
     """Iterate over the data sets without labels, also those that are not there."""
-    learns = None if find_spec("sklearn") is not None else "scikit-learn is not installed; install the extra reproduce"
+    learns = None if find_spec("sklearn") is not None else "scikit-learn is not installed; install the extra estimators"
     fetched = {
         folder: None if (data / folder).exists() else f"{data / folder} is not there; make data fetches it"
         for folder in (MNIST, REUTERS)
