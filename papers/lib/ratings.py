@@ -45,12 +45,12 @@ from storage.errors import BadSource, Invalid
 
 DELTA, RECOMMENDED = 1e-5, 20
 
-_AT_ONCE, _TIME = 500, "964982703"
+_AT_ONCE = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What is asked of a mechanism besides its settings: rank, ratings counted of one user, and epsilon at `DELTA`.
+    """The request to a mechanism besides its settings: rank, ratings counted of one user, and epsilon at `DELTA`.
 
     An infinite epsilon asks for a reference without privacy.
     """
@@ -302,21 +302,6 @@ def read_movielens(folder: Path) -> FilmRatings:
     last = last[:-1][np.append(order[1:] != order[:-1], True)]
     matrix = sparse.coo_array((values[last], (rows[last], columns[last])), shape=(user_ids.size, item_ids.size))
     return FilmRatings(ratings=matrix.tocsr(), users=user_ids, items=item_ids, low=found.low)
-
-
-def write_movielens(ratings: sparse.csr_array, folder: Path, *, size: str) -> Path:
-    """Write ratings as a folder of a format of `FORMATS`; rows and columns are numbered from 1, times are made up."""
-    form = FORMATS[size]
-    folder.mkdir(parents=True, exist_ok=True)
-    rows = 1 + np.repeat(np.arange(ratings.shape[0]), np.diff(ratings.indptr))
-    values = np.maximum(1.0, np.rint(ratings.data)) if form.low == 1.0 else ratings.data
-    entries = zip(rows.tolist(), (1 + ratings.indices).tolist(), values.tolist(), strict=True)
-    lines = [form.separator.join((str(user), str(item), f"{value:g}", _TIME)) for user, item, value in entries]
-    if form.beside is not None:
-        (folder / form.beside).write_text("", encoding="utf-8")
-    text = "\n".join([*([form.header] if form.header else []), *lines, ""])
-    (folder / form.file).write_text(text, encoding="utf-8")
-    return folder
 
 
 def _fits(form: Format, folder: Path) -> bool:
