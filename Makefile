@@ -12,10 +12,10 @@ demo: .venv ## Release and publish a private subspace of the shipped a9a.
 	@.venv/bin/dpca demo
 
 test: .venv .venv-tools ## Run the tests.
-	.venv/bin/python -m pytest -n 2 --dist worksteal
+	.venv/bin/python -m pytest -n 3 --dist worksteal
 
 audit: .venv .venv-tools ## Attack every subspace mechanism in every relation, shipped and with planted bugs, print each bound on its epsilon, and run what `make test` leaves out.
-	.venv/bin/python -m pytest -n 2 --dist worksteal -m "audit or audit_only" -q
+	.venv/bin/python -m pytest -n 3 --dist worksteal -m "audit or audit_only" -q
 
 integration: .venv .venv-tools ## Crash fifty times in every way; then start every service, release on a schedule, kill each part; fail over; then sites likewise; then forty simulated histories, a lying store, and 40 processes at once.
 	@OPENBLAS_NUM_THREADS=1 .venv/bin/python -m tests.crash.soak --even --sqlite 287 --postgres 61 --folder $(or $(wildcard /dev/shm),/tmp)

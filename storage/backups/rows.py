@@ -29,7 +29,7 @@ def write_rows(connection: sa.Connection, folder: Path) -> None:
     folder.mkdir()
     for table in tables.metadata.sorted_tables:
         if table.name not in _LEFT_OUT:
-            rows = connection.execution_options(yield_per=_AT_ONCE).execute(sa.select(table)).mappings()
+            rows = connection.execute(sa.select(table), execution_options={"yield_per": _AT_ONCE}).mappings()
             with (folder / f"{table.name}.jsonl").open("w", encoding="utf-8") as file:
                 for row in rows:
                     file.write(json.dumps({name: _as_text(value) for name, value in row.items()}) + "\n")

@@ -134,6 +134,7 @@ def ingest(
 
     with (
         _one_line_errors(folder, rejects),
+        owner_key.given_back(),
         open_source(source, options=options, declared=declared, rejects=rejects, saved=saved) as opened,
         begin(
             folder,
@@ -175,6 +176,7 @@ def ingest(
             epoch=records.first_seen.epoch,
             owners=owner_key.name,
         )
+        owner_key.keep()
         publish(
             manifest,
             catalog=catalog,

@@ -25,7 +25,7 @@ from dpca_tasks.records.sources import ArrayBlocks
 pytestmark = pytest.mark.audit
 TICKS, D = 16, 40
 WEIGHTS = choose_weights("sqrt", ticks=TICKS)
-FEW, MANY = 320, 4000
+FEW, MANY = 1280, 4000
 STAYS = ((1, 1.0),) * TICKS
 EDITED = (*((1, 1.0),) * 4, *((1, 0.7),) * 4, *((1, 0.0),) * 4, *((1, 1.0),) * 4)
 """What a canary's record is at each tick: its arrival, and the square of its norm; 0 is erased."""

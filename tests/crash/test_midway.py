@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from storage.ledger import secret_keys
 from tests.crash.calm import Undisturbed, trace
 from tests.crash.faults import Place, recorder
 from tests.crash.midway import jumping, lock_folders, obey_modes, unlock_folders
@@ -17,7 +18,8 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     """Ingest rows into a home, once, and compile what its releases need."""
     with pytest.MonkeyPatch.context() as patch:
         for name in ("DPCA_HOME", "DPCA_STATE_FOLDER", "DPCA_DATABASE_URL", "DPCA_KEY_FOLDER", "DPCA_STORE_URL"):
-            patch.setenv(name, "")  # what it was comes back afterwards
+            patch.setenv(name, "")  # what it was comes back afterwards, and so do the keys
+        patch.setattr(secret_keys, "new_key", secret_keys.new_key)
         made = found_world(tmp_path_factory.mktemp("midway") / "calm")
         warm_up(made.copy("warm"))
         yield made

@@ -136,8 +136,8 @@ _EMPTY = (("datasets",), ("scratch",), ("keys",))
 
 
 def _of_arrivals(parts: tuple[str, ...]) -> bool:
-    """Tell whether a file is of the table of first-seen ids: what was in it stays, also if its ingest failed."""
-    return parts[0] == "arrivals" or (parts[0] == "keys" and parts[1].startswith("arrivals-"))
+    """Tell whether a file is of first-seen ids, or the key of a population's ids: both outlast a dataset."""
+    return parts[0] == "arrivals" or (parts[0] == "keys" and parts[1].startswith(("arrivals-", "owners-")))
 
 
 def _where(error: Exception) -> str:

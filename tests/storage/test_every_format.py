@@ -1,6 +1,7 @@
 """The same matrix through each format is the same dataset, whatever its order, packing and number of files."""
 
 import gzip
+import itertools
 import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -39,12 +40,17 @@ NAMES = [f"item {column}" for column in range(WIDTH)]
 
 @pytest.fixture
 def take(tmp_path: Path) -> Iterator[Take]:
-    """Ingest a source into a home of its own."""
+    """Ingest a source into a home of its own, each time under another name, as a dataset keeps its columns."""
+    numbers = itertools.count()
     engine = connect(f"sqlite:///{tmp_path / 'dpca.sqlite'}")
     with transaction(engine) as connection:
         connection.execute(tables.ledger.insert().values(id="a" * 32, created_at="2026-01-01"))
     yield lambda source, **declared: ingest(
-        source, name="x", home=tmp_path / "home", engine=engine, options=IngestOptions(**declared)
+        source,
+        name=f"x-{next(numbers)}",
+        home=tmp_path / "home",
+        engine=engine,
+        options=IngestOptions(**{"population": "x"} | declared),
     )
     engine.dispose()
 

@@ -27,13 +27,15 @@ type Take = Callable[..., tuple[IngestReport, Dataset]]
 def take(tmp_path: Path, catalog: Catalog) -> Take:
     """Ingest text, or files, and open the snapshot."""
 
-    def ingest_text(source: Any, file: str = "x.csv", **declared: Any) -> tuple[IngestReport, Dataset]:
+    def ingest_text(
+        source: Any, file: str = "x.csv", dataset: str = "x", **declared: Any
+    ) -> tuple[IngestReport, Dataset]:
         if isinstance(source, str):
             (tmp_path / file).write_text(source)
             source = tmp_path / file
         options = IngestOptions(**declared)
         ids = options.unit.name  # snapshots of one name have one unit
-        name = "x" if ids == "row" else f"x-{ids}"
+        name = dataset if ids == "row" else f"{dataset}-{ids}"
         options = replace(options, population="x")
         report = ingest(source, name=name, home=catalog.home, engine=catalog.engine, options=options)
         return report, catalog.open(catalog.current(name))
@@ -194,7 +196,7 @@ def test_bad_rows_end_the_ingest_or_make_their_records_empty(catalog: Catalog, t
 @pytest.mark.parametrize(
     ("text", "declared", "complaint"),
     [
-        ("a;b\n1;2\n", {"features": 2}, "check the number and the delimiter"),
+        ("a;b\n1;2\n", {"features": 2}, "and not the delimiter; give --delimiter"),
         ("a,b\n1,2\n", {}, "declare the number of features"),
         ("a,a\n1,2\n", {"features": 2}, "same name"),
         ("a,b\n1,2\n", {"features": 2, "columns": {"row": "user"}}, "no column 'user'"),
@@ -246,14 +248,15 @@ def test_a_table_without_a_header_keeps_its_first_row(take: Take, tmp_path: Path
     assert records(dataset)[0] == [[(0, 7.0), (1, 1.0), (2, 2.0)]]
     assert dataset.manifest.n_rows == 3
     assert dataset.feature_names() is None
-    _, dataset = take("0,1,2\n7,3,4\n", features=3, header=True)
+    _, dataset = take("0,1,2\n7,3,4\n", dataset="named", features=3, header=True)
     assert dataset.manifest.n_rows == 1
     assert dataset.feature_names() == ("0", "1", "2")
     (tmp_path / "names").write_text("milk\nbread")
-    _, dataset = take(HEADERLESS, feature_names=tmp_path / "names", unit_column="0", header=False)
+    _, dataset = take(HEADERLESS, dataset="named", feature_names=tmp_path / "names", unit_column="0", header=False)
     assert dataset.feature_names() == ("milk", "bread")
     assert records(dataset) == [[[(0, 1.0), (1, 2.0)], [(0, 3.0), (1, 4.0)]], [[(0, 5.0), (1, 6.0)]]]
-    _, dataset = take(HEADERLESS, features=6, columns={"row": "0", "column": "1", "value": "2"}, header=False)
+    entries = {"row": "0", "column": "1", "value": "2"}
+    _, dataset = take(HEADERLESS, dataset="entries", features=6, columns=entries, header=False)
     assert records(dataset) == [[[(1, 2.0), (3, 4.0)]], [[(5, 6.0)]]]
 
 

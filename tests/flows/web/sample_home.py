@@ -12,7 +12,8 @@ from storage.artifacts.files import write_artifact
 from storage.artifacts.subspace import PrivateSubspace
 from storage.artifacts.tensor import TensorComponents
 from storage.database import tables
-from storage.ledger import journal
+from storage.ledger import charged_totals, journal
+from storage.ledger.budgets import read_budget
 from storage.workspace import Workspace
 from tests.storage.releasing import calibrated, gaussian
 from tests.storage.streaming import open_stream, publish_tick, register
@@ -161,7 +162,7 @@ def make_sample() -> None:
 def add_versions(name: str, count: int, *, after: int = 0) -> None:
     """Give a name so many versions more, each a release of its own with the artifact of the first.
 
-    The journal's last entry states no total then, as those of earlier versions of the program.
+    The journal's last entry states the total, as that of the last release does.
     """
     ledger = Workspace.open().ledger
     release, version = tables.release, tables.version
@@ -175,4 +176,7 @@ def add_versions(name: str, count: int, *, after: int = 0) -> None:
         versions = [{**model, "version": last + 1 + at, "release_id": row["id"]} for at, row in enumerate(releases)]
         connection.execute(release.insert(), releases)
         connection.execute(version.insert(), versions)
-        journal.append(connection, "release_reserved", population=made["population"], release_id=releases[-1]["id"])
+        added_up = vars(charged_totals)["_added_up"]
+        total = charged_totals.facts_of(added_up(connection, read_budget(connection, made["population"])))
+        facts = {"population": made["population"], "release_id": releases[-1]["id"]}
+        journal.append(connection, "release_reserved", **facts, detail=total)

@@ -41,7 +41,7 @@ def test_a_thousand_versions_are_listed_with_the_queries_of_three_and_no_file(
     sample: Path, asked: Counter[str], page: str
 ) -> None:
     site = Site(live=True)
-    add_versions("visits-map", 1)  # which leaves no noted total, as those below
+    add_versions("visits-map", 1)  # which leaves no note of the total, as those below
     asked.clear()
     assert site.answer(page).status == 200
     few = asked.copy()
