@@ -14,6 +14,7 @@ from dpca_tasks.accounting import charges, filters
 from storage.database import tables
 from storage.database.engine import transaction
 from storage.ledger import journal
+from storage.ledger.charged_totals import ChargedTotal, facts_of
 from storage.ledger.ledger import Grant, Ledger
 from storage.workspace import Workspace
 
@@ -40,8 +41,12 @@ def fill(ledger: Ledger, kind: str, releases: int) -> None:
         **{"accounting": rules.accounting, "state": "reserved", "created_at": journal.now(), "updated_at": "now"},
     }
     rows = [{**row, "id": f"{number:032x}", "run_key": f"{number}"} for number in range(releases)]
+    charge = tuple(releases * part for part in rules.charge(EVENT, delta=DELTA))
+    total = ChargedTotal(population="people", charge=charge, accounting=rules.accounting, releases=releases)
     with transaction(ledger.engine) as connection:
         connection.execute(tables.release.insert(), rows)
+        facts = {"population": "people", "release_id": rows[-1]["id"], "detail": facts_of(total)}
+        journal.append(connection, "release_reserved", **facts)
 
 
 @pytest.mark.parametrize("kind", ["gdp", "renyi"])
