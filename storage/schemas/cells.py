@@ -27,6 +27,8 @@ def cast_cells(array: pa.Array, kind: pa.DataType) -> pa.Array:
     if pa.types.is_decimal(array.type) and kind == pa.float64():  # by its text, which alone is rounded correctly
         array = array.cast(pa.string())
     try:
+        if is_binary(array.type):  # of which Arrow parses some, and fails at others
+            raise pa.ArrowNotImplementedError
         return array.cast(kind)
     except pa.ArrowNotImplementedError:
         raise BadSource(f"a column holds {array.type}; it must be {kind}; convert it") from None
@@ -89,6 +91,13 @@ def _decoded(word: bytes) -> str | None:
 def is_text(kind: pa.DataType) -> bool:
     """Return whether cells of this type are text."""
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
+
+
+def is_binary(kind: pa.DataType) -> bool:
+    """Return whether cells of this type are bytes."""
+    types = pa.types
+    kinds = (types.is_binary, types.is_large_binary, types.is_fixed_size_binary, types.is_binary_view)
+    return any(each(kind) for each in kinds)
 
 
 def is_number(kind: pa.DataType) -> bool:

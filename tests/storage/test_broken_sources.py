@@ -114,3 +114,15 @@ def test_a_table_may_hold_one_bad_cell_among_many(tmp_path: Path) -> None:
     pq.write_table(pa.table({"a": cells, "b": [" 2 "] * 10_000}), tmp_path / "x.parquet")
     with pytest.raises(BadSource, match="row 7777 has a value that is missing or not a number"):
         read(tmp_path / "x.parquet")
+
+
+@pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary(), pa.binary(2), pa.binary_view()], ids=str)
+@pytest.mark.parametrize("column", ["column", "value"])
+@pytest.mark.parametrize("is_tolerant", [False, True])
+def test_columns_of_bytes_hold_no_numbers(tmp_path: Path, kind: pa.DataType, column: str, *, is_tolerant: bool) -> None:
+    """Arrow parses bytes as numbers where it can, and fails in a way of its own where it cannot."""
+    found = {"row": pa.array([0, 1]), "column": pa.array([0, 1]), "value": pa.array([1.0, 2.0])}
+    found[column] = pa.array([b"10", b"\xef\xff"], kind)
+    pq.write_table(pa.table(found), tmp_path / "x.parquet")
+    with pytest.raises(BadSource, match=r"holds .*binary.*; convert"):
+        read(tmp_path / "x.parquet", n_features=2, rejects=Quarantine() if is_tolerant else None)
