@@ -232,7 +232,7 @@ class ObjectPlace:
         return True
 
     def _put_marker(self, path: str, payload: bytes) -> bool:
-        """Put the marker of a folder and read it back; tell whether it is this publisher's."""
+        """Put the marker of a folder and read it back; return whether it is this publisher's."""
         is_ours = self._put(path, payload, tag=None)
         for _ in range(_ATTEMPTS):
             found = self._found(path)

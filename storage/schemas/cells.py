@@ -26,12 +26,13 @@ def cast_cells(array: pa.Array, kind: pa.DataType) -> pa.Array:
         array = array.cast(pa.uint8())
     if pa.types.is_decimal(array.type) and kind == pa.float64():  # by its text, which alone is rounded correctly
         array = array.cast(pa.string())
+    refusal = BadSource(f"a column holds {array.type}; it must be {kind}; convert it")
+    if is_binary(array.type):  # Arrow would parse some of it, and fail at the rest
+        raise refusal
     try:
-        if is_binary(array.type):  # of which Arrow parses some, and fails at others
-            raise pa.ArrowNotImplementedError
         return array.cast(kind)
     except pa.ArrowNotImplementedError:
-        raise BadSource(f"a column holds {array.type}; it must be {kind}; convert it") from None
+        raise refusal from None
     except pa.ArrowInvalid:
         return _cast_what_fits(array, kind)
 
