@@ -2,10 +2,10 @@
 
 import pytest
 
-from storage.database import tables
 from storage.datasets.catalog import Catalog
 from storage.ledger.ledger import Ledger
 from storage.registry.publishing import add_version, promote
+from tests.storage.ledger.edits import drop_triggers
 from tests.storage.releasing import ANSWER, begin, manifest, open_budget, reserve
 
 
@@ -42,11 +42,5 @@ def _used(ledger: Ledger) -> Ledger:
     ledger.abandon(reserve(ledger, "given up").release_id)
     ledger.close(begin(ledger, "closed").release_id)
     with ledger.engine.begin() as connection:
-        if connection.dialect.name == "postgresql":
-            for table in tables.metadata.tables:
-                connection.exec_driver_sql(f"ALTER TABLE {table} DISABLE TRIGGER ALL")
-        else:
-            names = "SELECT name FROM sqlite_master WHERE type = 'trigger'"
-            for name in connection.exec_driver_sql(names).scalars().all():
-                connection.exec_driver_sql(f"DROP TRIGGER {name}")
+        drop_triggers(connection)
     return ledger

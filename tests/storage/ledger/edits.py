@@ -2,6 +2,10 @@
 
 from collections.abc import Mapping
 
+import sqlalchemy as sa
+
+from storage.database import tables
+
 EDITS: Mapping[str, tuple[str, str, str]] = {
     "a larger budget": ("UPDATE budget SET epsilon = 100", "budget 'people'", "epsilon"),
     "an older snapshot": ("UPDATE snapshot SET seq = 1", "snapshot ", "seq"),
@@ -30,3 +34,14 @@ EDITS: Mapping[str, tuple[str, str, str]] = {
     "another version": ("UPDATE version SET digest = 'x'", "map@1 ", "digest"),
     "another champion": ("UPDATE alias SET version = 7 WHERE alias = 'champion'", "map@champion ", "version"),
 }
+
+
+def drop_triggers(connection: sa.Connection) -> None:
+    """Let everything be edited by hand."""
+    if connection.dialect.name == "postgresql":
+        for table in tables.metadata.tables:
+            connection.exec_driver_sql(f"ALTER TABLE {table} DISABLE TRIGGER ALL")
+    else:
+        names = "SELECT name FROM sqlite_master WHERE type = 'trigger'"
+        for name in connection.exec_driver_sql(names).scalars().all():
+            connection.exec_driver_sql(f"DROP TRIGGER {name}")

@@ -17,7 +17,7 @@ from storage.home import store
 from storage.ledger import arrivals
 from storage.ledger.ledger import Ledger
 from storage.registry.publishing import add_version, promote, rebuild_pointers
-from tests.storage.ledger.edits import EDITS
+from tests.storage.ledger.edits import EDITS, drop_triggers
 from tests.storage.releasing import POPULATION, TENTH, event_names, key_names, open_budget, reserve
 from tests.storage.streaming import begin_tick, open_stream, publish_tick, register
 
@@ -32,13 +32,7 @@ def edited(ledger: Ledger, statement: str) -> Iterator[None]:
     _, name, *_ = statement.removeprefix("DELETE ").split()
     table = tables.metadata.tables[name]
     with ledger.engine.begin() as connection:
-        if connection.dialect.name == "postgresql":
-            for each in tables.metadata.tables:
-                connection.exec_driver_sql(f"ALTER TABLE {each} DISABLE TRIGGER ALL")
-        else:
-            names = "SELECT name FROM sqlite_master WHERE type = 'trigger'"
-            for trigger in connection.exec_driver_sql(names).scalars().all():
-                connection.exec_driver_sql(f"DROP TRIGGER {trigger}")
+        drop_triggers(connection)
         before = connection.execute(sa.select(table)).mappings().all()
         zero = {"zero": bytes(64)} if ":zero" in statement else {}
         assert connection.execute(sa.text(statement), zero).rowcount >= 1

@@ -11,30 +11,13 @@ from typing import Any
 import pytest
 
 from dpca_tasks.errors import MessageRefused
-from dpca_tasks.sites.secure_sum import keys, opening, roster
 from dpca_tasks.sites.secure_sum.circle import SIGNATURE_BYTES
 from dpca_tasks.sites.secure_sum.wire import HEAD_BYTES, Frames, Scene, decode, longest_frame
 from tests.dpca_tasks.sites.secure_sum.scenes import World, circle_of
-from tests.dpca_tasks.sites.secure_sum.test_wire import KINDS
+from tests.dpca_tasks.sites.secure_sum.test_wire import KINDS, sent_in
 
 HEAD = (4, 1, 1, 32, 2)
 """The lengths of magic, version, kind, digest of the context, and place."""
-
-
-def sent_in(world: World, scene: Scene) -> dict[Any, list[bytes]]:
-    """Return the true frames of each kind in one attempt: those of the server to each site, or of each site."""
-    machines = world.machines(scene)
-    phase: Any = keys.ServerKeys(scene=scene, awaited=frozenset(machines))
-    sent, found = dict.fromkeys(machines, roster.propose(scene)), []
-    while True:
-        answers = {place: machines[place].receive(frame) for place, frame in sent.items()}
-        found += [list(sent.values()), list(answers.values())]
-        for place, answer in answers.items():
-            phase.receive(answer, sender=place)
-        closed = phase.close()
-        if isinstance(closed, opening.Total):
-            return dict(zip(KINDS, found, strict=True))
-        sent, phase = closed
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ import pytest
 
 from dpca_tasks.errors import MessageRefused
 from dpca_tasks.sites.secure_sum import keys, masked_sums, opening, roster, shares
-from dpca_tasks.sites.secure_sum.wire import HEAD_BYTES, Reader, decode, encode, longest_frame, write_places
+from dpca_tasks.sites.secure_sum.wire import HEAD_BYTES, Reader, Scene, decode, encode, longest_frame, write_places
 from tests.dpca_tasks.sites.secure_sum.scenes import World, circle_of, identity_of, scene_of
 
 KINDS = (
@@ -24,14 +24,14 @@ KINDS = (
 )
 
 
-def frames_of(scene, world):
-    """A true frame of each kind, of one attempt; those to and from the first site."""
+def sent_in(world: World, scene: Scene) -> dict[Any, list[bytes]]:
+    """Every true frame of each kind in one attempt: those of the server to each site, or of each site."""
     machines = world.machines(scene)
     phase: Any = keys.ServerKeys(scene=scene, awaited=frozenset(machines))
     sent, found = dict.fromkeys(machines, roster.propose(scene)), []
     while True:
         answers = {place: machines[place].receive(frame) for place, frame in sent.items()}
-        found += [sent[0], answers[0]]
+        found += [list(sent.values()), list(answers.values())]
         for place, answer in answers.items():
             phase.receive(answer, sender=place)
         closed = phase.close()
@@ -47,7 +47,9 @@ def scene():
 
 @pytest.fixture(scope="module")
 def frames(scene):
-    return frames_of(scene, World(circle_of(4, dropouts=1)))
+    """Those to and from the first site."""
+    sent = sent_in(World(circle_of(4, dropouts=1)), scene)
+    return {kind: raws[0] for kind, raws in sent.items()}
 
 
 def signed_again(raw, expected):
