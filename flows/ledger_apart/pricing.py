@@ -113,22 +113,26 @@ class Pricing:
         return min(line, key=lambda ticket: self._served.get(ticket[0], 0.0), default=None)
 
     def _computed(self, asked: tuple[Any, ...], until: float) -> Known:
+        """Return the prices that a new process computes; another one tries again if it is killed."""
+        for _ in range(2):
+            with suppress(EOFError, ConnectionError):
+                return self._computed_once(asked, until)
+        raise _too_long("its computation ended early")
+
+    def _computed_once(self, asked: tuple[Any, ...], until: float) -> Known:
         """Return the prices that a new process computes; closing the connection ends that process."""
         began = time.monotonic()
         with self._forked() as link:
-            try:
-                link.send(asked)
-                while not link.poll(_LOOK):
-                    now = time.monotonic()
-                    if now > until:
-                        raise _too_long(f"it takes longer than {DEADLINE:g} seconds")
-                    with self._turn:
-                        is_wanted = len(self._running) >= AT_ONCE and self._first_in_line() is not None
-                    if now - began > SHARE and is_wanted:
-                        raise _too_long("others wait")
-                found = link.recv()
-            except (EOFError, ConnectionError):
-                raise _too_long("its computation ended early") from None
+            link.send(asked)
+            while not link.poll(_LOOK):
+                now = time.monotonic()
+                if now > until:
+                    raise _too_long(f"it takes longer than {DEADLINE:g} seconds")
+                with self._turn:
+                    is_wanted = len(self._running) >= AT_ONCE and self._first_in_line() is not None
+                if now - began > SHARE and is_wanted:
+                    raise _too_long("others wait")
+            found = link.recv()
         if isinstance(found, DpcaError):
             raise found
         return found  # type: ignore[no-any-return]
@@ -142,7 +146,7 @@ class Pricing:
                 with suppress(ConnectionError):
                     socket.send_fds(control, [b"."], [theirs.fileno()])
                     return Connection(ours.detach())
-                self.close()
+                self.close(control)
         raise _too_long("no process can be started")
 
     def start(self) -> socket.socket:
@@ -159,10 +163,10 @@ class Pricing:
                 self._control, self._end = ours, weakref.finalize(self, _end, ours, process)
             return self._control
 
-    def close(self) -> None:
-        """End every process; the next price starts them again."""
+    def close(self, control: socket.socket | None = None) -> None:
+        """End every process, unless another thread has replaced ``control``; the next price starts them again."""
         with self._turn:
-            if self._control is not None:
+            if self._control is not None and control in {None, self._control}:
                 self._control = None
                 self._end()
 
@@ -196,6 +200,7 @@ def fork_for_each(control: socket.socket) -> None:
             return
         if os.fork() == 0:
             try:
+                control.close()  # a request that only this process could read would wait until its price is computed
                 _compute(Connection(connections[0]))
             finally:
                 os._exit(1)

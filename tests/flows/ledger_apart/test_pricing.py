@@ -138,6 +138,25 @@ def test_a_killed_process_is_started_again(service: LedgerService) -> None:
     assert quote(service, "honest", short(0.0)) == first
 
 
+def test_the_process_that_forks_is_started_again_while_a_price_is_computed(
+    service: LedgerService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The price under way holds no end of the killed process's socket, in which the next request would wait."""
+    quote(service, "honest", short(0.0))
+    monkeypatch.setattr(pricing, "DEADLINE", 5.0)
+    with ThreadPoolExecutor(1) as pool:
+        attack = pool.submit(quote, service, HOSTILE[0], long(0.0))
+        time.sleep(0.5)
+        process = service.pricing._end.peek()[2][1]  # type: ignore[attr-defined]
+        process.kill()
+        process.wait()
+        began = time.monotonic()
+        quote(service, "honest", short(0.25))
+        assert time.monotonic() - began < 4.0
+        with pytest.raises(Refused, match="longer than 5 seconds"):
+            attack.result()
+
+
 def test_a_price_gives_way_when_others_wait_and_has_had_its_share(
     service: LedgerService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
