@@ -18,11 +18,11 @@ from dpca_tasks.sites.masks import Masks
 from dpca_tasks.sites.opening import Address, masked
 from dpca_tasks.sites.roster import Member, Roster
 from dpca_tasks.sites.secure_sum.attempt import open_sum
-from dpca_tasks.sites.secure_sum.circle import Circle, Identity
 from dpca_tasks.sites.secure_sum.context import Context
 from dpca_tasks.sites.secure_sum.double_masks import add_mask
 from dpca_tasks.sites.secure_sum.machine import SiteMachine
-from dpca_tasks.sites.secure_sum.seat import Seat
+from dpca_tasks.sites.secure_sum.participants import Identity, Participants
+from dpca_tasks.sites.secure_sum.session import SiteSession
 from dpca_tasks.sites.secure_sum.wire import Scene
 
 SITES = 10
@@ -52,23 +52,25 @@ def bench_secure_sum(words: int, bar: float, benchmark: BenchmarkFixture, measur
     identities = {f"{at:04d}": Identity.draw() for at in range(SITES)}
     members = tuple(Member(name=name, records=1000, noise_multiplier=4.0) for name in identities)
     roster = Roster(session="benchmark", members=members, colluders=3)
-    circle = Circle(roster=roster, keys={name: identity.public for name, identity in identities.items()})
+    participants = Participants(roster=roster, keys={name: identity.public for name, identity in identities.items()})
     context = Context(
         session=roster.session,
         address=Address(round=0),
-        circle=circle.digest,
+        participants=participants.digest,
         asked=hashlib.sha256(b"query").digest(),
         words=words,
     )
-    scene = Scene(circle=circle, context=context)
+    scene = Scene(participants=participants, context=context)
     integers = {name: np.random.default_rng(at).integers(-(2**40), 2**40, words) for at, name in enumerate(identities)}
 
     def line_of(name: str) -> SiteMachine:
         def contribute(masks: Masks) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
             return masked(integers[name], masks.mask(context.address, roster=roster, size=words))
 
-        seat = Seat(scene=scene, site=name, identity=identities[name], memory=Forgetful(), contribute=contribute)
-        return SiteMachine(seat)
+        session = SiteSession(
+            scene=scene, site=name, identity=identities[name], memory=Forgetful(), contribute=contribute
+        )
+        return SiteMachine(session)
 
     def go_through() -> np.ndarray[tuple[int], np.dtype[np.int64]]:
         return open_sum(scene, {name: line_of(name).receive for name in identities}).integers

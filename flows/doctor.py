@@ -1,7 +1,7 @@
 """Check what a run depends on: settings, versions, folders, database, store, cluster, Prefect, and the clock.
 
 Every check looks, and reports what it found and how to fix it. What it changes that lasts: it makes an empty home where
-none was, pointer files that say what the ledger says, and the note from which the next look goes on. None reads a
+none was, pointer files that say what the ledger says, and the note from which the next check goes on. None reads a
 dataset.
 """
 
@@ -26,8 +26,8 @@ from sqlalchemy.exc import ArgumentError
 from dpca_tasks.addresses import is_loopback
 from dpca_tasks.errors import DpcaError
 from flows.clusters.connecting import check_address, connect, open_cluster
-from flows.ledger_apart.findings import check_ledger_apart
 from flows.orchestration.left_servers import left_servers
+from flows.remote_ledger.findings import check_remote_ledger
 from flows.reports.findings import Finding
 from flows.reports.proof_findings import check_backups, check_signing
 from flows.settings import Settings, cluster_settings
@@ -50,7 +50,7 @@ from storage.home import (
 from storage.ledger.budgets import other_units
 from storage.ledger.partial_check import PART
 from storage.ledger.stream_answers import Answers
-from storage.registry.look import Look
+from storage.registry.incremental_check import IncrementalCheck
 from storage.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -71,26 +71,26 @@ PLACES = (
 def examine(*, everything: bool = False) -> list[Finding]:
     """Run every check, each before those that depend on its subject; what several find is reported once.
 
-    A look at ledger and registry goes on from the one before, unless ``everything`` is asked for.
+    The check of ledger and registry goes on from the one before, unless ``everything`` is asked for.
     """
     if ledger_url() is not None:
         return _once(
-            _guarded(check) for check in (_settings, _transport, _versions, _home, _store, check_ledger_apart, *_AFTER)
+            _guarded(check) for check in (_settings, _transport, _versions, _home, _store, check_remote_ledger, *_AFTER)
         )
     before = (_settings, _transport, _versions, _home, _keys, _store)
     if is_on_read_only_disk(home()):
         return _once(_guarded(check) for check in (*before, _ledger_as_it_is, *_AFTER))
     open_once = cache(Workspace.open)  # what cannot be opened fails each check, and is reported once
-    look_once = cache(lambda: _look(open_once(), everything=everything))
+    check_once = cache(lambda: _incremental_check(open_once(), everything=everything))
     return _once(
         (
             *(_guarded(check) for check in before),
             _guarded(_database, open_once),
-            _guarded(_ledger, look_once),
+            _guarded(_ledger, check_once),
             _guarded(_streams, open_once),
             _guarded(_units, open_once),
             _guarded(_witness, open_once),
-            _guarded(_registry, open_once, look_once),
+            _guarded(_registry, open_once, check_once),
             *(_guarded(check, open_once) for check in (check_signing, check_backups, _clock)),
             *(_guarded(check) for check in _AFTER),
         )
@@ -251,12 +251,12 @@ def _database(workspace: Workspace) -> Iterator[Finding]:
     )
 
 
-def _look(workspace: Workspace, *, everything: bool) -> Look:
-    return Look(workspace.ledger, workspace.store, keys=key_folder(), everything=everything)
+def _incremental_check(workspace: Workspace, *, everything: bool) -> IncrementalCheck:
+    return IncrementalCheck(workspace.ledger, workspace.store, keys=key_folder(), everything=everything)
 
 
-def _ledger(look: Look) -> Iterator[Finding]:
-    found = look.ledger()
+def _ledger(check: IncrementalCheck) -> Iterator[Finding]:
+    found = check.ledger()
     entries, read = found.known.entries, "every row agrees with it"
     if found.part is not None:
         first, last = found.part
@@ -277,7 +277,7 @@ def _ledger_as_it_is() -> Iterator[Finding]:
 
 
 def _streams(workspace: Workspace) -> Iterator[Finding]:
-    """Look over the streams that are live: none may be at its end, or lack an answer that its estimates need."""
+    """Check the live streams: none may be at its end, or lack an answer that its estimates need."""
     for name in dict.fromkeys(stream.name for stream in workspace.ledger.streams.all()):
         stream, ticks = workspace.ledger.streams.show(name)  # the newest of a name, the only one that may be live
         if not stream.is_live:
@@ -312,9 +312,9 @@ def _witness(workspace: Workspace) -> Iterator[Finding]:
         )
 
 
-def _registry(workspace: Workspace, look: Look) -> Iterator[Finding]:
+def _registry(workspace: Workspace, check: IncrementalCheck) -> Iterator[Finding]:
     workspace.rebuild_pointers()
-    yield Finding(check="registry", verdict="ok", found=f"{look.registry()} versions tell what the ledger tells")
+    yield Finding(check="registry", verdict="ok", found=f"{check.registry()} versions tell what the ledger tells")
 
 
 def _clock(workspace: Workspace) -> Iterator[Finding]:

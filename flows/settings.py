@@ -89,7 +89,7 @@ def _variables() -> frozenset[tuple[str, str]]:
 
 
 def check_ledger(url: str) -> None:
-    """Refuse the address of a ledger apart that is none, and rights that a process beside it should not hold.
+    """Refuse the address of a remote ledger that is none, and rights that a process beside it should not hold.
 
     Raises
     ------
@@ -102,7 +102,7 @@ def check_ledger(url: str) -> None:
     for name in ("DPCA_DATABASE_URL", "DPCA_KEY_FOLDER"):
         if os.environ.get(name):
             raise InvalidInput(
-                f"{name} and DPCA_LEDGER_URL are both set, and whoever asks a ledger apart holds neither its database "
+                f"{name} and DPCA_LEDGER_URL are both set, and whoever asks a remote ledger holds neither its database "
                 "nor its keys; unset one of them."
             )
 

@@ -123,7 +123,7 @@ ROWS = {
     "dpca_tasks/sites/secure_sum/test_machine.py": """
         dpca_tasks/sites/secure_sum/agreements.py dpca_tasks/sites/secure_sum/keys.py
         dpca_tasks/sites/secure_sum/opening.py dpca_tasks/sites/secure_sum/roster.py
-        dpca_tasks/sites/secure_sum/seat.py
+        dpca_tasks/sites/secure_sum/session.py
     """,
     "dpca_tasks/mechanisms/sites/test_cape_agn.py": "dpca_tasks/mechanisms/sites/noised_tensors.py",
     "dpca_tasks/mechanisms/sites/test_shared_noise.py": """
@@ -207,11 +207,11 @@ ROWS = {
         flows/parties/certificates.py flows/sites/site_releases.py
     """,
     "flows/parties/test_listening.py": "flows/parties/refusals.py",
-    "flows/ledger_apart/test_service.py": """
-        flows/ledger_apart/checks.py flows/ledger_apart/messages.py storage/ledger/run_keys.py
+    "flows/remote_ledger/test_service.py": """
+        flows/remote_ledger/checks.py flows/remote_ledger/messages.py storage/ledger/run_keys.py
     """,
-    "flows/ledger_apart/test_client.py": "flows/ledger_apart/facts.py storage/ledger/protocol.py",
-    "flows/ledger_apart/test_workspaces.py": "flows/commands/ledger.py flows/ledger_apart/findings.py",
+    "flows/remote_ledger/test_client.py": "flows/remote_ledger/facts.py storage/ledger/protocol.py",
+    "flows/remote_ledger/test_workspaces.py": "flows/commands/ledger.py flows/remote_ledger/findings.py",
     "flows/sites/test_roster_file.py": "flows/parties/config_files.py",
     "flows/sites/test_site_config.py": "flows/commands/one_site.py flows/sites/site_status.py",
     "flows/test_federate.py": """

@@ -80,7 +80,7 @@ def show(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Show what was allowed, spent and left, and the newest releases."""
-    from flows.ledger_apart.workspaces import read_workspace
+    from flows.remote_ledger.workspaces import read_workspace
     from flows.reports.budget_facts import budget_facts, event_text
 
     facts = budget_facts(read_workspace().ledger, population, newest=limit or None)
@@ -107,7 +107,7 @@ def history(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show how the budget was spent over time, by the newest releases."""
-    from flows.ledger_apart.workspaces import read_workspace
+    from flows.remote_ledger.workspaces import read_workspace
 
     ledger = read_workspace().ledger
     ledger.budget(population)

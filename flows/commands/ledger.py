@@ -36,7 +36,7 @@ def serve(*, config: Annotated[Path, typer.Option("--config", help="The configur
 
     What a crash left is finished first. Clients need neither DPCA_DATABASE_URL nor DPCA_KEY_FOLDER.
     """
-    from flows.ledger_apart.config import read_config
-    from flows.ledger_apart.service import serve_ledger
+    from flows.remote_ledger.config import read_config
+    from flows.remote_ledger.service import serve_ledger
 
     serve_ledger(read_config(config), ready=lambda address: typer.echo(f"listening at {address}"))

@@ -7,7 +7,7 @@ from typing import Any
 
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 
-from flows.ledger_apart.workspaces import read_workspace
+from flows.remote_ledger.workspaces import read_workspace
 from flows.reports.budget_facts import budget_facts, event_text
 from storage.artifacts.base import Artifact
 

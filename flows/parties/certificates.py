@@ -25,7 +25,7 @@ from cryptography.x509.oid import NameOID
 
 from dpca_tasks.errors import InvalidInput
 from dpca_tasks.noise.keystream import SecretKey
-from dpca_tasks.sites.secure_sum.circle import Identity
+from dpca_tasks.sites.secure_sum.participants import Identity
 from storage.backends.atomic_files import open_regular, read_file
 from storage.backends.private import create_file
 from storage.errors import Corrupt

@@ -17,10 +17,10 @@ from typing import Any, ClassVar
 import uvicorn
 from anyio import CapacityLimiter
 from anyio.to_thread import run_sync
+from starlette import routing
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from dpca_tasks.errors import DpcaError, InvalidInput, Refused
@@ -50,7 +50,7 @@ type Answer = Callable[[str, Mapping[str, str], Frame], bytes]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Door:
+class Route:
     """One route: its path, who may call, what it does, and the most bytes of its arrays, by the words of its path."""
 
     path: str
@@ -116,10 +116,10 @@ def address_of(at: socket.socket) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def serve(doors: list[Door], *, names: Mapping[str, str], context: ssl.SSLContext, at: socket.socket) -> None:
+def serve(routes: list[Route], *, names: Mapping[str, str], context: ssl.SSLContext, at: socket.socket) -> None:
     """Serve until the process is told to end; ``names`` are those of the callers by their fingerprints."""
     run_app(
-        application(doors, names=names),
+        application(routes, names=names),
         at=at,
         http=protocol_for(len(names)),
         ssl_context_factory=lambda _config, _default: context,
@@ -127,12 +127,12 @@ def serve(doors: list[Door], *, names: Mapping[str, str], context: ssl.SSLContex
     )
 
 
-def application(doors: list[Door], *, names: Mapping[str, str]) -> Starlette:
-    """Return what answers at some doors; each request's scope tells under `PEER` which certificate its caller shows."""
+def application(routes: list[Route], *, names: Mapping[str, str]) -> Starlette:
+    """Return an application of these routes; each request's scope has the caller's certificate under `PEER`."""
     places: Mapping[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(AT_ONCE))
     threads = CapacityLimiter(AT_ONCE * max(1, len(names)))  # so many are answered at once: no caller waits for another
-    routes = [Route(door.path, _handler(door, names, places, threads), methods=["POST"]) for door in doors]
-    return Starlette(routes=routes)
+    paths = [routing.Route(each.path, _handler(each, names, places, threads), methods=["POST"]) for each in routes]
+    return Starlette(routes=paths)
 
 
 def run_app(app: ASGIApp, *, at: socket.socket, **more: Any) -> None:
@@ -161,30 +161,30 @@ def server_of(app: ASGIApp, **more: Any) -> uvicorn.Server:
 
 
 def _handler(
-    door: Door, names: Mapping[str, str], places: Mapping[str, asyncio.Semaphore], threads: CapacityLimiter
+    route: Route, names: Mapping[str, str], places: Mapping[str, asyncio.Semaphore], threads: CapacityLimiter
 ) -> Callable[[Request], Awaitable[Response]]:
     async def answered(request: Request, caller: str) -> Response:
         words = {name: str(word) for name, word in request.path_params.items()}
-        most = await run_sync(door.most, words, limiter=threads)
+        most = await run_sync(route.most, words, limiter=threads)
         frame = decode(await _body(request, most=OVERHEAD + most), most=most)
-        return Response(await run_sync(door.answer, caller, words, frame, limiter=threads), media_type=FRAME)
+        return Response(await run_sync(route.answer, caller, words, frame, limiter=threads), media_type=FRAME)
 
     async def handle(request: Request) -> Response:
         caller = names.get(request.scope.get(PEER) or "", "")
         try:
-            if caller not in door.callers:
+            if caller not in route.callers:
                 raise Refused("this certificate may not ask that here; its configuration names who may.")
             async with places[caller]:
                 return await answered(request, caller)
         except ClientDisconnect:
-            log_event("cut", route=door.path, caller=caller)
+            log_event("cut", route=route.path, caller=caller)
             return Response(status_code=400)
         except (DpcaError, StorageError) as error:
-            log_event("refused", route=door.path, caller=caller or "a stranger", **logged(error))
+            log_event("refused", route=route.path, caller=caller or "a stranger", **logged(error))
             said = {"kind": type(error).__name__, "line": told(error)}
             return Response(encode(said), _status(error), media_type=FRAME)
         except Exception as error:  # noqa: BLE001 - its text may hold anything, so it stays here
-            log_event("failed", route=door.path, caller=caller, **logged(error))
+            log_event("failed", route=route.path, caller=caller, **logged(error))
             return Response(encode({"kind": "Failed", "line": told(error)}), 500, media_type=FRAME)
 
     return handle

@@ -12,7 +12,7 @@ from dpca_tasks.errors import InvalidInput
 from flows.families.base import PlannedRelease
 from flows.families.stored import asked_of, fingerprint_of, read_request, target_of
 from flows.families.table import family_of
-from flows.ledger_apart.workspaces import ReleaseWorkspace
+from flows.remote_ledger.workspaces import ReleaseWorkspace
 from flows.requests.base import Request
 from storage.artifacts.manifest import canonical_json
 from storage.datasets.catalog import Entry

@@ -5,8 +5,8 @@ from typing import Any
 
 from flows.families.base import PlannedRelease, plan_statement
 from flows.families.table import family_of
-from flows.ledger_apart.workspaces import ReleaseWorkspace, read_workspace
 from flows.releases.planning import plan_request
+from flows.remote_ledger.workspaces import ReleaseWorkspace, read_workspace
 from flows.reports.outcome import spending
 from flows.requests.base import Request
 from storage.errors import BudgetExhausted

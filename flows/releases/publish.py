@@ -4,8 +4,8 @@ from collections.abc import Callable
 from typing import Any
 
 from flows.families.table import family_of
-from flows.ledger_apart.workspaces import ReleaseWorkspace, open_workspace, read_workspace
 from flows.releases.planning import reserved_request
+from flows.remote_ledger.workspaces import ReleaseWorkspace, open_workspace, read_workspace
 from flows.reports.logs import log_event
 from flows.requests.base import Request
 from storage.artifacts.files import known_artifact, read_artifact, write_artifact

@@ -15,8 +15,8 @@ from dpca_tasks.records.blocks import BlockSource
 from flows.families.base import PlannedRelease
 from flows.families.stored import read_planned, stored_request
 from flows.families.table import family_of
-from flows.ledger_apart.workspaces import ReleaseWorkspace
 from flows.releases.notices import warn_of_budget
+from flows.remote_ledger.workspaces import ReleaseWorkspace
 from flows.reports.activity import begin_step
 from flows.reports.logs import about, log_event
 from storage.artifacts.files import write_artifact

@@ -15,7 +15,6 @@ from prefect.states import Completed
 from flows.clusters.connecting import check_address, connect, open_cluster, reach_cluster
 from flows.families.base import PlannedRelease
 from flows.families.table import family_of
-from flows.ledger_apart.workspaces import ReleaseWorkspace, open_workspace
 from flows.orchestration.own_server import prefect_server
 from flows.orchestration.prefect_artifacts import state_refusal, state_release, state_verdict
 from flows.orchestration.prefect_stages import Runner, StageEnded, directly, finish, in_flow
@@ -26,6 +25,7 @@ from flows.releases.planning import plan_request
 from flows.releases.publish import made_or_found, publish_release, released_digest, report_release
 from flows.releases.running import charge_release, finish_release
 from flows.releases.verdicts import Verdict, judge_request, note_budget
+from flows.remote_ledger.workspaces import ReleaseWorkspace, open_workspace
 from flows.reports.activity import begin_step
 from flows.reports.logs import about, configure_logs, log_event
 from flows.requests.base import NO_FORM_ASKS, Request

@@ -10,11 +10,11 @@ from typing import Any
 
 from dpca_tasks.accounting import charges
 from flows.families.base import PlannedRelease
-from flows.ledger_apart.workspaces import read_workspace
 from flows.orchestration.deployment_notes import deployed_parameters, note_on_deployment
 from flows.releases.paced import share_of
 from flows.releases.planning import plan_request
 from flows.releases.preview import preview_in
+from flows.remote_ledger.workspaces import read_workspace
 from flows.requests.base import Request
 from storage.errors import BudgetExhausted
 from storage.ledger.protocol import ReleaseLedger

@@ -18,7 +18,7 @@ from typing import Any
 from dpca_tasks.errors import Refused
 from flows.parties.certificates import listening_context
 from flows.parties.frames import Frame, encode
-from flows.parties.listening import Door, address_of, bind, serve
+from flows.parties.listening import Route, address_of, bind, serve
 from flows.reports.logs import configure_logs, log_event
 from flows.settings import cluster_settings
 from flows.sites.roster_file import RosterFile
@@ -116,6 +116,6 @@ def serve_helper(config: PartyConfig, *, ready: Callable[[str], None]) -> None:
     context = listening_context(
         certificate=config.certificate, key=config.key, peers=[site.certificate for site in roster.sites]
     )
-    door = Door(path=SEEDS, callers=frozenset(names.values()), answer=answer)
+    route = Route(path=SEEDS, callers=frozenset(names.values()), answer=answer)
     ready(address_of(at))
-    serve([door], names=names, context=context, at=at)
+    serve([route], names=names, context=context, at=at)

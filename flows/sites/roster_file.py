@@ -31,7 +31,7 @@ from dpca_tasks.accounting.relation import Relation
 from dpca_tasks.accounting.site_noise import usual_colluders
 from dpca_tasks.errors import InvalidInput
 from dpca_tasks.mechanisms.sites.joint_plan import Seats
-from dpca_tasks.sites.secure_sum.circle import check_threshold
+from dpca_tasks.sites.secure_sum.participants import check_threshold
 from flows.parties.calling import Post
 from flows.parties.certificates import key_of, read_certificate, signing_key_of
 from flows.parties.config_files import check_names, read_yaml

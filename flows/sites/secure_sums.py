@@ -17,11 +17,11 @@ from dpca_tasks.queries.base import RowSum
 from dpca_tasks.sites.masks import Masks
 from dpca_tasks.sites.opening import Address
 from dpca_tasks.sites.roster import Roster
-from dpca_tasks.sites.secure_sum.circle import Circle
 from dpca_tasks.sites.secure_sum.context import Context, next_attempt
 from dpca_tasks.sites.secure_sum.machine import SiteMachine
+from dpca_tasks.sites.secure_sum.participants import Participants
 from dpca_tasks.sites.secure_sum.roster import Begin
-from dpca_tasks.sites.secure_sum.seat import Seat
+from dpca_tasks.sites.secure_sum.session import SiteSession
 from dpca_tasks.sites.secure_sum.wire import Scene
 from flows.parties.certificates import signing_identity, signing_key_of
 from flows.sites.memory import FileMemory
@@ -85,13 +85,15 @@ class SecureSums:
             raise Refused("no such attempt is under way here: this site was restarted, or went on; begin another.")
         return machine_of.receive(raw)
 
-    def _seat(self, release: SiteRelease, public: dict[str, NDArray[Any]], *, roster: Roster, address: Address) -> Seat:
+    def _seat(
+        self, release: SiteRelease, public: dict[str, NDArray[Any]], *, roster: Roster, address: Address
+    ) -> SiteSession:
         query = release.query(public, index=address.round)
 
         def contribute(masks: Masks) -> NDArray[np.uint64]:
             return self._releases.message(release, query, roster=roster, address=address, seeds=masks).words
 
-        return Seat(
+        return SiteSession(
             scene=scene_of(self._config.roster, query, roster=roster, address=address),
             site=self._config.name,
             identity=self._identity,
@@ -103,15 +105,15 @@ class SecureSums:
 def scene_of(file: RosterFile, query: RowSum, *, roster: Roster, address: Address) -> Scene:
     """Return the sum that a party takes part in, from its own roster file and its own query."""
     keys = {name: signing_key_of(file.site(name).certificate) for name in roster.names}
-    circle = Circle(roster=roster, keys=keys)
+    participants = Participants(roster=roster, keys=keys)
     context = Context(
         session=roster.session,
         address=address,
-        circle=circle.digest,
+        participants=participants.digest,
         asked=query.digest(),
         words=query.layout.size,
     )
-    return Scene(circle=circle, context=context)
+    return Scene(participants=participants, context=context)
 
 
 def longest_exchange(sites: int) -> int:

@@ -38,7 +38,7 @@ from flows.clusters.connecting import check_address, connect, open_cluster
 from flows.parties.calling import Caller
 from flows.parties.certificates import listening_context
 from flows.parties.frames import CARRIED, Frame, encode, packed, unpacked
-from flows.parties.listening import Door, address_of, bind, serve
+from flows.parties.listening import Route, address_of, bind, serve
 from flows.reports.logs import configure_logs, log_event
 from flows.settings import cluster_settings
 from flows.sites.helper_service import LONGEST_NAME, SEEDS
@@ -70,16 +70,16 @@ class SiteService:
         self._dealings: set[str] = set()
         self._sums = SecureSums(config, releases) if config.roster.masks == SECURE_SUM else None
 
-    def doors(self) -> list[Door]:
+    def routes(self) -> list[Route]:
         """Return the routes."""
         aggregator = frozenset({self._config.roster.aggregator.name})
         whole = [
-            Door(path=f"/v1/{name}", callers=aggregator, answer=getattr(self, f"_{name}"))
+            Route(path=f"/v1/{name}", callers=aggregator, answer=getattr(self, f"_{name}"))
             for name in ("quote", "reserve", "status")
         ]
         longest = {"message": self._longest, "agree": self._longest_agreement}
         of_release = [
-            Door(
+            Route(
                 path=f"{RELEASES}/{name}",
                 callers=aggregator,
                 answer=self._about(getattr(self, f"_{name}")),
@@ -206,4 +206,4 @@ def serve_site(config: PartyConfig, *, ready: Callable[[str], None]) -> None:
         service = SiteService(SiteReleases(config, client=client), config, helper=helper)
         ready(address_of(at))
         log_event("listening", site=config.name)
-        serve(service.doors(), names=names, context=context, at=at)
+        serve(service.routes(), names=names, context=context, at=at)

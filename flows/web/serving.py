@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 from flows.parties.listening import address_of, bind, run_app
 from flows.reports.logs import configure_logs
 from flows.settings import cluster_settings
-from flows.web.door import COOKIE, VARIABLE, Door, is_loopback, read_token
+from flows.web.access import COOKIE, VARIABLE, Access, is_loopback, read_token
 from flows.web.pages import CSS, HTML, SVG, Answer, Site
 from flows.web.rendering import render
 from storage.errors import Refused
@@ -43,11 +43,11 @@ class WebPages:
     Parameters
     ----------
     site : Site
-    door : Door
+    access : Access
     """
 
-    def __init__(self, site: Site, door: Door) -> None:
-        self._site, self._door = site, door
+    def __init__(self, site: Site, access: Access) -> None:
+        self._site, self._access = site, access
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -65,14 +65,14 @@ class WebPages:
 
     async def _respond(self, request: Request) -> Response:
         path = str(request.scope["path"]).removeprefix("/")
-        if not self._door.knows_host(request):
+        if not self._access.knows_host(request):
             return _response(self._site.trouble(path, status=421, text="This address does not belong to this page."))
-        if path == "login" and self._door.asks:
+        if path == "login" and self._access.asks:
             return await self._log_in(request)
         if request.method not in ("GET", "HEAD"):
             answer = self._site.trouble(path, status=405, text="This page only shows, and takes nothing.")
             return _response(answer, Allow="GET, HEAD")
-        if not path.startswith("static/") and not self._door.admits(request):
+        if not path.startswith("static/") and not self._access.admits(request):
             return self._refusal(request, path, "This page asks for its token.")
         if path == "compare":
             return self._compare(request)
@@ -81,7 +81,7 @@ class WebPages:
     async def _log_in(self, request: Request) -> Response:
         if request.method != "POST":
             return self._login_page("login", status=200, text="This page asks for its token.")
-        session = await self._door.session(request)
+        session = await self._access.session(request)
         if session is None:
             return self._refusal(request, "login", "That is not the token.")
         response = _sent_to("index.html")
@@ -90,7 +90,7 @@ class WebPages:
         return response
 
     def _refusal(self, request: Request, path: str, text: str) -> Response:
-        if self._door.is_throttled(request):
+        if self._access.is_throttled(request):
             return self._login_page(path, status=429, text="Too many wrong tokens; try again in a minute.")
         return self._login_page(path, status=401, text=text)
 
@@ -133,7 +133,7 @@ def serve_pages(*, host: str, port: int, token_file: Path | None, curator: bool,
         )
     at = bind(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
     ready(f"http://{address_of(at)}/")
-    run_app(WebPages(Site(live=True, curator=curator), Door(token=token, loopback=loopback)), at=at)
+    run_app(WebPages(Site(live=True, curator=curator), Access(token=token, loopback=loopback)), at=at)
 
 
 def _response(answer: Answer, **headers: str) -> Response:

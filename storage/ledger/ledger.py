@@ -223,7 +223,7 @@ class Ledger:
         population : str
             Whose budget pays.
         run_key : str
-            Names the release: the same key is the same release, also where it was reserved through a ledger apart.
+            Names the release: the same key is the same release, also where it was reserved through a remote ledger.
         fingerprint : str
             Digest of everything asked for.
         event : mapping

@@ -141,7 +141,7 @@ ELSEWHERE = {
     "docs/tutorials/completion.md": "tests/docs/test_documents.py",
     "docs/tutorials/topics.md": "tests/docs/test_documents.py",
     "docs/how-to/sites-as-parties.md": "tests/flows/sites/test_operators_guide.py",
-    "docs/how-to/ledger-apart.md": "tests/flows/ledger_apart/test_workspaces.py",
+    "docs/how-to/remote-ledger.md": "tests/flows/remote_ledger/test_workspaces.py",
     "docs/how-to/export.md": "tests/docs/test_export.py",
     "docs/how-to/nightly-streams.md": "tests/docs/test_documents.py",
     "docs/how-to/your-own-tables.md": "tests/docs/test_documents.py",

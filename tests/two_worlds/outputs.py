@@ -105,11 +105,11 @@ def _pages(world: "World") -> dict[str, bytes]:
 async def _served(paths: list[str]) -> dict[str, bytes]:
     import httpx
 
-    from flows.web.door import Door
+    from flows.web.access import Access
     from flows.web.pages import Site
     from flows.web.serving import WebPages
 
-    app: Any = WebPages(Site(live=True, curator=False), Door(token=None, loopback=True))
+    app: Any = WebPages(Site(live=True, curator=False), Access(token=None, loopback=True))
     found = {}
     transport = httpx.ASGITransport(app=app)
     async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:

@@ -30,7 +30,7 @@ secret of a site include ``t - C >= 1`` of honest ones, so server and colluders 
 parts are not. That is the H of `dpca_tasks.sites.roster.Roster`, by which `dpca_tasks.sites.shares` calibrates, so that
 ``v = (Delta / mu)^2 / (t - C)``: the released integers and charges are those of masks from a dealer.
 
-**A lying server**, and up to C sites with it. The condition is ``2 t > S + C``; a `Circle` without it is refused.
+**A lying server**, and up to C sites with it. The condition is ``2 t > S + C``; a `Participants` without it is refused.
 
 - *One list.* Signatures on `Keys` cover the context, so a site that sees t of them knows that those sites agreed to its
   own roster and query. Sealed shares are bound to the list of keys: who was shown another list cannot open them, and

@@ -9,7 +9,7 @@ from dpca_tasks.errors import MessageRefused, SiteSilent
 from dpca_tasks.sites.secure_sum.keys import ServerKeys
 from dpca_tasks.sites.secure_sum.opening import Total
 from dpca_tasks.sites.secure_sum.roster import propose
-from dpca_tasks.sites.secure_sum.seat import ServerPhase
+from dpca_tasks.sites.secure_sum.session import ServerPhase
 from dpca_tasks.sites.secure_sum.wire import Scene
 
 Line = Callable[[bytes], bytes]
@@ -39,14 +39,16 @@ def open_sum(scene: Scene, lines: Mapping[str, Line]) -> Total:
     MessageRefused
         When the shares at hand do not open the sum.
     """
-    circle = scene.circle
+    participants = scene.participants
     everyone = frozenset(range(scene.sites))
     frames, phase = dict.fromkeys(sorted(everyone), propose(scene)), ServerKeys(scene=scene, awaited=everyone)
     with ThreadPoolExecutor(max_workers=scene.sites) as pool:
         closed: Any = (frames, phase)
         while not isinstance(closed, Total):
             frames, phase = closed
-            answers = {place: pool.submit(_ask, lines[circle.names[place]], frame) for place, frame in frames.items()}
+            answers = {
+                place: pool.submit(_ask, lines[participants.names[place]], frame) for place, frame in frames.items()
+            }
             for place, answer in answers.items():
                 _take(phase, place, answer.result())
             closed = phase.close()

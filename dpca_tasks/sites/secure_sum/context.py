@@ -23,7 +23,7 @@ class Context:
         That of the roster.
     address : Address
         The round and the attempt. An attempt is never begun twice at a site.
-    circle : bytes of length 32
+    participants : bytes of length 32
         The digest of the roster with its identity keys.
     asked : bytes of length 32
         The digest of the query that every site sums: two queries may want unlike noise.
@@ -33,7 +33,7 @@ class Context:
 
     session: str
     address: Address
-    circle: bytes = field(repr=False)
+    participants: bytes = field(repr=False)
     asked: bytes = field(repr=False)
     words: int
 
@@ -44,8 +44,8 @@ class Context:
                 f"a session name of {len(self.session.encode())} bytes and a sum of {self.words} integers must be "
                 f"within 1 to {LONGEST_SESSION} and 1 to {MOST_WORDS}; shorten them."
             )
-        if {len(self.circle), len(self.asked)} != {DIGEST_BYTES}:
-            raise InvalidInput(f"the digests of circle and query must have {DIGEST_BYTES} bytes; pass SHA-256.")
+        if {len(self.participants), len(self.asked)} != {DIGEST_BYTES}:
+            raise InvalidInput(f"the digests of participants and query must have {DIGEST_BYTES} bytes; pass SHA-256.")
 
     @property
     def digest(self) -> bytes:
@@ -55,7 +55,7 @@ class Context:
             self.session.encode(),
             self.address.round.to_bytes(8, "little"),
             self.address.attempt.to_bytes(8, "little"),
-            self.circle,
+            self.participants,
             self.asked,
             self.words.to_bytes(8, "little"),
         ):

@@ -27,7 +27,7 @@ class DoubleMasks:
     def mask(self, address: Address, *, roster: Roster, size: int) -> NDArray[np.uint64]:
         """Return the mask of the attempt."""
         context = self.scene.context
-        if (address, roster.digest, size) != (context.address, self.scene.circle.roster.digest, context.words):
+        if (address, roster.digest, size) != (context.address, self.scene.participants.roster.digest, context.words):
             raise InvalidInput(
                 f"masks of {context.words} integers were agreed on for another attempt, roster or query; "
                 "ask for what the server proposed."
@@ -35,7 +35,7 @@ class DoubleMasks:
         self.used += 1
         mask = np.zeros(size, np.uint64)
         add_mask(mask, own_mask_key(self.self_seed, self.scene), sign=1)
-        place = self.scene.circle.place(self.site)
+        place = self.scene.participants.place(self.site)
         for other, seed in self.pair_seeds.items():
             add_mask(mask, seed, sign=sign_of(place, other))
         return mask

@@ -13,9 +13,9 @@ from typing import Any, ClassVar, Self
 from dpca_tasks.errors import MessageRefused
 from dpca_tasks.noise.keystream import SecretKey
 from dpca_tasks.sites.secure_sum.agreements import Pairing, PublicKeys
-from dpca_tasks.sites.secure_sum.circle import KEY_BYTES
 from dpca_tasks.sites.secure_sum.opening import SharesOf
-from dpca_tasks.sites.secure_sum.seat import ServerPhase, SitePhase
+from dpca_tasks.sites.secure_sum.participants import KEY_BYTES
+from dpca_tasks.sites.secure_sum.session import ServerPhase, SitePhase
 from dpca_tasks.sites.secure_sum.shamir import SHARE_BYTES, split
 from dpca_tasks.sites.secure_sum.shares import SealedShares, ServerShares, SiteShares
 from dpca_tasks.sites.secure_sum.wire import (
@@ -79,7 +79,7 @@ class SiteKeys(SitePhase[KeyList]):
 
     def answer(self, received: Received[KeyList]) -> tuple[bytes, SitePhase[Any]]:
         """Share seed and key with the sites of the list."""
-        scene, place = self.seat.scene, self.seat.place
+        scene, place = self.session.scene, self.session.place
         frames = received.message.frames
         self.check_enough(frozenset(frames), KeyList.title)
         if frames[place].raw != self.sent:
@@ -90,7 +90,9 @@ class SiteKeys(SitePhase[KeyList]):
             raise MessageRefused("two keys of the list are equal, and a site could pose as another; begin another.")
         listed = hashlib.sha256(received.raw).digest()
         seeds, secrets = (
-            split(secret.secret, threshold=scene.circle.threshold, places=scene.sites, entropy=self.seat.entropy)
+            split(
+                secret.secret, threshold=scene.participants.threshold, places=scene.sites, entropy=self.session.entropy
+            )
             for secret in (self.self_seed, self.masking.secret)
         )
         sealed = {}
@@ -98,8 +100,8 @@ class SiteKeys(SitePhase[KeyList]):
             if other != place:
                 text = b"".join(share[other].to_bytes(SHARE_BYTES, "little") for share in (seeds, secrets))
                 sealed[other] = self.sealing.seal(text, to=other, public=one.sealing, bound_to=listed)
-        return self.seat.send(SealedShares(sealed=sealed)), SiteShares(
-            seat=self.seat,
+        return self.session.send(SealedShares(sealed=sealed)), SiteShares(
+            session=self.session,
             sealing=self.sealing,
             masking=self.masking,
             self_seed=self.self_seed,

@@ -6,7 +6,7 @@ from typing import Any
 
 from dpca_tasks.errors import MessageRefused
 from dpca_tasks.sites.secure_sum.roster import SiteRoster
-from dpca_tasks.sites.secure_sum.seat import Seat, SitePhase
+from dpca_tasks.sites.secure_sum.session import SitePhase, SiteSession
 
 logger = logging.getLogger("dpca.sites")
 
@@ -19,11 +19,11 @@ class SiteMachine:
 
     Parameters
     ----------
-    seat : Seat
+    session : SiteSession
     """
 
-    def __init__(self, seat: Seat) -> None:
-        self._phase: SitePhase[Any] = SiteRoster(seat=seat)
+    def __init__(self, session: SiteSession) -> None:
+        self._phase: SitePhase[Any] = SiteRoster(session=session)
         self._turn = Lock()  # of two frames that come at once, the second finds the phase after the first
 
     @property

@@ -16,7 +16,7 @@ from dpca_tasks.errors import MessageRefused, SiteSilent
 from dpca_tasks.sites.secure_sum.agreements import PublicKeys
 from dpca_tasks.sites.secure_sum.context import opened_key
 from dpca_tasks.sites.secure_sum.opening import ServerSignatures, SharesOf, SignedSenders, SiteOpening
-from dpca_tasks.sites.secure_sum.seat import ServerPhase, SitePhase
+from dpca_tasks.sites.secure_sum.session import ServerPhase, SitePhase
 from dpca_tasks.sites.secure_sum.wire import Reader, Received, Scene, Telegram, encode, write_places
 
 
@@ -83,18 +83,20 @@ class SiteSums(SitePhase[Senders]):
 
     def answer(self, received: Received[Senders]) -> tuple[bytes, SitePhase[Any]]:
         """Sign the set."""
-        scene, senders = self.seat.scene, received.message.senders
+        scene, senders = self.session.scene, received.message.senders
         self.check_enough(senders, Senders.title)
         if not senders <= self.sharers:
             raise MessageRefused("a sum was asked for of sites that shared nothing with this one; stop.")
-        key = opened_key(scene.circle.roster.digest, round_index=scene.context.address.round)
-        if self.seat.memory.recall(key) not in (None, write_places(senders, scene)):
+        key = opened_key(scene.participants.roster.digest, round_index=scene.context.address.round)
+        if self.session.memory.recall(key) not in (None, write_places(senders, scene)):
             raise MessageRefused(
                 "this site helped to open another set of sites under the same noise, and a difference of two would "
                 "show a site's integers; go on with a smaller roster, whose noise is fresh."
             )
         signed = SignedSenders(transcript=self.transcript, senders=senders)
-        return self.seat.send(signed), SiteOpening(seat=self.seat, signed=signed, sharers=self.sharers, held=self.held)
+        return self.session.send(signed), SiteOpening(
+            session=self.session, signed=signed, sharers=self.sharers, held=self.held
+        )
 
 
 @dataclass(kw_only=True)

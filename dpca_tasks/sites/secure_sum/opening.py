@@ -18,7 +18,7 @@ from dpca_tasks.noise.keystream import SecretKey
 from dpca_tasks.sites.secure_sum.agreements import Pairing, PublicKeys, commit
 from dpca_tasks.sites.secure_sum.context import DIGEST_BYTES, opened_key
 from dpca_tasks.sites.secure_sum.double_masks import add_mask, own_mask_key, sign_of
-from dpca_tasks.sites.secure_sum.seat import ServerPhase, SitePhase
+from dpca_tasks.sites.secure_sum.session import ServerPhase, SitePhase
 from dpca_tasks.sites.secure_sum.shamir import PRIME, SHARE_BYTES, recover
 from dpca_tasks.sites.secure_sum.wire import (
     Frames,
@@ -128,21 +128,21 @@ class SiteOpening(SitePhase[Signatures]):
 
     def answer(self, received: Received[Signatures]) -> tuple[bytes, SitePhase[Any]]:
         """Remember the set, and give the shares that open its sum."""
-        scene, senders = self.seat.scene, self.signed.senders
+        scene, senders = self.session.scene, self.signed.senders
         frames = received.message.frames
         self.check_enough(frozenset(frames), Signatures.title)
         if not frames.keys() <= senders or any(one.message != self.signed for one in frames.values()):
             raise MessageRefused(
                 "sites signed unlike sets, or saw unlike keys or shares: the server told them unlike things; stop."
             )
-        key = opened_key(scene.circle.roster.digest, round_index=scene.context.address.round)
-        if self.seat.memory.remember(key, write_places(senders, scene)) != write_places(senders, scene):
+        key = opened_key(scene.participants.roster.digest, round_index=scene.context.address.round)
+        if self.session.memory.remember(key, write_places(senders, scene)) != write_places(senders, scene):
             raise MessageRefused(
                 "this site helped to open another set of sites under the same noise meanwhile; go on with a smaller "
                 "roster, whose noise is fresh."
             )
         shares = {place: of.seed if place in senders else of.key for place, of in self.held.items()}
-        return self.seat.send(OpeningShares(shares=shares)), SiteDone(seat=self.seat)
+        return self.session.send(OpeningShares(shares=shares)), SiteDone(session=self.session)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,7 +237,7 @@ class ServerOpening(ServerPhase[OpeningShares]):
 
     def _recovered(self, place: int) -> SecretKey:
         """Return the secret that the first shares, as many as the threshold, are of."""
-        helpers = sorted(self.received)[: self.scene.circle.threshold]
+        helpers = sorted(self.received)[: self.scene.participants.threshold]
         return SecretKey(recover({helper + 1: self.received[helper].message.shares[place] for helper in helpers}))
 
     def _check(self, fits: bool, place: int) -> None:  # noqa: FBT001 one claim

@@ -19,7 +19,7 @@ from dpca_tasks.sites.secure_sum.context import (
     opened_key,
 )
 from dpca_tasks.sites.secure_sum.keys import Keys, SiteKeys
-from dpca_tasks.sites.secure_sum.seat import SitePhase
+from dpca_tasks.sites.secure_sum.session import SitePhase
 from dpca_tasks.sites.secure_sum.wire import HEAD_BYTES, Reader, Received, Scene, Telegram, encode
 
 
@@ -42,7 +42,7 @@ class Begin(Telegram):
                 len(session).to_bytes(2, "little"),
                 session,
                 *(number.to_bytes(8, "little") for number in numbers),
-                context.circle,
+                context.participants,
                 context.asked,
             ]
         )
@@ -91,11 +91,11 @@ class SiteRoster(SitePhase[Begin]):
     def receive(self, raw: bytes) -> tuple[bytes, SitePhase[Any]]:
         """Say which part of a proposal differs from what this site knows, if one does; else answer it."""
         if raw[5:6] == bytes([Begin.kind]):
-            said, known = read_proposal(raw), self.seat.scene.context
+            said, known = read_proposal(raw), self.session.scene.context
             for part, facts in (
                 ("session", (said.session, known.session)),
                 ("round and attempt", (said.address, known.address)),
-                ("roster or identity keys", (said.circle, known.circle)),
+                ("roster or identity keys", (said.participants, known.participants)),
                 ("query", (said.asked, known.asked)),
                 ("number of integers", (said.words, known.words)),
             ):
@@ -108,27 +108,29 @@ class SiteRoster(SitePhase[Begin]):
 
     def answer(self, received: Received[Begin]) -> tuple[bytes, SitePhase[Any]]:
         """Remember the attempt, and send keys drawn for it."""
-        seat = self.seat
-        context = seat.scene.context
-        mark = seat.entropy(16)
-        if seat.memory.remember(attempt_key(context.session, context.address), mark) != mark:
+        session = self.session
+        context = session.scene.context
+        mark = session.entropy(16)
+        if session.memory.remember(attempt_key(context.session, context.address), mark) != mark:
             address = context.address
             raise MessageRefused(
                 f"attempt {address.attempt} of round {address.round} was begun here before, and is never begun twice; "
                 "begin one with a higher number."
             )
-        sealing, masking = (Pairing(scene=seat.scene, place=seat.place, secret=seat.draw_key()) for _ in range(2))
-        self_seed = seat.draw_key()
-        roster = seat.scene.circle.roster
-        opened = seat.memory.recall(opened_key(roster.digest, round_index=context.address.round))
+        sealing, masking = (
+            Pairing(scene=session.scene, place=session.place, secret=session.draw_key()) for _ in range(2)
+        )
+        self_seed = session.draw_key()
+        roster = session.scene.participants.roster
+        opened = session.memory.recall(opened_key(roster.digest, round_index=context.address.round))
         public = PublicKeys(
             sealing=sealing.public,
             masking=masking.public,
-            commitment=commit(self_seed, seat.scene),
-            opened=frozenset() if opened is None else Reader(opened).places(seat.scene),
+            commitment=commit(self_seed, session.scene),
+            opened=frozenset() if opened is None else Reader(opened).places(session.scene),
         )
-        frame = seat.send(Keys(public=public))
-        return frame, SiteKeys(seat=seat, sealing=sealing, masking=masking, self_seed=self_seed, sent=frame)
+        frame = session.send(Keys(public=public))
+        return frame, SiteKeys(session=session, sealing=sealing, masking=masking, self_seed=self_seed, sent=frame)
 
 
 def _parse_context(reader: Reader) -> Context:
@@ -136,9 +138,9 @@ def _parse_context(reader: Reader) -> Context:
     try:
         session = reader.take(size).decode()
         round_index, attempt, count = (reader.integer(8) for _ in range(3))
-        circle, asked = reader.take(DIGEST_BYTES), reader.take(DIGEST_BYTES)
+        participants, asked = reader.take(DIGEST_BYTES), reader.take(DIGEST_BYTES)
         address = Address(round=round_index, attempt=attempt)
-        context = Context(session=session, address=address, circle=circle, asked=asked, words=count)
+        context = Context(session=session, address=address, participants=participants, asked=asked, words=count)
     except (UnicodeDecodeError, InvalidInput):
         raise MessageRefused("a proposal names no session, or numbers beyond all bounds; begin an attempt.") from None
     if not reader.is_done():

@@ -16,7 +16,7 @@ from dpca_tasks.sites.secure_sum.agreements import TAG_BYTES, Pairing, PublicKey
 from dpca_tasks.sites.secure_sum.double_masks import DoubleMasks
 from dpca_tasks.sites.secure_sum.masked_sums import MaskedSum, ServerSums, SiteSums
 from dpca_tasks.sites.secure_sum.opening import SharesOf
-from dpca_tasks.sites.secure_sum.seat import ServerPhase, SitePhase
+from dpca_tasks.sites.secure_sum.session import ServerPhase, SitePhase
 from dpca_tasks.sites.secure_sum.shamir import PRIME, SHARE_BYTES
 from dpca_tasks.sites.secure_sum.wire import (
     Reader,
@@ -87,7 +87,7 @@ class SiteShares(SitePhase[Delivered]):
 
     def answer(self, received: Received[Delivered]) -> tuple[bytes, SitePhase[Any]]:
         """Open the shares, and send the masked sum."""
-        scene, place = self.seat.scene, self.seat.place
+        scene, place = self.session.scene, self.session.place
         sealed = received.message.sealed
         sharers = frozenset(sealed) | {place}
         self.check_enough(sharers, Delivered.title)
@@ -95,16 +95,16 @@ class SiteShares(SitePhase[Delivered]):
             raise MessageRefused("shares were delivered from sites that are not on the list of keys; stop.")
         held = {other: self._open(other, text) for other, text in sealed.items()} | {place: self.own}
         seeds = {other: self.masking.mask_seed(other, public=self.keys[other].masking) for other in sharers - {place}}
-        masks = DoubleMasks(scene=scene, site=self.seat.site, self_seed=self.self_seed, pair_seeds=seeds)
-        words = self.seat.contribute(masks)
+        masks = DoubleMasks(scene=scene, site=self.session.site, self_seed=self.self_seed, pair_seeds=seeds)
+        words = self.session.contribute(masks)
         if masks.used != 1 or words.shape != (scene.context.words,):
             raise MessageRefused(
                 f"{words.size} integers were masked {masks.used} times, which must be {scene.context.words}, once; "
                 "nothing is sent."
             )
         transcript = hashlib.sha256(scene.context.digest + self.listed + write_places(sharers, scene)).digest()
-        return self.seat.send(MaskedSum(words=words)), SiteSums(
-            seat=self.seat, transcript=transcript, sharers=sharers, held=held
+        return self.session.send(MaskedSum(words=words)), SiteSums(
+            session=self.session, transcript=transcript, sharers=sharers, held=held
         )
 
     def _open(self, other: int, text: bytes) -> SharesOf:
@@ -112,7 +112,7 @@ class SiteShares(SitePhase[Delivered]):
         seed, key = (int.from_bytes(plain[at : at + SHARE_BYTES], "little") for at in (0, SHARE_BYTES))
         if max(seed, key) >= PRIME:
             raise MessageRefused(
-                f"shares from site {self.seat.scene.name(other)!r} are no shares; begin another attempt without it."
+                f"shares from site {self.session.scene.name(other)!r} are no shares; begin another attempt without it."
             )
         return SharesOf(seed=seed, key=key)
 

@@ -1,4 +1,4 @@
-"""The exact encoding of messages: fixed fields, one length for each kind and circle, no byte left over.
+"""The exact encoding of messages: fixed fields, one length for each kind and participants, no byte left over.
 
 A frame is ``b"dpca"``, a version, the kind, the digest of the context, the place of the sender, and a body; a site's
 frame ends in its signature of all that. A frame is refused by its kind before anything else of it is read, and by its
@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 from dpca_tasks.errors import MessageRefused
-from dpca_tasks.sites.secure_sum.circle import SIGNATURE_BYTES, Circle, Identity
 from dpca_tasks.sites.secure_sum.context import Context
+from dpca_tasks.sites.secure_sum.participants import SIGNATURE_BYTES, Identity, Participants
 
 MAGIC = b"dpca"
 VERSION = 1
@@ -27,15 +27,15 @@ HEAD_BYTES = _HEAD.size
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scene:
-    """The circle and the context that both ends of a frame agree on."""
+    """The participants and the context that both ends of a frame agree on."""
 
-    circle: Circle
+    participants: Participants
     context: Context
 
     @property
     def sites(self) -> int:
         """The number S of sites."""
-        return self.circle.roster.size
+        return self.participants.roster.size
 
     @property
     def bitmap_bytes(self) -> int:
@@ -44,7 +44,7 @@ class Scene:
 
     def name(self, place: int) -> str:
         """Return the name of the site at a place."""
-        return self.circle.names[place]
+        return self.participants.names[place]
 
 
 class Reader:
@@ -118,7 +118,7 @@ class Received[T: Telegram]:
 
 def encode(message: Telegram, scene: Scene, *, sender: str | None = None, identity: Identity | None = None) -> bytes:
     """Return the frame of a message: of the server, or of a site under its identity."""
-    place = SERVER if sender is None else scene.circle.place(sender)
+    place = SERVER if sender is None else scene.participants.place(sender)
     raw = _HEAD.pack(MAGIC, VERSION, message.kind, scene.context.digest, place) + message.body(scene)
     return raw + identity.sign(raw) if identity else raw
 
@@ -158,7 +158,7 @@ def decode[T: Telegram](raw: bytes, expected: type[T], scene: Scene) -> Received
         end -= SIGNATURE_BYTES
         if end < HEAD_BYTES or sender >= scene.sites:
             raise MessageRefused(f"{expected.title} are cut or of no site of the roster; send them whole.")
-        scene.circle.check_signature(sender, text=raw[:end], signature=raw[end:])
+        scene.participants.check_signature(sender, text=raw[:end], signature=raw[end:])
     elif sender != SERVER:
         raise MessageRefused(f"{expected.title} come from the server alone; send what a site sends.")
     reader = Reader(raw[HEAD_BYTES:end])

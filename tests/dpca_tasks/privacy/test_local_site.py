@@ -23,10 +23,10 @@ from dpca_tasks.sites.masks import deal_masks
 from dpca_tasks.sites.opening import Address, open_total
 from dpca_tasks.sites.rounds import open_round
 from dpca_tasks.sites.secure_sum.attempt import open_sum
-from dpca_tasks.sites.secure_sum.circle import Circle
 from dpca_tasks.sites.secure_sum.context import Context
 from dpca_tasks.sites.secure_sum.machine import SiteMachine
-from dpca_tasks.sites.secure_sum.seat import Seat
+from dpca_tasks.sites.secure_sum.participants import Participants
+from dpca_tasks.sites.secure_sum.session import SiteSession
 from dpca_tasks.sites.secure_sum.wire import Scene
 from dpca_tasks.sites.shares import SymmetricShare
 from dpca_tasks.sums.exact_sum import exact_sum
@@ -304,17 +304,19 @@ def test_ten_sites_open_equal_bits_under_masks_of_a_dealer_and_of_a_secure_sum()
 
 def secure_total(sites, query, *, roster, address):
     """What ten machines and a server open, each machine with a site's own rows, ledger and noise."""
-    circle = Circle(roster=roster, keys={name: identity_of(name).public for name in sites})
+    participants = Participants(roster=roster, keys={name: identity_of(name).public for name in sites})
     size = query.layout.size
-    context = Context(session=roster.session, address=address, circle=circle.digest, asked=query.digest(), words=size)
-    scene = Scene(circle=circle, context=context)
+    context = Context(
+        session=roster.session, address=address, participants=participants.digest, asked=query.digest(), words=size
+    )
+    scene = Scene(participants=participants, context=context)
 
     def machine(name, site):
         def contribute(masks):
             return dataclasses.replace(site, seeds=masks).message(query, roster=roster, address=address).words
 
         facts = {"identity": identity_of(name), "memory": Remembered(), "contribute": contribute}
-        return SiteMachine(Seat(scene=scene, site=name, **facts))
+        return SiteMachine(SiteSession(scene=scene, site=name, **facts))
 
     lines = {name: machine(name, site).receive for name, site in sites.items()}
     return open_sum(scene, lines).integers

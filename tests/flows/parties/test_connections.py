@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 from flows.parties import connections, listening
 from flows.parties.connections import Listener
 from flows.parties.frames import Frame, encode
-from flows.parties.listening import Door, application, bind
+from flows.parties.listening import Route, application, bind
 from tests.flows.parties.conftest import MOST, Party
 
 
@@ -118,7 +118,7 @@ def test_a_flood_before_the_handshake_keeps_no_party_waiting(
     def answer(caller: str, words: Mapping[str, str], frame: Frame) -> bytes:
         return encode({"hello": caller})
 
-    app = application([Door(path="/act", callers=frozenset({"caller 0"}), answer=answer)], names=party.names)
+    app = application([Route(path="/act", callers=frozenset({"caller 0"}), answer=answer)], names=party.names)
     more = {"ssl_context_factory": lambda *_: party.context, "ssl_certfile": "shown by the context"}
     address = serving(app, http=listening.KnowsPeer, **more)
     flood(address, HEADS[head])

@@ -14,7 +14,7 @@ from dpca_tasks.errors import InvalidInput
 from flows.parties import listening
 from flows.parties.calling import REFUSED, UNUSABLE
 from flows.parties.frames import Frame, decode, encode
-from flows.parties.listening import AT_ONCE, PEER, Door, application
+from flows.parties.listening import AT_ONCE, PEER, Route, application
 from flows.parties.refusals import FAILED
 from storage.errors import Conflict, Corrupt, Refused, StorageError, Unavailable
 
@@ -33,9 +33,9 @@ HIDDEN: dict[str, tuple[Exception, int]] = {
 }
 
 
-def client(*doors: Door, by: str = "a print") -> httpx.AsyncClient:
-    """Return who asks at some doors, with a certificate."""
-    inside = application(list(doors), names=NAMES)
+def client(*routes: Route, by: str = "a print") -> httpx.AsyncClient:
+    """Return who asks at some routes, with a certificate."""
+    inside = application(list(routes), names=NAMES)
 
     async def shown(scope: Scope, receive: Receive, send: Send) -> None:
         await inside({**scope, PEER: by}, receive, send)
@@ -43,16 +43,16 @@ def client(*doors: Door, by: str = "a print") -> httpx.AsyncClient:
     return httpx.AsyncClient(transport=httpx.ASGITransport(shown), base_url="https://service")
 
 
-def failing(error: Exception) -> Door:
+def failing(error: Exception) -> Route:
     def answer(caller: str, words: Mapping[str, str], frame: Frame) -> bytes:
         raise error
 
-    return Door(path="/act", callers=frozenset({"runner"}), answer=answer)
+    return Route(path="/act", callers=frozenset({"runner"}), answer=answer)
 
 
-def asked(door: Door, *, by: str = "a print") -> tuple[int, Mapping[str, Any]]:
+def asked(route: Route, *, by: str = "a print") -> tuple[int, Mapping[str, Any]]:
     async def ask() -> httpx.Response:
-        async with client(door, by=by) as asking:
+        async with client(route, by=by) as asking:
             return await asking.post("/act", content=encode({}))
 
     answer = asyncio.run(ask())
@@ -107,7 +107,7 @@ def test_who_stops_in_a_message_gives_the_place_back(monkeypatch: pytest.MonkeyP
         await asyncio.sleep(60)
 
     async def ask() -> list[httpx.Response]:
-        async with client(Door(path="/act", callers=frozenset({"runner"}), answer=answer)) as asking:
+        async with client(Route(path="/act", callers=frozenset({"runner"}), answer=answer)) as asking:
             slow = [asking.post("/act", content=stuck()) for _ in range(AT_ONCE)]
             return await asyncio.wait_for(asyncio.gather(*slow, asking.post("/act", content=encode({}))), 20)
 
@@ -119,8 +119,8 @@ def test_who_stops_in_a_message_gives_the_place_back(monkeypatch: pytest.MonkeyP
 
 def test_one_caller_keeps_no_other_waiting() -> None:
     """However much one asks at once, no more of it is read than its places."""
-    door = Door(path="/act", callers=frozenset({"runner", "reader"}), answer=lambda *_: encode({}))
-    inside = application([door], names=NAMES)
+    route = Route(path="/act", callers=frozenset({"runner", "reader"}), answer=lambda *_: encode({}))
+    inside = application([route], names=NAMES)
     begun: list[str] = []
     all_in, go_on = asyncio.Event(), asyncio.Event()
 

@@ -12,7 +12,7 @@ import pytest
 from flows.parties import connections, listening
 from flows.parties.calling import REFUSED
 from flows.parties.frames import Frame, encode
-from flows.parties.listening import CONNECTIONS, Door, application, protocol_for
+from flows.parties.listening import CONNECTIONS, Route, application, protocol_for
 from tests.flows.parties.conftest import MOST, Party
 from tests.flows.parties.raw_requests import exchanged, raw_requests, statuses
 
@@ -22,9 +22,9 @@ ANSWERED = {"many empty arrays", "half a surrogate", "one key many times", "bare
 
 
 def serve_party(serving: Serve, party: Party, answer: Callable[..., bytes], *, most: int = 0) -> str:
-    door = Door(path="/act", callers=frozenset(party.names.values()), answer=answer, most=lambda words: most)
+    route = Route(path="/act", callers=frozenset(party.names.values()), answer=answer, most=lambda words: most)
     more = {"ssl_context_factory": lambda *_: party.context, "ssl_certfile": "shown by the context"}
-    return serving(application([door], names=party.names), http=protocol_for(len(party.names)), **more)
+    return serving(application([route], names=party.names), http=protocol_for(len(party.names)), **more)
 
 
 def test_no_bytes_of_a_party_do_anything_but_be_refused(

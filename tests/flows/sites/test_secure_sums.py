@@ -33,8 +33,8 @@ from tests.flows.sites.joint import (
 
 
 @pytest.fixture(scope="module")
-def circle(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
-    folder = tmp_path_factory.mktemp("circle")
+def participants(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
+    folder = tmp_path_factory.mktemp("participants")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DPCA_STATE_FOLDER", str(folder / "states" / "makers"))
         for name in ("DPCA_DATABASE_URL", "DPCA_KEY_FOLDER", "DPCA_STORE_URL"):
@@ -56,65 +56,65 @@ def circle(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
 
 
 @pytest.mark.parametrize("method", SHARED[:3])
-def test_processes_without_a_helper_release_the_arrays_of_one_process(circle: Federation, method: str) -> None:
-    asked = request(circle, **METHODS[method], run_key="bits")
-    releases, artifact = computed(circle, asked)
-    check_same(artifact, released_alone(circle, aggregation.planned_of(asked), releases))
+def test_processes_without_a_helper_release_the_arrays_of_one_process(participants: Federation, method: str) -> None:
+    asked = request(participants, **METHODS[method], run_key="bits")
+    releases, artifact = computed(participants, asked)
+    check_same(artifact, released_alone(participants, aggregation.planned_of(asked), releases))
 
 
 @pytest.mark.parametrize("phase", [2, 4])
 def test_a_site_that_is_killed_in_any_phase_voids_or_leaves_the_attempt_and_another_is_begun(
-    circle: Federation, monkeypatch: pytest.MonkeyPatch, phase: int
+    participants: Federation, monkeypatch: pytest.MonkeyPatch, phase: int
 ) -> None:
     """Of three sites one may be lost; a second attempt has all of them, under the same noise."""
-    name = circle.names[1]
-    asked = request(circle, run_key=f"killed-in-{phase}")
+    name = participants.names[1]
+    asked = request(participants, run_key=f"killed-in-{phase}")
     ask, seen = Caller.ask, []
 
     def killing(caller, path, *others, **more):
         if caller.name == name and path.endswith("/agree"):
             seen.append(path)
             if len(seen) == phase:
-                process = circle.processes[name]
+                process = participants.processes[name]
                 process.kill()
                 stop(process)
-                circle.processes[name] = start(circle, name)
-                await_listening(circle, name, circle.processes[name])
+                participants.processes[name] = start(participants, name)
+                await_listening(participants, name, participants.processes[name])
         return ask(caller, path, *others, **more)
 
     monkeypatch.setattr(Caller, "ask", killing)
-    _, artifact = computed(circle, asked)
+    _, artifact = computed(participants, asked)
     monkeypatch.setattr(Caller, "ask", ask)
     assert len(seen) >= phase
-    _, again = computed(circle, asked)
+    _, again = computed(participants, asked)
     np.testing.assert_array_equal(artifact.components, again.components)
 
 
 @pytest.mark.parametrize("lost_in", [0, 1])
 def test_components_of_a_secure_sum_that_a_site_is_lost_in(
-    circle: Federation, monkeypatch: pytest.MonkeyPatch, lost_in: int
+    participants: Federation, monkeypatch: pytest.MonkeyPatch, lost_in: int
 ) -> None:
     """Of three sites one may be lost in the middle: the sum is that of the others, under the same noise."""
-    name = circle.names[1]
+    name = participants.names[1]
     monkeypatch.setattr(Caller, "ask", silent(name, first=lost_in))
-    with aggregator(circle):
-        asked = request(circle, **TOPICS, run_key=f"lost-in-{lost_in}")
+    with aggregator(participants):
+        asked = request(participants, **TOPICS, run_key=f"lost-in-{lost_in}")
         report = run_sites_fit(asked, direct=True)
         found = Registry.open().load(report["artifact"], TensorComponents)
     check_topics(found)
-    assert [site["site"] for site in report["sites"]] == [one for one in circle.names if lost_in or one != name]
+    assert [site["site"] for site in report["sites"]] == [one for one in participants.names if lost_in or one != name]
 
 
-def test_a_frame_of_no_attempt_under_way_and_a_cut_one_are_refused(circle: Federation) -> None:
-    asked = request(circle, run_key="stray")
-    with aggregator(circle):
+def test_a_frame_of_no_attempt_under_way_and_a_cut_one_are_refused(participants: Federation) -> None:
+    asked = request(participants, run_key="stray")
+    with aggregator(participants):
         aggregation.reserve_roster(asked)
         planned = aggregation.planned_of(asked)
         roster = planned.plan.roster
         assert roster is not None
         about = {"round": 0, "attempt": 0, "names": list(roster.names), "roster": roster.digest.hex()}
         with aggregation.parties_of(planned, asked) as sites:
-            party = sites._parties[circle.names[0]]
+            party = sites._parties[participants.names[0]]
             for raw, said in ((bytes(50), "no such attempt is under way"), (b"dpca\1\1" + bytes(50), "within a field")):
                 facts, arrays = packed(raw)
                 with pytest.raises(Refused, match=said):
@@ -146,17 +146,17 @@ def test_what_is_remembered_first_stays(tmp_path: Path) -> None:
     assert [path.name for path in sorted((tmp_path / "memory").iterdir())] == sorted([b"key".hex(), b"other".hex()])
 
 
-def test_a_roster_that_a_lying_server_could_open_twice_is_refused(circle: Federation, tmp_path: Path) -> None:
-    text = circle.roster.read_text()
-    for path in circle.folder.glob("*.pem"):
+def test_a_roster_that_a_lying_server_could_open_twice_is_refused(participants: Federation, tmp_path: Path) -> None:
+    text = participants.roster.read_text()
+    for path in participants.folder.glob("*.pem"):
         (tmp_path / path.name).write_text(path.read_text())
     (tmp_path / "roster.yaml").write_text(text.replace("colluders: 0", "colluders: 1"))
     with pytest.raises(InvalidInput, match=r"2 \(S - D\) > S \+ C"):
         read_roster(tmp_path / "roster.yaml")
 
 
-def test_a_sites_signing_key_is_that_of_its_certificate(circle: Federation) -> None:
-    key, pem = circle.folder / "site-0.key", (circle.folder / "site-0.pem").read_text()
+def test_a_sites_signing_key_is_that_of_its_certificate(participants: Federation) -> None:
+    key, pem = participants.folder / "site-0.key", (participants.folder / "site-0.pem").read_text()
     assert signing_identity(key).public == signing_key_of(pem)
     with pytest.raises(InvalidInput, match="no Ed25519 key"):
-        signing_identity(circle.folder / "site-0.pem")
+        signing_identity(participants.folder / "site-0.pem")

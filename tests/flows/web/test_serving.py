@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from flows.web.door import Door
+from flows.web.access import Access
 from flows.web.pages import Site
 from flows.web.serving import HEADERS, WebPages
 from storage.workspace import Workspace
@@ -45,7 +45,7 @@ class Client:
 
 
 def client(*, token: str | None = None, loopback: bool = True, **site: Any) -> Client:
-    return Client(WebPages(Site(live=True, **site), Door(token=token, loopback=loopback)))
+    return Client(WebPages(Site(live=True, **site), Access(token=token, loopback=loopback)))
 
 
 @pytest.mark.parametrize(

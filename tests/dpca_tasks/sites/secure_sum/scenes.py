@@ -8,12 +8,12 @@ import numpy as np
 
 from dpca_tasks.noise.keystream import SecretKey
 from dpca_tasks.sites.opening import Address, masked
-from dpca_tasks.sites.secure_sum.circle import Circle, Identity
 from dpca_tasks.sites.secure_sum.context import Context
 from dpca_tasks.sites.secure_sum.keys import ServerKeys
 from dpca_tasks.sites.secure_sum.machine import SiteMachine
+from dpca_tasks.sites.secure_sum.participants import Identity, Participants
 from dpca_tasks.sites.secure_sum.roster import propose
-from dpca_tasks.sites.secure_sum.seat import Seat
+from dpca_tasks.sites.secure_sum.session import SiteSession
 from dpca_tasks.sites.secure_sum.wire import Scene
 from tests.dpca_tasks.sites.rosters import roster_of
 
@@ -26,13 +26,15 @@ def identity_of(name):
 
 def circle_of(size, **facts):
     roster = roster_of(size, **facts)
-    return Circle(roster=roster, keys={name: identity_of(name).public for name in roster.names})
+    return Participants(roster=roster, keys={name: identity_of(name).public for name in roster.names})
 
 
-def scene_of(circle, *, round_index=0, attempt=0, words=5, asked=ASKED):
+def scene_of(participants, *, round_index=0, attempt=0, words=5, asked=ASKED):
     address = Address(round=round_index, attempt=attempt)
-    context = Context(session=circle.roster.session, address=address, circle=circle.digest, asked=asked, words=words)
-    return Scene(circle=circle, context=context)
+    context = Context(
+        session=participants.roster.session, address=address, participants=participants.digest, asked=asked, words=words
+    )
+    return Scene(participants=participants, context=context)
 
 
 class Remembered:
@@ -63,33 +65,33 @@ def entropy_of(label):
 
 @dataclass
 class World:
-    """All sites of a circle: their memories outlast their machines, as disks outlast processes."""
+    """All sites of a participants: their memories outlast their machines, as disks outlast processes."""
 
-    circle: Circle
+    participants: Participants
     words: int = 5
     memories: dict[str, Remembered] = field(default_factory=dict)
     integers: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self):
-        for at, name in enumerate(self.circle.names):
+        for at, name in enumerate(self.participants.names):
             self.memories.setdefault(name, Remembered())
             drawn = np.random.default_rng(at).integers(-(2**40), 2**40, self.words)
             self.integers.setdefault(name, drawn)
 
     def scene(self, **address):
-        return scene_of(self.circle, words=self.words, **address)
+        return scene_of(self.participants, words=self.words, **address)
 
     def machine(self, name, scene, *, entropy=None):
         def contribute(masks):
-            mask = masks.mask(scene.context.address, roster=scene.circle.roster, size=self.words)
+            mask = masks.mask(scene.context.address, roster=scene.participants.roster, size=self.words)
             return masked(self.integers[name], mask)
 
         facts = {"scene": scene, "site": name, "identity": identity_of(name), "memory": self.memories[name]}
-        seat = Seat(**facts, contribute=contribute, **({"entropy": entropy} if entropy else {}))
-        return SiteMachine(seat)
+        session = SiteSession(**facts, contribute=contribute, **({"entropy": entropy} if entropy else {}))
+        return SiteMachine(session)
 
     def machines(self, scene):
-        return {scene.circle.place(name): self.machine(name, scene) for name in scene.circle.names}
+        return {scene.participants.place(name): self.machine(name, scene) for name in scene.participants.names}
 
     def sum_of(self, *names):
         return sum(self.integers[name] for name in names)
@@ -108,7 +110,7 @@ def attempt(world, scene, *, lost=(), order=None, transcript=None):
     machines = world.machines(scene)
     silent: dict[str, set[int]] = {}
     for name, title in lost:
-        silent.setdefault(title, set()).add(scene.circle.place(name))
+        silent.setdefault(title, set()).add(scene.participants.place(name))
     gone: set[int] = set()
     phase: Any = ServerKeys(scene=scene, awaited=frozenset(machines))
     frames = dict.fromkeys(sorted(machines), propose(scene))

@@ -8,10 +8,10 @@ from scipy import stats
 
 from dpca_tasks.errors import MessageRefused, SiteSilent
 from dpca_tasks.sites.secure_sum.attempt import open_sum
-from dpca_tasks.sites.secure_sum.circle import SIGNATURE_BYTES
 from dpca_tasks.sites.secure_sum.context import next_attempt
 from dpca_tasks.sites.secure_sum.masked_sums import MaskedSum
 from dpca_tasks.sites.secure_sum.opening import OpeningShares
+from dpca_tasks.sites.secure_sum.participants import SIGNATURE_BYTES
 from dpca_tasks.sites.secure_sum.wire import HEAD_BYTES, decode, encode, longest_frame
 from tests.dpca_tasks.sites.secure_sum.scenes import PHASES, World, attempt, circle_of, entropy_of, identity_of
 
@@ -29,10 +29,10 @@ def words_in(raw):
 
 def test_ten_sites_open_the_integer_sum_exactly_in_any_order():
     world = World(circle_of(10, colluders=3))
-    expected = world.sum_of(*world.circle.names)
+    expected = world.sum_of(*world.participants.names)
     for at, order in enumerate((None, [3, 1, 4, 0, 5, 9, 2, 6, 8, 7])):
         total = attempt(world, world.scene(attempt=at), order=order)
-        assert total.senders == world.circle.names
+        assert total.senders == world.participants.names
         np.testing.assert_array_equal(total.integers, expected)
 
 
@@ -40,7 +40,7 @@ def test_ten_sites_open_the_integer_sum_exactly_in_any_order():
 def test_sites_lost_in_any_phase_leave_the_sum_of_those_whose_message_came(title):
     world = World(circle_of(6, colluders=1, dropouts=2))
     total = attempt(world, world.scene(), lost=[("b", title), ("e", title)])
-    went = world.circle.names if PHASES.index(title) > PHASES.index("masked sums") else ("a", "c", "d", "f")
+    went = world.participants.names if PHASES.index(title) > PHASES.index("masked sums") else ("a", "c", "d", "f")
     assert total.senders == went
     np.testing.assert_array_equal(total.integers, world.sum_of(*went))
 
@@ -82,7 +82,8 @@ def test_a_million_masked_words_are_uniform():
     world = World(circle_of(3), words=size)
     scene = world.scene()
     machines = {
-        scene.circle.place(name): world.machine(name, scene, entropy=entropy_of(name)) for name in world.circle.names
+        scene.participants.place(name): world.machine(name, scene, entropy=entropy_of(name))
+        for name in world.participants.names
     }
     sums = {}
 
@@ -95,7 +96,7 @@ def test_a_million_masked_words_are_uniform():
 
         return ask
 
-    total = open_sum(scene, {name: line(scene.circle.place(name)) for name in scene.circle.names})
+    total = open_sum(scene, {name: line(scene.participants.place(name)) for name in scene.participants.names})
     np.testing.assert_array_equal(total.integers, world.sum_of("a", "b", "c"))
 
     def least_p(words):
@@ -149,7 +150,7 @@ def test_an_attempt_goes_on_without_sites_that_are_silent_or_refuse():
     def refuses(frame):
         raise MessageRefused("not now; ask again.")
 
-    lines = {name: machines[scene.circle.place(name)].receive for name in world.circle.names}
+    lines = {name: machines[scene.participants.place(name)].receive for name in world.participants.names}
     total = open_sum(scene, lines | {"b": silent, "d": refuses})
     assert total.senders == ("a", "c", "e")
     np.testing.assert_array_equal(total.integers, world.sum_of("a", "c", "e"))
@@ -169,7 +170,7 @@ def test_false_shares_make_no_total():
     world = World(circle_of(4))
     scene = world.scene()
     machines = world.machines(scene)
-    lines = {name: machines[scene.circle.place(name)].receive for name in world.circle.names}
+    lines = {name: machines[scene.participants.place(name)].receive for name in world.participants.names}
 
     def wrong(frame):
         answer = machines[1].receive(frame)

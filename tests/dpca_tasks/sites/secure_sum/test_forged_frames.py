@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from dpca_tasks.errors import MessageRefused
-from dpca_tasks.sites.secure_sum.circle import SIGNATURE_BYTES
+from dpca_tasks.sites.secure_sum.participants import SIGNATURE_BYTES
 from dpca_tasks.sites.secure_sum.wire import HEAD_BYTES, Frames, Scene, decode, longest_frame
 from tests.dpca_tasks.sites.secure_sum.scenes import World, circle_of
 from tests.dpca_tasks.sites.secure_sum.test_wire import KINDS, sent_in

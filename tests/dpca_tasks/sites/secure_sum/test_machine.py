@@ -15,14 +15,14 @@ import pytest
 from dpca_tasks.errors import InvalidInput, MessageRefused, SiteSilent
 from dpca_tasks.noise.keystream import SecretKey
 from dpca_tasks.sites.secure_sum.agreements import Pairing
-from dpca_tasks.sites.secure_sum.circle import Circle
 from dpca_tasks.sites.secure_sum.double_masks import DoubleMasks
 from dpca_tasks.sites.secure_sum.keys import KeyList, Keys, ServerKeys
 from dpca_tasks.sites.secure_sum.machine import SiteMachine
 from dpca_tasks.sites.secure_sum.masked_sums import Senders
 from dpca_tasks.sites.secure_sum.opening import OpeningShares, Signatures, SignedSenders
+from dpca_tasks.sites.secure_sum.participants import Participants
 from dpca_tasks.sites.secure_sum.roster import Begin, propose
-from dpca_tasks.sites.secure_sum.seat import Seat
+from dpca_tasks.sites.secure_sum.session import SiteSession
 from dpca_tasks.sites.secure_sum.shamir import recover
 from dpca_tasks.sites.secure_sum.shares import Delivered
 from dpca_tasks.sites.secure_sum.wire import decode, encode
@@ -75,14 +75,14 @@ def refused(machine, frame, said):
 
 def test_a_roster_that_the_site_does_not_know_is_refused_before_anything_leaves(world):
     machines = world.machines(world.scene())
-    another = {name: identity_of(name).public for name in world.circle.names} | {"e": identity_of("x").public}
+    another = {name: identity_of(name).public for name in world.participants.names} | {"e": identity_of("x").public}
     lies = {
-        "roster or identity keys": scene_of(world.circle.without("e")),
-        "roster or identity keys ": scene_of(Circle(roster=world.circle.roster, keys=another)),
+        "roster or identity keys": scene_of(world.participants.without("e")),
+        "roster or identity keys ": scene_of(Participants(roster=world.participants.roster, keys=another)),
         "session": scene_of(circle_of(5, colluders=1, dropouts=1, session="autumn")),
         "round and attempt": world.scene(round_index=1),
         "query": world.scene(asked=bytes(32)),
-        "number of integers": scene_of(world.circle, words=6),
+        "number of integers": scene_of(world.participants, words=6),
     }
     for said, scene in lies.items():
         refused(machines[0], propose(scene), f"proposes another {said.strip()} than this site knows")
@@ -93,14 +93,16 @@ def test_sites_that_were_shown_unlike_rosters_do_not_take_each_others_keys(world
     """Each site agrees with the server, but not with the other: neither's signature is over the other's context."""
     scene = world.scene()
     _, keys = begun(world, scene)
-    other = scene_of(Circle(roster=world.circle.roster, keys=world.circle.keys | {"e": identity_of("x").public}))
-    machine = world.machine("a", scene_of(world.circle, attempt=1))
+    other = scene_of(
+        Participants(roster=world.participants.roster, keys=world.participants.keys | {"e": identity_of("x").public})
+    )
+    machine = world.machine("a", scene_of(world.participants, attempt=1))
     lied = SiteMachine(
-        Seat(
+        SiteSession(
             scene=other,
             site="a",
             identity=identity_of("a"),
-            memory=World(other.circle).memories["a"],
+            memory=World(other.participants).memories["a"],
             contribute=machine.receive,
         )
     )
@@ -111,7 +113,7 @@ def test_sites_that_were_shown_unlike_rosters_do_not_take_each_others_keys(world
 def test_a_site_beside_the_roster_has_no_seat(world):
     facts = {"memory": world.memories["a"], "contribute": lambda masks: None, "identity": identity_of("x")}
     with pytest.raises(InvalidInput, match="site 'x' is not in the roster"):
-        Seat(scene=world.scene(), site="x", **facts)
+        SiteSession(scene=world.scene(), site="x", **facts)
 
 
 # --- replays ---
@@ -121,7 +123,9 @@ def test_an_attempt_is_never_begun_twice_even_after_a_restart(world):
     scene = world.scene()
     attempt(world, scene)
     refused(world.machine("a", scene), propose(scene), "attempt 0 of round 0 was begun here before")
-    np.testing.assert_array_equal(attempt(world, world.scene(attempt=1)).integers, world.sum_of(*world.circle.names))
+    np.testing.assert_array_equal(
+        attempt(world, world.scene(attempt=1)).integers, world.sum_of(*world.participants.names)
+    )
 
 
 def test_keys_of_an_earlier_attempt_are_refused(world):
@@ -298,7 +302,7 @@ def test_a_dropped_message_is_hidden_by_the_sites_own_mask(world):
         site="e",
         self_seed=SecretKey(bytes(32)),
         pair_seeds={other: pairing.mask_seed(other, public=phase.keys[other].masking) for other in range(4)},
-    ).mask(scene.context.address, roster=world.circle.roster, size=5)
+    ).mask(scene.context.address, roster=world.participants.roster, size=5)
     assert not np.any(left == world.integers["e"].view(np.uint64))
 
 
@@ -323,8 +327,8 @@ def test_a_set_that_was_opened_before_and_lost_a_site_since_is_opened_no_more(wo
 
 def test_another_round_and_a_smaller_roster_have_noise_of_their_own_and_are_opened(world):
     attempt(world, world.scene(), lost=[("e", "masked sums")])
-    assert attempt(world, world.scene(round_index=1)).senders == world.circle.names
-    smaller = World(world.circle.without("e"), memories=world.memories)
+    assert attempt(world, world.scene(round_index=1)).senders == world.participants.names
+    smaller = World(world.participants.without("e"), memories=world.memories)
     assert attempt(smaller, smaller.scene(attempt=1)).senders == tuple("abcd")
 
 
@@ -362,12 +366,15 @@ def test_a_site_that_cannot_sum_says_why_and_sends_nothing(world):
     scene = world.scene()
     machines, frames, _ = shared(world, scene)
     machine = machines[0]
-    seat = machine._phase.seat
+    session = machine._phase.session
     for contribute, said in (
         (lambda masks: np.zeros(5, np.uint64), "5 integers were masked 0 times"),
-        (lambda masks: masks.mask(scene.context.address, roster=world.circle.roster, size=4), "were agreed on for"),
+        (
+            lambda masks: masks.mask(scene.context.address, roster=world.participants.roster, size=4),
+            "were agreed on for",
+        ),
     ):
-        object.__setattr__(seat, "contribute", contribute)
+        object.__setattr__(session, "contribute", contribute)
         with pytest.raises((MessageRefused, InvalidInput), match=said):
             machine.receive(frames[0])
 

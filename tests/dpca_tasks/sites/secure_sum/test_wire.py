@@ -133,13 +133,13 @@ def test_a_message_of_another_phase_is_refused_by_its_type(expected, frames, sce
         {"attempt": 1},
         {"asked": bytes(32)},
         {"words": 6},
-        {"circle": circle_of(4, dropouts=1, session="autumn")},
-        {"circle": circle_of(5, dropouts=1)},
+        {"participants": circle_of(4, dropouts=1, session="autumn")},
+        {"participants": circle_of(5, dropouts=1)},
     ],
     ids=["round", "attempt", "query", "length", "session", "roster"],
 )
 def test_a_message_of_another_sum_is_refused(other, frames, scene):
-    another = scene_of(**{"circle": scene.circle, **other})
+    another = scene_of(**{"participants": scene.participants, **other})
     for expected, raw in frames.items():
         said = refused(raw, expected, another)
         assert "of another session, round, attempt, roster or query" in said or "exceed" in said

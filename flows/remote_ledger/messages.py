@@ -1,4 +1,4 @@
-"""What is asked of a ledger apart and what it answers: JSON in a frame, checked strictly before anything is done.
+"""What is asked of a remote ledger and what it answers: JSON in a frame, checked strictly before anything is done.
 
 >>> read(Step, {"release": "0" * 32, "step": -1})
 Traceback (most recent call last):

@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from flows.ledger_apart.client import LedgerCaller, RemoteKeys
-from flows.ledger_apart.messages import PROTOCOL
 from flows.parties.frames import decode, encode
+from flows.remote_ledger.client import LedgerCaller, RemoteKeys
+from flows.remote_ledger.messages import PROTOCOL
 from storage import errors
 from storage.backends import crash_points
 from storage.errors import BudgetExhausted, Corrupt, Finished, NotFound, Refused, Unavailable
 from tests.flows.conftest import FIT, Command
-from tests.flows.ledger_apart.apart import PEOPLE, Apart, Loopback
+from tests.flows.remote_ledger.apart import PEOPLE, Apart, Loopback
 
 ROUTES = (
     *("identify", "budget", "statement", "quote", "find", "current", "snapshot", "alerts", "reserve", "release"),
@@ -95,7 +95,9 @@ def test_what_needs_the_database_is_refused_and_makes_none(apart: Apart, dpca: C
     assert not list(home.glob("*.sqlite*"))
 
 
-def test_rights_beside_a_ledger_apart_are_refused(apart: Apart, dpca: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rights_beside_a_remote_ledger_are_refused(
+    apart: Apart, dpca: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("DPCA_DATABASE_URL", "sqlite:////somewhere")
     assert "are both set" in dpca("budget", "show", PEOPLE).complaint(1)
     monkeypatch.delenv("DPCA_DATABASE_URL")

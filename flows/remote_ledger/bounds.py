@@ -1,4 +1,4 @@
-"""The bounds of what a ledger apart prices for others, compared before anything is computed.
+"""The bounds of what a remote ledger prices for others, compared before anything is computed.
 
 A price takes a grid of privacy losses and exact fractions, whose cost grows with the numbers of an event, whoever sends
 it. Every mechanism of dpca plans far inside these bounds; what lies outside is released where the ledger runs.
@@ -10,7 +10,7 @@ from typing import Any
 
 from dpca_tasks.accounting.events import leaves
 from dpca_tasks.accounting.parts import parts_of, spread_of_losses
-from flows.ledger_apart.messages import Priced, written
+from flows.remote_ledger.messages import Priced, written
 from storage.errors import Invalid
 
 MOST_PLACES = 20_000
@@ -83,6 +83,6 @@ def _within(what: str, found: float, least: float = 0.0, most: float = math.inf)
         rule = f"at most {most:g}" if found > most else f"at least {least:g}"
         shown = f"{found:g}" if found < 1e300 else "far more"
         raise Invalid(
-            f"{what}: {shown} was asked, and a ledger apart takes {rule}; ask for less, or release it where the ledger "
-            "runs."
+            f"{what}: {shown} was asked, and a remote ledger takes {rule}; ask for less, or release it where the "
+            "ledger runs."
         )

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from starlette.requests import Request
 
-from flows.web import door as subject
-from flows.web.door import Door, is_loopback, read_token
+from flows.web import access as subject
+from flows.web.access import Access, is_loopback, read_token
 from storage.errors import Invalid, Refused
 
 TOKEN = "0123456789abcdef"
@@ -25,15 +25,15 @@ def request(*, body: bytes = b"", **headers: str) -> Request:
 
 @pytest.mark.parametrize("host", ["localhost", "localhost:8410", "127.0.0.1:1", "127.9.9.9", "[::1]:8410", "LOCALHOST"])
 def test_loopback_is_known_by_its_names_and_numbers(host: str) -> None:
-    assert Door(token=None, loopback=True).knows_host(request(host=host))
+    assert Access(token=None, loopback=True).knows_host(request(host=host))
 
 
 @pytest.mark.parametrize(
     "host", ["", "evil.example", "127.0.0.1.evil.example", "localhost.evil", "10.0.0.1", "[::2]", "["]
 )
 def test_a_host_that_was_made_to_resolve_to_loopback_is_not(host: str) -> None:
-    assert not Door(token=None, loopback=True).knows_host(request(host=host))
-    assert Door(token=TOKEN, loopback=False).knows_host(request(host=host))
+    assert not Access(token=None, loopback=True).knows_host(request(host=host))
+    assert Access(token=TOKEN, loopback=False).knows_host(request(host=host))
 
 
 @pytest.mark.parametrize(
@@ -49,25 +49,25 @@ def test_a_host_that_was_made_to_resolve_to_loopback_is_not(host: str) -> None:
     ],
 )
 def test_a_token_is_admitted_as_a_whole(header: str, *, admitted: bool) -> None:
-    assert Door(token=TOKEN, loopback=False).admits(request(authorization=header)) is admitted
+    assert Access(token=TOKEN, loopback=False).admits(request(authorization=header)) is admitted
 
 
 def test_without_a_token_everybody_who_reaches_the_port_is_admitted() -> None:
-    assert Door(token=None, loopback=True).admits(request())
+    assert Access(token=None, loopback=True).admits(request())
 
 
 def test_a_form_with_the_token_gives_a_cookie_of_this_process_alone() -> None:
-    door, other = Door(token=TOKEN, loopback=False), Door(token=TOKEN, loopback=False)
+    access, other = Access(token=TOKEN, loopback=False), Access(token=TOKEN, loopback=False)
 
     def session(body: bytes) -> str | None:
-        return asyncio.run(door.session(request(body=body)))
+        return asyncio.run(access.session(request(body=body)))
 
     cookie = session(f"token={TOKEN}".encode())
     assert cookie is not None
     assert TOKEN not in cookie
-    assert door.admits(request(cookie=f"dpca_session={cookie}"))
+    assert access.admits(request(cookie=f"dpca_session={cookie}"))
     assert not other.admits(request(cookie=f"dpca_session={cookie}"))
-    assert not door.admits(request(cookie=f"dpca_session={TOKEN}"))
+    assert not access.admits(request(cookie=f"dpca_session={TOKEN}"))
     for body in (b"", b"token=", b"token=wrong", b"\xff\xfe", b"a=1&b=2&c=3&d=4&e=5", b"token=" + b"x" * 5000):
         assert session(body) is None
 
@@ -109,15 +109,15 @@ def test_loopback_is_told_from_everything_else() -> None:
 
 
 def test_wrong_tokens_of_one_client_are_throttled_and_no_other_client_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    door, now = Door(token=TOKEN, loopback=False), [1_000.0]
+    access, now = Access(token=TOKEN, loopback=False), [1_000.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
 
     def shown(token: str, client: str, *, by_form: bool = False) -> bool:
         asked = request(body=f"token={token}".encode(), **({} if by_form else {"authorization": f"Bearer {token}"}))
         asked.scope["client"] = (client, 1)
-        return asyncio.run(door.session(asked)) is not None if by_form else door.admits(asked)
+        return asyncio.run(access.session(asked)) is not None if by_form else access.admits(asked)
 
-    cookie = asyncio.run(door.session(request(body=f"token={TOKEN}".encode())))
+    cookie = asyncio.run(access.session(request(body=f"token={TOKEN}".encode())))
     assert not any(shown("wrong", "2001:db8::1", by_form=number % 2 == 0) for number in range(subject.GUESSES))
     assert not shown(TOKEN, "2001:db8::2")  # not compared: it is of the same network
     assert not shown(TOKEN, "2001:db8::1", by_form=True)
@@ -125,8 +125,8 @@ def test_wrong_tokens_of_one_client_are_throttled_and_no_other_client_is(monkeyp
     assert shown(TOKEN, "192.0.2.1", by_form=True)
     signed_in = request(cookie=f"dpca_session={cookie}")
     signed_in.scope["client"] = ("2001:db8::1", 1)
-    assert door.admits(signed_in)
-    assert door.is_throttled(signed_in)
+    assert access.admits(signed_in)
+    assert access.is_throttled(signed_in)
     now[0] += subject.WINDOW
     assert shown(TOKEN, "2001:db8::1")
 

@@ -30,7 +30,7 @@ _SHORTEST = 16
 _LONGEST = 4096
 
 
-class Door:
+class Access:
     """Decides which requests are answered.
 
     Parameters

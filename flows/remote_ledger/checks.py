@@ -1,4 +1,4 @@
-"""What a ledger apart checks of a release that another process planned and made, before it charges or commits it."""
+"""What a remote ledger checks of a release that another process planned and made, before it charges or commits it."""
 
 import json
 import math
@@ -12,9 +12,9 @@ from dpca_tasks.mechanisms.base import Plan
 from flows.families.base import release_facts
 from flows.families.stored import read_planned
 from flows.families.table import family_of
-from flows.ledger_apart.bounds import check_bounds
-from flows.ledger_apart.messages import Asked, Priced
-from flows.ledger_apart.requests import check_family, check_request
+from flows.remote_ledger.bounds import check_bounds
+from flows.remote_ledger.messages import Asked, Priced
+from flows.remote_ledger.requests import check_family, check_request
 from storage.artifacts.files import read_artifact
 from storage.artifacts.manifest import canonical_json
 from storage.backends.base import Place
@@ -78,7 +78,7 @@ def check_release(catalog: Catalog, budget: Budget, asked: Asked) -> None:
     NotFound
         When there is no such snapshot.
     Refused
-        When it is of others, or of another unit of privacy, or as `flows.ledger_apart.requests.check_request`.
+        When it is of others, or of another unit of privacy, or as `flows.remote_ledger.requests.check_request`.
     """
     check_family(asked.request)
     entry = catalog.entry(asked.snapshot)

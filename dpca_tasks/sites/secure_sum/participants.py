@@ -4,7 +4,7 @@
 >>> members = tuple(Member(name=name, records=1000, noise_multiplier=4.0) for name in "abcde")
 >>> identities = {name: Identity.draw() for name in "abcde"}
 >>> keys = {name: identity.public for name, identity in identities.items()}
->>> Circle(roster=Roster(session="spring", members=members, colluders=1, dropouts=1), keys=keys).threshold
+>>> Participants(roster=Roster(session="spring", members=members, colluders=1, dropouts=1), keys=keys).threshold
 4
 """
 
@@ -47,7 +47,7 @@ class Identity:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Circle:
+class Participants:
     """A roster whose sites know each other's identity keys.
 
     Parameters
@@ -99,7 +99,7 @@ class Circle:
     @property
     def digest(self) -> bytes:
         """A hash of the roster and the keys."""
-        hasher = hashlib.sha256(b"circle 1" + self.roster.digest)
+        hasher = hashlib.sha256(b"participants 1" + self.roster.digest)
         for name in self.names:
             hasher.update(self.keys[name])
         return hasher.digest()
@@ -110,10 +110,10 @@ class Circle:
             raise InvalidInput(f"site {name!r} is not in the roster ({', '.join(self.names)}); ask one that is.")
         return self.names.index(name)
 
-    def without(self, *names: str) -> "Circle":
-        """Return the circle of the smaller roster."""
+    def without(self, *names: str) -> "Participants":
+        """Return the participants of the smaller roster."""
         roster = self.roster.without(*names)
-        return Circle(roster=roster, keys={name: self.keys[name] for name in roster.names})
+        return Participants(roster=roster, keys={name: self.keys[name] for name in roster.names})
 
     def check_signature(self, place: int, *, text: bytes, signature: bytes) -> None:
         """Check that the site at a place signed a text.

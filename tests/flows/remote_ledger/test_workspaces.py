@@ -18,12 +18,12 @@ import pytest
 
 from flows import doctor
 from flows.cli import main
-from flows.ledger_apart import findings, workspaces
 from flows.parties.certificates import calling_context, make_identity, read_certificate
 from flows.parties.listening import CONNECTIONS
+from flows.remote_ledger import findings, workspaces
 from tests.docs.reader import DOCS, shell_blocks
 from tests.flows.conftest import FIT, Command, isolate
-from tests.flows.ledger_apart.apart import PEOPLE, SECRET, move_away
+from tests.flows.remote_ledger.apart import PEOPLE, SECRET, move_away
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +45,7 @@ def served(tmp_path_factory: pytest.TempPathFactory, ready_home: Path) -> Iterat
     shutil.copytree(ready_home, home)
     private = move_away(home, root / SECRET)
     make_identity("stranger", keys)
-    making, serving, _ = shell_blocks(DOCS / "how-to" / "ledger-apart.md")
+    making, serving, _ = shell_blocks(DOCS / "how-to" / "remote-ledger.md")
     for line in making.splitlines():
         assert main([*line.replace("--folder tls", f"--folder {keys}").split()[1:]]) == 0
     written, command = serving.split("END\n")
@@ -82,7 +82,7 @@ def become(served: Served, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
             monkeypatch.setenv(f"DPCA_LEDGER_{setting}", str(value))
 
     monkeypatch.setattr(workspaces, "connect", remembered)
-    monkeypatch.setattr("flows.ledger_apart.client.PAUSES", ())
+    monkeypatch.setattr("flows.remote_ledger.client.PAUSES", ())
     yield be
     for connection in opened:
         connection.caller.close()
@@ -157,7 +157,7 @@ def test_doctor_asks_the_ledger_who_it_is(
     monkeypatch.setattr(findings, "version", lambda _: "0.0.1")
     monkeypatch.setattr(findings, "days_left", lambda _: 3.0)
     monkeypatch.setattr(time, "time", lambda now=time.time: now() + 60)
-    assert [finding.verdict for finding in findings.check_ledger_apart()] == ["ok", "note", "fix", "fix"]
+    assert [finding.verdict for finding in findings.check_remote_ledger()] == ["ok", "note", "fix", "fix"]
 
 
 def test_doctor_says_in_a_line_that_the_ledger_does_not_answer(
@@ -165,7 +165,7 @@ def test_doctor_says_in_a_line_that_the_ledger_does_not_answer(
 ) -> None:
     monkeypatch.setattr(doctor, "_AFTER", ())
     become("stranger")
-    (told,) = [finding for finding in doctor.examine() if finding.check == "ledger apart"]
+    (told,) = [finding for finding in doctor.examine() if finding.check == "remote ledger"]
     assert told.verdict == "fix"
     assert "certificates" in told.found or "does not answer" in told.found
 

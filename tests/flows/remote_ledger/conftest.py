@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.flows.ledger_apart.apart import SECRET, Apart
+from tests.flows.remote_ledger.apart import SECRET, Apart
 
 
 @pytest.fixture
 def apart(ready: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Apart:
-    """The ledger of a home, behind the doors of its service."""
+    """The ledger of a home, behind the routes of its service."""
     return Apart(ready, tmp_path / SECRET, monkeypatch)

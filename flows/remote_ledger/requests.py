@@ -1,4 +1,4 @@
-"""The stored request of a release, compared field by field with what a ledger apart knows itself.
+"""The stored request of a release, compared field by field with what a remote ledger knows itself.
 
 A release goes on from its stored request, and people read there what was released. So everything of it that follows
 from the catalog, the budget or the rest of it is worked out here again, and must be the same.
@@ -13,7 +13,7 @@ from dpca_tasks.mechanisms.parts.quantile_clip import main_mechanism
 from flows.families.evaluation import EvaluationFamily
 from flows.families.stored import asked_of, fingerprint_of, read_plan, read_request
 from flows.families.table import FAMILIES, family_of
-from flows.ledger_apart.messages import Asked
+from flows.remote_ledger.messages import Asked
 from flows.requests.base import Request
 from storage.artifacts.manifest import canonical_json
 from storage.datasets.catalog import Entry
@@ -24,7 +24,7 @@ _CHOICE = "auto"
 
 
 def check_family(request: Mapping[str, Any]) -> None:
-    """Check that a stored request is of a kind that is released through a ledger apart: of one dataset, in one release.
+    """Check that a remote ledger serves requests of this kind: of one dataset, in one release.
 
     A stream is ended by whoever commits its charge, what a site's key noised left it before its release ends, and an
     evaluation opens what a request names.
@@ -37,7 +37,7 @@ def check_family(request: Mapping[str, Any]) -> None:
     family = FAMILIES.get(str(request.get("family")))
     if family is None or isinstance(family, EvaluationFamily):
         raise Refused(
-            "a ledger apart serves releases of one dataset; streams, sites and evaluations act where the ledger runs."
+            "a remote ledger serves releases of one dataset; streams, sites and evaluations act where the ledger runs."
         )
 
 

@@ -4,8 +4,8 @@ import time
 from collections.abc import Iterator
 from importlib.metadata import version
 
-from flows.ledger_apart.workspaces import Apart, ledger_apart
 from flows.parties.certificates import days_left
+from flows.remote_ledger.workspaces import Apart, remote_ledger
 from flows.reports.findings import Finding
 
 CLOCK_SKEW = 5.0
@@ -14,7 +14,7 @@ RENEW = 30
 """Days before the end of a certificate from which it is noted."""
 
 
-def check_ledger_apart() -> Iterator[Finding]:
+def check_remote_ledger() -> Iterator[Finding]:
     """Ask the ledger of ``DPCA_LEDGER_URL`` who it is, and who asks it.
 
     Raises
@@ -24,7 +24,7 @@ def check_ledger_apart() -> Iterator[Finding]:
     Refused
         When it and this process do not accept each other's certificates.
     """
-    apart = ledger_apart()
+    apart = remote_ledger()
     if apart is None:
         return
     before = time.time()

@@ -8,8 +8,8 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 
 from dpca_tasks.errors import InvalidInput
-from flows.ledger_apart.config import read_config
 from flows.parties.certificates import fingerprint_of, make_identity
+from flows.remote_ledger.config import read_config
 
 RUNNER = {"name": "runner", "certificate": "runner.pem", "role": "runner", "populations": ["people"]}
 

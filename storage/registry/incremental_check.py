@@ -1,7 +1,7 @@
-"""A look over ledger and registry, which goes on from the one before it.
+"""A check of ledger and registry that reads what is new, and a part of what earlier checks have read.
 
-What a look found is noted beside the keys, where the witness is: whoever may change the database or the registry, and
-not the key folder, can make up no note. A look that finds anything wrong notes nothing, so the next one finds it too.
+The result is noted beside the keys, where the witness is. Whoever may change the database or the registry, but not the
+key folder, cannot forge a note. A check that finds a fault notes nothing, so the next one finds the fault too.
 """
 
 import json
@@ -21,15 +21,15 @@ from storage.registry.agreement import compare_artifacts
 NOTE = "looked-over.json"
 
 
-class Look:
-    """One look over a home.
+class IncrementalCheck:
+    """One check of a home.
 
     Parameters
     ----------
     ledger : Ledger
     place : Place, of the registry
     keys : Path, the key folder
-    everything : bool, whether to read what earlier looks found whole, all of it
+    everything : bool, whether to read again what earlier checks found sound
     """
 
     def __init__(self, ledger: Ledger, place: Place, *, keys: Path, everything: bool) -> None:

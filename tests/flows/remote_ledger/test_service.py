@@ -1,4 +1,4 @@
-"""A ledger apart believes nothing that it can check and tells nobody of others; what it refuses is charged nothing."""
+"""A remote ledger believes nothing that it can check and tells nobody of others; what it refuses is charged nothing."""
 
 import dataclasses
 import json
@@ -11,17 +11,17 @@ import pytest
 from dpca_tasks.accounting import events
 from dpca_tasks.errors import DpcaError, InvalidInput, Refused
 from flows.families.stored import stored_request
-from flows.ledger_apart import messages
-from flows.ledger_apart.client import Connection, RemoteLedger
-from flows.ledger_apart.workspaces import open_workspace
 from flows.parties.frames import CARRIED, decode, encode
 from flows.releases.planning import plan_request
 from flows.releases.running import finish_release
+from flows.remote_ledger import messages
+from flows.remote_ledger.client import Connection, RemoteLedger
+from flows.remote_ledger.workspaces import open_workspace
 from flows.requests.subspace import SubspaceRequest
 from storage.artifacts.files import read_artifact, write_artifact
 from storage.errors import Corrupt, Finished, Invalid, NotFound, StorageError, Unavailable
 from storage.errors import Refused as NotAllowed
-from tests.flows.ledger_apart.apart import PEOPLE, Apart, Loopback
+from tests.flows.remote_ledger.apart import PEOPLE, Apart, Loopback
 
 REQUEST = SubspaceRequest(dataset=PEOPLE, components=2, epsilon=1.0, delta=1e-6, clip_norm=1.5, publish="sub")
 
@@ -287,7 +287,7 @@ def test_a_run_key_names_one_release_on_either_side(apart: Apart, asked: dict[st
 def test_a_reader_sees_budgets_and_spends_nothing(apart: Apart, asked: dict[str, Any]) -> None:
     release = begun(apart, asked)
     told = {"identify", "budget", "statement", "history", "release"}
-    routes = {door.path.rpartition("/")[2] for door in apart.service.doors()}
+    routes = {route.path.rpartition("/")[2] for route in apart.service.routes()}
     for route in routes - told:
         assert isinstance(refusal(apart, route, by="reader"), Refused)
     assert [row["id"] for row in apart.ask("statement", by="reader", population=PEOPLE)["releases"]] == [release]
@@ -322,12 +322,12 @@ FORMS: dict[str, Callable[[dict[str, Any]], Any]] = {
 
 def test_a_request_of_another_form_is_refused_whole(apart: Apart, asked: dict[str, Any]) -> None:
     before = apart.told()
-    (door,) = (door for door in apart.service.doors() if door.path == "/v1/reserve")
+    (route,) = (route for route in apart.service.routes() if route.path == "/v1/reserve")
     for form in FORMS.values():
         with pytest.raises((Invalid, InvalidInput)):
-            door.answer("runner", {}, decode(messages.sent(form(asked)), most=1 << 20))
+            route.answer("runner", {}, decode(messages.sent(form(asked)), most=1 << 20))
     with pytest.raises(Refused, match="carries no frame"):
-        door.answer("runner", {}, decode(encode({"length": 9}, {CARRIED: np.zeros(1, np.uint64)}), most=8))
+        route.answer("runner", {}, decode(encode({"length": 9}, {CARRIED: np.zeros(1, np.uint64)}), most=8))
     assert apart.told() == before
 
 

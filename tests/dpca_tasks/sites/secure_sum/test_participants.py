@@ -1,12 +1,12 @@
-"""A circle is refused where one site could stand for two, or a lying server could have two sums opened."""
+"""A participants is refused where one site could stand for two, or a lying server could have two sums opened."""
 
 import dataclasses
 
 import pytest
 
 from dpca_tasks.errors import InvalidInput, MessageRefused
-from dpca_tasks.sites.secure_sum.circle import Circle
-from dpca_tasks.sites.secure_sum.seat import Seat
+from dpca_tasks.sites.secure_sum.participants import Participants
+from dpca_tasks.sites.secure_sum.session import SiteSession
 from tests.dpca_tasks.sites.rosters import roster_of
 from tests.dpca_tasks.sites.secure_sum.scenes import Remembered, circle_of, identity_of, scene_of
 
@@ -50,7 +50,7 @@ def test_equal_short_lacking_and_foreign_keys_are_refused():
         (keys | {"d": bytes(32)}, "sites d are in the roster or among the identity keys alone"),
     ):
         with pytest.raises(InvalidInput) as found:
-            Circle(roster=roster, keys=wrong)
+            Participants(roster=roster, keys=wrong)
         assert said in str(found.value)
         assert one_line(found)
 
@@ -64,44 +64,44 @@ def test_the_threshold_lets_honest_sites_open_one_set_alone(size):
             needed = max(0, threshold - colluders)
             two_sets = needed == 0 or 2 * needed <= size - colluders
             try:
-                circle = circle_of(size, colluders=colluders, dropouts=dropouts)
+                participants = circle_of(size, colluders=colluders, dropouts=dropouts)
             except InvalidInput:
                 assert two_sets
             else:
                 assert not two_sets
-                assert circle.threshold - colluders == circle.roster.honest >= 1
+                assert participants.threshold - colluders == participants.roster.honest >= 1
 
 
 def test_the_digest_covers_roster_and_keys():
-    circle = circle_of(3)
+    participants = circle_of(3)
     others = [
-        Circle(roster=circle.roster, keys=circle.keys | {"a": identity_of("another").public}),
-        Circle(roster=dataclasses.replace(circle.roster, session="autumn"), keys=circle.keys),
+        Participants(roster=participants.roster, keys=participants.keys | {"a": identity_of("another").public}),
+        Participants(roster=dataclasses.replace(participants.roster, session="autumn"), keys=participants.keys),
         circle_of(4).without("d"),
     ]
-    assert others[2].digest == circle.digest
-    assert len({circle.digest, *(other.digest for other in others)}) == 3
+    assert others[2].digest == participants.digest
+    assert len({participants.digest, *(other.digest for other in others)}) == 3
 
 
 def test_a_smaller_circle_keeps_its_threshold_while_dropouts_last():
-    circle = circle_of(6, colluders=1, dropouts=2)
-    smaller = circle.without("c")
+    participants = circle_of(6, colluders=1, dropouts=2)
+    smaller = participants.without("c")
     assert (smaller.names, smaller.threshold, smaller.roster.dropouts) == (tuple("abdef"), 4, 1)
 
 
 def test_a_signature_of_another_site_or_text_is_refused():
-    circle = circle_of(3)
+    participants = circle_of(3)
     signature = identity_of("a").sign(b"text")
-    circle.check_signature(0, text=b"text", signature=signature)
+    participants.check_signature(0, text=b"text", signature=signature)
     for place, text, signed in ((1, b"text", signature), (0, b"texts", signature), (0, b"text", signature[:-1])):
         with pytest.raises(MessageRefused, match="forged or damaged"):
-            circle.check_signature(place, text=text, signature=signed)
+            participants.check_signature(place, text=text, signature=signed)
 
 
 def test_a_site_with_an_identity_that_the_roster_does_not_name_takes_no_seat():
     facts = {"scene": scene_of(circle_of(3)), "site": "a", "memory": Remembered(), "contribute": lambda masks: None}
     with pytest.raises(InvalidInput, match="is not the one that the roster names"):
-        Seat(identity=identity_of("b"), **facts)
+        SiteSession(identity=identity_of("b"), **facts)
 
 
 def test_nothing_shows_a_secret():

@@ -1,4 +1,4 @@
-"""The configuration of a ledger apart: its operator's own file.
+"""The configuration of a remote ledger: its operator's own file.
 
 ::
 

@@ -1,4 +1,4 @@
-"""The service of a ledger apart: what those who release may ask of it, and nothing else.
+"""The service of a remote ledger: what those who release may ask of it, and nothing else.
 
 =========  ======  ==================================  ==============================================================
 Route      Role    In                                  Out
@@ -35,16 +35,16 @@ from importlib.metadata import version
 from typing import Any
 
 from dpca_tasks.accounting.events import count_steps
-from flows.ledger_apart import facts, messages
-from flows.ledger_apart.bounds import check_bounds, check_length
-from flows.ledger_apart.checks import check_artifact, check_price, check_release, check_spent
-from flows.ledger_apart.config import ROLES, RUNNER, Client, LedgerConfig
-from flows.ledger_apart.messages import Message
-from flows.ledger_apart.pricing import Pricing
-from flows.ledger_apart.requests import check_family
 from flows.parties.certificates import listening_context
 from flows.parties.frames import Frame
-from flows.parties.listening import Door, address_of, bind, serve
+from flows.parties.listening import Route, address_of, bind, serve
+from flows.remote_ledger import facts, messages
+from flows.remote_ledger.bounds import check_bounds, check_length
+from flows.remote_ledger.checks import check_artifact, check_price, check_release, check_spent
+from flows.remote_ledger.config import ROLES, RUNNER, Client, LedgerConfig
+from flows.remote_ledger.messages import Message
+from flows.remote_ledger.pricing import Pricing
+from flows.remote_ledger.requests import check_family
 from flows.reports.logs import configure_logs, log_event
 from flows.settings import cluster_settings
 from storage.errors import Corrupt, NotFound, Refused
@@ -72,38 +72,38 @@ class LedgerService:
         self._clients = {client.name: client for client in clients}
         self.pricing = Pricing()
 
-    def doors(self) -> list[Door]:
+    def routes(self) -> list[Route]:
         """Return the routes."""
         told, released = ROLES, (RUNNER,)
         return [
-            self._door("identify", told, Message, self._identify),
-            self._door("budget", told, messages.OfPopulation, self._budget),
-            self._door("statement", told, messages.OfStatement, self._statement),
-            self._door("history", told, messages.OfHistory, self._history),
-            self._door("release", told, messages.OfRelease, self._release),
-            self._door("quote", released, messages.Priced, self._quote),
-            self._door("find", released, messages.OfRunKey, self._find),
-            self._door("current", released, messages.OfDataset, self._current),
-            self._door("snapshot", released, messages.OfSnapshot, self._snapshot),
-            self._door("alerts", released, messages.OfRelease, self._alerts),
-            self._door("reserve", released, messages.Asked, self._reserve),
-            self._door("begin", released, messages.OfRelease, self._begin),
-            self._door("key", released, messages.OfRelease, self._key),
-            self._door("step", released, messages.Step, self._step),
-            self._door("keep", released, messages.Answered, self._keep),
-            self._door("publish", released, messages.Published, self._publish),
-            self._door("withhold", released, messages.Made, self._withhold),
-            self._door("states", released, messages.States, self._states),
+            self._route("identify", told, Message, self._identify),
+            self._route("budget", told, messages.OfPopulation, self._budget),
+            self._route("statement", told, messages.OfStatement, self._statement),
+            self._route("history", told, messages.OfHistory, self._history),
+            self._route("release", told, messages.OfRelease, self._release),
+            self._route("quote", released, messages.Priced, self._quote),
+            self._route("find", released, messages.OfRunKey, self._find),
+            self._route("current", released, messages.OfDataset, self._current),
+            self._route("snapshot", released, messages.OfSnapshot, self._snapshot),
+            self._route("alerts", released, messages.OfRelease, self._alerts),
+            self._route("reserve", released, messages.Asked, self._reserve),
+            self._route("begin", released, messages.OfRelease, self._begin),
+            self._route("key", released, messages.OfRelease, self._key),
+            self._route("step", released, messages.Step, self._step),
+            self._route("keep", released, messages.Answered, self._keep),
+            self._route("publish", released, messages.Published, self._publish),
+            self._route("withhold", released, messages.Made, self._withhold),
+            self._route("states", released, messages.States, self._states),
         ]
 
-    def _door[M: Message](self, name: str, roles: tuple[str, ...], kind: type[M], act: Act[M]) -> Door:
+    def _route[M: Message](self, name: str, roles: tuple[str, ...], kind: type[M], act: Act[M]) -> Route:
         callers = frozenset(client.name for client in self._clients.values() if client.role in roles)
 
         def answer(caller: str, words: Mapping[str, str], frame: Frame) -> bytes:
             asked = messages.read(kind, messages.asked(frame))
             return messages.sent(act(self._clients[caller], asked))
 
-        return Door(path=f"/v1/{name}", callers=callers, answer=answer, most=lambda words: _PACKED)
+        return Route(path=f"/v1/{name}", callers=callers, answer=answer, most=lambda words: _PACKED)
 
     def _identify(self, client: Client, asked: Message) -> dict[str, Any]:
         known = {"role": client.role, "populations": sorted(client.populations)}
@@ -263,7 +263,7 @@ def serve_ledger(config: LedgerConfig, *, ready: Callable[[str], None]) -> None:
     service.pricing.start()
     ready(address_of(at))
     log_event("listening", ledger=workspace.ledger.id)
-    serve(service.doors(), names={each.fingerprint: each.name for each in config.clients}, context=context, at=at)
+    serve(service.routes(), names={each.fingerprint: each.name for each in config.clients}, context=context, at=at)
 
 
 def _own(client: Client, population: str) -> str:

@@ -14,9 +14,9 @@ from typing import Any
 
 from dpca_tasks.accounting.events import Event
 from dpca_tasks.errors import InvalidInput, SiteSilent
-from flows.ledger_apart import facts, messages
 from flows.parties.calling import Caller
 from flows.parties.frames import Frame, packed
+from flows.remote_ledger import facts, messages
 from storage import errors
 from storage.backends.base import Place
 from storage.datasets.catalog import Entry, open_snapshot
@@ -45,7 +45,7 @@ _KINDS: Mapping[str, type[Exception]] = {
 
 
 class LedgerCaller(Caller):
-    """What calls a ledger apart."""
+    """What calls a remote ledger."""
 
     def refuse(self, status: int, said: Frame | None) -> None:
         """Raise a refusal as the ledger did, with the same line."""
@@ -59,7 +59,7 @@ class LedgerCaller(Caller):
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """Calls of a ledger apart, which are made again while it does not answer."""
+    """Calls of a remote ledger, which are made again while it does not answer."""
 
     caller: Caller = field(repr=False)
 
@@ -125,7 +125,7 @@ class RemoteSteps:
 
 
 class RemoteLedger:
-    """A ledger apart; see `storage.ledger.protocol.ReleaseLedger`.
+    """A remote ledger; see `storage.ledger.protocol.ReleaseLedger`.
 
     Parameters
     ----------
@@ -142,7 +142,7 @@ class RemoteLedger:
     def __init__(self, connection: Connection, *, home: Path) -> None:
         said = connection.ask("identify")
         if said["protocol"] != messages.PROTOCOL:
-            raise Refused("the ledger apart runs another version of dpca; use one version here and there.")
+            raise Refused("the remote ledger runs another version of dpca; use one version here and there.")
         self.id: str = said["ledger"]
         self.home = home
         self._connection = connection
@@ -235,7 +235,7 @@ class RemoteLedger:
 
 @dataclass(frozen=True, slots=True)
 class RemoteCatalog:
-    """The snapshots that a ledger apart knows, and their files; see `storage.datasets.catalog.Catalog`."""
+    """The snapshots that a remote ledger knows, and their files; see `storage.datasets.catalog.Catalog`."""
 
     connection: Connection
     place: Place

@@ -27,7 +27,7 @@ from dpca_tasks.errors import DpcaError
 from storage.errors import Refused
 
 if TYPE_CHECKING:  # the processes import little, and start quickly
-    from flows.ledger_apart.messages import Priced
+    from flows.remote_ledger.messages import Priced
     from storage.ledger.budgets import Budget
 
 AT_ONCE = 8
@@ -155,7 +155,7 @@ class Pricing:
             if self._control is None:
                 ours, theirs = socket.socketpair()
                 with theirs:
-                    command = [sys.executable, "-P", "-m", "flows.ledger_apart.pricing", str(theirs.fileno())]
+                    command = [sys.executable, "-P", "-m", "flows.remote_ledger.pricing", str(theirs.fileno())]
                     alone = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
                     process = subprocess.Popen(
                         command, stdin=subprocess.DEVNULL, pass_fds=(theirs.fileno(),), env={**os.environ, **alone}

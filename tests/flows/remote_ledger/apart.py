@@ -1,4 +1,4 @@
-"""A ledger apart in this process: its own workspace behind the doors of the service, and calls that may be cut."""
+"""A remote ledger in this process: its own workspace behind the routes of the service, and calls that may be cut."""
 
 import json
 import shutil
@@ -10,13 +10,13 @@ import pytest
 from numpy.typing import NDArray
 
 from dpca_tasks.errors import DpcaError, Refused, SiteSilent
-from flows.ledger_apart import client, workspaces
-from flows.ledger_apart.client import Connection
-from flows.ledger_apart.config import READER, RUNNER, Client
-from flows.ledger_apart.service import LedgerService
 from flows.parties.calling import Caller
 from flows.parties.frames import Frame, decode, encode
 from flows.parties.refusals import told
+from flows.remote_ledger import client, workspaces
+from flows.remote_ledger.client import Connection
+from flows.remote_ledger.config import READER, RUNNER, Client
+from flows.remote_ledger.service import LedgerService
 from storage.errors import StorageError
 from storage.workspace import Workspace
 
@@ -42,7 +42,7 @@ class Loopback(Caller):
     """Calls of a service in this process; the first answer of each route in ``cut`` is lost after the act."""
 
     def __init__(self, service: LedgerService, name: str) -> None:
-        self.name, self._doors = name, {door.path: door for door in service.doors()}
+        self.name, self._routes = name, {route.path: route for route in service.routes()}
         self.cut: set[str] = set()
         self.for_good = False
         self.lost: list[str] = []
@@ -55,19 +55,19 @@ class Loopback(Caller):
         *,
         most: int = 0,
     ) -> Frame:
-        """Knock at a door as the listener does, and lose the answer where that is asked."""
-        door = self._doors[path]
-        if self.name not in door.callers:
+        """Knock at a route as the listener does, and lose the answer where that is asked."""
+        route = self._routes[path]
+        if self.name not in route.callers:
             raise Refused("this certificate may not ask that here.")
         try:
-            answer = door.answer(self.name, {}, decode(encode(facts, arrays), most=door.most({})))
+            answer = route.answer(self.name, {}, decode(encode(facts, arrays), most=route.most({})))
         except (DpcaError, StorageError) as error:
             raise type(error)(told(error)) from None
-        route = path.rpartition("/")[2]
-        if route in self.cut:
+        name = path.rpartition("/")[2]
+        if name in self.cut:
             if not self.for_good:
-                self.cut.discard(route)
-            self.lost.append(route)
+                self.cut.discard(name)
+            self.lost.append(name)
             raise SiteSilent("the connection was cut.")
         return decode(answer, most=most)
 

@@ -1,4 +1,4 @@
-"""A site's seat in one secure sum, and the interface of the phases through which it and the server go.
+"""A site's session in one secure sum, and the interface of the phases through which it and the server go.
 
 A phase takes one type of message. Whatever is refused changes nothing: the phase stays, and nothing leaves.
 """
@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from dpca_tasks.errors import InvalidInput, MessageRefused, SiteSilent
 from dpca_tasks.noise.keystream import SecretKey
 from dpca_tasks.sites.masks import Masks
-from dpca_tasks.sites.secure_sum.circle import Identity
 from dpca_tasks.sites.secure_sum.context import Memory
+from dpca_tasks.sites.secure_sum.participants import Identity
 from dpca_tasks.sites.secure_sum.shamir import Entropy
 from dpca_tasks.sites.secure_sum.wire import Received, Scene, Telegram, decode, encode, longest_frame
 
@@ -25,13 +25,13 @@ Contribute = Callable[[Masks], NDArray[np.uint64]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seat:
+class SiteSession:
     """What a site brings to one secure sum.
 
     Parameters
     ----------
     scene : Scene
-        The circle and the context as this site itself knows them, from its own copy of the roster and its own plan.
+        Participants and context as this site knows them, from its own copy of the roster and its own plan.
     site : str
     identity : Identity
     memory : Memory
@@ -49,7 +49,7 @@ class Seat:
 
     def __post_init__(self) -> None:
         """Check that the identity is the one in the roster."""
-        if self.scene.circle.keys[self.scene.name(self.place)] != self.identity.public:
+        if self.scene.participants.keys[self.scene.name(self.place)] != self.identity.public:
             raise InvalidInput(
                 f"the identity key of site {self.site!r} is not the one that the roster names; correct the roster."
             )
@@ -57,7 +57,7 @@ class Seat:
     @property
     def place(self) -> int:
         """The site's place in the roster."""
-        return self.scene.circle.place(self.site)
+        return self.scene.participants.place(self.site)
 
     def draw_key(self) -> SecretKey:
         """Draw a secret of this attempt."""
@@ -72,14 +72,14 @@ class Seat:
 class SitePhase[T: Telegram](ABC):
     """What a site waits for; its answer takes it to the next phase."""
 
-    seat: Seat
+    session: SiteSession
 
     expects: ClassVar[type[Any]]
 
     @property
     def longest(self) -> int:
         """The most bytes of a frame that it reads."""
-        return longest_frame(self.expects, self.seat.scene)
+        return longest_frame(self.expects, self.session.scene)
 
     def receive(self, raw: bytes) -> tuple[bytes, "SitePhase[Any]"]:
         """Return the answer to a frame, and the phase after it.
@@ -89,7 +89,7 @@ class SitePhase[T: Telegram](ABC):
         MessageRefused
             When the frame is not the one this phase waits for, or the server lies or asks for too much.
         """
-        received: Received[T] = decode(raw, self.expects, self.seat.scene)
+        received: Received[T] = decode(raw, self.expects, self.session.scene)
         return self.answer(received)
 
     @abstractmethod
@@ -98,8 +98,8 @@ class SitePhase[T: Telegram](ABC):
 
     def check_enough(self, places: frozenset[int], title: str) -> None:
         """Refuse a set of sites that is below the threshold or leaves this site out."""
-        threshold = self.seat.scene.circle.threshold
-        if len(places) < threshold or self.seat.place not in places:
+        threshold = self.session.scene.participants.threshold
+        if len(places) < threshold or self.session.place not in places:
             raise MessageRefused(
                 f"{title} of {len(places)} sites must be those of {threshold} at least, this site among them; "
                 "begin another attempt when more are there."
@@ -160,10 +160,10 @@ class ServerPhase[T: Telegram](ABC):
         SiteSilent
             When the attempt is void: nothing can be opened.
         """
-        if len(self.present) < self.scene.circle.threshold:
-            gone = tuple(name for at, name in enumerate(self.scene.circle.names) if at not in self.present)
+        if len(self.present) < self.scene.participants.threshold:
+            gone = tuple(name for at, name in enumerate(self.scene.participants.names) if at not in self.present)
             raise SiteSilent(
-                f"sites {', '.join(gone)} sent no {self.expects.title}, and {self.scene.circle.threshold} of "
+                f"sites {', '.join(gone)} sent no {self.expects.title}, and {self.scene.participants.threshold} of "
                 f"{self.scene.sites} must; begin another attempt.",
                 names=gone,
             )

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Protocol
 
 from dpca_tasks.errors import InvalidInput
-from flows.ledger_apart.client import Connection, LedgerCaller, RemoteCatalog, RemoteLedger
 from flows.parties.calling import Post
 from flows.parties.certificates import read_certificate
+from flows.remote_ledger.client import Connection, LedgerCaller, RemoteCatalog, RemoteLedger
 from flows.settings import cluster_settings
 from storage.backends.base import Place
 from storage.datasets.catalog import Entry
@@ -86,7 +86,7 @@ def open_workspace() -> ReleaseWorkspace:
     Raises
     ------
     Unavailable
-        When the ledger apart does not answer; or as `storage.workspace.Workspace.open`.
+        When the remote ledger does not answer; or as `storage.workspace.Workspace.open`.
     Refused
         When it does not know this process; or as there.
     """
@@ -111,7 +111,7 @@ def _apart(connection: Connection, *, home: Path) -> RemoteWorkspace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Apart:
-    """The ledger apart that the settings name, with its certificate and this process's own, in PEM."""
+    """The remote ledger that the settings name, with its certificate and this process's own, in PEM."""
 
     url: str
     connection: Connection
@@ -119,8 +119,8 @@ class Apart:
     certificate: str = field(repr=False)
 
 
-def ledger_apart() -> Apart | None:
-    """Return the ledger apart that the settings name, if they name one.
+def remote_ledger() -> Apart | None:
+    """Return the remote ledger that the settings name, if they name one.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Whatever others ask of a ledger apart, and however long its price takes, a client's quote is quick."""
+"""Whatever others ask of a remote ledger, and however long its price takes, a client's quote is quick."""
 
 import os
 import socket
@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 from dpca_tasks.accounting import events, filters, prices
-from flows.ledger_apart import pricing
-from flows.ledger_apart.client import Connection
-from flows.ledger_apart.config import RUNNER, Client
-from flows.ledger_apart.pricing import Pricing
-from flows.ledger_apart.service import LedgerService
+from flows.remote_ledger import pricing
+from flows.remote_ledger.client import Connection
+from flows.remote_ledger.config import RUNNER, Client
+from flows.remote_ledger.pricing import Pricing
+from flows.remote_ledger.service import LedgerService
 from storage.errors import Refused, StorageError
-from tests.flows.ledger_apart.apart import Apart, Loopback
+from tests.flows.remote_ledger.apart import Apart, Loopback
 
 HOSTILE = tuple(f"hostile-{number}" for number in range(4))
 

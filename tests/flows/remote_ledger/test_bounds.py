@@ -1,4 +1,4 @@
-"""What a ledger apart prices for others is bounded, and what is not is refused before anything is computed."""
+"""What a remote ledger prices for others is bounded, and what is not is refused before anything is computed."""
 
 import json
 from typing import Any
@@ -9,14 +9,14 @@ from dpca_tasks.accounting import events, parts, prices
 from dpca_tasks.accounting.events import Event
 from dpca_tasks.accounting.filters import PrivacyFilter
 from flows.families.stored import stored_request
-from flows.ledger_apart import checks
-from flows.ledger_apart.bounds import LONGEST_REQUEST, MOST_PARTS, MOST_PLACES, check_bounds
-from flows.ledger_apart.messages import Priced
-from flows.ledger_apart.workspaces import open_workspace
 from flows.releases.planning import plan_request
+from flows.remote_ledger import checks
+from flows.remote_ledger.bounds import LONGEST_REQUEST, MOST_PARTS, MOST_PLACES, check_bounds
+from flows.remote_ledger.messages import Priced
+from flows.remote_ledger.workspaces import open_workspace
 from flows.requests.subspace import SubspaceRequest
 from storage.errors import Invalid
-from tests.flows.ledger_apart.apart import PEOPLE, Apart
+from tests.flows.remote_ledger.apart import PEOPLE, Apart
 
 REQUEST = SubspaceRequest(dataset=PEOPLE, components=2, epsilon=1.0, delta=1e-6, clip_norm=1.5, publish="sub")
 
@@ -75,11 +75,11 @@ def test_what_costs_too_much_is_refused_before_it_is_priced(
     event = dict(COSTLY[costly])
     stated = {name: asked[name] for name in ("population", "epsilon", "delta")}
     for route, facts in {"quote": stated, "reserve": asked}.items():
-        with pytest.raises(Invalid, match="a ledger apart takes") as refused:
+        with pytest.raises(Invalid, match="a remote ledger takes") as refused:
             apart.ask(route, **facts | {"event": event})
         assert "\n" not in str(refused.value)
         assert len(str(refused.value)) < 300
-    with pytest.raises(Invalid, match="a ledger apart takes"):  # neither where the run key stands
+    with pytest.raises(Invalid, match="a remote ledger takes"):  # neither where the run key stands
         apart.ask("reserve", **begun | {"event": event})
     assert (apart.told(), apart.journal()) == before
 

@@ -1,1 +1,0 @@
-"""A ledger apart: one process holds database and keys, and those who release ask it, each by a certificate."""
