@@ -208,10 +208,10 @@ ROWS = {
     """,
     "flows/parties/test_listening.py": "flows/parties/refusals.py",
     "flows/remote_ledger/test_service.py": """
-        flows/remote_ledger/checks.py flows/remote_ledger/messages.py storage/ledger/run_keys.py
+        flows/remote_ledger/messages.py storage/ledger/run_keys.py
     """,
-    "flows/remote_ledger/test_client.py": "flows/remote_ledger/facts.py storage/ledger/protocol.py",
-    "flows/remote_ledger/test_workspaces.py": "flows/commands/ledger.py flows/remote_ledger/findings.py",
+    "flows/remote_ledger/test_client.py": "storage/ledger/protocol.py",
+    "flows/remote_ledger/test_workspaces.py": "flows/commands/ledger.py",
     "flows/sites/test_roster_file.py": "flows/parties/config_files.py",
     "flows/sites/test_site_config.py": "flows/commands/one_site.py flows/sites/site_status.py",
     "flows/test_federate.py": """

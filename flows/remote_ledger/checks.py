@@ -1,30 +1,58 @@
-"""What a remote ledger checks of a release that another process planned and made, before it charges or commits it."""
+"""What a remote ledger checks of a release that another process planned and made, before it charges or commits it.
 
+A price takes a grid of privacy losses and exact fractions. Its cost grows with the numbers of an event, so bounds are
+compared before anything is computed. Every mechanism of dpca plans far inside these bounds.
+
+A release continues from its stored request, and people read there what was released. So every field that follows from
+the catalog, the budget or the rest of the request is worked out here again, and must be the same.
+"""
+
+import dataclasses
 import json
 import math
 from collections.abc import Mapping
+from itertools import islice
 from typing import Any
 
-from dpca_tasks.accounting.events import is_private
-from dpca_tasks.accounting.parts import parts_of
+from dpca_tasks.accounting.events import is_private, leaves
+from dpca_tasks.accounting.parts import parts_of, spread_of_losses
 from dpca_tasks.accounting.prices import own_price
 from dpca_tasks.mechanisms.base import Plan
+from dpca_tasks.mechanisms.parts.quantile_clip import main_mechanism
 from flows.families.base import release_facts
-from flows.families.stored import read_planned
-from flows.families.table import family_of
-from flows.remote_ledger.bounds import check_bounds
-from flows.remote_ledger.messages import Asked, Priced
-from flows.remote_ledger.requests import check_family, check_request
+from flows.families.evaluation import EvaluationFamily
+from flows.families.stored import asked_of, fingerprint_of, read_plan, read_planned, read_request
+from flows.families.table import FAMILIES, family_of
+from flows.remote_ledger.messages import Asked, Priced, written
+from flows.requests.base import Request
 from storage.artifacts.files import read_artifact
 from storage.artifacts.manifest import canonical_json
 from storage.backends.base import Place
-from storage.datasets.catalog import Catalog
-from storage.errors import Refused
+from storage.datasets.catalog import Catalog, Entry
+from storage.errors import Invalid, Refused
 from storage.ledger.budgets import Budget
 from storage.ledger.releases import Release
 
+MOST_PLACES = 20_000
+"""Places of steps in an event as it is written, each of which may stand for many steps."""
+MOST_STEPS = 1_000_000
+MOST_SAMPLED = 100_000
+"""Steps of an event, and steps on samples among them."""
+MOST_PARTS = 32
+"""Different steps of an event."""
+MULTIPLIERS = (1e-3, 2.0**30)
+SAMPLED_MULTIPLIERS = (0.2, 2.0**30)
+LEAST_RATE = 1e-12
+LEAST_DELTA = 1e-60
+LARGEST_EPSILON = 1000.0
+"""Of a step that is known only by its (epsilon, delta)."""
+WIDEST = 256.0
+"""How far the privacy losses of an event may spread; an epsilon of 100 is the most of any budget."""
+LONGEST_REQUEST = 1 << 18
+"""Bytes of a stored request."""
 _ROUNDING = 1e-6  # sampled steps are calibrated and priced on grids of losses
 _LEAST_SHARE = 0.9  # of the stated epsilon that a price comes to; a calibration stops at 1 %
+_CHOICE = "auto"
 
 
 def check_price(budget: Budget, asked: Priced) -> float:
@@ -78,7 +106,7 @@ def check_release(catalog: Catalog, budget: Budget, asked: Asked) -> None:
     NotFound
         When there is no such snapshot.
     Refused
-        When it is of others, or of another unit of privacy, or as `flows.remote_ledger.requests.check_request`.
+        When it is of others, or of another unit of privacy, or as `flows.remote_ledger.checks.check_request`.
     """
     check_family(asked.request)
     entry = catalog.entry(asked.snapshot)
@@ -147,3 +175,140 @@ def _differing(manifest: Mapping[str, Any], known: Mapping[str, Any], plan: Plan
     if clip_norm is not None and "clip_norm" in manifest and "clip_quantile" not in known["plan"]:
         return None if manifest["clip_norm"] == clip_norm else "clip_norm"
     return None
+
+
+def check_family(request: Mapping[str, Any]) -> None:
+    """Check that a remote ledger serves requests of this kind: of one dataset, in one release.
+
+    A stream is ended by whoever commits its charge, what a site's key noised left it before its release ends, and an
+    evaluation opens what a request names.
+
+    Raises
+    ------
+    Refused
+        When it is of a stream, its ticks, a site or an evaluation.
+    """
+    family = FAMILIES.get(str(request.get("family")))
+    if family is None or isinstance(family, EvaluationFamily):
+        raise Refused(
+            "a remote ledger serves releases of one dataset; streams, sites and evaluations act where the ledger runs."
+        )
+
+
+def check_request(entry: Entry, budget: Budget, asked: Asked) -> None:
+    """Check the stored request of a reservation: its dataset, guarantee, public facts, mechanism and fingerprint.
+
+    Raises
+    ------
+    Refused
+        With the first field that says something else than is known here.
+    InvalidInput
+        As the family refuses a request.
+    """
+    check_family(asked.request)
+    request, plan = _read(asked)
+    family, stored = family_of(request), asked.request["plan"]["problem"]
+    try:
+        problem = dataclasses.asdict(family.problem(request, entry, relation=budget.relation))
+        mechanism = family.build(request)
+        worked_out = [asked_of(request, mechanism, given=given) for given in _given(request)]
+    except (AttributeError, KeyError, TypeError):
+        raise _unreadable() from None
+    _same("dataset", request.dataset, entry.name)
+    _same("guarantee", (request.epsilon, request.delta), (asked.epsilon, asked.delta))
+    _same("mechanism", plan.mechanism, mechanism.name)
+    for name in sorted({*stored, *problem}):
+        _same(f"{name} of the plan", stored.get(name), problem.get(name))
+    if asked.fingerprint not in {fingerprint_of(entry.snapshot, made) for made in worked_out}:
+        raise _different("fingerprint")
+    _same("calibration", plan.printed, getattr(main_mechanism(mechanism), "calibration", "tight") == "paper")
+
+
+def _read(asked: Asked) -> tuple[Request, Plan]:
+    """Read a stored request, whose form nobody checked yet."""
+    try:
+        request = read_request(asked.request)
+        plan = read_plan(asked.request, request, event=asked.event)
+    except (AttributeError, KeyError, TypeError):
+        plan = None
+    if plan is None:
+        raise _unreadable()
+    return request, plan
+
+
+def _given(request: Request) -> list[Request]:
+    """Return the requests that can have come to one: itself, and the one that left the mechanism to public facts."""
+    chosen = [] if request.settings else [dataclasses.replace(request, mechanism=_CHOICE)]
+    return [request, *chosen]
+
+
+def _same(what: str, said: Any, known: Any) -> None:
+    if canonical_json({"": said}) != canonical_json({"": known}):
+        raise _different(what)
+
+
+def _unreadable() -> Refused:
+    return Refused("the stored request of this release cannot be read here; run one version of dpca on both sides.")
+
+
+def _different(what: str) -> Refused:
+    return Refused(
+        f"the stored request of this release states another {what} than follows from its dataset, budget and charge; "
+        "plan it again, with one version of dpca on both sides."
+    )
+
+
+def check_bounds(asked: Priced, *, replaced: bool) -> None:
+    """Check that an event and its guarantee can be priced in bounded time and memory.
+
+    Raises
+    ------
+    InvalidInput
+        When the event is none of the ledger's table.
+    Invalid
+        With the first bound that it exceeds.
+    """
+    places = list(islice(leaves(asked.event), MOST_PLACES + 1))
+    _within("places of steps in the event", len(places), most=MOST_PLACES)
+    _within("steps of the event", sum(count for _, count in places), most=MOST_STEPS)
+    if asked.delta:
+        _within("delta", asked.delta, least=LEAST_DELTA)
+    parts = parts_of(asked.event, replaced=replaced)
+    different = len(parts.gaussians) + len(parts.sampled) + len(parts.approximate)
+    _within("different steps", different, most=MOST_PARTS)
+    _within("steps on samples", sum(parts.sampled.values()), most=MOST_SAMPLED)
+    for multiplier in parts.gaussians:
+        _within("noise_multiplier", multiplier, *MULTIPLIERS)
+    for rate, multiplier in parts.sampled:
+        _within("rate", rate, least=LEAST_RATE)
+        _within("noise_multiplier on samples", multiplier, *SAMPLED_MULTIPLIERS)
+    for epsilon, delta in parts.approximate:
+        if math.isfinite(epsilon):  # else it has no noise
+            _within("epsilon of a step", epsilon, most=LARGEST_EPSILON)
+        if delta:
+            _within("delta of a step", delta, least=LEAST_DELTA)
+        if not (epsilon or delta):
+            raise Invalid("a step of epsilon 0 and delta 0 tells nothing and is charged nothing; leave it out.")
+    if parts.sampled:
+        _within("spread of the privacy losses", spread_of_losses(parts), most=WIDEST)
+
+
+def check_length(request: Any) -> None:
+    """Check that a stored request is of bounded length.
+
+    Raises
+    ------
+    Invalid
+        When it is longer.
+    """
+    _within("bytes of the request", len(written(request)), most=LONGEST_REQUEST)
+
+
+def _within(what: str, found: float, least: float = 0.0, most: float = math.inf) -> None:
+    if not least <= found <= most:
+        rule = f"at most {most:g}" if found > most else f"at least {least:g}"
+        shown = f"{found:g}" if found < 1e300 else "far more"
+        raise Invalid(
+            f"{what}: {shown} was asked, and a remote ledger takes {rule}; ask for less, or release it where the "
+            "ledger runs."
+        )

@@ -16,7 +16,7 @@ from dpca_tasks.accounting.events import Event
 from dpca_tasks.errors import InvalidInput, SiteSilent
 from flows.parties.calling import Caller
 from flows.parties.frames import Frame, packed
-from flows.remote_ledger import facts, messages
+from flows.remote_ledger import messages
 from storage import errors
 from storage.backends.base import Place
 from storage.datasets.catalog import Entry, open_snapshot
@@ -154,7 +154,7 @@ class RemoteLedger:
     def statement(self, population: str, *, newest: int | None = None, burn_down: bool = False) -> Statement:
         """Return what was allowed, spent and left, with all releases or as many of the newest, and what each left."""
         asked = {"population": population, "newest": newest, "burn_down": burn_down}
-        return facts.statement_of(self._connection.ask("statement", **asked))
+        return messages.statement_of(self._connection.ask("statement", **asked))
 
     def history(self, population: str, *, newest: int | None = None) -> list[dict[str, Any]]:
         """Return what was spent and left after each release that is charged, oldest first, or after the newest."""
@@ -165,7 +165,7 @@ class RemoteLedger:
         """Tell what `reserve` would say to an event now."""
         _refuse_void(void)
         stated = {"epsilon": float(epsilon), "delta": float(delta)}
-        return facts.quote_of(self._connection.ask("quote", population=population, event=dict(event), **stated))
+        return messages.quote_of(self._connection.ask("quote", population=population, event=dict(event), **stated))
 
     def alerts(self, release_id: str) -> tuple[int, ...]:
         """Return the percents left that this release's charge was the first to reach."""
@@ -174,11 +174,11 @@ class RemoteLedger:
     def find(self, run_key: str, *, population: str | None = None) -> Release | None:
         """Return the release of a run key: of a population, or of any that this client may ask about."""
         found = self._connection.ask("find", run_key=run_key, population=population)
-        return None if found is None else facts.release_of(found)
+        return None if found is None else messages.release_of(found)
 
     def release(self, release_id: str) -> Release:
         """Return a release."""
-        return facts.release_of(self._connection.ask("release", release=release_id))
+        return messages.release_of(self._connection.ask("release", release=release_id))
 
     def reserve(
         self,
@@ -243,11 +243,11 @@ class RemoteCatalog:
 
     def current(self, name: str) -> Entry:
         """Return the current snapshot of a name."""
-        return facts.entry_of(self.connection.ask("current", dataset=name))
+        return messages.entry_of(self.connection.ask("current", dataset=name))
 
     def entry(self, snapshot: str) -> Entry:
         """Return a snapshot by its id, current or not."""
-        return facts.entry_of(self.connection.ask("snapshot", snapshot=snapshot))
+        return messages.entry_of(self.connection.ask("snapshot", snapshot=snapshot))
 
     def open(self, entry: Entry) -> Dataset:
         """Open a snapshot."""

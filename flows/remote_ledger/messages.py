@@ -9,12 +9,17 @@ storage.errors.Invalid: step of this request is refused: Input should be greater
 import json
 import math
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
 from flows.parties.frames import Frame, encode, packed, unpacked
-from storage.errors import Invalid
+from storage.datasets.catalog import Entry
+from storage.errors import BudgetExhausted, Invalid
+from storage.ledger.balance import Quote, Statement
+from storage.ledger.budgets import Budget
+from storage.ledger.releases import Release
 
 PROTOCOL = 1
 """The version of these messages; a ledger and those who ask it have the same."""
@@ -32,7 +37,7 @@ def _printable(text: str) -> str:
     return text
 
 
-type Release = Annotated[str, StringConstraints(pattern="^[0-9a-f]{32}$")]
+type ReleaseId = Annotated[str, StringConstraints(pattern="^[0-9a-f]{32}$")]
 type Digest = Annotated[str, StringConstraints(pattern="^[0-9a-f]{64}$")]
 type Name = Annotated[str, StringConstraints(min_length=1, max_length=500), AfterValidator(_printable)]
 
@@ -64,7 +69,7 @@ class OfStatement(OfHistory):
 class OfRelease(Message):
     """A question about a release, or an act on it."""
 
-    release: Release
+    release: ReleaseId
 
 
 class OfRunKey(Message):
@@ -131,7 +136,7 @@ class Published(Made):
 class States(Message):
     """A question about the states of some releases."""
 
-    releases: Annotated[list[Release], Field(max_length=1000)]
+    releases: Annotated[list[ReleaseId], Field(max_length=1000)]
 
 
 def read[M: Message](kind: type[M], facts: Mapping[str, Any]) -> M:
@@ -212,3 +217,58 @@ def _bounded(text: str) -> int:
 def _depth(value: Any) -> int:
     inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return 1 + max((_depth(part) for part in inside), default=0)
+
+
+def facts_of_release(release: Release) -> dict[str, Any]:
+    """Return a release as JSON values."""
+    return {**asdict(release), "charge": release.charge.hex()}
+
+
+def release_of(facts: Mapping[str, Any]) -> Release:
+    """Return the release of such values."""
+    return Release(**{**facts, "charge": bytes.fromhex(facts["charge"])})
+
+
+def facts_of_statement(statement: Statement) -> dict[str, Any]:
+    """Return a statement as JSON values."""
+    releases = [facts_of_release(release) for release in statement.releases]
+    return {
+        **{"budget": asdict(statement.budget), "spent": statement.spent, "remaining": statement.remaining},
+        **{"releases": releases, "earlier": statement.earlier, "published": dict(statement.published)},
+        "left": dict(statement.left),
+    }
+
+
+def statement_of(facts: Mapping[str, Any]) -> Statement:
+    """Return the statement of such values."""
+    return Statement(
+        budget=Budget(**facts["budget"]),
+        spent=facts["spent"],
+        remaining=facts["remaining"],
+        releases=tuple(release_of(release) for release in facts["releases"]),
+        earlier=facts["earlier"],
+        published={digest: tuple(versions) for digest, versions in facts["published"].items()},
+        left=facts["left"],
+    )
+
+
+def facts_of_quote(quote: Quote) -> dict[str, Any]:
+    """Return a quote as JSON values."""
+    refusal = None if quote.refusal is None else str(quote.refusal)
+    return {"spent": quote.spent, "total": list(quote.total), "refusal": refusal}
+
+
+def quote_of(facts: Mapping[str, Any]) -> Quote:
+    """Return the quote of such values."""
+    refusal = None if facts["refusal"] is None else BudgetExhausted(facts["refusal"])
+    return Quote(spent=facts["spent"], total=tuple(facts["total"]), refusal=refusal)
+
+
+def facts_of_entry(entry: Entry) -> dict[str, Any]:
+    """Return a snapshot of the catalog as JSON values."""
+    return asdict(entry)
+
+
+def entry_of(facts: Mapping[str, Any]) -> Entry:
+    """Return the snapshot of such values."""
+    return Entry(**facts)

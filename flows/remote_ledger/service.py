@@ -38,13 +38,19 @@ from dpca_tasks.accounting.events import count_steps
 from flows.parties.certificates import listening_context
 from flows.parties.frames import Frame
 from flows.parties.listening import Route, address_of, bind, serve
-from flows.remote_ledger import facts, messages
-from flows.remote_ledger.bounds import check_bounds, check_length
-from flows.remote_ledger.checks import check_artifact, check_price, check_release, check_spent
+from flows.remote_ledger import messages
+from flows.remote_ledger.checks import (
+    check_artifact,
+    check_bounds,
+    check_family,
+    check_length,
+    check_price,
+    check_release,
+    check_spent,
+)
 from flows.remote_ledger.config import ROLES, RUNNER, Client, LedgerConfig
 from flows.remote_ledger.messages import Message
 from flows.remote_ledger.pricing import Pricing
-from flows.remote_ledger.requests import check_family
 from flows.reports.logs import configure_logs, log_event
 from flows.settings import cluster_settings
 from storage.errors import Corrupt, NotFound, Refused
@@ -116,13 +122,13 @@ class LedgerService:
     def _statement(self, client: Client, asked: messages.OfStatement) -> dict[str, Any]:
         population = _own(client, asked.population)
         stated = self._ledger.statement(population, newest=asked.newest, burn_down=asked.burn_down)
-        return facts.facts_of_statement(stated)
+        return messages.facts_of_statement(stated)
 
     def _history(self, client: Client, asked: messages.OfHistory) -> list[dict[str, Any]]:
         return self._ledger.history(_own(client, asked.population), newest=asked.newest)
 
     def _release(self, client: Client, asked: messages.OfRelease) -> dict[str, Any]:
-        return facts.facts_of_release(self._row(client, asked.release))
+        return messages.facts_of_release(self._row(client, asked.release))
 
     def _quote(self, client: Client, asked: messages.Priced) -> dict[str, Any]:
         budget = self._ledger.budget(_own(client, asked.population))
@@ -131,25 +137,25 @@ class LedgerService:
             check_price(budget, asked)
             return self._ledger.quote(asked.population, asked.event, epsilon=asked.epsilon, delta=asked.delta)
 
-        return facts.facts_of_quote(self.pricing.priced(quote, client=client.name, budget=budget, asked=asked))
+        return messages.facts_of_quote(self.pricing.priced(quote, client=client.name, budget=budget, asked=asked))
 
     def _find(self, client: Client, asked: messages.OfRunKey) -> dict[str, Any] | None:
         among = client.populations if asked.population is None else {_own(client, asked.population)}
         found = (self._ledger.find(asked.run_key, population=population) for population in sorted(among))
         standing = next(filter(None, found), None)
-        return None if standing is None else facts.facts_of_release(standing)
+        return None if standing is None else messages.facts_of_release(standing)
 
     def _current(self, client: Client, asked: messages.OfDataset) -> dict[str, Any]:
         entry = self._workspace.catalog.current(asked.dataset)
         if entry.population not in client.populations:
             raise NotFound(f"no dataset is named {asked.dataset!r}; see the list of datasets or ingest one")
-        return facts.facts_of_entry(entry)
+        return messages.facts_of_entry(entry)
 
     def _snapshot(self, client: Client, asked: messages.OfSnapshot) -> dict[str, Any]:
         entry = self._workspace.catalog.entry(asked.snapshot)
         if entry.population not in client.populations:
             raise NotFound(f"snapshot {asked.snapshot} is not in the catalog any more; ingest the data again")
-        return facts.facts_of_entry(entry)
+        return messages.facts_of_entry(entry)
 
     def _alerts(self, client: Client, asked: messages.OfRelease) -> list[int]:
         return list(self._ledger.alerts(self._row(client, asked.release).id))

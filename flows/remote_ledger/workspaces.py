@@ -1,14 +1,18 @@
-"""The workspace that a release is made in: of this process, or with the ledger that another process holds."""
+"""The workspace that a release is made in: of this process, or with a remote ledger, which `dpca doctor` checks."""
 
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import Protocol
 
 from dpca_tasks.errors import InvalidInput
 from flows.parties.calling import Post
-from flows.parties.certificates import read_certificate
+from flows.parties.certificates import days_left, read_certificate
 from flows.remote_ledger.client import Connection, LedgerCaller, RemoteCatalog, RemoteLedger
+from flows.reports.findings import Finding
 from flows.settings import cluster_settings
 from storage.backends.base import Place
 from storage.datasets.catalog import Entry
@@ -20,6 +24,10 @@ from storage.workspace import Workspace
 
 TIMEOUT = 120.0
 """Seconds after which the ledger counts as silent."""
+CLOCK_SKEW = 5.0
+"""Seconds that two clocks may differ."""
+RENEW = 30
+"""Days before the end of a certificate from which it is noted."""
 
 
 class ReleaseCatalog(Protocol):
@@ -151,3 +159,47 @@ def connect(url: str, certificate: Path, key: Path) -> Connection:
     """Return the connection of this process to a ledger, whose certificate is pinned."""
     post = Post(name="the ledger", address=url, certificate=read_certificate(certificate))
     return Connection(LedgerCaller(post, certificate=key.with_suffix(".pem"), key=key, timeout=TIMEOUT))
+
+
+def check_remote_ledger() -> Iterator[Finding]:
+    """Ask the ledger of ``DPCA_LEDGER_URL`` who it is, and who asks it.
+
+    Raises
+    ------
+    Unavailable
+        When it does not answer.
+    Refused
+        When it and this process do not accept each other's certificates.
+    """
+    apart = remote_ledger()
+    if apart is None:
+        return
+    before = time.time()
+    said = apart.connection.ask("identify")
+    skew = max(before - said["time"], said["time"] - time.time(), 0.0)
+    yield Finding(check="ledger", verdict="ok", found=f"{apart.url} answers, ledger {said['ledger'][:8]}")
+    yield _certificates(apart, f"{said['role']} of {', '.join(said['populations']) or 'no population'}")
+    ours, theirs = version("dpca-pipeline"), said["version"]
+    yield Finding(
+        check="ledger's version",
+        verdict="ok" if ours == theirs else "fix",
+        found=f"dpca {theirs} there, {ours} here",
+        advice="" if ours == theirs else "install one version on both sides: artifacts are compared field by field",
+    )
+    yield Finding(
+        check="clock",
+        verdict="ok" if skew <= CLOCK_SKEW else "fix",
+        found=f"{skew:.0f} s apart from the ledger's",
+        advice="" if skew <= CLOCK_SKEW else "start a time service: schedule slots and certificates go by the clock",
+    )
+
+
+def _certificates(apart: Apart, role: str) -> Finding:
+    ours, theirs = days_left(apart.certificate), days_left(apart.pinned)
+    soon = min(ours, theirs) < RENEW
+    return Finding(
+        check="certificate",
+        verdict="note" if soon else "ok",
+        found=f"{role}; ours ends in {ours:.0f} days, the ledger's in {theirs:.0f}",
+        advice="make a new one with dpca ledger key, and exchange it before" if soon else "",
+    )

@@ -11,7 +11,7 @@ from dpca_tasks.accounting.filters import PrivacyFilter
 from flows.families.stored import stored_request
 from flows.releases.planning import plan_request
 from flows.remote_ledger import checks
-from flows.remote_ledger.bounds import LONGEST_REQUEST, MOST_PARTS, MOST_PLACES, check_bounds
+from flows.remote_ledger.checks import LONGEST_REQUEST, MOST_PARTS, MOST_PLACES, check_bounds
 from flows.remote_ledger.messages import Priced
 from flows.remote_ledger.workspaces import open_workspace
 from flows.requests.subspace import SubspaceRequest

@@ -1,10 +1,12 @@
 """Whatever others ask of a remote ledger, and however long its price takes, a client's quote is quick."""
 
 import os
+import signal
 import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from statistics import median
 from threading import Event
@@ -138,22 +140,24 @@ def test_a_killed_process_is_started_again(service: LedgerService) -> None:
     assert quote(service, "honest", short(0.0)) == first
 
 
-def test_the_process_that_forks_is_started_again_while_a_price_is_computed(
-    service: LedgerService, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_process_that_forks_is_started_again_while_a_price_is_computed(service: LedgerService) -> None:
     """The price under way holds no end of the killed process's socket, in which the next request would wait."""
     quote(service, "honest", short(0.0))
-    monkeypatch.setattr(pricing, "DEADLINE", 5.0)
     with ThreadPoolExecutor(1) as pool:
         attack = pool.submit(quote, service, HOSTILE[0], long(0.0))
-        time.sleep(0.5)
+        while not (children := computing()):
+            time.sleep(0.01)
         process = service.pricing._end.peek()[2][1]  # type: ignore[attr-defined]
         process.kill()
         process.wait()
-        began = time.monotonic()
         quote(service, "honest", short(0.25))
-        assert time.monotonic() - began < 4.0
-        with pytest.raises(Refused, match="longer than 5 seconds"):
+        assert not attack.done()
+        while not attack.done():  # a killed price is tried once more
+            for child in {*children, *computing()}:
+                with suppress(ProcessLookupError):
+                    os.kill(int(child), signal.SIGKILL)
+            time.sleep(0.01)
+        with pytest.raises(Refused, match="ended early"):
             attack.result()
 
 

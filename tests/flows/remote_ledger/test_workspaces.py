@@ -20,7 +20,7 @@ from flows import doctor
 from flows.cli import main
 from flows.parties.certificates import calling_context, make_identity, read_certificate
 from flows.parties.listening import CONNECTIONS
-from flows.remote_ledger import findings, workspaces
+from flows.remote_ledger import workspaces
 from tests.docs.reader import DOCS, shell_blocks
 from tests.flows.conftest import FIT, Command, isolate
 from tests.flows.remote_ledger.apart import PEOPLE, SECRET, move_away
@@ -154,10 +154,10 @@ def test_doctor_asks_the_ledger_who_it_is(
     assert told[0].found.startswith(f"{served.address} answers, ledger ")
     assert told[1].found.startswith(f"reader of {PEOPLE}; ours ends in 36")
     assert not {"database", "keys", "witness", "registry"} & set(found)
-    monkeypatch.setattr(findings, "version", lambda _: "0.0.1")
-    monkeypatch.setattr(findings, "days_left", lambda _: 3.0)
+    monkeypatch.setattr(workspaces, "version", lambda _: "0.0.1")
+    monkeypatch.setattr(workspaces, "days_left", lambda _: 3.0)
     monkeypatch.setattr(time, "time", lambda now=time.time: now() + 60)
-    assert [finding.verdict for finding in findings.check_remote_ledger()] == ["ok", "note", "fix", "fix"]
+    assert [finding.verdict for finding in workspaces.check_remote_ledger()] == ["ok", "note", "fix", "fix"]
 
 
 def test_doctor_says_in_a_line_that_the_ledger_does_not_answer(

@@ -11,9 +11,8 @@ from flows.families.stored import stored_request
 from flows.families.subspace import SUBSPACE
 from flows.families.table import FAMILIES
 from flows.releases.planning import plan_on
-from flows.remote_ledger.checks import check_price, check_spent
+from flows.remote_ledger.checks import check_family, check_price, check_request, check_spent
 from flows.remote_ledger.messages import Asked
-from flows.remote_ledger.requests import check_family, check_request
 from flows.requests.base import Request
 from flows.requests.completion import CompletionRequest
 from flows.requests.subspace import SubspaceRequest
