@@ -1,17 +1,31 @@
-"""The tests mirror the packages: who changes a source file knows which test speaks of it."""
+"""The tests mirror the packages by folder: who changes a folder of a package finds its tests at the same place."""
 
-from tests.mirror import ROOT, ROWS, own_test, sources
+from pathlib import Path
 
-LISTED = [source for listed in ROWS.values() for source in listed.split()]
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("dpca_tasks", "flows", "papers", "storage")
+ELSEWHERE = {
+    "dpca_tasks/audit": "audits",
+    "dpca_tasks/privacy/ways": "dpca_tasks/privacy",
+    "storage/database/migrations": "storage/database",
+    "storage/database/migrations/versions": "storage/database",
+}
+"""Folders whose tests are at another place in ``tests/``."""
 
 
-def test_every_source_file_has_its_test_file_or_a_row() -> None:
-    without = {source for source in sources() if not own_test(source).is_file()}
-    assert sorted(without - set(LISTED)) == [], "write its test file, or give it a row in tests/mirror.py"
+def test_every_folder_of_a_package_has_its_folder_of_tests() -> None:
+    for folder in sorted(folders_with("[!_]*.py")):
+        tests = ROOT / "tests" / ELSEWHERE.get(folder, folder)
+        assert list(tests.glob("test_*.py")), f"{folder} has no tests in tests/{folder}"
 
 
-def test_every_row_names_files_that_exist_and_is_needed() -> None:
-    assert [test for test in ROWS if not (ROOT / "tests" / test).is_file()] == []
-    assert sorted(set(LISTED) - sources()) == []
-    assert [source for source in LISTED if own_test(source).is_file()] == []
-    assert sorted(LISTED) == sorted(set(LISTED)), "one row is enough"
+def test_every_folder_of_tests_mirrors_a_folder_of_a_package() -> None:
+    known = {path.relative_to(ROOT).as_posix() for name in PACKAGES for path in ROOT.glob(f"{name}/**/")}
+    found = folders_with("test_*.py", below=ROOT / "tests")
+    assert sorted(found - known) == []
+
+
+def folders_with(pattern: str, *, below: Path = ROOT) -> set[str]:
+    """Return the folders of the packages with such files, as they are named there."""
+    files = (path for name in PACKAGES for path in (below / name).rglob(pattern))
+    return {path.parent.relative_to(below).as_posix() for path in files}

@@ -12,9 +12,7 @@ from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 
 from dpca_tasks.metrics import principal_angles
-from flows.web.absent import Absent
-from flows.web.kinds import LEADING, feature_names, numbers_in, spectrum_of
-from flows.web.versions import load_version
+from flows.web.page_facts import LEADING, Absent, feature_names, load_version, numbers_in, spectrum_of
 from storage.artifacts.base import Artifact
 from storage.artifacts.embeddings import ItemEmbeddings
 from storage.artifacts.subspace import PrivateSubspace

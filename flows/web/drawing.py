@@ -18,10 +18,7 @@ from flows.reports.loadings import top_loadings
 from flows.reports.release_charts import budget_chart, loadings_chart, scree_chart
 from flows.reports.spectrum import Spectrum
 from flows.reports.themes import theme_of
-from flows.web.absent import Absent
-from flows.web.budgets import population_at
-from flows.web.kinds import LEADING, spectrum_of
-from flows.web.versions import load_version
+from flows.web.page_facts import LEADING, Absent, load_version, population_at, spectrum_of
 from storage.artifacts.subspace import PrivateSubspace
 from storage.database.engine import reading
 from storage.workspace import Workspace

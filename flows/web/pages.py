@@ -16,22 +16,24 @@ budgets, light and dark. A page that cannot be made is
 a page too, with one sentence that holds no path, no stored text and no number.
 """
 
+import math
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from datetime import datetime
+from functools import cache
+from importlib.metadata import version
 from importlib.resources import files
 from typing import Any
 
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
 from flows.reports.logs import log_event
 from flows.reports.terminal import json_text
-from flows.web.absent import Absent
-from flows.web.budgets import budget_page
-from flows.web.datasets import dataset_facts
 from flows.web.differences import difference_facts
 from flows.web.drawing import draw_burn_down, draw_loadings, draw_scree
 from flows.web.listing import name_facts, overview_facts
-from flows.web.rendering import render
-from flows.web.versions import version_facts
+from flows.web.page_facts import Absent, address_of, budget_page, dataset_facts, noun_of, version_facts
 from storage.errors import Corrupt, Invalid, NotFound, Refused, Unavailable
 from storage.registry.references import NAME_PATTERN, VERSION_PATTERN
 from storage.workspace import Workspace
@@ -171,3 +173,59 @@ _CHARTS: tuple[tuple[str, Callable[..., bytes]], ...] = (
 def style() -> bytes:
     """Return the one stylesheet."""
     return (files("flows.web") / STYLE).read_bytes()
+
+
+_NONE = "–"
+
+
+def render(template: str, facts: Mapping[str, Any], **about: Any) -> bytes:
+    """Write a page: ``facts`` are those of its JSON, ``about`` where it stands in the site."""
+    return _templates().get_template(f"{template}.html").render(facts=facts, **about).encode()
+
+
+@cache
+def _templates() -> Environment:
+    made = Environment(
+        loader=PackageLoader("flows.web"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        auto_reload=False,
+    )
+    made.filters |= {"number": number, "percent": percent, "date": date, "day": day, "words": words}
+    made.filters |= {"address": address_of, "noun": noun_of}
+    made.globals["version"] = version("dpca-pipeline")
+    return made
+
+
+def number(value: float | None) -> str:
+    """Write a number in six digits at most; a whole one with its thousands apart."""
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return _NONE
+    if isinstance(value, float) and math.isinf(value):
+        return "∞" if value > 0 else "−∞"
+    if float(value).is_integer() and abs(value) < 1e15:
+        return f"{int(value):,}"
+    text = f"{value:,.1f}" if 1e4 <= abs(value) < 1e15 else f"{value:.6g}"
+    return text.replace("-", "−", 1) if value < 0 else text
+
+
+def percent(value: float | None) -> str:
+    """Write a part of one in percent."""
+    return _NONE if value is None else f"{100.0 * value:.1f} %"
+
+
+def date(text: str | None) -> str:
+    """Write a stored time to the minute."""
+    return _NONE if not text else datetime.fromisoformat(text).strftime("%Y-%m-%d %H:%M")
+
+
+def day(text: str | None) -> str:
+    """Write the day of a stored time."""
+    return date(text)[:10]
+
+
+def words(name: str) -> str:
+    """Write the name of a fact as words."""
+    return name.replace("_", " ")

@@ -17,8 +17,7 @@ from flows.parties.listening import address_of, bind, run_app
 from flows.reports.logs import configure_logs
 from flows.settings import cluster_settings
 from flows.web.access import COOKIE, VARIABLE, Access, is_loopback, read_token
-from flows.web.pages import CSS, HTML, SVG, Answer, Site
-from flows.web.rendering import render
+from flows.web.pages import CSS, HTML, SVG, Answer, Site, render
 from storage.errors import Refused
 from storage.registry.references import Reference
 

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 
-from flows.web.budgets import address_of
 from flows.web.listing import aliases_in, populations_in, versions_in
+from flows.web.page_facts import address_of
 from flows.web.pages import STYLE, Site
 from storage.backends.atomic_files import write_folder
 from storage.database.engine import reading

@@ -24,11 +24,14 @@ def cast_cells(array: pa.Array, kind: pa.DataType) -> pa.Array:
         return array
     if pa.types.is_boolean(array.type):
         array = array.cast(pa.uint8())
-    if pa.types.is_decimal(array.type) and kind == pa.float64():  # by its text, which alone is rounded correctly
-        array = array.cast(pa.string())
     refusal = BadSource(f"a column holds {array.type}; it must be {kind}; convert it")
-    if is_binary(array.type):  # Arrow would parse some of it, and fail at the rest
+    if is_binary(array.type) or pa.types.is_temporal(array.type):  # Arrow would parse some of it, or return ticks
         raise refusal
+    if pa.types.is_decimal(array.type):  # by its text, which alone is rounded correctly
+        array = array.cast(pa.string())
+        array = array if kind == pa.float64() else pc.replace_substring_regex(array, r"\.0*$", "")
+    elif pa.types.is_string_view(array.type):
+        array = array.cast(pa.string())
     try:
         return array.cast(kind)
     except pa.ArrowNotImplementedError:
@@ -43,6 +46,8 @@ def _cast_what_fits(array: pa.Array, kind: pa.DataType) -> pa.Array:
         text = pc.ascii_trim_whitespace(array)
         fits = pc.match_substring_regex(text, _NUMERALS[kind])
         return pc.if_else(fits, text, pa.scalar(None, text.type)).cast(kind)
+    if pa.types.is_float16(array.type):
+        array = array.cast(pa.float32())  # exact; Arrow compares no halves
     found = array.cast(kind, safe=False)
     if pa.types.is_integer(array.type) and pa.types.is_integer(kind):
         fits = pc.greater_equal(found, 0)  # uint64 alone is wider

@@ -7,7 +7,7 @@ from urllib.parse import unquote
 
 import httpx
 
-from flows.web.rendering import number
+from flows.web.pages import number
 from tests.browser.home import Secrets
 from tests.leaks.decoding import pieces
 

@@ -5,6 +5,7 @@ import json
 import re
 import stat
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from flows.orchestration.prefect_stages import directly
 from flows.releases import notices
 from storage.datasets.ingest_options import IngestOptions
 from storage.errors import BadSource, NotFound
+from storage.ledger import secret_keys
+from storage.ledger.secret_keys import KEY_BYTES
 from storage.registry.reader import Registry
 from storage.workspace import Workspace
 from tests.flows.arriving import Webhook
@@ -85,6 +88,8 @@ def play(
     isolate(patch, home=home)
     patch.setenv("DPCA_WEBHOOK_URL", hook.url)
     patch.setenv("DPCA_LOG", "json")
+    numbers = count(1)  # the same noise in every home
+    patch.setattr(secret_keys, "new_key", lambda: next(numbers).to_bytes(KEY_BYTES))
     told, before = list[Any](), len(hook.told)
     patch.setattr(notices, "emit_public_event", lambda event, **facts: told.append((event, facts)))
     inbox = home.with_name(f"{home.name}-inbox")

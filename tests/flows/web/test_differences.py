@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from dpca_tasks.metrics import principal_angles
-from flows.web.absent import Absent
 from flows.web.differences import difference_facts
+from flows.web.page_facts import Absent
 from storage.artifacts.subspace import PrivateSubspace
 from storage.workspace import Workspace
 from tests.flows.web.sample_home import FEATURES, NAMES, Maker, subspace

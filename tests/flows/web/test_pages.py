@@ -14,7 +14,7 @@ from urllib.parse import unquote
 
 import pytest
 
-from flows.web import drawing, rendering
+from flows.web import drawing, pages
 from flows.web.pages import Site
 from storage.workspace import Workspace
 from tests.flows.conftest import facts_of, isolate
@@ -121,7 +121,7 @@ def test_the_json_beside_a_page_has_its_numbers(site: Site, walked: dict[str, Pa
         told += [row["right"] for row in facts.get("eigenvalues") or [] if row["right"] is not None]
         told += [row["epsilon"] for row in facts.get("versions", []) if row["private"] and row["epsilon"]]
         for value in told:
-            assert rendering.number(value) in page.words, (path, value)
+            assert pages.number(value) in page.words, (path, value)
 
 
 @pytest.mark.parametrize(

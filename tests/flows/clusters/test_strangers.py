@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.flows.clusters import in_process
+from tests.flows.clusters.local_clusters import in_process
 from tests.strangers import NEEDS_ROOT, ROOT, Stranger, family, listening, stranger
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes and ports are read from /proc")

@@ -22,7 +22,7 @@ from storage.datasets.staging import scratch_folder
 from storage.errors import Unavailable
 from storage.home import WORKERS
 from tests.certificates import Files, issue
-from tests.flows.clusters import in_process, under_tls
+from tests.flows.clusters.local_clusters import in_process, under_tls
 
 
 @pytest.fixture

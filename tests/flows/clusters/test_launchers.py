@@ -19,7 +19,7 @@ from flows.clusters.launchers import ALLOCATOR, LAUNCHERS, WORKER_SETTINGS
 from flows.settings import Settings
 from storage.errors import Unavailable
 from tests.certificates import Files
-from tests.flows.clusters import in_process, under_tls
+from tests.flows.clusters.local_clusters import in_process, under_tls
 
 
 class _Started:

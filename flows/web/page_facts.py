@@ -1,0 +1,389 @@
+"""What the pages of versions, budgets and datasets show, as facts: no page states anything that is not among them.
+
+Nothing private is among the facts: of datasets only what was declared. An address that names nothing raises `Absent`,
+whose text is shown, and so holds no path and no stored number.
+"""
+
+import hashlib
+import itertools
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import sqlalchemy as sa
+from numpy.typing import NDArray
+
+from dpca_tasks.errors import DpcaError
+from flows.families.restated_subspace import noise_edge_of
+from flows.reports.budget_facts import budget_facts, event_text
+from flows.reports.loadings import top_loadings
+from flows.reports.pacing_facts import pacing_facts, runs_that_fit
+from flows.reports.spectrum import Spectrum
+from flows.web.listing import VersionRow, aliases_in, numbers_of, populations_in, versions_in
+from storage.artifacts.base import Artifact
+from storage.artifacts.embeddings import ItemEmbeddings
+from storage.artifacts.estimate import PrivateEstimate
+from storage.artifacts.files import read_artifact
+from storage.artifacts.kinds import KINDS
+from storage.artifacts.subspace import PrivateSubspace
+from storage.artifacts.tensor import TensorComponents
+from storage.database import tables
+from storage.database.engine import reading
+from storage.errors import Invalid
+from storage.ledger.ledger import Ledger
+from storage.ledger.stream_rows import streams_in, ticks_of
+from storage.privacy_unit import stated_privacy
+from storage.workspace import Workspace
+
+
+class Absent(Exception):
+    """There is no such page."""
+
+
+LEADING = 10
+"""How many features of a component, or items of a factor, are shown."""
+_COMPONENTS = 20
+_SPECTRUM = 64
+
+type Loading = dict[str, Any]
+
+
+def kind_facts(artifact: Artifact) -> dict[str, Any]:
+    """Return what is particular to the kind of an artifact.
+
+    Returns
+    -------
+    dict
+        ``spectrum`` (values, noise edge and how many stand above it; None where there are no eigenvalues), and
+        ``parts``: components, topics or factors with their leading ``loadings``, and how many there are.
+    """
+    match artifact:
+        case PrivateSubspace():
+            return {"spectrum": _spectrum(artifact), **_components(artifact)}
+        case TensorComponents():
+            return {"spectrum": None, **_topics(artifact)}
+        case ItemEmbeddings():
+            return {"spectrum": None, **_items(artifact)}
+        case PrivateEstimate():
+            return {"spectrum": None, "noun": "sum", "parts": [], "n_parts": 0}
+    return {"spectrum": None, "noun": "part", "parts": [], "n_parts": 0}
+
+
+def spectrum_of(artifact: PrivateSubspace) -> Spectrum | None:
+    """Return the leading eigenvalues of a subspace beside its noise; None of directions alone.
+
+    Where its plan does not follow from what it states, as other programs or versions may write it, no noise is stated.
+    """
+    try:
+        edge = noise_edge_of(artifact)
+    except (DpcaError, LookupError, TypeError, ValueError):
+        edge = None
+    try:
+        return Spectrum.of(artifact, noise_edge=edge)
+    except Invalid:
+        return None
+
+
+def feature_names(artifact: Artifact, count: int) -> Sequence[str]:
+    """Return the declared names of columns, or their numbers from 0."""
+    names = artifact.manifest.get("feature_names")
+    return [str(column) for column in range(count)] if names is None else names
+
+
+def _spectrum(artifact: PrivateSubspace) -> dict[str, Any] | None:
+    spectrum = spectrum_of(artifact)
+    if spectrum is None:
+        return None
+    edge = spectrum.noise_edge
+    shares = artifact.explained_variance_ratio
+    rows = [
+        {
+            "rank": rank,
+            "eigenvalue": value,
+            "above_noise": None if edge is None else value > edge,
+            "component": rank <= spectrum.n_components,
+            "share": None if shares is None or rank > len(shares) else float(shares[rank - 1]),
+        }
+        for rank, value in enumerate(spectrum.eigenvalues[:_SPECTRUM], start=1)
+    ]
+    return {**{name: fact for name, fact in spectrum.facts().items() if name != "values"}, "rows": rows}
+
+
+def _components(artifact: PrivateSubspace) -> dict[str, Any]:
+    values = artifact.eigenvalues
+    parts = [
+        {
+            "part": number,
+            "weight": None if values is None else float(values[number - 1]),
+            "loadings": top_loadings(artifact, component=number, count=LEADING),
+        }
+        for number in range(1, min(artifact.n_components, _COMPONENTS) + 1)
+    ]
+    return {"noun": "component", "weighs": "eigenvalue", "parts": parts, "n_parts": artifact.n_components}
+
+
+def _topics(artifact: TensorComponents) -> dict[str, Any]:
+    weights = [] if artifact.weights is None else artifact.weights.tolist()
+    words = itertools.islice(artifact.top_words(LEADING), _COMPONENTS) if weights else ()
+    parts = [
+        {"part": number, "weight": weight, "loadings": [{"feature": word, "loading": size} for word, size in found]}
+        for number, (weight, found) in enumerate(zip(weights, words, strict=False), start=1)
+    ]
+    noun = "topic" if artifact.model == "topics" else "centre"
+    return {"noun": noun, "weighs": "weight", "parts": parts, "n_parts": artifact.n_components}
+
+
+def _items(artifact: ItemEmbeddings) -> dict[str, Any]:
+    names = feature_names(artifact, artifact.n_items)
+    offsets = {"part": 0, "weight": None, "loadings": largest(artifact.offsets, names)}
+    factors: Sequence[NDArray[np.float64]] = [] if artifact.factors is None else [*artifact.factors.T[:_COMPONENTS]]
+    parts = [
+        {"part": number, "weight": float(np.linalg.norm(column)), "loadings": largest(column, names)}
+        for number, column in enumerate(factors, start=1)
+    ]
+    return {"noun": "factor", "weighs": "length", "parts": [offsets, *parts], "n_parts": artifact.rank}
+
+
+def largest(values: NDArray[np.float64], names: Sequence[str]) -> list[Loading]:
+    """Return the leading entries in size, with their signs, ties by column."""
+    order = np.argsort(-np.abs(values), kind="stable")[:LEADING]
+    return [{"feature": names[column], "loading": float(values[column])} for column in order]
+
+
+def numbers_in(outcome: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a release says of its own quality in single numbers and words, by name."""
+    kept = (bool, int, float, str, type(None))
+    return {
+        name: value for name, value in outcome.items() if isinstance(value, kept) and name not in ("seed", "probes")
+    }
+
+
+_OF_SITE = ("site", "dataset", "population", "release", "epsilon", "delta", "relation")
+
+
+def lineage_facts(connection: sa.Connection, row: VersionRow, manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parents of a version, what is of the same release, its stream, its sites, and who evaluated it.
+
+    Parameters
+    ----------
+    connection : Connection
+    row : VersionRow
+    manifest : mapping
+        Of its artifact.
+
+    Returns
+    -------
+    dict
+        ``release``, ``code_version``; ``parent`` and ``made_from``, the digest of the artifact that it was made of
+        without reading a row, and the versions that have it; ``same_release``; ``stream`` with ``tick``; ``sites``;
+        ``evaluates`` and ``evaluated_by``.
+    """
+    parent, plan = manifest.get("parent"), manifest.get("plan") or {}
+    return {
+        "release": row.release,
+        "code_version": manifest.get("code_version"),
+        "parent": parent,
+        "made_from": [] if parent is None else _versions(connection, tables.published.c.digest == parent),
+        "same_release": [
+            other for other in _versions(connection, tables.published.c.origin == row.release) if other != row.reference
+        ],
+        "stream": _stream(connection, row),
+        "sites": _sites(connection, row),
+        "evaluates": plan.get("evaluated"),
+        "evaluated_by": _estimates(connection, row),
+    }
+
+
+def _versions(connection: sa.Connection, which: sa.ColumnElement[bool]) -> list[str]:
+    table = tables.published
+    query = sa.select(table.c.name, table.c.version).where(which).order_by(table.c.name, table.c.version)
+    return [f"{row.name}@{row.version}" for row in connection.execute(query)]
+
+
+def _stream(connection: sa.Connection, row: VersionRow) -> dict[str, Any] | None:
+    """Return the stream and the tick that a version is of; None where it is of no stream."""
+    tick, stream, charge = tables.tick, tables.stream, tables.stream_charge
+    charged = sa.select(sa.func.max(charge.c.ticks)).where(charge.c.stream == stream.c.id).scalar_subquery()
+    query = (
+        sa.select(stream.c.name, tick.c.tick, tick.c.slot, charged.label("ticks"))
+        .join(stream, stream.c.id == tick.c.stream)
+        .where(tick.c.release_id == row.release)
+    )
+    found = connection.execute(query).first()
+    return None if found is None else dict(found._mapping)
+
+
+def _sites(connection: sa.Connection, row: VersionRow) -> list[dict[str, Any]]:
+    table = tables.joint_version
+    here = (table.c.name == row.name) & (table.c.version == row.version)
+    told = connection.execute(sa.select(table.c.sites).where(here)).scalar()
+    sites = [] if told is None else json.loads(told)
+    return [{name: site[name] for name in _OF_SITE if name in site} for site in sites]
+
+
+def _estimates(connection: sa.Connection, row: VersionRow) -> list[str]:
+    """Return the published estimates of how good a version is."""
+    release, version = tables.release, tables.version
+    query = (
+        sa.select(version.c.name, version.c.version, release.c.request)
+        .join(release, release.c.id == version.c.release_id)
+        .where(release.c.request.contains(f'"artifact": "{row.reference}"', autoescape=True))
+        .order_by(version.c.name, version.c.version)
+    )
+    found = connection.execute(query).all()
+    return [f"{each.name}@{each.version}" for each in found if json.loads(each.request)["artifact"] == row.reference]
+
+
+def find_version(connection: sa.Connection, name: str, version: int) -> VersionRow:
+    """Return the row of a version.
+
+    Raises
+    ------
+    Absent
+        When there is none; it says which there are.
+    """
+    for row in versions_in(connection, name, version=version):
+        return row
+    numbers = numbers_of(connection, name)
+    if not numbers:
+        raise Absent(f"Nothing is published under the name {name}.")
+    raise Absent(f"{name} has no version {version}; it has versions {numbers[0]} to {numbers[-1]}.")
+
+
+def load_version(workspace: Workspace, name: str, version: int) -> tuple[VersionRow, Artifact]:
+    """Return the row of a version and its artifact."""
+    with reading(workspace.ledger.engine) as connection:
+        row = find_version(connection, name, version)
+    return row, read_artifact(workspace.store, row.digest)
+
+
+def version_facts(workspace: Workspace, name: str, version: int) -> dict[str, Any]:
+    """Return all that the page of a version shows."""
+    row, artifact = load_version(workspace, name, version)
+    with reading(workspace.ledger.engine) as connection:
+        aliases = aliases_in(connection, name).get((name, version), [])
+        numbers = numbers_of(connection, name)
+        lineage = lineage_facts(connection, row, artifact.manifest)
+    manifest = artifact.manifest
+    privacy, plan, outcome = (manifest.get(part) or {} for part in ("privacy", "plan", "outcome"))
+    return {
+        **row.facts(aliases),
+        "kind": manifest["kind"],
+        "headline": artifact.headline(),
+        "private": artifact.is_private,
+        "mechanism": manifest.get("mechanism"),
+        "epsilon": privacy.get("epsilon", row.epsilon),
+        "delta": privacy.get("delta", row.delta),
+        "relation": privacy.get("relation"),
+        "unit": privacy.get("unit"),
+        "rows_per_unit": privacy.get("rows_per_unit"),
+        "statement": stated_privacy(manifest),
+        "guarantee": manifest.get("guarantee"),
+        "clip_norm": manifest.get("clip_norm"),
+        "noise_multiplier": plan.get("noise_multiplier"),
+        "center": plan.get("center"),
+        "verdict": outcome.get("verdict"),
+        "quality": {name: value for name, value in numbers_in(outcome).items() if name != "verdict"},
+        "drift": outcome.get("drift"),
+        "warnings": [*(manifest.get("warnings") or ())],
+        **(of_kind := kind_facts(artifact)),
+        "lineage": lineage,
+        "charts": {
+            "scree": f"versions/{row.reference}/scree" if of_kind["spectrum"] else None,
+            "loadings": f"versions/{row.reference}/loadings" if isinstance(artifact, PrivateSubspace) else None,
+        },
+        "before": max((each for each in numbers if each < version), default=None),
+        "after": min((each for each in numbers if each > version), default=None),
+    }
+
+
+def noun_of(kind: str) -> str:
+    """Return the name of a kind of artifact in a sentence."""
+    return KINDS[kind].noun if kind in KINDS else kind
+
+
+RUNS = (1, 2, 4, 12, 26, 52)
+"""Numbers of runs to come that a page states the shares of."""
+_PLAIN = r"[a-z0-9][a-z0-9._-]{0,99}"
+_RELEASE = ("release", "mechanism", "epsilon", "delta", "state", "artifact", "damaged", "time")
+
+
+def address_of(population: str) -> str:
+    """Return a population's part of an address: its name where that is plain, else a digest of it."""
+    if re.fullmatch(_PLAIN, population):
+        return population
+    return "~" + hashlib.sha256(population.encode()).hexdigest()[:24]
+
+
+def population_at(connection: sa.Connection, address: str) -> str:
+    """Return the population of a part of an address, or raise `Absent`."""
+    for population in populations_in(connection):
+        if address_of(population) == address:
+            return population
+    raise Absent("No population of that name has a budget here.")
+
+
+def budget_page(workspace: Workspace, address: str) -> dict[str, Any]:
+    """Return all that the page of a budget shows."""
+    ledger = workspace.ledger
+    with reading(ledger.engine) as connection:
+        population = population_at(connection, address)
+        streams = [
+            {
+                "stream": stream.name,
+                "live": stream.is_live,
+                "dataset": stream.terms.get("dataset"),
+                "ticks": stream.ticks,
+                "used": len(ticks_of(connection, stream.id)),
+            }
+            for stream in streams_in(connection)
+            if stream.population == population
+        ]
+    facts = budget_facts(ledger, population)
+    gaussian = [row for row in facts["releases"] if row["event"]["name"] == "gaussian" and row["state"] != "abandoned"]
+    releases = [
+        {**{name: row[name] for name in _RELEASE}, "event": event_text(row["event"])} for row in facts.pop("releases")
+    ]
+    history = [
+        {"time": row["time"], "release": row["release"], "spent": row["spent"], "remaining": row["remaining"]}
+        for row in ledger.history(population)
+    ]
+    return {
+        **facts,
+        "voided": facts.get("voided", False),
+        "releases": releases,
+        "history": history,
+        "streams": streams,
+        "pacing": [pacing_facts(ledger, population, runs=runs) for runs in RUNS],
+        "same_again": _same_again(ledger, population, gaussian),
+        "charts": {"burn_down": f"budgets/{address}/burn-down" if history else None},
+    }
+
+
+def _same_again(ledger: Ledger, population: str, gaussian: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """Return how many releases like the newest Gaussian one still fit; None where there was none."""
+    if not gaussian:
+        return None
+    epsilon, delta = gaussian[-1]["epsilon"], gaussian[-1]["delta"]
+    runs = runs_that_fit(ledger, population, epsilon=epsilon, delta=delta)
+    return {"epsilon": epsilon, "delta": delta, "runs": runs}
+
+
+def dataset_facts(workspace: Workspace) -> dict[str, Any]:
+    """Return one row a dataset: population, columns, the declared bound on its records, its unit, time of ingest."""
+    return {
+        "datasets": [
+            {
+                "dataset": entry.name,
+                "population": entry.population,
+                "n_features": entry.n_features,
+                "records_at_most": entry.records_at_most,
+                **entry.privacy_unit.facts,
+                "unit_in_words": str(entry.privacy_unit),
+                "ingested": entry.created_at,
+            }
+            for entry in workspace.catalog.entries()
+        ]
+    }
