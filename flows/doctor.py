@@ -28,8 +28,7 @@ from dpca_tasks.errors import DpcaError
 from flows.clusters.connecting import check_address, connect, open_cluster
 from flows.orchestration.left_servers import left_servers
 from flows.remote_ledger.workspaces import check_remote_ledger
-from flows.reports.findings import Finding
-from flows.reports.proof_findings import check_backups, check_signing
+from flows.reports.findings import Finding, check_backups, check_signing
 from flows.settings import Settings, cluster_settings
 from storage.backends.base import Place
 from storage.backends.local import LocalPlace

@@ -38,8 +38,7 @@ from flows.releases.stages import dry_run_in_flow, make_reserved
 from flows.releases.verdicts import note_budget
 from flows.reports.activity import begin_step
 from flows.reports.logs import configure_logs, log_event
-from flows.reports.outcome import rounded_down
-from flows.reports.refresh_outcome import RefreshOutcome
+from flows.reports.outcome import RefreshOutcome, rounded_down
 from flows.requests.base import NO_LOOP_ASKS, Request
 from flows.requests.subspace import SubspaceRequest
 from flows.settings import Settings, cluster_settings

@@ -133,7 +133,7 @@ def pace(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Show the largest epsilon of each of RUNS more Gaussian releases that fit what is left; nothing is charged."""
-    from flows.reports.pacing_facts import pacing_facts, written_share
+    from flows.reports.budget_facts import pacing_facts, written_share
     from storage.workspace import Workspace
 
     facts = pacing_facts(Workspace.read_only().ledger, population, runs=runs, delta=delta)

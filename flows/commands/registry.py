@@ -173,8 +173,8 @@ def _draw(
     theme: str,
 ) -> None:
     from flows.reports.charts import check_chart_file, write_chart
-    from flows.reports.loadings import top_loadings
     from flows.reports.release_charts import loadings_chart, scree_chart
+    from flows.reports.spectrum import top_loadings
     from storage.artifacts.subspace import PrivateSubspace
 
     check_chart_file(plot)

@@ -10,8 +10,8 @@ from dpca_tasks.errors import InvalidInput
 from flows.releases.notices import warn_of_budget
 from flows.releases.planning import plan_on
 from flows.releases.running import charge_release
+from flows.reports.budget_facts import written_share
 from flows.reports.outcome import spending
-from flows.reports.pacing_facts import written_share
 from flows.requests.base import Request
 from storage.datasets.catalog import Entry
 from storage.errors import BudgetExhausted, Conflict, Refused

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from flows.reports.charts import SMALL, TEXT, TITLE, WIDTH, Theme, dress_axes, new_figure, theme_of
 from flows.reports.spectrum import Spectrum
-from flows.reports.themes import SMALL, TEXT, TITLE, WIDTH, Theme, dress_axes, new_figure, theme_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -72,7 +72,7 @@ def loadings_chart(
     Parameters
     ----------
     rows : sequence of Mapping
-        With ``feature`` and ``loading``, largest first, such as `flows.reports.loadings.top_loadings` returns.
+        With ``feature`` and ``loading``, largest first, such as `flows.reports.spectrum.top_loadings` returns.
     component : int
         Its number, from 1.
     name : str, optional

@@ -1,18 +1,47 @@
-"""The released eigenvalues beside the band of the noise, as text; `flows.reports.release_charts` draws them.
+"""The released eigenvalues beside the band of the noise as text, and the largest loadings of a component by feature.
 
->>> print(Spectrum(eigenvalues=(1600.0, 50.0), n_components=1, noise_edge=100.0).text(width=12))
-eigenvalues of the release, log scale; ░ noise alone reaches 100.0 less than once in 100 times
-   1 ●  ░░░░████████  1,600.0
-   2    ░░            50.0
-1 of 2 stands above the noise; ● marks the 1 that the release has as a component
+`flows.reports.release_charts` draws both.
 """
 
 import math
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from storage.artifacts.subspace import PrivateSubspace
 from storage.errors import Invalid
+
+
+def top_loadings(artifact: PrivateSubspace, *, component: int, count: int = 12) -> list[dict[str, Any]]:
+    """Return the features of the largest loadings of a component, largest first by size, none that are zero.
+
+    Parameters
+    ----------
+    artifact : PrivateSubspace
+        Features without names are called by the number of their column, from 1.
+    component : int
+        From 1.
+    count : int
+        How many at most.
+
+    Raises
+    ------
+    Invalid
+        If the release has no such component.
+    """
+    if not 1 <= component <= artifact.n_components:
+        raise Invalid(
+            f"component {component} is none of the release's, 1 to {artifact.n_components}; name one of them."
+        )
+    loadings, names = artifact.components[component - 1], artifact.feature_names
+    largest = np.argsort(-np.abs(loadings), kind="stable")[:count]
+    return [
+        {"feature": f"column {at + 1}" if names is None else names[at], "loading": float(loadings[at])}
+        for at in largest.tolist()
+        if loadings[at] != 0.0
+    ]
+
 
 _BELOW_EDGE = 4.0  # the scale begins at the edge over this
 _LEAST_SHOWN = 1e-4  # or, where there is no edge, at this part of the largest eigenvalue

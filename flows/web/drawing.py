@@ -13,11 +13,9 @@ from threading import Lock
 from typing import Any
 
 from flows.reports.budget_facts import budget_facts
-from flows.reports.charts import render
-from flows.reports.loadings import top_loadings
+from flows.reports.charts import render, theme_of
 from flows.reports.release_charts import budget_chart, loadings_chart, scree_chart
-from flows.reports.spectrum import Spectrum
-from flows.reports.themes import theme_of
+from flows.reports.spectrum import Spectrum, top_loadings
 from flows.web.page_facts import LEADING, Absent, load_version, population_at, spectrum_of
 from storage.artifacts.subspace import PrivateSubspace
 from storage.database.engine import reading

@@ -17,10 +17,8 @@ from numpy.typing import NDArray
 
 from dpca_tasks.errors import DpcaError
 from flows.families.restated_subspace import noise_edge_of
-from flows.reports.budget_facts import budget_facts, event_text
-from flows.reports.loadings import top_loadings
-from flows.reports.pacing_facts import pacing_facts, runs_that_fit
-from flows.reports.spectrum import Spectrum
+from flows.reports.budget_facts import budget_facts, event_text, pacing_facts, runs_that_fit
+from flows.reports.spectrum import Spectrum, top_loadings
 from flows.web.listing import VersionRow, aliases_in, numbers_of, populations_in, versions_in
 from storage.artifacts.base import Artifact
 from storage.artifacts.embeddings import ItemEmbeddings

@@ -9,8 +9,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from flows.reports.charts import FORMATS, render
-from flows.reports.themes import THEMES
+from flows.reports.charts import FORMATS, THEMES, render
 
 type Row = Mapping[str, Any]
 type Tables = Mapping[str, Sequence[Row]]

@@ -12,7 +12,7 @@ import pytest
 from flows import refresh as subject
 from flows.families.release_gate import judge
 from flows.releases import arrival_ends, running, stages
-from flows.reports.pacing_facts import pacing_facts, written_share
+from flows.reports.budget_facts import pacing_facts, written_share
 from flows.requests.base import Request
 from storage.database import tables
 from storage.database.engine import transaction

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.reports.themes import theme_of
+from flows.reports.charts import theme_of
 from storage.registry.reader import Registry
 from storage.workspace import Workspace
 from tests.flows.conftest import FIT, Command

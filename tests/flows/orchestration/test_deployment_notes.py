@@ -18,7 +18,7 @@ from flows.fit import fit_subspace
 from flows.orchestration import deployment_notes
 from flows.refresh import refresh_subspace
 from flows.releases import verdicts
-from flows.reports.pacing_facts import written_share
+from flows.reports.budget_facts import written_share
 from storage.ledger.ledger import Ledger
 from storage.privacy_unit import PrivacyUnit, privacy_statement
 from storage.workspace import Workspace

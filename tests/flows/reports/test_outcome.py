@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flows.reports.outcome import joint_line, outcome_line, rounded_down, spending, stream_line
+from flows.reports.outcome import RefreshOutcome, joint_line, outcome_line, rounded_down, spending, stream_line
 
 REPORT = {"artifact": "sub@3", "reused": False, "private": True, "remaining": 3.79811, "population": "people"}
 
@@ -54,3 +54,20 @@ def test_the_outcome_of_a_stream_is_what_is_paid_for_and_what_is_left() -> None:
     assert stream_line(facts) == (
         "30 ticks of 'nightly' are paid for, 28 to come; epsilon 3.798 of budget 'people' is left."
     )
+
+
+def test_an_arrival_that_ended_is_counted_and_the_others_are_left() -> None:
+    run = RefreshOutcome(published="map", left=4)
+    run.end("set_aside")
+    run.end("set_aside")
+    run.end("kept_back")
+    run.decisions.append({"decision": "promoted"})
+    facts = run.report()
+    assert next(iter(facts.items())) == ("outcome", "1 promoted, 1 kept back, 2 set aside, 1 left")
+    assert {name: facts[name] for name in ("promoted", "held", "kept_back", "refused", "set_aside", "left")} == {
+        **{"promoted": 1, "held": 0, "kept_back": 1, "refused": 0, "set_aside": 2, "left": 1}
+    }
+
+
+def test_a_run_without_arrivals_says_so() -> None:
+    assert RefreshOutcome(published="map").report()["outcome"] == "nothing arrived"

@@ -5,10 +5,9 @@ from typing import Any
 
 import pytest
 
-from flows.reports.charts import render
+from flows.reports.charts import THEMES, render, theme_of
 from flows.reports.release_charts import budget_chart, loadings_chart, scree_chart
 from flows.reports.spectrum import Spectrum
-from flows.reports.themes import THEMES, theme_of
 
 VERDICT = "2 of 3 components stand above the noise; the subspace holds at least .93 of the variance that 3 could hold."
 SEEN = Spectrum(eigenvalues=(160.0, 40.0, 10.0, 5.0, -1.0), n_components=3, noise_edge=12.0, verdict=VERDICT)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.reports.pacing_facts import pacing_facts, runs_that_fit
+from flows.reports.budget_facts import pacing_facts, runs_that_fit
 from flows.web.listing import overview_facts
 from flows.web.page_facts import RUNS, Absent, address_of, budget_page, version_facts
 from flows.web.pages import Site

@@ -10,7 +10,7 @@ import pytest
 
 from dpca_tasks.accounting.calibration import gaussian_noise_multiplier
 from dpca_tasks.accounting.events import approximate, gaussian, non_private, poisson_sampled, self_composed
-from flows.reports.pacing_facts import pacing_facts, runs_that_fit, written_share
+from flows.reports.budget_facts import pacing_facts, runs_that_fit, written_share
 from storage.errors import BudgetExhausted
 from storage.ledger.ledger import Ledger
 from storage.workspace import Workspace
