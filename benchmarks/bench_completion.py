@@ -18,7 +18,7 @@ from dpca_tasks.mechanisms.completion.dpals import Dpals
 from dpca_tasks.mechanisms.parts.ratings import RatingsProblem
 from dpca_tasks.mechanisms.results import ItemFactors
 from dpca_tasks.privacy.curator import Curator
-from dpca_tasks.privacy.reservation import InMemoryReservation
+from dpca_tasks.privacy.gate import InMemoryReservation
 from dpca_tasks.records.sources import ArrayBlocks
 
 USERS, ITEMS, RANK, RATED = 50_000, 2_000, 32, 50

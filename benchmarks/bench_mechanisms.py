@@ -28,7 +28,7 @@ from dpca_tasks.mechanisms.subspace.dp_spca import DpSpca
 from dpca_tasks.noise.distributions import Gaussian
 from dpca_tasks.noise.keystream import subkey
 from dpca_tasks.privacy.curator import Curator
-from dpca_tasks.privacy.reservation import InMemoryReservation
+from dpca_tasks.privacy.gate import InMemoryReservation
 from dpca_tasks.records.sources import ArrayBlocks
 from dpca_tasks.sums.exact_sum import exact_sum
 from dpca_tasks.sums.resident_rows import Residency

@@ -26,7 +26,7 @@ from dpca_tasks.mechanisms.parts.stream_estimate import coefficients, combined, 
 from dpca_tasks.mechanisms.parts.stream_ticks import plan_stream, release_tick, tick_noise, tick_query
 from dpca_tasks.metrics import captured_variance
 from dpca_tasks.privacy.curator import Curator
-from dpca_tasks.privacy.reservation import InMemoryReservation
+from dpca_tasks.privacy.gate import InMemoryReservation
 from dpca_tasks.queries.streamed_moment import StreamedMoment
 from dpca_tasks.records.sources import ArrayBlocks
 from dpca_tasks.threads import one_thread

@@ -22,8 +22,7 @@ ROWS = {
         dpca_tasks/accounting/pure.py dpca_tasks/accounting/step_losses.py dpca_tasks/accounting/subsampled.py
     """,
     "dpca_tasks/privacy/test_charged_terms.py": """
-        dpca_tasks/accounting/relation.py dpca_tasks/privacy/request.py dpca_tasks/privacy/ways/disclose.py
-        dpca_tasks/privacy/ways/perturb.py dpca_tasks/queries/sampled_passes.py
+        dpca_tasks/accounting/relation.py dpca_tasks/privacy/request.py dpca_tasks/queries/sampled_passes.py
     """,
     "dpca_tasks/accounting/test_factorisation.py": "dpca_tasks/accounting/power_series.py",
     # audit
@@ -62,19 +61,14 @@ ROWS = {
         dpca_tasks/queries/augmented_moment.py dpca_tasks/queries/record_mean.py dpca_tasks/queries/replaced_product.py
     """,
     "dpca_tasks/privacy/test_curator.py": """
-        dpca_tasks/privacy/reservation.py dpca_tasks/privacy/rows.py dpca_tasks/privacy/ways/release.py
         dpca_tasks/queries/locally_noised.py dpca_tasks/queries/step_secrets.py
     """,
-    "dpca_tasks/privacy/test_gate.py": "dpca_tasks/privacy/units.py dpca_tasks/privacy/ways/sequential.py",
-    "dpca_tasks/privacy/test_local_site.py": "dpca_tasks/privacy/ways/share.py",
-    "dpca_tasks/privacy/test_released_operator.py": "dpca_tasks/privacy/ways/release_operator.py",
-    "dpca_tasks/mechanisms/subspace/test_non_private.py": "dpca_tasks/privacy/disclosure.py",
     "dpca_tasks/queries/test_item_statistics.py": """
         dpca_tasks/kernels/item_sums.py dpca_tasks/kernels/rating_rows.py dpca_tasks/kernels/user_factors.py
         dpca_tasks/queries/item_totals.py dpca_tasks/queries/ratings.py
     """,
     "dpca_tasks/privacy/test_released_tiles.py": """
-        dpca_tasks/privacy/ways/release_tiles.py dpca_tasks/queries/tiled_sum.py dpca_tasks/sums/prepared_blocks.py
+        dpca_tasks/queries/tiled_sum.py dpca_tasks/sums/prepared_blocks.py
     """,
     "dpca_tasks/queries/test_rating_moment.py": "dpca_tasks/kernels/rating_descent.py",
     # noise and mechanisms
@@ -84,7 +78,7 @@ ROWS = {
         dpca_tasks/mechanisms/parts/round_noises.py
     """,
     "dpca_tasks/mechanisms/completion/test_als.py": """
-        dpca_tasks/mechanisms/parts/exact_rounds.py dpca_tasks/privacy/ways/disclose_parts.py
+        dpca_tasks/mechanisms/parts/exact_rounds.py
     """,
     "dpca_tasks/mechanisms/completion/test_one_shot.py": """
         dpca_tasks/mechanisms/completion/dpsvd.py dpca_tasks/mechanisms/parts/rating_moment.py
@@ -104,7 +98,7 @@ ROWS = {
     "dpca_tasks/mechanisms/test_sampled_mechanisms.py": """
         dpca_tasks/mechanisms/parts/noisy_products.py dpca_tasks/mechanisms/subspace/dp_spca.py
         dpca_tasks/mechanisms/subspace/dp_vrpca.py dpca_tasks/mechanisms/subspace/local_gaussian.py
-        dpca_tasks/privacy/sampled_loop.py dpca_tasks/privacy/ways/sample.py
+        dpca_tasks/privacy/sampled_loop.py
     """,
     "dpca_tasks/mechanisms/test_perturbing_mechanisms.py": """
         dpca_tasks/mechanisms/parts/computed_directions.py dpca_tasks/mechanisms/subspace/propose_test_release.py
@@ -162,7 +156,7 @@ ROWS = {
     "papers/test_dpals.py": "papers/lib/ratings.py",
     # flows
     "flows/families/test_toy.py": """
-        dpca_tasks/noise/joint.py dpca_tasks/privacy/ways/release_parts.py dpca_tasks/queries/joint_sum.py
+        dpca_tasks/noise/joint.py dpca_tasks/queries/joint_sum.py
         flows/families/base.py flows/families/table.py
     """,
     "flows/releases/test_planning.py": "flows/families/stored.py flows/families/subspace.py",

@@ -25,13 +25,12 @@ from dpca_tasks.noise.bingham import DirectionMechanism
 from dpca_tasks.noise.distributions import Gaussian, NoiseDistribution, Symmetric
 from dpca_tasks.noise.joint import JointGaussian
 from dpca_tasks.noise.keystream import subkey
-from dpca_tasks.privacy.curator import Curator
+from dpca_tasks.privacy.curator import Curator, TiledAnswer
 from dpca_tasks.privacy.eigensolver import Eigenpairs, Eigensolver
+from dpca_tasks.privacy.gate import Reservation
 from dpca_tasks.privacy.noised_directions import PerturbationMechanism
 from dpca_tasks.privacy.released_operator import NoisedOperator
-from dpca_tasks.privacy.reservation import Reservation
-from dpca_tasks.privacy.units import part_in_data_units
-from dpca_tasks.privacy.ways.release_tiles import TiledAnswer
+from dpca_tasks.privacy.request import part_in_data_units
 from dpca_tasks.queries.augmented_moment import CentredMoment
 from dpca_tasks.queries.base import RowSum
 from dpca_tasks.queries.joint_sum import JointSum

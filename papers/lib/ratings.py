@@ -31,10 +31,8 @@ from dpca_tasks.mechanisms.parts.ratings import RatingsProblem
 from dpca_tasks.mechanisms.results import ItemFactors
 from dpca_tasks.metrics import ranked_items, recall_of
 from dpca_tasks.noise.joint import JointGaussian
-from dpca_tasks.privacy.curator import Curator
-from dpca_tasks.privacy.disclosure import DisclosingCurator
-from dpca_tasks.privacy.reservation import InMemoryReservation
-from dpca_tasks.privacy.ways.release_tiles import TiledAnswer
+from dpca_tasks.privacy.curator import Curator, DisclosingCurator, TiledAnswer
+from dpca_tasks.privacy.gate import InMemoryReservation
 from dpca_tasks.queries.item_statistics import ItemStatistics
 from dpca_tasks.queries.tiled_sum import TiledSum
 from dpca_tasks.records.made_ratings import SplitRatings, ratings_of

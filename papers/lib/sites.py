@@ -22,7 +22,7 @@ from dpca_tasks.mechanisms.sites.parties import LocalParties
 from dpca_tasks.mechanisms.subspace.analyze_gauss import AnalyzeGauss
 from dpca_tasks.noise.symmetric_weights import symmetric_weights
 from dpca_tasks.privacy.curator import Curator
-from dpca_tasks.privacy.reservation import InMemoryReservation
+from dpca_tasks.privacy.gate import InMemoryReservation
 from dpca_tasks.queries.base import SQRT_2_UP
 from dpca_tasks.records.blocks import BlockSource
 from dpca_tasks.records.sources import ArrayBlocks

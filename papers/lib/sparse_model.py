@@ -28,9 +28,8 @@ from dpca_tasks.mechanisms.subspace.dps_pca import FREE_STEPS, DpsPca
 from dpca_tasks.mechanisms.subspace.exponential import Exponential
 from dpca_tasks.mechanisms.subspace.mod_sulq import ModSulq
 from dpca_tasks.metrics import subspace_distance
-from dpca_tasks.privacy.curator import Curator
-from dpca_tasks.privacy.reservation import InMemoryReservation, Reservation
-from dpca_tasks.privacy.rows import Rows
+from dpca_tasks.privacy.curator import Curator, Rows
+from dpca_tasks.privacy.gate import InMemoryReservation, Reservation
 from dpca_tasks.queries.base import RowSum
 from dpca_tasks.queries.second_moment import SecondMoment
 from dpca_tasks.records.sources import ArrayBlocks

@@ -30,10 +30,8 @@ from dpca_tasks.mechanisms.sites.parties import LocalParties
 from dpca_tasks.mechanisms.tensors.agn import Agn
 from dpca_tasks.mechanisms.tensors.avn import Avn
 from dpca_tasks.mechanisms.tensors.non_private import NonPrivate
-from dpca_tasks.privacy.curator import Curator
-from dpca_tasks.privacy.disclosure import DisclosingCurator
-from dpca_tasks.privacy.reservation import InMemoryReservation
-from dpca_tasks.privacy.rows import Rows
+from dpca_tasks.privacy.curator import Curator, DisclosingCurator, Rows
+from dpca_tasks.privacy.gate import InMemoryReservation
 from dpca_tasks.queries.base import RowSum
 from dpca_tasks.queries.point_triples import PointTriples
 from dpca_tasks.queries.rounded_product import DIRECTION_BITS

@@ -23,7 +23,7 @@ from dpca_tasks.mechanisms.sites.parties import LocalParties
 from dpca_tasks.noise.distributions import Gaussian, Symmetric
 from dpca_tasks.privacy import sensitivities
 from dpca_tasks.privacy.curator import Curator
-from dpca_tasks.privacy.reservation import InMemoryReservation
+from dpca_tasks.privacy.gate import InMemoryReservation
 from dpca_tasks.queries import word_triples
 from dpca_tasks.queries.point_triples import PointTriples
 from dpca_tasks.queries.second_moment import SecondMoment

@@ -34,8 +34,7 @@ from dpca_tasks.mechanisms.parts.round_noises import RoundNoises, split_noises, 
 from dpca_tasks.mechanisms.results import ItemFactors
 from dpca_tasks.noise.distributions import Gaussian, check_tail
 from dpca_tasks.noise.grid import grid_bits
-from dpca_tasks.privacy.curator import Curator
-from dpca_tasks.privacy.ways.release_tiles import TiledAnswer
+from dpca_tasks.privacy.curator import Curator, TiledAnswer
 from dpca_tasks.queries.item_statistics import Clip, ItemStatistics
 from dpca_tasks.queries.ratings import Coins
 

@@ -20,7 +20,7 @@ from dpca_tasks.metrics import (
     reconstruction_error,
     subspace_distance,
 )
-from dpca_tasks.privacy.disclosure import DisclosingCurator
+from dpca_tasks.privacy.curator import DisclosingCurator
 from dpca_tasks.queries.augmented_moment import CONSTANT
 
 type Matrix = NDArray[np.float64]

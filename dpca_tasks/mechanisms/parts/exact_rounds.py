@@ -22,8 +22,7 @@ from dpca_tasks.mechanisms.parts.ratings import (
     shrunk_offsets,
     totals_on_grid,
 )
-from dpca_tasks.privacy.curator import Curator
-from dpca_tasks.privacy.disclosure import DisclosingCurator
+from dpca_tasks.privacy.curator import Curator, DisclosingCurator
 from dpca_tasks.queries.item_statistics import ItemStatistics
 
 BITS = 14

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from dpca_tasks.privacy.ways.release_tiles import TiledAnswer
+from dpca_tasks.privacy.curator import TiledAnswer
 
 type Statistics = tuple[float, NDArray[np.float64], NDArray[np.float64]]
 """A weight, ``H`` of shape (m, r, r) and ``w`` of shape (m, r)."""

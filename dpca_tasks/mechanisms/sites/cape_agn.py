@@ -37,7 +37,7 @@ from dpca_tasks.mechanisms.sites.joint_plan import (
     pooled,
 )
 from dpca_tasks.mechanisms.sites.parties import charged, seats_of, shared_roster, weighted_scale
-from dpca_tasks.privacy.units import in_data_units
+from dpca_tasks.privacy.request import in_data_units
 from dpca_tasks.queries.base import RowSum
 from dpca_tasks.queries.point_triples import PointTriples
 from dpca_tasks.queries.rounded_product import DIRECTION_BITS

@@ -25,7 +25,7 @@ from dpca_tasks.mechanisms.sites.joint_plan import (
 )
 from dpca_tasks.mechanisms.sites.parties import charged, seats_of, shared_roster, weighted_scale
 from dpca_tasks.noise.distributions import Symmetric
-from dpca_tasks.privacy.units import in_data_units
+from dpca_tasks.privacy.request import in_data_units
 from dpca_tasks.queries.base import RowSum
 from dpca_tasks.sites.shares import share_bits
 

@@ -29,7 +29,7 @@ from dpca_tasks.mechanisms.sites.cape import Cape
 from dpca_tasks.mechanisms.sites.joint_plan import JointPlan, Parties, Seats, check_public, check_sites, pooled
 from dpca_tasks.mechanisms.sites.parties import seats_of, shared_roster, weighted_scale
 from dpca_tasks.noise.distributions import Gaussian
-from dpca_tasks.privacy.units import in_data_units
+from dpca_tasks.privacy.request import in_data_units
 from dpca_tasks.queries.base import RowSum
 from dpca_tasks.queries.rounded_product import MomentProduct
 from dpca_tasks.sites.roster import Roster

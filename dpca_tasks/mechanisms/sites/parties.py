@@ -16,8 +16,7 @@ from dpca_tasks.errors import InvalidInput
 from dpca_tasks.mechanisms.base import Plan, PrivacyTarget, Terms
 from dpca_tasks.mechanisms.sites.cape import Cape
 from dpca_tasks.mechanisms.sites.joint_plan import NoisedPart, Seats
-from dpca_tasks.privacy.curator import Curator
-from dpca_tasks.privacy.local_site import Site
+from dpca_tasks.privacy.curator import Curator, Site
 from dpca_tasks.queries.base import RowSum
 from dpca_tasks.sites.masks import deal_masks
 from dpca_tasks.sites.roster import Member, Roster

@@ -17,7 +17,7 @@ from dpca_tasks.mechanisms.subspace.mod_sulq import ModSulq
 from dpca_tasks.mechanisms.subspace.noisy_power import NoisyPower
 from dpca_tasks.mechanisms.subspace.wishart import Wishart
 from dpca_tasks.privacy.curator import Curator
-from dpca_tasks.privacy.reservation import InMemoryReservation
+from dpca_tasks.privacy.gate import InMemoryReservation
 from dpca_tasks.records.sources import ArrayBlocks, NormalisedBlocks
 
 D = 6

@@ -16,8 +16,8 @@ from dpca_tasks.mechanisms.subspace.propose_test_release import ProposeTestRelea
 from dpca_tasks.mechanisms.subspace.smooth_sensitivity import SmoothSensitivity
 from dpca_tasks.privacy import eigensolver, noised_directions
 from dpca_tasks.privacy.curator import Curator
+from dpca_tasks.privacy.gate import InMemoryReservation
 from dpca_tasks.privacy.noised_directions import ProposedGap, SmoothNoise
-from dpca_tasks.privacy.reservation import InMemoryReservation
 from dpca_tasks.records.sources import ArrayBlocks
 from tests.mechanism_table import RELATIONS
 

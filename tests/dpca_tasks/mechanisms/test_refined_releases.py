@@ -13,7 +13,7 @@ from dpca_tasks.mechanisms.parts.refined_release import refine_release
 from dpca_tasks.mechanisms.parts.released_moment import Moment, decompose
 from dpca_tasks.mechanisms.subspace import MECHANISMS
 from dpca_tasks.privacy.curator import Curator
-from dpca_tasks.privacy.reservation import InMemoryReservation
+from dpca_tasks.privacy.gate import InMemoryReservation
 from dpca_tasks.records.sources import ArrayBlocks
 from flows.families.stated_subspace import state_subspace
 

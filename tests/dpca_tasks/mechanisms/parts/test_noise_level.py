@@ -18,7 +18,7 @@ from dpca_tasks.mechanisms.subspace import MECHANISMS
 from dpca_tasks.mechanisms.subspace.analyze_gauss import AnalyzeGauss
 from dpca_tasks.mechanisms.subspace.laplace import LaplaceMoment
 from dpca_tasks.mechanisms.subspace.propose_test_release import ProposeTestRelease
-from dpca_tasks.privacy.reservation import InMemoryReservation
+from dpca_tasks.privacy.gate import InMemoryReservation
 from dpca_tasks.records.sources import ArrayBlocks
 from storage.artifacts.subspace import PrivateSubspace
 from tests.mechanism_table import A9A_CLIP_NORM, A9A_COMPONENTS, COMMON_TARGET, PAPER_TARGET, TABLE

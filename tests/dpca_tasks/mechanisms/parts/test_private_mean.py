@@ -27,8 +27,8 @@ from dpca_tasks.mechanisms.subspace.mod_sulq import ModSulq
 from dpca_tasks.mechanisms.subspace.propose_test_release import ProposeTestRelease
 from dpca_tasks.mechanisms.subspace.smooth_sensitivity import SmoothSensitivity
 from dpca_tasks.privacy.curator import Curator
+from dpca_tasks.privacy.gate import InMemoryReservation
 from dpca_tasks.privacy.noised_directions import SmoothNoise
-from dpca_tasks.privacy.reservation import InMemoryReservation
 from dpca_tasks.queries import recentred_moment
 from dpca_tasks.records.sources import ArrayBlocks
 

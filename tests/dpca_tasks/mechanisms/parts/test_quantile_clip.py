@@ -12,7 +12,7 @@ from dpca_tasks.mechanisms.parts.quantile_clip import QuantileClip, norm_quantil
 from dpca_tasks.mechanisms.subspace.analyze_gauss import AnalyzeGauss
 from dpca_tasks.mechanisms.subspace.wishart import Wishart
 from dpca_tasks.privacy.curator import Curator
-from dpca_tasks.privacy.reservation import InMemoryReservation
+from dpca_tasks.privacy.gate import InMemoryReservation
 from dpca_tasks.records.sources import ArrayBlocks
 
 PROBLEM = Problem(n_features=4, clip_norm=1.0)

@@ -12,7 +12,7 @@ from dpca_tasks.mechanisms.parts.refined_release import refine_release
 from dpca_tasks.mechanisms.parts.stream_estimate import coefficients, combined, streamed_subspace
 from dpca_tasks.mechanisms.parts.stream_ticks import plan_stream, release_tick, tick_noise, tick_query
 from dpca_tasks.privacy.curator import Curator
-from dpca_tasks.privacy.reservation import InMemoryReservation
+from dpca_tasks.privacy.gate import InMemoryReservation
 from dpca_tasks.records.sources import ArrayBlocks
 
 TARGET = PrivacyTarget(epsilon=1.0, delta=1e-6)

@@ -17,7 +17,7 @@ from dpca_tasks.mechanisms.parts.tensor_releases import TensorReleases
 from dpca_tasks.mechanisms.tensors.agn import Agn
 from dpca_tasks.mechanisms.tensors.avn import Avn
 from dpca_tasks.noise.distributions import NoiseDistribution
-from dpca_tasks.privacy.reservation import InMemoryReservation
+from dpca_tasks.privacy.gate import InMemoryReservation
 from dpca_tasks.queries.point_triples import PointTriples
 from dpca_tasks.queries.word_triples import WordTriples
 from dpca_tasks.records.sources import ArrayBlocks

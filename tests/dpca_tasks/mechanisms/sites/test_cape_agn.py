@@ -17,7 +17,7 @@ from dpca_tasks.mechanisms.sites.noised_tensors import ConvAgn, LocalAgn
 from dpca_tasks.mechanisms.sites.parties import LocalParties
 from dpca_tasks.noise.symmetric_weights import cube_weights, symmetric_weights
 from dpca_tasks.privacy.curator import Curator
-from dpca_tasks.privacy.reservation import InMemoryReservation
+from dpca_tasks.privacy.gate import InMemoryReservation
 from dpca_tasks.records.sources import ArrayBlocks
 
 D, K, SITES, RECORDS = 12, 3, 4, 1500

@@ -15,7 +15,7 @@ from dpca_tasks.mechanisms.sites.joint_plan import Seats
 from dpca_tasks.mechanisms.sites.parties import LocalParties
 from dpca_tasks.metrics import subspace_distance
 from dpca_tasks.privacy.curator import Curator
-from dpca_tasks.privacy.reservation import InMemoryReservation
+from dpca_tasks.privacy.gate import InMemoryReservation
 from dpca_tasks.records.sources import ArrayBlocks
 
 D, RECORDS = 30, 400

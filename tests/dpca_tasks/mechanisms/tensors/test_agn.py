@@ -14,7 +14,7 @@ from dpca_tasks.mechanisms.parts.tensor_releases import TensorReleases
 from dpca_tasks.mechanisms.tensors.agn import Agn
 from dpca_tasks.metrics import matched_errors, matched_weights
 from dpca_tasks.noise.distributions import Cube, Symmetric
-from dpca_tasks.privacy.reservation import InMemoryReservation
+from dpca_tasks.privacy.gate import InMemoryReservation
 from dpca_tasks.queries.point_triples import PointTriples
 from tests.dpca_tasks.mechanisms.tensors.made import (
     MEANS,

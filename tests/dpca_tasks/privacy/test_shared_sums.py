@@ -10,10 +10,8 @@ import pytest
 from dpca_tasks.accounting import events
 from dpca_tasks.errors import InvalidInput, Refused, StepMismatch
 from dpca_tasks.noise.distributions import Symmetric
-from dpca_tasks.privacy.curator import Curator
-from dpca_tasks.privacy.gate import Gate
-from dpca_tasks.privacy.local_site import Site
-from dpca_tasks.privacy.reservation import InMemoryReservation
+from dpca_tasks.privacy.curator import Curator, Site
+from dpca_tasks.privacy.gate import Gate, InMemoryReservation
 from dpca_tasks.queries.augmented_moment import CentredMoment
 from dpca_tasks.queries.norm_histogram import NormHistogram
 from dpca_tasks.queries.rounded_product import MomentProduct
