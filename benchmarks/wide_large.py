@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from benchmarks.gauges import peak_bytes
 from benchmarks.inputs import text_rows
 from dpca_tasks.mechanisms.base import PrivacyTarget, Problem
-from dpca_tasks.mechanisms.parts.block_lanczos import block_width
+from dpca_tasks.mechanisms.eigenpairs import block_width
 from dpca_tasks.mechanisms.subspace.analyze_gauss import AnalyzeGauss
 from dpca_tasks.noise.distributions import Symmetric
 from dpca_tasks.noise.keystream import subkey

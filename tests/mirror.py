@@ -39,7 +39,6 @@ ROWS = {
         dpca_tasks/kernels/products.py
     """,
     "dpca_tasks/queries/test_many_rows.py": "dpca_tasks/kernels/norms.py",
-    "dpca_tasks/queries/test_rejected_records.py": "dpca_tasks/mechanisms/parts/rejected_share.py",
     "dpca_tasks/queries/test_captured_energies.py": "dpca_tasks/kernels/record_energies.py",
     "dpca_tasks/queries/test_prediction_scores.py": "dpca_tasks/kernels/held_out_ratings.py",
     "dpca_tasks/queries/test_recentred_moment.py": "dpca_tasks/kernels/recentred_gridding.py",
@@ -60,56 +59,39 @@ ROWS = {
     "dpca_tasks/queries/test_running_totals.py": """
         dpca_tasks/queries/augmented_moment.py dpca_tasks/queries/record_mean.py dpca_tasks/queries/replaced_product.py
     """,
-    "dpca_tasks/privacy/test_curator.py": """
-        dpca_tasks/queries/locally_noised.py dpca_tasks/queries/step_secrets.py
-    """,
+    "dpca_tasks/privacy/test_curator.py": "dpca_tasks/queries/locally_noised.py dpca_tasks/queries/step_secrets.py",
     "dpca_tasks/queries/test_item_statistics.py": """
         dpca_tasks/kernels/item_sums.py dpca_tasks/kernels/rating_rows.py dpca_tasks/kernels/user_factors.py
         dpca_tasks/queries/item_totals.py dpca_tasks/queries/ratings.py
     """,
-    "dpca_tasks/privacy/test_released_tiles.py": """
-        dpca_tasks/queries/tiled_sum.py dpca_tasks/sums/prepared_blocks.py
-    """,
+    "dpca_tasks/privacy/test_released_tiles.py": "dpca_tasks/queries/tiled_sum.py dpca_tasks/sums/prepared_blocks.py",
     "dpca_tasks/queries/test_rating_moment.py": "dpca_tasks/kernels/rating_descent.py",
     # noise and mechanisms
-    "dpca_tasks/mechanisms/completion/test_item_means.py": "dpca_tasks/mechanisms/parts/ratings.py",
-    "dpca_tasks/mechanisms/completion/test_dpals.py": """
-        dpca_tasks/mechanisms/parts/factor_grid.py dpca_tasks/mechanisms/parts/item_start.py
-        dpca_tasks/mechanisms/parts/round_noises.py
-    """,
-    "dpca_tasks/mechanisms/completion/test_als.py": """
-        dpca_tasks/mechanisms/parts/exact_rounds.py
-    """,
-    "dpca_tasks/mechanisms/completion/test_one_shot.py": """
-        dpca_tasks/mechanisms/completion/dpsvd.py dpca_tasks/mechanisms/parts/rating_moment.py
-    """,
+    "dpca_tasks/mechanisms/completion/test_item_means.py": "dpca_tasks/mechanisms/completion/ratings.py",
+    "dpca_tasks/mechanisms/completion/test_dpals.py": "dpca_tasks/mechanisms/completion/rating_moment.py",
+    "dpca_tasks/mechanisms/completion/test_als.py": "dpca_tasks/mechanisms/completion/exact_rounds.py",
+    "dpca_tasks/mechanisms/completion/test_one_shot.py": "dpca_tasks/mechanisms/completion/dpsvd.py",
     "dpca_tasks/mechanisms/tensors/test_agn.py": """
-        dpca_tasks/accounting/published_agn.py dpca_tasks/mechanisms/parts/tensor_problem.py
-        dpca_tasks/mechanisms/parts/tensor_releases.py
+        dpca_tasks/accounting/published_agn.py dpca_tasks/mechanisms/tensors/tensor_releases.py
     """,
-    "dpca_tasks/mechanisms/parts/test_tensor_forecast.py": "dpca_tasks/mechanisms/parts/tensor_noise.py",
     "dpca_tasks/noise/test_distributions.py": "dpca_tasks/noise/wishart.py",
     "dpca_tasks/mechanisms/test_contract.py": "dpca_tasks/mechanisms/base.py dpca_tasks/mechanisms/results.py",
     "dpca_tasks/mechanisms/test_moment_mechanisms.py": """
-        dpca_tasks/mechanisms/parts/released_moment.py dpca_tasks/mechanisms/subspace/laplace.py
+        dpca_tasks/mechanisms/released_moment.py dpca_tasks/mechanisms/subspace/laplace.py
         dpca_tasks/mechanisms/subspace/mod_sulq.py dpca_tasks/mechanisms/subspace/noisy_power.py
         dpca_tasks/mechanisms/subspace/wishart.py
     """,
     "dpca_tasks/mechanisms/test_sampled_mechanisms.py": """
-        dpca_tasks/mechanisms/parts/noisy_products.py dpca_tasks/mechanisms/subspace/dp_spca.py
-        dpca_tasks/mechanisms/subspace/dp_vrpca.py dpca_tasks/mechanisms/subspace/local_gaussian.py
-        dpca_tasks/privacy/sampled_loop.py
+        dpca_tasks/mechanisms/subspace/dp_spca.py dpca_tasks/mechanisms/subspace/dp_vrpca.py
+        dpca_tasks/mechanisms/subspace/local_gaussian.py dpca_tasks/privacy/sampled_loop.py
     """,
     "dpca_tasks/mechanisms/test_perturbing_mechanisms.py": """
-        dpca_tasks/mechanisms/parts/computed_directions.py dpca_tasks/mechanisms/subspace/propose_test_release.py
+        dpca_tasks/mechanisms/subspace/computed_directions.py dpca_tasks/mechanisms/subspace/propose_test_release.py
         dpca_tasks/mechanisms/subspace/smooth_sensitivity.py
     """,
-    "dpca_tasks/mechanisms/parts/test_refinement.py": """
-        dpca_tasks/mechanisms/parts/noise_edge.py dpca_tasks/mechanisms/parts/noisy_moment.py
-        dpca_tasks/mechanisms/parts/spectral_shrinkage.py
+    "dpca_tasks/refinement/test_leading_pairs.py": """
+        dpca_tasks/refinement/noisy_moment.py dpca_tasks/refinement/spectral_shrinkage.py
     """,
-    "dpca_tasks/mechanisms/subspace/test_analyze_gauss.py": "dpca_tasks/mechanisms/parts/matrix_free.py",
-    "dpca_tasks/mechanisms/parts/test_expected_overlaps.py": "dpca_tasks/mechanisms/parts/expected_iterations.py",
     "dpca_tasks/sites/secure_sum/test_attempt.py": """
         dpca_tasks/sites/secure_sum/context.py dpca_tasks/sites/secure_sum/double_masks.py
         dpca_tasks/sites/secure_sum/masked_sums.py dpca_tasks/sites/secure_sum/shares.py
@@ -124,7 +106,6 @@ ROWS = {
         dpca_tasks/mechanisms/sites/cape_pca.py dpca_tasks/mechanisms/sites/dps_pca.py
         dpca_tasks/mechanisms/sites/parties.py
     """,
-    "dpca_tasks/mechanisms/subspace/test_dps_pca.py": "dpca_tasks/mechanisms/parts/truncated_rounds.py",
     "dpca_tasks/mechanisms/sites/test_noised_moments.py": "dpca_tasks/mechanisms/sites/joint_plan.py",
     # the command
     "flows/test_cli_contract.py": """
@@ -134,9 +115,7 @@ ROWS = {
     "flows/commands/test_schema.py": """
         storage/formats/table_heads.py storage/formats/violations.py storage/schemas/draft.py
     """,
-    "storage/schemas/test_encoder.py": """
-        storage/schemas/cells.py storage/schemas/kinds.py
-    """,
+    "storage/schemas/test_encoder.py": "storage/schemas/cells.py storage/schemas/kinds.py",
     "storage/schemas/test_schema.py": "storage/schemas/plain_yaml.py",
     "flows/test_demo.py": "flows/commands/demo.py",
     "flows/test_doctor.py": """
@@ -188,18 +167,14 @@ ROWS = {
         flows/commands/completion.py flows/families/completion.py flows/families/completion_advice.py
         flows/families/completion_evaluation.py flows/recommend.py flows/requests/completion.py
     """,
-    "flows/test_decompose.py": """
-        flows/families/tensor_advice.py flows/families/tensors.py flows/requests/tensor.py
-    """,
+    "flows/test_decompose.py": "flows/families/tensor_advice.py flows/families/tensors.py flows/requests/tensor.py",
     "flows/test_describe.py": "flows/commands/tensor.py",
     "flows/test_federated_components.py": "flows/families/stated_components.py",
     "flows/sites/test_aggregation.py": """
         flows/federation_demo.py flows/parties/calling.py flows/sites/joint_plans.py flows/sites/remote_parties.py
     """,
     "flows/sites/test_secure_sums.py": "flows/sites/memory.py",
-    "flows/sites/test_site_service.py": """
-        flows/parties/certificates.py flows/sites/site_releases.py
-    """,
+    "flows/sites/test_site_service.py": "flows/parties/certificates.py flows/sites/site_releases.py",
     "flows/parties/test_listening.py": "flows/parties/refusals.py",
     "flows/remote_ledger/test_service.py": """
         flows/remote_ledger/checks.py flows/remote_ledger/messages.py storage/ledger/run_keys.py

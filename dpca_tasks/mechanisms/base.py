@@ -49,7 +49,7 @@ class Problem(Terms):
     center : {"none", "private"}
         Whether components are computed around the mean of the rows; the mean is then released too.
     spectrum : str
-        What the user declares of it (`dpca_tasks.mechanisms.parts.declared_spectrum`); empty if nothing. It is used
+        What the user declares of it (`dpca_tasks.forecast.noise_forecast`); empty if nothing. It is used
         for forecasts alone: no noise depends on it.
     **others
         As for `Terms`.
@@ -91,7 +91,7 @@ class Plan:
     ``event`` is that of all steps, also of those that a wrapper adds: what a release is charged, and what every stated
     epsilon is computed from. ``printed`` is whether the noise is that of a published formula, not calibrated to the
     target. ``uncertified`` is whether the event itself is not proved. ``noise_edge`` is the bound of released
-    eigenvalues of noise alone, in squared clip norms (`dpca_tasks.mechanisms.parts.noise_level`); None where no
+    eigenvalues of noise alone, in squared clip norms (`dpca_tasks.mechanisms.noise_level`); None where no
     eigenvalues are released. ``moment_noise`` names its law where one noisy symmetric matrix is released,
     ``moment_std`` is its std off the diagonal, in squared clip norms, and ``moment_formed`` is whether that matrix is
     formed. ``level`` is the least strength of a component that can be told from the noise, in records at the clip norm,

@@ -14,7 +14,7 @@ from dpca_tasks.audit.subjects import AuditSubject
 from dpca_tasks.errors import InvalidInput, Refused
 from dpca_tasks.mechanisms.base import Mechanism, PrivacyTarget
 from dpca_tasks.mechanisms.completion import MECHANISMS, REFERENCES
-from dpca_tasks.mechanisms.parts.ratings import RatingsProblem
+from dpca_tasks.mechanisms.completion.ratings import RatingsProblem
 from dpca_tasks.mechanisms.results import ItemFactors
 from dpca_tasks.records.sources import ArrayBlocks
 from flows.families.base import (

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dpca_tasks.mechanisms.base import Plan
-from dpca_tasks.mechanisms.parts.quantile_clip import main_mechanism
+from dpca_tasks.mechanisms.prior_releases import main_mechanism
 from flows.families.evaluation import EvaluationFamily
 from flows.families.stored import asked_of, fingerprint_of, read_plan, read_request
 from flows.families.table import FAMILIES, family_of

@@ -25,9 +25,8 @@ from dpca_tasks.accounting.epsilon_bracket import epsilon_bracket
 from dpca_tasks.mechanisms.base import NO_GUARANTEE, Plan, PrivacyTarget
 from dpca_tasks.mechanisms.completion import MECHANISMS, REFERENCES
 from dpca_tasks.mechanisms.completion.dpals import Dpals
-from dpca_tasks.mechanisms.parts.factor_grid import UNIT, in_steps
-from dpca_tasks.mechanisms.parts.item_update import orthonormal
-from dpca_tasks.mechanisms.parts.ratings import RatingsProblem
+from dpca_tasks.mechanisms.completion.item_factors import UNIT, in_steps, orthonormal
+from dpca_tasks.mechanisms.completion.ratings import RatingsProblem
 from dpca_tasks.mechanisms.results import ItemFactors
 from dpca_tasks.metrics import ranked_items, recall_of
 from dpca_tasks.noise.joint import JointGaussian

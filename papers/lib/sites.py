@@ -13,10 +13,9 @@ import numpy as np
 from dpca_tasks.accounting.relation import Relation
 from dpca_tasks.layouts import Layout, unpack_symmetric
 from dpca_tasks.mechanisms.base import PrivacyTarget, Problem
-from dpca_tasks.mechanisms.parts.eigenpairs import leading_eigenpairs
-from dpca_tasks.mechanisms.sites.cape import Cape, least_scale, mu_of
+from dpca_tasks.mechanisms.eigenpairs import leading_eigenpairs
+from dpca_tasks.mechanisms.sites.cape import Cape, least_scale, masked_messages, mu_of
 from dpca_tasks.mechanisms.sites.cape_pca import CapePca
-from dpca_tasks.mechanisms.sites.gaussian_messages import masked_messages
 from dpca_tasks.mechanisms.sites.noised_moments import Conv, DpDis, Local
 from dpca_tasks.mechanisms.sites.parties import LocalParties
 from dpca_tasks.mechanisms.subspace.analyze_gauss import AnalyzeGauss

@@ -21,8 +21,6 @@ from numpy.typing import NDArray
 
 from dpca_tasks.accounting.relation import Relation
 from dpca_tasks.mechanisms.base import NO_GUARANTEE, Plan, PrivacyTarget
-from dpca_tasks.mechanisms.parts.tensor_problem import TensorProblem
-from dpca_tasks.mechanisms.parts.tensor_releases import POINT_FACTOR
 from dpca_tasks.mechanisms.results import ComponentModel, Components
 from dpca_tasks.mechanisms.sites.cape_agn import CapeAgn
 from dpca_tasks.mechanisms.sites.noised_tensors import ConvAgn, LocalAgn
@@ -30,6 +28,7 @@ from dpca_tasks.mechanisms.sites.parties import LocalParties
 from dpca_tasks.mechanisms.tensors.agn import Agn
 from dpca_tasks.mechanisms.tensors.avn import Avn
 from dpca_tasks.mechanisms.tensors.non_private import NonPrivate
+from dpca_tasks.mechanisms.tensors.tensor_releases import POINT_FACTOR, TensorProblem
 from dpca_tasks.privacy.curator import Curator, DisclosingCurator, Rows
 from dpca_tasks.privacy.gate import InMemoryReservation
 from dpca_tasks.queries.base import RowSum

@@ -15,14 +15,14 @@ from dpca_tasks.accounting import events
 from dpca_tasks.accounting.published import Settings, published_noise
 from dpca_tasks.errors import InvalidInput
 from dpca_tasks.mechanisms.base import Calibration, Plan, PrivacyTarget, check_target
-from dpca_tasks.mechanisms.parts.rating_moment import (
+from dpca_tasks.mechanisms.completion.rating_moment import (
     check_moment,
     leading_factors,
     moment_bits,
     moment_query,
     spread_of,
 )
-from dpca_tasks.mechanisms.parts.ratings import (
+from dpca_tasks.mechanisms.completion.ratings import (
     Centring,
     RatingsProblem,
     centring,

@@ -10,8 +10,8 @@ from typing import ClassVar
 import numpy as np
 
 from dpca_tasks.mechanisms.base import Plan, PrivacyTarget
-from dpca_tasks.mechanisms.parts.exact_rounds import alternate, check_exact, disclosing, exact_plan
-from dpca_tasks.mechanisms.parts.ratings import RatingsProblem, centring
+from dpca_tasks.mechanisms.completion.exact_rounds import alternate, check_exact, disclosing, exact_plan
+from dpca_tasks.mechanisms.completion.ratings import RatingsProblem, centring
 from dpca_tasks.mechanisms.results import ItemFactors
 from dpca_tasks.privacy.curator import Curator
 

@@ -5,7 +5,7 @@ from fractions import Fraction
 from typing import ClassVar
 
 from dpca_tasks.mechanisms.base import Plan, PrivacyTarget, check_target
-from dpca_tasks.mechanisms.parts.ratings import (
+from dpca_tasks.mechanisms.completion.ratings import (
     Centring,
     RatingsProblem,
     centring,

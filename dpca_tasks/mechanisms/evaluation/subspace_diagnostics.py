@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpca_tasks.mechanisms.base import Problem
-from dpca_tasks.mechanisms.parts.eigenpairs import leading_eigenpairs
-from dpca_tasks.mechanisms.parts.released_moment import centred, moment_query
+from dpca_tasks.mechanisms.eigenpairs import leading_eigenpairs
+from dpca_tasks.mechanisms.released_moment import centred, moment_query
 from dpca_tasks.metrics import (
     captured_beyond_first,
     captured_variance,

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from numpy.typing import NDArray
 
 from dpca_tasks.mechanisms.base import PrivacyTarget, Problem, check_request
-from dpca_tasks.mechanisms.parts.released_moment import decompose, moment_query, plan_moment
+from dpca_tasks.mechanisms.released_moment import decompose, moment_query, plan_moment
 from dpca_tasks.mechanisms.results import Subspace
 from dpca_tasks.mechanisms.sites.cape import Cape
 from dpca_tasks.mechanisms.sites.joint_plan import (

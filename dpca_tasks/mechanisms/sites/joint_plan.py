@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from dpca_tasks.errors import InvalidInput
 from dpca_tasks.mechanisms.base import Plan, PrivacyTarget, Problem
-from dpca_tasks.mechanisms.parts.released_moment import Moment, stated_noise
-from dpca_tasks.mechanisms.parts.tensor_problem import TensorProblem
+from dpca_tasks.mechanisms.released_moment import Moment, stated_noise
 from dpca_tasks.mechanisms.results import Components, Subspace
+from dpca_tasks.mechanisms.tensors.tensor_releases import TensorProblem
 from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.queries.base import RowSum
 from dpca_tasks.sites.roster import Roster

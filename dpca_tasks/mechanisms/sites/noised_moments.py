@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from dpca_tasks.accounting.calibration import gaussian_noise_multiplier
 from dpca_tasks.layouts import pack_symmetric, unpack_symmetric
 from dpca_tasks.mechanisms.base import Plan, PrivacyTarget, Problem, check_request
-from dpca_tasks.mechanisms.parts.eigenpairs import leading_eigenpairs
-from dpca_tasks.mechanisms.parts.released_moment import (
+from dpca_tasks.mechanisms.eigenpairs import leading_eigenpairs
+from dpca_tasks.mechanisms.released_moment import (
     decompose,
     moment_from,
     moment_query,

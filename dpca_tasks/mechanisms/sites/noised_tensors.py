@@ -13,17 +13,17 @@ from numpy.typing import NDArray
 
 from dpca_tasks.accounting.calibration import gaussian_noise_multiplier
 from dpca_tasks.mechanisms.base import Plan, PrivacyTarget, check_target
-from dpca_tasks.mechanisms.parts.tensor_problem import TensorProblem
-from dpca_tasks.mechanisms.parts.tensor_releases import (
+from dpca_tasks.mechanisms.results import Components
+from dpca_tasks.mechanisms.sites.cape_agn import ROUNDS, check_model
+from dpca_tasks.mechanisms.sites.joint_plan import JointPlan, Parties, Seats, pooled
+from dpca_tasks.mechanisms.tensors.tensor_releases import (
     POINT_FACTOR,
     SCORE_FACTOR,
+    TensorProblem,
     TensorReleases,
     asked_along,
     plan_releases,
 )
-from dpca_tasks.mechanisms.results import Components
-from dpca_tasks.mechanisms.sites.cape_agn import ROUNDS, check_model
-from dpca_tasks.mechanisms.sites.joint_plan import JointPlan, Parties, Seats, pooled
 from dpca_tasks.noise.distributions import Cube, Symmetric
 from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.queries.base import RowSum
@@ -38,7 +38,7 @@ class ConvAgn:
     n_components : int
         K, below the number of features.
     point_factor, score_factor : float
-        As of `dpca_tasks.mechanisms.parts.tensor_releases.TensorReleases`.
+        As of `dpca_tasks.mechanisms.tensors.tensor_releases.TensorReleases`.
 
     References
     ----------

@@ -10,7 +10,7 @@ from dpca_tasks.accounting import events
 from dpca_tasks.accounting.calibration import gaussian_epsilon
 from dpca_tasks.errors import InvalidInput, Refused
 from dpca_tasks.mechanisms.base import PrivacyTarget, Problem
-from dpca_tasks.mechanisms.parts.released_moment import KEPT
+from dpca_tasks.mechanisms.released_moment import KEPT
 from dpca_tasks.mechanisms.subspace.analyze_gauss import AnalyzeGauss
 from dpca_tasks.mechanisms.subspace.laplace import LaplaceMoment
 from dpca_tasks.mechanisms.subspace.mod_sulq import ModSulq

@@ -11,7 +11,7 @@ from dpca_tasks.audit.neighbours import Neighbours
 from dpca_tasks.audit.trials import TARGET
 from dpca_tasks.errors import InvalidInput, Refused
 from dpca_tasks.mechanisms.base import PrivacyTarget, Problem
-from dpca_tasks.mechanisms.parts.quantile_clip import QuantileClip
+from dpca_tasks.mechanisms.prior_releases import QuantileClip
 from dpca_tasks.mechanisms.subspace.propose_test_release import ProposeTestRelease
 from dpca_tasks.mechanisms.subspace.smooth_sensitivity import SmoothSensitivity
 from dpca_tasks.privacy import eigensolver, noised_directions

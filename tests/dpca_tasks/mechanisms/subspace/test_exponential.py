@@ -13,7 +13,7 @@ from dpca_tasks.accounting.bounded_range import largest_range
 from dpca_tasks.errors import InvalidInput, Refused, StepMismatch
 from dpca_tasks.layouts import unpack_symmetric
 from dpca_tasks.mechanisms.base import PrivacyTarget, Problem
-from dpca_tasks.mechanisms.parts.quantile_clip import QuantileClip
+from dpca_tasks.mechanisms.prior_releases import QuantileClip
 from dpca_tasks.mechanisms.subspace.exponential import Exponential
 from dpca_tasks.noise import bingham
 from dpca_tasks.noise.bingham import STEPS_PER_UNIT, Peeling, complement
