@@ -8,8 +8,8 @@ import pytest
 from numpy.typing import NDArray
 
 from benchmarks.conftest import Measurement
+from dpca_tasks.mechanisms.base import Subspace
 from dpca_tasks.mechanisms.released_moment import Moment, decompose
-from dpca_tasks.mechanisms.results import Subspace
 from dpca_tasks.refinement.leading_pairs import Request
 from dpca_tasks.refinement.refined_release import refine_release
 

@@ -33,12 +33,11 @@ from dpca_tasks.forecast.expected_overlaps import (
     overlaps_with_noised,
 )
 from dpca_tasks.forecast.noise_forecast import Forecast, epsilon_needed, forecast_of, spectrum_shares
-from dpca_tasks.mechanisms.base import Center, Mechanism, Plan, PrivacyTarget, Problem
+from dpca_tasks.mechanisms.base import Center, Mechanism, Plan, PrivacyTarget, Problem, Subspace
 from dpca_tasks.mechanisms.eigenpairs import most_passes
 from dpca_tasks.mechanisms.noise_level import least_visible, product_edge
 from dpca_tasks.mechanisms.noisy_products import is_halved, product_noise
 from dpca_tasks.mechanisms.prior_releases import main_mechanism
-from dpca_tasks.mechanisms.results import Subspace
 from dpca_tasks.mechanisms.subspace import MECHANISMS
 from dpca_tasks.noise.distributions import Gaussian
 

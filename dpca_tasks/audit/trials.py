@@ -22,8 +22,7 @@ from dpca_tasks.accounting import events
 from dpca_tasks.accounting.relation import Relation
 from dpca_tasks.audit.attacks import Attacker, RecordingCurator
 from dpca_tasks.audit.bounds import Samples, choose_event, epsilon_bound
-from dpca_tasks.audit.neighbours import Neighbours
-from dpca_tasks.audit.subjects import AuditSubject
+from dpca_tasks.audit.neighbours import AuditSubject, Neighbours
 from dpca_tasks.audit.subspace import SUBSPACE_AUDIT
 from dpca_tasks.errors import InvalidInput
 from dpca_tasks.mechanisms.base import Mechanism, Plan, PrivacyTarget, Terms

@@ -37,8 +37,7 @@ from numpy.typing import NDArray
 from dpca_tasks.accounting.calibration import gaussian_epsilon, gaussian_noise_multiplier
 from dpca_tasks.accounting.events import steps
 from dpca_tasks.errors import DpcaError, InvalidInput
-from dpca_tasks.mechanisms.base import Mechanism, Plan, Problem
-from dpca_tasks.mechanisms.results import Subspace
+from dpca_tasks.mechanisms.base import Mechanism, Plan, Problem, Subspace
 
 _ROUNDING_OF_SHARES = 0.01  # of all parts that a user wrote down
 _STEEPEST = 200.0  # of a tail that holds almost nothing

@@ -28,8 +28,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from dpca_tasks.mechanisms.base import Plan
-from dpca_tasks.mechanisms.results import Subspace
+from dpca_tasks.mechanisms.base import Plan, Subspace
 
 FAILED = (
     "FAILED: the eigengap did not pass its test: noise outweighs the components, which may be random; do not use them; "

@@ -25,9 +25,8 @@ from dpca_tasks.accounting.events import Event, composed, poisson_sampled
 from dpca_tasks.accounting.pure import laplace_noise_multiplier
 from dpca_tasks.accounting.subsampled import through_empty_record
 from dpca_tasks.forecast.noise_forecast import forecast
-from dpca_tasks.mechanisms.base import Plan, PrivacyTarget, Problem, grid_warnings
+from dpca_tasks.mechanisms.base import Plan, PrivacyTarget, Problem, Subspace, grid_warnings
 from dpca_tasks.mechanisms.eigenpairs import leading_eigenpairs, signed
-from dpca_tasks.mechanisms.results import Subspace
 from dpca_tasks.noise.distributions import Gaussian, Laplace, check_tail
 from dpca_tasks.noise.grid import grid_bits
 from dpca_tasks.privacy.curator import Curator

@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 from dpca_tasks.accounting import events
 from dpca_tasks.accounting.pure import laplace_noise_multiplier
 from dpca_tasks.errors import InvalidInput
-from dpca_tasks.mechanisms.base import Mechanism, Plan, PrivacyTarget, Problem
-from dpca_tasks.mechanisms.results import Subspace
+from dpca_tasks.mechanisms.base import Mechanism, Plan, PrivacyTarget, Problem, Subspace
 from dpca_tasks.noise.distributions import Laplace, check_tail
 from dpca_tasks.noise.grid import grid_bits
 from dpca_tasks.privacy.curator import Curator

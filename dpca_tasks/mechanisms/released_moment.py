@@ -12,10 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpca_tasks.forecast.noise_forecast import forecast
-from dpca_tasks.mechanisms.base import Plan, PrivacyTarget, Problem, grid_warnings
+from dpca_tasks.mechanisms.base import Plan, PrivacyTarget, Problem, Subspace, grid_warnings
 from dpca_tasks.mechanisms.eigenpairs import spectrum_and_leading
 from dpca_tasks.mechanisms.noise_level import least_visible, semicircle_edge, wishart_edge, wishart_visible
-from dpca_tasks.mechanisms.results import Subspace
 from dpca_tasks.noise.distributions import NoiseDistribution, Symmetric, SymmetricLaplace, UpperTriangle, check_tail
 from dpca_tasks.noise.grid import grid_bits
 from dpca_tasks.noise.wishart import WishartDifference
@@ -33,7 +32,7 @@ KEPT = 64  # number of leading eigenpairs in a result: public, enough for plots 
 class Moment:
     """A released second moment, around the mean if there is one; in data units squared, not divided by n.
 
-    ``released`` and ``noise`` are as in `dpca_tasks.mechanisms.results.Subspace`.
+    ``released`` and ``noise`` are as in `dpca_tasks.mechanisms.base.Subspace`.
     """
 
     matrix: NDArray[np.float64]
@@ -105,7 +104,7 @@ def noise_facts(query: RowSum, law: NoiseDistribution, problem: Problem) -> dict
 
 
 def stated_noise(problem: Problem, *, law: str, std: float, step: float) -> dict[str, Any]:
-    """Return facts of noise by the names that `dpca_tasks.mechanisms.results.Subspace` gives them."""
+    """Return facts of noise by the names that `dpca_tasks.mechanisms.base.Subspace` gives them."""
     constant = None if problem.center == "none" else CONSTANT * problem.clip_norm
     return {"law": law, "std": std, "step": step, "constant": constant}
 

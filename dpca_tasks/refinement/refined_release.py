@@ -19,9 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpca_tasks.errors import Refused
+from dpca_tasks.mechanisms.base import Subspace
 from dpca_tasks.mechanisms.eigenpairs import leading_eigenpairs
 from dpca_tasks.mechanisms.noise_level import above_edge, edge_quantile, widened_edge
-from dpca_tasks.mechanisms.results import Subspace
 from dpca_tasks.refinement.assessment import UNKNOWN, Assessment, assess
 from dpca_tasks.refinement.leading_pairs import Refinement, Request, refine, refine_kept_pairs
 from dpca_tasks.refinement.noisy_moment import NoisyMoment

@@ -8,11 +8,10 @@ import numpy as np
 
 from dpca_tasks.errors import Refused
 from dpca_tasks.layouts import unpack_symmetric
-from dpca_tasks.mechanisms.base import Mechanism, Plan, PrivacyTarget, Problem
+from dpca_tasks.mechanisms.base import Mechanism, Plan, PrivacyTarget, Problem, Subspace
 from dpca_tasks.mechanisms.noise_level import above_edge, semicircle_edge
 from dpca_tasks.mechanisms.prior_releases import QuantileClip, RejectedShare
 from dpca_tasks.mechanisms.released_moment import Moment, decompose
-from dpca_tasks.mechanisms.results import Subspace
 from dpca_tasks.mechanisms.subspace import MECHANISMS
 from dpca_tasks.refinement.assessment import Assessment
 from dpca_tasks.refinement.leading_pairs import refine_kept_pairs

@@ -5,9 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from dpca_tasks.mechanisms.base import Plan
+from dpca_tasks.mechanisms.base import Components, Plan, Subspace
 from dpca_tasks.mechanisms.noise_level import release_warnings
-from dpca_tasks.mechanisms.results import Components, Subspace
 from dpca_tasks.mechanisms.sites.joint_plan import JointPlan, SitesMechanism
 from dpca_tasks.refinement.refined_release import refine_release
 from flows.families.base import plan_facts

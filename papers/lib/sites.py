@@ -16,8 +16,8 @@ from dpca_tasks.mechanisms.base import PrivacyTarget, Problem
 from dpca_tasks.mechanisms.eigenpairs import leading_eigenpairs
 from dpca_tasks.mechanisms.sites.cape import Cape, least_scale, masked_messages, mu_of
 from dpca_tasks.mechanisms.sites.cape_pca import CapePca
+from dpca_tasks.mechanisms.sites.joint_plan import LocalParties
 from dpca_tasks.mechanisms.sites.noised_moments import Conv, DpDis, Local
-from dpca_tasks.mechanisms.sites.parties import LocalParties
 from dpca_tasks.mechanisms.subspace.analyze_gauss import AnalyzeGauss
 from dpca_tasks.noise.symmetric_weights import symmetric_weights
 from dpca_tasks.privacy.curator import Curator

@@ -20,11 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpca_tasks.accounting.relation import Relation
-from dpca_tasks.mechanisms.base import NO_GUARANTEE, Plan, PrivacyTarget
-from dpca_tasks.mechanisms.results import ComponentModel, Components
+from dpca_tasks.mechanisms.base import NO_GUARANTEE, ComponentModel, Components, Plan, PrivacyTarget
 from dpca_tasks.mechanisms.sites.cape_agn import CapeAgn
-from dpca_tasks.mechanisms.sites.noised_tensors import ConvAgn, LocalAgn
-from dpca_tasks.mechanisms.sites.parties import LocalParties
+from dpca_tasks.mechanisms.sites.joint_plan import LocalParties
+from dpca_tasks.mechanisms.sites.noised_moments import ConvAgn, LocalAgn
 from dpca_tasks.mechanisms.tensors.agn import Agn
 from dpca_tasks.mechanisms.tensors.avn import Avn
 from dpca_tasks.mechanisms.tensors.non_private import NonPrivate

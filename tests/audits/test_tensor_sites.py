@@ -17,7 +17,7 @@ from dpca_tasks.layouts import Layout, unpack_symmetric
 from dpca_tasks.mechanisms.base import PrivacyTarget
 from dpca_tasks.mechanisms.sites.cape import mu_of
 from dpca_tasks.mechanisms.sites.cape_agn import CapeAgn
-from dpca_tasks.mechanisms.sites.parties import LocalParties
+from dpca_tasks.mechanisms.sites.joint_plan import LocalParties
 from dpca_tasks.mechanisms.tensors.tensor_releases import TensorProblem, TensorReleases
 from dpca_tasks.noise.distributions import Gaussian, Symmetric
 from dpca_tasks.privacy import sensitivities

@@ -18,7 +18,7 @@ from dpca_tasks.accounting import events
 from dpca_tasks.accounting.formula import Settings
 from dpca_tasks.accounting.published import FORMULAS
 from dpca_tasks.errors import InvalidInput, Refused
-from dpca_tasks.mechanisms.base import Calibration, Plan, PrivacyTarget, check_target
+from dpca_tasks.mechanisms.base import Calibration, ItemFactors, Plan, PrivacyTarget, check_target
 from dpca_tasks.mechanisms.completion.item_factors import UNIT, in_steps, orthonormal, solve_rounds
 from dpca_tasks.mechanisms.completion.rating_moment import check_moment, random_start, release_start, start_query
 from dpca_tasks.mechanisms.completion.ratings import (
@@ -33,7 +33,6 @@ from dpca_tasks.mechanisms.completion.ratings import (
     release_totals,
     totals_query,
 )
-from dpca_tasks.mechanisms.results import ItemFactors
 from dpca_tasks.noise.distributions import Gaussian, check_tail
 from dpca_tasks.noise.grid import grid_bits
 from dpca_tasks.noise.joint import JointGaussian

@@ -15,7 +15,7 @@ from scipy.sparse.linalg import ArpackNoConvergence, eigsh
 
 from dpca_tasks.accounting import events
 from dpca_tasks.errors import InvalidInput
-from dpca_tasks.mechanisms.base import LARGE, Plan, PrivacyTarget, check_target
+from dpca_tasks.mechanisms.base import LARGE, ItemFactors, Plan, PrivacyTarget, check_target
 from dpca_tasks.mechanisms.completion.item_factors import UNIT, in_steps, on_grid, orthonormal
 from dpca_tasks.mechanisms.completion.ratings import (
     SPREAD,
@@ -28,7 +28,6 @@ from dpca_tasks.mechanisms.completion.ratings import (
     totals_query,
 )
 from dpca_tasks.mechanisms.eigenpairs import leading_eigenpairs, signed
-from dpca_tasks.mechanisms.results import ItemFactors
 from dpca_tasks.noise.distributions import Gaussian, check_tail
 from dpca_tasks.noise.grid import grid_bits
 from dpca_tasks.noise.joint import JointGaussian

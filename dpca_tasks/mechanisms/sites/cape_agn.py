@@ -15,19 +15,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpca_tasks.errors import InvalidInput
-from dpca_tasks.mechanisms.base import Plan, PrivacyTarget, check_target
-from dpca_tasks.mechanisms.results import Components
+from dpca_tasks.mechanisms.base import Components, Plan, PrivacyTarget, check_target
 from dpca_tasks.mechanisms.sites.cape import Cape
 from dpca_tasks.mechanisms.sites.joint_plan import (
     JointPlan,
     Parties,
     Seats,
+    charged,
     check_public,
     check_sites,
     noise_of,
     pooled,
+    seats_of,
+    shared_roster,
+    weighted_scale,
 )
-from dpca_tasks.mechanisms.sites.parties import charged, seats_of, shared_roster, weighted_scale
 from dpca_tasks.mechanisms.tensors.tensor_moments import Eigenspace
 from dpca_tasks.mechanisms.tensors.tensor_releases import (
     CORE_SENSITIVITY,

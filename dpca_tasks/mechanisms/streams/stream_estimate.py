@@ -50,9 +50,8 @@ from scipy.special import gammaincc
 
 from dpca_tasks.accounting.factorisation import AnswerKind, Weights
 from dpca_tasks.errors import InvalidInput
-from dpca_tasks.mechanisms.base import Problem
+from dpca_tasks.mechanisms.base import Problem, Subspace
 from dpca_tasks.mechanisms.released_moment import decompose, moment_from
-from dpca_tasks.mechanisms.results import Subspace
 
 type Matrix = NDArray[np.float64]
 

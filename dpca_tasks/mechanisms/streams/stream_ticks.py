@@ -98,7 +98,7 @@ def release_tick(curator: Curator, plan: Plan, query: StreamedMoment) -> NDArray
 
 
 def tick_noise(plan: Plan, query: StreamedMoment) -> dict[str, Any]:
-    """Return what is public about the noise of every answer, as `dpca_tasks.mechanisms.results.Subspace` names it."""
+    """Return what is public about the noise of every answer, as `dpca_tasks.mechanisms.base.Subspace` names it."""
     return noise_facts(query, Symmetric(noise_multiplier=plan.noise_multiplier), plan.problem)
 
 

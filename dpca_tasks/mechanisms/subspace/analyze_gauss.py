@@ -21,11 +21,10 @@ from numpy.typing import NDArray
 
 from dpca_tasks.accounting.calibration import gaussian_noise_multiplier
 from dpca_tasks.accounting.published import Settings, published_noise
-from dpca_tasks.mechanisms.base import Calibration, Plan, PrivacyTarget, Problem, check_request
+from dpca_tasks.mechanisms.base import Calibration, Plan, PrivacyTarget, Problem, Subspace, check_request
 from dpca_tasks.mechanisms.eigenpairs import block_width, leading_eigenpairs_of
 from dpca_tasks.mechanisms.noisy_products import Centre, start_directions
 from dpca_tasks.mechanisms.released_moment import decompose, moment_query, noise_facts, plan_moment, release_moment
-from dpca_tasks.mechanisms.results import Subspace
 from dpca_tasks.noise.distributions import Symmetric, UpperTriangle
 from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.privacy.released_operator import NoisedOperator

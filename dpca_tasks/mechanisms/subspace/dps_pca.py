@@ -16,7 +16,7 @@ from dpca_tasks.accounting.calibration import gaussian_noise_multiplier
 from dpca_tasks.accounting.published import Settings, published_noise
 from dpca_tasks.accounting.published_dps_pca import product_distance
 from dpca_tasks.errors import InvalidInput
-from dpca_tasks.mechanisms.base import Calibration, Plan, PrivacyTarget, Problem, check_request
+from dpca_tasks.mechanisms.base import Calibration, Plan, PrivacyTarget, Problem, Subspace, check_request
 from dpca_tasks.mechanisms.eigenpairs import leading_eigenpairs
 from dpca_tasks.mechanisms.noise_level import product_edge
 from dpca_tasks.mechanisms.noisy_products import (
@@ -30,7 +30,6 @@ from dpca_tasks.mechanisms.noisy_products import (
     release_centre,
 )
 from dpca_tasks.mechanisms.released_moment import plan_moment, release_moment
-from dpca_tasks.mechanisms.results import Subspace
 from dpca_tasks.mechanisms.truncated_rounds import check_rounds, iterate_truncated, ordered, truncated_step
 from dpca_tasks.noise.distributions import Gaussian, Symmetric
 from dpca_tasks.privacy.curator import Curator

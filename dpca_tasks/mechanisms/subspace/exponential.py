@@ -13,10 +13,9 @@ from numpy.typing import NDArray
 from dpca_tasks.accounting.published import FORMULAS, Settings
 from dpca_tasks.errors import Refused
 from dpca_tasks.forecast.noise_forecast import forecast
-from dpca_tasks.mechanisms.base import Calibration, Plan, PrivacyTarget, Problem, check_request, grid_warnings
+from dpca_tasks.mechanisms.base import Calibration, Plan, PrivacyTarget, Problem, Subspace, check_request, grid_warnings
 from dpca_tasks.mechanisms.eigenpairs import signed
 from dpca_tasks.mechanisms.noisy_products import mean_first, mean_of, orthonormal, release_shift
-from dpca_tasks.mechanisms.results import Subspace
 from dpca_tasks.noise.bingham import DirectionMechanism, GibbsChain, Peeling
 from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.queries.recentred_moment import ShiftedMoment, moment_around

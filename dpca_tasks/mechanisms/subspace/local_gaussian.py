@@ -11,10 +11,9 @@ from dpca_tasks.accounting.calibration import gaussian_epsilon, gaussian_noise_m
 from dpca_tasks.accounting.published import Settings, published_noise
 from dpca_tasks.errors import Refused
 from dpca_tasks.forecast.noise_forecast import forecast
-from dpca_tasks.mechanisms.base import Calibration, Plan, PrivacyTarget, Problem, check_request, grid_warnings
+from dpca_tasks.mechanisms.base import Calibration, Plan, PrivacyTarget, Problem, Subspace, check_request, grid_warnings
 from dpca_tasks.mechanisms.noise_level import least_visible, semicircle_edge
 from dpca_tasks.mechanisms.released_moment import decompose, moment_from, moment_query
-from dpca_tasks.mechanisms.results import Subspace
 from dpca_tasks.noise.distributions import Symmetric, check_tail
 from dpca_tasks.noise.grid import grid_bits
 from dpca_tasks.privacy.curator import Curator

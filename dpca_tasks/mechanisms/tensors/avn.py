@@ -5,8 +5,7 @@ from fractions import Fraction
 from typing import ClassVar
 
 from dpca_tasks.accounting.rounding import float_down, float_up
-from dpca_tasks.mechanisms.base import Plan, PrivacyTarget, check_target
-from dpca_tasks.mechanisms.results import Components
+from dpca_tasks.mechanisms.base import Components, Plan, PrivacyTarget, check_target
 from dpca_tasks.mechanisms.tensors.tensor_releases import (
     POINT_FACTOR,
     SCORE_FACTOR,

@@ -9,8 +9,7 @@ from typing import ClassVar
 
 from dpca_tasks.accounting import events
 from dpca_tasks.errors import Refused
-from dpca_tasks.mechanisms.base import NO_GUARANTEE, Plan, PrivacyTarget
-from dpca_tasks.mechanisms.results import Components
+from dpca_tasks.mechanisms.base import NO_GUARANTEE, Components, Plan, PrivacyTarget
 from dpca_tasks.mechanisms.tensors.tensor_releases import (
     POINT_FACTOR,
     SCORE_FACTOR,

@@ -39,8 +39,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from dpca_tasks.mechanisms.base import ComponentModel, Components
 from dpca_tasks.mechanisms.eigenpairs import leading_eigenpairs
-from dpca_tasks.mechanisms.results import ComponentModel, Components
 
 START_SEED = 20140801  # starts are public; no guarantee depends on them
 

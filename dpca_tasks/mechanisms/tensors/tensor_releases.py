@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 from dpca_tasks.accounting import events
 from dpca_tasks.errors import InvalidInput
 from dpca_tasks.layouts import Layout
-from dpca_tasks.mechanisms.base import Plan, PrivacyTarget, Terms
-from dpca_tasks.mechanisms.results import ComponentModel, Components
+from dpca_tasks.mechanisms.base import ComponentModel, Components, Plan, PrivacyTarget, Terms
 from dpca_tasks.mechanisms.tensors.tensor_moments import (
     Eigenspace,
     components_of,

@@ -24,7 +24,7 @@ from dpca_tasks.audit.attacks import rebuilt_products
 from dpca_tasks.audit.trials import TARGET
 from dpca_tasks.mechanisms.base import Problem
 from dpca_tasks.mechanisms.sites import METHODS, TENSOR_METHODS
-from dpca_tasks.mechanisms.sites.parties import LocalParties
+from dpca_tasks.mechanisms.sites.joint_plan import LocalParties
 from dpca_tasks.mechanisms.streams.stream_ticks import plan_stream, release_tick, tick_query
 from dpca_tasks.mechanisms.tensors.tensor_releases import TensorProblem
 from dpca_tasks.noise.distributions import Gaussian, add_noise

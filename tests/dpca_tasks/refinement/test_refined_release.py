@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from dpca_tasks.errors import Refused
+from dpca_tasks.mechanisms.base import Subspace
 from dpca_tasks.mechanisms.eigenpairs import leading_eigenpairs
 from dpca_tasks.mechanisms.released_moment import Moment, decompose
-from dpca_tasks.mechanisms.results import Subspace
 from dpca_tasks.refinement.refined_release import ENOUGH, check_refinement, floored, refine_release, verdict
 from tests.dpca_tasks.refinement.noisy import captured, noisy
 from tests.dpca_tasks.refinement.test_leading_pairs import four_columns

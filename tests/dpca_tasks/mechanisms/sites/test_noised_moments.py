@@ -7,8 +7,8 @@ import pytest
 
 from dpca_tasks.errors import InvalidInput
 from dpca_tasks.mechanisms.base import PrivacyTarget, Problem
+from dpca_tasks.mechanisms.sites.joint_plan import LocalParties
 from dpca_tasks.mechanisms.sites.noised_moments import Conv, DpDis, Local
-from dpca_tasks.mechanisms.sites.parties import LocalParties
 from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.privacy.gate import InMemoryReservation
 from dpca_tasks.records.sources import ArrayBlocks
