@@ -21,7 +21,7 @@ import numpy as np
 import typer
 from scipy import sparse
 
-from dpca_tasks.accounting.joint_releases import inverted_sampler_loss
+from dpca_tasks.accounting.closed_brackets import inverted_sampler_loss
 from dpca_tasks.mechanisms.base import PrivacyTarget, Problem
 from dpca_tasks.mechanisms.subspace import MECHANISMS
 from dpca_tasks.metrics import held_variance

@@ -13,11 +13,6 @@ ROWS = {
     "dpca_tasks/accounting/test_filters.py": """
         dpca_tasks/accounting/charges.py dpca_tasks/accounting/prices.py dpca_tasks/accounting/rounding.py
     """,
-    "dpca_tasks/accounting/test_truth.py": """
-        dpca_tasks/accounting/closed_brackets.py dpca_tasks/accounting/formula.py
-        dpca_tasks/accounting/joint_releases.py dpca_tasks/accounting/published_dps_pca.py
-        dpca_tasks/accounting/published_elsewhere.py dpca_tasks/accounting/published_settings.py
-    """,
     "dpca_tasks/accounting/test_calibration.py": """
         dpca_tasks/accounting/pure.py dpca_tasks/accounting/step_losses.py dpca_tasks/accounting/subsampled.py
     """,
@@ -68,9 +63,7 @@ ROWS = {
     "dpca_tasks/mechanisms/completion/test_item_means.py": "dpca_tasks/mechanisms/completion/ratings.py",
     "dpca_tasks/mechanisms/completion/test_dpals.py": "dpca_tasks/mechanisms/completion/rating_moment.py",
     "dpca_tasks/mechanisms/completion/test_one_shot.py": "dpca_tasks/mechanisms/completion/dpsvd.py",
-    "dpca_tasks/mechanisms/tensors/test_agn.py": """
-        dpca_tasks/accounting/published_agn.py dpca_tasks/mechanisms/tensors/tensor_releases.py
-    """,
+    "dpca_tasks/mechanisms/tensors/test_agn.py": "dpca_tasks/mechanisms/tensors/tensor_releases.py",
     "dpca_tasks/noise/test_distributions.py": "dpca_tasks/noise/wishart.py",
     "dpca_tasks/mechanisms/test_contract.py": "dpca_tasks/mechanisms/base.py",
     "dpca_tasks/mechanisms/test_moment_mechanisms.py": """

@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpca_tasks.accounting import events
-from dpca_tasks.accounting.formula import Settings
-from dpca_tasks.accounting.published import FORMULAS
+from dpca_tasks.accounting.published import FORMULAS, Settings
 from dpca_tasks.errors import InvalidInput, Refused
 from dpca_tasks.mechanisms.base import Calibration, ItemFactors, Plan, PrivacyTarget, check_target
 from dpca_tasks.mechanisms.completion.item_factors import UNIT, in_steps, orthonormal, solve_rounds

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 
 from dpca_tasks.accounting import events
 from dpca_tasks.accounting.calibration import gaussian_noise_multiplier
-from dpca_tasks.accounting.published import Settings, published_noise
-from dpca_tasks.accounting.published_dps_pca import product_distance
+from dpca_tasks.accounting.published import Settings, product_distance, published_noise
 from dpca_tasks.errors import InvalidInput
 from dpca_tasks.mechanisms.base import Calibration, Plan, PrivacyTarget, Problem, Subspace, check_request
 from dpca_tasks.mechanisms.eigenpairs import leading_eigenpairs

@@ -9,8 +9,7 @@ from typing import ClassVar
 
 from dpca_tasks.accounting import events
 from dpca_tasks.accounting.calibration import gaussian_noise_multiplier
-from dpca_tasks.accounting.formula import Settings
-from dpca_tasks.accounting.published import FORMULAS
+from dpca_tasks.accounting.published import FORMULAS, Settings
 from dpca_tasks.mechanisms.base import Calibration, Components, Plan, PrivacyTarget, check_target
 from dpca_tasks.mechanisms.tensors.tensor_releases import (
     POINT_FACTOR,

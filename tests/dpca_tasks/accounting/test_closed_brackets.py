@@ -8,7 +8,7 @@ import pytest
 from scipy import integrate, optimize, stats
 
 from dpca_tasks.accounting.calibration import gaussian_noise_multiplier
-from dpca_tasks.accounting.wishart_tails import wishart_delta, wishart_epsilon
+from dpca_tasks.accounting.closed_brackets import wishart_delta, wishart_epsilon
 
 
 @pytest.mark.parametrize(
