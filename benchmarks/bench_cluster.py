@@ -25,7 +25,7 @@ from benchmarks.gauges import peak_bytes, seconds_of
 from benchmarks.homes import ingested_rows, own_ledger
 from benchmarks.inputs import A9A_LIKE, DENSE
 from dpca_tasks.mechanisms.base import Problem
-from dpca_tasks.mechanisms.parts.noisy_products import orthonormal, product_query, start_directions
+from dpca_tasks.mechanisms.noisy_products import orthonormal, product_query, start_directions
 from dpca_tasks.queries.base import RowSum
 from dpca_tasks.queries.rounded_product import MomentProduct
 from dpca_tasks.queries.second_moment import SecondMoment

@@ -13,12 +13,11 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from benchmarks.conftest import Measurement
-from dpca_tasks.mechanisms.base import PrivacyTarget
+from dpca_tasks.mechanisms.base import ItemFactors, PrivacyTarget
 from dpca_tasks.mechanisms.completion.dpals import Dpals
-from dpca_tasks.mechanisms.parts.ratings import RatingsProblem
-from dpca_tasks.mechanisms.results import ItemFactors
+from dpca_tasks.mechanisms.completion.ratings import RatingsProblem
 from dpca_tasks.privacy.curator import Curator
-from dpca_tasks.privacy.reservation import InMemoryReservation
+from dpca_tasks.privacy.gate import InMemoryReservation
 from dpca_tasks.records.sources import ArrayBlocks
 
 USERS, ITEMS, RANK, RATED = 50_000, 2_000, 32, 50

@@ -21,14 +21,13 @@ from benchmarks.homes import ingested_rows, own_home
 from benchmarks.inputs import MNIST, WIDE, one_hot_rows, spine_inputs
 from dpca_tasks.accounting.calibration_cache import FOLDER_VARIABLE, cached_sampled_multiplier
 from dpca_tasks.accounting.subsampled import sampled_gaussian_is_private, sampled_gaussian_noise_multiplier
-from dpca_tasks.mechanisms.base import PrivacyTarget, Problem
-from dpca_tasks.mechanisms.parts.noisy_products import product_query, start_directions
-from dpca_tasks.mechanisms.results import Subspace
+from dpca_tasks.mechanisms.base import PrivacyTarget, Problem, Subspace
+from dpca_tasks.mechanisms.noisy_products import product_query, start_directions
 from dpca_tasks.mechanisms.subspace.dp_spca import DpSpca
 from dpca_tasks.noise.distributions import Gaussian
 from dpca_tasks.noise.keystream import subkey
 from dpca_tasks.privacy.curator import Curator
-from dpca_tasks.privacy.reservation import InMemoryReservation
+from dpca_tasks.privacy.gate import InMemoryReservation
 from dpca_tasks.records.sources import ArrayBlocks
 from dpca_tasks.sums.exact_sum import exact_sum
 from dpca_tasks.sums.resident_rows import Residency

@@ -8,10 +8,10 @@ import pytest
 from numpy.typing import NDArray
 
 from benchmarks.conftest import Measurement
-from dpca_tasks.mechanisms.parts.refined_release import refine_release
-from dpca_tasks.mechanisms.parts.refinement import Request
-from dpca_tasks.mechanisms.parts.released_moment import Moment, decompose
-from dpca_tasks.mechanisms.results import Subspace
+from dpca_tasks.mechanisms.base import Subspace
+from dpca_tasks.mechanisms.released_moment import Moment, decompose
+from dpca_tasks.refinement.leading_pairs import Request
+from dpca_tasks.refinement.refined_release import refine_release
 
 COMPONENTS = 10
 AT_MOST = {150: 0.3, 784: 0.8, 2_000: 3.0}

@@ -20,7 +20,7 @@ from benchmarks.peers.asking import PYTHON, PeerFailed, Peers, PeerTooSlow
 from dpca_tasks.mechanisms.base import PrivacyTarget, Problem
 from dpca_tasks.mechanisms.subspace.exponential import Exponential
 from dpca_tasks.privacy.curator import Curator
-from dpca_tasks.privacy.reservation import InMemoryReservation
+from dpca_tasks.privacy.gate import InMemoryReservation
 from dpca_tasks.records.sources import ArrayBlocks
 
 COMPONENTS, EPSILON = 5, 1.0

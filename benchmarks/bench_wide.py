@@ -23,14 +23,14 @@ from benchmarks.gauges import peak_bytes
 from benchmarks.homes import own_ledger
 from benchmarks.inputs import SYN, TEXT, Input
 from dpca_tasks.mechanisms.base import PrivacyTarget, Problem
-from dpca_tasks.mechanisms.parts.block_lanczos import block_width
-from dpca_tasks.mechanisms.parts.noisy_products import start_directions
-from dpca_tasks.mechanisms.parts.released_moment import moment_query
+from dpca_tasks.mechanisms.eigenpairs import block_width
+from dpca_tasks.mechanisms.noisy_products import start_directions
+from dpca_tasks.mechanisms.released_moment import moment_query
 from dpca_tasks.mechanisms.subspace.analyze_gauss import AnalyzeGauss
 from dpca_tasks.noise.distributions import Symmetric
 from dpca_tasks.noise.keystream import subkey
 from dpca_tasks.privacy.curator import Curator
-from dpca_tasks.privacy.reservation import InMemoryReservation
+from dpca_tasks.privacy.gate import InMemoryReservation
 from dpca_tasks.privacy.tiled_noise import NoiseOperator, Panel, cut_rows, draw_panel, multiply
 from dpca_tasks.queries.operator_product import DIRECTION_BITS, UnroundedProduct
 from dpca_tasks.records.blocks import RowBlock

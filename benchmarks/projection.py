@@ -32,8 +32,8 @@ from benchmarks.ratios import ran_on
 from benchmarks.scaling_model import Machine, RowCost
 from benchmarks.table import heading, rewritten
 from dpca_tasks.mechanisms.base import Problem
-from dpca_tasks.mechanisms.parts.eigenpairs import leading_eigenpairs
-from dpca_tasks.mechanisms.parts.noisy_products import product_query, start_directions
+from dpca_tasks.mechanisms.eigenpairs import leading_eigenpairs
+from dpca_tasks.mechanisms.noisy_products import product_query, start_directions
 from dpca_tasks.noise.distributions import Symmetric
 from dpca_tasks.noise.keystream import subkey
 from dpca_tasks.queries.base import RowSum

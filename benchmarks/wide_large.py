@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 from benchmarks.gauges import peak_bytes
 from benchmarks.inputs import text_rows
 from dpca_tasks.mechanisms.base import PrivacyTarget, Problem
-from dpca_tasks.mechanisms.parts.block_lanczos import block_width
+from dpca_tasks.mechanisms.eigenpairs import block_width
 from dpca_tasks.mechanisms.subspace.analyze_gauss import AnalyzeGauss
 from dpca_tasks.noise.distributions import Symmetric
 from dpca_tasks.noise.keystream import subkey
 from dpca_tasks.privacy.curator import Curator
-from dpca_tasks.privacy.reservation import InMemoryReservation
+from dpca_tasks.privacy.gate import InMemoryReservation
 from dpca_tasks.privacy.tiled_noise import NoiseOperator, Panel, draw_panel, multiply
 from dpca_tasks.records.sources import ArrayBlocks
 from flows.clusters.launchers import LOCAL_SETTINGS

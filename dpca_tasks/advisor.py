@@ -25,21 +25,19 @@ from dpca_tasks.accounting.calibration import gaussian_epsilon, gaussian_noise_m
 from dpca_tasks.accounting.events import steps
 from dpca_tasks.accounting.relation import Relation
 from dpca_tasks.errors import DpcaError, InvalidInput
-from dpca_tasks.mechanisms.base import Center, Mechanism, Plan, PrivacyTarget, Problem
-from dpca_tasks.mechanisms.parts.block_lanczos import most_passes
-from dpca_tasks.mechanisms.parts.declared_spectrum import spectrum_shares
-from dpca_tasks.mechanisms.parts.expected_iterations import Iterations, overlaps_with_iterations
-from dpca_tasks.mechanisms.parts.expected_overlaps import (
+from dpca_tasks.forecast.expected_overlaps import (
+    Iterations,
     overlaps_with_draws,
+    overlaps_with_iterations,
     overlaps_with_matrix,
     overlaps_with_noised,
 )
-from dpca_tasks.mechanisms.parts.noise_edge import least_visible
-from dpca_tasks.mechanisms.parts.noise_forecast import Forecast, epsilon_needed, forecast_of
-from dpca_tasks.mechanisms.parts.noise_level import product_edge
-from dpca_tasks.mechanisms.parts.noisy_products import is_halved, product_noise
-from dpca_tasks.mechanisms.parts.quantile_clip import main_mechanism
-from dpca_tasks.mechanisms.results import Subspace
+from dpca_tasks.forecast.noise_forecast import Forecast, epsilon_needed, forecast_of, spectrum_shares
+from dpca_tasks.mechanisms.base import Center, Mechanism, Plan, PrivacyTarget, Problem, Subspace
+from dpca_tasks.mechanisms.eigenpairs import most_passes
+from dpca_tasks.mechanisms.noise_level import least_visible, product_edge
+from dpca_tasks.mechanisms.noisy_products import is_halved, product_noise
+from dpca_tasks.mechanisms.prior_releases import main_mechanism
 from dpca_tasks.mechanisms.subspace import MECHANISMS
 from dpca_tasks.noise.distributions import Gaussian
 

@@ -10,8 +10,8 @@ from prefect.client.schemas.objects import State
 from dpca_tasks.accounting.events import non_private
 from dpca_tasks.mechanisms.base import Problem
 from dpca_tasks.mechanisms.evaluation.subspace_diagnostics import diagnose
-from dpca_tasks.privacy.disclosure import DisclosingCurator
-from dpca_tasks.privacy.reservation import InMemoryReservation
+from dpca_tasks.privacy.curator import DisclosingCurator
+from dpca_tasks.privacy.gate import InMemoryReservation
 from dpca_tasks.records.blocks import BlockSource
 from flows.clusters.connecting import check_address, connect, open_cluster
 from flows.families.completion_evaluation import EvaluatedItems

@@ -14,12 +14,11 @@ import numpy as np
 
 from dpca_tasks.accounting.calibration import gaussian_epsilon, gaussian_noise_multiplier
 from dpca_tasks.errors import InvalidInput, Refused
-from dpca_tasks.mechanisms.base import PrivacyTarget, check_target
-from dpca_tasks.mechanisms.parts.ratings import RatingsProblem
-from dpca_tasks.mechanisms.results import ItemFactors
+from dpca_tasks.mechanisms.base import ItemFactors, PrivacyTarget, check_target
+from dpca_tasks.mechanisms.completion.ratings import RatingsProblem
 from dpca_tasks.metrics import rmse
 from dpca_tasks.privacy.curator import Curator
-from dpca_tasks.privacy.reservation import InMemoryReservation
+from dpca_tasks.privacy.gate import InMemoryReservation
 from dpca_tasks.records.made_ratings import SplitRatings, low_rank, ratings_of, skewed
 from dpca_tasks.records.sources import ArrayBlocks
 from flows.families.base import build_mechanism

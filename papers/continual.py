@@ -21,12 +21,12 @@ from dpca_tasks.accounting.calibration import gaussian_noise_multiplier
 from dpca_tasks.accounting.factorisation import Weights, choose_weights, tree_factors
 from dpca_tasks.accounting.power_series import Series, coefficients_of, divided, exact_zeta
 from dpca_tasks.mechanisms.base import Plan, PrivacyTarget, Problem
-from dpca_tasks.mechanisms.parts.eigenpairs import leading_eigenpairs
-from dpca_tasks.mechanisms.parts.stream_estimate import coefficients, combined, streamed_subspace
-from dpca_tasks.mechanisms.parts.stream_ticks import plan_stream, release_tick, tick_noise, tick_query
+from dpca_tasks.mechanisms.eigenpairs import leading_eigenpairs
+from dpca_tasks.mechanisms.streams.stream_estimate import coefficients, combined, streamed_subspace
+from dpca_tasks.mechanisms.streams.stream_ticks import plan_stream, release_tick, tick_noise, tick_query
 from dpca_tasks.metrics import captured_variance
 from dpca_tasks.privacy.curator import Curator
-from dpca_tasks.privacy.reservation import InMemoryReservation
+from dpca_tasks.privacy.gate import InMemoryReservation
 from dpca_tasks.queries.streamed_moment import StreamedMoment
 from dpca_tasks.records.sources import ArrayBlocks
 from dpca_tasks.threads import one_thread

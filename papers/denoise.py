@@ -14,11 +14,11 @@ from scipy import sparse
 from scipy.linalg import hadamard
 
 from dpca_tasks.accounting.calibration import gaussian_noise_multiplier
-from dpca_tasks.mechanisms.parts.assessment import Assessment, assess
-from dpca_tasks.mechanisms.parts.noise_edge import above_edge, edge_quantile
-from dpca_tasks.mechanisms.parts.noisy_moment import NoisyMoment
-from dpca_tasks.mechanisms.parts.refinement import REQUESTS, refine
+from dpca_tasks.mechanisms.noise_level import above_edge, edge_quantile
 from dpca_tasks.metrics import held_variance
+from dpca_tasks.refinement.assessment import Assessment, assess
+from dpca_tasks.refinement.leading_pairs import REQUESTS, refine
+from dpca_tasks.refinement.noisy_moment import NoisyMoment
 from papers.lib.experiments import (
     Check,
     DataFolder,

@@ -20,7 +20,7 @@ import typer
 from scipy.sparse.linalg import svds
 
 from dpca_tasks.kernels.user_factors import chosen_ratings
-from dpca_tasks.mechanisms.results import ItemFactors
+from dpca_tasks.mechanisms.base import ItemFactors
 from dpca_tasks.records.made_ratings import (
     LOW_RANK_ITEMS,
     SKEWED_ITEMS,

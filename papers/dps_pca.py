@@ -15,10 +15,10 @@ from typing import Any, ClassVar
 import numpy as np
 
 from dpca_tasks.accounting.calibration import gaussian_noise_multiplier
-from dpca_tasks.mechanisms.parts.eigenpairs import leading_eigenpairs
-from dpca_tasks.mechanisms.parts.noisy_products import start_directions
-from dpca_tasks.mechanisms.parts.row_truncation import completed, truncated, truncated_step
+from dpca_tasks.mechanisms.eigenpairs import leading_eigenpairs
+from dpca_tasks.mechanisms.noisy_products import start_directions
 from dpca_tasks.mechanisms.subspace.dps_pca import FREE_STEPS
+from dpca_tasks.mechanisms.truncated_rounds import completed, truncated, truncated_step
 from dpca_tasks.metrics import subspace_distance
 from dpca_tasks.noise.bingham import GibbsChain, Peeling
 from dpca_tasks.noise.keystream import subkey

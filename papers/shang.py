@@ -19,8 +19,8 @@ import numpy as np
 import typer
 
 from dpca_tasks.accounting.calibration import gaussian_noise_multiplier
+from dpca_tasks.accounting.closed_brackets import wishart_delta
 from dpca_tasks.accounting.published import FORMULAS, Settings, dp_spca_bound
-from dpca_tasks.accounting.wishart_tails import wishart_delta
 from dpca_tasks.errors import DpcaError, Refused
 from papers.lib.experiments import Check, DataFolder, Matrix, OutFolder, Report, at_least, at_most, near, report
 from papers.lib.figures import write_comparison

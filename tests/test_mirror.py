@@ -6,7 +6,6 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = ("dpca_tasks", "flows", "papers", "storage")
 ELSEWHERE = {
     "dpca_tasks/audit": "audits",
-    "dpca_tasks/privacy/ways": "dpca_tasks/privacy",
     "storage/database/migrations": "storage/database",
     "storage/database/migrations/versions": "storage/database",
 }

@@ -1,4 +1,4 @@
-r"""Brackets of a true epsilon in closed form: of smooth noise, and of one Wishart matrix.
+r"""True guarantees of printed noise in closed form: smooth noise, one Wishart matrix, and joint releases.
 
 What smooth noise gives is that of the worst pair of outputs that a smooth bound allows: a shift of the bound, and log
 scales that differ by the smoothness.
@@ -11,13 +11,105 @@ s')``. Of D independent coordinates, with an l1 shift of t times the scale, all 
 >>> found = smooth_cauchy_bracket(shift=1 / 60, smoothness=0.1 / (6 * 123), size=123)
 >>> 0.0331 < found.lower < found.upper < 0.03334
 True
+
+*One Wishart matrix* added to ``S = X^T X``, for one record of norm 1 more or less. Adding a unit x moves the Schur
+complement ``1 / (x^T W^-1 x)``, of law ``c chi^2_p``, by 1, and leaves the rest, independent of it, as it was. So a
+matrix of m degrees of freedom and scale c is additive noise t on one number, with ``p = m - d + 1`` and a shift of 1,
+whose ratio of densities ``(t / (t - 1))^(p / 2 - 1) e^(-1 / 2c)`` falls with t: both directions are differences of two
+tails.
+
+>>> round(wishart_delta(2, scale=15.0, epsilon=0.1), 4)
+0.0328
+
+*Correlated noise* (CAPE). Site s sends its sum plus a mask and a share of noise; all masks of S sites add up to 0. An
+aggregator that colludes with C sites sees, for a record of one of the ``H = S - C`` others, a Gaussian of
+``mu^2 = 1 / (H v) + (1 - 1/H) / (u + v)`` where v is a share's variance and ``u (I - 1 1^T / S)`` the covariance of the
+masks, over the squared sensitivity. At the printed ``v = t^2 / S`` and ``u = t^2`` one message has ``mu = 1 / t``; all
+of them together have more.
+
+*The power on the wrong side* (a sampler of directions). Of a rejection sampler whose accept test has ``(1 + 2 u / b)^(d
+/ 2)`` in the denominator, the law is proportional to ``e^-u (1 + 2 u / b)^-d``, ``u = v^T A v``, in place of ``e^-u``.
+
+>>> round(correlated_inflation(sites=10, colluders=0), 3), round(inverted_sampler_loss(slope=0.25, n_features=10), 2)
+(1.348, 2.65)
 """
 
 import math
 
 from dpca_tasks.accounting.epsilon_bracket import EpsilonBracket
+from dpca_tasks.accounting.site_noise import view_mu
 from dpca_tasks.accounting.smooth_sensitivity import UP, gaussian_pair_epsilon, hockey_stick, is_gaussian_pair_private
-from dpca_tasks.accounting.wishart_tails import wishart_delta, wishart_epsilon
+
+
+def wishart_delta(degrees: float, *, scale: float, epsilon: float) -> float:
+    """Return the least delta at epsilon.
+
+    Parameters
+    ----------
+    degrees : float
+        p, at least 2: below, the ratio of densities has no bound.
+    scale : float
+        c, in squared clip norms.
+    epsilon : float
+    """
+    power, fall = degrees / 2 - 1, 1 / (2 * scale)
+    if power == 0:  # an exponential distribution: what one density lacks is covered by no epsilon
+        return -math.expm1(-fall)
+    from scipy import stats  # slow to import
+
+    law = stats.chi2(degrees, scale=scale)
+    end = 1 / -math.expm1(-(epsilon + fall) / power)
+    found = float(law.cdf(end) - math.exp(epsilon) * law.cdf(end - 1))
+    if epsilon < fall:
+        start = 1 / -math.expm1((epsilon - fall) / power)
+        found = max(found, float(law.sf(start - 1) - math.exp(epsilon) * law.sf(start)))
+    return found
+
+
+def wishart_epsilon(degrees: float, *, scale: float, delta: float) -> float:
+    """Return the least epsilon at delta, to a millionth and rounded up; infinity for too few degrees of freedom."""
+    below, above = 0.0, 1.0
+    while wishart_delta(degrees, scale=scale, epsilon=above) > delta:
+        below, above = above, 2 * above
+        if above > 512:
+            return math.inf
+    while above - below > 1e-6 * above:
+        middle = (below + above) / 2
+        private = wishart_delta(degrees, scale=scale, epsilon=middle) <= delta
+        below, above = (below, middle) if private else (middle, above)
+    return above
+
+
+ROWS = 500
+"""Records along each of two axes, before the one that differs."""
+
+
+def correlated_inflation(*, sites: int, colluders: int) -> float:
+    """Return mu of an aggregator's view over that of a single message."""
+    return view_mu(sensitivity=1.0, honest=sites - colluders, share_variance=1 / sites, mask_variance=1.0)
+
+
+def inverted_sampler_loss(*, slope: float, n_features: int, rows: int = ROWS) -> float:
+    """Return the privacy loss of one direction for two neighbours, which the sampler's epsilon is at least.
+
+    As many records lie along each of two axes, and one more along the first or, replaced, along the second. Both laws
+    have the same constant, and the direction of the first axis has the largest loss.
+
+    Parameters
+    ----------
+    slope : float
+        By which the second moment is multiplied: a fourth of epsilon in the libraries.
+    n_features : int
+        d.
+    rows : int
+        The records along each axis; the more, the larger the loss.
+    """
+    from scipy import optimize  # slow to import
+
+    losses = [0.0, slope, *[slope * (rows + 1)] * (n_features - 2)]
+    root = optimize.brentq(lambda b: sum(1 / (b + 2 * loss) for loss in losses) - 1, 1e-9, float(n_features) + 1e-9)
+    return slope + n_features * math.log1p(2 * slope / float(root))
+
 
 _WITHIN = 1e-6
 _LIKELIER = 1.0 + 2.0**-8  # more than the chi-square tails differ from quadrature, of delta
@@ -53,7 +145,7 @@ def smooth_cauchy_bracket(*, shift: float, smoothness: float, size: int) -> Epsi
 
 
 def wishart_bracket(degrees: float, *, scale: float, delta: float) -> EpsilonBracket:
-    """Bracket the epsilon of one Wishart matrix, as `dpca_tasks.accounting.wishart_tails` has it.
+    """Bracket the epsilon of one Wishart matrix, as `dpca_tasks.accounting.closed_brackets` has it.
 
     Neighbours' densities lack part of each other's support, which no epsilon covers: it is infinite at a smaller delta.
     """

@@ -10,33 +10,308 @@ here. All noise is for records of norm 1 and for ``S = X^T X``, not divided by n
 (37.76, None)
 >>> round(row.bracket(asked).upper, 4)
 0.0369
+
+Formulas of completion, of sums over sites and of samplers of two libraries are in `ELSEWHERE`.
+
+>>> asked = Settings(epsilon=5.0, delta=1e-5, n_components=50, steps=5)
+>>> round(ELSEWHERE["dpals"].noise(asked), 2), round(ELSEWHERE["dpals"].bracket(asked).upper, 2)
+(18.17, 5.58)
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dpca_tasks.accounting import events
+from dpca_tasks.accounting.calibration import gaussian_noise_multiplier
 from dpca_tasks.accounting.closed_brackets import (
+    correlated_inflation,
+    inverted_sampler_loss,
     known,
     smooth_cauchy_bracket,
     smooth_gaussian_bracket,
     wishart_bracket,
+    wishart_delta,
+    wishart_epsilon,
 )
-from dpca_tasks.accounting.epsilon_bracket import EpsilonBracket
-from dpca_tasks.accounting.formula import Formula, Settings
-from dpca_tasks.accounting.published_agn import AGN
-from dpca_tasks.accounting.published_dps_pca import DPS_PCA_OF_ONE_OWNER
-from dpca_tasks.accounting.published_elsewhere import ELSEWHERE
+from dpca_tasks.accounting.epsilon_bracket import EpsilonBracket, epsilon_bracket
+from dpca_tasks.accounting.relation import Relation
 from dpca_tasks.accounting.smooth_sensitivity import smooth_cauchy_shift, smooth_gaussian_shift
-from dpca_tasks.accounting.wishart_tails import wishart_delta, wishart_epsilon
 from dpca_tasks.errors import Refused
 
-__all__ = ["FORMULAS", "Formula", "Settings", "published_noise", "refusal"]
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """The public parameters of published noise.
+
+    Parameters
+    ----------
+    epsilon, delta : float
+        What is claimed.
+    relation : Relation
+        Of the neighbours that the event is stated for.
+    n_features, n_components, n_records : int
+        d; k, or the width of a product; n.
+    steps, epochs : int
+        T or L, and m.
+    mix : float, optional
+        The free ``mu`` of DP-SPCA; without it, the one of least noise that its conditions allow.
+    distance : float
+        How far DP-VRPCA's directions are from those of its last full product; at most 2.
+    gradient : float
+        How far a record really moves a step of DP-SPCA over the G of its formula: 2 where G is that of half the
+        squared projection and the step takes the gradient of the whole.
+    sites, colluders : int
+        Of a sum over sites: how many there are, and how many of them tell the aggregator what they know.
+    largest_entry : float, optional
+        Of the directions of the noisy power method; without it, the least that they can have, ``1 / sqrt d``.
+    """
+
+    epsilon: float
+    delta: float = 0.0
+    relation: Relation = "add_remove"
+    n_features: int = 2
+    n_components: int = 1
+    n_records: int = 1
+    steps: int = 1
+    epochs: int = 1
+    mix: float | None = None
+    distance: float = 2.0
+    gradient: float = 1.0
+    largest_entry: float | None = None
+    sites: int = 1
+    colluders: int = 0
+
+
+type Bound = Literal["between", "at most", "at least"]
+"""Which ends of a bracket are about what was published: both, the upper or the lower one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Formula:
+    """A row: a printed formula and what is true of it.
+
+    Attributes
+    ----------
+    source : str
+        Paper and place.
+    measures : str
+        What the noise is: its unit.
+    noise : callable
+        The printed noise at some settings.
+    event : callable
+        What a release with that noise really is, for one record of the settings' relation.
+    broken : callable
+        The condition of the claim that the settings break, in words, or None.
+    closed_form : callable, optional
+        The bracket of the true epsilon at some settings and a delta, where the event only summarises the truth.
+    bound : {"between", "at most", "at least"}
+        Which ends of the bracket are about what was published; the other end is about the event alone.
+    """
+
+    source: str
+    measures: str
+    noise: Callable[[Settings], float]
+    event: Callable[[Settings], events.Event]
+    broken: Callable[[Settings], str | None] = lambda _: None
+    closed_form: Callable[[Settings, float], EpsilonBracket] | None = None
+    bound: Bound = "between"
+
+    def bracket(self, settings: Settings, *, delta: float | None = None) -> EpsilonBracket:
+        """Bracket the true epsilon at the claimed delta, or at another one."""
+        delta = settings.delta if delta is None else delta
+        if self.closed_form is not None:
+            return self.closed_form(settings, delta)
+        return epsilon_bracket(self.event(settings), delta=delta)
+
+
+_AGN_SOURCE = "Imtiaz and Sarwate (2018), Distributed differentially private algorithms using correlated noise: AGN"
 _SQRT_2_UP = math.nextafter(math.sqrt(2.0), 2.0)
+
+
+def _agn_noise(asked: Settings) -> float:
+    """Return ``sqrt(2 ln(1.25 / (delta / 2))) / (epsilon / 2)``: the classical Gaussian, at half the target."""
+    return math.nextafter(2 * math.sqrt(2 * math.log(2.5 / asked.delta)) / asked.epsilon, math.inf)
+
+
+def _agn_too_large(asked: Settings) -> str | None:
+    if asked.epsilon < 2:
+        return None
+    return f"epsilon / 2 = {asked.epsilon / 2:.3g} breaks the theorem of calibration=paper, which needs less than 1"
+
+
+def _agn_replaced(asked: Settings) -> str | None:
+    if asked.relation != "replace_one":
+        return None
+    return "calibration=paper states sensitivity 1 of the second moment, which replace_one breaks (it moves by sqrt 2)"
+
+
+def _agn_broken_of_mixtures(asked: Settings) -> str | None:
+    return "; ".join(condition for condition in (_agn_too_large(asked), _agn_replaced(asked)) if condition) or None
+
+
+def _agn_event_of_mixtures(asked: Settings) -> events.Event:
+    moved = _SQRT_2_UP if asked.relation == "replace_one" else 1.0
+    return events.composed(events.gaussian(_agn_noise(asked) / moved), events.gaussian(_agn_noise(asked)))
+
+
+AGN: dict[str, Formula] = {
+    "agn_of_topics": Formula(
+        source=f"{_AGN_SOURCE}, single topics",
+        measures="std of the second and of the third moment, each over its sensitivity",
+        noise=_agn_noise,
+        event=lambda asked: events.self_composed(events.gaussian(_agn_noise(asked)), 2),
+        broken=_agn_too_large,
+    ),
+    "agn_of_mixtures": Formula(
+        source=f"{_AGN_SOURCE}, mixtures of Gaussians; the third moment for a public variance of its noise",
+        measures="std of the second and of the third moment, each over the sensitivity that is printed for it",
+        noise=_agn_noise,
+        event=_agn_event_of_mixtures,
+        broken=_agn_broken_of_mixtures,
+    ),
+}
+"""The formulas of ``calibration=paper``, by model."""
+
+
+def product_distance(relation: Relation, *, n_components: int) -> float:
+    """Return how far one record moves the sum of ``x (V^T x)^T``, for rows of norm 1 and k orthonormal directions."""
+    return _SQRT_2_UP if relation == "replace_one" and n_components > 1 else 1.0
+
+
+def _one_owner_noise(asked: Settings) -> float:
+    """Return ``2 T sqrt(2 ln(2 T / delta)) / epsilon``: the classical Gaussian at epsilon / T and sensitivity 2."""
+    steps = asked.steps
+    return math.nextafter(2 * steps * math.sqrt(2 * math.log(2 * steps / asked.delta)) / asked.epsilon, math.inf)
+
+
+def _one_owner_event(asked: Settings) -> events.Event:
+    multiplier = _one_owner_noise(asked) / product_distance(asked.relation, n_components=asked.n_components)
+    return events.self_composed(events.gaussian(multiplier), asked.steps)
+
+
+def _one_owner_broken(asked: Settings) -> str | None:
+    each = asked.epsilon / asked.steps
+    if each < 1:
+        return None
+    return f"epsilon / T = {each:.3g} breaks the theorem of calibration=paper, which needs less than 1 in each step"
+
+
+DPS_PCA_OF_ONE_OWNER = Formula(
+    source="Ge, Wang, Wang and Liu (2018), Minimax-optimal privacy-preserving sparse PCA, Algorithm 1 for one provider",
+    measures="std of a product of rows that are clipped to norm 1",
+    noise=_one_owner_noise,
+    event=_one_owner_event,
+    broken=_one_owner_broken,
+)
+"""The formula that ``calibration=paper`` uses; with several providers it is no guarantee at all."""
+
+
+def _dpals(settings: Settings) -> float:
+    """Return ``sqrt(2 k T (epsilon + ln(1 / delta))) / epsilon``, over the bounds of what is summed."""
+    rounds = settings.n_components * settings.steps
+    return math.sqrt(2 * rounds * (settings.epsilon + math.log(1 / settings.delta))) / settings.epsilon
+
+
+def _dpals_event(settings: Settings) -> events.Event:
+    """Return the event of two Gaussians a round, each of a user with k items."""
+    step = events.gaussian(_dpals(settings) / math.sqrt(settings.n_components))
+    return events.self_composed(step, 2 * settings.steps)
+
+
+def _dpfw(settings: Settings) -> float:
+    """Return ``sqrt(64 T ln(1 / delta)) / epsilon``, over the squared norm of a row."""
+    return math.sqrt(64 * settings.steps * math.log(1 / settings.delta)) / settings.epsilon
+
+
+def _dpfw_event(settings: Settings) -> events.Event:
+    """Return the event of T Gaussians; a row that replaces another moves a moment sqrt 2 times as far."""
+    bound = math.sqrt(2.0) if settings.relation == "replace_one" else 1.0
+    return events.self_composed(events.gaussian(_dpfw(settings) / bound), settings.steps)
+
+
+def _classical(settings: Settings) -> float:
+    return math.sqrt(2 * math.log(1.25 / settings.delta)) / settings.epsilon
+
+
+def _least(settings: Settings) -> float:
+    return gaussian_noise_multiplier(epsilon=settings.epsilon, delta=settings.delta)
+
+
+def _view(settings: Settings, multiplier: float) -> events.Event:
+    return events.gaussian(multiplier / correlated_inflation(sites=settings.sites, colluders=settings.colluders))
+
+
+def _dps_pca(settings: Settings) -> float:
+    return 2 * settings.steps * math.sqrt(2 * math.log(2 * settings.steps / settings.delta)) / settings.epsilon
+
+
+def _inverted(settings: Settings) -> float:
+    return inverted_sampler_loss(slope=settings.epsilon / 4, n_features=settings.n_features)
+
+
+def _inverted_broken(_: Settings) -> str:
+    return "the accept test divides by the ratio of densities that it should multiply by: the law is no exponential one"
+
+
+def _sampler(library: str) -> Formula:
+    return Formula(
+        source=f"{library}: one eigenvector by rejection from an angular central Gaussian; read from its source",
+        measures="scale of the score v^T S v",
+        noise=lambda asked: 4 / asked.epsilon,
+        event=lambda asked: events.approximate(_inverted(asked), 0.0),
+        broken=_inverted_broken,
+        closed_form=lambda asked, _: known(_inverted(asked)),
+        bound="at least",
+    )
+
+
+_CAPE = "Imtiaz and Sarwate (2018), Distributed differentially private algorithms using correlated noise: CAPE"
+_JOINT = "stated for one site's message; the aggregator receives the messages of all sites, whose masks cancel"
+
+ELSEWHERE: Mapping[str, Formula] = {
+    "dpals": Formula(
+        source="Chien et al. (2021), Private alternating least squares, Theorem 1",
+        measures="std of both sums of a round, over their bounds; k items of a user, T rounds",
+        noise=_dpals,
+        event=_dpals_event,
+        broken=lambda _: "the theorem counts one of the two noised sums of a round: rho^2 is k T / sigma^2",
+    ),
+    "dpfw": Formula(
+        source="Jain, Thakkar and Thakurta (2018), Differentially private matrix completion revisited, Algorithm 2",
+        measures="std of an entry of a round's moment, over the squared norm of a row; T rounds",
+        noise=_dpfw,
+        event=_dpfw_event,
+    ),
+    "cape": Formula(
+        source=f"{_CAPE}, with sqrt(2 ln(1.25 / delta)) / epsilon",
+        measures="std of one site's message over its sensitivity",
+        noise=_classical,
+        event=lambda asked: _view(asked, _classical(asked)),
+        broken=lambda _: _JOINT,
+    ),
+    "cape_of_least_noise": Formula(
+        source=f"{_CAPE}, with the least noise that keeps one message's claim",
+        measures="std of one site's message over its sensitivity",
+        noise=_least,
+        event=lambda asked: _view(asked, _least(asked)),
+        broken=lambda _: _JOINT,
+    ),
+    "dps_pca": Formula(
+        source="Ge, Wang, Wang and Liu (2018), Minimax-optimal privacy-preserving sparse PCA, Algorithm 1 as printed",
+        measures="std of one matrix of noise that all providers add, each over its number of rows",
+        noise=_dps_pca,
+        event=lambda _: events.non_private(),
+        broken=lambda _: "all providers add the same draw, so the server takes the difference of two without noise",
+    ),
+    "diffprivlib_eigenvector": _sampler("diffprivlib 0.6.6"),
+    "opendp_eigenvector": _sampler("OpenDP 0.16.0"),
+}
+"""Further printed formulas."""
 
 
 def published_noise(name: str, settings: Settings) -> float:
@@ -315,4 +590,4 @@ FORMULAS: Mapping[str, Formula] = {
     **AGN,
     **ELSEWHERE,
 }
-"""The printed formulas, by mechanism, and those of `dpca_tasks.accounting.published_elsewhere`."""
+"""The printed formulas, by mechanism, and those of `ELSEWHERE`."""

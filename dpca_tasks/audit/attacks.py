@@ -9,29 +9,31 @@ The attacker computes a few statistics of a run, each larger when the left datas
 - *reuse*: the same noise in two answers of one release gives two equal residuals, on the right dataset only.
 - *published*: the part of the likelihood ratio that remains in the published result, such as components and
   eigenvalues.
+
+The density of noised directions is computed from a dataset's eigenpairs. The best fitting rotation replaces the random
+one, which loses nothing where the noise is small.
 """
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dpca_tasks.audit.densities import log_density
 from dpca_tasks.audit.neighbours import Neighbours
 from dpca_tasks.noise.bingham import DirectionMechanism
 from dpca_tasks.noise.distributions import Gaussian, NoiseDistribution, Symmetric
 from dpca_tasks.noise.joint import JointGaussian
 from dpca_tasks.noise.keystream import subkey
-from dpca_tasks.privacy.curator import Curator
+from dpca_tasks.privacy.curator import Curator, TiledAnswer
 from dpca_tasks.privacy.eigensolver import Eigenpairs, Eigensolver
-from dpca_tasks.privacy.noised_directions import PerturbationMechanism
+from dpca_tasks.privacy.gate import Reservation
+from dpca_tasks.privacy.noised_directions import PerturbationMechanism, ProposedGap, SmoothNoise
 from dpca_tasks.privacy.released_operator import NoisedOperator
-from dpca_tasks.privacy.reservation import Reservation
-from dpca_tasks.privacy.units import part_in_data_units
-from dpca_tasks.privacy.ways.release_tiles import TiledAnswer
+from dpca_tasks.privacy.request import part_in_data_units
 from dpca_tasks.queries.augmented_moment import CentredMoment
 from dpca_tasks.queries.base import RowSum
 from dpca_tasks.queries.joint_sum import JointSum
@@ -43,6 +45,39 @@ from dpca_tasks.queries.second_moment import SecondMoment
 from dpca_tasks.queries.tiled_sum import TiledSum
 from dpca_tasks.records.blocks import BlockSource
 from dpca_tasks.sums.exact_sum import exact_sum
+
+
+def log_density(
+    mechanism: PerturbationMechanism, solver: Eigensolver, pairs: Eigenpairs, answer: NDArray[np.float64]
+) -> float:
+    """Return the log density of an answer, up to a constant, for rows with the given eigenpairs."""
+    if isinstance(mechanism, ProposedGap):
+        bound, noised = float(answer[0]), answer[1:]
+        likely = -abs(bound - (pairs.gap - mechanism.margin(solver))) / mechanism.gap_scale(solver)
+        if bound <= mechanism.threshold(solver):
+            return likely
+        return likely + _noise_density("gaussian", _residual(noised, pairs), mechanism.noise_std(bound, solver))
+    assert isinstance(mechanism, SmoothNoise), "all mechanisms"
+    return _noise_density(mechanism.shape, _residual(answer, pairs), mechanism.scale(solver, pairs))
+
+
+def _residual(noised: NDArray[np.float64], pairs: Eigenpairs) -> NDArray[np.float64]:
+    matrix = noised.reshape(pairs.directions.shape)
+    left, _, right = np.linalg.svd(pairs.directions.T @ matrix)
+    return matrix - pairs.directions @ (left @ right)
+
+
+def _noise_density(shape: str, residual: NDArray[np.float64], scale: float) -> float:
+    size, squares = residual.size, np.square(residual / scale)
+    match shape:
+        case "gaussian":
+            density = -float(squares.sum()) / 2.0
+        case "spherical_t":
+            density = -size * math.log1p(float(squares.sum()) / size)
+        case _:
+            density = -float(np.log1p(squares).sum())
+    return density - size * math.log(scale)
+
 
 type Asked = RowSum | Eigensolver
 type Drawn = NoiseDistribution | JointGaussian | DirectionMechanism | PerturbationMechanism

@@ -6,15 +6,20 @@ order. Code that omits the clip, clips row by row, or clips before it merges dup
 
 >>> [pair.name for pair in worst_neighbours("replace_one", n_features=2, clip_norm=1.0)]
 ['along axes', 'between axes']
+
+`AuditSubject` is the interface of a mechanism family to an audit.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from scipy import sparse
 
 from dpca_tasks.accounting.relation import Relation
 from dpca_tasks.errors import InvalidInput
+from dpca_tasks.mechanisms.base import Mechanism, Terms
 from dpca_tasks.records.blocks import BlockSource
 from dpca_tasks.records.sources import ArrayBlocks
 
@@ -103,3 +108,28 @@ def _source(records: list[sparse.csr_array], *, block_records: int = 1) -> Array
     row_ptr = np.concatenate([[0], np.cumsum(lengths)])
     rows = sparse.csr_array((values, columns, row_ptr), shape=(lengths.size, records[0].shape[1]))
     return ArrayBlocks(rows, record_rows=[one.shape[0] for one in records], block_records=block_records)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditSubject:
+    """The functions with which an audit attacks a family of mechanisms.
+
+    Parameters
+    ----------
+    names : tuple of str
+        The mechanisms to audit.
+    build : callable
+        Builds a mechanism by name, with cheap settings.
+    problem : callable
+        Returns the public facts of the audited problem in a relation.
+    neighbours : callable
+        Returns the worst pairs of neighbouring datasets for the name of a mechanism and a problem.
+    published : callable
+        Returns, for a pair and a problem, a statistic of a result that is larger when the left dataset was used.
+    """
+
+    names: tuple[str, ...]
+    build: Callable[[str], Mechanism[Any]]
+    problem: Callable[[Relation], Terms]
+    neighbours: Callable[[str, Any], tuple[Neighbours, ...]]
+    published: Callable[[Neighbours, Any], Callable[[Any], float]]

@@ -7,11 +7,9 @@ import numpy as np
 
 from dpca_tasks.accounting.relation import Relation
 from dpca_tasks.audit.attacks import exact_answer
-from dpca_tasks.audit.neighbours import Neighbours, gapped_neighbours, worst_neighbours
-from dpca_tasks.audit.subjects import AuditSubject
+from dpca_tasks.audit.neighbours import AuditSubject, Neighbours, gapped_neighbours, worst_neighbours
 from dpca_tasks.errors import InvalidInput
-from dpca_tasks.mechanisms.base import Mechanism, Problem
-from dpca_tasks.mechanisms.results import Subspace
+from dpca_tasks.mechanisms.base import Mechanism, Problem, Subspace
 from dpca_tasks.mechanisms.subspace import MECHANISMS
 from dpca_tasks.queries.second_moment import SecondMoment
 

@@ -22,12 +22,11 @@ from dpca_tasks.accounting import events
 from dpca_tasks.accounting.relation import Relation
 from dpca_tasks.audit.attacks import Attacker, RecordingCurator
 from dpca_tasks.audit.bounds import Samples, choose_event, epsilon_bound
-from dpca_tasks.audit.neighbours import Neighbours
-from dpca_tasks.audit.subjects import AuditSubject
+from dpca_tasks.audit.neighbours import AuditSubject, Neighbours
 from dpca_tasks.audit.subspace import SUBSPACE_AUDIT
 from dpca_tasks.errors import InvalidInput
 from dpca_tasks.mechanisms.base import Mechanism, Plan, PrivacyTarget, Terms
-from dpca_tasks.privacy.reservation import InMemoryReservation
+from dpca_tasks.privacy.gate import InMemoryReservation
 
 TARGET = PrivacyTarget(epsilon=1.0, delta=0.1, allow_large_delta=True)
 """The audited claim. With a larger delta the distinguishing events are more common, so fewer trials suffice.

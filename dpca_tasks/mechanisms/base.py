@@ -1,12 +1,16 @@
-"""The interface of all mechanisms: the public facts of a request, its target, and the plan.
+"""The interface of all mechanisms: the public facts of a request, its target, the plan, and the results.
 
 A mechanism is one frozen class: its fields are its parameters, `plan` turns public facts into noise scales and a
 privacy event, and `run` calls the curator for the planned steps and post-processes the answers.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from dpca_tasks.accounting.epsilon_bracket import stated_epsilon
 from dpca_tasks.accounting.events import Event
@@ -49,7 +53,7 @@ class Problem(Terms):
     center : {"none", "private"}
         Whether components are computed around the mean of the rows; the mean is then released too.
     spectrum : str
-        What the user declares of it (`dpca_tasks.mechanisms.parts.declared_spectrum`); empty if nothing. It is used
+        What the user declares of it (`dpca_tasks.forecast.noise_forecast`); empty if nothing. It is used
         for forecasts alone: no noise depends on it.
     **others
         As for `Terms`.
@@ -91,7 +95,7 @@ class Plan:
     ``event`` is that of all steps, also of those that a wrapper adds: what a release is charged, and what every stated
     epsilon is computed from. ``printed`` is whether the noise is that of a published formula, not calibrated to the
     target. ``uncertified`` is whether the event itself is not proved. ``noise_edge`` is the bound of released
-    eigenvalues of noise alone, in squared clip norms (`dpca_tasks.mechanisms.parts.noise_level`); None where no
+    eigenvalues of noise alone, in squared clip norms (`dpca_tasks.mechanisms.noise_level`); None where no
     eigenvalues are released. ``moment_noise`` names its law where one noisy symmetric matrix is released,
     ``moment_std`` is its std off the diagonal, in squared clip norms, and ``moment_formed`` is whether that matrix is
     formed. ``level`` is the least strength of a component that can be told from the noise, in records at the clip norm,
@@ -148,7 +152,7 @@ class Plan:
 
 
 class Mechanism[T](Protocol):
-    """The interface of all mechanisms; T is the type of the result, see `dpca_tasks.mechanisms.results`."""
+    """The interface of all mechanisms; T is the type of the result, see `dpca_tasks.mechanisms.base`."""
 
     @property
     def name(self) -> str: ...  # noqa: D102
@@ -224,3 +228,86 @@ def grid_warnings(problem: Problem, *, bits: int) -> tuple[str, ...]:
         f"the grid has 2^{bits} steps in a record's norm, fewer than 8 sqrt(n_features): small entries may "
         "vanish; a larger epsilon gives a finer grid.",
     )
+
+
+ComponentModel = Literal["topics", "mixture"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Subspace:
+    """The result of a subspace mechanism.
+
+    ``components`` has shape (k, d) and orthonormal rows.
+
+    The other fields are None unless released: ``eigenvalues`` (k,) and ``spectrum`` (the same values, then smaller
+    ones) of the noisy X^T X, in data units squared, not divided by n; ``further`` (m - k, d), the directions of the
+    next eigenvalues of ``spectrum``, so that another k costs nothing; ``total_variance``, the noisy trace, if positive;
+    ``mean`` (d,), around which the components were computed; ``clip_norm``, if it was chosen privately; ``outcome``,
+    public facts that the release itself decided, as plain JSON values.
+
+    Of one noisy symmetric matrix there are besides: ``released``, the matrix as it left the curator, where it was
+    formed (of extended rows where there is a ``mean``); and ``noise``, what is public about its noise: ``law``, ``std``
+    off the diagonal, ``step`` of the grid, and ``constant``, which extends the rows. ``all_eigenvalues`` (d,) are those
+    of the formed matrix, around the mean if there is one.
+    """
+
+    components: NDArray[np.float64]
+    eigenvalues: NDArray[np.float64] | None = None
+    spectrum: NDArray[np.float64] | None = None
+    further: NDArray[np.float64] | None = None
+    total_variance: float | None = None
+    mean: NDArray[np.float64] | None = None
+    clip_norm: float | None = None
+    outcome: Mapping[str, Any] | None = None
+    released: NDArray[np.float64] | None = None
+    noise: Mapping[str, Any] | None = None
+    all_eigenvalues: NDArray[np.float64] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ItemFactors:
+    """The result of a completion mechanism; nothing in it belongs to a user.
+
+    ``factors`` has shape (m, r), None for offsets alone; ``offsets`` (m,) are taken off the ratings of items;
+    ``counts`` (m,), if released, are noisy numbers of counted ratings. ``user_step`` holds the public numbers with
+    which a user computes a factor and an offset: ``centre``, ``prior`` (None: no own mean), and with factors ``ridge``,
+    ``rating_bound`` and perhaps ``unobserved``; or, where factors are directions of a descent, its ``gains`` and
+    ``row_norm`` in place of a ridge.
+    """
+
+    factors: NDArray[np.float64] | None = None
+    offsets: NDArray[np.float64]
+    counts: NDArray[np.float64] | None = None
+    user_step: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Components:
+    """The result of a tensor mechanism: the components of a model of records, by falling weight.
+
+    ``components`` has shape (K, D): of ``topics`` the probabilities of words, which sum to 1; of a ``mixture`` the
+    means of its parts, in data units. ``weights`` (K,) are positive and sum to 1: the share of records of each. There
+    may be fewer of them than were asked for, even none; ``outcome`` says so, as plain JSON values.
+
+    ``eigenvalues`` (K',) are those of the released second moment that were kept, descending, not divided by the number
+    of records; of a mixture without ``noise_variance``, that of the noise around its means in each coordinate of one
+    record, which was declared or follows from the release.
+    """
+
+    components: NDArray[np.float64]
+    weights: NDArray[np.float64]
+    model: ComponentModel
+    noise_variance: float | None = None
+    eigenvalues: NDArray[np.float64]
+    outcome: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Estimate:
+    """The result of an evaluation: ``sums``, as they were released, and the ``outcome`` that follows from them.
+
+    ``outcome`` holds estimates and their standard deviations by name, as plain JSON values.
+    """
+
+    sums: NDArray[np.float64]
+    outcome: Mapping[str, Any]

@@ -22,23 +22,27 @@ Way out               Charge                      What leaves                   
                       the budget
 ====================  ==========================  =============================  ===================================
 
-Each way out is a file of `dpca_tasks.privacy.ways` and calls the gate in one order: `Gate.admit` checks event,
+Each way out is a method of `dpca_tasks.privacy.curator` and calls the gate in one order: `Gate.admit` checks event,
 relation, snapshot and table of sensitivities, and digests the request; `Gate.key` derives its keys;
 `Gate.load_or_compute` stores the answer before it leaves, and returns what it reads back.
+
+A `Reservation` is the interface of the charged release behind the gate; `InMemoryReservation` needs no ledger.
 """
 
 import dataclasses
+import os
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dpca_tasks.accounting import events
+from dpca_tasks.accounting.relation import Relation
 from dpca_tasks.errors import StepMismatch, StepTaken
 from dpca_tasks.noise.keystream import SecretKey, subkey
 from dpca_tasks.privacy.request import Asked, Drawn, Request, make_request
-from dpca_tasks.privacy.reservation import Arrays, Reservation
 from dpca_tasks.privacy.sensitivities import check_row
 from dpca_tasks.queries.step_secrets import StepSecrets
 from dpca_tasks.records.blocks import BlockSource
@@ -49,8 +53,57 @@ ANSWER, DIGEST, PUBLIC = "answer", "question", "public."
 APPLIED, TILED = b"applied", b"tiled"
 """The suffixes of a digest whose matrix was applied as an operator instead of formed, or whose answer is in tiles."""
 
+Arrays = dict[str, NDArray[Any]]
+"""The arrays of a step by name."""
+
 type Numbers[Q, L] = Callable[[Q, L], tuple[float, ...]]
 """What computes the numbers that determine the noise from a query and its noise distribution, the scale first."""
+
+
+class Reservation(Protocol):
+    """A charged release: its event, neighbouring relation, snapshot and key, and the answers of its steps."""
+
+    @property
+    def release_id(self) -> str: ...  # noqa: D102
+    @property
+    def event(self) -> events.Event: ...  # noqa: D102
+    @property
+    def relation(self) -> Relation: ...  # noqa: D102
+    @property
+    def key(self) -> bytes: ...  # noqa: D102
+
+    @property
+    def content(self) -> str | None:
+        """The content digest of the charged snapshot, a secret; None where the rows are in no catalog."""
+
+    def kept(self, step: int, /) -> Arrays | None:
+        """Return the stored arrays of a step, or None."""
+
+    def keep(self, step: int, arrays: Mapping[str, NDArray[Any]], /) -> Arrays:
+        """Store the arrays of a step and return the stored ones; the first writer wins."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InMemoryReservation:
+    """A reservation without a ledger, for arrays in memory, tests and experiments.
+
+    Without ``content`` it accepts any rows. The key comes from the operating system; only tests may pass one.
+    """
+
+    event: events.Event
+    relation: Relation = "add_remove"
+    content: str | None = field(default=None, repr=False)
+    release_id: str = "in-memory"
+    key: bytes = field(default_factory=lambda: os.urandom(32), repr=False)
+    steps: dict[int, Arrays] = field(default_factory=dict, repr=False)
+
+    def kept(self, step: int, /) -> Arrays | None:
+        """Return the stored arrays of a step, or None."""
+        return self.steps.get(step)
+
+    def keep(self, step: int, arrays: Mapping[str, NDArray[Any]], /) -> Arrays:
+        """Store the arrays of a step and return the stored ones; the first writer wins."""
+        return self.steps.setdefault(step, dict(arrays))
 
 
 class Gate:

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from dpca_tasks.accounting.charges import Charge, add
 from dpca_tasks.accounting.relation import Relation
-from dpca_tasks.privacy.reservation import InMemoryReservation
+from dpca_tasks.privacy.gate import InMemoryReservation
 from flows.estimators.fits import Fit
 from flows.estimators.tables import TableRows
 from flows.families.base import PlannedRelease

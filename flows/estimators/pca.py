@@ -11,7 +11,7 @@ from sklearn.utils.validation import check_array, check_is_fitted
 
 from dpca_tasks.accounting.relation import Relation
 from dpca_tasks.errors import InvalidInput
-from dpca_tasks.mechanisms.parts.refined_release import AUTO
+from dpca_tasks.refinement.refined_release import AUTO
 from flows.estimators.base import UNNAMED, PrivateEstimator
 from flows.estimators.memory import InMemoryBudget
 from flows.estimators.tables import quoting_no_value

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, cast
 from pydantic import TypeAdapter, ValidationError
 
 from dpca_tasks.accounting.relation import Relation
-from dpca_tasks.audit.subjects import AuditSubject
+from dpca_tasks.audit.neighbours import AuditSubject
 from dpca_tasks.errors import InvalidInput
 from dpca_tasks.mechanisms.base import Mechanism, Plan, PrivacyTarget, Terms
 from dpca_tasks.records.blocks import BlockSource

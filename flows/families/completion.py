@@ -9,13 +9,11 @@ import numpy as np
 from scipy import sparse
 
 from dpca_tasks.accounting.relation import Relation
-from dpca_tasks.audit.neighbours import Neighbours
-from dpca_tasks.audit.subjects import AuditSubject
+from dpca_tasks.audit.neighbours import AuditSubject, Neighbours
 from dpca_tasks.errors import InvalidInput, Refused
-from dpca_tasks.mechanisms.base import Mechanism, PrivacyTarget
+from dpca_tasks.mechanisms.base import ItemFactors, Mechanism, PrivacyTarget
 from dpca_tasks.mechanisms.completion import MECHANISMS, REFERENCES
-from dpca_tasks.mechanisms.parts.ratings import RatingsProblem
-from dpca_tasks.mechanisms.results import ItemFactors
+from dpca_tasks.mechanisms.completion.ratings import RatingsProblem
 from dpca_tasks.records.sources import ArrayBlocks
 from flows.families.base import (
     Family,

@@ -5,10 +5,10 @@ from contextlib import suppress
 from typing import Any
 
 from dpca_tasks.errors import DpcaError
+from dpca_tasks.forecast.rating_forecast import SIGNAL, Forecast, forecast
 from dpca_tasks.mechanisms.base import PrivacyTarget
 from dpca_tasks.mechanisms.completion import MECHANISMS
-from dpca_tasks.mechanisms.parts.rating_forecast import SIGNAL, Forecast, forecast
-from dpca_tasks.mechanisms.parts.ratings import RatingsProblem
+from dpca_tasks.mechanisms.completion.ratings import RatingsProblem
 
 
 def advised(

@@ -8,13 +8,11 @@ import numpy as np
 from scipy import sparse
 
 from dpca_tasks.accounting.relation import Relation
-from dpca_tasks.audit.neighbours import Neighbours
-from dpca_tasks.audit.subjects import AuditSubject
+from dpca_tasks.audit.neighbours import AuditSubject, Neighbours
 from dpca_tasks.errors import InvalidInput
-from dpca_tasks.mechanisms.base import Mechanism
+from dpca_tasks.mechanisms.base import Estimate, Mechanism
 from dpca_tasks.mechanisms.evaluation import COMPLETION_MECHANISMS
 from dpca_tasks.mechanisms.evaluation.prediction_error import PredictionError, PredictionTerms
-from dpca_tasks.mechanisms.results import Estimate
 from dpca_tasks.records.sources import ArrayBlocks
 from flows.families.base import PlannedRelease, check_ratings, one_row_a_user, records_facts
 from flows.families.evaluated_columns import check_columns

@@ -7,8 +7,7 @@ from typing import Any, Protocol
 
 from dpca_tasks.accounting.relation import Relation
 from dpca_tasks.errors import InvalidInput, Refused
-from dpca_tasks.mechanisms.base import Mechanism, PrivacyTarget
-from dpca_tasks.mechanisms.results import Estimate
+from dpca_tasks.mechanisms.base import Estimate, Mechanism, PrivacyTarget
 from flows.families.base import Family, PlannedRelease, chosen, release_facts
 from flows.requests.evaluation import EvaluationRequest
 from storage.artifacts.estimate import PrivateEstimate

@@ -6,10 +6,9 @@ from typing import Any
 
 from dpca_tasks.advisor import expect
 from dpca_tasks.errors import Refused
-from dpca_tasks.mechanisms.base import Mechanism
-from dpca_tasks.mechanisms.parts.noise_forecast import Forecast, epsilon_needed, forecast_of
-from dpca_tasks.mechanisms.parts.quantile_clip import main_mechanism
-from dpca_tasks.mechanisms.results import Subspace
+from dpca_tasks.forecast.noise_forecast import Forecast, epsilon_needed, forecast_of
+from dpca_tasks.mechanisms.base import Mechanism, Subspace
+from dpca_tasks.mechanisms.prior_releases import main_mechanism
 from flows.families.base import PlannedRelease
 from flows.requests.subspace import SubspaceRequest
 

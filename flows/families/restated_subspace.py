@@ -8,17 +8,14 @@ import numpy as np
 
 from dpca_tasks.errors import Refused
 from dpca_tasks.layouts import unpack_symmetric
-from dpca_tasks.mechanisms.base import Mechanism, Plan, PrivacyTarget, Problem
-from dpca_tasks.mechanisms.parts.assessment import Assessment
-from dpca_tasks.mechanisms.parts.kept_pairs import refine_kept_pairs
-from dpca_tasks.mechanisms.parts.noise_edge import above_edge
-from dpca_tasks.mechanisms.parts.noise_level import semicircle_edge
-from dpca_tasks.mechanisms.parts.quantile_clip import QuantileClip
-from dpca_tasks.mechanisms.parts.refined_release import AUTO, RefinedRelease, moment_of, refine_release
-from dpca_tasks.mechanisms.parts.rejected_share import RejectedShare
-from dpca_tasks.mechanisms.parts.released_moment import Moment, decompose
-from dpca_tasks.mechanisms.results import Subspace
+from dpca_tasks.mechanisms.base import Mechanism, Plan, PrivacyTarget, Problem, Subspace
+from dpca_tasks.mechanisms.noise_level import above_edge, semicircle_edge
+from dpca_tasks.mechanisms.prior_releases import QuantileClip, RejectedShare
+from dpca_tasks.mechanisms.released_moment import Moment, decompose
 from dpca_tasks.mechanisms.subspace import MECHANISMS
+from dpca_tasks.refinement.assessment import Assessment
+from dpca_tasks.refinement.leading_pairs import refine_kept_pairs
+from dpca_tasks.refinement.refined_release import AUTO, RefinedRelease, moment_of, refine_release
 from flows.families.stated_subspace import outcome_of, state_subspace
 from storage.artifacts.subspace import PrivateSubspace
 
@@ -41,7 +38,7 @@ def restate_subspace(
     n_components : int or "auto"
         k.
     refine : str, optional
-        As of `dpca_tasks.mechanisms.parts.refined_release.refine_release`; what the release was asked with by default.
+        As of `dpca_tasks.refinement.refined_release.refine_release`; what the release was asked with by default.
     parent : str
         The artifact's digest, for the manifest.
 

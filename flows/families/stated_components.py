@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dpca_tasks.mechanisms.results import Components
+from dpca_tasks.mechanisms.base import Components
 from storage.artifacts.tensor import TensorComponents
 
 

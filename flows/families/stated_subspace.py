@@ -7,8 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpca_tasks.layouts import pack_symmetric
-from dpca_tasks.mechanisms.parts.refined_release import RefinedRelease, verdict
-from dpca_tasks.mechanisms.results import Subspace
+from dpca_tasks.mechanisms.base import Subspace
+from dpca_tasks.refinement.refined_release import RefinedRelease, verdict
 from storage.artifacts.subspace import PrivateSubspace
 
 _MEGABYTE = 1e6

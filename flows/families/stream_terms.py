@@ -18,9 +18,9 @@ from dpca_tasks.accounting.gaussian import smallest_epsilon, units_of
 from dpca_tasks.accounting.power_series import Strategy
 from dpca_tasks.errors import InvalidInput
 from dpca_tasks.mechanisms.base import Center, Plan, PrivacyTarget, Problem
-from dpca_tasks.mechanisms.parts.stream_ticks import plan_stream, tick_query
+from dpca_tasks.mechanisms.streams.stream_ticks import plan_stream, tick_query
 from dpca_tasks.noise.distributions import Symmetric
-from dpca_tasks.privacy.units import scale_in_steps
+from dpca_tasks.privacy.request import scale_in_steps
 from dpca_tasks.queries.streamed_moment import StreamedMoment
 from flows.families.base import records_facts
 from flows.requests.stream import StreamRequest

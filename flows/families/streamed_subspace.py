@@ -13,12 +13,17 @@ from numpy.typing import NDArray
 
 from dpca_tasks.errors import InvalidInput
 from dpca_tasks.layouts import unpack_symmetric
-from dpca_tasks.mechanisms.parts.align import align
-from dpca_tasks.mechanisms.parts.drift import contrast_of, measure_drift
-from dpca_tasks.mechanisms.parts.refined_release import RefinedRelease, refine_release
-from dpca_tasks.mechanisms.parts.stream_estimate import coefficients, combined, streamed_subspace
-from dpca_tasks.mechanisms.parts.stream_ticks import tick_noise
+from dpca_tasks.mechanisms.streams.stream_estimate import (
+    align,
+    coefficients,
+    combined,
+    contrast_of,
+    measure_drift,
+    streamed_subspace,
+)
+from dpca_tasks.mechanisms.streams.stream_ticks import tick_noise
 from dpca_tasks.queries.streamed_moment import StreamedMoment
+from dpca_tasks.refinement.refined_release import RefinedRelease, refine_release
 from flows.families.base import code_version
 from flows.families.stated_subspace import state_subspace
 from flows.families.stream_terms import StreamTerms

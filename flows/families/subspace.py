@@ -9,15 +9,20 @@ from dpca_tasks.accounting.relation import Relation
 from dpca_tasks.advisor import advise
 from dpca_tasks.audit.subspace import SUBSPACE_AUDIT
 from dpca_tasks.errors import InvalidInput, Refused
-from dpca_tasks.mechanisms.base import Mechanism, Plan, PrivacyTarget, Problem
-from dpca_tasks.mechanisms.parts.declared_spectrum import spectrum_shares
-from dpca_tasks.mechanisms.parts.noise_level import release_warnings
-from dpca_tasks.mechanisms.parts.quantile_clip import QuantileClip, first_epsilon, main_mechanism, rest_of
-from dpca_tasks.mechanisms.parts.refined_release import AUTO, check_refinement, floored, refine_release
-from dpca_tasks.mechanisms.parts.rejected_share import RejectedShare, counts_std
-from dpca_tasks.mechanisms.results import Subspace
+from dpca_tasks.forecast.noise_forecast import spectrum_shares
+from dpca_tasks.mechanisms.base import Mechanism, Plan, PrivacyTarget, Problem, Subspace
+from dpca_tasks.mechanisms.noise_level import release_warnings
+from dpca_tasks.mechanisms.prior_releases import (
+    QuantileClip,
+    RejectedShare,
+    counts_std,
+    first_epsilon,
+    main_mechanism,
+    rest_of,
+)
 from dpca_tasks.mechanisms.subspace import MECHANISMS, REFERENCES
 from dpca_tasks.records.blocks import BlockSource
+from dpca_tasks.refinement.refined_release import AUTO, check_refinement, floored, refine_release
 from flows.families.base import (
     Family,
     PlannedRelease,

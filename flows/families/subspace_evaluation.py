@@ -6,12 +6,10 @@ from typing import Any
 import numpy as np
 
 from dpca_tasks.accounting.relation import Relation
-from dpca_tasks.audit.neighbours import Neighbours, worst_neighbours
-from dpca_tasks.audit.subjects import AuditSubject
-from dpca_tasks.mechanisms.base import Mechanism
+from dpca_tasks.audit.neighbours import AuditSubject, Neighbours, worst_neighbours
+from dpca_tasks.mechanisms.base import Estimate, Mechanism
 from dpca_tasks.mechanisms.evaluation import SUBSPACE_MECHANISMS
 from dpca_tasks.mechanisms.evaluation.captured_share import CapturedShare, SubspaceTerms
-from dpca_tasks.mechanisms.results import Estimate
 from dpca_tasks.records.blocks import BlockSource
 from flows.families.base import PlannedRelease, records_facts
 from flows.families.evaluated_subspace import EvaluatedSubspace

@@ -5,9 +5,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from dpca_tasks.mechanisms.parts.tensor_forecast import Room, room_for
-from dpca_tasks.mechanisms.parts.tensor_noise import lengths_of, noise_of
-from dpca_tasks.mechanisms.parts.tensor_releases import TensorReleases
+from dpca_tasks.forecast.tensor_forecast import Room, lengths_of, noise_of, room_for
+from dpca_tasks.mechanisms.tensors.tensor_releases import TensorReleases
 from flows.families.base import PlannedRelease
 from flows.requests.tensor import TensorRequest
 

@@ -7,12 +7,10 @@ import numpy as np
 from scipy import sparse
 
 from dpca_tasks.accounting.relation import Relation
-from dpca_tasks.audit.neighbours import Neighbours
-from dpca_tasks.audit.subjects import AuditSubject
-from dpca_tasks.mechanisms.base import Mechanism
-from dpca_tasks.mechanisms.parts.tensor_problem import TensorProblem
-from dpca_tasks.mechanisms.results import Components
+from dpca_tasks.audit.neighbours import AuditSubject, Neighbours
+from dpca_tasks.mechanisms.base import Components, Mechanism
 from dpca_tasks.mechanisms.tensors import MECHANISMS, REFERENCES
+from dpca_tasks.mechanisms.tensors.tensor_releases import TensorProblem
 from dpca_tasks.records.sources import ArrayBlocks
 from flows.families.base import Family, PlannedRelease, build_mechanism, chosen, records_facts, release_facts
 from flows.families.stated_components import state_components

@@ -8,9 +8,8 @@ from contextlib import suppress
 from typing import Any
 
 from dpca_tasks.errors import StepTaken
-from dpca_tasks.privacy.curator import Curator
-from dpca_tasks.privacy.disclosure import DisclosingCurator
-from dpca_tasks.privacy.reservation import Reservation
+from dpca_tasks.privacy.curator import Curator, DisclosingCurator
+from dpca_tasks.privacy.gate import Reservation
 from dpca_tasks.records.blocks import BlockSource
 from flows.families.base import PlannedRelease
 from flows.families.stored import read_planned, stored_request

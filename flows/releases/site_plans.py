@@ -8,9 +8,9 @@ from typing import Any
 
 from dpca_tasks.errors import InvalidInput
 from dpca_tasks.mechanisms.base import PrivacyTarget, Problem
-from dpca_tasks.mechanisms.parts.tensor_problem import TensorProblem
 from dpca_tasks.mechanisms.sites import METHODS, TENSOR_METHODS
 from dpca_tasks.mechanisms.sites.joint_plan import JointPlan, SitesMechanism
+from dpca_tasks.mechanisms.tensors.tensor_releases import TensorProblem
 from flows.families.base import build_with_settings, records_facts
 from flows.releases.planning import check_run_key
 from flows.requests.sites import SitesRequest

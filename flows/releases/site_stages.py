@@ -11,7 +11,7 @@ from contextlib import ExitStack, suppress
 from typing import Any
 
 from dpca_tasks.errors import StepMismatch, StepTaken
-from dpca_tasks.mechanisms.sites.parties import LocalParties
+from dpca_tasks.mechanisms.sites.joint_plan import LocalParties
 from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.records.blocks import BlockSource
 from flows.clusters.connecting import connect, reach_cluster

@@ -5,11 +5,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from dpca_tasks.mechanisms.base import Plan
-from dpca_tasks.mechanisms.parts.noise_level import release_warnings
-from dpca_tasks.mechanisms.parts.refined_release import refine_release
-from dpca_tasks.mechanisms.results import Components, Subspace
+from dpca_tasks.mechanisms.base import Components, Plan, Subspace
+from dpca_tasks.mechanisms.noise_level import release_warnings
 from dpca_tasks.mechanisms.sites.joint_plan import JointPlan, SitesMechanism
+from dpca_tasks.refinement.refined_release import refine_release
 from flows.families.base import plan_facts
 from flows.families.stated_components import state_components
 from flows.families.stated_subspace import state_subspace

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dpca_tasks.accounting.events import Event
-from dpca_tasks.mechanisms.parts.stream_estimate import coefficients
+from dpca_tasks.mechanisms.streams.stream_estimate import coefficients
 from flows.families.stream_terms import StreamTerms, plan_terms, read_terms
 from flows.families.streamed_subspace import factor
 from flows.releases.notices import warn_of_budget

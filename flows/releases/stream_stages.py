@@ -9,7 +9,7 @@ import time
 from datetime import UTC, datetime
 from typing import Any
 
-from dpca_tasks.mechanisms.parts.stream_ticks import release_tick
+from dpca_tasks.mechanisms.streams.stream_ticks import release_tick
 from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.privacy.gate import ANSWER
 from dpca_tasks.records.blocks import BlockSource

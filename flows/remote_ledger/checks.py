@@ -18,7 +18,7 @@ from dpca_tasks.accounting.events import is_private, leaves
 from dpca_tasks.accounting.parts import parts_of, spread_of_losses
 from dpca_tasks.accounting.prices import own_price
 from dpca_tasks.mechanisms.base import Plan
-from dpca_tasks.mechanisms.parts.quantile_clip import main_mechanism
+from dpca_tasks.mechanisms.prior_releases import main_mechanism
 from flows.families.base import release_facts
 from flows.families.evaluation import EvaluationFamily
 from flows.families.stored import asked_of, fingerprint_of, read_plan, read_planned, read_request

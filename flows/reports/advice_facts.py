@@ -12,9 +12,9 @@ from dpca_tasks.advisor import Advice, cost_of, split_budget
 from dpca_tasks.errors import DpcaError, InvalidInput
 from dpca_tasks.mechanisms import completion, tensors
 from dpca_tasks.mechanisms.base import PrivacyTarget, Problem, Terms
-from dpca_tasks.mechanisms.parts.ratings import RatingsProblem
-from dpca_tasks.mechanisms.parts.tensor_problem import TensorProblem
+from dpca_tasks.mechanisms.completion.ratings import RatingsProblem
 from dpca_tasks.mechanisms.subspace import MECHANISMS
+from dpca_tasks.mechanisms.tensors.tensor_releases import TensorProblem
 
 COLUMNS = ("mechanism", "expected", "beyond_first", "random", "above_noise", "noise", "passes", "memory_mb", "time")
 

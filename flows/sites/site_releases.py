@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 
 from dpca_tasks.errors import InvalidInput, Refused, StepMismatch
 from dpca_tasks.mechanisms.sites.joint_plan import SeparateSums
-from dpca_tasks.privacy.curator import Curator
-from dpca_tasks.privacy.local_site import Site
+from dpca_tasks.privacy.curator import Curator, Site
 from dpca_tasks.queries.base import RowSum
 from dpca_tasks.sites.masks import Masks
 from dpca_tasks.sites.opening import Address, Message

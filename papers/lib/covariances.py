@@ -55,7 +55,7 @@ from scipy import sparse
 from dpca_tasks.accounting import events
 from dpca_tasks.accounting.calibration import gaussian_noise_multiplier
 from dpca_tasks.accounting.epsilon_bracket import epsilon_bracket
-from dpca_tasks.mechanisms.parts.eigenpairs import leading_eigenpairs
+from dpca_tasks.mechanisms.eigenpairs import leading_eigenpairs
 from dpca_tasks.noise.bingham import complement, draw_direction
 from dpca_tasks.noise.keystream import subkey
 from papers.lib.experiments import Matrix, upper_noise

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from dpca_tasks.mechanisms.base import PrivacyTarget
 from dpca_tasks.privacy.curator import Curator
-from dpca_tasks.privacy.reservation import InMemoryReservation
+from dpca_tasks.privacy.gate import InMemoryReservation
 from dpca_tasks.records.blocks import BlockSource
 from flows.reports.activity import activity
 

@@ -22,19 +22,15 @@ from pyarrow import csv
 from scipy import sparse
 
 from dpca_tasks.accounting.epsilon_bracket import epsilon_bracket
-from dpca_tasks.mechanisms.base import NO_GUARANTEE, Plan, PrivacyTarget
+from dpca_tasks.mechanisms.base import NO_GUARANTEE, ItemFactors, Plan, PrivacyTarget
 from dpca_tasks.mechanisms.completion import MECHANISMS, REFERENCES
 from dpca_tasks.mechanisms.completion.dpals import Dpals
-from dpca_tasks.mechanisms.parts.factor_grid import UNIT, in_steps
-from dpca_tasks.mechanisms.parts.item_update import orthonormal
-from dpca_tasks.mechanisms.parts.ratings import RatingsProblem
-from dpca_tasks.mechanisms.results import ItemFactors
+from dpca_tasks.mechanisms.completion.item_factors import UNIT, in_steps, orthonormal
+from dpca_tasks.mechanisms.completion.ratings import RatingsProblem
 from dpca_tasks.metrics import ranked_items, recall_of
 from dpca_tasks.noise.joint import JointGaussian
-from dpca_tasks.privacy.curator import Curator
-from dpca_tasks.privacy.disclosure import DisclosingCurator
-from dpca_tasks.privacy.reservation import InMemoryReservation
-from dpca_tasks.privacy.ways.release_tiles import TiledAnswer
+from dpca_tasks.privacy.curator import Curator, DisclosingCurator, TiledAnswer
+from dpca_tasks.privacy.gate import InMemoryReservation
 from dpca_tasks.queries.item_statistics import ItemStatistics
 from dpca_tasks.queries.tiled_sum import TiledSum
 from dpca_tasks.records.made_ratings import SplitRatings, ratings_of

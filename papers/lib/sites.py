@@ -13,16 +13,15 @@ import numpy as np
 from dpca_tasks.accounting.relation import Relation
 from dpca_tasks.layouts import Layout, unpack_symmetric
 from dpca_tasks.mechanisms.base import PrivacyTarget, Problem
-from dpca_tasks.mechanisms.parts.eigenpairs import leading_eigenpairs
-from dpca_tasks.mechanisms.sites.cape import Cape, least_scale, mu_of
+from dpca_tasks.mechanisms.eigenpairs import leading_eigenpairs
+from dpca_tasks.mechanisms.sites.cape import Cape, least_scale, masked_messages, mu_of
 from dpca_tasks.mechanisms.sites.cape_pca import CapePca
-from dpca_tasks.mechanisms.sites.gaussian_messages import masked_messages
+from dpca_tasks.mechanisms.sites.joint_plan import LocalParties
 from dpca_tasks.mechanisms.sites.noised_moments import Conv, DpDis, Local
-from dpca_tasks.mechanisms.sites.parties import LocalParties
 from dpca_tasks.mechanisms.subspace.analyze_gauss import AnalyzeGauss
 from dpca_tasks.noise.symmetric_weights import symmetric_weights
 from dpca_tasks.privacy.curator import Curator
-from dpca_tasks.privacy.reservation import InMemoryReservation
+from dpca_tasks.privacy.gate import InMemoryReservation
 from dpca_tasks.queries.base import SQRT_2_UP
 from dpca_tasks.records.blocks import BlockSource
 from dpca_tasks.records.sources import ArrayBlocks

@@ -36,11 +36,11 @@ from dpca_tasks.accounting.published import FORMULAS, Settings
 from dpca_tasks.accounting.relation import Relation
 from dpca_tasks.errors import Refused
 from dpca_tasks.mechanisms.base import PrivacyTarget, Problem
-from dpca_tasks.mechanisms.parts.eigenpairs import leading_eigenpairs
-from dpca_tasks.mechanisms.parts.refined_release import refine_release
+from dpca_tasks.mechanisms.eigenpairs import leading_eigenpairs
 from dpca_tasks.mechanisms.subspace import MECHANISMS
 from dpca_tasks.metrics import captured_beyond_first, captured_variance, squared_distance
 from dpca_tasks.records.sources import ArrayBlocks
+from dpca_tasks.refinement.refined_release import refine_release
 from dpca_tasks.threads import one_thread
 from papers.lib.experiments import Matrix, orthonormal, run_mechanism
 from papers.lib.public_data import LabelledRows, second_moment

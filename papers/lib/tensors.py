@@ -20,20 +20,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpca_tasks.accounting.relation import Relation
-from dpca_tasks.mechanisms.base import NO_GUARANTEE, Plan, PrivacyTarget
-from dpca_tasks.mechanisms.parts.tensor_problem import TensorProblem
-from dpca_tasks.mechanisms.parts.tensor_releases import POINT_FACTOR
-from dpca_tasks.mechanisms.results import ComponentModel, Components
+from dpca_tasks.mechanisms.base import NO_GUARANTEE, ComponentModel, Components, Plan, PrivacyTarget
 from dpca_tasks.mechanisms.sites.cape_agn import CapeAgn
-from dpca_tasks.mechanisms.sites.noised_tensors import ConvAgn, LocalAgn
-from dpca_tasks.mechanisms.sites.parties import LocalParties
+from dpca_tasks.mechanisms.sites.joint_plan import LocalParties
+from dpca_tasks.mechanisms.sites.noised_moments import ConvAgn, LocalAgn
 from dpca_tasks.mechanisms.tensors.agn import Agn
 from dpca_tasks.mechanisms.tensors.avn import Avn
 from dpca_tasks.mechanisms.tensors.non_private import NonPrivate
-from dpca_tasks.privacy.curator import Curator
-from dpca_tasks.privacy.disclosure import DisclosingCurator
-from dpca_tasks.privacy.reservation import InMemoryReservation
-from dpca_tasks.privacy.rows import Rows
+from dpca_tasks.mechanisms.tensors.tensor_releases import POINT_FACTOR, TensorProblem
+from dpca_tasks.privacy.curator import Curator, DisclosingCurator, Rows
+from dpca_tasks.privacy.gate import InMemoryReservation
 from dpca_tasks.queries.base import RowSum
 from dpca_tasks.queries.point_triples import PointTriples
 from dpca_tasks.queries.rounded_product import DIRECTION_BITS

@@ -17,10 +17,8 @@ from dpca_tasks.accounting.calibration import gaussian_noise_multiplier
 from dpca_tasks.audit.bounds import choose_event, epsilon_bound
 from dpca_tasks.audit.trials import TARGET
 from dpca_tasks.noise.keystream import subkey
-from dpca_tasks.privacy.curator import Curator
-from dpca_tasks.privacy.gate import Gate
-from dpca_tasks.privacy.local_site import Site
-from dpca_tasks.privacy.reservation import InMemoryReservation
+from dpca_tasks.privacy.curator import Curator, Site
+from dpca_tasks.privacy.gate import Gate, InMemoryReservation
 from dpca_tasks.queries.second_moment import SecondMoment
 from dpca_tasks.records.sources import ArrayBlocks
 from dpca_tasks.sites.masks import MaskSeeds, deal_masks

@@ -21,9 +21,8 @@ from dpca_tasks.audit.neighbours import worst_neighbours
 from dpca_tasks.audit.subspace import audited_problem
 from dpca_tasks.audit.trials import TARGET
 from dpca_tasks.kernels import gridding
-from dpca_tasks.mechanisms.base import Plan
-from dpca_tasks.mechanisms.parts.eigenpairs import leading_eigenpairs
-from dpca_tasks.mechanisms.results import Subspace
+from dpca_tasks.mechanisms.base import Plan, Subspace
+from dpca_tasks.mechanisms.eigenpairs import leading_eigenpairs
 from dpca_tasks.mechanisms.subspace.dp_spca import DpSpca
 from dpca_tasks.noise import distributions
 from dpca_tasks.noise.distributions import Gaussian, Symmetric

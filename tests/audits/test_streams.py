@@ -17,7 +17,7 @@ from dpca_tasks.accounting import events
 from dpca_tasks.accounting.factorisation import Weights, choose_weights, extension_event
 from dpca_tasks.noise.distributions import Symmetric
 from dpca_tasks.privacy.curator import Curator
-from dpca_tasks.privacy.reservation import InMemoryReservation
+from dpca_tasks.privacy.gate import InMemoryReservation
 from dpca_tasks.queries.second_moment import SecondMoment
 from dpca_tasks.queries.streamed_moment import StreamedMoment
 from dpca_tasks.records.sources import ArrayBlocks

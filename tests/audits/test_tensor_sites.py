@@ -15,15 +15,14 @@ from dpca_tasks.errors import InvalidInput
 from dpca_tasks.kernels import word_moments
 from dpca_tasks.layouts import Layout, unpack_symmetric
 from dpca_tasks.mechanisms.base import PrivacyTarget
-from dpca_tasks.mechanisms.parts.tensor_problem import TensorProblem
-from dpca_tasks.mechanisms.parts.tensor_releases import TensorReleases
 from dpca_tasks.mechanisms.sites.cape import mu_of
 from dpca_tasks.mechanisms.sites.cape_agn import CapeAgn
-from dpca_tasks.mechanisms.sites.parties import LocalParties
+from dpca_tasks.mechanisms.sites.joint_plan import LocalParties
+from dpca_tasks.mechanisms.tensors.tensor_releases import TensorProblem, TensorReleases
 from dpca_tasks.noise.distributions import Gaussian, Symmetric
 from dpca_tasks.privacy import sensitivities
 from dpca_tasks.privacy.curator import Curator
-from dpca_tasks.privacy.reservation import InMemoryReservation
+from dpca_tasks.privacy.gate import InMemoryReservation
 from dpca_tasks.queries import word_triples
 from dpca_tasks.queries.point_triples import PointTriples
 from dpca_tasks.queries.second_moment import SecondMoment

@@ -11,7 +11,7 @@ import pytest
 from dpca_tasks.accounting.calibration import gaussian_noise_multiplier
 from dpca_tasks.accounting.factorisation import Weights, choose_weights, extension_event, tree_factors
 from dpca_tasks.accounting.gaussian import UNITS, smallest_epsilon
-from dpca_tasks.mechanisms.parts.stream_estimate import coefficients
+from dpca_tasks.mechanisms.streams.stream_estimate import coefficients
 from papers.continual import NIGHTS
 
 PAGE = (Path(__file__).parents[2] / "docs/explanation/continual.md").read_text(encoding="utf-8")

@@ -12,7 +12,7 @@ from numba.core.dispatcher import Dispatcher
 from threadpoolctl import threadpool_info, threadpool_limits
 
 from dpca_tasks.mechanisms.base import LARGE
-from dpca_tasks.mechanisms.parts.eigenpairs import leading_eigenpairs
+from dpca_tasks.mechanisms.eigenpairs import leading_eigenpairs
 from dpca_tasks.threads import one_thread, two_at_once, two_threads
 
 ROOT = Path(__file__).parent.parent.parent

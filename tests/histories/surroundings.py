@@ -29,7 +29,7 @@ from uuid import UUID
 
 import numpy as np
 
-from dpca_tasks.privacy import rows
+from dpca_tasks.privacy import curator
 from dpca_tasks.sums.exact_sum import exact_sum
 from storage.backends import crash_points
 from storage.ledger import secret_keys
@@ -128,7 +128,7 @@ class Surroundings:
             stack.enter_context(patch.object(os, "fsync", lambda _file: self.reach("sync")))
             stack.enter_context(patch.object(crash_points, "hook", self.reach))
             stack.enter_context(patch.object(secret_keys, "new_key", self._new_key))
-            stack.enter_context(patch.object(rows, "exact_sum", partial(self._summed, exact_sum)))
+            stack.enter_context(patch.object(curator, "exact_sum", partial(self._summed, exact_sum)))
             stack.enter_context(patch.object(StepStore, "keep", _noting(self.seen, StepStore.keep)))
             for module, name, replacement in self._clocks_and_names():
                 stack.enter_context(patch.object(module, name, replacement))

@@ -18,7 +18,7 @@ from unittest.mock import patch
 
 from distributed import Client, Scheduler
 
-from dpca_tasks.privacy import rows
+from dpca_tasks.privacy import curator
 from dpca_tasks.sums import exact_sum
 from flows.cli import main
 from flows.clusters.connecting import connect
@@ -65,7 +65,7 @@ class Scenario:
         self.run("budget", "budget", "open", "people", *TERMS)
         with patch("flows.releases.stages.connect", self._observed):
             alone = patch.dict(os.environ, {"DPCA_CLUSTER": "none"})
-            with alone, patch.object(rows, "exact_sum", _failing_after(0)):
+            with alone, patch.object(curator, "exact_sum", _failing_after(0)):
                 self.run("fit-that-breaks", *FIT, "--publish", "sub", "--run-key", "broken")
             self._play_the_rest(ingest)
         (self.folder / "endings.json").write_text(json.dumps(self.endings))
@@ -76,7 +76,7 @@ class Scenario:
         self.run("fit-again", *FIT, "--publish", "other")
         with _damaged_block():
             self.run("fit-on-a-damaged-block", *FIT, "--publish", "sub", *APART, "--run-key", "damaged")
-        with patch.object(rows, "exact_sum", _failing_after(1)):
+        with patch.object(curator, "exact_sum", _failing_after(1)):
             power = ("--mechanism", "noisy_power", "--set", "iterations=2")
             self.run("fit-that-breaks-later", *FIT, *power, "--publish", "sub", *APART, "--run-key", "later")
         self.call("fit-refused", lambda: _ending_of_flow(components=FEATURES))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy import sparse
 
-from dpca_tasks.mechanisms.parts.tensor_releases import TensorReleases
+from dpca_tasks.mechanisms.tensors.tensor_releases import TensorReleases
 from dpca_tasks.metrics import matched_errors
 from dpca_tasks.records.sources import ArrayBlocks
 from dpca_tasks.sums.exact_sum import exact_sum

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy import sparse
 
-from dpca_tasks.mechanisms.results import ItemFactors
+from dpca_tasks.mechanisms.base import ItemFactors
 from dpca_tasks.records.made_ratings import SplitRatings, low_rank, skewed
 from flows.tune import held_out_error
 from papers import dpals

@@ -9,7 +9,7 @@ import pytest
 from dpca_tasks.mechanisms.base import PrivacyTarget
 from dpca_tasks.metrics import subspace_distance
 from dpca_tasks.privacy.curator import Curator
-from dpca_tasks.privacy.reservation import InMemoryReservation
+from dpca_tasks.privacy.gate import InMemoryReservation
 from dpca_tasks.queries.second_moment import SecondMoment
 from dpca_tasks.records.sources import ArrayBlocks
 from dpca_tasks.sums.exact_sum import exact_sum

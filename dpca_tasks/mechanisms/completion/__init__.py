@@ -2,11 +2,10 @@
 
 from typing import Any
 
-from dpca_tasks.mechanisms.completion.als import Als
+from dpca_tasks.mechanisms.completion.als import Als, Ials
 from dpca_tasks.mechanisms.completion.dpals import Dpals
 from dpca_tasks.mechanisms.completion.dpfw import Dpfw
 from dpca_tasks.mechanisms.completion.dpsvd import Dpsvd
-from dpca_tasks.mechanisms.completion.ials import Ials
 from dpca_tasks.mechanisms.completion.item_means import ItemMeans
 from dpca_tasks.mechanisms.completion.one_shot import OneShot
 

@@ -1,19 +1,146 @@
-"""Alternating least squares without privacy, as a reference for private factors.
+"""Alternating least squares without privacy, explicit and implicit, as references for private factors.
 
-It is not in the table of mechanisms: it makes no claim, so it is not audited, and every check on its way requires an
-acknowledgement. Ratings are counted as for the others, so that only the noise differs.
+They are not in the table of mechanisms: they make no claim, so they are not audited, and every check on their way
+requires an acknowledgement. Ratings are counted as for the others, so that only the noise differs. References share the
+acknowledgement, the plan of exact answers, and exact offsets of items.
+
+*Implicit*: of all pairs of a user and an item every one counts, those that were chosen more: a rating is a choice, and
+the lowest of the range is none.
 """
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
-from dpca_tasks.mechanisms.base import Plan, PrivacyTarget
-from dpca_tasks.mechanisms.parts.exact_rounds import alternate, check_exact, disclose_offsets, disclosing, exact_plan
-from dpca_tasks.mechanisms.parts.ratings import Centring, RatingsProblem, centring
-from dpca_tasks.mechanisms.results import ItemFactors
-from dpca_tasks.privacy.curator import Curator
+from dpca_tasks.accounting import events
+from dpca_tasks.errors import InvalidInput, Refused
+from dpca_tasks.mechanisms.base import NO_GUARANTEE, ItemFactors, Plan, PrivacyTarget
+from dpca_tasks.mechanisms.completion.item_factors import UNIT, in_steps, on_grid, solve_items
+from dpca_tasks.mechanisms.completion.rating_moment import random_start
+from dpca_tasks.mechanisms.completion.ratings import (
+    SPREAD,
+    Centring,
+    RatingsProblem,
+    asked_of_users,
+    centring,
+    check_ratings,
+    shrunk_offsets,
+    totals_on_grid,
+)
+from dpca_tasks.privacy.curator import Curator, DisclosingCurator
+from dpca_tasks.queries.item_statistics import ItemStatistics
+
+BITS = 14
+_LONGEST = 40.0
+"""The bound of a user's factor in stds of ratings: with a start of std 0.1 they have about ten."""
+
+
+def check_exact(
+    name: str, problem: RatingsProblem, target: PrivacyTarget, *, rank: int, rounds: int, positive: Sequence[float]
+) -> None:
+    """Refuse facts and settings out of their domain, and any target but the one that promises nothing.
+
+    Raises
+    ------
+    InvalidInput, Refused
+    """
+    check_ratings(problem, rank=rank)
+    if target != NO_GUARANTEE:
+        raise Refused(
+            f"{name} keeps no guarantee: its result is not private, is marked so for ever, and voids the budget of its "
+            "population; insist with --i-know-this-is-not-private, or choose another mechanism."
+        )
+    if rounds < 1 or not all(0 < value < math.inf for value in positive):
+        raise InvalidInput(f"rounds={rounds} must be at least 1, ridges and weights positive and finite; correct them.")
+
+
+def exact_plan(name: str, problem: RatingsProblem, target: PrivacyTarget, *, steps: int) -> Plan:
+    """Plan some answers without noise."""
+    return Plan(
+        mechanism=name,
+        problem=problem,
+        target=target,
+        noise_multiplier=0.0,
+        bits=BITS,
+        event=events.self_composed(events.non_private(), steps),
+        notes=("the result is not private: it has no noise, and voids the budget of its population.",),
+        uncertified=True,
+    )
+
+
+def disclosing(curator: Curator, name: str) -> DisclosingCurator:
+    """Return the curator as one that discloses.
+
+    Raises
+    ------
+    Refused
+        When it is not.
+    """
+    if not isinstance(curator, DisclosingCurator):
+        raise Refused(f"this curator answers with noise alone; {name} needs a DisclosingCurator.")
+    return curator
+
+
+def disclose_offsets(
+    curator: DisclosingCurator, problem: RatingsProblem, centred: Centring
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Disclose totals of items; return offsets, shrunk as if of noise 0, and numbers of counted ratings."""
+    parts = curator.disclose_parts(totals_on_grid(problem, centred, bits=BITS))
+    counts = np.maximum(parts["counts"], 1.0)
+    return shrunk_offsets(parts["sums"], counts, problem, noise_std=0.0), counts
+
+
+def alternate(
+    curator: DisclosingCurator,
+    problem: RatingsProblem,
+    centred: Centring,
+    *,
+    rank: int,
+    rounds: int,
+    ridge: float,
+    offsets: NDArray[np.float64],
+    unobserved: float = 0.0,
+) -> NDArray[np.float64]:
+    """Return the factors of items after some rounds of exact regressions, from a public random start.
+
+    Every pair of a user and an item has the weight ``unobserved``, and a rating of 0, besides.
+    """
+    factors = on_grid(random_start(problem.n_features, rank, is_orthonormal=False))
+    for _ in range(rounds):
+        every: dict[str, Any] = (
+            {"unobserved": unobserved * (factors.T @ factors), "gram_share": 0.2} if unobserved else {}
+        )
+        asked = ItemStatistics(
+            **asked_of_users(problem, centred),
+            bits=BITS,
+            offsets=offsets,
+            factors=in_steps(factors),
+            priorities=np.zeros(problem.n_features),
+            unit=UNIT,
+            ridge=ridge,
+            rating_bound=problem.high - problem.low,
+            user_norm=longest_user(problem, ridge=ridge),
+            rating_clip=problem.high - problem.low,
+            clip="weight",
+            outer_share=0.5,
+            **every,
+        )
+        parts = curator.disclose_parts(curator.with_stored_inputs(asked))
+        weighted = parts["weighted"].reshape(problem.n_features, rank)
+        shared = unobserved * parts["gram"] if unobserved else None
+        factors = on_grid(solve_items(parts["outer"], weighted, ridge=ridge, shared=shared))
+    return factors
+
+
+def longest_user(problem: RatingsProblem, *, ridge: float) -> float:
+    """Return a bound of users' factors: of any regression, or `_LONGEST` stds of ratings if that is less."""
+    spread = SPREAD * (problem.high - problem.low)
+    longest = math.sqrt(problem.n_features) * (problem.high - problem.low) / (2.0 * math.sqrt(ridge))
+    return min(longest, _LONGEST * spread)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,3 +213,81 @@ class Als:
 
     def _centring(self, problem: RatingsProblem) -> Centring:
         return centring(problem, centre=self.centre, user_means=self.user_means, prior=self.user_prior)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ials:
+    """Minimise ``sum_counted (m_ij - u_i . v_j)^2 + unobserved sum_all (u_i . v_j)^2`` plus a ridge, exactly.
+
+    ``m_ij`` is the rating above the lowest of the range: 1 for a choice in the range ``0:1``.
+
+    Parameters
+    ----------
+    rank : int
+        r, below the number of items.
+    rounds : int
+        How often items are solved for.
+    ridge : float
+        Of users' and of items' regressions.
+    unobserved : float
+        The weight of every pair of a user and an item.
+
+    Notes
+    -----
+    See `Als` for what it costs. A confidence ``1 + alpha`` of chosen pairs, as
+    the method is first written, is a weight ``1 / alpha`` of all pairs but for constants.
+
+    References
+    ----------
+    Hu, Koren and Volinsky (2008), Collaborative filtering for implicit feedback datasets.
+    """
+
+    rank: int
+    rounds: int = 10
+    ridge: float = 5.0
+    unobserved: float = 0.1
+
+    name: ClassVar[str] = "ials"
+
+    def plan(self, problem: RatingsProblem, target: PrivacyTarget) -> Plan:
+        """Plan the answers without noise.
+
+        Raises
+        ------
+        Refused
+            When the target is anything but `dpca_tasks.mechanisms.base.NO_GUARANTEE`.
+        """
+        positive = (self.ridge, self.unobserved)
+        check_exact(self.name, problem, target, rank=self.rank, rounds=self.rounds, positive=positive)
+        return exact_plan(self.name, problem, target, steps=self.rounds)
+
+    def run(self, curator: Curator, plan: Plan) -> ItemFactors:
+        """Disclose the statistics of every round, and solve them.
+
+        Raises
+        ------
+        Refused
+            When the curator is not one that discloses.
+        """
+        problem, offsets = plan.problem, np.zeros(plan.problem.n_features)
+        centred = centring(problem, centre=problem.low, user_means=False, prior=0.0)
+        factors = alternate(
+            disclosing(curator, self.name),
+            problem,
+            centred,
+            rank=self.rank,
+            rounds=self.rounds,
+            ridge=self.ridge,
+            offsets=offsets,
+            unobserved=self.unobserved,
+        )
+        return ItemFactors(
+            factors=factors,
+            offsets=offsets,
+            user_step={
+                **centred.facts,
+                "ridge": self.ridge,
+                "rating_bound": problem.high - problem.low,
+                "unobserved": self.unobserved,
+            },
+        )

@@ -1,43 +1,125 @@
 """Private alternating least squares: noisy statistics of items, from which their factors are solved, round by round.
 
 Users solve for their own factors with what was released before; of these nothing but the statistics is summed, and no
-factor of a user is published.
+factor of a user is published. The noise of every step comes from one target or from the published formula.
 """
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dpca_tasks.errors import InvalidInput
-from dpca_tasks.mechanisms.base import Calibration, Plan, PrivacyTarget, check_target
-from dpca_tasks.mechanisms.parts.factor_grid import UNIT, in_steps
-from dpca_tasks.mechanisms.parts.item_start import random_start, release_start, start_query
-from dpca_tasks.mechanisms.parts.item_update import orthonormal, solve_rounds
-from dpca_tasks.mechanisms.parts.rating_moment import check_moment
-from dpca_tasks.mechanisms.parts.ratings import (
+from dpca_tasks.accounting import events
+from dpca_tasks.accounting.published import FORMULAS, Settings
+from dpca_tasks.errors import InvalidInput, Refused
+from dpca_tasks.mechanisms.base import Calibration, ItemFactors, Plan, PrivacyTarget, check_target
+from dpca_tasks.mechanisms.completion.item_factors import UNIT, in_steps, orthonormal, solve_rounds
+from dpca_tasks.mechanisms.completion.rating_moment import check_moment, random_start, release_start, start_query
+from dpca_tasks.mechanisms.completion.ratings import (
     Centring,
     RatingsProblem,
     asked_of_users,
     average_query,
     centring,
     check_ratings,
+    joint_noise,
     release_average,
     release_totals,
     totals_query,
 )
-from dpca_tasks.mechanisms.parts.round_noises import RoundNoises, split_noises, with_published_rounds
-from dpca_tasks.mechanisms.results import ItemFactors
 from dpca_tasks.noise.distributions import Gaussian, check_tail
 from dpca_tasks.noise.grid import grid_bits
-from dpca_tasks.privacy.curator import Curator
-from dpca_tasks.privacy.ways.release_tiles import TiledAnswer
+from dpca_tasks.noise.joint import JointGaussian
+from dpca_tasks.privacy.curator import Curator, TiledAnswer
 from dpca_tasks.queries.item_statistics import Clip, ItemStatistics
 from dpca_tasks.queries.ratings import Coins
+
+CENTRE_SHARE = Fraction(1, 5)
+"""The share of the totals' squared loss that a private centre takes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundNoises:
+    """The noise of each step, in the order in which they run; None for a step that is left out."""
+
+    centre: JointGaussian | None
+    totals: JointGaussian | None
+    start: JointGaussian | None
+    rounds: tuple[JointGaussian, ...]
+
+    def __iter__(self) -> Iterator[JointGaussian]:
+        """Iterate over the noise of the steps that there are."""
+        yield from (noise for noise in (self.centre, self.totals, self.start, *self.rounds) if noise is not None)
+
+    @property
+    def event(self) -> events.Event:
+        """The event of all steps."""
+        return events.composed(*(noise.event for noise in self))
+
+
+def split_noises(
+    target: PrivacyTarget,
+    *,
+    rounds: int,
+    growth: float,
+    totals_share: float,
+    centre: bool,
+    totals: bool,
+    start_share: float | None,
+) -> RoundNoises:
+    """Split a target exactly: shares for centre, totals and start, where they are asked for, and rounds that grow."""
+    share = Fraction(totals_share)
+    first = CENTRE_SHARE * share if centre else Fraction(0)
+    second = share - first if totals else Fraction(0)
+    third = Fraction(start_share or 0)
+    weights = [Fraction(weight) for weight in np.geomspace(1.0, growth, rounds).tolist()]
+    return RoundNoises(
+        centre=joint_noise(target, first) if centre else None,
+        totals=joint_noise(target, second) if totals else None,
+        start=joint_noise(target, third) if third else None,
+        rounds=tuple(joint_noise(target, (1 - first - second - third) * weight / sum(weights)) for weight in weights),
+    )
+
+
+def with_published_rounds(
+    noises: RoundNoises, problem: RatingsProblem, target: PrivacyTarget, *, scale: float
+) -> RoundNoises:
+    """Return noises with the printed noise in every round, which the paper grants the whole target.
+
+    Parameters
+    ----------
+    noises : RoundNoises
+        Of centre, totals and start, which keep theirs.
+    problem, target
+        The request.
+    scale : float
+        The std of each sum of a round at noise multiplier 1, in units of its bound for one rating.
+
+    Raises
+    ------
+    Refused
+        When a user replaces another, which the theorem does not cover.
+    """
+    if problem.relation == "replace_one":
+        raise Refused(
+            "calibration=paper is stated for a removed user, not for replace_one, which moves both sums of a round "
+            "further; use calibration=tight."
+        )
+    asked = Settings(
+        epsilon=target.epsilon,
+        delta=target.delta,
+        relation=problem.relation,
+        n_components=problem.most,
+        steps=len(noises.rounds),
+    )
+    one = JointGaussian(noise_multiplier=math.nextafter(FORMULAS["dpals"].noise(asked) / scale, math.inf))
+    return dataclasses.replace(noises, rounds=(one,) * len(noises.rounds))
+
 
 OUTER_SHARE = 0.41  # noise on H is 1.2 times that on w, each in its units
 PAPER_SHARE = 0.5  # both alike

@@ -14,15 +14,15 @@ import numpy as np
 from dpca_tasks.accounting import events
 from dpca_tasks.accounting.published import Settings, published_noise
 from dpca_tasks.errors import InvalidInput
-from dpca_tasks.mechanisms.base import Calibration, Plan, PrivacyTarget, check_target
-from dpca_tasks.mechanisms.parts.rating_moment import (
+from dpca_tasks.mechanisms.base import Calibration, ItemFactors, Plan, PrivacyTarget, check_target
+from dpca_tasks.mechanisms.completion.rating_moment import (
     check_moment,
     leading_factors,
     moment_bits,
     moment_query,
     spread_of,
 )
-from dpca_tasks.mechanisms.parts.ratings import (
+from dpca_tasks.mechanisms.completion.ratings import (
     Centring,
     RatingsProblem,
     centring,
@@ -31,7 +31,6 @@ from dpca_tasks.mechanisms.parts.ratings import (
     release_totals,
     totals_query,
 )
-from dpca_tasks.mechanisms.results import ItemFactors
 from dpca_tasks.noise.distributions import Gaussian, check_tail
 from dpca_tasks.noise.joint import JointGaussian
 from dpca_tasks.privacy.curator import Curator

@@ -7,10 +7,9 @@ them, with noise for a whole user rather than for one rating.
 from dataclasses import dataclass
 from typing import ClassVar
 
-from dpca_tasks.mechanisms.base import Plan, PrivacyTarget
-from dpca_tasks.mechanisms.parts.rating_moment import OneMoment, spread_of
-from dpca_tasks.mechanisms.parts.ratings import RatingsProblem, centring
-from dpca_tasks.mechanisms.results import ItemFactors
+from dpca_tasks.mechanisms.base import ItemFactors, Plan, PrivacyTarget
+from dpca_tasks.mechanisms.completion.rating_moment import OneMoment, spread_of
+from dpca_tasks.mechanisms.completion.ratings import RatingsProblem, centring
 from dpca_tasks.privacy.curator import Curator
 
 

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import ClassVar
 
-from dpca_tasks.mechanisms.base import Plan, PrivacyTarget, check_target
-from dpca_tasks.mechanisms.parts.ratings import (
+from dpca_tasks.mechanisms.base import ItemFactors, Plan, PrivacyTarget, check_target
+from dpca_tasks.mechanisms.completion.ratings import (
     Centring,
     RatingsProblem,
     centring,
@@ -14,7 +14,6 @@ from dpca_tasks.mechanisms.parts.ratings import (
     release_totals,
     totals_query,
 )
-from dpca_tasks.mechanisms.results import ItemFactors
 from dpca_tasks.noise.distributions import Gaussian, check_tail
 from dpca_tasks.privacy.curator import Curator
 

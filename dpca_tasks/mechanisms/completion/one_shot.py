@@ -8,10 +8,9 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from dpca_tasks.mechanisms.base import Plan, PrivacyTarget
-from dpca_tasks.mechanisms.parts.rating_moment import OneMoment, spread_of
-from dpca_tasks.mechanisms.parts.ratings import RatingsProblem, centring
-from dpca_tasks.mechanisms.results import ItemFactors
+from dpca_tasks.mechanisms.base import ItemFactors, Plan, PrivacyTarget
+from dpca_tasks.mechanisms.completion.rating_moment import OneMoment, spread_of
+from dpca_tasks.mechanisms.completion.ratings import RatingsProblem, centring
 from dpca_tasks.privacy.curator import Curator
 
 

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from dpca_tasks.accounting.calibration import gaussian_noise_multiplier
 from dpca_tasks.accounting.pure import laplace_noise_multiplier
-from dpca_tasks.mechanisms.base import Plan, PrivacyTarget, Terms, check_target
-from dpca_tasks.mechanisms.results import Estimate
+from dpca_tasks.mechanisms.base import Estimate, Plan, PrivacyTarget, Terms, check_target
 from dpca_tasks.noise.distributions import Gaussian, Laplace, check_tail
 from dpca_tasks.noise.grid import grid_bits
 from dpca_tasks.privacy.curator import Curator

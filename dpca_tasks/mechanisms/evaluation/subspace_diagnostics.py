@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpca_tasks.mechanisms.base import Problem
-from dpca_tasks.mechanisms.parts.eigenpairs import leading_eigenpairs
-from dpca_tasks.mechanisms.parts.released_moment import centred, moment_query
+from dpca_tasks.mechanisms.eigenpairs import leading_eigenpairs
+from dpca_tasks.mechanisms.released_moment import centred, moment_query
 from dpca_tasks.metrics import (
     captured_beyond_first,
     captured_variance,
@@ -20,7 +20,7 @@ from dpca_tasks.metrics import (
     reconstruction_error,
     subspace_distance,
 )
-from dpca_tasks.privacy.disclosure import DisclosingCurator
+from dpca_tasks.privacy.curator import DisclosingCurator
 from dpca_tasks.queries.augmented_moment import CONSTANT
 
 type Matrix = NDArray[np.float64]

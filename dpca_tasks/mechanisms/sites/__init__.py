@@ -5,8 +5,7 @@ from typing import Any
 from dpca_tasks.mechanisms.sites.cape_agn import CapeAgn
 from dpca_tasks.mechanisms.sites.cape_pca import CapePca
 from dpca_tasks.mechanisms.sites.dps_pca import DpsPcaOfSites
-from dpca_tasks.mechanisms.sites.noised_moments import Conv, DpDis, Local
-from dpca_tasks.mechanisms.sites.noised_tensors import ConvAgn, LocalAgn
+from dpca_tasks.mechanisms.sites.noised_moments import Conv, ConvAgn, DpDis, Local, LocalAgn
 
 METHODS: dict[str, type[Any]] = {method.name: method for method in (CapePca, Conv, DpDis, DpsPcaOfSites, Local)}
 """The methods for a subspace by name."""

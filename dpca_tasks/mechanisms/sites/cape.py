@@ -8,6 +8,10 @@ aggregator and D may fall silent, so the shares of the ``H = S - C - D`` others 
 >>> printed = Cape(sites=10, masks="gaussian", calibration="paper", colluders=0).noise(scale=1.0)
 >>> round(printed.view_mu(), 3)  # one message alone has a mu of 1
 1.348
+
+`masked_messages` makes the messages of one round with Gaussian masks, as published: floating point, from one key, for
+reproductions alone. Real messages are integers under masks of a ring, and no one has all the keys. Floats make no claim
+to the bit.
 """
 
 import math
@@ -15,10 +19,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
 from dpca_tasks.accounting.calibration import gaussian_epsilon, gaussian_noise_multiplier
 from dpca_tasks.accounting.site_noise import least_noise, usual_colluders, view_mu
 from dpca_tasks.errors import InvalidInput
 from dpca_tasks.mechanisms.base import Calibration
+from dpca_tasks.noise.keystream import subkey
+from dpca_tasks.noise.variates import normals
+from dpca_tasks.sites.masks import gaussian_masks
+
+type Floats = NDArray[np.float64]
 
 Masks = Literal["uniform", "gaussian"]
 
@@ -160,3 +172,26 @@ def mu_of(*, epsilon: float, delta: float) -> float:
 def least_scale(*, weights: Sequence[float], sensitivities: Sequence[float], mus: Sequence[float]) -> float:
     """Return the std of pooled noise that gives every site its mu: of the site that needs most."""
     return math.sqrt(least_noise(weights=weights, sensitivities=sensitivities, mus=mus))
+
+
+def masked_messages(sums: Floats, noise: SharedNoise, weights: Floats, *, key: bytes) -> Floats:
+    """Return each site's message: its weighted sum, its share of noise, and its mask.
+
+    Parameters
+    ----------
+    sums : float64 array of shape (sites, size)
+        Packed statistics, each already multiplied by its site's weight.
+    noise : SharedNoise
+        With Gaussian masks.
+    weights : float64 array of shape (size,)
+        The std of each packed coordinate of isometric noise of std 1.
+    key : bytes of length 32
+    """
+    sites, size = sums.shape
+    masks = subkey(key, label="masks", info=b"")
+    messages = gaussian_masks(masks, sites=sites, size=size, variance=noise.mask_variance)
+    shares = normals(subkey(key, label="shares", info=b""), start=0, stop=sums.size).reshape(sums.shape)
+    messages += math.sqrt(noise.share_variance) * shares
+    messages *= weights
+    messages += sums
+    return messages

@@ -15,29 +15,31 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpca_tasks.errors import InvalidInput
-from dpca_tasks.mechanisms.base import Plan, PrivacyTarget, check_target
-from dpca_tasks.mechanisms.parts.tensor_moments import Eigenspace
-from dpca_tasks.mechanisms.parts.tensor_problem import TensorProblem
-from dpca_tasks.mechanisms.parts.tensor_releases import (
-    CORE_SENSITIVITY,
-    POINT_FACTOR,
-    SCORE_FACTOR,
-    TensorReleases,
-    asked_along,
-)
-from dpca_tasks.mechanisms.results import Components
+from dpca_tasks.mechanisms.base import Components, Plan, PrivacyTarget, check_target
 from dpca_tasks.mechanisms.sites.cape import Cape
 from dpca_tasks.mechanisms.sites.joint_plan import (
     JointPlan,
     Parties,
     Seats,
+    charged,
     check_public,
     check_sites,
     noise_of,
     pooled,
+    seats_of,
+    shared_roster,
+    weighted_scale,
 )
-from dpca_tasks.mechanisms.sites.parties import charged, seats_of, shared_roster, weighted_scale
-from dpca_tasks.privacy.units import in_data_units
+from dpca_tasks.mechanisms.tensors.tensor_moments import Eigenspace
+from dpca_tasks.mechanisms.tensors.tensor_releases import (
+    CORE_SENSITIVITY,
+    POINT_FACTOR,
+    SCORE_FACTOR,
+    TensorProblem,
+    TensorReleases,
+    asked_along,
+)
+from dpca_tasks.privacy.request import in_data_units
 from dpca_tasks.queries.base import RowSum
 from dpca_tasks.queries.point_triples import PointTriples
 from dpca_tasks.queries.rounded_product import DIRECTION_BITS
@@ -58,7 +60,7 @@ class CapeAgn:
     n_components : int
         K, below the number of features.
     point_factor, score_factor : float
-        As of `dpca_tasks.mechanisms.parts.tensor_releases.TensorReleases`.
+        As of `dpca_tasks.mechanisms.tensors.tensor_releases.TensorReleases`.
     colluders, dropouts
         As of `dpca_tasks.mechanisms.sites.cape_pca.CapePca`.
 

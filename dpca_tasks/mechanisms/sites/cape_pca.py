@@ -9,23 +9,25 @@ from typing import Any, ClassVar
 
 from numpy.typing import NDArray
 
-from dpca_tasks.mechanisms.base import PrivacyTarget, Problem, check_request
-from dpca_tasks.mechanisms.parts.released_moment import decompose, moment_query, plan_moment
-from dpca_tasks.mechanisms.results import Subspace
+from dpca_tasks.mechanisms.base import PrivacyTarget, Problem, Subspace, check_request
+from dpca_tasks.mechanisms.released_moment import decompose, moment_query, plan_moment
 from dpca_tasks.mechanisms.sites.cape import Cape
 from dpca_tasks.mechanisms.sites.joint_plan import (
     JointPlan,
     Parties,
     Seats,
+    charged,
     check_public,
     check_sites,
     moment_of_total,
     noise_of,
     pooled,
+    seats_of,
+    shared_roster,
+    weighted_scale,
 )
-from dpca_tasks.mechanisms.sites.parties import charged, seats_of, shared_roster, weighted_scale
 from dpca_tasks.noise.distributions import Symmetric
-from dpca_tasks.privacy.units import in_data_units
+from dpca_tasks.privacy.request import in_data_units
 from dpca_tasks.queries.base import RowSum
 from dpca_tasks.sites.shares import share_bits
 

@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpca_tasks.accounting import events
-from dpca_tasks.mechanisms.base import PrivacyTarget, Problem, check_request
-from dpca_tasks.mechanisms.parts.noise_level import product_edge
-from dpca_tasks.mechanisms.parts.noisy_products import (
+from dpca_tasks.mechanisms.base import PrivacyTarget, Problem, Subspace, check_request
+from dpca_tasks.mechanisms.noise_level import product_edge
+from dpca_tasks.mechanisms.noisy_products import (
     FINEST,
     Iterate,
     on_grid,
@@ -23,13 +23,21 @@ from dpca_tasks.mechanisms.parts.noisy_products import (
     product_query,
     start_directions,
 )
-from dpca_tasks.mechanisms.parts.truncated_rounds import check_rounds, iterate_truncated
-from dpca_tasks.mechanisms.results import Subspace
 from dpca_tasks.mechanisms.sites.cape import Cape
-from dpca_tasks.mechanisms.sites.joint_plan import JointPlan, Parties, Seats, check_public, check_sites, pooled
-from dpca_tasks.mechanisms.sites.parties import seats_of, shared_roster, weighted_scale
+from dpca_tasks.mechanisms.sites.joint_plan import (
+    JointPlan,
+    Parties,
+    Seats,
+    check_public,
+    check_sites,
+    pooled,
+    seats_of,
+    shared_roster,
+    weighted_scale,
+)
+from dpca_tasks.mechanisms.truncated_rounds import check_rounds, iterate_truncated
 from dpca_tasks.noise.distributions import Gaussian
-from dpca_tasks.privacy.units import in_data_units
+from dpca_tasks.privacy.request import in_data_units
 from dpca_tasks.queries.base import RowSum
 from dpca_tasks.queries.rounded_product import MomentProduct
 from dpca_tasks.sites.roster import Roster

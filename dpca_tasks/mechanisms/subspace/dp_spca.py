@@ -18,23 +18,24 @@ from dpca_tasks.accounting.epsilon_bracket import epsilon_bracket
 from dpca_tasks.accounting.published import Settings, dp_spca_bound, published_noise
 from dpca_tasks.accounting.subsampled import sampled_gaussian_is_private
 from dpca_tasks.errors import InvalidInput, Refused
-from dpca_tasks.mechanisms.base import Calibration, Plan, PrivacyTarget, Problem, check_request
-from dpca_tasks.mechanisms.parts.noise_level import product_edge
-from dpca_tasks.mechanisms.parts.noisy_products import (
+from dpca_tasks.mechanisms.base import Calibration, Plan, PrivacyTarget, Problem, Subspace, check_request
+from dpca_tasks.mechanisms.noise_level import product_edge
+from dpca_tasks.mechanisms.noisy_products import (
     Iterate,
     averaged,
     inner_target,
     is_averaged,
     is_halved,
+    mean_noise,
+    mean_share,
     on_grid,
     orthonormal,
     plan_products,
     product_noise,
     product_query,
+    release_centre,
     start_directions,
 )
-from dpca_tasks.mechanisms.parts.private_mean import mean_noise, mean_share, release_centre
-from dpca_tasks.mechanisms.results import Subspace
 from dpca_tasks.noise.distributions import Gaussian
 from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.queries.poisson_sampled import sampled

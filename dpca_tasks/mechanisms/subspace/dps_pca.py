@@ -13,24 +13,23 @@ from numpy.typing import NDArray
 
 from dpca_tasks.accounting import events
 from dpca_tasks.accounting.calibration import gaussian_noise_multiplier
-from dpca_tasks.accounting.published import Settings, published_noise
-from dpca_tasks.accounting.published_dps_pca import product_distance
+from dpca_tasks.accounting.published import Settings, product_distance, published_noise
 from dpca_tasks.errors import InvalidInput
-from dpca_tasks.mechanisms.base import Calibration, Plan, PrivacyTarget, Problem, check_request
-from dpca_tasks.mechanisms.parts.eigenpairs import leading_eigenpairs
-from dpca_tasks.mechanisms.parts.noise_level import product_edge
-from dpca_tasks.mechanisms.parts.noisy_products import (
+from dpca_tasks.mechanisms.base import Calibration, Plan, PrivacyTarget, Problem, Subspace, check_request
+from dpca_tasks.mechanisms.eigenpairs import leading_eigenpairs
+from dpca_tasks.mechanisms.noise_level import product_edge
+from dpca_tasks.mechanisms.noisy_products import (
     Iterate,
+    mean_noise,
+    mean_share,
     on_grid,
     plan_products,
     product_noise,
     product_query,
+    release_centre,
 )
-from dpca_tasks.mechanisms.parts.private_mean import mean_noise, mean_share, release_centre
-from dpca_tasks.mechanisms.parts.released_moment import plan_moment, release_moment
-from dpca_tasks.mechanisms.parts.row_truncation import truncated_step
-from dpca_tasks.mechanisms.parts.truncated_rounds import check_rounds, iterate_truncated, ordered
-from dpca_tasks.mechanisms.results import Subspace
+from dpca_tasks.mechanisms.released_moment import plan_moment, release_moment
+from dpca_tasks.mechanisms.truncated_rounds import check_rounds, iterate_truncated, ordered, truncated_step
 from dpca_tasks.noise.distributions import Gaussian, Symmetric
 from dpca_tasks.privacy.curator import Curator
 

@@ -12,12 +12,10 @@ from numpy.typing import NDArray
 
 from dpca_tasks.accounting.published import FORMULAS, Settings
 from dpca_tasks.errors import Refused
-from dpca_tasks.mechanisms.base import Calibration, Plan, PrivacyTarget, Problem, check_request, grid_warnings
-from dpca_tasks.mechanisms.parts.eigenpairs import signed
-from dpca_tasks.mechanisms.parts.noise_forecast import forecast
-from dpca_tasks.mechanisms.parts.noisy_products import orthonormal
-from dpca_tasks.mechanisms.parts.private_mean import mean_first, mean_of, release_shift
-from dpca_tasks.mechanisms.results import Subspace
+from dpca_tasks.forecast.noise_forecast import forecast
+from dpca_tasks.mechanisms.base import Calibration, Plan, PrivacyTarget, Problem, Subspace, check_request, grid_warnings
+from dpca_tasks.mechanisms.eigenpairs import signed
+from dpca_tasks.mechanisms.noisy_products import mean_first, mean_of, orthonormal, release_shift
 from dpca_tasks.noise.bingham import DirectionMechanism, GibbsChain, Peeling
 from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.queries.recentred_moment import ShiftedMoment, moment_around
@@ -58,7 +56,7 @@ class Exponential:
     *Gibbs.* Its chain tends to one draw from the whole distribution, which costs epsilon once. A chain of finite length
     has no pure guarantee, and none is known of 40 sweeps: refused unless insisted on, and marked in plan and artifact.
 
-    *Centring.* The mean is released first (`dpca_tasks.mechanisms.parts.private_mean`), with Laplace noise where there
+    *Centring.* The mean is released first (`dpca_tasks.mechanisms.noisy_products`), with Laplace noise where there
     is no delta; then directions are scored by records from which it was taken off, clipped again, so that the slope
     stays what the rest of the target allows (that of replace_one for zero_out: `dpca_tasks.queries.recentred_moment`).
 

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from dpca_tasks.accounting.pure import laplace_noise_multiplier
-from dpca_tasks.mechanisms.base import Plan, PrivacyTarget, Problem, check_request
-from dpca_tasks.mechanisms.parts.released_moment import decompose, plan_moment, release_moment
-from dpca_tasks.mechanisms.results import Subspace
+from dpca_tasks.mechanisms.base import Plan, PrivacyTarget, Problem, Subspace, check_request
+from dpca_tasks.mechanisms.released_moment import decompose, plan_moment, release_moment
 from dpca_tasks.noise.distributions import SymmetricLaplace
 from dpca_tasks.privacy.curator import Curator
 

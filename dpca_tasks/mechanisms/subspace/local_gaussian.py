@@ -10,12 +10,10 @@ from typing import ClassVar
 from dpca_tasks.accounting.calibration import gaussian_epsilon, gaussian_noise_multiplier
 from dpca_tasks.accounting.published import Settings, published_noise
 from dpca_tasks.errors import Refused
-from dpca_tasks.mechanisms.base import Calibration, Plan, PrivacyTarget, Problem, check_request, grid_warnings
-from dpca_tasks.mechanisms.parts.noise_edge import least_visible
-from dpca_tasks.mechanisms.parts.noise_forecast import forecast
-from dpca_tasks.mechanisms.parts.noise_level import semicircle_edge
-from dpca_tasks.mechanisms.parts.released_moment import decompose, moment_from, moment_query
-from dpca_tasks.mechanisms.results import Subspace
+from dpca_tasks.forecast.noise_forecast import forecast
+from dpca_tasks.mechanisms.base import Calibration, Plan, PrivacyTarget, Problem, Subspace, check_request, grid_warnings
+from dpca_tasks.mechanisms.noise_level import least_visible, semicircle_edge
+from dpca_tasks.mechanisms.released_moment import decompose, moment_from, moment_query
 from dpca_tasks.noise.distributions import Symmetric, check_tail
 from dpca_tasks.noise.grid import grid_bits
 from dpca_tasks.privacy.curator import Curator
@@ -44,7 +42,7 @@ class LocalGaussian:
     Each report is (epsilon, delta)-DP for any two inputs of one person: std ``sqrt 2`` times the exact multiplier,
     whatever the relation. The released sum has more noise than that event states. Around a mean, what is reported is
     the moment of a record that ends in a public constant, and centring is post-processing of the sum
-    (`dpca_tasks.mechanisms.parts.released_moment`).
+    (`dpca_tasks.mechanisms.released_moment`).
 
     The guarantee does not use the declared bound on the number of records, which a dataset may exceed: delta covers the
     draws of `CAPACITY` reports. The bound selects the grid and the forecast alone.

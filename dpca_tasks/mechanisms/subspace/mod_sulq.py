@@ -10,9 +10,8 @@ from typing import ClassVar
 from dpca_tasks.accounting.calibration import gaussian_noise_multiplier
 from dpca_tasks.accounting.published import Settings, published_noise
 from dpca_tasks.errors import Refused
-from dpca_tasks.mechanisms.base import Calibration, Plan, PrivacyTarget, Problem, check_request
-from dpca_tasks.mechanisms.parts.released_moment import decompose, plan_moment, release_moment
-from dpca_tasks.mechanisms.results import Subspace
+from dpca_tasks.mechanisms.base import Calibration, Plan, PrivacyTarget, Problem, Subspace, check_request
+from dpca_tasks.mechanisms.released_moment import decompose, plan_moment, release_moment
 from dpca_tasks.noise.distributions import UpperTriangle
 from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.queries.base import SQRT_2_UP

@@ -13,20 +13,21 @@ from dpca_tasks.accounting import events
 from dpca_tasks.accounting.calibration import gaussian_noise_multiplier
 from dpca_tasks.accounting.published import Settings, refusal
 from dpca_tasks.errors import InvalidInput
-from dpca_tasks.mechanisms.base import Calibration, Plan, PrivacyTarget, Problem, check_request
-from dpca_tasks.mechanisms.parts.noise_level import product_edge
-from dpca_tasks.mechanisms.parts.noisy_products import (
+from dpca_tasks.mechanisms.base import Calibration, Plan, PrivacyTarget, Problem, Subspace, check_request
+from dpca_tasks.mechanisms.noise_level import product_edge
+from dpca_tasks.mechanisms.noisy_products import (
     leading_of_projectors,
+    mean_noise,
+    mean_share,
     on_grid,
     orthonormal,
     plan_products,
     product_noise,
     product_query,
     ranked,
+    release_centre,
     start_directions,
 )
-from dpca_tasks.mechanisms.parts.private_mean import mean_noise, mean_share, release_centre
-from dpca_tasks.mechanisms.results import Subspace
 from dpca_tasks.noise.distributions import Gaussian
 from dpca_tasks.privacy.curator import Curator
 

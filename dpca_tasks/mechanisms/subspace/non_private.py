@@ -9,11 +9,9 @@ from typing import ClassVar
 
 from dpca_tasks.accounting import events
 from dpca_tasks.errors import Refused
-from dpca_tasks.mechanisms.base import NO_GUARANTEE, Plan, PrivacyTarget, Problem, check_shape
-from dpca_tasks.mechanisms.parts.released_moment import decompose, moment_from, moment_query, stated_noise
-from dpca_tasks.mechanisms.results import Subspace
-from dpca_tasks.privacy.curator import Curator
-from dpca_tasks.privacy.disclosure import DisclosingCurator
+from dpca_tasks.mechanisms.base import NO_GUARANTEE, Plan, PrivacyTarget, Problem, Subspace, check_shape
+from dpca_tasks.mechanisms.released_moment import decompose, moment_from, moment_query, stated_noise
+from dpca_tasks.privacy.curator import Curator, DisclosingCurator
 
 BITS = 14
 

@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from dpca_tasks.accounting.calibration import gaussian_noise_multiplier
-from dpca_tasks.mechanisms.base import Plan, PrivacyTarget, Problem
-from dpca_tasks.mechanisms.parts.computed_directions import OnEigenpairs, as_components
-from dpca_tasks.mechanisms.parts.private_mean import mean_first, mean_of
-from dpca_tasks.mechanisms.results import Subspace
+from dpca_tasks.mechanisms.base import Plan, PrivacyTarget, Problem, Subspace
+from dpca_tasks.mechanisms.noisy_products import mean_first, mean_of
+from dpca_tasks.mechanisms.subspace.computed_directions import OnEigenpairs, as_components
 from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.privacy.eigensolver import Eigensolver
 from dpca_tasks.privacy.noised_directions import ProposedGap

@@ -20,10 +20,9 @@ from dpca_tasks.accounting.smooth_sensitivity import (
     useful_gap,
 )
 from dpca_tasks.errors import InvalidInput
-from dpca_tasks.mechanisms.base import Calibration, Plan, PrivacyTarget, Problem
-from dpca_tasks.mechanisms.parts.computed_directions import OnEigenpairs, as_components
-from dpca_tasks.mechanisms.parts.private_mean import MeanFirst, mean_first, mean_of
-from dpca_tasks.mechanisms.results import Subspace
+from dpca_tasks.mechanisms.base import Calibration, Plan, PrivacyTarget, Problem, Subspace
+from dpca_tasks.mechanisms.noisy_products import MeanFirst, mean_first, mean_of
+from dpca_tasks.mechanisms.subspace.computed_directions import OnEigenpairs, as_components
 from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.privacy.noised_directions import Shape, SmoothNoise
 

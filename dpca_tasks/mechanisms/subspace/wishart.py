@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from dpca_tasks.accounting.published import Settings, refusal
-from dpca_tasks.mechanisms.base import Calibration, Plan, PrivacyTarget, Problem, check_request
-from dpca_tasks.mechanisms.parts.released_moment import decompose, moment_query, plan_moment, release_moment
-from dpca_tasks.mechanisms.results import Subspace
+from dpca_tasks.mechanisms.base import Calibration, Plan, PrivacyTarget, Problem, Subspace, check_request
+from dpca_tasks.mechanisms.released_moment import decompose, moment_query, plan_moment, release_moment
 from dpca_tasks.noise.wishart import WishartDifference
 from dpca_tasks.privacy.curator import Curator
 

@@ -9,19 +9,17 @@ from typing import ClassVar
 
 from dpca_tasks.accounting import events
 from dpca_tasks.accounting.calibration import gaussian_noise_multiplier
-from dpca_tasks.accounting.formula import Settings
-from dpca_tasks.accounting.published import FORMULAS
-from dpca_tasks.mechanisms.base import Calibration, Plan, PrivacyTarget, check_target
-from dpca_tasks.mechanisms.parts.tensor_problem import TensorProblem
-from dpca_tasks.mechanisms.parts.tensor_releases import (
+from dpca_tasks.accounting.published import FORMULAS, Settings
+from dpca_tasks.mechanisms.base import Calibration, Components, Plan, PrivacyTarget, check_target
+from dpca_tasks.mechanisms.tensors.tensor_releases import (
     POINT_FACTOR,
     SCORE_FACTOR,
+    TensorProblem,
     TensorReleases,
     checked_split,
     plan_releases,
     run_releases,
 )
-from dpca_tasks.mechanisms.results import Components
 from dpca_tasks.noise.distributions import Cube, Symmetric, UpperTriangle
 from dpca_tasks.privacy.curator import Curator
 

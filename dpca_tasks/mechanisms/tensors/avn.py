@@ -5,17 +5,16 @@ from fractions import Fraction
 from typing import ClassVar
 
 from dpca_tasks.accounting.rounding import float_down, float_up
-from dpca_tasks.mechanisms.base import Plan, PrivacyTarget, check_target
-from dpca_tasks.mechanisms.parts.tensor_problem import TensorProblem
-from dpca_tasks.mechanisms.parts.tensor_releases import (
+from dpca_tasks.mechanisms.base import Components, Plan, PrivacyTarget, check_target
+from dpca_tasks.mechanisms.tensors.tensor_releases import (
     POINT_FACTOR,
     SCORE_FACTOR,
+    TensorProblem,
     TensorReleases,
     checked_split,
     plan_releases,
     run_releases,
 )
-from dpca_tasks.mechanisms.results import Components
 from dpca_tasks.noise.radial_laplace import CubeRadial, SymmetricRadial
 from dpca_tasks.privacy.curator import Curator
 

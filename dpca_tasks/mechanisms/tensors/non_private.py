@@ -9,12 +9,15 @@ from typing import ClassVar
 
 from dpca_tasks.accounting import events
 from dpca_tasks.errors import Refused
-from dpca_tasks.mechanisms.base import NO_GUARANTEE, Plan, PrivacyTarget
-from dpca_tasks.mechanisms.parts.tensor_problem import TensorProblem
-from dpca_tasks.mechanisms.parts.tensor_releases import POINT_FACTOR, SCORE_FACTOR, TensorReleases, asked_along
-from dpca_tasks.mechanisms.results import Components
-from dpca_tasks.privacy.curator import Curator
-from dpca_tasks.privacy.disclosure import DisclosingCurator
+from dpca_tasks.mechanisms.base import NO_GUARANTEE, Components, Plan, PrivacyTarget
+from dpca_tasks.mechanisms.tensors.tensor_releases import (
+    POINT_FACTOR,
+    SCORE_FACTOR,
+    TensorProblem,
+    TensorReleases,
+    asked_along,
+)
+from dpca_tasks.privacy.curator import Curator, DisclosingCurator
 
 MOMENT_BITS, CORE_BITS = {"topics": 28, "mixture": 14}, 28
 

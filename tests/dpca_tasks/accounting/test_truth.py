@@ -8,13 +8,11 @@ import numpy as np
 import pytest
 from dp_accounting import pld, rdp
 
-from dpca_tasks.accounting.closed_brackets import smooth_cauchy_bracket, smooth_gaussian_bracket
+from dpca_tasks.accounting.closed_brackets import correlated_inflation, smooth_cauchy_bracket, smooth_gaussian_bracket
 from dpca_tasks.accounting.events import leaves
-from dpca_tasks.accounting.joint_releases import correlated_inflation
 from dpca_tasks.accounting.published import FORMULAS
-from dpca_tasks.accounting.published_settings import CASES
 from dpca_tasks.accounting.smooth_sensitivity import hockey_stick
-from dpca_tasks.accounting.truth import Truth, cases_of, truth_of
+from dpca_tasks.accounting.truth import CASES, Truth, cases_of, truth_of
 from dpca_tasks.errors import InvalidInput
 
 

@@ -18,9 +18,9 @@ from dpca_tasks.accounting.prices import own_price
 from dpca_tasks.audit.attacks import RecordingCurator
 from dpca_tasks.errors import InvalidInput, Refused, StepMismatch
 from dpca_tasks.mechanisms.base import PrivacyTarget, Problem
-from dpca_tasks.mechanisms.parts.refined_release import refine_release
-from dpca_tasks.privacy.reservation import InMemoryReservation
+from dpca_tasks.privacy.gate import InMemoryReservation
 from dpca_tasks.records.sources import ArrayBlocks
+from dpca_tasks.refinement.refined_release import refine_release
 from tests.mechanism_table import A9A_CLIP_NORM, COMMON_TARGET, FORMS, PAPER_TARGET, RELATIONS, TABLE
 
 D = 6

@@ -23,17 +23,16 @@ from dpca_tasks.accounting.relation import Relation
 from dpca_tasks.audit.attacks import rebuilt_products
 from dpca_tasks.audit.trials import TARGET
 from dpca_tasks.mechanisms.base import Problem
-from dpca_tasks.mechanisms.parts.stream_ticks import plan_stream, release_tick, tick_query
-from dpca_tasks.mechanisms.parts.tensor_problem import TensorProblem
 from dpca_tasks.mechanisms.sites import METHODS, TENSOR_METHODS
-from dpca_tasks.mechanisms.sites.parties import LocalParties
-from dpca_tasks.noise.distributions import Gaussian
+from dpca_tasks.mechanisms.sites.joint_plan import LocalParties
+from dpca_tasks.mechanisms.streams.stream_ticks import plan_stream, release_tick, tick_query
+from dpca_tasks.mechanisms.tensors.tensor_releases import TensorProblem
+from dpca_tasks.noise.distributions import Gaussian, add_noise
 from dpca_tasks.noise.keystream import subkey
-from dpca_tasks.privacy import units
+from dpca_tasks.privacy import request
 from dpca_tasks.privacy.curator import Curator
+from dpca_tasks.privacy.gate import InMemoryReservation
 from dpca_tasks.privacy.noised_directions import ProposedGap, SmoothNoise
-from dpca_tasks.privacy.reservation import InMemoryReservation
-from dpca_tasks.privacy.ways import release, release_parts, release_tiles
 from dpca_tasks.queries.locally_noised import LocallyNoised
 from dpca_tasks.queries.operator_product import DIRECTION_BITS
 from dpca_tasks.queries.poisson_sampled import PoissonSampled, sampled
@@ -353,22 +352,22 @@ def test_the_measured_noise_over_sites_is_what_each_was_charged(name: str, runs:
 
 
 def scaled_down(monkeypatch: pytest.MonkeyPatch) -> None:
-    for way in (release, release_parts, release_tiles):
-        for name in ("scale_in_steps", "part_scales_in_steps"):
-            if hasattr(way, name):
-                honest = getattr(units, name)
-                monkeypatch.setattr(way, name, lambda *asked, honest=honest: tuple(0.9 * s for s in honest(*asked)))
+    for name in ("scale_in_steps", "part_scales_in_steps"):
+        honest = getattr(request, name)
+
+        def scaled(*asked: Any, honest: Any = honest) -> tuple[float, ...]:
+            return tuple(0.9 * scale for scale in honest(*asked))
+
+        monkeypatch.setattr(f"dpca_tasks.privacy.curator.{name}", scaled)
 
 
 def one_coordinate_without(monkeypatch: pytest.MonkeyPatch) -> None:
-    for way in (release, release_parts, release_tiles):
+    def add(answer: Any, *asked: Any, **others: Any) -> None:
+        kept = answer[-1]
+        add_noise(answer, *asked, **others)
+        answer[-1] = kept
 
-        def add(answer: Any, *asked: Any, honest: Any = way.add_noise, **others: Any) -> None:
-            kept = answer[-1]
-            honest(answer, *asked, **others)
-            answer[-1] = kept
-
-        monkeypatch.setattr(way, "add_noise", add)
+    monkeypatch.setattr("dpca_tasks.privacy.curator.add_noise", add)
 
 
 @pytest.mark.parametrize("plant", [scaled_down, one_coordinate_without])

@@ -10,14 +10,14 @@ from dpca_tasks.accounting import events
 from dpca_tasks.accounting.calibration import gaussian_epsilon
 from dpca_tasks.errors import InvalidInput, Refused
 from dpca_tasks.mechanisms.base import PrivacyTarget, Problem
-from dpca_tasks.mechanisms.parts.released_moment import KEPT
+from dpca_tasks.mechanisms.released_moment import KEPT
 from dpca_tasks.mechanisms.subspace.analyze_gauss import AnalyzeGauss
 from dpca_tasks.mechanisms.subspace.laplace import LaplaceMoment
 from dpca_tasks.mechanisms.subspace.mod_sulq import ModSulq
 from dpca_tasks.mechanisms.subspace.noisy_power import NoisyPower
 from dpca_tasks.mechanisms.subspace.wishart import Wishart
 from dpca_tasks.privacy.curator import Curator
-from dpca_tasks.privacy.reservation import InMemoryReservation
+from dpca_tasks.privacy.gate import InMemoryReservation
 from dpca_tasks.records.sources import ArrayBlocks, NormalisedBlocks
 
 D = 6

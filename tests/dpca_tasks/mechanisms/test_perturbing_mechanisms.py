@@ -11,13 +11,13 @@ from dpca_tasks.audit.neighbours import Neighbours
 from dpca_tasks.audit.trials import TARGET
 from dpca_tasks.errors import InvalidInput, Refused
 from dpca_tasks.mechanisms.base import PrivacyTarget, Problem
-from dpca_tasks.mechanisms.parts.quantile_clip import QuantileClip
+from dpca_tasks.mechanisms.prior_releases import QuantileClip
 from dpca_tasks.mechanisms.subspace.propose_test_release import ProposeTestRelease
 from dpca_tasks.mechanisms.subspace.smooth_sensitivity import SmoothSensitivity
 from dpca_tasks.privacy import eigensolver, noised_directions
 from dpca_tasks.privacy.curator import Curator
+from dpca_tasks.privacy.gate import InMemoryReservation
 from dpca_tasks.privacy.noised_directions import ProposedGap, SmoothNoise
-from dpca_tasks.privacy.reservation import InMemoryReservation
 from dpca_tasks.records.sources import ArrayBlocks
 from tests.mechanism_table import RELATIONS
 

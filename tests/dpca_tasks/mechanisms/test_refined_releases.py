@@ -9,12 +9,12 @@ from threadpoolctl import threadpool_limits
 
 from dpca_tasks.errors import InvalidInput
 from dpca_tasks.mechanisms.base import PrivacyTarget, Problem
-from dpca_tasks.mechanisms.parts.refined_release import refine_release
-from dpca_tasks.mechanisms.parts.released_moment import Moment, decompose
+from dpca_tasks.mechanisms.released_moment import Moment, decompose
 from dpca_tasks.mechanisms.subspace import MECHANISMS
 from dpca_tasks.privacy.curator import Curator
-from dpca_tasks.privacy.reservation import InMemoryReservation
+from dpca_tasks.privacy.gate import InMemoryReservation
 from dpca_tasks.records.sources import ArrayBlocks
+from dpca_tasks.refinement.refined_release import refine_release
 from flows.families.stated_subspace import state_subspace
 
 FORMED = ("analyze_gauss", "mod_sulq", "wishart", "laplace")

@@ -24,7 +24,7 @@ from dpca_tasks.mechanisms.subspace.noisy_power import NoisyPower
 from dpca_tasks.noise.distributions import Gaussian
 from dpca_tasks.noise.keystream import subkey
 from dpca_tasks.privacy.curator import Curator
-from dpca_tasks.privacy.reservation import InMemoryReservation
+from dpca_tasks.privacy.gate import InMemoryReservation
 from dpca_tasks.privacy.sampled_loop import toss
 from dpca_tasks.queries.base import RowSum
 from dpca_tasks.queries.poisson_sampled import PoissonSampled

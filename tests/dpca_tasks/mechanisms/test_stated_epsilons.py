@@ -15,13 +15,13 @@ from dpca_tasks.accounting.epsilon_bracket import stated_epsilon
 from dpca_tasks.errors import DpcaError
 from dpca_tasks.mechanisms.base import Mechanism, Plan, PrivacyTarget, Problem, Terms
 from dpca_tasks.mechanisms.completion import MECHANISMS as COMPLETION
-from dpca_tasks.mechanisms.parts.quantile_clip import QuantileClip, main_mechanism
-from dpca_tasks.mechanisms.parts.ratings import RatingsProblem
-from dpca_tasks.mechanisms.parts.tensor_problem import TensorProblem
+from dpca_tasks.mechanisms.completion.ratings import RatingsProblem
+from dpca_tasks.mechanisms.prior_releases import QuantileClip, main_mechanism
 from dpca_tasks.mechanisms.subspace import MECHANISMS as SUBSPACE
 from dpca_tasks.mechanisms.subspace.dp_spca import DpSpca
 from dpca_tasks.mechanisms.subspace.mod_sulq import ModSulq
 from dpca_tasks.mechanisms.tensors import MECHANISMS as TENSORS
+from dpca_tasks.mechanisms.tensors.tensor_releases import TensorProblem
 from tests.mechanism_table import RELATIONS
 
 PLD = privacy_loss_distribution

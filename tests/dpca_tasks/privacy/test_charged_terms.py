@@ -12,11 +12,10 @@ from dpca_tasks.accounting.relation import Relation
 from dpca_tasks.errors import InvalidInput, StepMismatch
 from dpca_tasks.noise.bingham import Peeling
 from dpca_tasks.noise.distributions import Gaussian, Symmetric
-from dpca_tasks.privacy.curator import Curator
-from dpca_tasks.privacy.disclosure import DisclosingCurator
+from dpca_tasks.privacy.curator import Curator, DisclosingCurator
 from dpca_tasks.privacy.eigensolver import Eigensolver
+from dpca_tasks.privacy.gate import Arrays, InMemoryReservation
 from dpca_tasks.privacy.noised_directions import SmoothNoise
-from dpca_tasks.privacy.reservation import Arrays, InMemoryReservation
 from dpca_tasks.queries.locally_noised import LocallyNoised
 from dpca_tasks.queries.operator_product import UnroundedProduct
 from dpca_tasks.queries.poisson_sampled import sampled

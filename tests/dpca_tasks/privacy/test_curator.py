@@ -10,7 +10,7 @@ from dpca_tasks.errors import InvalidInput, StepMismatch
 from dpca_tasks.layouts import unpack_symmetric
 from dpca_tasks.noise.distributions import Gaussian, Symmetric
 from dpca_tasks.privacy.curator import Curator
-from dpca_tasks.privacy.reservation import InMemoryReservation
+from dpca_tasks.privacy.gate import InMemoryReservation
 from dpca_tasks.queries.rounded_product import MomentProduct, on_direction_grid
 from dpca_tasks.queries.second_moment import SecondMoment
 from dpca_tasks.records.sources import ArrayBlocks

@@ -18,8 +18,8 @@ from dpca_tasks.noise.keystream import subkey
 from dpca_tasks.privacy import noised_directions
 from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.privacy.eigensolver import Eigenpairs, Eigensolver
+from dpca_tasks.privacy.gate import InMemoryReservation
 from dpca_tasks.privacy.noised_directions import ProposedGap, SmoothNoise, on_output_grid, random_rotation
-from dpca_tasks.privacy.reservation import InMemoryReservation
 from dpca_tasks.records.sources import ArrayBlocks
 
 D = 40

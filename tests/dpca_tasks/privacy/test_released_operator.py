@@ -9,7 +9,7 @@ from dpca_tasks.accounting import events
 from dpca_tasks.errors import InvalidInput, StepMismatch
 from dpca_tasks.noise.distributions import Gaussian, Symmetric, UpperTriangle
 from dpca_tasks.privacy.curator import Curator
-from dpca_tasks.privacy.reservation import InMemoryReservation
+from dpca_tasks.privacy.gate import InMemoryReservation
 from dpca_tasks.queries.augmented_moment import CentredMoment
 from dpca_tasks.queries.second_moment import SecondMoment
 from dpca_tasks.records.sources import ArrayBlocks

@@ -11,11 +11,10 @@ from dpca_tasks.accounting import events
 from dpca_tasks.errors import StepMismatch
 from dpca_tasks.mechanisms.base import PrivacyTarget
 from dpca_tasks.mechanisms.completion.dpals import Dpals
-from dpca_tasks.mechanisms.parts.ratings import RatingsProblem
+from dpca_tasks.mechanisms.completion.ratings import RatingsProblem
 from dpca_tasks.noise.joint import JointGaussian
-from dpca_tasks.privacy.curator import Curator
-from dpca_tasks.privacy.reservation import Arrays, InMemoryReservation
-from dpca_tasks.privacy.rows import Rows
+from dpca_tasks.privacy.curator import Curator, Rows
+from dpca_tasks.privacy.gate import Arrays, InMemoryReservation
 from dpca_tasks.queries import tiled_sum
 from dpca_tasks.queries.item_statistics import ItemStatistics
 from dpca_tasks.records.sources import ArrayBlocks

@@ -19,10 +19,10 @@ from dpca_tasks.noise.distributions import (
     UpperTriangle,
 )
 from dpca_tasks.noise.wishart import WishartDifference
-from dpca_tasks.privacy.disclosure import DisclosingCurator
+from dpca_tasks.privacy.curator import DisclosingCurator
 from dpca_tasks.privacy.eigensolver import Eigensolver
+from dpca_tasks.privacy.gate import InMemoryReservation
 from dpca_tasks.privacy.noised_directions import PerturbationMechanism, ProposedGap, SmoothNoise
-from dpca_tasks.privacy.reservation import InMemoryReservation
 from dpca_tasks.queries.augmented_moment import CentredMoment
 from dpca_tasks.queries.base import RowSum
 from dpca_tasks.queries.clipped_product import ClippedProduct

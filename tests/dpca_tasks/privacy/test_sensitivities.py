@@ -8,10 +8,10 @@ import pytest
 from dpca_tasks.noise.bingham import DirectionMechanism
 from dpca_tasks.noise.distributions import NoiseDistribution
 from dpca_tasks.noise.joint import JointGaussian
+from dpca_tasks.privacy.curator import NoNoise
 from dpca_tasks.privacy.eigensolver import Eigensolver
 from dpca_tasks.privacy.noised_directions import PerturbationMechanism
 from dpca_tasks.privacy.sensitivities import TABLE, WITHOUT_ROW
-from dpca_tasks.privacy.ways.disclose import NoNoise
 from dpca_tasks.queries.base import RowSum
 from dpca_tasks.queries.locally_noised import LocallyNoised
 from dpca_tasks.queries.poisson_sampled import PoissonSampled

@@ -8,12 +8,11 @@ import pytest
 from dpca_tasks.accounting.filters import build_filter
 from dpca_tasks.errors import InvalidInput
 from dpca_tasks.mechanisms.base import PrivacyTarget, Problem
-from dpca_tasks.mechanisms.parts.quantile_clip import QuantileClip
-from dpca_tasks.mechanisms.parts.rejected_share import RejectedShare, counts_std, share_of_counts
+from dpca_tasks.mechanisms.prior_releases import QuantileClip, RejectedShare, counts_std, share_of_counts
 from dpca_tasks.mechanisms.subspace.analyze_gauss import AnalyzeGauss
 from dpca_tasks.mechanisms.subspace.wishart import Wishart
 from dpca_tasks.privacy.curator import Curator
-from dpca_tasks.privacy.reservation import InMemoryReservation
+from dpca_tasks.privacy.gate import InMemoryReservation
 from dpca_tasks.queries.rejected_records import RejectedRecords
 from dpca_tasks.records.blocks import CsrBlock
 from dpca_tasks.records.sources import ArrayBlocks, NormalisedBlocks

@@ -15,7 +15,7 @@ from dpca_tasks.errors import InvalidInput
 from dpca_tasks.layouts import unpack_symmetric
 from dpca_tasks.noise.distributions import Symmetric, UpperTriangle
 from dpca_tasks.privacy.curator import Curator
-from dpca_tasks.privacy.reservation import InMemoryReservation
+from dpca_tasks.privacy.gate import InMemoryReservation
 from dpca_tasks.queries.augmented_moment import CentredMoment
 from dpca_tasks.queries.base import RowSum
 from dpca_tasks.queries.record_mean import RecordMean

@@ -18,7 +18,7 @@ from dpca_tasks.errors import WorkerFailed
 from dpca_tasks.noise.distributions import Symmetric
 from dpca_tasks.noise.keystream import subkey
 from dpca_tasks.privacy.curator import Curator
-from dpca_tasks.privacy.reservation import InMemoryReservation
+from dpca_tasks.privacy.gate import InMemoryReservation
 from dpca_tasks.queries.eigensolver_product import ExactProduct
 from dpca_tasks.queries.eigensolver_product import on_direction_grid as exact_directions
 from dpca_tasks.queries.locally_noised import LocallyNoised

@@ -7,9 +7,9 @@ import pytest
 
 from dpca_tasks.accounting.factorisation import choose_weights
 from dpca_tasks.mechanisms.base import PrivacyTarget, Problem
-from dpca_tasks.mechanisms.parts.released_moment import moment_query
-from dpca_tasks.mechanisms.parts.stream_estimate import coefficients
-from dpca_tasks.mechanisms.parts.stream_ticks import plan_stream
+from dpca_tasks.mechanisms.released_moment import moment_query
+from dpca_tasks.mechanisms.streams.stream_estimate import coefficients
+from dpca_tasks.mechanisms.streams.stream_ticks import plan_stream
 from flows.families.stream_terms import StreamTerms
 from flows.families.streamed_subspace import factor
 

@@ -17,7 +17,7 @@ from dpca_tasks.noise.distributions import Gaussian
 from dpca_tasks.noise.joint import JointGaussian
 from dpca_tasks.privacy import sensitivities
 from dpca_tasks.privacy.curator import Curator
-from dpca_tasks.privacy.reservation import InMemoryReservation
+from dpca_tasks.privacy.gate import InMemoryReservation
 from dpca_tasks.queries.joint_sum import Part
 from dpca_tasks.records.sources import ArrayBlocks
 from dpca_tasks.sums.exact_sum import exact_sum

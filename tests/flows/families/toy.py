@@ -15,8 +15,7 @@ from prefect import flow
 
 from dpca_tasks.accounting.calibration import gaussian_noise_multiplier
 from dpca_tasks.accounting.relation import Relation
-from dpca_tasks.audit.neighbours import Neighbours, worst_neighbours
-from dpca_tasks.audit.subjects import AuditSubject
+from dpca_tasks.audit.neighbours import AuditSubject, Neighbours, worst_neighbours
 from dpca_tasks.layouts import Layout
 from dpca_tasks.mechanisms.base import Mechanism, Plan, PrivacyTarget, Terms, check_target
 from dpca_tasks.noise.joint import JointGaussian

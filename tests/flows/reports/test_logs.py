@@ -9,7 +9,7 @@ import pytest
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.settings import PREFECT_LOGGING_TO_API_ENABLED, temporary_settings
 
-from dpca_tasks.privacy import rows
+from dpca_tasks.privacy import curator
 from flows.cli import PREFECT_DEFAULTS
 from flows.releases.stages import reserve_release
 from flows.reports.logs import about, configure_logs, log_event
@@ -105,7 +105,7 @@ def test_a_fit_that_breaks_under_prefect_is_one_line_and_prefect_keeps_no_log(
     def breaks(*_: object, **__: object) -> None:
         raise RuntimeError("sums 0.7390517264")
 
-    monkeypatch.setattr(rows, "exact_sum", breaks)
+    monkeypatch.setattr(curator, "exact_sum", breaks)
     shipped = PREFECT_DEFAULTS["PREFECT_LOGGING_TO_API_ENABLED"] == "true"
     with temporary_settings({PREFECT_LOGGING_TO_API_ENABLED: shipped}):
         ending = dpca(*FIT, "--yes", "--json")

@@ -8,9 +8,9 @@ import pytest
 
 from dpca_tasks.errors import DpcaError
 from dpca_tasks.mechanisms.base import PrivacyTarget, Problem
-from dpca_tasks.mechanisms.parts.ratings import RatingsProblem
-from dpca_tasks.mechanisms.parts.tensor_problem import TensorProblem
+from dpca_tasks.mechanisms.completion.ratings import RatingsProblem
 from dpca_tasks.mechanisms.sites import METHODS, TENSOR_METHODS
+from dpca_tasks.mechanisms.tensors.tensor_releases import TensorProblem
 from flows.families.base import build_mechanism
 from flows.families.completion import COMPLETION
 from flows.families.subspace import SUBSPACE

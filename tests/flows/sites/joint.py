@@ -10,10 +10,10 @@ import pytest
 from numpy.typing import NDArray
 
 from dpca_tasks.errors import SiteSilent
-from dpca_tasks.mechanisms.results import Components, Subspace
-from dpca_tasks.mechanisms.sites.parties import LocalParties
+from dpca_tasks.mechanisms.base import Components, Subspace
+from dpca_tasks.mechanisms.sites.joint_plan import LocalParties
 from dpca_tasks.privacy.curator import Curator
-from dpca_tasks.privacy.reservation import InMemoryReservation
+from dpca_tasks.privacy.gate import InMemoryReservation
 from flows.demo import own_home
 from flows.federation_demo import DELTA, Federation, aggregator
 from flows.parties.calling import Caller

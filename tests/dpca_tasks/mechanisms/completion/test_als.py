@@ -8,9 +8,8 @@ from dpca_tasks.errors import InvalidInput, Refused
 from dpca_tasks.mechanisms.base import NO_GUARANTEE, PrivacyTarget
 from dpca_tasks.mechanisms.completion import MECHANISMS, REFERENCES
 from dpca_tasks.mechanisms.completion.als import Als
-from dpca_tasks.privacy.curator import Curator
-from dpca_tasks.privacy.disclosure import DisclosingCurator
-from dpca_tasks.privacy.reservation import InMemoryReservation
+from dpca_tasks.privacy.curator import Curator, DisclosingCurator
+from dpca_tasks.privacy.gate import InMemoryReservation
 from dpca_tasks.records.sources import ArrayBlocks
 from tests.dpca_tasks.mechanisms.completion.test_dpals import RANK, low_rank, problem, unseen_error
 

@@ -11,10 +11,10 @@ from dpca_tasks.accounting import events
 from dpca_tasks.errors import InvalidInput, Refused
 from dpca_tasks.mechanisms.base import PrivacyTarget
 from dpca_tasks.mechanisms.completion.dpals import Dpals
-from dpca_tasks.mechanisms.parts.ratings import RatingsProblem
+from dpca_tasks.mechanisms.completion.ratings import RatingsProblem
 from dpca_tasks.noise.keystream import subkey
 from dpca_tasks.privacy.curator import Curator
-from dpca_tasks.privacy.reservation import InMemoryReservation
+from dpca_tasks.privacy.gate import InMemoryReservation
 from dpca_tasks.queries.step_secrets import StepSecrets
 from dpca_tasks.records.sources import ArrayBlocks
 

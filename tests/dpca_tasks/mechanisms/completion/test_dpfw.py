@@ -10,7 +10,7 @@ from dpca_tasks.accounting import events
 from dpca_tasks.errors import InvalidInput
 from dpca_tasks.mechanisms.completion.dpfw import Dpfw
 from dpca_tasks.privacy.curator import Curator
-from dpca_tasks.privacy.reservation import InMemoryReservation
+from dpca_tasks.privacy.gate import InMemoryReservation
 from storage.artifacts.embeddings import ItemEmbeddings
 from tests.dpca_tasks.mechanisms.completion.test_dpals import MU, RANK, low_rank, problem, run, target
 

@@ -7,7 +7,7 @@ from scipy import sparse
 from dpca_tasks.errors import InvalidInput, Refused
 from dpca_tasks.mechanisms.base import NO_GUARANTEE, PrivacyTarget
 from dpca_tasks.mechanisms.completion import REFERENCES
-from dpca_tasks.mechanisms.completion.ials import Ials
+from dpca_tasks.mechanisms.completion.als import Ials
 from storage.artifacts.embeddings import ItemEmbeddings
 from tests.dpca_tasks.mechanisms.completion.test_als import disclosed
 from tests.dpca_tasks.mechanisms.completion.test_dpals import problem

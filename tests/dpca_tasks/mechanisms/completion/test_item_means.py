@@ -8,9 +8,9 @@ from dpca_tasks.audit.trials import audit_mechanism
 from dpca_tasks.errors import InvalidInput
 from dpca_tasks.mechanisms.base import PrivacyTarget
 from dpca_tasks.mechanisms.completion.item_means import ItemMeans
-from dpca_tasks.mechanisms.parts.ratings import RatingsProblem
+from dpca_tasks.mechanisms.completion.ratings import RatingsProblem
 from dpca_tasks.privacy.curator import Curator
-from dpca_tasks.privacy.reservation import InMemoryReservation
+from dpca_tasks.privacy.gate import InMemoryReservation
 from dpca_tasks.records.sources import ArrayBlocks
 from flows.families.completion import COMPLETION
 

@@ -10,8 +10,8 @@ from dpca_tasks.accounting import events
 from dpca_tasks.errors import InvalidInput
 from dpca_tasks.mechanisms.completion.dpsvd import Dpsvd
 from dpca_tasks.mechanisms.completion.one_shot import OneShot
-from dpca_tasks.mechanisms.parts.rating_moment import leading_factors
-from dpca_tasks.privacy.reservation import InMemoryReservation
+from dpca_tasks.mechanisms.completion.rating_moment import leading_factors
+from dpca_tasks.privacy.gate import InMemoryReservation
 from tests.dpca_tasks.mechanisms.completion.test_dpals import RANK, low_rank, problem, run, target, unseen_error
 
 __all__ = ["low_rank"]

@@ -16,7 +16,7 @@ from dpca_tasks.mechanisms.base import PrivacyTarget
 from dpca_tasks.mechanisms.evaluation.captured_share import CapturedShare, SubspaceTerms, estimated_share
 from dpca_tasks.noise.keystream import subkey
 from dpca_tasks.privacy.curator import Curator
-from dpca_tasks.privacy.reservation import InMemoryReservation
+from dpca_tasks.privacy.gate import InMemoryReservation
 from dpca_tasks.records.sources import ArrayBlocks
 from flows.families.subspace_evaluation import SUBSPACE_EVALUATION
 

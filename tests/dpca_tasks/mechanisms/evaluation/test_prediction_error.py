@@ -14,9 +14,8 @@ from dpca_tasks.errors import InvalidInput
 from dpca_tasks.mechanisms.base import PrivacyTarget
 from dpca_tasks.mechanisms.evaluation.prediction_error import PredictionError, PredictionTerms, estimated_scores
 from dpca_tasks.noise.keystream import subkey
-from dpca_tasks.privacy.curator import Curator
-from dpca_tasks.privacy.disclosure import DisclosingCurator
-from dpca_tasks.privacy.reservation import InMemoryReservation
+from dpca_tasks.privacy.curator import Curator, DisclosingCurator
+from dpca_tasks.privacy.gate import InMemoryReservation
 from dpca_tasks.records.sources import ArrayBlocks
 from flows.families.completion_evaluation import COMPLETION_EVALUATION
 

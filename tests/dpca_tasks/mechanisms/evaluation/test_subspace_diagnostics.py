@@ -6,8 +6,8 @@ import pytest
 from dpca_tasks.accounting import events
 from dpca_tasks.mechanisms.base import Problem
 from dpca_tasks.mechanisms.evaluation.subspace_diagnostics import diagnose
-from dpca_tasks.privacy.disclosure import DisclosingCurator
-from dpca_tasks.privacy.reservation import InMemoryReservation
+from dpca_tasks.privacy.curator import DisclosingCurator
+from dpca_tasks.privacy.gate import InMemoryReservation
 from dpca_tasks.records.sources import ArrayBlocks
 
 RNG = np.random.default_rng(5)

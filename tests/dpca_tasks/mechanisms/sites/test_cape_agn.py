@@ -10,14 +10,13 @@ from dpca_tasks.accounting import events
 from dpca_tasks.accounting.calibration import gaussian_noise_multiplier
 from dpca_tasks.errors import InvalidInput
 from dpca_tasks.mechanisms.base import PrivacyTarget
-from dpca_tasks.mechanisms.parts.tensor_problem import TensorProblem
 from dpca_tasks.mechanisms.sites.cape_agn import CapeAgn, counted
-from dpca_tasks.mechanisms.sites.joint_plan import Seats
-from dpca_tasks.mechanisms.sites.noised_tensors import ConvAgn, LocalAgn
-from dpca_tasks.mechanisms.sites.parties import LocalParties
+from dpca_tasks.mechanisms.sites.joint_plan import LocalParties, Seats
+from dpca_tasks.mechanisms.sites.noised_moments import ConvAgn, LocalAgn
+from dpca_tasks.mechanisms.tensors.tensor_releases import TensorProblem
 from dpca_tasks.noise.symmetric_weights import cube_weights, symmetric_weights
 from dpca_tasks.privacy.curator import Curator
-from dpca_tasks.privacy.reservation import InMemoryReservation
+from dpca_tasks.privacy.gate import InMemoryReservation
 from dpca_tasks.records.sources import ArrayBlocks
 
 D, K, SITES, RECORDS = 12, 3, 4, 1500

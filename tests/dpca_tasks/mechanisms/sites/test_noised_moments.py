@@ -7,10 +7,10 @@ import pytest
 
 from dpca_tasks.errors import InvalidInput
 from dpca_tasks.mechanisms.base import PrivacyTarget, Problem
+from dpca_tasks.mechanisms.sites.joint_plan import LocalParties
 from dpca_tasks.mechanisms.sites.noised_moments import Conv, DpDis, Local
-from dpca_tasks.mechanisms.sites.parties import LocalParties
 from dpca_tasks.privacy.curator import Curator
-from dpca_tasks.privacy.reservation import InMemoryReservation
+from dpca_tasks.privacy.gate import InMemoryReservation
 from dpca_tasks.records.sources import ArrayBlocks
 
 PROBLEM = Problem(n_features=8, clip_norm=1.0, relation="replace_one", records_at_most=400)

@@ -11,11 +11,10 @@ from dpca_tasks.errors import InvalidInput
 from dpca_tasks.mechanisms.base import PrivacyTarget, Problem
 from dpca_tasks.mechanisms.sites.cape_pca import CapePca
 from dpca_tasks.mechanisms.sites.dps_pca import DpsPcaOfSites
-from dpca_tasks.mechanisms.sites.joint_plan import Seats
-from dpca_tasks.mechanisms.sites.parties import LocalParties
+from dpca_tasks.mechanisms.sites.joint_plan import LocalParties, Seats
 from dpca_tasks.metrics import subspace_distance
 from dpca_tasks.privacy.curator import Curator
-from dpca_tasks.privacy.reservation import InMemoryReservation
+from dpca_tasks.privacy.gate import InMemoryReservation
 from dpca_tasks.records.sources import ArrayBlocks
 
 D, RECORDS = 30, 400

@@ -11,11 +11,11 @@ import pytest
 from dpca_tasks.accounting.site_noise import usual_colluders
 from dpca_tasks.errors import InvalidInput
 from dpca_tasks.mechanisms.base import PrivacyTarget, Problem, Terms
-from dpca_tasks.mechanisms.parts.tensor_problem import TensorProblem
 from dpca_tasks.mechanisms.sites.cape_agn import CapeAgn
 from dpca_tasks.mechanisms.sites.cape_pca import CapePca
 from dpca_tasks.mechanisms.sites.dps_pca import DpsPcaOfSites
 from dpca_tasks.mechanisms.sites.joint_plan import JointPlan, Seats
+from dpca_tasks.mechanisms.tensors.tensor_releases import TensorProblem
 from dpca_tasks.noise.keystream import subkey
 from dpca_tasks.sites.opening import NOISE_BOUND, check_room
 from dpca_tasks.sites.roster import Member, Roster

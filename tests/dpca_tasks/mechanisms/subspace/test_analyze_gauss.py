@@ -9,7 +9,7 @@ from dpca_tasks.errors import InvalidInput
 from dpca_tasks.mechanisms.base import PrivacyTarget, Problem
 from dpca_tasks.mechanisms.subspace.analyze_gauss import WIDE, AnalyzeGauss
 from dpca_tasks.privacy.curator import Curator
-from dpca_tasks.privacy.reservation import InMemoryReservation
+from dpca_tasks.privacy.gate import InMemoryReservation
 from dpca_tasks.records.sources import ArrayBlocks
 from flows.families.base import build_mechanism
 from flows.families.subspace import SUBSPACE

@@ -13,7 +13,7 @@ from dpca_tasks.errors import InvalidInput, Refused
 from dpca_tasks.mechanisms.base import PrivacyTarget, Problem
 from dpca_tasks.mechanisms.subspace.dps_pca import DpsPca
 from dpca_tasks.metrics import subspace_distance
-from dpca_tasks.privacy.reservation import InMemoryReservation
+from dpca_tasks.privacy.gate import InMemoryReservation
 from dpca_tasks.records.sources import ArrayBlocks
 from papers.lib.sparse_model import Model
 

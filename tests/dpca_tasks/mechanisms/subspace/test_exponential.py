@@ -13,12 +13,12 @@ from dpca_tasks.accounting.bounded_range import largest_range
 from dpca_tasks.errors import InvalidInput, Refused, StepMismatch
 from dpca_tasks.layouts import unpack_symmetric
 from dpca_tasks.mechanisms.base import PrivacyTarget, Problem
-from dpca_tasks.mechanisms.parts.quantile_clip import QuantileClip
+from dpca_tasks.mechanisms.prior_releases import QuantileClip
 from dpca_tasks.mechanisms.subspace.exponential import Exponential
 from dpca_tasks.noise import bingham
 from dpca_tasks.noise.bingham import STEPS_PER_UNIT, Peeling, complement
 from dpca_tasks.privacy.curator import Curator
-from dpca_tasks.privacy.reservation import InMemoryReservation
+from dpca_tasks.privacy.gate import InMemoryReservation
 from dpca_tasks.queries.norm_histogram import NormHistogram
 from dpca_tasks.queries.rounded_product import MomentProduct, on_direction_grid
 from dpca_tasks.queries.second_moment import SecondMoment

@@ -9,9 +9,8 @@ from dpca_tasks.mechanisms.base import NO_GUARANTEE, PrivacyTarget, Problem
 from dpca_tasks.mechanisms.subspace import MECHANISMS, REFERENCES
 from dpca_tasks.mechanisms.subspace.non_private import NonPrivate
 from dpca_tasks.noise.distributions import Symmetric
-from dpca_tasks.privacy.curator import Curator
-from dpca_tasks.privacy.disclosure import DisclosingCurator
-from dpca_tasks.privacy.reservation import InMemoryReservation
+from dpca_tasks.privacy.curator import Curator, DisclosingCurator
+from dpca_tasks.privacy.gate import InMemoryReservation
 from dpca_tasks.queries.second_moment import SecondMoment
 from dpca_tasks.records.sources import ArrayBlocks
 

@@ -3,9 +3,9 @@
 import numpy as np
 
 from dpca_tasks.mechanisms.base import PrivacyTarget
-from dpca_tasks.mechanisms.parts.tensor_problem import TensorProblem
+from dpca_tasks.mechanisms.tensors.tensor_releases import TensorProblem
 from dpca_tasks.privacy.curator import Curator
-from dpca_tasks.privacy.reservation import InMemoryReservation
+from dpca_tasks.privacy.gate import InMemoryReservation
 from dpca_tasks.records.sources import ArrayBlocks
 
 RECORDS = 4000

@@ -9,12 +9,12 @@ from scipy.special import log_ndtr, ndtr
 
 from dpca_tasks.accounting import events
 from dpca_tasks.errors import InvalidInput
-from dpca_tasks.mechanisms.parts.tensor_moments import Eigenspace, moment_floor
-from dpca_tasks.mechanisms.parts.tensor_releases import TensorReleases
 from dpca_tasks.mechanisms.tensors.agn import Agn
+from dpca_tasks.mechanisms.tensors.tensor_moments import Eigenspace, moment_floor
+from dpca_tasks.mechanisms.tensors.tensor_releases import TensorReleases
 from dpca_tasks.metrics import matched_errors, matched_weights
 from dpca_tasks.noise.distributions import Cube, Symmetric
-from dpca_tasks.privacy.reservation import InMemoryReservation
+from dpca_tasks.privacy.gate import InMemoryReservation
 from dpca_tasks.queries.point_triples import PointTriples
 from tests.dpca_tasks.mechanisms.tensors.made import (
     MEANS,

@@ -7,10 +7,10 @@ import pytest
 
 from dpca_tasks.accounting import events
 from dpca_tasks.errors import InvalidInput
-from dpca_tasks.mechanisms.parts.tensor_moments import moment_floor
 from dpca_tasks.mechanisms.tensors.avn import Avn
+from dpca_tasks.mechanisms.tensors.tensor_moments import moment_floor
 from dpca_tasks.metrics import matched_errors
-from dpca_tasks.privacy.reservation import InMemoryReservation
+from dpca_tasks.privacy.gate import InMemoryReservation
 from tests.dpca_tasks.mechanisms.tensors.made import (
     MEANS,
     TOPICS,

@@ -7,7 +7,7 @@ from dpca_tasks.errors import Refused
 from dpca_tasks.mechanisms.base import NO_GUARANTEE
 from dpca_tasks.mechanisms.tensors.non_private import NonPrivate
 from dpca_tasks.metrics import matched_errors, matched_weights
-from dpca_tasks.privacy.disclosure import DisclosingCurator
+from dpca_tasks.privacy.curator import DisclosingCurator
 from tests.dpca_tasks.mechanisms.tensors.made import (
     MEANS,
     TOPICS,

@@ -1,0 +1,1 @@
+"""Forecasts of a release from public facts and declarations, before anything is spent."""

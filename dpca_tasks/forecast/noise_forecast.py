@@ -1,0 +1,275 @@
+"""Forecast the components above the noise, from public facts and a declared spectrum.
+
+*A declared spectrum* states from public knowledge which part of all variance each component holds. It is text: parts of
+all variance, descending, ``0.3,0.1,0.05``; or ``decay:1.2``, component j in proportion to ``j^-1.2``; or ``flat``,
+every direction alike. After the last part stated, parts fall by a power law that starts there and holds the rest.
+
+>>> spectrum_shares("0.5,0.25", n_features=4).round(3).tolist()
+[0.5, 0.25, 0.148, 0.102]
+>>> spectrum_shares("decay:1", n_features=3).round(3).tolist()
+[0.545, 0.273, 0.182]
+>>> spectrum_shares("flat", n_features=4).tolist()
+[0.25, 0.25, 0.25, 0.25]
+
+*The forecast* counts the components that can stand above the noise, before anything is spent. At most n records have a
+second moment of trace at most n, in squared clip norms. So j equally strong directions have at most ``n / j`` each, and
+what the user declares of the spectrum says which part each component has at most. Each mechanism computes in its plan
+the level of its noise: the least strength of a component that can be told from it.
+
+>>> from dpca_tasks.mechanisms.base import Problem
+>>> found = forecast(Problem(n_features=400, clip_norm=1.0, records_at_most=500), n_components=10, level=122.2)
+>>> found.above_noise, round(found.records_needed)
+(4, 1222)
+>>> forecast(Problem(n_features=400, clip_norm=1.0, records_at_most=5_000), n_components=10, level=122.2).warnings()
+()
+>>> forecast(Problem(n_features=400, clip_norm=1.0, records_at_most=100), n_components=1, level=122.2).warnings()
+('expect noise: noise alone makes directions as strong as 122 records at the clip norm, and records_at_most=100: all \
+components will be noise; spend more epsilon, use more records, or choose another mechanism.',)
+"""
+
+import math
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpca_tasks.accounting.calibration import gaussian_epsilon, gaussian_noise_multiplier
+from dpca_tasks.accounting.events import steps
+from dpca_tasks.errors import DpcaError, InvalidInput
+from dpca_tasks.mechanisms.base import Mechanism, Plan, Problem, Subspace
+
+_ROUNDING_OF_SHARES = 0.01  # of all parts that a user wrote down
+_STEEPEST = 200.0  # of a tail that holds almost nothing
+
+
+def spectrum_shares(declared: str, *, n_features: int) -> NDArray[np.float64]:
+    """Return the parts of all variance that the components hold: d of them, descending, 1 in sum.
+
+    Raises
+    ------
+    InvalidInput
+        If the text is no declaration, or no spectrum of so many features has such parts.
+    """
+    order = np.arange(1.0, n_features + 1.0)
+    if declared == "flat":
+        return np.full(n_features, 1.0 / n_features)
+    kind, _, text = declared.rpartition(":")
+    if kind == "decay":
+        rate = _numbers(text, declared)[0]
+        if not 0.0 <= rate <= _STEEPEST:
+            raise _refused(declared)
+        falling = order**-rate
+        return np.asarray(falling / falling.sum())
+    stated = _numbers(declared, declared)
+    rest = 1.0 - math.fsum(stated)
+    falls = all(before >= after for before, after in pairwise(stated))
+    if len(stated) > n_features or not falls or min(stated) < 0.0 or stated[0] <= 0.0 or rest < -_ROUNDING_OF_SHARES:
+        raise _refused(declared)
+    return _continued(stated, max(rest, 0.0), n_features, declared)
+
+
+def _continued(stated: list[float], rest: float, n_features: int, declared: str) -> NDArray[np.float64]:
+    """Return stated parts, and after them a power law that starts at the last and holds the rest."""
+    beyond = np.arange(len(stated) + 1.0, n_features + 1.0) / len(stated)
+    most = stated[-1] * len(beyond)
+    if rest > most + _ROUNDING_OF_SHARES:
+        raise InvalidInput(
+            f"spectrum={declared!r} leaves {rest:.4g} of all variance to {len(beyond)} components, none of which holds "
+            f"more than the last one stated; state larger parts, or more of them."
+        )
+    if rest <= stated[-1] * float(beyond[0]) ** -_STEEPEST if len(beyond) else True:
+        tail = np.zeros(len(beyond))
+    elif rest >= most:
+        tail = np.full(len(beyond), stated[-1])
+    else:
+        from scipy.optimize import brentq  # slow to import
+
+        fall = brentq(lambda rate: stated[-1] * float(np.sum(beyond**-rate)) - rest, 0.0, _STEEPEST)
+        tail = stated[-1] * beyond**-fall
+    shares = np.concatenate([stated, tail])
+    return np.asarray(shares / shares.sum())
+
+
+def _numbers(text: str, declared: str) -> list[float]:
+    try:
+        numbers = [float(part) for part in text.split(",")]
+    except ValueError:
+        raise _refused(declared) from None
+    if not all(map(math.isfinite, numbers)):
+        raise _refused(declared)
+    return numbers
+
+
+def _refused(declared: str) -> InvalidInput:
+    return InvalidInput(
+        f"spectrum={declared!r} must be parts of all variance, one a feature at most, descending and at most 1 in sum, "
+        "such as 0.3,0.1,0.05; or decay:A, A from 0 to 200; or flat; correct it, or leave it out."
+    )
+
+
+UNDECLARED_SHARE = 0.1
+"""The share of the default number of records that is assumed when none is declared."""
+
+_ROUNDING = 1e-9
+_LARGEST_EPSILON = 1e3
+_LEAST_NOISE = 1e-6  # less of it has no epsilon worth a name
+_CLOSE, _ATTEMPTS = 0.01, 12  # an epsilon is named this much too high at most, after at most so many plans
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forecast:
+    """What can stand above the noise of a release that is not made yet.
+
+    Parameters
+    ----------
+    problem : Problem
+    n_components : int
+        The number k asked for.
+    level : float, records at the clip norm
+        What a component has to have to be told from noise.
+    strength : float, records at the clip norm
+        What the k-th component has at most; its distance to the next where ``together``.
+    above_noise : int, optional
+        How many of the k can stand above the noise; None where no number of records is declared.
+    """
+
+    problem: Problem
+    n_components: int
+    level: float
+    strength: float
+    above_noise: int | None
+
+    @property
+    def expects_noise(self) -> bool:
+        """Whether no component can stand above the noise."""
+        return self.above_noise == 0
+
+    @property
+    def records_needed(self) -> float:
+        """Records at the clip norm with which the k-th could stand above this noise; infinite if it holds nothing."""
+        if self.strength <= 0.0:
+            return math.inf
+        return self.problem.records_at_most * self.level / self.strength
+
+    def warnings(self) -> tuple[str, ...]:
+        """Return a warning if the components cannot all stand above the noise."""
+        most, told = self.problem.records_at_most, f"as strong as {self.level:,.0f} records at the clip norm, and "
+        found = f"noise alone makes directions {told}"
+        if self.above_noise is None:
+            if UNDECLARED_SHARE * self.strength >= self.level:
+                return ()
+            return (
+                f"{found}no number of records is declared: unless there are well over {self.records_needed:,.0f}, "
+                "components are noise; ingest with --records-at-most to have this checked, and spend more epsilon or "
+                "ask for fewer components where there are fewer.",
+            )
+        declared = f" with spectrum={_short(self.problem.spectrum)}" if self.problem.spectrum else ""
+        if self.above_noise == 0:
+            return (
+                f"expect noise: {found}records_at_most={most}{declared}: all components will be noise; spend more "
+                "epsilon, use more records, or choose another mechanism.",
+            )
+        if self.above_noise >= self.n_components:
+            return ()
+        return (
+            f"{found}records_at_most={most}{declared}: at most {self.above_noise} of {self.n_components} components "
+            "can be more than noise; spend more epsilon, use more records, or ask for fewer components.",
+        )
+
+
+def forecast(problem: Problem, *, n_components: int, level: float, together: bool = False) -> Forecast:
+    """Forecast how many of k components can stand above a level of noise.
+
+    Parameters
+    ----------
+    problem : Problem
+        With the spectrum, if it is declared; without, the most favourable one is taken for each number of components.
+    n_components : int
+        The number k.
+    level : float, records at the clip norm
+        The least strength of a component that can be told from noise.
+    together : bool
+        Whether the components stand above the noise together or not at all, by the gap behind the last.
+
+    Raises
+    ------
+    InvalidInput
+        If the declared spectrum is none.
+    """
+    most = problem.records_at_most
+    if problem.spectrum:
+        held = most * spectrum_shares(problem.spectrum, n_features=problem.n_features)
+        strength = float(held[n_components - 1])
+        if together:
+            strength -= float(held[n_components]) if n_components < problem.n_features else 0.0
+        standing = int((held[:n_components] >= level * (1.0 - _ROUNDING)).sum())
+    else:
+        strength = most / n_components
+        standing = min(n_components, math.floor(most / level * (1.0 + _ROUNDING)))
+    if together:
+        standing = n_components if strength >= level else 0
+    return Forecast(
+        problem=problem,
+        n_components=n_components,
+        level=level,
+        strength=strength,
+        above_noise=standing if problem.records_declared else None,
+    )
+
+
+def forecast_of(plan: Plan, *, n_components: int) -> Forecast | None:
+    """Return the forecast of a planned subspace; None where its plan states no level of noise."""
+    if plan.level is None:
+        return None
+    return forecast(plan.problem, n_components=n_components, level=plan.level, together=plan.together)
+
+
+def epsilon_needed(mechanism: Mechanism[Subspace], plan: Plan, *, strength: float) -> float | None:
+    """Return the epsilon at which a component of a given strength could stand above the noise of a mechanism.
+
+    It is found by planning again, at the planned delta. A plan of samples takes seconds, so there the level is taken to
+    be in proportion to the noise of one Gaussian release, which many sampled ones come near to.
+
+    Returns
+    -------
+    float or None
+        At most 1 % more than needed, without samples; infinite where no epsilon below 1,000 suffices, None where the
+        mechanism refuses the ones that would.
+    """
+    if plan.level is None or strength <= 0.0:
+        return math.inf
+    if any(step["name"] == "poisson_sampled" for step in steps(plan.event)):
+        return _as_one_gaussian(plan, strength)
+    known, noise = plan.target.epsilon, plan.level
+    tried, fall = known, -1.0  # the level falls about like 1 / epsilon
+    for _ in range(_ATTEMPTS):
+        wanted = strength * (1.0 - _CLOSE / 2.0)
+        tried = min(known * math.exp(math.log(wanted / noise) / fall), _LARGEST_EPSILON)
+        try:
+            level = mechanism.plan(plan.problem, replace(plan.target, epsilon=tried)).level
+        except DpcaError:
+            return None
+        assert level is not None
+        if strength * (1.0 - _CLOSE) <= level <= strength:
+            return tried
+        if tried == _LARGEST_EPSILON and level > strength:
+            return math.inf
+        if tried != known and level != noise:
+            fall = min(max(math.log(level / noise) / math.log(tried / known), -4.0), -0.1)
+        known, noise = tried, level
+    return tried if noise <= strength else math.inf
+
+
+def _as_one_gaussian(plan: Plan, strength: float) -> float:
+    assert plan.level is not None
+    target = plan.target
+    noise = gaussian_noise_multiplier(epsilon=target.epsilon, delta=target.delta) * strength / plan.level
+    if noise < _LEAST_NOISE:
+        return math.inf
+    epsilon = gaussian_epsilon(noise_multiplier=noise, delta=target.delta)
+    return epsilon if epsilon < _LARGEST_EPSILON else math.inf
+
+
+def _short(declared: str) -> str:
+    return declared if len(declared) <= 40 else f"{declared[:37]}..."

@@ -1,0 +1,185 @@
+r"""Forecast the components and the noise of a planned tensor release, from public facts alone.
+
+Of n records in k components of equal weight and length ``|mu|``, each component has the eigenvalue ``n |mu|^2 / k`` in
+the second moment and the value ``n |mu|^3 / k`` in the core ``T(U, U, U)``. It can be found where
+
+- its eigenvalue exceeds ``sqrt(2 D) std``, the spectral norm of the noise of the second moment. Then its direction
+  among the released ones has the squared overlap ``o^2 = 1 - (sqrt(2 D) std / 2)^2 / eigenvalue^2``, at least 3/4;
+- what these directions keep of it, ``n |mu|^3 o^3 / k``, exceeds ``1.657 sqrt(k) std``, the largest value that the
+  noise of the core has along any direction. Whitening divides both by the same power of the eigenvalues, so it is the
+  comparison of a component of the whitened tensor, ``(n / k)^(-1/2)``, with its noise.
+
+>>> def core_std(n_components, overlap):
+...     return 100.0
+>>> found = room_for(50, n_records=1e5, n_features=50, length=lambda k: 1.0, moment_std=100.0, core_std=core_std)
+>>> found.room, round(found.eigenvalue), round(found.edge)
+(49, 2000, 1000)
+
+References
+----------
+Benaych-Georges and Nadakuditi (2011), for the overlap; Crisanti and Sommers (1992), for the largest value of a
+spherical model of three spins.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from dpca_tasks.accounting import events
+from dpca_tasks.mechanisms.base import Plan
+from dpca_tasks.mechanisms.tensors.tensor_releases import TensorReleases
+
+LARGEST_CORE = 1.657
+"""The largest value of isometric noise of order 3 along a direction, over ``sqrt(k) std``; std of its diagonal."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """A forecast for the components asked for, and the room that there is.
+
+    Parameters
+    ----------
+    room : int
+        The most components of equal weight that can all be found; 0 where one alone cannot.
+    eigenvalue, edge : float
+        Of a component asked for in the second moment, and what it has to exceed.
+    value, core_edge : float
+        The same in the core.
+    """
+
+    room: int
+    eigenvalue: float
+    edge: float
+    value: float
+    core_edge: float
+
+
+def room_for(
+    n_components: int,
+    *,
+    n_records: float,
+    n_features: int,
+    length: Callable[[int], float],
+    moment_std: float,
+    core_std: Callable[[int, float], float],
+) -> Room:
+    """Compare components with the noise of both releases.
+
+    Parameters
+    ----------
+    n_components : int
+        As many as are asked for.
+    n_records, n_features : float and int
+        Declared.
+    length : callable
+        Gives ``|mu|`` of one of k components.
+    moment_std : float
+        Of the noise on the diagonal of the second moment.
+    core_std : callable
+        Gives the std of the noise on the diagonal of the core, of the number of components and their overlap.
+    """
+
+    def compared(count: int) -> Room:
+        each = n_records / count
+        edge = math.sqrt(2.0 * n_features) * moment_std
+        eigenvalue = each * length(count) ** 2
+        overlap = overlap_of(eigenvalue, edge)
+        return Room(
+            room=count,
+            eigenvalue=eigenvalue,
+            edge=edge,
+            value=each * (length(count) * overlap) ** 3,
+            core_edge=LARGEST_CORE * math.sqrt(count) * core_std(count, overlap),
+        )
+
+    asked = compared(n_components)
+    held = (found for found in map(compared, range(n_features - 1, 0, -1)) if _stands(found))
+    room = max((found.room for found in held), default=0)
+    return Room(**{name: getattr(asked, name) for name in ("eigenvalue", "edge", "value", "core_edge")}, room=room)
+
+
+def overlap_of(eigenvalue: float, edge: float) -> float:
+    """Return the cosine between a component and the released directions; 0 where the noise hides it."""
+    return math.sqrt(max(0.0, 1.0 - (edge / 2.0 / eigenvalue) ** 2)) if eigenvalue > 0 else 0.0
+
+
+def longest_row(n_components: int, *, n_features: int, length: float, overlap: float) -> float:
+    """Return about how long the longest row of released directions is, where topics share words that are alike.
+
+    A word has ``length`` in its topic's direction, and its row of the noise is one of a random frame.
+    """
+    noise = (math.sqrt(n_components) + math.sqrt(2.0 * math.log(n_features))) ** 2 / n_features
+    return math.sqrt(min(1.0, (length * overlap) ** 2 + (1.0 - overlap**2) * noise))
+
+
+def _stands(found: Room) -> bool:
+    return found.eigenvalue > found.edge and found.value > found.core_edge
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpectedNoise:
+    """Stds on the diagonals: of the second moment, and of the core by the number of components and their overlap."""
+
+    moment_std: float
+    core_std: Callable[[int, float], float]
+
+
+def lengths_of(releases: TensorReleases, *, declared: float | None) -> Callable[[int], float]:
+    """Return the length of one of k components: declared, or the one that is assumed without a declaration.
+
+    Topics are assumed to share the words evenly, and centres to lie as far out as the clip norm allows for.
+    """
+    problem = releases.problem
+    if declared is not None:
+        return lambda _: declared
+    if problem.clip_norm is None:
+        return lambda count: math.sqrt(count / problem.n_features)
+    around = problem.n_features * (problem.noise_variance or 0.0)
+    longest = math.sqrt(max((problem.clip_norm / releases.point_factor) ** 2 - around, 0.0))
+    return lambda _: longest
+
+
+def noise_of(plan: Plan, releases: TensorReleases, *, length: Callable[[int], float]) -> ExpectedNoise:
+    """Return the noise that a plan adds to either release.
+
+    Parameters
+    ----------
+    plan : Plan
+        Of two steps: the second moment, and the core.
+    releases : TensorReleases
+        That are planned.
+    length : callable
+        As `lengths_of` returns it; the directions of topics are taken to have rows as long.
+    """
+    moment, core = (_multiplier(step) for step in events.steps(plan.event))
+    order = releases.problem.n_features
+    over = moment(order * (order + 1) // 2)
+    if plan.printed:
+        over *= math.sqrt(2.0)  # printed noise has one std on and off the diagonal
+
+    def core_std(count: int, overlap: float) -> float:
+        drawn = core(count * (count + 1) * (count + 2) // 6)
+        return drawn * _core_sensitivity(releases, count, length=length(count), overlap=overlap)
+
+    return ExpectedNoise(moment_std=releases.moment_std(noise_multiplier=over), core_std=core_std)
+
+
+def _multiplier(step: events.Event) -> Callable[[int], float]:
+    """Return the std of a coordinate over the sensitivity, of noise on so many coordinates."""
+    if step["name"] == "gaussian":
+        return lambda _: float(step["noise_multiplier"])
+    return lambda coordinates: math.sqrt(coordinates + 1.0) / float(step["epsilon"])
+
+
+def _core_sensitivity(releases: TensorReleases, count: int, *, length: float, overlap: float) -> float:
+    """Return about the sensitivity of the core, in its units."""
+    problem = releases.problem
+    is_replaced = problem.relation == "replace_one"
+    if problem.clip_norm is None:
+        alone = longest_row(count, n_features=problem.n_features, length=length, overlap=overlap) ** 3
+        return min(math.sqrt(2.0), 2.0 * alone) if is_replaced else alone
+    variance = problem.noise_variance or 0.0
+    usual = releases.score_factor * math.sqrt(length**2 + count * variance)
+    square = min(problem.clip_norm, usual) ** 2
+    largest = square**3 - 6.0 * variance * square**2 + (3 * count + 6) * variance**2 * square
+    return math.sqrt(max(largest, 0.0)) * (2.0 if is_replaced else 1.0)

@@ -1,0 +1,368 @@
+"""Shared parts of mechanisms that never form a second moment: a mean released first, and noisy products.
+
+With ``center=private`` a mechanism releases the sum of the rows and their count; their use is post-processing. There
+are two cases. *Products* with public directions are linear, so the mean is subtracted from their answers
+(`Centre.shifted`); the mean's Gaussian step takes `MEAN_SHARE` of mu^2. *Draws and computed directions* use records
+from which the mean was already subtracted (`dpca_tasks.queries.recentred_moment`), and a mechanism that is known by its
+(epsilon, delta) only; the mean takes `MEAN_SHARE` of both, by basic composition (`mean_first`).
+
+Iterative mechanisms share their plan, products with public directions, and averages of iterates. Centring a product is
+linear post-processing of released numbers: ``(X^T X - s s^T / n) V``.
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpca_tasks.accounting.calibration import gaussian_noise_multiplier
+from dpca_tasks.accounting.events import Event, composed, poisson_sampled
+from dpca_tasks.accounting.pure import laplace_noise_multiplier
+from dpca_tasks.accounting.subsampled import through_empty_record
+from dpca_tasks.forecast.noise_forecast import forecast
+from dpca_tasks.mechanisms.base import Plan, PrivacyTarget, Problem, Subspace, grid_warnings
+from dpca_tasks.mechanisms.eigenpairs import leading_eigenpairs, signed
+from dpca_tasks.noise.distributions import Gaussian, Laplace, check_tail
+from dpca_tasks.noise.grid import grid_bits
+from dpca_tasks.privacy.curator import Curator
+from dpca_tasks.privacy.eigensolver import Eigensolver
+from dpca_tasks.queries.augmented_moment import CONSTANT
+from dpca_tasks.queries.base import RowSum
+from dpca_tasks.queries.clipped_product import ClippedProduct
+from dpca_tasks.queries.poisson_sampled import sampled
+from dpca_tasks.queries.recentred_moment import SHIFT_STEP, on_shift_grid
+from dpca_tasks.queries.record_mean import RecordMean
+from dpca_tasks.queries.replaced_product import ReplacedProduct
+from dpca_tasks.queries.rounded_product import DIRECTION_BITS, MomentProduct, on_direction_grid
+from dpca_tasks.threads import one_thread
+
+MEAN_SHARE = Fraction(1, 8)
+
+MeanNoise = Gaussian | Laplace
+
+
+class Centre:
+    """The released sum and count of the rows, and their mean."""
+
+    def __init__(self, total: NDArray[np.float64], count: float) -> None:
+        self.mean = total / max(count, 1.0)
+        self._total = total
+
+    def shifted(
+        self, product: NDArray[np.float64], directions: NDArray[np.float64], *, part: float = 1.0
+    ) -> NDArray[np.float64]:
+        """Return the product of the rows around their mean, for a product over a share ``part`` of the records."""
+        return product - part * np.outer(self._total, self.mean @ directions)
+
+
+def mean_share(problem: Problem) -> Fraction:
+    """Return the share of mu^2 that the mean takes."""
+    return MEAN_SHARE if problem.center == "private" else Fraction(0)
+
+
+def mean_noise(problem: Problem, target: PrivacyTarget) -> Gaussian | None:
+    """Return the noise of a mean that takes `mean_share` of a target's mu^2; None if the problem is not centred."""
+    if problem.center == "none":
+        return None
+    return Gaussian(
+        noise_multiplier=gaussian_noise_multiplier(epsilon=target.epsilon, delta=target.delta, share=MEAN_SHARE)
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeanFirst:
+    """A target divided by basic composition: the noise of the mean, and the target of the following steps."""
+
+    noise: MeanNoise | None
+    rest: PrivacyTarget
+
+    def event(self, following: Event) -> Event:
+        """Return the event of the mean, if any, composed with the following event."""
+        return following if self.noise is None else composed(self.noise.event, following)
+
+
+def mean_first(problem: Problem, target: PrivacyTarget, *, pure: bool = False) -> MeanFirst:
+    """Divide a target between a mean and the following steps, if the problem is centred.
+
+    Parameters
+    ----------
+    problem, target
+        The request.
+    pure : bool
+        Whether the following steps are pure for any delta; the mean then is, too.
+
+    Returns
+    -------
+    MeanFirst
+        Gaussian noise at `MEAN_SHARE` of epsilon and of delta, exact as a power of two, or Laplace noise at that share
+        of epsilon without a delta; and the rest of both, rounded down, so that the sums do not exceed the target.
+    """
+    if problem.center == "none":
+        return MeanFirst(noise=None, rest=target)
+    share = float(MEAN_SHARE)
+    epsilon, delta = share * target.epsilon, 0.0 if pure else share * target.delta
+    noise: MeanNoise = (
+        Gaussian(noise_multiplier=gaussian_noise_multiplier(epsilon=epsilon, delta=delta))
+        if delta
+        else Laplace(noise_multiplier=laplace_noise_multiplier(epsilon=epsilon))
+    )
+    check_tail(noise, draws=problem.n_features + 1, delta=delta)
+    mean_query(problem, noise)
+    rest = dataclasses.replace(
+        target,
+        epsilon=math.nextafter(target.epsilon - epsilon, 0.0),
+        delta=math.nextafter(target.delta - delta, 0.0) if delta else target.delta,
+    )
+    return MeanFirst(noise=noise, rest=rest)
+
+
+def release_centre(
+    curator: Curator, problem: Problem, noise: MeanNoise | None, *, halved: bool = False
+) -> Centre | None:
+    """Release the mean in the first step; without noise return None and take no step.
+
+    With ``halved`` the release is priced through the empty record, as for `sampled`.
+    """
+    if noise is None:
+        return None
+    noisy = curator.release(mean_query(problem, noise, halved=halved), noise)
+    constant = CONSTANT * problem.clip_norm
+    return Centre(noisy[:-1] / constant, float(noisy[-1]) / constant**2)
+
+
+def release_shift(curator: Curator, problem: Problem, noise: MeanNoise | None) -> NDArray[np.int64] | None:
+    """Release the mean and round it, to norm at most one clip norm, to the grid on which it is subtracted."""
+    centre = release_centre(curator, problem, noise)
+    return None if centre is None else on_shift_grid(centre.mean / problem.clip_norm)
+
+
+def mean_of(asked: RowSum | Eigensolver) -> NDArray[np.float64] | None:
+    """Return the mean, in data units, that a request subtracted from the records; None if it did not."""
+    shift = asked.public_inputs().get("shift")
+    return None if shift is None else shift * (asked.clip_norm * SHIFT_STEP)
+
+
+def mean_query(problem: Problem, noise: MeanNoise, *, halved: bool = False) -> RowSum:
+    """Return the query for the sum of the rows and their count, on a grid that fits the noise.
+
+    Raises
+    ------
+    InvalidInput
+        When there is no such grid: plans ask for the query, so that nothing is charged then.
+    """
+    coarse = RecordMean(n_features=problem.n_features, clip_norm=problem.clip_norm, relation=problem.relation, bits=1)
+    spread = math.sqrt(2.0) if noise.norm == "l1" else 1.0  # the ratio of std and scale
+    noise_std = noise.noise_multiplier * sampled(coarse, rate=1.0, halved=halved).sensitivity(noise.norm) * spread
+    query = dataclasses.replace(coarse, bits=grid_bits(noise_std=noise_std, degree=RecordMean.degree))
+    return sampled(query, rate=1.0, halved=halved)
+
+
+START_SEED = 20140109  # the start is public; no guarantee depends on it
+AVERAGED = 64  # iterates in an average: more are no better, and all are held in memory
+_UP = 1.0 + 2.0**-48  # more than the rounding of noise in grid steps
+FINEST = 14  # bits above which exact products would overflow int64
+
+
+def plan_products(
+    mechanism: str,
+    problem: Problem,
+    target: PrivacyTarget,
+    *,
+    width: int,
+    noises: Sequence[tuple[Gaussian, float]],
+    releases: int,
+    event: Event,
+    n_components: int,
+    level: float,
+    edge: float | None,
+    message_clip: float = 1.0,
+    inner: PrivacyTarget | None = None,
+    notes: tuple[str, ...] = (),
+    printed: bool = False,
+) -> Plan:
+    """Plan noisy products with ``width`` directions, after the mean if the problem is centred.
+
+    Parameters
+    ----------
+    mechanism, problem, target
+        The request.
+    width : int
+        The number p of directions.
+    noises : sequence of (Gaussian, float)
+        The noise and the sampling rate of each kind of product; the last is the main one.
+    releases : int
+        The number of products.
+    event : Event
+        The event of all products.
+    n_components : int
+        The number k of components.
+    level : float, records at the clip norm
+        The level up to which the resulting directions are noise.
+    edge : float, records at the clip norm, optional
+        The level up to which the resulting eigenvalues are noise; None where none result.
+    message_clip : float
+        The bound on a record's contribution; 1 for none.
+    inner : PrivacyTarget, optional
+        The target to which the steps were calibrated, if it differs: see `inner_target`.
+    notes, printed
+        As for `Plan`.
+    """
+    directions = start_directions(problem.n_features, width)
+    inner = inner or target
+
+    def scale(bits: int) -> float:
+        query = product_query(problem, bits=bits, directions=directions, message_clip=message_clip)
+        return max(noise.noise_multiplier * sampled(query, rate=rate).sensitivity("l2") for noise, rate in noises)
+
+    for noise, _ in noises:
+        check_tail(noise, draws=(releases * width + 1) * problem.n_features + 1, delta=inner.delta)
+    some = 1 if message_clip == 1.0 else FINEST  # a coarse grid may have no step below the clip
+    bits = min(FINEST, grid_bits(noise_std=scale(some), degree=MomentProduct.degree))
+    while (fits := grid_bits(noise_std=scale(bits) * _UP, degree=MomentProduct.degree)) < bits:
+        bits = fits  # on a coarser grid a record may move a clipped product further
+    if (mean := mean_noise(problem, inner)) is not None:
+        mean_query(problem, mean, halved=inner != target)
+        event = composed(event_of_all(mean, halved=inner != target), event)
+    return Plan(
+        mechanism=mechanism,
+        problem=problem,
+        target=target,
+        noise_multiplier=noises[-1][0].noise_multiplier,
+        bits=bits,
+        event=event,
+        notes=(
+            *forecast(problem, n_components=n_components, level=level).warnings(),
+            *notes,
+            *grid_warnings(problem, bits=bits),
+        ),
+        printed=printed,
+        noise_edge=edge,
+        level=level,
+    )
+
+
+def product_noise(
+    problem: Problem,
+    noise: Gaussian,
+    *,
+    width: int,
+    rate: float,
+    halved: bool = False,
+    message_clip: float = 1.0,
+) -> float:
+    """Return the std of a product's noise, scaled up from a sample to all records; in records at the clip norm."""
+    start = start_directions(problem.n_features, min(width, 2))  # two suffice: the sensitivity is the same for more
+    query = product_query(problem, bits=FINEST, directions=start, halved=halved, message_clip=message_clip)
+    return noise.noise_multiplier * sampled(query, rate=rate, halved=halved).sensitivity("l2") / rate
+
+
+def inner_target(problem: Problem, target: PrivacyTarget, *, rate: float) -> PrivacyTarget:
+    """Return the target to which the steps are calibrated; it differs for samples under replace_one.
+
+    A sampled step has a price for one added, removed or emptied record. Replacing a record takes two such steps,
+    through the empty record, so the whole release is calibrated to one of them
+    (`dpca_tasks.accounting.subsampled.through_empty_record`).
+    """
+    if not is_halved(problem, rate=rate):
+        return target
+    epsilon, delta = through_empty_record(epsilon=target.epsilon, delta=target.delta)
+    return dataclasses.replace(target, epsilon=epsilon, delta=delta)
+
+
+def is_halved(problem: Problem, *, rate: float) -> bool:
+    """Tell whether a release samples under replace_one, so that it is calibrated through the empty record."""
+    return rate != 1 and problem.relation == "replace_one"
+
+
+def event_of_all(noise: Gaussian, *, halved: bool) -> Event:
+    """Return the event of noise on all records: a sample of rate 1 if calibrated through the empty record."""
+    return poisson_sampled(noise.event, 1.0) if halved else noise.event
+
+
+def product_query(
+    problem: Problem,
+    *,
+    bits: int,
+    directions: NDArray[np.float64],
+    halved: bool = False,
+    message_clip: float = 1.0,
+) -> MomentProduct:
+    """Return the query for ``X^T (X V)``, V rounded to its public grid.
+
+    With ``halved`` the release is calibrated through the empty record, so no rounding for replaced records is needed.
+    A ``message_clip`` below 1 bounds the norm of a record's contribution.
+    """
+    facts: dict[str, Any] = {
+        "n_features": problem.n_features,
+        "clip_norm": problem.clip_norm,
+        "relation": problem.relation,
+        "bits": bits,
+        "directions": on_direction_grid(directions),
+    }
+    if message_clip != 1.0:
+        return ClippedProduct(**facts, message_clip=message_clip)
+    return (ReplacedProduct if problem.relation == "replace_one" and not halved else MomentProduct)(**facts)
+
+
+def on_grid(query: MomentProduct) -> NDArray[np.float64]:
+    """Return the directions of a query as floats."""
+    return query.directions / 2.0**DIRECTION_BITS
+
+
+def start_directions(n_features: int, width: int) -> NDArray[np.float64]:
+    """Return public random orthonormal columns."""
+    return orthonormal(np.random.default_rng(START_SEED).standard_normal((n_features, width)))
+
+
+def orthonormal(matrix: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the orthonormal factor of a thin QR with positive diagonal, on one thread."""
+    with one_thread():
+        q, r = np.linalg.qr(matrix)
+    return q * np.where(np.diag(r) < 0, -1.0, 1.0)
+
+
+def leading_of_projectors(bases: list[NDArray[np.float64]], width: int) -> NDArray[np.float64]:
+    """Return the leading eigenvectors of the sum of projectors ``V V^T``: the average of iterates."""
+    with one_thread():
+        left, _, _ = np.linalg.svd(np.hstack(bases), full_matrices=False)
+    return np.ascontiguousarray(left[:, :width])
+
+
+def ranked(
+    basis: NDArray[np.float64], values: NDArray[np.float64], n_components: int
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the leading k directions of a basis as signed rows, and their released values, descending."""
+    order = np.argsort(-values[:n_components], kind="stable")
+    return signed(basis.T[:n_components][order]), values[:n_components][order]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Iterate:
+    """Directions (d, k), and the released estimate (d, k) of ``X^T X`` times them."""
+
+    directions: NDArray[np.float64]
+    product: NDArray[np.float64]
+
+
+def is_averaged(step: int, steps: int) -> bool:
+    """Tell whether a step's directions enter the average: at most `AVERAGED`, evenly spread over the last half."""
+    first = steps // 2
+    stride = -(-(steps - first) // AVERAGED)
+    return step >= first and (steps - 1 - step) % stride == 0
+
+
+def averaged(iterates: Sequence[Iterate], n_components: int, *, mean: NDArray[np.float64] | None = None) -> Subspace:
+    """Average iterates: take the leading directions of their projectors and diagonalise the released products there."""
+    basis = leading_of_projectors([one.directions for one in iterates], n_components)
+    small = np.zeros((n_components, n_components))
+    with one_thread():
+        for one in iterates:
+            small += basis.T @ one.product @ (one.directions.T @ basis) / len(iterates)
+        values, rotation = leading_eigenpairs((small + small.T) / 2, n_components)
+        components = signed(rotation @ basis.T)
+    return Subspace(components=components, eigenvalues=values, spectrum=values, mean=mean)

@@ -1,1 +1,0 @@
-"""Parts that two or more mechanisms share; none is a mechanism itself."""

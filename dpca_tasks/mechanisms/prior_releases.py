@@ -1,0 +1,177 @@
+"""Releases that precede a mechanism: a private clip norm, and the share of rejected records.
+
+*Clip norm*: a noisy histogram of record norms, then any mechanism with a quantile as clip norm. The release has two
+parts. The first is one exact query of sensitivity 1 over a public geometric grid; the second has
+the released clip norm among its public inputs. By basic composition their epsilons add up to that of the target.
+
+*Rejected share*: the share of records that an ingest rejected. The release has two parts: one exact query of two
+counts, and the mechanism. By basic composition their epsilons add up to that of the target.
+"""
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpca_tasks.accounting import events
+from dpca_tasks.accounting.pure import laplace_noise_multiplier
+from dpca_tasks.errors import InvalidInput
+from dpca_tasks.mechanisms.base import Mechanism, Plan, PrivacyTarget, Problem, Subspace
+from dpca_tasks.noise.distributions import Laplace, check_tail
+from dpca_tasks.noise.grid import grid_bits
+from dpca_tasks.privacy.curator import Curator
+from dpca_tasks.queries.norm_histogram import NormHistogram, norm_grid
+from dpca_tasks.queries.rejected_records import RejectedRecords
+
+SHARE, MOST = 1 / 32, 1 / 16
+"""The share of epsilon that a step before a mechanism takes, and the largest epsilon that it takes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuantileClip:
+    """Run a mechanism with a clip norm at a quantile of the record norms.
+
+    Parameters
+    ----------
+    mechanism : Mechanism
+    quantile : float
+        The share of the non-empty records that is not clipped, in (0, 1); up to noise and the width of a bin
+        (a fourth of an octave, rounded up).
+
+    Notes
+    -----
+    The histogram has Laplace noise at ``min(epsilon / 32, 1 / 16)`` and no delta; the mechanism is planned for the
+    rest of epsilon and all of delta. Basic composition holds for every mechanism, also if the second part depends on
+    the answer of the first. `plan` accepts a problem with any clip norm: no plan depends on it.
+    """
+
+    mechanism: Mechanism[Subspace]
+    quantile: float
+
+    @property
+    def name(self) -> str:
+        """The name of the mechanism."""
+        return self.mechanism.name
+
+    def plan(self, problem: Problem, target: PrivacyTarget) -> Plan:
+        """Plan the mechanism with the rest of the target, after the histogram."""
+        if not 0 < self.quantile < 1:
+            raise InvalidInput(f"quantile={self.quantile} must be in (0, 1); 0.9 clips one record in ten.")
+        noise = _noise(target)
+        query = _query(problem, scale=noise.noise_multiplier)  # refused here where it has no grid
+        check_tail(noise, draws=query.layout.size, delta=target.delta)
+        inner = self.mechanism.plan(problem, rest_of(target))
+        return dataclasses.replace(inner, target=target, event=events.composed(noise.event, inner.event))
+
+    def run(self, curator: Curator, plan: Plan) -> Subspace:
+        """Release the histogram, compute the clip norm from it, and run the mechanism."""
+        noise = _noise(plan.target)
+        counts = curator.release(_query(plan.problem, scale=noise.noise_multiplier), noise)
+        clip_norm = norm_quantile(counts, norm_grid(), quantile=self.quantile)
+        problem = dataclasses.replace(plan.problem, clip_norm=clip_norm)
+        inner = dataclasses.replace(plan, problem=problem, target=rest_of(plan.target), event=plan.event["events"][1])
+        return dataclasses.replace(self.mechanism.run(curator, inner), clip_norm=clip_norm)
+
+
+def main_mechanism(mechanism: Any) -> Any:
+    """Return the mechanism itself, without what is released before it, such as the choice of its clip norm."""
+    while hasattr(mechanism, "mechanism"):
+        mechanism = mechanism.mechanism
+    return mechanism
+
+
+def first_epsilon(target: PrivacyTarget) -> float:
+    """Return the epsilon of a step that is released before a mechanism, such as the histogram."""
+    return min(target.epsilon * SHARE, MOST)
+
+
+def norm_quantile(counts: NDArray[np.float64], edges: NDArray[np.float64], *, quantile: float) -> float:
+    """Return the upper edge of the first bin at which the cumulative noisy histogram reaches the quantile."""
+    below = np.cumsum(counts)
+    return float(edges[int(np.argmax(below >= quantile * below[-1]))])
+
+
+def rest_of(target: PrivacyTarget) -> PrivacyTarget:
+    """Return the target of the mechanism behind such a step."""
+    return dataclasses.replace(target, epsilon=math.nextafter(target.epsilon - first_epsilon(target), 0.0))
+
+
+def _noise(target: PrivacyTarget) -> Laplace:
+    return Laplace(noise_multiplier=laplace_noise_multiplier(epsilon=first_epsilon(target)))
+
+
+def _query(problem: Problem, *, scale: float) -> NormHistogram:
+    query = NormHistogram(
+        n_features=problem.n_features, clip_norm=1.0, relation=problem.relation, bits=1, edges=norm_grid()
+    )
+    bits = grid_bits(noise_std=scale * query.sensitivity("l1") * math.sqrt(2.0), degree=1)
+    return dataclasses.replace(query, bits=bits)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RejectedShare:
+    """Release noisy counts of rejected and of accepted records, then run a mechanism.
+
+    Parameters
+    ----------
+    mechanism : Mechanism
+
+    Notes
+    -----
+    The counts have Laplace noise at `first_epsilon` and no delta, so that every mechanism can follow, also one with
+    delta 0; the mechanism is planned for the rest of epsilon and all of delta. The share and its std, to first order in
+    the noise, are post-processing; they become ``rejected_share`` and ``rejected_share_std`` of the outcome.
+    """
+
+    mechanism: Mechanism[Subspace]
+
+    @property
+    def name(self) -> str:
+        """The name of the mechanism."""
+        return self.mechanism.name
+
+    def plan(self, problem: Problem, target: PrivacyTarget) -> Plan:
+        """Plan the mechanism with the rest of the target, after the counts."""
+        noise = _rejection_noise(target)
+        check_tail(noise, draws=_rejection_query(problem).layout.size, delta=target.delta)
+        inner = self.mechanism.plan(problem, rest_of(target))
+        return dataclasses.replace(inner, target=target, event=events.composed(noise.event, inner.event))
+
+    def run(self, curator: Curator, plan: Plan) -> Subspace:
+        """Release the counts, and run the mechanism."""
+        noise, query = _rejection_noise(plan.target), _rejection_query(plan.problem, target=plan.target)
+        rejected, accepted = (float(count) for count in curator.release(query, noise))
+        inner = dataclasses.replace(plan, target=rest_of(plan.target), event=plan.event["events"][1])
+        found = self.mechanism.run(curator, inner)
+        share = share_of_counts(rejected, accepted, std=counts_std(plan.problem, plan.target))
+        return dataclasses.replace(found, outcome={**(found.outcome or {}), **share})
+
+
+def counts_std(problem: Problem, target: PrivacyTarget) -> float:
+    """Return the std of the noise of each count, in records."""
+    return _rejection_noise(target).noise_multiplier * _rejection_query(problem).sensitivity("l1") * math.sqrt(2.0)
+
+
+def share_of_counts(rejected: float, accepted: float, *, std: float) -> dict[str, Any]:
+    """Return the share of rejected records between 0 and 1, and its std, from two noisy counts: post-processing.
+
+    >>> share_of_counts(10.0, 90.0, std=1.0)["rejected_share"]
+    0.1
+    """
+    whole = max(rejected + accepted, 1.0)
+    share = min(max(rejected / whole, 0.0), 1.0)
+    return {"rejected_share": share, "rejected_share_std": std / whole * math.hypot(share, 1.0 - share)}
+
+
+def _rejection_noise(target: PrivacyTarget) -> Laplace:
+    return Laplace(noise_multiplier=laplace_noise_multiplier(epsilon=first_epsilon(target)))
+
+
+def _rejection_query(problem: Problem, *, target: PrivacyTarget | None = None) -> RejectedRecords:
+    query = RejectedRecords(n_features=problem.n_features, clip_norm=1.0, relation=problem.relation, bits=1)
+    if target is None:
+        return query
+    return dataclasses.replace(query, bits=grid_bits(noise_std=counts_std(problem, target), degree=1))

@@ -1,0 +1,174 @@
+"""Shared parts of mechanisms on one noised second moment: its plan, its release, and its eigenpairs.
+
+With ``center=private`` the rows are extended by a public constant, and one query of ``1 + c^2`` times the sensitivity
+gives second moment, mean and count at once; centring is post-processing of that answer.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpca_tasks.forecast.noise_forecast import forecast
+from dpca_tasks.mechanisms.base import Plan, PrivacyTarget, Problem, Subspace, grid_warnings
+from dpca_tasks.mechanisms.eigenpairs import spectrum_and_leading
+from dpca_tasks.mechanisms.noise_level import least_visible, semicircle_edge, wishart_edge, wishart_visible
+from dpca_tasks.noise.distributions import NoiseDistribution, Symmetric, SymmetricLaplace, UpperTriangle, check_tail
+from dpca_tasks.noise.grid import grid_bits
+from dpca_tasks.noise.wishart import WishartDifference
+from dpca_tasks.privacy.curator import Curator
+from dpca_tasks.queries.augmented_moment import CONSTANT, CentredMoment
+from dpca_tasks.queries.base import RowSum
+from dpca_tasks.queries.second_moment import SecondMoment
+
+UNSEEN = 2.0**-8
+"""The part of the noise's std by which eigenvalues of the noised matrix may be off, and residuals of its vectors."""
+KEPT = 64  # number of leading eigenpairs in a result: public, enough for plots and for other k
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Moment:
+    """A released second moment, around the mean if there is one; in data units squared, not divided by n.
+
+    ``released`` and ``noise`` are as in `dpca_tasks.mechanisms.base.Subspace`.
+    """
+
+    matrix: NDArray[np.float64]
+    mean: NDArray[np.float64] | None = None
+    released: NDArray[np.float64] | None = None
+    noise: dict[str, Any] | None = None
+
+
+def plan_moment(
+    mechanism: str,
+    problem: Problem,
+    target: PrivacyTarget,
+    noise: NoiseDistribution,
+    *,
+    n_components: int,
+    spread: float = 1.0,
+    printed: bool = False,
+) -> Plan:
+    """Plan one release of the second moment with given noise, to keep its k leading directions.
+
+    ``spread`` is the largest std of an entry, divided by the scale of the noise.
+    """
+    coarse = moment_query(problem, bits=1)
+    check_tail(noise, draws=coarse.layout.size, delta=target.delta)
+    scale = noise.noise_multiplier * coarse.sensitivity(noise.norm)
+    bits = grid_bits(noise_std=scale * spread, degree=coarse.degree)
+    unit = coarse.unit / problem.clip_norm**2
+    edge, visible = _edges(noise, problem, order=coarse.layout.order)
+    level = scale * visible * unit
+    return Plan(
+        mechanism=mechanism,
+        problem=problem,
+        target=target,
+        noise_multiplier=noise.noise_multiplier,
+        bits=bits,
+        event=noise.event,
+        notes=(
+            *forecast(problem, n_components=n_components, level=level).warnings(),
+            *grid_warnings(problem, bits=bits),
+        ),
+        printed=printed,
+        noise_edge=scale * edge * unit,
+        moment_noise=moment_law(noise),
+        moment_std=scale * beside_diagonal(noise, coarse.layout.order) * unit,
+        level=level,
+    )
+
+
+def _edges(noise: NoiseDistribution, problem: Problem, *, order: int) -> tuple[float, float]:
+    """Return the noise's largest eigenvalue, and the least strength of a signal beyond it, both over its scale."""
+    if isinstance(noise, WishartDifference):
+        return wishart_edge(order), wishart_visible(order)
+    std = beside_diagonal(noise, order)
+    return semicircle_edge(problem.n_features, std=std), std * least_visible(problem.n_features)
+
+
+def release_moment(curator: Curator, plan: Plan, noise: NoiseDistribution) -> Moment:
+    """Release the planned second moment, centred if the problem is."""
+    query = moment_query(plan.problem, bits=plan.bits)
+    facts = noise_facts(query, noise, plan.problem)
+    return moment_from(curator.release(query, noise), plan.problem, noise=facts)
+
+
+def noise_facts(query: RowSum, law: NoiseDistribution, problem: Problem) -> dict[str, Any]:
+    """Return what is public about the noise of a released moment."""
+    scale = law.noise_multiplier * query.sensitivity(law.norm) * query.unit
+    std = scale * beside_diagonal(law, query.layout.order)
+    return stated_noise(problem, law=moment_law(law), std=std, step=query.unit / query.steps_per_unit)
+
+
+def stated_noise(problem: Problem, *, law: str, std: float, step: float) -> dict[str, Any]:
+    """Return facts of noise by the names that `dpca_tasks.mechanisms.base.Subspace` gives them."""
+    constant = None if problem.center == "none" else CONSTANT * problem.clip_norm
+    return {"law": law, "std": std, "step": step, "constant": constant}
+
+
+def moment_law(law: NoiseDistribution) -> str:
+    """Return the name under which a refinement knows a law of noise on symmetric matrices."""
+    match law:
+        case UpperTriangle():
+            return "upper_triangle"
+        case SymmetricLaplace():
+            return "laplace"
+        case WishartDifference():
+            return "wishart"
+    return "isometric"
+
+
+def beside_diagonal(law: NoiseDistribution, order: int) -> float:
+    """Return the std of a law off the diagonal, over its scale."""
+    match law:
+        case Symmetric():
+            return law.beside
+        case WishartDifference():
+            return math.sqrt(2.0 * (order + 1.0))
+    return math.sqrt(2.0)
+
+
+def moment_from(answer: NDArray[np.float64], problem: Problem, *, noise: dict[str, Any] | None = None) -> Moment:
+    """Convert the answer to `moment_query` to a moment, centred if the problem is; refinable if ``noise`` is stated."""
+    released = None if noise is None else answer
+    if problem.center == "none":
+        return Moment(matrix=answer, released=released, noise=noise)
+    constant = CONSTANT * problem.clip_norm
+    matrix, mean = centred(answer[:-1, :-1], answer[:-1, -1] / constant, answer[-1, -1] / constant**2)
+    return Moment(matrix=matrix, mean=mean, released=released, noise=noise)
+
+
+def centred(
+    matrix: NDArray[np.float64], total: NDArray[np.float64], count: float
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Subtract ``n mean mean^T`` from a second moment; return the mean too. A noisy count below 1 is replaced by 1."""
+    mean = total / max(count, 1.0)
+    return matrix - np.outer(total, mean), mean
+
+
+def decompose(moment: Moment, *, n_components: int) -> Subspace:
+    """Compute the leading eigenpairs of a released second moment: k or `KEPT`, whichever is larger."""
+    count = min(moment.matrix.shape[0], max(n_components, KEPT))
+    harmless = 0.0 if moment.noise is None else UNSEEN * moment.noise["std"]
+    values, rows = spectrum_and_leading(moment.matrix, count, within=harmless)
+    total = float(np.trace(moment.matrix))
+    return Subspace(
+        components=rows[:n_components],
+        eigenvalues=values[:n_components],
+        spectrum=values[:count],
+        further=rows[n_components:] if count > n_components else None,
+        total_variance=total if total > 0 else None,
+        mean=moment.mean,
+        released=moment.released,
+        noise=moment.noise,
+        all_eigenvalues=values,
+    )
+
+
+def moment_query(problem: Problem, *, bits: int) -> SecondMoment | CentredMoment:
+    """Return the second moment query of a problem, with the mean if it is centred."""
+    kind = SecondMoment if problem.center == "none" else CentredMoment
+    return kind(n_features=problem.n_features, clip_norm=problem.clip_norm, relation=problem.relation, bits=bits)

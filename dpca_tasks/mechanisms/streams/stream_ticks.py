@@ -1,0 +1,109 @@
+"""The plan of a stream, and one of its ticks: an ordinary release whose noise covers all ticks together.
+
+A stream is one Gaussian event, charged once. Its std is z times the joint sensitivity of all its ticks, so every tick
+is one `release` step of the event ``gaussian(z)``, under a key of its own that is erased with the tick.
+
+>>> from dpca_tasks.accounting.factorisation import choose_weights
+>>> problem, target = Problem(n_features=123, clip_norm=1.0), PrivacyTarget(epsilon=1.0, delta=1e-6)
+>>> year = choose_weights("sqrt", ticks=365)
+>>> plan = plan_stream(problem, target, weights=year, ticks=365, n_components=10)
+>>> plan.event == {"name": "gaussian", "noise_multiplier": plan.noise_multiplier}, plan.bits
+(True, 9)
+"""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpca_tasks.accounting.calibration import gaussian_noise_multiplier
+from dpca_tasks.accounting.factorisation import LONGEST, Weights
+from dpca_tasks.forecast.noise_forecast import forecast
+from dpca_tasks.mechanisms.base import Plan, PrivacyTarget, Problem, check_request, grid_warnings
+from dpca_tasks.mechanisms.noise_level import least_visible, semicircle_edge
+from dpca_tasks.mechanisms.released_moment import moment_query, noise_facts
+from dpca_tasks.mechanisms.streams.stream_estimate import coefficients
+from dpca_tasks.noise.distributions import Symmetric, check_tail
+from dpca_tasks.noise.grid import grid_bits
+from dpca_tasks.privacy.curator import Curator
+from dpca_tasks.queries.streamed_moment import StreamedMoment
+
+NAME = "stream"
+"""The name of plans of streams, where others have that of their mechanism."""
+
+
+def plan_stream(problem: Problem, target: PrivacyTarget, *, weights: Weights, ticks: int, n_components: int) -> Plan:
+    """Plan a stream: its noise, its one event, its grid, and what can be seen in the estimate of its last tick.
+
+    Parameters
+    ----------
+    problem : Problem
+        With ``center="private"``, mean and count are estimated from the same answers.
+    target : PrivacyTarget
+        The guarantee of all ticks together.
+    weights : Weights
+    ticks : int
+        How many are charged: the horizon of the noise. Where one charge holds for ever, a number for the forecast.
+    n_components : int
+        k of the estimates.
+
+    Returns
+    -------
+    Plan
+        ``moment_std`` is that of one answer; ``noise_edge`` and ``level`` are those of the last estimate.
+    """
+    check_request(problem, target, n_components=n_components)
+    noise = Symmetric(noise_multiplier=gaussian_noise_multiplier(epsilon=target.epsilon, delta=target.delta))
+    coarse = _tick(problem, bits=1, weights=weights, horizon=ticks, tick=1, arrivals=(0,))
+    check_tail(
+        noise, draws=coarse.layout.size * (max(ticks, LONGEST) if weights.endless else ticks), delta=target.delta
+    )
+    scale = noise.noise_multiplier * coarse.sensitivity(noise.norm)
+    bits = grid_bits(noise_std=max(scale, 1.0) * 2.0**weights.bits, degree=coarse.degree)
+    unit, beside = coarse.unit / problem.clip_norm**2, scale * noise.beside
+    last = beside * unit * float(np.linalg.norm(coefficients(weights, kept=range(1, ticks + 1))))
+    level = last * least_visible(problem.n_features)
+    return Plan(
+        mechanism=NAME,
+        problem=problem,
+        target=target,
+        noise_multiplier=noise.noise_multiplier,
+        bits=bits,
+        event=noise.event,
+        notes=(
+            *forecast(problem, n_components=n_components, level=level).warnings(),
+            *grid_warnings(problem, bits=bits),
+        ),
+        noise_edge=semicircle_edge(problem.n_features, std=last),
+        moment_noise="isometric",
+        moment_std=beside * unit,
+        level=level,
+    )
+
+
+def tick_query(plan: Plan, *, weights: Weights, horizon: int, tick: int, arrivals: tuple[int, ...]) -> StreamedMoment:
+    """Return the query of a tick of a planned stream; ``horizon`` is the ticks that it was planned for."""
+    return _tick(plan.problem, bits=plan.bits, weights=weights, horizon=horizon, tick=tick, arrivals=arrivals)
+
+
+def release_tick(curator: Curator, plan: Plan, query: StreamedMoment) -> NDArray[np.float64]:
+    """Release a tick: one step of the plan's event.
+
+    Returns
+    -------
+    float64 array, data units
+        The noisy weighted moment, a full matrix.
+    """
+    return curator.release(query, Symmetric(noise_multiplier=plan.noise_multiplier))
+
+
+def tick_noise(plan: Plan, query: StreamedMoment) -> dict[str, Any]:
+    """Return what is public about the noise of every answer, as `dpca_tasks.mechanisms.base.Subspace` names it."""
+    return noise_facts(query, Symmetric(noise_multiplier=plan.noise_multiplier), plan.problem)
+
+
+def _tick(
+    problem: Problem, *, bits: int, weights: Weights, horizon: int, tick: int, arrivals: tuple[int, ...]
+) -> StreamedMoment:
+    moment = moment_query(problem, bits=bits)
+    return StreamedMoment.of_moment(moment, weights=weights, horizon=horizon, tick=tick, arrivals=arrivals)

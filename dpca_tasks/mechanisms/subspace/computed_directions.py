@@ -1,0 +1,128 @@
+"""Shared parts of mechanisms that add noise to computed directions: eigensolver, certificate, plan and release.
+
+With ``center=private`` a mean is released first and subtracted from the records
+(`dpca_tasks.mechanisms.noisy_products`).
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpca_tasks.errors import Refused
+from dpca_tasks.forecast.noise_forecast import forecast
+from dpca_tasks.mechanisms.base import Plan, PrivacyTarget, Problem, check_request, grid_warnings
+from dpca_tasks.mechanisms.eigenpairs import signed
+from dpca_tasks.mechanisms.noisy_products import MeanFirst, orthonormal, release_shift
+from dpca_tasks.noise.distributions import check_tail
+from dpca_tasks.privacy.curator import Curator
+from dpca_tasks.privacy.eigensolver import Eigensolver
+from dpca_tasks.privacy.noised_directions import PerturbationMechanism
+from dpca_tasks.queries.eigensolver_product import BITS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OnEigenpairs:
+    """The parameters of a mechanism on computed directions.
+
+    Parameters
+    ----------
+    n_components : int
+        The number k of components, below the number of features.
+    passes, oversampling : int
+        The passes over the rows, and the columns of a block beyond k + 1; see `Eigensolver`. Fixed before any row is
+        read.
+    allow_uncertified : bool
+        Accept an eigensolver that may not converge, so that the guarantee has a condition; see
+        `dpca_tasks.privacy.eigensolver`.
+    """
+
+    n_components: int
+    passes: int = 24
+    oversampling: int = 8
+    allow_uncertified: bool = False
+
+    def solver(self, problem: Problem, shift: NDArray[np.int64] | None = None) -> Eigensolver:
+        """Return the solver for a problem; a plan of a centred problem uses zeros in place of the mean."""
+        if shift is None and problem.center == "private":
+            shift = np.zeros(problem.n_features, np.int64)
+        return Eigensolver(
+            n_features=problem.n_features,
+            clip_norm=problem.clip_norm,
+            relation=problem.relation,
+            n_components=self.n_components,
+            passes=self.passes,
+            oversampling=self.oversampling,
+            shift=shift,
+        )
+
+    def check(self, problem: Problem, target: PrivacyTarget, *, pure: bool = False) -> Eigensolver:
+        """Check a request, and return its solver.
+
+        Raises
+        ------
+        InvalidInput, Refused
+            As for `check_request`; and when the solver may fail to converge, unless the user accepts that.
+        """
+        check_request(problem, target, n_components=self.n_components, pure=pure)
+        solver = self.solver(problem)
+        if not (solver.is_complete or self.allow_uncertified):
+            raise Refused(
+                f"passes={self.passes} of {solver.width} directions do not span n_features={problem.n_features}, so "
+                "the guarantee would depend on the convergence of the eigensolver; use analyze_gauss or "
+                "noisy_power, or accept that with allow_uncertified=true."
+            )
+        return solver
+
+    def plan_directions(
+        self,
+        problem: Problem,
+        target: PrivacyTarget,
+        noise: PerturbationMechanism,
+        *,
+        first: MeanFirst,
+        mechanism: str,
+        noise_multiplier: float,
+        needs: float,
+        printed: bool = False,
+    ) -> Plan:
+        """Plan one release of noised directions, after a mean if any; ``needs`` is an eigengap in records of norm 1."""
+        solver = self.solver(problem)
+        check_tail(noise, draws=solver.layout.size + 1, delta=noise.event["delta"])
+        seen = forecast(problem, n_components=self.n_components, level=needs, together=True)
+        warnings = seen.warnings() or (
+            f"the components are noise unless the eigengap behind component {self.n_components} is above about "
+            f"{needs:,.0f} records at the clip norm.",
+        )
+        return Plan(
+            mechanism=mechanism,
+            problem=problem,
+            target=target,
+            noise_multiplier=noise_multiplier,
+            bits=BITS,
+            event=first.event(noise.event),
+            notes=warnings + grid_warnings(problem, bits=BITS) + (() if solver.is_complete else (UNCERTIFIED,)),
+            printed=printed,
+            uncertified=not solver.is_complete,
+            level=needs,
+            together=True,
+        )
+
+    def release(
+        self, curator: Curator, problem: Problem, noise: PerturbationMechanism, *, first: MeanFirst
+    ) -> tuple[Eigensolver, NDArray[np.float64]]:
+        """Release the mean, if planned, then noised directions around it; return the solver that was used, too."""
+        shift = release_shift(curator, problem, first.noise)
+        solver = curator.with_stored_inputs(self.solver(problem, shift))
+        return solver, curator.perturb(solver, noise)
+
+
+UNCERTIFIED = (
+    "the guarantee is proved for neighbouring datasets on which the eigensolver converges for both or for neither; "
+    "more passes make other datasets rarer."
+)
+
+
+def as_components(noised: NDArray[np.float64], n_components: int) -> NDArray[np.float64]:
+    """Return noised directions, a matrix row by row, as orthonormal signed rows in no particular order."""
+    return signed(orthonormal(noised.reshape(-1, n_components)).T)

@@ -1,0 +1,1 @@
+"""Post-processing of released matrices: refined components, and estimates of their quality."""

@@ -1,0 +1,244 @@
+"""A released noisy second moment as an array and public facts about its noise: all that refining may look at.
+
+There are no rows here, no keys and no streams of a release, and nothing else in a refinement takes any. What is
+computed from a `NoisyMoment` is post-processing of a release that was paid for.
+
+Computations use units of the noise and coordinates of their own (`standardised`): columns in the order of the
+diagonal, signs by the last column. So permuting or flipping columns, or another unit of measurement, gives the same
+numbers, although public random matrices are added to the released one: these are alike in all coordinates, and the
+order and signs are known from the release, so they stay independent of it.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.linalg import eigh
+
+from dpca_tasks.errors import InvalidInput
+from dpca_tasks.mechanisms.eigenpairs import leading_eigenpairs, signed
+from dpca_tasks.mechanisms.noise_level import edge_quantile, widened_edge, wishart_edge
+
+type Matrix = NDArray[np.float64]
+type NoiseKind = Literal["isometric", "upper_triangle", "wishart", "laplace"]
+
+PUBLIC_SEED = 20_261_122
+"""The seed of every public random number of a refinement: a constant, so that results can be made again."""
+TOP_UP, CHOICE, REPORT, START = 0, 1, 2, 3
+"""Streams of that seed."""
+
+RESOLVED = 2.0**50
+"""Stds of the noise in an entry, beyond which its rounding is as large as its noise."""
+
+_ASYMMETRY = 1e-9  # of the largest entry: rounding of whoever made the matrix
+_STRIP = 64  # rows that are compared, or averaged, at a time
+_COARSEST = 100.0  # grid steps in one std of the noise, at least
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class NoisyMoment:
+    """A released symmetric matrix, and what is public about its noise.
+
+    Parameters
+    ----------
+    matrix : float64 array of shape (d, d)
+        The release. Where rows were extended by a constant to be centred, the matrix of order d + 1 as released.
+    noise_std : float, units of the matrix
+        The planned standard deviation of the noise off the diagonal; not one that was fitted.
+    noise : {"isometric", "upper_triangle", "wishart", "laplace"}
+        Its law. ``isometric``: normal, sqrt 2 times as large on the diagonal. ``upper_triangle``: normal, one std.
+    constant : float, data units, optional
+        What extends the rows, where the moment is to be centred.
+    step : float, units of the matrix
+        The step of the grid that the release is on.
+    eigenvalues : float64 array of shape (d,), units of the matrix, optional
+        All of the matrix, centred if it is to be, descending, where they are known: nothing is computed twice.
+    vectors : float64 array of shape (m, d), optional
+        The eigenvectors of the leading ones of these, as rows.
+    """
+
+    matrix: Matrix
+    noise_std: float
+    noise: NoiseKind = "isometric"
+    constant: float | None = None
+    step: float = 0.0
+    eigenvalues: Matrix | None = None
+    vectors: Matrix | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what is no symmetric matrix of finite numbers, or no size of noise."""
+        order = self.matrix.shape[0]
+        if self.matrix.shape != (order, order) or order < (1 if self.constant is None else 2):
+            raise InvalidInput(f"a matrix of shape {self.matrix.shape} must be square; pass a released second moment")
+        if not (math.isfinite(self._largest) and _is_symmetric(self.matrix, largest=self._largest)):
+            raise InvalidInput("the matrix must be symmetric with finite entries; pass it as released")
+        if not (math.isfinite(self.noise_std) and self.noise_std >= 0.0):
+            raise InvalidInput(f"noise_std={self.noise_std} must be finite and not negative; pass the planned one")
+
+    @property
+    def order(self) -> int:
+        """The number of features, d."""
+        return len(self.matrix) - (self.constant is not None)
+
+    @property
+    def isometric(self) -> bool:
+        """Whether the noise is normal and alike in every direction, if need be after topping up its diagonal."""
+        return self.noise in ("isometric", "upper_triangle")
+
+    @property
+    def guarded(self) -> bool:
+        """Whether a refinement of it can be scored."""
+        return self.resolved and self.isometric and self.step * _COARSEST <= self.noise_std
+
+    @property
+    def resolved(self) -> bool:
+        """Whether there is noise, large enough to be seen beside the entries in double precision."""
+        return self.noise_std > 0.0 and self._largest <= RESOLVED * self.noise_std
+
+    @cached_property
+    def _largest(self) -> float:
+        return max(float(self.matrix.max()), -float(self.matrix.min()))  # NaN where an entry is
+
+    @cached_property
+    def standard(self) -> "Standardised":
+        """The moment in units of its noise."""
+        return standardised(self)
+
+    def centred(self) -> Matrix:
+        """Return the second moment in its own units and coordinates, centred where rows were extended."""
+        return self.matrix if self.constant is None else _centred(self.matrix, least=self.constant**2)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Standardised:
+    """A noisy moment in units of its noise, its columns in an order and with signs of their own.
+
+    ``source`` is the moment as released. Arrays are computed when they are first used.
+    """
+
+    source: NoisyMoment
+
+    @property
+    def noise(self) -> NoiseKind:
+        """The law of the noise."""
+        return self.source.noise
+
+    @property
+    def least(self) -> float | None:
+        """The least count of rows, for centring; None where there is nothing to centre."""
+        constant = self.source.constant
+        return None if constant is None else constant**2 / self.source.noise_std
+
+    @cached_property
+    def order(self) -> NDArray[np.intp]:
+        """Which column of the release each of the d columns is."""
+        return np.argsort(np.diag(self.source.matrix)[: self.source.order], kind="stable")
+
+    @property
+    def signs(self) -> Matrix:
+        """The sign of each of the d columns."""
+        return self._placed[1][: self.source.order]
+
+    @property
+    def released(self) -> Matrix:
+        """The whole matrix, to which noise was added."""
+        return self._placed[0]
+
+    @cached_property
+    def _placed(self) -> tuple[Matrix, Matrix]:
+        moment = self.source
+        places = self.order if moment.constant is None else np.append(self.order, moment.order)
+        released = moment.matrix[places].take(places, axis=1)
+        released /= moment.noise_std
+        _symmetrise(released)
+        signs = np.where(released[-1] < 0.0, -1.0, 1.0)
+        signs[-1] = 1.0
+        released *= signs
+        released *= signs[:, None]
+        if moment.noise == "upper_triangle":
+            rng = np.random.default_rng((PUBLIC_SEED, TOP_UP))
+            released[np.diag_indices_from(released)] += rng.standard_normal(len(released))
+        return released, signs
+
+    @cached_property
+    def moment(self) -> Matrix:
+        """The moment to decompose: centred where rows were extended."""
+        return self.centred(self.released)
+
+    @cached_property
+    def eigenvalues(self) -> Matrix:
+        """All eigenvalues of that, descending."""
+        if self._known is None:
+            return np.asarray(eigh(self.moment, eigvals_only=True)[::-1])
+        return self._known / self.source.noise_std
+
+    def leading(self, count: int) -> tuple[Matrix, Matrix]:
+        """Return the leading eigenvalues, descending, and their eigenvectors as rows, in these coordinates."""
+        known = self.source.vectors
+        if known is None or len(known) < count or self._known is None:
+            return leading_eigenpairs(self.moment, count)
+        return self.eigenvalues[:count], signed(self.columns(known[:count]).T)
+
+    @property
+    def _known(self) -> Matrix | None:
+        return None if self.noise == "upper_triangle" else self.source.eigenvalues  # its diagonal is topped up
+
+    def centred(self, released: Matrix) -> Matrix:
+        """Centre a matrix like the released one, where rows were extended."""
+        return released if self.least is None else _centred(released, least=self.least)
+
+    @cached_property
+    def mean(self) -> Matrix:
+        """The factor of centring: the mean over the constant; zeros where there is none."""
+        if self.least is None:
+            return np.zeros(self.source.order)
+        return np.asarray(self.released[:-1, -1] / max(float(self.released[-1, -1]), self.least))
+
+    @cached_property
+    def edge(self) -> float:
+        """A bound below which the largest eigenvalue of the noise stays, 99 times in 100."""
+        if self.noise == "wishart":
+            noisy = len(self.source.matrix)
+            return wishart_edge(noisy) / math.sqrt(2.0 * (noisy + 1.0))
+        order = self.source.order
+        return edge_quantile(order) if self.least is None else widened_edge(order, shift=float(self.mean @ self.mean))
+
+    def own_rows(self, columns: Matrix) -> Matrix:
+        """Return columns of shape (d, k) as rows in the order and with the signs of the release."""
+        rows = np.empty_like(columns.T)
+        rows[:, self.order] = columns.T * self.signs
+        return rows
+
+    def columns(self, own_rows: Matrix) -> Matrix:
+        """Return rows of the release's coordinates as columns in these."""
+        return np.ascontiguousarray((own_rows[:, self.order] * self.signs).T)
+
+
+def standardised(moment: NoisyMoment) -> Standardised:
+    """Return a moment in units of its noise and coordinates that do not depend on order or signs of columns."""
+    return Standardised(source=moment)
+
+
+def _is_symmetric(matrix: Matrix, *, largest: float) -> bool:
+    strips = (slice(start, start + _STRIP) for start in range(0, len(matrix), _STRIP))
+    return all(np.abs(matrix[rows] - matrix[:, rows].T).max() <= _ASYMMETRY * largest for rows in strips)
+
+
+def _symmetrise(matrix: Matrix) -> None:
+    """Replace a matrix by its mean with its transpose."""
+    for start in range(0, len(matrix), _STRIP):
+        stop = start + _STRIP
+        strip = (matrix[start:stop, start:] + matrix[start:, start:stop].T) / 2.0
+        matrix[start:stop, start:], matrix[start:, start:stop] = strip, strip.T
+
+
+def _centred(extended: Matrix, *, least: float) -> Matrix:
+    """Take ``n mean mean^T`` off an extended second moment; a noisy count below 1 is taken as 1.
+
+    ``least`` is the square of the constant, in units of the matrix.
+    """
+    total = extended[:-1, -1]
+    return extended[:-1, :-1] - np.outer(total, total / max(float(extended[-1, -1]), least))

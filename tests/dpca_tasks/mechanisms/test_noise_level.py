@@ -1,0 +1,194 @@
+"""Noise is not sold as a result: what plans say beforehand, and releases afterwards.
+
+All draws have fixed keys. A release of noise alone passes its edge with probability 0.01 at most (measured below 0.01
+for every mechanism), so that the cases here, which are fixed, cannot alternate.
+"""
+
+import dataclasses
+from importlib.resources import as_file, files
+
+import numpy as np
+import pytest
+from sklearn.datasets import load_svmlight_file
+
+from dpca_tasks.audit.attacks import RecordingCurator
+from dpca_tasks.mechanisms.base import Problem
+from dpca_tasks.mechanisms.noise_level import FAILED, release_warnings
+from dpca_tasks.mechanisms.subspace import MECHANISMS
+from dpca_tasks.mechanisms.subspace.analyze_gauss import AnalyzeGauss
+from dpca_tasks.mechanisms.subspace.laplace import LaplaceMoment
+from dpca_tasks.mechanisms.subspace.propose_test_release import ProposeTestRelease
+from dpca_tasks.privacy.gate import InMemoryReservation
+from dpca_tasks.records.sources import ArrayBlocks
+from storage.artifacts.subspace import PrivateSubspace
+from tests.mechanism_table import A9A_CLIP_NORM, A9A_COMPONENTS, COMMON_TARGET, PAPER_TARGET, TABLE
+
+NOISE = "noise alone makes directions as strong as"
+WITH_SPECTRUM = [name for name, row in TABLE.items() if row.spectrum]
+
+each_mechanism = pytest.mark.parametrize("name", MECHANISMS)
+
+
+def problem(**changes):
+    return Problem(**{"n_features": 300, "clip_norm": 2.0, "relation": "zero_out", "records_at_most": 500, **changes})
+
+
+def run(mechanism, plan, rows, *, key=b"k"):
+    event = InMemoryReservation(event=plan.event, relation=plan.problem.relation, key=key * 32)
+    return mechanism.run(RecordingCurator(ArrayBlocks(rows), event), plan)
+
+
+def says_noise(plan):
+    return any(NOISE in warning for warning in plan.warnings)
+
+
+def dense_rows(n_rows, n_features):
+    """Dense rows of norm 2 with a spectrum that falls slowly."""
+    rng = np.random.default_rng(4)
+    rows = rng.standard_normal((n_rows, n_features)) / np.arange(10, n_features + 10) ** 0.25
+    return 2.0 * rows / np.linalg.norm(rows, axis=1, keepdims=True)
+
+
+@each_mechanism
+def test_few_dense_records_of_many_columns_are_warned_of_before_anything_is_spent(name):
+    """At most 500 records of 300 columns, ten components, (1, 1e-6): the most they could be is 50 records each."""
+    (warning,) = MECHANISMS[name](n_components=10).plan(problem(), COMMON_TARGET).warnings[:1]
+    assert NOISE in warning
+    assert "records_at_most=500" in warning
+    assert "\n" not in warning
+
+
+@pytest.mark.parametrize(
+    ("name", "target", "columns", "records"),
+    [
+        ("local_gaussian", COMMON_TARGET, 256, 9_298),
+        ("local_gaussian", COMMON_TARGET, 784, 60_000),
+        ("laplace", PAPER_TARGET, 256, 9_298),
+        ("laplace", PAPER_TARGET, 784, 60_000),
+        ("exponential", PAPER_TARGET, 256, 9_298),
+        ("exponential", PAPER_TARGET, 784, 60_000),
+    ],
+)
+@pytest.mark.parametrize("declared", [True, False], ids=["declared", "undeclared"])
+def test_thousands_of_dense_records_are_warned_of_where_the_noise_needs_more(name, target, columns, records, declared):
+    facts = {"records_at_most": records} if declared else {"records_at_most": 100_000, "records_declared": False}
+    plan = MECHANISMS[name](n_components=10).plan(problem(n_features=columns, **facts), target)
+    assert says_noise(plan)
+    assert ("records_at_most=" in plan.warnings[0]) == declared
+    assert ("no number of records is declared" in plan.warnings[0]) == (not declared)
+
+
+@pytest.mark.parametrize(
+    ("name", "relation", "center"),
+    [(name, "zero_out", "none") for name in TABLE]
+    + [(name, "replace_one", "private") for name, row in TABLE.items() if not row.sampled],
+)
+def test_many_records_of_few_columns_are_not_warned_of(name, center, relation):
+    few = problem(n_features=6, records_at_most=900_000, center=center, relation=relation)
+    assert not says_noise(MECHANISMS[name](n_components=2).plan(few, COMMON_TARGET))
+
+
+@pytest.mark.parametrize("declared", [True, False], ids=["declared", "undeclared"])
+@each_mechanism
+def test_the_usual_release_of_a_benchmark_has_no_false_alarm(name, declared):
+    """The rows are a9a's 32,561 of 123 columns; the local model alone has noise above them."""
+    row = TABLE[name]
+    facts = problem(
+        n_features=123,
+        clip_norm=A9A_CLIP_NORM,
+        relation=row.relation,
+        records_at_most=32_561 if declared else 100_000,
+        records_declared=declared,
+    )
+    plan = row.usual.plan(facts, COMMON_TARGET)
+    alarming = name == "local_gaussian" or (name == "laplace" and not declared)
+    assert says_noise(plan) == alarming
+    if name not in {"local_gaussian", "laplace", "smooth_sensitivity", "propose_test_release"}:
+        assert plan.warnings == ()
+
+
+@pytest.fixture(scope="module")
+def a9a():
+    with as_file(files("flows") / "data" / "a9a.svm.gz") as path:
+        rows, _ = load_svmlight_file(str(path), n_features=123)
+    return rows.toarray()
+
+
+@pytest.mark.parametrize("name", ["analyze_gauss", "noisy_power", "mod_sulq", "wishart", "dp_spca", "dp_vrpca"])
+def test_a_release_with_signal_says_nothing_more(name, a9a):
+    facts = problem(n_features=123, clip_norm=A9A_CLIP_NORM, records_at_most=32_561)
+    mechanism = TABLE[name].usual
+    plan = mechanism.plan(facts, COMMON_TARGET)
+    assert release_warnings(plan, run(mechanism, plan, a9a)) == ()
+    assert getattr(mechanism, "n_components", None) == A9A_COMPONENTS
+
+
+@pytest.mark.parametrize(
+    ("name", "center"),
+    [(name, "none") for name in WITH_SPECTRUM]
+    + [(name, "private") for name in WITH_SPECTRUM if not TABLE[name].sampled],
+)
+@pytest.mark.parametrize("components", [1, 10])
+def test_noise_alone_is_called_noise_afterwards(name, components, center):
+    """No row holds anything, and the declared number of records promises plenty."""
+    mechanism = MECHANISMS[name](n_components=components)
+    facts = problem(n_features=60, records_at_most=200 if name == "local_gaussian" else 20_000, center=center)
+    plan = mechanism.plan(facts, COMMON_TARGET)
+    rows = np.zeros((200 if name == "local_gaussian" else 3, 60))
+    warnings = release_warnings(plan, run(mechanism, plan, rows))
+    assert warnings[: len(plan.warnings)] == plan.warnings
+    assert f"none of the {components} released eigenvalues is above" in warnings[-1]
+
+
+def test_fewer_records_than_columns_are_warned_of_twice_and_explain_no_more_than_all():
+    """No eigenvalue of ten stands above the noise; of 700 records of 765 columns, shares once added up to 2.19."""
+    mechanism, facts = AnalyzeGauss(n_components=10), problem(n_features=255, records_at_most=230)
+    plan = mechanism.plan(facts, COMMON_TARGET)
+    found = run(mechanism, plan, dense_rows(230, 255))
+    before, after = release_warnings(plan, found)
+    assert "at most" in before
+    assert "none of the 10" in after
+    shares = PrivateSubspace(
+        components=found.components,
+        eigenvalues=found.eigenvalues,
+        manifest={"total_variance": found.total_variance},
+    ).explained_variance_ratio
+    assert found.eigenvalues.sum() > found.total_variance
+    assert shares is not None
+    assert shares.sum() <= 1.0
+    assert shares[0] > shares[-1] > 0
+
+
+def test_the_edge_is_in_the_units_of_a_clip_norm_chosen_privately():
+    plan = LaplaceMoment(n_components=2).plan(problem(n_features=6, clip_norm=1.0), COMMON_TARGET)
+    found = run(LaplaceMoment(n_components=2), plan, np.zeros((1, 6)))
+    strong = dataclasses.replace(found, eigenvalues=np.array([4.0, 1.0]) * plan.noise_edge, spectrum=None)
+    assert release_warnings(plan, strong) == plan.warnings
+    assert release_warnings(plan, dataclasses.replace(strong, clip_norm=1.9)) == plan.warnings
+    assert release_warnings(plan, dataclasses.replace(strong, clip_norm=2.1)) != plan.warnings
+
+
+class TestProposeTestRelease:
+    """A test that passes has noise weaker than what it is on."""
+
+    MECHANISM = ProposeTestRelease(n_components=2)
+    FACTS = problem(n_features=120, clip_norm=1.0, records_at_most=50_000)
+
+    def rows(self, gap):
+        rows = np.zeros((2 * gap, 120))
+        rows[:gap, 0] = rows[gap:, 1] = 1.0
+        return rows
+
+    def test_a_bound_below_its_need_is_a_failure(self):
+        """Half of the gap needed passes the threshold, and has noise twice as strong as the directions."""
+        plan = self.MECHANISM.plan(self.FACTS, COMMON_TARGET)
+        needed = int(plan.warnings[0].split("above about ")[1].split()[0])
+        outcomes = {gap: run(self.MECHANISM, plan, self.rows(gap)) for gap in (needed // 2, 4 * needed)}
+        failed, passed = outcomes.values()
+        assert failed.outcome["failed"] is True
+        assert failed.outcome["noise_std"] * np.sqrt(120) > 1.0
+        assert release_warnings(plan, failed)[-1] == FAILED
+        assert passed.outcome["failed"] is False
+        assert passed.outcome["noise_std"] * np.sqrt(120) < 1.0
+        assert release_warnings(plan, passed) == plan.warnings
+        assert (passed.components[:, :2] ** 2).sum() > 1.5

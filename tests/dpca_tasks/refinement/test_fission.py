@@ -1,0 +1,309 @@
+"""A few products find what stands above the noise, in either precision; what they cannot find is decomposed.
+
+Scores are unbiased, and each fault that could be planted in them shows.
+
+A bias is compared with its standard error over fixed draws; a correct score passes 4 standard errors with probability
+6e-5 per statistic.
+"""
+
+import inspect
+import math
+from itertools import product
+
+import numpy as np
+import pytest
+
+from dpca_tasks.errors import Refused
+from dpca_tasks.mechanisms.eigenpairs import leading_eigenpairs
+from dpca_tasks.refinement import fission, leading_pairs, noisy_moment, spectral_shrinkage
+from dpca_tasks.refinement.fission import SHORT, depth, nearly_leading_eigenpairs, shortened
+from dpca_tasks.refinement.noisy_moment import NoisyMoment, standardised
+from dpca_tasks.refinement.spectral_shrinkage import Method, frames, width
+from dpca_tasks.threads import one_thread
+from tests.dpca_tasks.refinement.noisy import KNOWN, held, isometric_noise, noisy, planted
+
+ORDER, COUNT = 400, 12
+SIGNAL = np.diag(np.r_[np.linspace(200.0, 60.0, 6), np.linspace(38.0, 0.0, ORDER - 6)])
+RELEASED = SIGNAL + isometric_noise(ORDER, seed=1)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    with one_thread():
+        yield
+
+
+@pytest.mark.parametrize("matrix", [RELEASED, shortened(RELEASED, COUNT)], ids=["double", "single"])
+def test_pairs_above_the_noise_are_found_and_the_others_hold_as_much(matrix):
+    assert depth(ORDER, COUNT)
+    values, rows = nearly_leading_eigenpairs(matrix, COUNT)
+    expected, exact = leading_eigenpairs(RELEASED, COUNT)
+    np.testing.assert_allclose(values[:4], expected[:4], rtol=1e-6)
+    np.testing.assert_allclose(values[:6], expected[:6], rtol=1e-3)
+    np.testing.assert_allclose(rows[:4], exact[:4], atol=1e-3)
+    assert (values <= expected * (1 + 1e-6)).all()
+    np.testing.assert_allclose(rows @ rows.T, np.eye(COUNT), atol=1e-12)
+    assert held(SIGNAL, rows) > 0.98 * held(SIGNAL, exact)
+    assert rows.dtype == values.dtype == np.float64
+
+
+def test_too_few_products_would_be_caught(monkeypatch):
+    monkeypatch.setattr(fission, "DEEPER", 0.5)
+    assert held(SIGNAL, nearly_leading_eigenpairs(RELEASED, COUNT)[1]) < 0.97 * held(
+        SIGNAL, leading_eigenpairs(RELEASED, COUNT)[1]
+    )
+
+
+@pytest.mark.parametrize(
+    "matrix",
+    [np.zeros((ORDER, ORDER)), np.eye(ORDER), 1e15 * SIGNAL, -RELEASED],
+    ids=["zeros", "tied", "huge", "below"],
+)
+def test_any_matrix_gives_orthonormal_pairs(matrix):
+    values, rows = nearly_leading_eigenpairs(shortened(matrix, COUNT), COUNT)
+    np.testing.assert_allclose(rows @ rows.T, np.eye(COUNT), atol=1e-12)
+    assert (np.diff(values) <= 0).all()
+    assert np.abs(values).max() <= np.abs(np.linalg.eigvalsh(matrix)).max() * (1 + 1e-5)
+
+
+def test_a_small_matrix_is_decomposed():
+    small = RELEASED[:100, :100]
+    assert depth(100, COUNT) == 0
+    for found, expected in zip(nearly_leading_eigenpairs(small, COUNT), leading_eigenpairs(small, COUNT), strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_single_precision_is_for_entries_whose_rounding_the_noise_hides():
+    assert shortened(RELEASED, COUNT).dtype == np.float32
+    assert shortened(RELEASED[:100, :100], COUNT).dtype == np.float64
+    assert shortened(RELEASED * SHORT, COUNT).dtype == np.float64
+
+
+def test_the_same_bits_twice():
+    first, second = (nearly_leading_eigenpairs(shortened(RELEASED, COUNT), COUNT) for _ in range(2))
+    assert first[1].tobytes() == second[1].tobytes()
+
+
+SURE = 4.0  # standard errors
+WIDER = np.diag(np.concatenate([[80.0, 50.0, 30.0, 20.0, 18.0, 16.0], np.linspace(15.0, 0.0, 294)]))
+
+
+def error_in_standard_errors(errors):
+    return float(np.mean(errors) / (np.std(errors, ddof=1) / math.sqrt(len(errors))))
+
+
+def eigenvalue_errors(module, *, stated_std=1.0, draws=300, moment=noisy):
+    """Return score less what the leading three eigenvectors hold, for many draws."""
+    errors = []
+    for seed in range(draws):
+        standard = standardised(moment(KNOWN, seed=seed))
+        values, rows = np.linalg.eigh(standard.moment)
+        truth = KNOWN[np.ix_(standard.order, standard.order)]
+        told = standardised(NoisyMoment(matrix=standard.moment, noise_std=stated_std))
+        score = module.score_by_eigenvalues(told, values[::-1] / stated_std, n_components=3)
+        errors.append(score.total * stated_std - np.einsum("ji,jk,ki->", rows[:, -3:], truth, rows[:, -3:]))
+    return np.array(errors)
+
+
+def fission_errors(module, *, draws=80, share=0.5, second_moment=KNOWN):
+    """Return scores less what subspaces found at more noise hold, with probes of their own for each draw."""
+    methods: tuple[Method, ...] = ("none", "spikes")
+    errors: dict[Method, list[float]] = {method: [] for method in methods}
+    order = len(second_moment)
+    for seed in range(draws):
+        standard = standardised(noisy(second_moment, seed=seed))
+        found = frames(standard.moment, n_components=3, methods=methods)
+        scores = module.score_by_fission(
+            standard, {method: columns for method, (_, columns) in found.items()}, share=share, stream=1_000 + seed
+        )
+        truth = (second_moment * np.outer(standard.signs, standard.signs))[np.ix_(standard.order, standard.order)]
+        held: dict[Method, list[float]] = {method: [] for method in methods}
+        for probe, sign in product(range(module.PROBES), (1.0, -1.0)):
+            noise = sign * fission.public_noise(order, stream=1_000 + seed, probe=probe)
+            louder = (standard.moment + share * math.sqrt(2) * noise) / math.hypot(1.0, share)
+            pairs = nearly_leading_eigenpairs(louder, width(order, 3))
+            for method, (_, columns) in frames(louder, n_components=3, methods=methods, pairs=pairs).items():
+                held[method].append(np.einsum("ji,jk,ki->", columns, truth, columns, optimize=True))
+        for method, score in scores.items():
+            errors[method].append(score.total - np.mean(held[method]))
+    return {method: np.array(found) for method, found in errors.items()}
+
+
+@pytest.fixture
+def few_probes(monkeypatch):
+    monkeypatch.setattr(fission, "PROBES", 2)
+    return ("PROBES, FEW = 4, 2", "PROBES, FEW = 2, 2")
+
+
+def test_the_score_by_eigenvalues_is_unbiased():
+    errors = eigenvalue_errors(fission)
+    assert abs(error_in_standard_errors(errors)) < SURE
+    assert errors.std() / math.sqrt(len(errors)) < 0.3  # so that a bias of 1.2 would show
+
+
+def test_the_stated_deviation_of_that_score_is_that_of_its_error():
+    stated = []
+    for seed in range(100):
+        standard = standardised(noisy(KNOWN, seed=seed))
+        stated.append(fission.score_by_eigenvalues(standard, np.linalg.eigvalsh(standard.moment)[::-1], n_components=3))
+    assert (
+        np.median([score.std for score in stated if score is not None])
+        > 0.9 * eigenvalue_errors(fission, draws=100).std()
+    )
+
+
+def report_errors(module, *, draws=40):
+    """Return the errors of scores of what spikes find, and the deviations that these state."""
+    errors, stated = [], []
+    for seed in range(draws):
+        standard = standardised(noisy(KNOWN, seed=seed))
+        columns = frames(standard.moment, n_components=3, methods=("spikes",))["spikes"][1]
+        score = module.score_by_fission(standard, {"spikes": columns}, share=0.2, stream=1_000 + seed)["spikes"]
+        truth = (KNOWN * np.outer(standard.signs, standard.signs))[np.ix_(standard.order, standard.order)]
+        errors.append(score.total - np.einsum("ji,jk,ki->", columns, truth, columns))
+        stated.append(score.std)
+    return np.array(errors), np.array(stated)
+
+
+def test_the_stated_deviation_of_scores_by_fission_is_no_less_than_that_of_their_error():
+    errors, stated = report_errors(fission)
+    assert math.sqrt(np.mean(stated**2)) > errors.std(ddof=1)
+
+
+def test_the_deviation_of_probes_alone_is_caught():
+    errors, stated = report_errors(
+        planted(fission, ("math.sqrt(2.0 * fixed + 4.0 * moved + spread)", "math.sqrt(spread)"))
+    )
+    assert math.sqrt(np.mean(stated**2)) < 0.7 * errors.std(ddof=1)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("2.0 * inverse.sum(axis=1)", "1.0 * inverse.sum(axis=1)"),
+        ("- 2.0 * inverse.sum(axis=1)", "+ 2.0 * inverse.sum(axis=1)"),
+        ("inverse = 1.0 / gaps", "inverse = 1.0 / np.abs(values[:n_components, None] - values + 1e-3)"),
+    ],
+    ids=["t^2 for 2 t^2", "sign", "all j"],
+)
+def test_a_wrong_inner_sum_is_caught(change):
+    assert abs(error_in_standard_errors(eigenvalue_errors(planted(fission, change)))) > 2 * SURE
+
+
+@pytest.mark.parametrize("wrong", [math.sqrt(2), math.sqrt(1 / 2)], ids=["s for t", "s/2 for t"])
+def test_another_size_of_noise_is_caught(wrong):
+    assert abs(error_in_standard_errors(eigenvalue_errors(fission, stated_std=wrong))) > 2 * SURE
+
+
+def test_scores_by_fission_are_unbiased_for_any_rule(few_probes):
+    for errors in fission_errors(fission).values():
+        assert abs(error_in_standard_errors(errors)) < SURE
+        assert errors.std() / math.sqrt(len(errors)) < 0.8
+
+
+def test_exchanged_parts_are_caught(few_probes):
+    wrong = planted(
+        fission,
+        few_probes,
+        ("scale = share * _DIAGONAL", "scale = _DIAGONAL / share"),
+        ("-sign * _DIAGONAL / share", "-sign * _DIAGONAL * share"),
+    )
+    for errors in fission_errors(wrong, draws=30).values():
+        assert abs(error_in_standard_errors(errors)) > 2 * SURE
+
+
+def test_probes_with_one_sign_are_caught_by_the_spread(few_probes):
+    right = fission_errors(fission, draws=30)
+    wrong = planted(fission, few_probes, ("for sign in (1.0, -1.0)", "for sign in (1.0, 1.0)"))
+    for method, errors in fission_errors(wrong, draws=30).items():
+        assert errors.std() > 1.3 * right[method].std()
+
+
+def test_scores_of_a_rule_that_does_not_converge_are_unbiased(few_probes):
+    """Of 300 columns probes see what a few products find, and many of them are at the edge of the noise."""
+    assert depth(len(WIDER), width(len(WIDER), 3))
+    for errors in fission_errors(fission, draws=24, second_moment=WIDER).values():
+        assert abs(error_in_standard_errors(errors)) < SURE
+        assert errors.std() / math.sqrt(len(errors)) < 1.5
+
+
+def test_a_rule_that_starts_from_the_release_is_caught(few_probes, monkeypatch):
+    """The release's own eigenvectors hold its noise, which the other part has as well."""
+    errors = []
+    for seed in range(8):
+        standard = standardised(noisy(WIDER, seed=seed))
+        values, rows = np.linalg.eigh(standard.moment)
+        own = values[:-14:-1], rows.T[:-14:-1]
+        monkeypatch.setattr(fission, "nearly_leading_eigenpairs", lambda *_, own=own: own)
+        score = fission.score_by_fission(standard, {"none": own[1][:3].T}, share=0.5, stream=seed)["none"]
+        truth = (WIDER * np.outer(standard.signs, standard.signs))[np.ix_(standard.order, standard.order)]
+        errors.append(score.total - np.einsum("ij,jk,ik->", own[1][:3], truth, own[1][:3], optimize=True))
+    assert error_in_standard_errors(errors) > 2 * SURE
+
+
+def test_probes_that_know_the_noise_are_caught(few_probes, monkeypatch):
+    """With a probe in place of the release's own noise, one part is the signal itself, and the other is louder."""
+    errors = []
+    for seed in range(30):
+        standard = standardised(noisy(KNOWN, seed=seed))
+        own = (standard.released - KNOWN[np.ix_(standard.order, standard.order)]) / math.sqrt(2)
+        monkeypatch.setattr(fission, "public_noise", lambda *_, own=own, **__: own)
+        columns = frames(standard.moment, n_components=3, methods=("none",))["none"][1]
+        score = fission.score_by_fission(standard, {"none": columns}, share=0.5, stream=0)["none"]
+        seen = frames(
+            (standard.moment + 0.5 * math.sqrt(2) * own) / math.hypot(1, 0.5), n_components=3, methods=("none",)
+        )
+        truth = KNOWN[np.ix_(standard.order, standard.order)]
+        errors.append(score.total - np.einsum("ji,jk,ki->", seen["none"][1], truth, seen["none"][1]))
+    assert abs(error_in_standard_errors(errors)) > 2 * SURE
+
+
+def test_probes_are_fresh_alike_in_every_direction_and_the_same_for_all_releases():
+    first, second = (fission.public_noise(60, stream=1, probe=probe) for probe in (0, 1))
+    assert np.array_equal(first, fission.public_noise(60, stream=1, probe=0))
+    assert not np.allclose(first, second)
+    assert not np.allclose(first, fission.public_noise(60, stream=2, probe=0))
+    assert np.array_equal(first, first.T)
+    # a chi-square of 1,830 degrees of freedom over its mean: 5 standard deviations are 0.17
+    assert (first**2).sum() / (60 * 61 / 2) == pytest.approx(1.0, abs=0.17)
+    assert abs((first * second).sum()) < 5 * math.sqrt(60 * 61 / 2)
+
+
+def test_nothing_of_a_release_but_the_matrix_and_public_numbers_goes_into_a_refinement():
+    names = set(inspect.signature(NoisyMoment).parameters)
+    assert names == {"matrix", "noise_std", "noise", "constant", "step", "eigenvalues", "vectors"}
+    assert set(inspect.signature(leading_pairs.refine).parameters) == {"moment", "n_components", "method"}
+    assert set(inspect.signature(fission.public_noise).parameters) == {"order", "stream", "probe"}
+    for module in (fission, noisy_moment, leading_pairs, spectral_shrinkage):
+        imported = [line for line in inspect.getsource(module).splitlines() if "import" in line]
+        assert not any(
+            word in line for line in imported for word in ("keystream", "dpca_tasks.noise.", "privacy", "queries")
+        )
+
+
+def test_noise_that_is_no_isometric_normal_is_refused():
+    extended = NoisyMoment(matrix=KNOWN + isometric_noise(40, seed=0), noise_std=1.0, constant=0.5)
+    with pytest.raises(Refused, match="score by fission"):
+        fission.score_by_eigenvalues(standardised(extended), np.arange(39.0)[::-1], n_components=3)
+    wishart = standardised(NoisyMoment(matrix=KNOWN, noise_std=1.0, noise="wishart"))
+    with pytest.raises(Refused, match="score normal noise only"):
+        fission.score_by_fission(wishart, {"none": np.eye(40)[:, :3]}, share=0.5, stream=0)
+
+
+def test_the_published_upper_triangle_is_topped_up_on_its_diagonal(monkeypatch):
+    """Each draw has a top-up of its own: a constant one has an error of its own."""
+
+    def upper_triangle(second_moment, *, seed):
+        monkeypatch.setattr(noisy_moment, "PUBLIC_SEED", seed)
+        triangle = np.triu(np.random.default_rng(seed).standard_normal(second_moment.shape))
+        matrix = second_moment + triangle + np.triu(triangle, 1).T
+        return NoisyMoment(matrix=matrix, noise_std=1.0, noise="upper_triangle")
+
+    assert abs(error_in_standard_errors(eigenvalue_errors(fission, moment=upper_triangle))) < SURE
+    diagonals = [np.diag(standardised(upper_triangle(np.zeros((40, 40)), seed=seed)).released) for seed in range(100)]
+    assert np.var(diagonals) == pytest.approx(2.0, abs=0.25)  # 5 standard deviations of 4,000 draws are 0.22
+
+
+def test_eigenvalues_that_tie_across_the_kth_have_no_score():
+    standard = standardised(NoisyMoment(matrix=np.eye(20), noise_std=0.1))
+    assert fission.score_by_eigenvalues(standard, np.full(20, 10.0), n_components=3) is None
