@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from benchmarks.conftest import Comparison, Measurement
-from dpca_tasks.noise.discrete_gaussian import LARGEST
+from dpca_tasks.noise.discrete_gaussian import LARGEST, WIDEST, wide_discrete_gaussians
 from dpca_tasks.noise.keystream import subkey
-from dpca_tasks.noise.wide_discrete_gaussian import WIDEST, wide_discrete_gaussians
 
 N_DRAWS, N_TOY = 2_000_000, 5_000
 BAR = 5e5

@@ -28,7 +28,7 @@ from dpca_tasks.forecast.noise_forecast import forecast
 from dpca_tasks.mechanisms.base import Plan, PrivacyTarget, Problem, Subspace, grid_warnings
 from dpca_tasks.mechanisms.eigenpairs import leading_eigenpairs, signed
 from dpca_tasks.noise.distributions import Gaussian, Laplace, check_tail
-from dpca_tasks.noise.grid import grid_bits
+from dpca_tasks.noise.joint import grid_bits
 from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.privacy.eigensolver import Eigensolver
 from dpca_tasks.queries.augmented_moment import CONSTANT

@@ -21,7 +21,7 @@ from dpca_tasks.accounting.pure import laplace_noise_multiplier
 from dpca_tasks.errors import InvalidInput
 from dpca_tasks.mechanisms.base import Mechanism, Plan, PrivacyTarget, Problem, Subspace
 from dpca_tasks.noise.distributions import Laplace, check_tail
-from dpca_tasks.noise.grid import grid_bits
+from dpca_tasks.noise.joint import grid_bits
 from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.queries.norm_histogram import NormHistogram, norm_grid
 from dpca_tasks.queries.rejected_records import RejectedRecords

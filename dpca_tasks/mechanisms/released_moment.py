@@ -16,7 +16,7 @@ from dpca_tasks.mechanisms.base import Plan, PrivacyTarget, Problem, Subspace, g
 from dpca_tasks.mechanisms.eigenpairs import spectrum_and_leading
 from dpca_tasks.mechanisms.noise_level import least_visible, semicircle_edge, wishart_edge, wishart_visible
 from dpca_tasks.noise.distributions import NoiseDistribution, Symmetric, SymmetricLaplace, UpperTriangle, check_tail
-from dpca_tasks.noise.grid import grid_bits
+from dpca_tasks.noise.joint import grid_bits
 from dpca_tasks.noise.wishart import WishartDifference
 from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.queries.augmented_moment import CONSTANT, CentredMoment

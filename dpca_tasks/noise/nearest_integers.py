@@ -53,8 +53,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from dpca_tasks.noise.keystream import WORDS_PER_TILE, SecretKey, words
-from dpca_tasks.noise.uniform import Further, Words, further_words, uniforms_of
+from dpca_tasks.noise.keystream import WORDS_PER_TILE, Further, SecretKey, Words, further_words, uniforms_of, words
 from dpca_tasks.noise.variates import fill_exponentials, fill_normal_magnitudes
 
 DISTANCE = 2.0**-152

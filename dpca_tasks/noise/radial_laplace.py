@@ -52,8 +52,7 @@ from dpca_tasks.noise.distributions import (
     check_scale,
     checked_stop,
 )
-from dpca_tasks.noise.keystream import SecretKey, subkey
-from dpca_tasks.noise.uniform import RESOLUTION
+from dpca_tasks.noise.keystream import RESOLUTION, SecretKey, subkey
 from dpca_tasks.noise.variates import normals
 
 _FAR = 16.0

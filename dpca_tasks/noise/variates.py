@@ -1,6 +1,6 @@
 """Keyed standard normal and Laplace variates by inversion: variate ``i`` depends only on the key and ``i``.
 
-A magnitude is a quantile of the folded distribution at a uniform ``u`` of `dpca_tasks.noise.uniform`, where small ``u``
+A magnitude is a quantile of the folded distribution at a keyed uniform ``u`` (`dpca_tasks.noise.keystream`): small ``u``
 give large magnitudes; the sign is a separate bit. The quantiles use ``+ - * / sqrt`` and the bits of a float64,
 compiled without fast-math, mathematical library or fused operations, so a key gives the same bits on every machine.
 
@@ -16,8 +16,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from dpca_tasks.noise.keystream import WORDS_PER_TILE, SecretKey
-from dpca_tasks.noise.uniform import signed_uniforms
+from dpca_tasks.noise.keystream import WORDS_PER_TILE, SecretKey, signed_uniforms
 
 _LN2_HIGH = 6.93147180369123816490e-01
 _LN2_LOW = 1.90821492927058770002e-10

@@ -20,8 +20,7 @@ from dpca_tasks.accounting import events
 from dpca_tasks.accounting.pure import wishart_noise_multiplier
 from dpca_tasks.layouts import Layout
 from dpca_tasks.noise.distributions import ROUNDING, LayoutKind, NoiseDistribution, Norm, check_scale, checked_stop
-from dpca_tasks.noise.keystream import SecretKey
-from dpca_tasks.noise.uniform import RESOLUTION
+from dpca_tasks.noise.keystream import RESOLUTION, SecretKey
 from dpca_tasks.noise.variates import normals
 
 _ROWS_AT_ONCE = 8

@@ -43,8 +43,7 @@ from dpca_tasks.accounting.smooth_sensitivity import (
     smooth_bound,
 )
 from dpca_tasks.noise.distributions import Laplace, check_scale
-from dpca_tasks.noise.keystream import SecretKey, subkey
-from dpca_tasks.noise.uniform import RESOLUTION
+from dpca_tasks.noise.keystream import RESOLUTION, SecretKey, subkey
 from dpca_tasks.noise.variates import normals
 from dpca_tasks.privacy.eigensolver import Eigenpairs, Eigensolver
 from dpca_tasks.threads import one_thread

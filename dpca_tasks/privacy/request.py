@@ -16,8 +16,7 @@ from dpca_tasks.accounting.events import Event
 from dpca_tasks.errors import InvalidInput
 from dpca_tasks.layouts import Layout, unpack_cube, unpack_stack, unpack_symmetric
 from dpca_tasks.noise.distributions import NoiseDistribution
-from dpca_tasks.noise.grid import MAX_NOISE_STEPS
-from dpca_tasks.noise.joint import JointGaussian
+from dpca_tasks.noise.joint import MAX_NOISE_STEPS, JointGaussian
 from dpca_tasks.privacy.sensitivities import Named, Stated
 from dpca_tasks.queries.base import RowSum
 from dpca_tasks.queries.joint_sum import JointSum, Part

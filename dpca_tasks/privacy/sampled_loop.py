@@ -15,8 +15,7 @@ from dpca_tasks.errors import WorkerFailed
 from dpca_tasks.kernels.long_records import add_long_products
 from dpca_tasks.kernels.products import add_moment_products
 from dpca_tasks.noise.distributions import Gaussian
-from dpca_tasks.noise.keystream import SecretKey
-from dpca_tasks.noise.uniform import signed_uniforms
+from dpca_tasks.noise.keystream import SecretKey, signed_uniforms
 from dpca_tasks.queries.rounded_product import DIRECTION_BITS, MomentProduct
 from dpca_tasks.queries.sampled_passes import SampledPasses
 from dpca_tasks.queries.step_secrets import StepSecrets

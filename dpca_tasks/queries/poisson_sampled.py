@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from dpca_tasks.accounting.events import Event, poisson_sampled
 from dpca_tasks.errors import InvalidInput
 from dpca_tasks.layouts import Layout
-from dpca_tasks.noise.keystream import SecretKey
-from dpca_tasks.noise.uniform import coins
+from dpca_tasks.noise.keystream import SecretKey, coins
 from dpca_tasks.queries.base import Norm, RowSum
 from dpca_tasks.queries.step_secrets import StepSecrets
 from dpca_tasks.records.blocks import Block, CsrBlock, RowBlock

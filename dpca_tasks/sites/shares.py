@@ -30,9 +30,9 @@ from dpca_tasks.accounting import events
 from dpca_tasks.accounting.discrete_gaussian import shares_squared_scale
 from dpca_tasks.errors import InvalidInput
 from dpca_tasks.layouts import Layout
+from dpca_tasks.noise.discrete_gaussian import drawable, wide_discrete_gaussians
 from dpca_tasks.noise.keystream import SecretKey, subkey
 from dpca_tasks.noise.symmetric_weights import cube_weights, symmetric_weights
-from dpca_tasks.noise.wide_discrete_gaussian import drawable, wide_discrete_gaussians
 from dpca_tasks.sites.opening import check_room
 from dpca_tasks.sites.roster import Roster
 

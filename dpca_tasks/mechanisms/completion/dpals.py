@@ -33,8 +33,7 @@ from dpca_tasks.mechanisms.completion.ratings import (
     totals_query,
 )
 from dpca_tasks.noise.distributions import Gaussian, check_tail
-from dpca_tasks.noise.grid import grid_bits
-from dpca_tasks.noise.joint import JointGaussian
+from dpca_tasks.noise.joint import JointGaussian, grid_bits
 from dpca_tasks.privacy.curator import Curator, TiledAnswer
 from dpca_tasks.queries.item_statistics import Clip, ItemStatistics
 from dpca_tasks.queries.ratings import Coins

@@ -29,8 +29,7 @@ from dpca_tasks.mechanisms.completion.ratings import (
 )
 from dpca_tasks.mechanisms.eigenpairs import leading_eigenpairs, signed
 from dpca_tasks.noise.distributions import Gaussian, check_tail
-from dpca_tasks.noise.grid import grid_bits
-from dpca_tasks.noise.joint import JointGaussian
+from dpca_tasks.noise.joint import JointGaussian, grid_bits
 from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.queries.rating_moment import RatingMoment, Scaling
 from dpca_tasks.threads import one_thread

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from dpca_tasks.accounting.calibration import gaussian_noise_multiplier
 from dpca_tasks.errors import InvalidInput
 from dpca_tasks.mechanisms.base import PrivacyTarget, Terms
-from dpca_tasks.noise.grid import grid_bits
-from dpca_tasks.noise.joint import JointGaussian
+from dpca_tasks.noise.joint import JointGaussian, grid_bits
 from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.queries.item_totals import ItemTotals
 from dpca_tasks.queries.user_means import UserMeans

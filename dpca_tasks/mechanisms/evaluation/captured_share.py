@@ -17,7 +17,7 @@ from dpca_tasks.accounting.calibration import gaussian_noise_multiplier
 from dpca_tasks.accounting.pure import laplace_noise_multiplier
 from dpca_tasks.mechanisms.base import Estimate, Plan, PrivacyTarget, Terms, check_target
 from dpca_tasks.noise.distributions import Gaussian, Laplace, check_tail
-from dpca_tasks.noise.grid import grid_bits
+from dpca_tasks.noise.joint import grid_bits
 from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.queries.captured_energies import PARTS, CapturedEnergies
 from dpca_tasks.queries.recentred_moment import on_shift_grid

@@ -16,8 +16,7 @@ from dpca_tasks.accounting.calibration import gaussian_noise_multiplier
 from dpca_tasks.errors import InvalidInput
 from dpca_tasks.mechanisms.base import Estimate, Plan, PrivacyTarget, Terms, check_target
 from dpca_tasks.noise.distributions import Gaussian, check_tail
-from dpca_tasks.noise.grid import grid_bits
-from dpca_tasks.noise.joint import JointGaussian
+from dpca_tasks.noise.joint import JointGaussian, grid_bits
 from dpca_tasks.privacy.curator import Curator, DisclosingCurator
 from dpca_tasks.queries.prediction_scores import SCORES, PredictionScores
 

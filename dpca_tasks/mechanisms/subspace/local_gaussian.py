@@ -15,7 +15,7 @@ from dpca_tasks.mechanisms.base import Calibration, Plan, PrivacyTarget, Problem
 from dpca_tasks.mechanisms.noise_level import least_visible, semicircle_edge
 from dpca_tasks.mechanisms.released_moment import decompose, moment_from, moment_query
 from dpca_tasks.noise.distributions import Symmetric, check_tail
-from dpca_tasks.noise.grid import grid_bits
+from dpca_tasks.noise.joint import grid_bits
 from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.queries.base import SQRT_2_UP
 from dpca_tasks.queries.locally_noised import LocallyNoised

@@ -27,7 +27,7 @@ from dpca_tasks.mechanisms.tensors.tensor_moments import (
     moment_floor,
 )
 from dpca_tasks.noise.distributions import NoiseDistribution, UpperTriangle, check_tail
-from dpca_tasks.noise.grid import grid_bits
+from dpca_tasks.noise.joint import grid_bits
 from dpca_tasks.noise.radial_laplace import CubeRadial, SymmetricRadial
 from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.queries.base import RowSum

@@ -1,10 +1,19 @@
-"""Words are ChaCha20 at a place fixed by key, stream and index; subkeys are HKDF; keys never print."""
+"""Words, coins and uniforms are determined by their key.
+
+Words are ChaCha20 at a place fixed by key, stream and index; subkeys are HKDF; keys never print.
+
+Single words are those of the streams that the library of the system makes.
+
+Uniforms keep their significant bits at every magnitude; coins never come up more often than they may.
+"""
 
 import hashlib
 import hmac
 import itertools
+import math
 import pickle
 import struct
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -12,7 +21,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpca_tasks.errors import InvalidInput
-from dpca_tasks.noise.keystream import WORDS_PER_TILE, SecretKey, subkey, words
+from dpca_tasks.noise.keystream import (
+    WORDS_PER_TILE,
+    SecretKey,
+    coins,
+    signed_uniforms,
+    subkey,
+    uniforms_of,
+    words,
+    words_at,
+)
 
 KEY = SecretKey(bytes(range(32)))
 
@@ -92,3 +110,80 @@ def test_a_key_prints_as_nothing_and_pickles_as_itself() -> None:
 def test_a_key_has_32_bytes(length: int) -> None:
     with pytest.raises(InvalidInput, match="must have 32"):
         subkey(bytes(length), label="noise", info=b"")
+
+
+KEY = SecretKey(bytes(range(32)))
+EDGES = [0, 1, 7, 8, WORDS_PER_TILE - 1, WORDS_PER_TILE, WORDS_PER_TILE << 32, (WORDS_PER_TILE << 32) - 1, 2**60]
+
+
+@pytest.mark.parametrize("count", [0, 1, 15, 16, 17, 300])
+def test_words_at_places_are_those_of_the_stream(count: int) -> None:
+    places = np.array(
+        [*EDGES, *np.random.default_rng(count).integers(0, 1 << 50, count)][-count:] if count else [], int
+    )
+    for stream in (0, 1, 2**32 - 1):
+        expected = [words(KEY, stream=stream, start=at, stop=at + 1)[0] for at in places.tolist()]
+        np.testing.assert_array_equal(words_at(KEY, stream=stream, places=places), np.array(expected, np.uint64))
+
+
+def test_words_at_the_edges_of_blocks_tiles_and_counters_are_those_of_the_stream() -> None:
+    expected = [words(KEY, stream=3, start=at, stop=at + 1)[0] for at in EDGES]
+    np.testing.assert_array_equal(words_at(KEY, stream=3, places=np.array(EDGES)), np.array(expected, np.uint64))
+
+
+KEY = subkey(bytes(32), label="test", info=b"uniform")
+
+
+def from_bits(bits: int) -> tuple[float, float]:
+    """The uniform and the sign that the kernel makes of 191 bits of u followed by a sign bit."""
+    negative, u = bits & 1, bits >> 1
+    high = (u >> 128) << 1 | negative
+    top, middle, low = (np.array([part], np.uint64) for part in (high, u >> 64 & (2**64 - 1), u & (2**64 - 1)))
+    uniforms, signs = uniforms_of(top, lambda places: (middle[places], low[places]))
+    return float(uniforms[0]), float(signs[0])
+
+
+@given(st.integers(0, 191).flatmap(lambda length: st.integers(0, 2**length - 1)), st.integers(0, 1))
+def test_a_uniform_is_its_191_bits_to_a_rounding_at_every_magnitude(u: int, negative: int) -> None:
+    made, sign = from_bits(u << 1 | negative)
+    assert sign == (-1.0 if negative else 1.0)
+    assert abs(Fraction(made) * 2**191 - u) <= max(Fraction(1), Fraction(u, 2**52))
+
+
+def test_a_uniform_is_never_zero_nor_above_one() -> None:
+    assert from_bits(0) == (2.0**-191, 1.0)
+    assert from_bits(2**192 - 1) == (1.0, -1.0)
+
+
+def test_uniforms_are_the_words_of_three_streams() -> None:
+    start, stop = 12_345, 45_678
+    uniforms, signs = signed_uniforms(KEY, start=start, stop=stop)
+    high = words(KEY, stream=0, start=start, stop=stop)
+    np.testing.assert_array_equal(signs, np.where(high % 2, -1.0, 1.0))
+    np.testing.assert_allclose(uniforms, (high >> np.uint64(1)) * 2.0**-63, rtol=0, atol=2.0**-62)
+    small = int(np.argmin(uniforms))
+    bits = [int(words(KEY, stream=stream, start=start, stop=stop)[small]) for stream in range(3)]
+    assert uniforms[small] < 2.0**-10
+    assert uniforms[small] == pytest.approx(((bits[0] >> 1) << 128 | bits[1] << 64 | bits[2]) * 2.0**-191, rel=2.0**-52)
+
+
+@given(st.floats(min_value=2.0**-64, max_value=1))
+def test_a_coin_compares_one_word_with_the_rate_rounded_down(rate: float) -> None:
+    made = coins(KEY, start=100, stop=300, rate=rate)
+    threshold = math.floor(Fraction(rate) * 2**64)
+    expected = [word < threshold for word in words(KEY, stream=0, start=100, stop=300).tolist()]
+    assert made.tolist() == expected
+
+
+def test_a_lower_rate_samples_a_subset() -> None:
+    low, high = (coins(KEY, start=0, stop=100_000, rate=rate) for rate in (0.1, 0.3))
+    assert not (low & ~high).any()
+    # Fixed key; a fair draw is out of these bounds with probability below 1e-6.
+    assert abs(low.mean() - 0.1) < 0.005
+    assert abs(high.mean() - 0.3) < 0.0075
+
+
+@pytest.mark.parametrize("rate", [0.0, 2.0**-65, -0.5, 1.0000001, math.nan, math.inf])
+def test_a_rate_that_is_no_probability_is_refused(rate: float) -> None:
+    with pytest.raises(InvalidInput, match="rate="):
+        coins(KEY, start=0, stop=1, rate=rate)

@@ -10,9 +10,8 @@ from numpy.typing import NDArray
 
 from dpca_tasks.noise import nearest_integers, variates
 from dpca_tasks.noise.distributions import LARGEST_SCALE
-from dpca_tasks.noise.keystream import WORDS_PER_TILE, subkey
+from dpca_tasks.noise.keystream import WORDS_PER_TILE, Further, Words, subkey, uniforms_of
 from dpca_tasks.noise.nearest_integers import DISTANCE, LAPLACE, NORMAL, UNIFORM_BITS, Standard
-from dpca_tasks.noise.uniform import Further, Words, uniforms_of
 from dpca_tasks.noise.variates import laplaces, normals
 
 KEY = subkey(bytes(32), label="test", info=b"nearest integers")

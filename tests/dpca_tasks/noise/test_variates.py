@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 from scipy import special, stats
 
 from dpca_tasks.noise import variates
-from dpca_tasks.noise.keystream import WORDS_PER_TILE, SecretKey, subkey
-from dpca_tasks.noise.uniform import uniforms_of
+from dpca_tasks.noise.keystream import WORDS_PER_TILE, SecretKey, subkey, uniforms_of
 from dpca_tasks.noise.variates import fill_exponentials, fill_normal_magnitudes, laplaces, normals
 
 KEY = subkey(bytes(32), label="test", info=b"variates")

@@ -11,7 +11,7 @@ from scipy import sparse
 
 from dpca_tasks.errors import InvalidInput
 from dpca_tasks.kernels.gridding import rows_are_canonical
-from dpca_tasks.noise.grid import MAX_NOISE_STEPS, MAX_STEPS_PER_UNIT, grid_bits
+from dpca_tasks.noise.joint import MAX_NOISE_STEPS, MAX_STEPS_PER_UNIT, grid_bits
 from dpca_tasks.records.blocks import CsrBlock
 from dpca_tasks.records.gridding import canonical, grid_block
 from dpca_tasks.records.sources import ArrayBlocks

@@ -12,9 +12,9 @@ from scipy import stats
 from dpca_tasks.accounting.discrete_gaussian import shares_mu
 from dpca_tasks.accounting.site_noise import least_noise
 from dpca_tasks.errors import InvalidInput
+from dpca_tasks.noise.discrete_gaussian import WIDEST
 from dpca_tasks.noise.keystream import subkey
 from dpca_tasks.noise.symmetric_weights import cube_weights, symmetric_weights
-from dpca_tasks.noise.wide_discrete_gaussian import WIDEST
 from dpca_tasks.sites.roster import Member
 from dpca_tasks.sites.shares import SHARES, CubeShare, SymmetricShare, VectorShare, share_bits
 from tests.dpca_tasks.sites.rosters import roster_of

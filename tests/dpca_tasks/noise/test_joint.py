@@ -1,13 +1,15 @@
-"""Noise on stacks of symmetric matrices: its moments, and that any range of it can be drawn alone."""
+"""Noise on stacks of matrices.
+
+Noise on stacks of symmetric matrices: its moments, and that any range of it can be drawn alone.
+"""
 
 import numpy as np
 import pytest
 
 from dpca_tasks.errors import InvalidInput
 from dpca_tasks.layouts import Layout, unpack_stack
-from dpca_tasks.noise.joint import JointGaussian
+from dpca_tasks.noise.joint import JointGaussian, SymmetricStack
 from dpca_tasks.noise.keystream import subkey
-from dpca_tasks.noise.symmetric_stack import SymmetricStack
 
 KEY = subkey(bytes(32), label="noise", info=b"stack")
 ORDER, COUNT = 3, 5000
