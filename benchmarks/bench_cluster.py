@@ -33,7 +33,7 @@ from dpca_tasks.records.sources import ArrayBlocks
 from dpca_tasks.sums import cluster_sum
 from dpca_tasks.sums.cluster_sum import FAN_IN
 from dpca_tasks.sums.exact_sum import exact_sum
-from dpca_tasks.sums.partitions import PARTITIONS_PER_WORKER
+from dpca_tasks.sums.partial_sums import PARTITIONS_PER_WORKER
 from dpca_tasks.sums.resident_rows import Residency
 from flows.clusters.connecting import connect, open_cluster
 from flows.orchestration.prefect_stages import directly

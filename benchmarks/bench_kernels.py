@@ -19,7 +19,7 @@ from scipy.linalg.blas import dsyrk
 from benchmarks.conftest import Comparison, Measurement
 from benchmarks.inputs import FILLED, WIDE, Input
 from dpca_tasks.kernels.dense_products import add_dense_outer_products
-from dpca_tasks.kernels.outer_sparse import add_outer_products
+from dpca_tasks.kernels.outer_products import add_outer_products
 from dpca_tasks.layouts import unpack_symmetric
 from dpca_tasks.queries.base import RowSum
 from dpca_tasks.queries.rounded_product import MomentProduct, on_direction_grid

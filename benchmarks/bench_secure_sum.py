@@ -14,14 +14,11 @@ from pytest_benchmark.fixture import BenchmarkFixture
 
 from benchmarks.conftest import Measurement
 from dpca_tasks.noise.keystream import subkey
-from dpca_tasks.sites.masks import Masks
-from dpca_tasks.sites.opening import Address, masked
+from dpca_tasks.sites.masks import Address, Masks, masked
 from dpca_tasks.sites.roster import Member, Roster
-from dpca_tasks.sites.secure_sum.attempt import open_sum
-from dpca_tasks.sites.secure_sum.context import Context
+from dpca_tasks.sites.secure_sum.attempt import SiteMachine, open_sum
 from dpca_tasks.sites.secure_sum.double_masks import add_mask
-from dpca_tasks.sites.secure_sum.machine import SiteMachine
-from dpca_tasks.sites.secure_sum.participants import Identity, Participants
+from dpca_tasks.sites.secure_sum.participants import Context, Identity, Participants
 from dpca_tasks.sites.secure_sum.session import SiteSession
 from dpca_tasks.sites.secure_sum.wire import Scene
 

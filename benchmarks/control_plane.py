@@ -26,7 +26,7 @@ from benchmarks.table import rewritten
 from dpca_tasks.sums import cluster_sum
 from dpca_tasks.sums.cluster_sum import FAN_IN, Graph
 from dpca_tasks.sums.exact_sum import exact_sum
-from dpca_tasks.sums.partitions import PARTITIONS_PER_WORKER
+from dpca_tasks.sums.partial_sums import PARTITIONS_PER_WORKER
 
 PAGE = Path(__file__).parent.parent / "docs/scaling.md"
 WORKERS = (2, 10, 30, 100, 300, 1_000)

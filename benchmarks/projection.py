@@ -40,10 +40,9 @@ from dpca_tasks.queries.base import RowSum
 from dpca_tasks.queries.second_moment import SecondMoment
 from dpca_tasks.records.blocks import BlockSource
 from dpca_tasks.records.sources import ArrayBlocks
-from dpca_tasks.sums import partitions
+from dpca_tasks.sums import partial_sums
 from dpca_tasks.sums.exact_sum import exact_sum
-from dpca_tasks.sums.partial_sums import fold_gridded, grid
-from dpca_tasks.sums.partitions import PARTITIONS_PER_WORKER, cut
+from dpca_tasks.sums.partial_sums import PARTITIONS_PER_WORKER, cut, fold_gridded, grid
 from dpca_tasks.sums.resident_rows import Residency
 from dpca_tasks.threads import one_thread
 from flows.clusters.connecting import connect, open_cluster
@@ -68,7 +67,7 @@ def machine_of(folder: Path) -> Machine:
         one, many = [], []
         for _ in range(EMPTY_ROUNDS):
             one.append(seconds_of(lambda: exact_sum(empty(), few, client=client)))
-            with patch.object(partitions, "PARTITIONS_PER_WORKER", TIMES_MORE_TASKS * PARTITIONS_PER_WORKER):
+            with patch.object(partial_sums, "PARTITIONS_PER_WORKER", TIMES_MORE_TASKS * PARTITIONS_PER_WORKER):
                 many.append(seconds_of(lambda: exact_sum(empty(), few, client=client)))
         tasks = 2 * PARTITIONS_PER_WORKER
         task = (statistics.median(many) - statistics.median(one)) / (tasks * (TIMES_MORE_TASKS - 1))

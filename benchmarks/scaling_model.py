@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from dpca_tasks.sums.cluster_sum import FAN_IN, NEAR_TOTALS, SMALL_TOTALS
-from dpca_tasks.sums.partitions import PARTITIONS_PER_WORKER
+from dpca_tasks.sums.partial_sums import PARTITIONS_PER_WORKER
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,8 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from collections import Counter
+from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -133,3 +135,27 @@ def test_a_planted_circle_is_found(copied: Path, planted: str) -> None:
     found = circle(copied)
     assert found is not None
     assert "dpca_tasks.sums.partial_sums" in found
+
+
+def test_no_file_assigns_a_name_of_its_module_twice() -> None:
+    """A second value would silently change what the code above it means; linters see this of functions alone."""
+    assert [found for file in own_files() for found in assigned_twice(file.read_text(), name=file.name)] == []
+
+
+def test_a_name_that_is_assigned_twice_is_found() -> None:
+    assert assigned_twice("BITS = 15\nA, B = 1, 2\nBITS: int = 36\n", name="planted.py") == ["planted.py: BITS"]
+
+
+def own_files() -> Iterator[Path]:
+    for package in ("dpca_tasks", "flows", "papers", "storage", "benchmarks", "tests"):
+        yield from sorted((ROOT / package).rglob("*.py"))
+
+
+def assigned_twice(text: str, *, name: str) -> list[str]:
+    counts: Counter[str] = Counter()
+    for statement in ast.parse(text).body:
+        if isinstance(statement, ast.Assign | ast.AnnAssign | ast.TypeAlias):
+            targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
+            nodes = [node for target in targets if target is not None for node in ast.walk(target)]
+            counts.update(node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store))
+    return [f"{name}: {found}" for found, times in counts.items() if times > 1 and found != "_"]

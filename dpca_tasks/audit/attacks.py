@@ -38,9 +38,8 @@ from dpca_tasks.queries.augmented_moment import CentredMoment
 from dpca_tasks.queries.base import RowSum
 from dpca_tasks.queries.joint_sum import JointSum
 from dpca_tasks.queries.operator_product import DIRECTION_BITS
-from dpca_tasks.queries.poisson_sampled import PoissonSampled
+from dpca_tasks.queries.poisson_sampled import PoissonSampled, SampledPasses
 from dpca_tasks.queries.rounded_product import on_direction_grid
-from dpca_tasks.queries.sampled_passes import SampledPasses
 from dpca_tasks.queries.second_moment import SecondMoment
 from dpca_tasks.queries.tiled_sum import TiledSum
 from dpca_tasks.records.blocks import BlockSource

@@ -42,7 +42,7 @@ def add_dense_outer_products(
     n_features: int,
     total: NDArray[np.int64],
 ) -> None:
-    """Add what `dpca_tasks.kernels.outer_sparse.add_outer_products` adds, the packed upper triangle of ``X^T X``.
+    """Add what `dpca_tasks.kernels.outer_products.add_outer_products` adds, the packed upper triangle of ``X^T X``.
 
     Rows are at most ``2^14`` long, as the grid ensures, so the sums of a strip of ``2^21`` cells stay below ``2^49``.
     """

@@ -1,7 +1,16 @@
-"""Loops over users of a matrix of ratings: which ratings are used, a user's own factor, and sums for each item.
+"""Loops over users of a matrix of ratings.
+
+Loops over users of a matrix of ratings: which ratings are used, a user's own factor, and sums for each item.
 
 Everything about one user is computed from that user's row alone, in a fixed order, with ``+ - * / sqrt``: the same bits
 in any block. What is added up are integers.
+
+Loops that put the ratings of a user on a grid: clipped to a public range, one row a user.
+
+The loop over users of the Frank-Wolfe method: what is left of each user's ratings after the rounds so far.
+
+As in `dpca_tasks.kernels.user_factors`, everything about one user is computed from that user's row alone, in a fixed
+order.
 """
 
 import numpy as np
@@ -201,3 +210,97 @@ def grid_ratings(
             rating = min(max(left[at] * scale, -bound), bound)
             gridded[at] = np.int32(np.rint(rating / bound * steps))
     return gridded
+
+
+@njit(cache=True, nogil=True)
+def first_rows(
+    values: NDArray[np.floating],
+    indices: NDArray[np.integer],
+    row_ptr: NDArray[np.int64],
+    record_ptr: NDArray[np.int64],
+    low: float,
+    high: float,
+    bits: int,
+) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int64]]:
+    """Keep the finite ratings of the first row of each record, clipped to ``[low, high]``, as steps above ``low``.
+
+    The range has ``2^bits`` steps. Rows are canonical: no item occurs twice in one.
+    """
+    kept_values = np.empty(values.size, np.int32)
+    kept_items = np.empty(values.size, np.int32)
+    starts = np.zeros(record_ptr.size, np.int64)
+    steps = 2.0**bits
+    kept = 0
+    for record in range(record_ptr.size - 1):
+        if record_ptr[record] < record_ptr[record + 1]:
+            row = record_ptr[record]
+            for at in range(row_ptr[row], row_ptr[row + 1]):
+                value = np.float64(values[at])
+                if np.isfinite(value):
+                    rating = min(max(value, low), high)
+                    kept_values[kept] = np.int32(np.rint((rating - low) / (high - low) * steps))
+                    kept_items[kept] = indices[at]
+                    kept += 1
+        starts[record + 1] = kept
+    return kept_values[:kept], kept_items[:kept], starts
+
+
+@njit(cache=True, nogil=True)
+def descend(
+    left: NDArray[np.float64],
+    indices: NDArray[np.integer],
+    row_ptr: NDArray[np.int64],
+    directions: NDArray[np.integer],
+    unit: float,
+    gains: NDArray[np.float64],
+    row_norm: float,
+    bound: float,
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return what is left of each rating, and each user's coefficients of the directions.
+
+    Ratings are clipped to ``bound``. Round t has the weight ``eta = 2 / (t + 2)``, t from 0: with d what is left of a
+    user's ratings, clipped to norm ``row_norm``, the user's prediction y becomes
+    ``(1 - eta) y + eta gains[t] (d . v_t) v_t``; the columns v_t are ``unit`` times integers.
+    """
+    rounds = gains.size
+    rest = np.empty(left.size)
+    coefficients = np.zeros((row_ptr.size - 1, rounds))
+    for user in range(row_ptr.size - 1):
+        start, stop = row_ptr[user], row_ptr[user + 1]
+        predicted = np.zeros(stop - start)
+        own = coefficients[user]
+        for at in range(start, stop):
+            rest[at] = min(max(left[at], -bound), bound)
+        for step in range(rounds):
+            squares, score = 0.0, 0.0
+            for at in range(start, stop):
+                gap = rest[at] - predicted[at - start]
+                squares += gap * gap
+                score += gap * (unit * directions[indices[at], step])
+            norm = np.sqrt(squares)
+            if norm > row_norm:
+                score *= row_norm / norm
+            eta = 2.0 / (step + 2.0)
+            for before in range(step):
+                own[before] *= 1.0 - eta
+            own[step] = eta * gains[step] * score
+            for at in range(start, stop):
+                move = own[step] * (unit * directions[indices[at], step])
+                predicted[at - start] = (1.0 - eta) * predicted[at - start] + move
+        for at in range(start, stop):
+            rest[at] -= predicted[at - start]
+    return rest, coefficients
+
+
+@njit(cache=True, nogil=True)
+def scale_rows(values: NDArray[np.float64], row_ptr: NDArray[np.int64], length: float, *, by_count: bool) -> None:
+    """Scale each row to norm ``length``, or divide it by the square root of its number of values; rows of 0 stay."""
+    for row in range(row_ptr.size - 1):
+        start, stop = row_ptr[row], row_ptr[row + 1]
+        squares = 0.0
+        for at in range(start, stop):
+            squares += values[at] * values[at]
+        scale = np.sqrt(float(stop - start)) if by_count else np.sqrt(squares) / length
+        if 0.0 < scale < np.inf:
+            for at in range(start, stop):
+                values[at] /= scale

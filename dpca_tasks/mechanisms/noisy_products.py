@@ -33,11 +33,10 @@ from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.privacy.eigensolver import Eigensolver
 from dpca_tasks.queries.augmented_moment import CONSTANT
 from dpca_tasks.queries.base import RowSum
-from dpca_tasks.queries.clipped_product import ClippedProduct
+from dpca_tasks.queries.clipped_product import ClippedProduct, ReplacedProduct
 from dpca_tasks.queries.poisson_sampled import sampled
 from dpca_tasks.queries.recentred_moment import SHIFT_STEP, on_shift_grid
 from dpca_tasks.queries.record_mean import RecordMean
-from dpca_tasks.queries.replaced_product import ReplacedProduct
 from dpca_tasks.queries.rounded_product import DIRECTION_BITS, MomentProduct, on_direction_grid
 from dpca_tasks.threads import one_thread
 

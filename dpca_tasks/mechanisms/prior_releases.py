@@ -23,8 +23,7 @@ from dpca_tasks.mechanisms.base import Mechanism, Plan, PrivacyTarget, Problem, 
 from dpca_tasks.noise.distributions import Laplace, check_tail
 from dpca_tasks.noise.joint import grid_bits
 from dpca_tasks.privacy.curator import Curator
-from dpca_tasks.queries.norm_histogram import NormHistogram, norm_grid
-from dpca_tasks.queries.rejected_records import RejectedRecords
+from dpca_tasks.queries.counts import NormHistogram, RejectedRecords, norm_grid
 
 SHARE, MOST = 1 / 32, 1 / 16
 """The share of epsilon that a step before a mechanism takes, and the largest epsilon that it takes."""

@@ -1,7 +1,7 @@
 """Keyed standard normal and Laplace variates by inversion: variate ``i`` depends only on the key and ``i``.
 
-A magnitude is a quantile of the folded distribution at a keyed uniform ``u`` (`dpca_tasks.noise.keystream`): small ``u``
-give large magnitudes; the sign is a separate bit. The quantiles use ``+ - * / sqrt`` and the bits of a float64,
+A magnitude is a quantile of the folded distribution at a keyed uniform ``u`` of `dpca_tasks.noise.keystream`: a small
+``u`` gives a large magnitude; the sign is a separate bit. The quantiles use ``+ - * / sqrt`` and the bits of a float64,
 compiled without fast-math, mathematical library or fused operations, so a key gives the same bits on every machine.
 
 >>> from dpca_tasks.noise.keystream import subkey

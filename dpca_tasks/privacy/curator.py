@@ -40,12 +40,11 @@ from dpca_tasks.privacy.tiled_noise import NoiseOperator
 from dpca_tasks.queries.augmented_moment import CentredMoment
 from dpca_tasks.queries.base import RowSum
 from dpca_tasks.queries.joint_sum import JointSum
-from dpca_tasks.queries.sampled_passes import SampledPasses
+from dpca_tasks.queries.poisson_sampled import SampledPasses
 from dpca_tasks.queries.second_moment import SecondMoment
 from dpca_tasks.queries.tiled_sum import Tile, TiledSum
 from dpca_tasks.records.blocks import BlockSource
-from dpca_tasks.sites.masks import Masks
-from dpca_tasks.sites.opening import Address, Message, check_room, masked
+from dpca_tasks.sites.masks import Address, Masks, Message, check_room, masked
 from dpca_tasks.sites.roster import Roster
 from dpca_tasks.sites.shares import SHARES, Share
 from dpca_tasks.sums.exact_sum import exact_sum, tile_sum

@@ -44,7 +44,7 @@ from dpca_tasks.errors import StepMismatch, StepTaken
 from dpca_tasks.noise.keystream import SecretKey, subkey
 from dpca_tasks.privacy.request import Asked, Drawn, Request, make_request
 from dpca_tasks.privacy.sensitivities import check_row
-from dpca_tasks.queries.step_secrets import StepSecrets
+from dpca_tasks.queries.base import StepSecrets
 from dpca_tasks.records.blocks import BlockSource
 from dpca_tasks.records.sources import snapshot_content
 

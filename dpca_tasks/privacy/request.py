@@ -20,7 +20,7 @@ from dpca_tasks.noise.joint import MAX_NOISE_STEPS, JointGaussian
 from dpca_tasks.privacy.sensitivities import Named, Stated
 from dpca_tasks.queries.base import RowSum
 from dpca_tasks.queries.joint_sum import JointSum, Part
-from dpca_tasks.queries.sampled_passes import SampledPasses
+from dpca_tasks.queries.poisson_sampled import SampledPasses
 
 
 class Asked(Stated, Protocol):

@@ -16,9 +16,9 @@ from dpca_tasks.kernels.long_records import add_long_products
 from dpca_tasks.kernels.products import add_moment_products
 from dpca_tasks.noise.distributions import Gaussian
 from dpca_tasks.noise.keystream import SecretKey, signed_uniforms
+from dpca_tasks.queries.base import StepSecrets
+from dpca_tasks.queries.poisson_sampled import SampledPasses
 from dpca_tasks.queries.rounded_product import DIRECTION_BITS, MomentProduct
-from dpca_tasks.queries.sampled_passes import SampledPasses
-from dpca_tasks.queries.step_secrets import StepSecrets
 from dpca_tasks.records.blocks import BlockSource, RowBlock
 
 _DRAWS_AT_ONCE = 1 << 16  # noise that stays in the processor's cache

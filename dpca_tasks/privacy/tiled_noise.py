@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from dpca_tasks.noise.distributions import Symmetric
 from dpca_tasks.noise.keystream import SecretKey
-from dpca_tasks.sums.partitions import settle_homes
+from dpca_tasks.sums.partial_sums import settle_homes
 
 if TYPE_CHECKING:
     from distributed import Client, Future

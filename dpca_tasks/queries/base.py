@@ -2,14 +2,15 @@
 
 A query is public. It contains everything that determines the statistic except the rows: the clip norm, the grid, the
 neighbouring relation, public arrays. `map` takes one `RowBlock` and returns its integer total; the class notes prove
-the sensitivity. Totals of blocks add up exactly, so the program itself has the proved sensitivity.
+the sensitivity. Totals of blocks add up exactly, so the program itself has the proved sensitivity. A query gets the
+keys of one step's coins and noise through `RowSum.with_secrets` only.
 """
 
 import dataclasses
 import hashlib
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
@@ -19,9 +20,32 @@ from dpca_tasks.accounting.events import Event
 from dpca_tasks.accounting.relation import Relation
 from dpca_tasks.errors import InvalidInput
 from dpca_tasks.layouts import Layout, unpack_symmetric
-from dpca_tasks.queries.step_secrets import StepSecrets
+from dpca_tasks.noise.keystream import SecretKey
 from dpca_tasks.records.blocks import Block, RowBlock
 from dpca_tasks.records.gridding import RECORDS_VERSION, grid_block
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSecrets:
+    """The secrets of a step that a query may use; no repr and no digest contains them.
+
+    Parameters
+    ----------
+    release_coins : SecretKey
+        The key of coins that all steps of a release share.
+    step_coins : SecretKey
+        The key of coins that are fresh for every step.
+    noise : SecretKey
+        The key of this request's noise.
+    noise_scale : float, grid steps
+        The scale of that noise.
+    """
+
+    release_coins: SecretKey = field(repr=False)
+    step_coins: SecretKey = field(repr=False)
+    noise: SecretKey = field(repr=False)
+    noise_scale: float
+
 
 Norm = Literal["l1", "l2", "nuclear", "scores", "joint"]
 """The norm in which the change of a sum S by one record is bounded. ``scores`` is the length of an interval that
@@ -77,8 +101,8 @@ class RowSum(ABC):
                 f"bits={self.bits} must give a grid of at most 2^{MAX_STEP_BITS} steps in one unit of the output; "
                 f"use at most {MAX_STEP_BITS // max(self.degree, 1)}."
             )
-        for field in dataclasses.fields(self):
-            inner = getattr(self, field.name)
+        for each in dataclasses.fields(self):
+            inner = getattr(self, each.name)
             if isinstance(inner, RowSum) and (differ := [name for name in _SHARED if _differ(self, inner, name)]):
                 raise InvalidInput(
                     f"{self.name} and the {inner.name} in it differ in {', '.join(differ)}; both must have the same "
@@ -149,22 +173,22 @@ class RowSum(ABC):
 
     def public_inputs(self) -> dict[str, NDArray[Any]]:
         """Return the public arrays of the query by field name."""
-        pairs = ((field.name, getattr(self, field.name)) for field in dataclasses.fields(self))
+        pairs = ((each.name, getattr(self, each.name)) for each in dataclasses.fields(self))
         return {name: value for name, value in pairs if isinstance(value, np.ndarray)}
 
     def digest(self) -> bytes:
         """Hash everything that determines the statistic except the rows, with length prefixes against ambiguity."""
         hasher = hashlib.sha256()
         parts: list[tuple[str, str | bytes]] = [("query", self.name), ("version", f"{self.version} {RECORDS_VERSION}")]
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
+        for each in dataclasses.fields(self):
+            value = getattr(self, each.name)
             if isinstance(value, np.ndarray):
-                parts.append((field.name, f"{value.dtype.str}{value.shape}"))
-                parts.append((field.name, np.ascontiguousarray(value).tobytes()))
+                parts.append((each.name, f"{value.dtype.str}{value.shape}"))
+                parts.append((each.name, np.ascontiguousarray(value).tobytes()))
             elif isinstance(value, RowSum):
-                parts.append((field.name, value.digest()))
+                parts.append((each.name, value.digest()))
             else:
-                parts.append((field.name, value.hex() if isinstance(value, float) else repr(value)))
+                parts.append((each.name, value.hex() if isinstance(value, float) else repr(value)))
         for label, content in parts:
             for piece in (label.encode(), content.encode() if isinstance(content, str) else content):
                 hasher.update(len(piece).to_bytes(8, "little"))

@@ -8,8 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpca_tasks.errors import InvalidInput
-from dpca_tasks.kernels.recentred_gridding import shifted_squares
-from dpca_tasks.kernels.record_energies import add_energies, record_squares
+from dpca_tasks.kernels.gridding import add_energies, record_squares, shifted_squares
 from dpca_tasks.layouts import Layout
 from dpca_tasks.queries.base import SQRT_2_UP, Norm, RowSum
 from dpca_tasks.queries.recentred_moment import SHIFT_STEP, ShiftedMoment, relation_around

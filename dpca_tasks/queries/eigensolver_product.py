@@ -7,8 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpca_tasks.errors import InvalidInput
+from dpca_tasks.kernels.gridding import SHIFT_BITS
 from dpca_tasks.kernels.products import add_exact_products
-from dpca_tasks.kernels.recentred_gridding import SHIFT_BITS
 from dpca_tasks.layouts import Layout
 from dpca_tasks.queries.base import Norm, RowSum
 from dpca_tasks.queries.recentred_moment import ShiftedMoment, lifted, lowered, moment_around

@@ -8,11 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpca_tasks.errors import InvalidInput
-from dpca_tasks.kernels.point_moments import add_point_cores, first_row_scores
+from dpca_tasks.kernels.word_moments import add_point_cores, first_row_scores
 from dpca_tasks.layouts import Layout
 from dpca_tasks.queries.base import Norm, RowSum
 from dpca_tasks.queries.rounded_product import DIRECTION_BITS
-from dpca_tasks.queries.word_triples import check_directions
+from dpca_tasks.queries.words import check_directions
 from dpca_tasks.records.blocks import Block, CsrBlock, RowBlock
 from dpca_tasks.records.gridding import as_floats, canonical, grid_block
 

@@ -9,8 +9,7 @@ from numpy.typing import NDArray
 
 from dpca_tasks.errors import InvalidInput
 from dpca_tasks.kernels.held_out_ratings import add_prediction_scores, hidden_ratings
-from dpca_tasks.kernels.rating_descent import descend
-from dpca_tasks.kernels.user_factors import residuals, solve_users
+from dpca_tasks.kernels.user_factors import descend, residuals, solve_users
 from dpca_tasks.layouts import Layout
 from dpca_tasks.queries.joint_sum import JointSum, Part
 from dpca_tasks.queries.ratings import RatingsSum
@@ -41,7 +40,7 @@ class PredictionScores(RatingsSum):
     unobserved : float64 array of shape (rank, rank), optional
         As for `dpca_tasks.queries.item_statistics.ItemStatistics`.
     gains : float64 array of shape (rank,) or (0,)
-        Where users descend instead (`dpca_tasks.kernels.rating_descent.descend`), with their `row_norm`.
+        Where users descend instead (`dpca_tasks.kernels.user_factors.descend`), with their `row_norm`.
     **others
         As for `RatingsSum`; all ratings are used, so `ratings_per_user` and coins have no effect.
 

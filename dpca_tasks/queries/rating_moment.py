@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 
 from dpca_tasks.errors import InvalidInput
 from dpca_tasks.kernels.gridding import grid_records
-from dpca_tasks.kernels.rating_descent import descend, scale_rows
-from dpca_tasks.kernels.user_factors import residuals
+from dpca_tasks.kernels.user_factors import descend, residuals, scale_rows
 from dpca_tasks.layouts import Layout
 from dpca_tasks.queries.base import SQRT_2_UP
 from dpca_tasks.queries.joint_sum import JointSum, Part
@@ -27,7 +26,7 @@ class RatingMoment(RatingsSum):
     r"""The sum of ``x_i x_i^T`` over users, where ``x_i`` holds what is left of user i's chosen ratings.
 
     What is left is the rating without both offsets, clipped to ``rating_bound``, and without the user's prediction by
-    the rounds of the Frank-Wolfe method so far (`dpca_tasks.kernels.rating_descent.descend`), which is computed from
+    the rounds of the Frank-Wolfe method so far (`dpca_tasks.kernels.user_factors.descend`), which is computed from
     all ratings of the user. The row is scaled by the rule ``scaling``, then clipped to norm ``row_norm``.
 
     Parameters

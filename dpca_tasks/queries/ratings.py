@@ -9,12 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpca_tasks.errors import InvalidInput
-from dpca_tasks.kernels.rating_rows import first_rows
-from dpca_tasks.kernels.user_factors import chosen_ratings
+from dpca_tasks.kernels.user_factors import chosen_ratings, first_rows
 from dpca_tasks.noise.keystream import SecretKey, words
-from dpca_tasks.queries.base import RowSum
+from dpca_tasks.queries.base import RowSum, StepSecrets
 from dpca_tasks.queries.joint_sum import JointSum
-from dpca_tasks.queries.step_secrets import StepSecrets
 from dpca_tasks.records.blocks import Block, RowBlock
 from dpca_tasks.records.gridding import as_floats, canonical
 

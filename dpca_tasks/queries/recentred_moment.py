@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from dpca_tasks.accounting.relation import Relation
 from dpca_tasks.errors import InvalidInput
-from dpca_tasks.kernels.recentred_gridding import SHIFT_BITS, grid_shifted_records
+from dpca_tasks.kernels.gridding import SHIFT_BITS, grid_shifted_records
 from dpca_tasks.layouts import Layout
 from dpca_tasks.queries.augmented_moment import extended_rows
 from dpca_tasks.queries.base import Norm, RowSum
@@ -55,7 +55,7 @@ class ShiftedMoment(RowSum):
 
     Notes
     -----
-    Sensitivity. ``Y_u = Z_u P`` has norm at most 1 *as a program*: `dpca_tasks.kernels.recentred_gridding` compares
+    Sensitivity. ``Y_u = Z_u P`` has norm at most 1 *as a program*: `dpca_tasks.kernels.gridding` compares
     integers after all rounding, for each record by itself. S is the sum of ``Y_u^T Y_u``, so its scores move as proved
     for `SecondMoment`: by 1 for add_remove, 2 for replace_one. An emptied record may keep its rows, hence its
     constants, and then adds a multiple of ``m m^T`` of trace at most 1, like another record: 2 for zero_out too.

@@ -44,7 +44,7 @@ class MomentProduct(RowSum):
     Sensitivity. ``||X_u||_F <= 1`` by the grid, ``||Y_u||_F <= 1`` by the clip in integers, so
     ``||X_u^T Y_u||_F <= 1``: the l2 sensitivity is 1 for add_remove and zero_out. For replace_one it is 2 by
     the triangle inequality: the sharper ``sqrt 2`` of the unrounded map does not hold after the scores of records of
-    many rows are rounded; `dpca_tasks.queries.replaced_product` rounds those differently. The proof uses no property of
+    many rows are rounded; `dpca_tasks.queries.clipped_product` rounds those differently. The proof uses no property of
     V. Every ``Y_u`` is a function of that record and V only: exact integer products, an integer rounding rule, and one
     division and square root in a fixed order.
 

@@ -8,8 +8,7 @@ from numpy.typing import NDArray
 
 from dpca_tasks.errors import InvalidInput
 from dpca_tasks.kernels.dense_products import add_dense_outer_products, is_dense
-from dpca_tasks.kernels.outer_packed import add_packed_outer_products, is_packed
-from dpca_tasks.kernels.outer_sparse import add_outer_products
+from dpca_tasks.kernels.outer_products import add_outer_products, add_packed_outer_products, is_packed
 from dpca_tasks.layouts import Layout
 from dpca_tasks.queries.base import SQRT_2_UP, Norm, RowSum
 from dpca_tasks.records.blocks import RowBlock

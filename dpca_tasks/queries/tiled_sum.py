@@ -7,8 +7,8 @@ from typing import Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from dpca_tasks.queries.base import StepSecrets
 from dpca_tasks.queries.joint_sum import JointSum
-from dpca_tasks.queries.step_secrets import StepSecrets
 from dpca_tasks.records.blocks import RowBlock
 
 TILE = 1 << 22

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpca_tasks.errors import Refused, SiteSilent
-from dpca_tasks.sites.opening import Address, Message, open_total
+from dpca_tasks.sites.masks import Address, Message, open_total
 from dpca_tasks.sites.roster import Roster
 
 

@@ -33,7 +33,7 @@ from dpca_tasks.layouts import Layout
 from dpca_tasks.noise.discrete_gaussian import drawable, wide_discrete_gaussians
 from dpca_tasks.noise.keystream import SecretKey, subkey
 from dpca_tasks.noise.symmetric_weights import cube_weights, symmetric_weights
-from dpca_tasks.sites.opening import check_room
+from dpca_tasks.sites.masks import check_room
 from dpca_tasks.sites.roster import Roster
 
 FINEST = 28

@@ -32,10 +32,18 @@ from dpca_tasks.errors import WorkerFailed
 from dpca_tasks.queries.base import RowSum
 from dpca_tasks.queries.tiled_sum import Tile, TiledSum
 from dpca_tasks.records.blocks import BlockSource
-from dpca_tasks.sums.partial_sums import Gridded, Partial, fold, fold_gridded, grid, merge, without_cause
-from dpca_tasks.sums.partitions import cut, first_homes
-from dpca_tasks.sums.prepared_blocks import PreparedBlocks, fold_tile, prepare, prepare_gridded
-from dpca_tasks.sums.resident_rows import Residency
+from dpca_tasks.sums.partial_sums import (
+    Gridded,
+    Partial,
+    cut,
+    first_homes,
+    fold,
+    fold_gridded,
+    grid,
+    merge,
+    without_cause,
+)
+from dpca_tasks.sums.resident_rows import PreparedBlocks, Residency, fold_tile, prepare, prepare_gridded
 from dpca_tasks.threads import one_thread
 
 FAN_IN = 4

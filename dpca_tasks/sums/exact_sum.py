@@ -23,7 +23,7 @@ from dpca_tasks.queries.base import RowSum
 from dpca_tasks.queries.tiled_sum import Tile, TiledSum
 from dpca_tasks.records.blocks import BlockSource
 from dpca_tasks.sums.partial_sums import Partial, fold
-from dpca_tasks.sums.prepared_blocks import PreparedBlocks, fold_tile, prepare
+from dpca_tasks.sums.resident_rows import PreparedBlocks, fold_tile, prepare
 
 if TYPE_CHECKING:
     from distributed import Client

@@ -16,7 +16,7 @@ from storage.backends.private import create_file
 
 @dataclass(frozen=True, slots=True)
 class FileMemory:
-    """A memory in a folder; see `dpca_tasks.sites.secure_sum.context.Memory`."""
+    """A memory in a folder; see `dpca_tasks.sites.secure_sum.participants.Memory`."""
 
     folder: Path
 

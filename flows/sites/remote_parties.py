@@ -16,7 +16,7 @@ from dpca_tasks.errors import Refused, SiteSilent
 from dpca_tasks.mechanisms.base import Plan
 from dpca_tasks.mechanisms.sites.joint_plan import NoisedPart
 from dpca_tasks.queries.base import RowSum
-from dpca_tasks.sites.opening import Address, Message
+from dpca_tasks.sites.masks import Address, Message
 from dpca_tasks.sites.roster import Roster
 from dpca_tasks.sites.rounds import Opened, open_round
 from dpca_tasks.sites.secure_sum.attempt import Line, open_sum

@@ -14,12 +14,10 @@ from numpy.typing import NDArray
 
 from dpca_tasks.errors import Refused
 from dpca_tasks.queries.base import RowSum
-from dpca_tasks.sites.masks import Masks
-from dpca_tasks.sites.opening import Address
+from dpca_tasks.sites.masks import Address, Masks
 from dpca_tasks.sites.roster import Roster
-from dpca_tasks.sites.secure_sum.context import Context, next_attempt
-from dpca_tasks.sites.secure_sum.machine import SiteMachine
-from dpca_tasks.sites.secure_sum.participants import Participants
+from dpca_tasks.sites.secure_sum.attempt import SiteMachine
+from dpca_tasks.sites.secure_sum.participants import Context, Participants, next_attempt
 from dpca_tasks.sites.secure_sum.roster import Begin
 from dpca_tasks.sites.secure_sum.session import SiteSession
 from dpca_tasks.sites.secure_sum.wire import Scene

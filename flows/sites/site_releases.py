@@ -18,8 +18,7 @@ from dpca_tasks.errors import InvalidInput, Refused, StepMismatch
 from dpca_tasks.mechanisms.sites.joint_plan import SeparateSums
 from dpca_tasks.privacy.curator import Curator, Site
 from dpca_tasks.queries.base import RowSum
-from dpca_tasks.sites.masks import Masks
-from dpca_tasks.sites.opening import Address, Message
+from dpca_tasks.sites.masks import Address, Masks, Message
 from dpca_tasks.sites.roster import Roster
 from flows.families.base import rows_by_policy
 from flows.releases.site_plans import check_model

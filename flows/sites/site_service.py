@@ -31,8 +31,7 @@ from dpca_tasks.errors import Refused, SiteSilent
 from dpca_tasks.mechanisms.sites.joint_plan import SharedSum
 from dpca_tasks.noise.keystream import SecretKey
 from dpca_tasks.queries.base import RowSum
-from dpca_tasks.sites.masks import MaskSeeds
-from dpca_tasks.sites.opening import Address
+from dpca_tasks.sites.masks import Address, MaskSeeds
 from dpca_tasks.sites.roster import Roster
 from flows.clusters.connecting import check_address, connect, open_cluster
 from flows.parties.calling import Caller

@@ -34,8 +34,7 @@ from dpca_tasks.queries.base import RowSum
 from dpca_tasks.queries.point_triples import PointTriples
 from dpca_tasks.queries.rounded_product import DIRECTION_BITS
 from dpca_tasks.queries.second_moment import SecondMoment
-from dpca_tasks.queries.word_pairs import WordPairs
-from dpca_tasks.queries.word_triples import WordTriples
+from dpca_tasks.queries.words import WordPairs, WordTriples
 from dpca_tasks.records.sources import ArrayBlocks
 from papers.lib.experiments import Matrix
 

@@ -21,8 +21,7 @@ from dpca_tasks.privacy.curator import Curator, Site
 from dpca_tasks.privacy.gate import Gate, InMemoryReservation
 from dpca_tasks.queries.second_moment import SecondMoment
 from dpca_tasks.records.sources import ArrayBlocks
-from dpca_tasks.sites.masks import MaskSeeds, deal_masks
-from dpca_tasks.sites.opening import Address, open_total
+from dpca_tasks.sites.masks import Address, MaskSeeds, deal_masks, open_total
 from dpca_tasks.sites.shares import Share
 from tests.dpca_tasks.sites.rosters import roster_of
 

@@ -23,11 +23,10 @@ from dpca_tasks.noise.distributions import Gaussian, Symmetric
 from dpca_tasks.privacy import sensitivities
 from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.privacy.gate import InMemoryReservation
-from dpca_tasks.queries import word_triples
+from dpca_tasks.queries import words
 from dpca_tasks.queries.point_triples import PointTriples
 from dpca_tasks.queries.second_moment import SecondMoment
-from dpca_tasks.queries.word_pairs import WordPairs
-from dpca_tasks.queries.word_triples import WordTriples
+from dpca_tasks.queries.words import WordPairs, WordTriples
 from dpca_tasks.records.sources import ArrayBlocks
 from dpca_tasks.sites.shares import CubeShare, SymmetricShare
 from dpca_tasks.sums.exact_sum import exact_sum
@@ -135,7 +134,7 @@ def test_noise_after_whitening_is_found(monkeypatch):
     def whitened(counts, words, row_ptr, directions, steps, bound, total):
         real(counts, words, row_ptr, 2.0 * directions, steps, 1 << 62, total)
 
-    monkeypatch.setattr(word_triples, "add_word_cores", whitened)
+    monkeypatch.setattr(words, "add_word_cores", whitened)
     assert told_mu(monkeypatch, "topics", "zero_out") > 1.5 * mu_of(epsilon=TARGET.epsilon, delta=TARGET.delta)
 
 

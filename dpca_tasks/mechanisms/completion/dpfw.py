@@ -71,7 +71,7 @@ class Dpfw:
     The method keeps the prediction of a user as a row of the whole matrix, at that user's side. All that a user needs
     for that row are the public directions and the eigenvalues of the rounds, and the user's own ratings: the row is
     ``c V^T`` with the directions as columns of V, and the coefficients c follow by the recursion of
-    `dpca_tasks.kernels.rating_descent.descend`, in training and at prediction alike.
+    `dpca_tasks.kernels.user_factors.descend`, in training and at prediction alike.
 
     Noise is isometric with either calibration; the published draw has ``sqrt 2`` more off the diagonal.
 

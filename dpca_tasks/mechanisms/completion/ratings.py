@@ -13,8 +13,7 @@ from dpca_tasks.errors import InvalidInput
 from dpca_tasks.mechanisms.base import PrivacyTarget, Terms
 from dpca_tasks.noise.joint import JointGaussian, grid_bits
 from dpca_tasks.privacy.curator import Curator
-from dpca_tasks.queries.item_totals import ItemTotals
-from dpca_tasks.queries.user_means import UserMeans
+from dpca_tasks.queries.rating_means import ItemTotals, UserMeans
 
 COUNT_SHARE, NUMBER_SHARE = 0.25, 0.25
 FINEST_TOTALS = 16

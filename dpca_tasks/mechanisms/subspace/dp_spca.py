@@ -38,8 +38,7 @@ from dpca_tasks.mechanisms.noisy_products import (
 )
 from dpca_tasks.noise.distributions import Gaussian
 from dpca_tasks.privacy.curator import Curator
-from dpca_tasks.queries.poisson_sampled import sampled
-from dpca_tasks.queries.sampled_passes import SampledPasses
+from dpca_tasks.queries.poisson_sampled import SampledPasses, sampled
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,8 +34,7 @@ from dpca_tasks.queries.base import RowSum
 from dpca_tasks.queries.point_triples import PointTriples
 from dpca_tasks.queries.rounded_product import DIRECTION_BITS, on_direction_grid
 from dpca_tasks.queries.second_moment import SecondMoment
-from dpca_tasks.queries.word_pairs import WordPairs
-from dpca_tasks.queries.word_triples import WordTriples
+from dpca_tasks.queries.words import WordPairs, WordTriples
 
 LARGEST = 1 << 27
 """Coordinates of a second moment: they are held in memory, 8 bytes each."""

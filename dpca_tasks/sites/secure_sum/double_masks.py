@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from dpca_tasks.errors import InvalidInput
 from dpca_tasks.noise.keystream import WORDS_PER_TILE, SecretKey, subkey, words
-from dpca_tasks.sites.opening import Address
+from dpca_tasks.sites.masks import Address
 from dpca_tasks.sites.roster import Roster
 from dpca_tasks.sites.secure_sum.wire import Scene
 

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from dpca_tasks.errors import MessageRefused, SiteSilent
 from dpca_tasks.sites.secure_sum.agreements import PublicKeys
-from dpca_tasks.sites.secure_sum.context import opened_key
 from dpca_tasks.sites.secure_sum.opening import ServerSignatures, SharesOf, SignedSenders, SiteOpening
+from dpca_tasks.sites.secure_sum.participants import opened_key
 from dpca_tasks.sites.secure_sum.session import ServerPhase, SitePhase
 from dpca_tasks.sites.secure_sum.wire import Reader, Received, Scene, Telegram, encode, write_places
 

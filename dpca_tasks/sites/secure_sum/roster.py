@@ -9,16 +9,16 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 from dpca_tasks.errors import InvalidInput, MessageRefused
-from dpca_tasks.sites.opening import Address
+from dpca_tasks.sites.masks import Address
 from dpca_tasks.sites.secure_sum.agreements import Pairing, PublicKeys, commit
-from dpca_tasks.sites.secure_sum.context import (
+from dpca_tasks.sites.secure_sum.keys import Keys, SiteKeys
+from dpca_tasks.sites.secure_sum.participants import (
     DIGEST_BYTES,
     LONGEST_SESSION,
     Context,
     attempt_key,
     opened_key,
 )
-from dpca_tasks.sites.secure_sum.keys import Keys, SiteKeys
 from dpca_tasks.sites.secure_sum.session import SitePhase
 from dpca_tasks.sites.secure_sum.wire import HEAD_BYTES, Reader, Received, Scene, Telegram, encode
 

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from dpca_tasks.errors import InvalidInput, MessageRefused, SiteSilent
 from dpca_tasks.noise.keystream import SecretKey
 from dpca_tasks.sites.masks import Masks
-from dpca_tasks.sites.secure_sum.context import Memory
-from dpca_tasks.sites.secure_sum.participants import Identity
+from dpca_tasks.sites.secure_sum.participants import Identity, Memory
 from dpca_tasks.sites.secure_sum.shamir import Entropy
 from dpca_tasks.sites.secure_sum.wire import Received, Scene, Telegram, decode, encode, longest_frame
 

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 from dpca_tasks.errors import MessageRefused
-from dpca_tasks.sites.secure_sum.context import Context
-from dpca_tasks.sites.secure_sum.participants import SIGNATURE_BYTES, Identity, Participants
+from dpca_tasks.sites.secure_sum.participants import SIGNATURE_BYTES, Context, Identity, Participants
 
 MAGIC = b"dpca"
 VERSION = 1

@@ -17,7 +17,7 @@ from dpca_tasks.mechanisms.tensors.tensor_releases import TensorProblem, TensorR
 from dpca_tasks.noise.distributions import NoiseDistribution
 from dpca_tasks.privacy.gate import InMemoryReservation
 from dpca_tasks.queries.point_triples import PointTriples
-from dpca_tasks.queries.word_triples import WordTriples
+from dpca_tasks.queries.words import WordTriples
 from dpca_tasks.records.sources import ArrayBlocks
 
 COLUMNS, RECORDS, RUNS = 60, 10_000, 6

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from scipy import sparse
 
-from dpca_tasks.kernels import dense_products, outer_packed, outer_sparse, panels, products
+from dpca_tasks.kernels import dense_products, outer_products, panels, products
 from dpca_tasks.kernels.long_records import add_long_products
 from dpca_tasks.queries.rounded_product import UNLIMITED
 from dpca_tasks.queries.second_moment import SecondMoment
@@ -41,15 +41,15 @@ def packed(matrix):
     return matrix[np.triu_indices(matrix.shape[0])]
 
 
-def outer_products(kernel, rows):
+def summed_products(kernel, rows):
     total = np.zeros(rows.shape[1] * (rows.shape[1] + 1) // 2, np.int64)
     kernel(*compressed(rows), rows.shape[1], total)
     return total
 
 
 OUTER: tuple[Any, ...] = (
-    outer_sparse.add_outer_products,
-    outer_sparse.add_by_strips,
+    outer_products.add_outer_products,
+    outer_products.add_by_strips,
     dense_products.add_dense_outer_products,
 )
 PACKED = 1 << 14  # the largest entry of the finest grid
@@ -59,16 +59,16 @@ PACKED = 1 << 14  # the largest entry of the finest grid
 @settings(max_examples=60, deadline=None)
 @given(rows=gridded_rows())
 def test_outer_products_are_those_of_integers(kernel, rows):
-    np.testing.assert_array_equal(outer_products(kernel, rows), packed(rows.T @ rows))
+    np.testing.assert_array_equal(summed_products(kernel, rows), packed(rows.T @ rows))
 
 
-@pytest.mark.parametrize("n_features", [1, 2, 5, 255, 256, 257, 600, outer_sparse.WIDE, outer_sparse.WIDE + 3])
+@pytest.mark.parametrize("n_features", [1, 2, 5, 255, 256, 257, 600, outer_products.WIDE, outer_products.WIDE + 3])
 def test_full_rows_of_any_width_give_the_same_bits(n_features):
     """Widths on both sides of a panel, of the four rows that the loop takes at once, and of strips."""
     rows = np.random.default_rng(n_features).integers(-LARGEST, LARGEST + 1, (7, n_features))
     expected = packed(rows.T @ rows)
     for kernel in OUTER:
-        np.testing.assert_array_equal(outer_products(kernel, rows), expected)
+        np.testing.assert_array_equal(summed_products(kernel, rows), expected)
 
 
 def test_more_values_than_are_put_in_order_at_a_time_add_up():
@@ -77,9 +77,9 @@ def test_more_values_than_are_put_in_order_at_a_time_add_up():
     n_rows, n_features = 16_000, 260
     rows = rng.integers(-LARGEST, LARGEST + 1, (n_rows, n_features)).astype(np.int32)
     rows[np.arange(n_rows) % 7 > 1] = 0
-    assert np.count_nonzero(rows) > outer_sparse.SORTED
-    by_rows = outer_products(outer_sparse.add_by_rows, rows)
-    np.testing.assert_array_equal(outer_products(outer_sparse.add_by_strips, rows), by_rows)
+    assert np.count_nonzero(rows) > outer_products.SORTED
+    by_rows = summed_products(outer_products.add_by_rows, rows)
+    np.testing.assert_array_equal(summed_products(outer_products.add_by_strips, rows), by_rows)
 
 
 def test_kernels_add_to_what_is_there():
@@ -93,7 +93,7 @@ def test_kernels_add_to_what_is_there():
 @settings(max_examples=60, deadline=None)
 @given(rows=gridded_rows(n_features=37, largest=PACKED, max_rows=40))
 def test_products_of_packed_rows_are_those_of_integers(rows):
-    found = outer_products(outer_packed.add_packed_outer_products, rows)
+    found = summed_products(outer_products.add_packed_outer_products, rows)
     np.testing.assert_array_equal(found, packed(rows.T @ rows))
 
 
@@ -102,22 +102,22 @@ def test_products_of_packed_rows_are_those_of_integers(rows):
 def test_packed_rows_of_any_width_give_the_same_bits(n_features, density):
     rng = np.random.default_rng(n_features)
     rows = rng.integers(-PACKED, PACKED + 1, (43, n_features)) * (rng.random((43, n_features)) < density)
-    found = outer_products(outer_packed.add_packed_outer_products, rows)
+    found = summed_products(outer_products.add_packed_outer_products, rows)
     np.testing.assert_array_equal(found, packed(rows.T @ rows))
 
 
-@pytest.mark.parametrize("largest", [PACKED, outer_packed.LARGE + 1, outer_packed.LARGE, 3000, 2047])
+@pytest.mark.parametrize("largest", [PACKED, outer_products.LARGE + 1, outer_products.LARGE, 3000, 2047])
 @pytest.mark.parametrize("every", [1, 7, 16])
 def test_sums_of_packed_rows_leave_before_they_overflow(largest, every):
     """A thousand rows, of which some or all have an entry so large; all pull the sums the same way."""
     rows = np.ones((1000, 20), np.int64)
     rows[::every, 3:5] = largest
     rows[::every, 7] = -largest
-    found = outer_products(outer_packed.add_packed_outer_products, rows)
+    found = summed_products(outer_products.add_packed_outer_products, rows)
     np.testing.assert_array_equal(found, packed(rows.T @ rows))
 
 
-@pytest.mark.parametrize("add_others", [outer_sparse.add_outer_products, dense_products.add_dense_outer_products])
+@pytest.mark.parametrize("add_others", [outer_products.add_outer_products, dense_products.add_dense_outer_products])
 @pytest.mark.parametrize("every", [1, 3])
 def test_rows_with_a_large_entry_are_left_to_another_product(add_others, every):
     rows = np.random.default_rng(3).integers(-9, 10, (50, 20))
@@ -125,7 +125,7 @@ def test_rows_with_a_large_entry_are_left_to_another_product(add_others, every):
     rows[11] = 0
     total = np.zeros(20 * 21 // 2, np.int64)
     values, indices, row_ptr = compressed(rows)
-    outer_packed.add_packed_outer_products(values, indices, row_ptr, 20, total, add_others)
+    outer_products.add_packed_outer_products(values, indices, row_ptr, 20, total, add_others)
     np.testing.assert_array_equal(total, packed(rows.T @ rows))
 
 
@@ -133,7 +133,7 @@ def test_packed_rows_add_to_what_is_there():
     rows = np.arange(12).reshape(3, 4)
     total = np.full(10, 5)
     values, indices, row_ptr = compressed(rows)
-    outer_packed.add_packed_outer_products(values, indices, row_ptr, 4, total)
+    outer_products.add_packed_outer_products(values, indices, row_ptr, 4, total)
     np.testing.assert_array_equal(total, packed(rows.T @ rows) + 5)
 
 
@@ -143,7 +143,7 @@ def test_packed_rows_give_the_same_bits_on_a_processor_that_multiplies_no_pairs(
 import numpy as np
 from scipy import sparse
 from dpca_tasks.kernels.int16_pairs import MULTIPLIES_PAIRS
-from dpca_tasks.kernels.outer_packed import add_packed_outer_products, is_packed
+from dpca_tasks.kernels.outer_products import add_packed_outer_products, is_packed
 assert not MULTIPLIES_PAIRS and not is_packed(1.0, 500)
 rows = np.random.default_rng(0).integers(-(2**14), 2**14 + 1, (43, 33))
 matrix = sparse.csr_array(rows)
@@ -159,7 +159,7 @@ np.testing.assert_array_equal(total, (rows.T @ rows)[np.triu_indices(33)])
 def test_strips_of_the_dense_kernels_add_up(monkeypatch):
     rows = np.random.default_rng(2).integers(-LARGEST, LARGEST + 1, (50, FEATURES))
     monkeypatch.setattr(dense_products, "CELLS", 7 * FEATURES)
-    np.testing.assert_array_equal(outer_products(dense_products.add_dense_outer_products, rows), packed(rows.T @ rows))
+    np.testing.assert_array_equal(summed_products(dense_products.add_dense_outer_products, rows), packed(rows.T @ rows))
     directions = on_grid(np.random.default_rng(3), FEATURES, 3, 24)
     sizes = [1, 20, 0, 3, 7, 2, 17]
     expected = expected_products(rows, sizes, directions, 24)
@@ -333,10 +333,10 @@ def test_only_a_declared_density_chooses_blas(density, chosen):
     ],
 )
 def test_only_declared_and_public_facts_choose_packed_rows(density, n_features, chosen, monkeypatch):
-    monkeypatch.setattr(outer_packed, "MULTIPLIES_PAIRS", True)
-    assert outer_packed.is_packed(density, n_features) is chosen
-    monkeypatch.setattr(outer_packed, "MULTIPLIES_PAIRS", False)
-    assert not outer_packed.is_packed(density, n_features)
+    monkeypatch.setattr(outer_products, "MULTIPLIES_PAIRS", True)
+    assert outer_products.is_packed(density, n_features) is chosen
+    monkeypatch.setattr(outer_products, "MULTIPLIES_PAIRS", False)
+    assert not outer_products.is_packed(density, n_features)
 
 
 @pytest.mark.parametrize("bits", [11, 12, 14])

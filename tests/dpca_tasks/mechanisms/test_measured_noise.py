@@ -35,9 +35,8 @@ from dpca_tasks.privacy.gate import InMemoryReservation
 from dpca_tasks.privacy.noised_directions import ProposedGap, SmoothNoise
 from dpca_tasks.queries.locally_noised import LocallyNoised
 from dpca_tasks.queries.operator_product import DIRECTION_BITS
-from dpca_tasks.queries.poisson_sampled import PoissonSampled, sampled
+from dpca_tasks.queries.poisson_sampled import PoissonSampled, SampledPasses, sampled
 from dpca_tasks.queries.rounded_product import MomentProduct, on_direction_grid
-from dpca_tasks.queries.sampled_passes import SampledPasses
 from dpca_tasks.records.sources import ArrayBlocks
 from dpca_tasks.sums.exact_sum import exact_sum
 from flows.families.table import FAMILIES

@@ -79,8 +79,8 @@ def test_a_scale_that_does_not_fit_is_refused(squared_scale):
         draws(1, squared_scale)
 
 
-KEY = subkey(bytes(32), label="noise", info=b"wide")
-FALSE_ALARM = 1e-3
+WIDE_KEY = subkey(bytes(32), label="noise", info=b"wide")
+WIDE_FALSE_ALARM = 1e-3
 
 
 def mass(squared_scale, points):
@@ -111,19 +111,19 @@ def test_a_coarse_and_a_fine_draw_are_the_discrete_gaussian_of_their_sum(coarse,
 def test_draws_beyond_one_draw_have_the_variance_and_reach_every_integer(asked, part, parts):
     widest = WIDEST[parts] - WIDEST[parts] % (parts * 2**20)
     squared_scale = drawable(asked or widest, parts=parts)
-    drawn = wide_discrete_gaussians(KEY, size=100_000, squared_scale=squared_scale, part=part, parts=parts)
+    drawn = wide_discrete_gaussians(WIDE_KEY, size=100_000, squared_scale=squared_scale, part=part, parts=parts)
     std = np.sqrt(squared_scale / part)
     edges = stats.norm.ppf(np.linspace(0, 1, 101)[1:-1], scale=std)
     counts = np.bincount(np.searchsorted(edges, drawn), minlength=100)
-    assert stats.chisquare(counts).pvalue > FALSE_ALARM / 30
-    assert stats.chisquare(np.bincount(drawn % 16, minlength=16)).pvalue > FALSE_ALARM / 30
+    assert stats.chisquare(counts).pvalue > WIDE_FALSE_ALARM / 30
+    assert stats.chisquare(np.bincount(drawn % 16, minlength=16)).pvalue > WIDE_FALSE_ALARM / 30
 
 
 def test_up_to_the_arithmetic_of_one_draw_it_is_one_draw():
-    alone = discrete_gaussians(KEY, start=0, stop=100, squared_scale=50)
-    np.testing.assert_array_equal(wide_discrete_gaussians(KEY, size=100, squared_scale=50), alone)
+    alone = discrete_gaussians(WIDE_KEY, start=0, stop=100, squared_scale=50)
+    np.testing.assert_array_equal(wide_discrete_gaussians(WIDE_KEY, size=100, squared_scale=50), alone)
     for part, parts in ((2, 2), (3, 6), (6, 6)):
-        drawn = wide_discrete_gaussians(KEY, size=100, squared_scale=50 * part, part=part, parts=parts)
+        drawn = wide_discrete_gaussians(WIDE_KEY, size=100, squared_scale=50 * part, part=part, parts=parts)
         np.testing.assert_array_equal(drawn, alone)
 
 
@@ -143,4 +143,4 @@ def test_a_scale_beyond_every_draw_is_refused(squared_scale):
     with pytest.raises(InvalidInput, match="coarser grid"):
         drawable(squared_scale)
     with pytest.raises(InvalidInput, match="is not drawable; use"):
-        wide_discrete_gaussians(KEY, size=1, squared_scale=LARGEST + 1)
+        wide_discrete_gaussians(WIDE_KEY, size=1, squared_scale=LARGEST + 1)

@@ -112,7 +112,6 @@ def test_a_key_has_32_bytes(length: int) -> None:
         subkey(bytes(length), label="noise", info=b"")
 
 
-KEY = SecretKey(bytes(range(32)))
 EDGES = [0, 1, 7, 8, WORDS_PER_TILE - 1, WORDS_PER_TILE, WORDS_PER_TILE << 32, (WORDS_PER_TILE << 32) - 1, 2**60]
 
 
@@ -131,7 +130,7 @@ def test_words_at_the_edges_of_blocks_tiles_and_counters_are_those_of_the_stream
     np.testing.assert_array_equal(words_at(KEY, stream=3, places=np.array(EDGES)), np.array(expected, np.uint64))
 
 
-KEY = subkey(bytes(32), label="test", info=b"uniform")
+UNIFORM_KEY = subkey(bytes(32), label="test", info=b"uniform")
 
 
 def from_bits(bits: int) -> tuple[float, float]:
@@ -157,26 +156,26 @@ def test_a_uniform_is_never_zero_nor_above_one() -> None:
 
 def test_uniforms_are_the_words_of_three_streams() -> None:
     start, stop = 12_345, 45_678
-    uniforms, signs = signed_uniforms(KEY, start=start, stop=stop)
-    high = words(KEY, stream=0, start=start, stop=stop)
+    uniforms, signs = signed_uniforms(UNIFORM_KEY, start=start, stop=stop)
+    high = words(UNIFORM_KEY, stream=0, start=start, stop=stop)
     np.testing.assert_array_equal(signs, np.where(high % 2, -1.0, 1.0))
     np.testing.assert_allclose(uniforms, (high >> np.uint64(1)) * 2.0**-63, rtol=0, atol=2.0**-62)
     small = int(np.argmin(uniforms))
-    bits = [int(words(KEY, stream=stream, start=start, stop=stop)[small]) for stream in range(3)]
+    bits = [int(words(UNIFORM_KEY, stream=stream, start=start, stop=stop)[small]) for stream in range(3)]
     assert uniforms[small] < 2.0**-10
     assert uniforms[small] == pytest.approx(((bits[0] >> 1) << 128 | bits[1] << 64 | bits[2]) * 2.0**-191, rel=2.0**-52)
 
 
 @given(st.floats(min_value=2.0**-64, max_value=1))
 def test_a_coin_compares_one_word_with_the_rate_rounded_down(rate: float) -> None:
-    made = coins(KEY, start=100, stop=300, rate=rate)
+    made = coins(UNIFORM_KEY, start=100, stop=300, rate=rate)
     threshold = math.floor(Fraction(rate) * 2**64)
-    expected = [word < threshold for word in words(KEY, stream=0, start=100, stop=300).tolist()]
+    expected = [word < threshold for word in words(UNIFORM_KEY, stream=0, start=100, stop=300).tolist()]
     assert made.tolist() == expected
 
 
 def test_a_lower_rate_samples_a_subset() -> None:
-    low, high = (coins(KEY, start=0, stop=100_000, rate=rate) for rate in (0.1, 0.3))
+    low, high = (coins(UNIFORM_KEY, start=0, stop=100_000, rate=rate) for rate in (0.1, 0.3))
     assert not (low & ~high).any()
     # Fixed key; a fair draw is out of these bounds with probability below 1e-6.
     assert abs(low.mean() - 0.1) < 0.005
@@ -186,4 +185,4 @@ def test_a_lower_rate_samples_a_subset() -> None:
 @pytest.mark.parametrize("rate", [0.0, 2.0**-65, -0.5, 1.0000001, math.nan, math.inf])
 def test_a_rate_that_is_no_probability_is_refused(rate: float) -> None:
     with pytest.raises(InvalidInput, match="rate="):
-        coins(KEY, start=0, stop=1, rate=rate)
+        coins(UNIFORM_KEY, start=0, stop=1, rate=rate)

@@ -18,10 +18,9 @@ from dpca_tasks.privacy.gate import Arrays, InMemoryReservation
 from dpca_tasks.privacy.noised_directions import SmoothNoise
 from dpca_tasks.queries.locally_noised import LocallyNoised
 from dpca_tasks.queries.operator_product import UnroundedProduct
-from dpca_tasks.queries.poisson_sampled import sampled
+from dpca_tasks.queries.poisson_sampled import SampledPasses, sampled
 from dpca_tasks.queries.recentred_moment import ShiftedMoment
 from dpca_tasks.queries.rounded_product import MomentProduct, on_direction_grid
-from dpca_tasks.queries.sampled_passes import SampledPasses
 from dpca_tasks.queries.second_moment import SecondMoment
 from dpca_tasks.records.sources import ArrayBlocks, NormalisedBlocks
 

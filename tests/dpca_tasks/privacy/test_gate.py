@@ -19,11 +19,11 @@ from dpca_tasks.privacy import gate
 from dpca_tasks.privacy.curator import Curator, DisclosingCurator
 from dpca_tasks.privacy.gate import InMemoryReservation
 from dpca_tasks.privacy.request import part_scales_in_steps, scale_in_steps
+from dpca_tasks.queries.base import StepSecrets
 from dpca_tasks.queries.locally_noised import LocallyNoised
 from dpca_tasks.queries.poisson_sampled import PoissonSampled
 from dpca_tasks.queries.rounded_product import MomentProduct
 from dpca_tasks.queries.second_moment import SecondMoment
-from dpca_tasks.queries.step_secrets import StepSecrets
 from dpca_tasks.records.sources import ArrayBlocks
 from tests.dpca_tasks.queries.rating_queries import ITEMS, averages, statistics, totals
 

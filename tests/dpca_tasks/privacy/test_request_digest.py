@@ -25,17 +25,15 @@ from dpca_tasks.privacy.gate import InMemoryReservation
 from dpca_tasks.privacy.noised_directions import PerturbationMechanism, ProposedGap, SmoothNoise
 from dpca_tasks.queries.augmented_moment import CentredMoment
 from dpca_tasks.queries.base import RowSum
-from dpca_tasks.queries.clipped_product import ClippedProduct
+from dpca_tasks.queries.clipped_product import ClippedProduct, ReplacedProduct
+from dpca_tasks.queries.counts import NormHistogram
 from dpca_tasks.queries.eigensolver_product import ExactProduct
 from dpca_tasks.queries.locally_noised import LocallyNoised
-from dpca_tasks.queries.norm_histogram import NormHistogram
 from dpca_tasks.queries.operator_product import UnroundedProduct
-from dpca_tasks.queries.poisson_sampled import PoissonSampled
+from dpca_tasks.queries.poisson_sampled import PoissonSampled, SampledPasses
 from dpca_tasks.queries.recentred_moment import ShiftedMoment
 from dpca_tasks.queries.record_mean import RecordMean
-from dpca_tasks.queries.replaced_product import ReplacedProduct
 from dpca_tasks.queries.rounded_product import MomentProduct
-from dpca_tasks.queries.sampled_passes import SampledPasses
 from dpca_tasks.queries.second_moment import SecondMoment
 from dpca_tasks.records.sources import ArrayBlocks
 from dpca_tasks.sites.shares import Share

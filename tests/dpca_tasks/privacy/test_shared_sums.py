@@ -13,17 +13,14 @@ from dpca_tasks.noise.distributions import Symmetric
 from dpca_tasks.privacy.curator import Curator, Site
 from dpca_tasks.privacy.gate import Gate, InMemoryReservation
 from dpca_tasks.queries.augmented_moment import CentredMoment
-from dpca_tasks.queries.norm_histogram import NormHistogram
+from dpca_tasks.queries.counts import NormHistogram
 from dpca_tasks.queries.rounded_product import MomentProduct
 from dpca_tasks.queries.second_moment import SecondMoment
 from dpca_tasks.records.sources import ArrayBlocks
-from dpca_tasks.sites.masks import deal_masks
-from dpca_tasks.sites.opening import Address, open_total
+from dpca_tasks.sites.masks import Address, deal_masks, open_total
 from dpca_tasks.sites.rounds import open_round
-from dpca_tasks.sites.secure_sum.attempt import open_sum
-from dpca_tasks.sites.secure_sum.context import Context
-from dpca_tasks.sites.secure_sum.machine import SiteMachine
-from dpca_tasks.sites.secure_sum.participants import Participants
+from dpca_tasks.sites.secure_sum.attempt import SiteMachine, open_sum
+from dpca_tasks.sites.secure_sum.participants import Context, Participants
 from dpca_tasks.sites.secure_sum.session import SiteSession
 from dpca_tasks.sites.secure_sum.wire import Scene
 from dpca_tasks.sites.shares import SymmetricShare

@@ -11,20 +11,17 @@ from dpca_tasks.noise.keystream import subkey
 from dpca_tasks.privacy import sensitivities
 from dpca_tasks.queries.augmented_moment import CentredMoment
 from dpca_tasks.queries.captured_energies import CapturedEnergies
-from dpca_tasks.queries.clipped_product import ClippedProduct
+from dpca_tasks.queries.clipped_product import ClippedProduct, ReplacedProduct
+from dpca_tasks.queries.counts import NormHistogram, RejectedRecords
 from dpca_tasks.queries.locally_noised import LocallyNoised
-from dpca_tasks.queries.norm_histogram import NormHistogram
 from dpca_tasks.queries.point_triples import PointTriples
 from dpca_tasks.queries.poisson_sampled import PoissonSampled, sampled
 from dpca_tasks.queries.recentred_moment import ShiftedMoment, on_shift_grid
 from dpca_tasks.queries.record_mean import RecordMean
-from dpca_tasks.queries.rejected_records import RejectedRecords
-from dpca_tasks.queries.replaced_product import ReplacedProduct
 from dpca_tasks.queries.rounded_product import MomentProduct, on_direction_grid
 from dpca_tasks.queries.second_moment import SecondMoment
 from dpca_tasks.queries.streamed_moment import StreamedMoment
-from dpca_tasks.queries.word_pairs import WordPairs
-from dpca_tasks.queries.word_triples import WordTriples
+from dpca_tasks.queries.words import WordPairs, WordTriples
 
 D = 4
 RELATIONS = ("add_remove", "zero_out", "replace_one")

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from dpca_tasks.errors import InvalidInput
-from dpca_tasks.queries.clipped_product import ClippedProduct, replaced_bound
-from dpca_tasks.queries.replaced_product import ReplacedProduct
+from dpca_tasks.queries.clipped_product import ClippedProduct, ReplacedProduct, replaced_bound
 from dpca_tasks.queries.rounded_product import on_direction_grid
 from dpca_tasks.records.sources import ArrayBlocks
 from dpca_tasks.sums.exact_sum import exact_sum

@@ -16,7 +16,7 @@ from dpca_tasks.noise.keystream import subkey
 from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.privacy.gate import InMemoryReservation
 from dpca_tasks.queries.augmented_moment import CONSTANT, CentredMoment
-from dpca_tasks.queries.norm_histogram import NormHistogram, norm_grid
+from dpca_tasks.queries.counts import NormHistogram, norm_grid
 from dpca_tasks.queries.poisson_sampled import PoissonSampled, sampled
 from dpca_tasks.queries.record_mean import RecordMean
 from dpca_tasks.queries.second_moment import SecondMoment

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from dpca_tasks.errors import InvalidInput
-from dpca_tasks.kernels.recentred_gridding import SHIFT_BITS
+from dpca_tasks.kernels.gridding import SHIFT_BITS
 from dpca_tasks.layouts import unpack_symmetric
 from dpca_tasks.queries.eigensolver_product import BITS, DIRECTION_BITS, ExactProduct, on_direction_grid
 from dpca_tasks.queries.recentred_moment import ShiftedMoment, lifted, moment_around, on_shift_grid

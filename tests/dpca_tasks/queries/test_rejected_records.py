@@ -13,7 +13,7 @@ from dpca_tasks.mechanisms.subspace.analyze_gauss import AnalyzeGauss
 from dpca_tasks.mechanisms.subspace.wishart import Wishart
 from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.privacy.gate import InMemoryReservation
-from dpca_tasks.queries.rejected_records import RejectedRecords
+from dpca_tasks.queries.counts import RejectedRecords
 from dpca_tasks.records.blocks import CsrBlock
 from dpca_tasks.records.sources import ArrayBlocks, NormalisedBlocks
 from tests.dpca_tasks.queries.query_table import RELATIONS

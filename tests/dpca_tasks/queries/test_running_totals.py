@@ -7,8 +7,8 @@ import pytest
 
 from dpca_tasks.errors import InvalidInput
 from dpca_tasks.queries.augmented_moment import CentredMoment
+from dpca_tasks.queries.clipped_product import ReplacedProduct
 from dpca_tasks.queries.record_mean import RecordMean
-from dpca_tasks.queries.replaced_product import ReplacedProduct
 from dpca_tasks.queries.rounded_product import MomentProduct, on_direction_grid
 from dpca_tasks.queries.second_moment import SecondMoment
 from dpca_tasks.records.sources import ArrayBlocks

@@ -5,7 +5,7 @@ import pytest
 from scipy import sparse
 
 from dpca_tasks.errors import InvalidInput
-from dpca_tasks.queries.user_means import UserMeans
+from dpca_tasks.queries.rating_means import UserMeans
 from dpca_tasks.records.sources import ArrayBlocks
 from dpca_tasks.sums.exact_sum import exact_sum
 from tests.dpca_tasks.queries.rating_queries import averages, moved

@@ -10,7 +10,7 @@ from scipy import sparse
 
 from dpca_tasks.errors import InvalidInput
 from dpca_tasks.layouts import unpack_symmetric
-from dpca_tasks.queries.word_pairs import WordPairs
+from dpca_tasks.queries.words import WordPairs
 from dpca_tasks.records.sources import ArrayBlocks
 from dpca_tasks.sums.exact_sum import exact_sum
 from tests.dpca_tasks.queries.documents import EXTREME, LONGEST, NO_DOCUMENT, furthest, pairs, total

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from dpca_tasks.errors import InvalidInput
-from dpca_tasks.queries import word_triples
+from dpca_tasks.queries import words
 from dpca_tasks.queries.rounded_product import on_direction_grid
-from dpca_tasks.queries.word_triples import WordTriples
+from dpca_tasks.queries.words import WordTriples
 from tests.dpca_tasks.queries.documents import EXTREME, LONGEST, NO_DOCUMENT, furthest, total, triples
 from tests.dpca_tasks.queries.query_table import full
 
@@ -110,7 +110,7 @@ def test_directions_are_checked():
             asked(directions=wrong)
     with pytest.raises(InvalidInput, match="norm of at most 2"):
         asked(directions=on_direction_grid(np.ones((5, 5))))
-    assert word_triples.is_contraction(FINE)
-    assert not word_triples.is_contraction(LONG)
+    assert words.is_contraction(FINE)
+    assert not words.is_contraction(LONG)
     with pytest.raises(InvalidInput, match="not stated"):
         asked().sensitivity("l1")

@@ -8,8 +8,7 @@ from scipy import stats
 
 from dpca_tasks.errors import InvalidInput
 from dpca_tasks.noise.keystream import subkey
-from dpca_tasks.sites.masks import deal_masks, gaussian_masks
-from dpca_tasks.sites.opening import Address, masked
+from dpca_tasks.sites.masks import Address, deal_masks, gaussian_masks, masked
 from tests.dpca_tasks.sites.rosters import roster_of
 
 FALSE_ALARM = 1e-3

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpca_tasks.errors import IncompleteSum, InvalidInput
-from dpca_tasks.sites.masks import deal_masks
-from dpca_tasks.sites.opening import Address, Message, check_room, masked, open_total
+from dpca_tasks.sites.masks import Address, Message, check_room, deal_masks, masked, open_total
 from tests.dpca_tasks.sites.rosters import roster_of
 
 ROSTER = roster_of(3)

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from dpca_tasks.errors import Refused, SiteSilent
-from dpca_tasks.sites.masks import MaskSeeds, deal_masks
-from dpca_tasks.sites.opening import Address, Message, masked
+from dpca_tasks.sites.masks import Address, MaskSeeds, Message, deal_masks, masked
 from dpca_tasks.sites.rounds import open_round
 from tests.dpca_tasks.sites.rosters import roster_of
 

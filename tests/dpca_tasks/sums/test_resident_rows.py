@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpca_tasks.records.sources import ArrayBlocks
-from dpca_tasks.sums.partitions import cut, first_homes, settle_homes
+from dpca_tasks.sums.partial_sums import cut, first_homes, settle_homes
 from dpca_tasks.sums.resident_rows import SHARE, fits
 
 EXTENTS = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 50), st.integers(0, 1000)), max_size=40).map(

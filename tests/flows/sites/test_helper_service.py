@@ -6,8 +6,7 @@ import pytest
 
 from dpca_tasks.errors import Refused
 from dpca_tasks.noise.keystream import SecretKey
-from dpca_tasks.sites.masks import MaskSeeds
-from dpca_tasks.sites.opening import Address
+from dpca_tasks.sites.masks import Address, MaskSeeds
 from flows.parties.certificates import make_identity
 from flows.sites.helper_service import Dealer
 from flows.sites.roster_file import RosterFile, read_roster

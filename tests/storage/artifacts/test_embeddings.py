@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from scipy import sparse
 
-from dpca_tasks.kernels.rating_descent import descend
-from dpca_tasks.kernels.user_factors import residuals
+from dpca_tasks.kernels.user_factors import descend, residuals
 from dpca_tasks.records.sources import ArrayBlocks
 from storage.artifacts.embeddings import JOINT, ItemEmbeddings
 from storage.errors import Invalid

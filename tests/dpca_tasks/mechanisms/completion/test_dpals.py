@@ -15,7 +15,7 @@ from dpca_tasks.mechanisms.completion.ratings import RatingsProblem
 from dpca_tasks.noise.keystream import subkey
 from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.privacy.gate import InMemoryReservation
-from dpca_tasks.queries.step_secrets import StepSecrets
+from dpca_tasks.queries.base import StepSecrets
 from dpca_tasks.records.sources import ArrayBlocks
 
 USERS, ITEMS, RANK, RATED = 3000, 60, 2, 25

@@ -17,7 +17,7 @@ from dpca_tasks.mechanisms.sites.dps_pca import DpsPcaOfSites
 from dpca_tasks.mechanisms.sites.joint_plan import JointPlan, Seats
 from dpca_tasks.mechanisms.tensors.tensor_releases import TensorProblem
 from dpca_tasks.noise.keystream import subkey
-from dpca_tasks.sites.opening import NOISE_BOUND, check_room
+from dpca_tasks.sites.masks import NOISE_BOUND, check_room
 from dpca_tasks.sites.roster import Member, Roster
 from dpca_tasks.sites.shares import SHARES, share_bits
 

@@ -19,7 +19,7 @@ from dpca_tasks.noise import bingham
 from dpca_tasks.noise.bingham import STEPS_PER_UNIT, Peeling, complement
 from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.privacy.gate import InMemoryReservation
-from dpca_tasks.queries.norm_histogram import NormHistogram
+from dpca_tasks.queries.counts import NormHistogram
 from dpca_tasks.queries.rounded_product import MomentProduct, on_direction_grid
 from dpca_tasks.queries.second_moment import SecondMoment
 from dpca_tasks.records.sources import ArrayBlocks

@@ -7,11 +7,10 @@ from typing import Any
 import numpy as np
 
 from dpca_tasks.noise.keystream import SecretKey
-from dpca_tasks.sites.opening import Address, masked
-from dpca_tasks.sites.secure_sum.context import Context
+from dpca_tasks.sites.masks import Address, masked
+from dpca_tasks.sites.secure_sum.attempt import SiteMachine
 from dpca_tasks.sites.secure_sum.keys import ServerKeys
-from dpca_tasks.sites.secure_sum.machine import SiteMachine
-from dpca_tasks.sites.secure_sum.participants import Identity, Participants
+from dpca_tasks.sites.secure_sum.participants import Context, Identity, Participants
 from dpca_tasks.sites.secure_sum.roster import propose
 from dpca_tasks.sites.secure_sum.session import SiteSession
 from dpca_tasks.sites.secure_sum.wire import Scene

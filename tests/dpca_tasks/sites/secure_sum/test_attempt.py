@@ -8,10 +8,9 @@ from scipy import stats
 
 from dpca_tasks.errors import MessageRefused, SiteSilent
 from dpca_tasks.sites.secure_sum.attempt import open_sum
-from dpca_tasks.sites.secure_sum.context import next_attempt
 from dpca_tasks.sites.secure_sum.masked_sums import MaskedSum
 from dpca_tasks.sites.secure_sum.opening import OpeningShares
-from dpca_tasks.sites.secure_sum.participants import SIGNATURE_BYTES
+from dpca_tasks.sites.secure_sum.participants import SIGNATURE_BYTES, next_attempt
 from dpca_tasks.sites.secure_sum.wire import HEAD_BYTES, decode, encode, longest_frame
 from tests.dpca_tasks.sites.secure_sum.scenes import PHASES, World, attempt, circle_of, entropy_of, identity_of
 

@@ -15,9 +15,9 @@ import pytest
 from dpca_tasks.errors import InvalidInput, MessageRefused, SiteSilent
 from dpca_tasks.noise.keystream import SecretKey
 from dpca_tasks.sites.secure_sum.agreements import Pairing
+from dpca_tasks.sites.secure_sum.attempt import SiteMachine
 from dpca_tasks.sites.secure_sum.double_masks import DoubleMasks
 from dpca_tasks.sites.secure_sum.keys import KeyList, Keys, ServerKeys
-from dpca_tasks.sites.secure_sum.machine import SiteMachine
 from dpca_tasks.sites.secure_sum.masked_sums import Senders
 from dpca_tasks.sites.secure_sum.opening import OpeningShares, Signatures, SignedSenders
 from dpca_tasks.sites.secure_sum.participants import Participants
