@@ -1,1 +1,1 @@
-"""The trust boundary: the gate, the ways out that pass it, and the curator that mechanisms call."""
+"""The trust boundary: the gate, and the curator, whose methods are the ways out that pass it."""
