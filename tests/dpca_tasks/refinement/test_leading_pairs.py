@@ -130,7 +130,7 @@ def test_probes_of_their_own_for_each_method_would_be_caught(monkeypatch):
     ("module", "change"),
     [
         (spectral_shrinkage, ("strengths = spike_strengths(values, order=order)", "strengths = values")),
-        (noise_level, ("2.0 * math.sqrt(order)", "0.0 * math.sqrt(order)")),
+        (noise_level, ("edge = 2.0 * math.sqrt(order)", "edge = 0.0 * math.sqrt(order)")),
     ],
     ids=["eigenvalues for strengths", "no edge"],
 )
