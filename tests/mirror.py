@@ -244,13 +244,6 @@ ROWS = {
         storage/database/tables.py
         storage/database/migrations/env.py
         storage/database/migrations/versions/v0001_ledger.py
-        storage/database/migrations/versions/v0002_order.py
-        storage/database/migrations/versions/v0003_pointers.py
-        storage/database/migrations/versions/v0004_joint_versions.py
-        storage/database/migrations/versions/v0005_arrivals.py
-        storage/database/migrations/versions/v0006_streams.py
-        storage/database/migrations/versions/v0007_signed_pointers.py
-        storage/database/migrations/versions/v0008_long_histories.py
     """,
     # datasets, formats
     "storage/datasets/test_snapshot_reader.py": """
