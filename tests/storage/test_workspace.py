@@ -155,7 +155,7 @@ class TestOpening:
         with counted() as counts:
             Workspace.read_only()
         assert asked_of_the_store(counts) == {"names": 1}
-        for asked in ({"tags": 1, "read": 4}, {"tags": 2}):
+        for asked in ({"tags": 2, "read": 4}, {"tags": 2}):
             with counted() as counts:
                 Workspace.open()
             assert asked_of_the_store(counts) == asked

@@ -53,13 +53,13 @@ def release_tiles(
     """Return the answer that `release_parts` would give, in tiles that are computed and stored when they are read.
 
     The noise of a coordinate is a function of the request's key and the coordinate's place in the whole statistic, so
-    it is the same in any tile. A step is stored whole where one tile has all items, and where an earlier version of the
-    program stored it so; else its place holds the public inputs and where the tiles begin, which a resumed release goes
-    on with. ``done`` is called when the last tile was read.
+    it is the same in any tile. A step is stored whole where one tile has all items; else its place holds the public
+    inputs and where the tiles begin, which a resumed release goes on with. ``done`` is called when the last tile was
+    read.
     """
     request = gate.admit(query, distribution, part_scales_in_steps)
     asked = request.query
-    if len(asked.tiles) == 1 or gate.was_answered_whole(request):
+    if len(asked.tiles) == 1:
         stay = gate.steps_left > 1
         whole = gate.load_or_compute(request, lambda: noised_parts(gate, rows, request, stay=stay))
         done()
