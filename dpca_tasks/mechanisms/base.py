@@ -99,7 +99,7 @@ class Plan:
     eigenvalues are released. ``moment_noise`` names its law where one noisy symmetric matrix is released,
     ``moment_std`` is its std off the diagonal, in squared clip norms, and ``moment_formed`` is whether that matrix is
     formed. ``level`` is the least strength of a component that can be told from the noise, in records at the clip norm,
-    None in plans of earlier versions and of references; ``together`` is whether it is compared with the gap behind the
+    None in plans of references; ``together`` is whether it is compared with the gap behind the
     last component, so that all of them are noise or none.
     """
 

@@ -176,13 +176,12 @@ class Curator:
         Notes
         -----
         The noise of a coordinate is a function of the request's key and the coordinate's place in the whole statistic,
-        so it is the same in any tile. A step is stored whole where one tile has all items, and where an earlier
-        version of the program stored it so; else its place holds the public inputs and where the tiles begin, which a
-        resumed release goes on with.
+        so it is the same in any tile. A step is stored whole where one tile has all items; else its place holds the
+        public inputs and where the tiles begin, which a resumed release goes on with.
         """
         request = self._gate.admit(query, distribution, part_scales_in_steps)
         asked = request.query
-        if len(asked.tiles) == 1 or self._gate.was_answered_whole(request):
+        if len(asked.tiles) == 1:
             whole = self._load_or_compute(request, lambda: self._noised_parts(request))
             return TiledAnswer(query=asked, tiles=asked.tiles, load=lambda tile: _cut(asked, whole, tile))
         now = np.array([tile.first for tile in asked.tiles])

@@ -233,11 +233,6 @@ class Gate:
             "repeat the first request, or start a new release."
         )
 
-    def was_answered_whole(self, request: Request[Any, Any]) -> bool:
-        """Tell whether a step has a stored answer that is not in tiles."""
-        stored = self._reservation.kept(request.step)
-        return stored is not None and not stored[DIGEST].tobytes().endswith(TILED)
-
     def load_or_compute_tile(
         self, request: Request[Any, Any], at: int, compute: Callable[[], NDArray[Any]]
     ) -> NDArray[Any]:

@@ -73,8 +73,6 @@ def release(
     for warning in report["warnings"]:
         if warning not in seen.planned.plan.warnings:
             STDERR.print(f"warning: {warning}", style="yellow")
-    if report.get("failed") and not report["warnings"]:  # a release of a version that wrote no warnings
-        STDERR.print("FAILED: the eigengap did not pass its test, so the components are random; the budget is spent")
     if not as_json:
         typer.echo(outcome_line(report))
     print_facts(report, as_json=as_json)

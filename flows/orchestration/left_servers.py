@@ -1,4 +1,4 @@
-"""Prefect servers that outlived the command that started them, as those of earlier versions did; found in ``/proc``."""
+"""Prefect servers that outlived the command that started them; found in ``/proc``."""
 
 import os
 from collections.abc import Iterator

@@ -129,9 +129,8 @@ def deliver_notices(home: Path) -> int:
 def _waiting(folder: Path) -> list[Path]:
     """Return the files of notices that no webhook took yet, the one first that was told or tried longest ago."""
     taken = {path.stem for path in folder.glob("*.taken")}
-    told = ((path, path.stat()) for path in folder.glob("*.told") if path.stem not in taken)
-    waiting = [(status.st_mtime_ns, path) for path, status in told if status.st_size]  # empty: of an earlier version
-    return [path for _, path in sorted(waiting)]
+    told = (path for path in folder.glob("*.told") if path.stem not in taken)
+    return sorted(told, key=lambda path: (path.stat().st_mtime_ns, path))
 
 
 def _taken(told: Path) -> Path:

@@ -73,7 +73,7 @@ def compute_release(release_id: str, address: str) -> str:
     Raises
     ------
     StepMismatch
-        When a version that stored no plan reserved it, and this one plans another event for the request.
+        When the request plans another event than the one that was reserved.
     """
     workspace = open_workspace()
     return made_or_found(workspace.ledger, release_id, lambda: _compute(workspace, release_id, address))

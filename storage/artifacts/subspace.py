@@ -28,14 +28,12 @@ from storage.artifacts.scikit_model import scikit_model
 from storage.errors import Invalid
 
 _FACTS = {"clip_norm": "number", "encoder": "facts", "feature_names": "names", "total_variance": "number"}
-_ASSESSED = "above_noise"
 _OF_ONE_NUMBER = (
     *("captured", "captured_low", "share", "share_low", "cv", "cv_low"),
     *("explained_variance_ratio", "probes", "seed", "verdict"),
 )
 _SHOWN = ("verdict", "refined_by", "above_noise", "share", "share_low", "cv", "cv_low", "noise_std")
 _ORTHONORMAL_WITHIN = 1e-6
-_SUM_UP = 1.0 + 2.0**-40  # covers the rounding of a sum
 
 
 @open_to_notes
@@ -205,18 +203,10 @@ class PrivateSubspace(FittedTransformer, Artifact):
     def explained_variance_ratio(self) -> NDArray[np.float64] | None:
         """Each component's estimated part of all variance, without the noise; None where it cannot be estimated.
 
-        None is negative, and their sum is at most 1. A release of a version that assessed nothing has its raw
-        eigenvalues over the released total instead, noise included, which is more, and where there is much noise far
-        more.
+        None is negative, and their sum is at most 1.
         """
-        if _ASSESSED in self.outcome:
-            told = self.outcome.get("explained_variance_ratio")
-            return None if told is None else np.array(told, np.float64)
-        total = self.manifest.get("total_variance")
-        if total is None or self.eigenvalues is None:
-            return None
-        parts = np.maximum(self.eigenvalues, 0.0)
-        return parts / max(float(total), float(parts.sum()) * _SUM_UP)
+        told = self.outcome.get("explained_variance_ratio")
+        return None if told is None else np.array(told, np.float64)
 
     def refit(self, n_components: int, *, parent: str) -> "PrivateSubspace":
         """Return the subspace of another number of components of the same release: free post-processing.

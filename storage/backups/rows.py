@@ -1,7 +1,7 @@
 """The rows of a database as text, one object a line, and back: the same for SQLite and PostgreSQL.
 
 A copy is taken in one snapshot of the database, so it is one point of the journal. It is read back into the schema that
-it was taken from, and then upgraded like any older database.
+it was taken from.
 """
 
 import json
@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
 from storage.database import tables
-from storage.database.engine import migrate, migration_of
+from storage.database.engine import HEAD, migrate, migration_of
 from storage.errors import Corrupt, Refused
 
 _LEFT_OUT = {
@@ -36,17 +36,17 @@ def write_rows(connection: sa.Connection, folder: Path) -> None:
 
 
 def read_rows(connection: sa.Connection, folder: Path, *, migration: str) -> None:
-    """Fill an empty database with what `write_rows` wrote, and bring it up to date, in the caller's transaction.
+    """Fill an empty database with what `write_rows` wrote, in the caller's transaction.
 
     Raises
     ------
     Refused
-        If the database is not empty, or the rows are of a newer version of the program.
+        As `refuse_full`.
     Corrupt
         If they are not the rows of one.
     """
     refuse_full(connection, migration=migration)
-    migrate(connection, to=migration)
+    migrate(connection)
     try:
         _fill(connection, folder)
     except OperationalError:  # the database's own failure
@@ -56,7 +56,6 @@ def read_rows(connection: sa.Connection, folder: Path, *, migration: str) -> Non
             f"the rows in {folder} are not those of a ledger ({type(error).__name__}); a backup is restored as it was "
             "written: use another one."
         ) from None
-    migrate(connection)
 
 
 def _fill(connection: sa.Connection, folder: Path) -> None:
@@ -71,13 +70,18 @@ def _fill(connection: sa.Connection, folder: Path) -> None:
 
 
 def refuse_full(connection: sa.Connection, *, migration: str) -> None:
-    """Refuse a database that holds a ledger, or the tables of another version.
+    """Refuse rows of another version, and a database that holds a ledger or the tables of another version.
 
     Raises
     ------
     Refused
-        If it does.
+        If either is so.
     """
+    if migration != HEAD:
+        raise Refused(
+            f"the rows of the backup have schema {migration}, of another version of dpca, and this one restores schema "
+            f"{HEAD}; restore them with that version."
+        )
     standing = migration_of(connection)
     if standing is None:
         return

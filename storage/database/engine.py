@@ -23,11 +23,8 @@ from storage.database import tables
 from storage.database.connections import begun
 from storage.errors import Invalid, Refused, Unavailable
 
-HEAD = "0008"
+HEAD = "0001"
 """The newest migration; a database at another one is upgraded when it is opened to write."""
-
-READABLE = (HEAD,)
-"""Migrations since which nothing that is read has changed."""
 
 LOCK_TIMEOUT = 60.0
 """Seconds that SQLite waits for another process to finish its transaction."""
@@ -103,15 +100,14 @@ def connect_to_read(url: str) -> sa.Engine | None:
     """Return an engine that only reads; None where there is no database yet.
 
     Where the files that readers and writers of SQLite share cannot be made, on a read-only or a full disk, the database
-    is read as it stands, unless such a file holds what it lacks. An older SQLite file is copied into memory and
-    upgraded there.
+    is read as it stands, unless such a file holds what it lacks.
 
     Raises
     ------
     Invalid, Unavailable
         As `connect`.
     Refused
-        When it is a database of PostgreSQL that is to be upgraded first, or any that a newer version wrote.
+        When another version of this program wrote the database.
     """
     engine = _usable_engine(url)
     path = Path(engine.url.database or "") if engine.dialect.name == "sqlite" else None
@@ -121,30 +117,18 @@ def connect_to_read(url: str) -> sa.Engine | None:
         engine = _reading_engine(path)
     with reading(engine) as connection:
         migration = migration_of(connection)
-    if migration is None or migration in READABLE:
-        return None if migration is None else engine
-    if path is None:
-        raise Refused("the database was written by another version of dpca; `dpca doctor` upgrades an older one.")
-    return connect_in_memory(copied=engine)
+    if migration not in (None, HEAD):
+        raise Refused("the database was written by another version of dpca; read it with that version.")
+    return None if migration is None else engine
 
 
-def connect_in_memory(*, copied: sa.Engine | None = None) -> sa.Engine:
-    """Return an engine on an up-to-date SQLite database in memory: a new one, or a copy of one in a file."""
+def connect_in_memory() -> sa.Engine:
+    """Return an engine on a new SQLite database in memory."""
     engine = sa.create_engine("sqlite://", poolclass=sa.StaticPool, connect_args={"check_same_thread": False})
     weakref.finalize(engine, engine.pool.dispose)  # the one connection is the database: it lasts as long as the engine
     with schema_transaction(engine) as connection:
-        if copied is not None:
-            with reading(copied) as source:
-                _driver(source).backup(_driver(connection))
-    with schema_transaction(engine) as connection:
         migrate(connection)
     return engine
-
-
-def _driver(connection: sa.Connection) -> sqlite3.Connection:
-    found = connection.connection.driver_connection
-    assert isinstance(found, sqlite3.Connection)
-    return found
 
 
 @cache
@@ -330,13 +314,13 @@ def upgrade(connection: sa.Connection) -> None:
         migrate(connection)
 
 
-def migrate(connection: sa.Connection, *, to: str = "head") -> None:
-    """Bring a database up to a migration, in the caller's transaction.
+def migrate(connection: sa.Connection) -> None:
+    """Bring a database up to the newest migration, in the caller's transaction.
 
     Raises
     ------
     Refused
-        When this version of the program does not know the database's migration, or that one.
+        When this version of the program does not know the database's migration.
     """
     from alembic import command
     from alembic.config import Config
@@ -348,7 +332,7 @@ def migrate(connection: sa.Connection, *, to: str = "head") -> None:
     config.set_main_option("script_location", "storage.database:migrations")
     config.attributes["connection"] = connection
     try:
-        command.upgrade(config, to)
+        command.upgrade(config, "head")
     except CommandError:
         raise Refused("the database was written by a newer version of dpca; run that version, or upgrade.") from None
 

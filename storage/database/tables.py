@@ -42,7 +42,7 @@ snapshot = sa.Table(
     sa.Column("created_at", Text, nullable=False),
     sa.Column("removed_at", Text),
     sa.Column("seq", sa.BigInteger),  # of the event that told the journal
-    sa.Column("number", sa.BigInteger, index=True, unique=True),  # of the ingest; an earlier version gave none
+    sa.Column("number", sa.BigInteger, index=True, unique=True),  # of the ingest
     sa.Column("epoch", Text),  # of the first-seen numbers of its blocks, if they have any
 )
 arrival_epoch = sa.Table(  # a table of first-seen ids, from its key's first day until a part of it is lost
@@ -158,7 +158,7 @@ tick = sa.Table(
     sa.Column("slot", Text, nullable=False),
     sa.Column("release_id", Text, sa.ForeignKey("release.id"), nullable=False, unique=True),
     sa.Column("snapshot_id", Text, nullable=False),
-    sa.Column("number", sa.BigInteger, nullable=False),  # of the ingest; 0 for one before they were numbered
+    sa.Column("number", sa.BigInteger, nullable=False),  # of the ingest
     sa.Column("arrivals", Text, nullable=False),
     sa.UniqueConstraint("stream", "slot"),
 )

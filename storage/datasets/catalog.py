@@ -59,7 +59,7 @@ class Entry:
     rows_digest : str or None, of the rows alone, whoever they belong to; a secret too
     unit, rows_per_unit : str and int or None, the unit of privacy, see `privacy_unit`
     created_at : str, ISO 8601 in UTC
-    number : int or None, of its ingest in the ledger's sequence; None from an earlier version
+    number : int or None, of its ingest in the ledger's sequence; None before it is registered
     epoch : str or None, of the first-seen numbers of its blocks; None where they have none
     """
 

@@ -11,11 +11,11 @@ artifact, a run key or an orchestrator.
 64
 """
 
-import hashlib
 import struct
 from typing import Any
 
 import numpy as np
+from blake3 import blake3
 from numba import njit, uint64
 from numpy.typing import NDArray
 
@@ -28,7 +28,7 @@ class ContentDigest:
 
     Guarantees
     ----------
-    The digest is SHA-256 over a label, the number of rows, records and columns, and the SHA-256 digests of the rows of
+    The digest is BLAKE3 over a label, the number of rows, records and columns, and the BLAKE3 digests of the rows of
     each record, the values of each row, the columns (all int64), the values (float64), little endian, and, where there
     are any, the ordinals of rejected records (int64). Block size, file format and a dtype that holds the values exactly
     do not enter it.
@@ -38,8 +38,8 @@ class ContentDigest:
         self._n_features = n_features
         self._n_rows = 0
         self._n_records = 0
-        self._streams = tuple(hashlib.sha256() for _ in range(4))
-        self._rejected = hashlib.sha256()
+        self._streams = tuple(blake3() for _ in range(4))
+        self._rejected = blake3()
         self._n_rejected = 0
 
     def update(
@@ -63,19 +63,23 @@ class ContentDigest:
         """
         if rejected is not None:
             ordinals = self._n_records + np.flatnonzero(rejected)
-            self._rejected.update(ordinals.astype("<i8").data)
+            self._rejected.update(_bytes(ordinals, "<i8"))
             self._n_rejected += len(ordinals)
         self._n_rows += len(row_nnz)
         self._n_records += len(record_rows)
         kinds = ("<i8", "<i8", "<i8", "<f8")
         for stream, kind, array in zip(self._streams, kinds, (record_rows, row_nnz, indices, values), strict=True):
-            stream.update(np.ascontiguousarray(array, dtype=kind).data)
+            stream.update(_bytes(array, kind))
 
     def hexdigest(self) -> str:
         """Return the digest of everything added so far, as 64 hex digits."""
         shape = struct.pack("<3q", self._n_rows, self._n_records, self._n_features)
         streams = (*self._streams, *([self._rejected] if self._n_rejected else []))
-        return hashlib.sha256(_LABEL + shape + b"".join(stream.digest() for stream in streams)).hexdigest()
+        return blake3(_LABEL + shape + b"".join(stream.digest() for stream in streams)).hexdigest()
+
+
+def _bytes(array: NDArray[Any], kind: str) -> memoryview:
+    return np.ascontiguousarray(array, dtype=kind).view(np.uint8).data
 
 
 class RowsDigest:
@@ -110,7 +114,7 @@ class RowsDigest:
     def hexdigest(self) -> str:
         """Return the digest of everything added so far, as 64 hex digits."""
         shape = struct.pack("<2q", self._n_rows, self._n_features)
-        return hashlib.sha256(_ROWS_LABEL + shape + self._sum.astype("<u8").tobytes()).hexdigest()
+        return blake3(_ROWS_LABEL + shape + self._sum.astype("<u8").tobytes()).hexdigest()
 
 
 @njit(cache=True, nogil=True)

@@ -2,8 +2,8 @@
 
 Charges are vectors of integers, so a total that follows each of them is exactly what adding all of them up gives. The
 note is written in the transaction of the charge, under the budget's lock, and the journal's entry of the charge states
-the same. The database itself removes it when a release is entered, given up or edited (migration 0008); without one the
-charges are added up. A note or a sum that differs from that entry was edited, and nothing is admitted by it.
+the same. A trigger of the database removes it when a release is entered, given up or edited; without one the charges
+are added up. A note or a sum that differs from that entry was edited, and nothing is admitted by it.
 `storage.ledger.journal_check` compares it with all of the journal.
 """
 

@@ -90,8 +90,8 @@ def check_snapshot(
 
 
 def number_of(snapshot: sa.Row[Any]) -> int:
-    """Return the number of a snapshot's ingest; 0 for one that is older than the numbering."""
-    return int(snapshot.number or 0)
+    """Return the number of a snapshot's ingest."""
+    return int(snapshot.number)
 
 
 def epoch_of(snapshot: sa.Row[Any]) -> str | None:

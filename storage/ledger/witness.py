@@ -126,7 +126,7 @@ class Witnesses:
         self._notes = apart / "notes.jsonl"
         self._ours: Head | None = None
         self.is_new = False
-        """Whether a check found none apart: the ledger is new, comes from another machine or from an older version."""
+        """Whether a check found none apart: the ledger is new, or comes from another machine."""
 
     def check(self, connection: sa.Connection, *, restored: bool = False) -> Head:
         """Compare a database with both, as `Witness.check`, and return its head; there may be none apart."""

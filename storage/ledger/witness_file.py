@@ -2,8 +2,7 @@
 
 Each copy fills a page of the file and ends with its checksum, and one sync of a file that exists already makes it
 durable. A write that a crash cut short leaves the other copy, which is the event before: the journal is then one event
-ahead of its witness, as it is between any commit and the write that follows it. Earlier versions wrote one copy alone,
-as plain JSON; it is still read, and the next event writes the file anew.
+ahead of its witness, as it is between any commit and the write that follows it.
 
 >>> first, second = (Head(ledger="a", seq=seq, hash=str(seq)) for seq in (1, 2))
 >>> payload = encode(first)
@@ -21,7 +20,6 @@ from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
 
-from storage.backends.atomic_files import write_atomically
 from storage.backends.crash_points import reached
 from storage.ledger.journal import Head
 
@@ -43,7 +41,7 @@ def decode(payload: bytes) -> Head:
         When none is sound.
     """
     if len(payload) != 2 * _PAGE:
-        return Head(**json.loads(payload))
+        raise ValueError("the file has not the length of two copies")
     sound = [head for head in _copies(payload) if head is not None]
     if not sound:
         raise ValueError("both copies are damaged")
@@ -55,9 +53,6 @@ def write_next(path: Path, head: Head, *, over: bytes) -> None:
 
     The caller holds the writers' lock.
     """
-    if len(over) != 2 * _PAGE:
-        write_atomically(path, encode(head))
-        return
     first, second = _copies(over)
     is_first = first is None or (second is not None and first.seq <= second.seq)
     descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)

@@ -40,9 +40,7 @@ class Pointer:
 
     Notes
     -----
-    The file carries a checksum of itself, against damage: one flipped bit could otherwise move an alias. Files that
-    were written without one are still read, and trusted as they are, until the next publication of the name,
-    or a rebuild, writes them anew.
+    The file carries a checksum of itself, against damage: one flipped bit could otherwise move an alias.
     """
 
     name: str
@@ -82,7 +80,7 @@ class Pointer:
         Raises
         ------
         Corrupt
-            If it is not what `encode` writes, or older versions of it wrote without a checksum.
+            If it is not what `encode` writes.
         NotFound
             If there is none.
         Unavailable
@@ -105,7 +103,7 @@ class Pointer:
             pointer = cls.from_facts(name, json.loads(payload))
         except (ValueError, RecursionError):
             pointer = None
-        if pointer is None or (payload != pointer.encode() and payload != canonical_object(pointer.members)):
+        if pointer is None or payload != pointer.encode():
             raise Corrupt(
                 f"pointer file {place.at(path)} is damaged; it must list versions and aliases as published; "
                 "`dpca doctor` on the home of the ledger rebuilds it"

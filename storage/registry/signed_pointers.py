@@ -2,7 +2,7 @@
 
 The signed pointer holds all that the pointer file holds, under a number that only grows, so that whoever pinned a root
 key needs one file to be whole, not two. It names the digest of the pointer file as it will be once that is written too,
-and as it was before: the publisher writes the signed one first. Earlier versions' readers know the pointer file alone.
+and as it was before: the publisher writes the signed one first.
 """
 
 import hashlib

@@ -283,7 +283,7 @@ def test_a_row_that_was_edited_by_hand_is_found(home: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="processes are read from /proc")
-def test_servers_that_killed_commands_of_earlier_versions_left_are_named() -> None:
+def test_servers_that_killed_commands_left_are_named() -> None:
     assert "servers" not in verdicts()
     server = "import time; time.sleep(600)", "-m", "uvicorn", "--factory", "prefect.server.api.server:create_app"
     words = " ".join(map(shlex.quote, (sys.executable, "-c", *server)))

@@ -75,7 +75,7 @@ def content_of(rows: NDArray[np.float64]) -> str:
 
 
 def plain_digest(arrays: Mapping[str, NDArray[Any]]) -> str:
-    """Return the SHA-256 of a step's file, with which an earlier version named it in the journal."""
+    """Return the SHA-256 of a step's file, a planted name of the step in the journal."""
     buffer = io.BytesIO()
     np.savez(buffer, allow_pickle=False, **dict(sorted(arrays.items())))
     return hashlib.sha256(buffer.getvalue()).hexdigest()

@@ -212,7 +212,7 @@ def test_no_share_of_a_site_tells_which_rows_it_holds(home: Path, method: str) -
 def test_the_attack_finds_the_true_rows_where_a_step_is_named_by_its_plain_digest(
     home: Path, kind: str, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As an earlier version did: exactly one candidate is found, the right one."""
+    """Planted: exactly one candidate is found, the right one."""
     monkeypatch.setattr(step_answers, "step_digest", lambda _key, _step, arrays: plain_digest(arrays))
     left, recorded = released(home, KINDS[kind])
     check(left, recorded, KINDS[kind][0].dataset, found=[TRUE], count=count)

@@ -72,7 +72,7 @@ def _block_count_in_a_file_name() -> None:
 
 
 def _digest_of_the_request_in_the_journal() -> None:
-    """Name a step by a digest of all its arrays, the digest of the request too, as an earlier version did."""
+    """Name a step by a digest of all its arrays, the digest of the request too."""
     from storage.ledger import step_answers
 
     def of_all(_: bytes, step: int, arrays: Mapping[str, Any]) -> str:

@@ -139,6 +139,6 @@ def test_a_gap_that_is_declared_to_be_none_is_noise_where_directions_need_one():
     assert forecast(flat, n_components=4, level=100.0, together=True).expects_noise
 
 
-def test_a_plan_of_an_earlier_version_has_no_forecast():
-    earlier = dataclasses.replace(planned(AnalyzeGauss(n_components=2)), level=None)
-    assert forecast_of(earlier, n_components=2) is None
+def test_a_plan_without_a_level_has_no_forecast():
+    unlevelled = dataclasses.replace(planned(AnalyzeGauss(n_components=2)), level=None)
+    assert forecast_of(unlevelled, n_components=2) is None

@@ -139,16 +139,6 @@ def test_a_step_in_tiles_is_one_answer_to_one_request():
         once.release_tiles(statistics("zero_out"), LAW)
 
 
-def test_a_step_that_an_earlier_version_answered_whole_is_read_in_tiles(monkeypatch):
-    steps: dict[int, Arrays] = {}
-    query = statistics("zero_out")
-    whole = curator(reserved(steps=steps)).release_parts(query, LAW)
-    monkeypatch.setattr(tiled_sum, "TILE", OF_ITEM)
-    found = curator(reserved(steps=steps)).release_tiles(query, LAW).whole()
-    assert all((found[name] == whole[name]).all() for name in whole)
-    assert len(steps) == 1
-
-
 @pytest.mark.usefixtures("tiny")
 @pytest.mark.parametrize(("room", "times"), [(1 << 20, 1), (0, 4)])
 def test_users_are_solved_once_a_step_where_there_is_room(monkeypatch, room, times):

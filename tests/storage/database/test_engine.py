@@ -15,15 +15,12 @@ from alembic.migration import MigrationContext
 
 from storage.database import tables
 from storage.database.engine import _switch_to_wal, connect, transaction
-from storage.datasets.catalog import Catalog
 from storage.errors import Conflict, Invalid, Refused, Unavailable
-from storage.ledger import journal
 from storage.ledger.ledger import Ledger
 from storage.workspace import Workspace
 from tests.postgres import Server, running_server
 from tests.storage.conftest import DATABASES
-from tests.storage.older_schema import take_back
-from tests.storage.releasing import begin, commit, event_names, manifest, open_budget, reserve
+from tests.storage.releasing import begin, commit, event_names, open_budget, reserve
 from tests.storage.streaming import answer_tick, begin_tick, open_stream, register
 
 NEVER = (
@@ -76,24 +73,6 @@ def test_the_schema_after_migrations_is_the_metadata(ledger: Ledger) -> None:
         opts = {"compare_type": True, "include_name": lambda name, *_: name not in OF_EACH_DIALECT}
         context = MigrationContext.configure(connection, opts=opts)
         assert compare_metadata(context, tables.metadata) == []
-
-
-def test_a_database_of_the_first_version_is_ordered_by_its_journal(
-    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    open_budget(ledger)
-    catalog = Catalog(ledger.engine, ledger.home)
-    monkeypatch.setattr("storage.datasets.catalog.number_of_snapshot", lambda *_: None)  # it numbered no ingest
-    for number, year in enumerate((2026, 2024, 2025)):
-        monkeypatch.setattr(journal, "now", lambda year=year: f"{year}-01-01T00:00:00.000000+00:00")
-        reserve(ledger, f"run {number}")
-        catalog.register(manifest(ledger.id, snapshot=f"{number}" * 32), path=f"datasets/news/{number}")
-    with ledger.engine.begin() as connection:
-        take_back(connection, to="0001")
-    again = Workspace.open().ledger
-    assert [row.run_key for row in again.statement("people").releases] == ["run 0", "run 1", "run 2"]
-    assert catalog.current("news").snapshot == "2" * 32
-    assert again.verify() == len(event_names(again))
 
 
 def test_rows_that_never_change_are_neither_updated_nor_deleted(filled: Ledger) -> None:
@@ -196,6 +175,8 @@ def test_a_database_of_a_newer_program_is_refused(ledger: Ledger) -> None:
         connection.exec_driver_sql("UPDATE alembic_version SET version_num = '9999'")
     with pytest.raises(Refused, match="newer"):
         Workspace.open()
+    with pytest.raises(Refused, match="another version"):
+        Workspace.read_only()
 
 
 def test_no_server_is_unavailable(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

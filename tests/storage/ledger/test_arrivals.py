@@ -1,7 +1,5 @@
 """The numbers of ingests, and the rows of the tables of first-seen ids."""
 
-from pathlib import Path
-
 import pytest
 import sqlalchemy as sa
 
@@ -11,7 +9,6 @@ from storage.ledger import arrivals
 from storage.ledger.journal_check import compare
 from storage.ledger.ledger import Ledger
 from storage.workspace import Workspace
-from tests.storage.older_schema import take_back
 from tests.storage.releasing import event_names, manifest
 
 
@@ -121,18 +118,3 @@ def test_a_segment_put_in_by_hand_is_found(ledger: Ledger, epoch: str) -> None:
         connection.exec_driver_sql("UPDATE arrival_segment SET number = 7, digest = 'x'")
     with pytest.raises(Corrupt, match="knows nothing of segment of arrivals"), ledger.transaction() as found:
         compare(found)
-
-
-def test_a_snapshot_of_an_earlier_version_has_no_number_and_the_next_has(
-    ledger: Ledger, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    with monkeypatch.context() as earlier:
-        earlier.setattr("storage.datasets.catalog.number_of_snapshot", lambda *_: None)
-        register(ledger, "a")
-    with ledger.engine.begin() as connection:
-        take_back(connection, to="0004")
-    again = Workspace.open()
-    assert (again.catalog.number("a" * 32), again.catalog.epoch("a" * 32)) == (None, None)
-    assert register(again.ledger, "b") == 1
-    assert again.catalog.current("news").number == 1
-    assert again.ledger.verify() == len(event_names(again.ledger))

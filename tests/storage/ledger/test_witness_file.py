@@ -1,10 +1,8 @@
-"""The file of a witness survives a write that is cut short anywhere, and one of the earlier format."""
+"""The file of a witness survives a write that is cut short anywhere."""
 
-import json
 import os
 import subprocess
 import sys
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -83,18 +81,6 @@ def test_a_file_of_another_length_is_damaged(witness: Witness, length: int) -> N
     path.write_bytes((path.read_bytes() + b"\0")[:length])
     with pytest.raises(Corrupt, match="is damaged"):
         witness.read()
-
-
-def test_a_file_of_an_earlier_version_is_read_and_written_anew_by_the_next_event(tmp_path: Path) -> None:
-    witness = Witness(tmp_path)
-    file_of(witness).write_text(json.dumps(asdict(HEADS[3])))
-    assert witness.read() == HEADS[3]
-    witness.advance(HEADS[2])
-    assert json.loads(file_of(witness).read_bytes()) == asdict(HEADS[3])
-    witness.advance(HEADS[4])
-    assert witness.read() == HEADS[4]
-    assert file_of(witness).read_bytes() == witness_file.encode(HEADS[4])
-    assert file_of(witness).stat().st_mode & 0o777 == 0o600
 
 
 def test_an_operator_moves_both_copies_back(witness: Witness) -> None:

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from storage.artifacts.files import write_artifact
-from storage.artifacts.manifest import canonical_json
 from storage.backends.local import LocalPlace
 from storage.database import tables
 from storage.database.engine import connect, transaction
@@ -199,19 +198,6 @@ class TestPointers:
             "aliases": {"champion": 2},
             "checksum": content["checksum"],
         }
-
-    def test_a_file_of_an_older_version_gets_its_checksum_at_the_next_rebuild(
-        self, engine: sa.Engine, tmp_path: Path
-    ) -> None:
-        publish(engine, "news", RELEASES[0])
-        rebuild(engine, tmp_path)
-        path = tmp_path / Pointer.path("news")
-        sound, content = path.read_bytes(), json.loads(path.read_bytes())
-        del content["checksum"]
-        path.write_bytes(canonical_json(content))
-        assert Pointer.read(LocalPlace(tmp_path), "news").versions == {1: DIGESTS[RELEASES[0]]}
-        rebuild(engine, tmp_path)
-        assert path.read_bytes() == sound
 
     def test_one_name_is_rebuilt_and_the_others_left(self, engine: sa.Engine, tmp_path: Path) -> None:
         for name in ("news", "other"):

@@ -226,7 +226,7 @@ def test_files_that_are_older_than_the_database_lock_nothing(world: World, names
     assert sorted(spent(ledger)) == ALL
 
 
-def test_a_home_of_an_older_version_opens_and_is_watched_from_then_on(world: World) -> None:
+def test_a_home_on_another_machine_opens_and_is_watched_from_then_on(world: World) -> None:
     shutil.rmtree(world.state)
     assert sorted(spent(Workspace.open().ledger)) == ALL
     restore(world, "dpca.sqlite", "keys", "registry")

@@ -23,7 +23,6 @@ from storage.registry.signed_files import public_name
 from storage.registry.signed_pointers import PUBLISHERS_KEY, SignedPointer, signature_path
 from storage.registry.signing import NEXT_KEY, Signer, make_key, make_new_key, read_key
 from storage.workspace import Workspace
-from tests.storage.older_schema import take_back
 from tests.storage.registry.signed_registries import PINNED, ROOT_KEY, numbered
 from tests.storage.releasing import open_budget, publish
 
@@ -132,29 +131,6 @@ def test_a_signed_pointer_that_is_lost_or_changed_is_written_anew_by_opening(wor
     path.unlink()
     Workspace.open()
     assert consumed().resolve(NAME).version == 1
-
-
-def test_an_unsigned_home_of_an_earlier_version_is_signed_by_its_next_publication(
-    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("DPCA_STATE_FOLDER", str(tmp_path / "state"))
-    workspace = Workspace.open()
-    open_budget(workspace.ledger)
-    publish(workspace.ledger)
-    publish(workspace.ledger, "second", name="other")
-    with workspace.ledger.engine.begin() as connection:
-        take_back(connection, to="0006")
-    plain = {path.name: path.read_bytes() for path in (home / "registry" / "names").iterdir()}
-    again = Workspace.open()
-    assert not (home / "registry" / "signed").exists()
-    assert Registry.open().load(NAME).n_components == 2
-    again.promote(NAME, version=1, alias="champion")
-    assert [path.name for path in (home / "registry" / "signed").iterdir()] == ["map.json"]
-    assert again.resign() == 2
-    init_root(again.store, [ROOT_KEY], publishers={publisher(): Publisher()})
-    for name in (NAME, "other"):
-        assert consumed().load(f"{name}@1").n_components == 2
-    assert (home / "registry" / "names" / "other.json").read_bytes() == plain["other.json"]
 
 
 def test_signing_anew_checks_every_byte_first(workspace: Workspace, home: Path) -> None:

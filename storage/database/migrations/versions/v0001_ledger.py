@@ -8,15 +8,24 @@ down_revision = None
 branch_labels = None
 depends_on = None
 
-APPEND_ONLY = ("event", "version", "budget", "step", "ledger")
 TAKEN = {
     "event": "seq = NEW.seq",
     "version": "name = NEW.name AND (version = NEW.version OR release_id = NEW.release_id)",
+    "joint_version": "name = NEW.name AND (version = NEW.version OR joint_id = NEW.joint_id)",
     "budget": "population = NEW.population",
     "step": "release_id = NEW.release_id AND step = NEW.step",
     "ledger": "id = NEW.id",
-    "release": "id = NEW.id OR run_key = NEW.run_key",
+    "stream": "id = NEW.id",
+    "stream_charge": "release_id = NEW.release_id OR (stream = NEW.stream AND ticks = NEW.ticks)",
+    "tick": "release_id = NEW.release_id OR (stream = NEW.stream AND (tick = NEW.tick OR slot = NEW.slot))",
+    "tick_answer": "stream = NEW.stream AND tick = NEW.tick",
 }
+"""The tables whose rows never change, and the rows that a new one would replace."""
+ONCE = {
+    "arrival_epoch": "OLD.lost_at IS NULL AND NEW.id = OLD.id AND NEW.population = OLD.population",
+    "arrival_segment": "OLD.number IS NULL AND NEW.id = OLD.id AND NEW.epoch = OLD.epoch",
+}
+"""The tables whose rows change once: an epoch is lost, and a segment gets its number."""
 FORWARD = (
     "(OLD.state = NEW.state"
     " OR (OLD.state = 'reserved' AND NEW.state IN ('noising', 'abandoned'))"
@@ -26,6 +35,13 @@ FIXED = (
     *("id", "population", "snapshot_id", "run_key", "fingerprint", "request", "event"),
     *("epsilon", "delta", "charge", "accounting", "created_at"),
 )
+CHARGED = " OR ".join(
+    (
+        "(OLD.state = 'abandoned') <> (NEW.state = 'abandoned')",
+        *(f"OLD.{column} <> NEW.{column}" for column in ("charge", "population", "accounting")),
+    )
+)
+"""The updates of a release after which its population's total is added up anew, whoever makes them."""
 
 
 def upgrade() -> None:
@@ -36,8 +52,10 @@ def upgrade() -> None:
     whole = "((NEW.artifact_digest IS NULL) = (NEW.state <> 'committed'))"
     rule = f"COALESCE({FORWARD} AND {same} AND {once} AND {whole}, FALSE)"  # a NULL breaks it too
     if op.get_bind().dialect.name == "postgresql":
+        op.create_index("ix_release_newest", "release", ["population", sa.text("seq NULLS FIRST")])
         _postgresql_rules(rule)
     else:
+        op.create_index("ix_release_newest", "release", ["population", "seq"])  # where NULL comes first by nature
         _sqlite_rules(rule)
 
 
@@ -74,6 +92,23 @@ def _create_tables() -> None:
         sa.Column("rows_per_unit", sa.BigInteger),
         sa.Column("created_at", text, nullable=False),
         sa.Column("removed_at", text),
+        sa.Column("seq", sa.BigInteger),
+        sa.Column("number", sa.BigInteger, index=True, unique=True),
+        sa.Column("epoch", text),
+    )
+    op.create_table(
+        "arrival_epoch",
+        sa.Column("id", text, primary_key=True),
+        sa.Column("population", text, nullable=False, index=True),
+        sa.Column("created_at", text, nullable=False),
+        sa.Column("lost_at", text),
+    )
+    op.create_table(
+        "arrival_segment",
+        sa.Column("id", text, primary_key=True),
+        sa.Column("epoch", text, sa.ForeignKey("arrival_epoch.id"), nullable=False, index=True),
+        sa.Column("number", sa.BigInteger, unique=True),
+        sa.Column("digest", text),
     )
     op.create_table(
         "release",
@@ -92,6 +127,14 @@ def _create_tables() -> None:
         sa.Column("artifact_digest", text),
         sa.Column("created_at", text, nullable=False),
         sa.Column("updated_at", text, nullable=False),
+        sa.Column("seq", sa.BigInteger),
+    )
+    op.create_table(
+        "charged_total",
+        sa.Column("population", text, sa.ForeignKey("budget.population"), primary_key=True),
+        sa.Column("charge", text, nullable=False),
+        sa.Column("accounting", text, nullable=False),
+        sa.Column("releases", sa.BigInteger, nullable=False),
     )
     op.create_table(
         "step",
@@ -111,14 +154,60 @@ def _create_tables() -> None:
         sa.Column("prev_hash", text, nullable=False),
         sa.Column("hash", text, nullable=False),
     )
+    op.create_index("ix_event_name", "event", ["name", "population", "seq"])
+    op.create_index("ix_event_release_id", "event", ["release_id", "name"])
     op.create_table(
         "version",
         sa.Column("name", text, primary_key=True),
         sa.Column("version", sa.Integer, primary_key=True),
-        sa.Column("digest", text, nullable=False),
-        sa.Column("release_id", text, sa.ForeignKey("release.id"), nullable=False),
+        sa.Column("digest", text, nullable=False, index=True),
+        sa.Column("release_id", text, sa.ForeignKey("release.id"), nullable=False, index=True),
         sa.Column("created_at", text, nullable=False),
         sa.UniqueConstraint("name", "release_id"),
+    )
+    op.create_table(
+        "joint_version",
+        sa.Column("name", text, primary_key=True),
+        sa.Column("version", sa.Integer, primary_key=True),
+        sa.Column("digest", text, nullable=False, index=True),
+        sa.Column("joint_id", text, nullable=False, index=True),
+        sa.Column("sites", text, nullable=False),
+        sa.Column("created_at", text, nullable=False),
+        sa.UniqueConstraint("name", "joint_id"),
+    )
+    op.create_table(
+        "stream",
+        sa.Column("id", text, sa.ForeignKey("release.id"), primary_key=True),
+        sa.Column("name", text, nullable=False, index=True),
+        sa.Column("population", text, nullable=False),
+        sa.Column("fingerprint", text, nullable=False),
+        sa.Column("terms", text, nullable=False),
+        sa.Column("created_at", text, nullable=False),
+        sa.Column("seq", sa.BigInteger, nullable=False),
+    )
+    op.create_table(
+        "stream_charge",
+        sa.Column("stream", text, sa.ForeignKey("stream.id"), primary_key=True),
+        sa.Column("ticks", sa.Integer, primary_key=True),
+        sa.Column("release_id", text, sa.ForeignKey("release.id"), nullable=False, unique=True),
+    )
+    op.create_table(
+        "tick",
+        sa.Column("stream", text, sa.ForeignKey("stream.id"), primary_key=True),
+        sa.Column("tick", sa.Integer, primary_key=True),
+        sa.Column("slot", text, nullable=False),
+        sa.Column("release_id", text, sa.ForeignKey("release.id"), nullable=False, unique=True),
+        sa.Column("snapshot_id", text, nullable=False),
+        sa.Column("number", sa.BigInteger, nullable=False),
+        sa.Column("arrivals", text, nullable=False),
+        sa.UniqueConstraint("stream", "slot"),
+    )
+    op.create_table(
+        "tick_answer",
+        sa.Column("stream", text, primary_key=True),
+        sa.Column("tick", sa.Integer, primary_key=True),
+        sa.Column("digest", text, nullable=False),
+        sa.ForeignKeyConstraint(["stream", "tick"], ["tick.stream", "tick.tick"]),
     )
     op.create_table(
         "alias",
@@ -126,21 +215,42 @@ def _create_tables() -> None:
         sa.Column("alias", text, primary_key=True),
         sa.Column("version", sa.Integer, nullable=False),
     )
+    op.create_table(
+        "pointer",
+        sa.Column("name", text, primary_key=True),
+        sa.Column("tag", text, nullable=False),
+    )
+    op.create_table(
+        "signed_pointer",
+        sa.Column("name", text, primary_key=True),
+        sa.Column("number", sa.BigInteger, nullable=False),
+        sa.Column("tag", text),
+    )
 
 
 def _sqlite_rules(rule: str) -> None:
-    for table, taken in TAKEN.items():
+    once = dict.fromkeys(ONCE, "id = NEW.id")
+    for table, taken in (TAKEN | once | {"release": "id = NEW.id OR run_key = NEW.run_key"}).items():
         op.execute(  # REPLACE would delete the old row, and fire no trigger of deletion
             f"CREATE TRIGGER {table}_no_replace BEFORE INSERT ON {table} "
             f"WHEN EXISTS (SELECT 1 FROM {table} WHERE {taken}) "
             f"BEGIN SELECT RAISE(ABORT, 'rows of {table} are never replaced'); END"
         )
-    for table in APPEND_ONLY:
+    for table in TAKEN:
         for verb in ("UPDATE", "DELETE"):
             op.execute(
                 f"CREATE TRIGGER {table}_no_{verb.lower()} BEFORE {verb} ON {table} "
                 f"BEGIN SELECT RAISE(ABORT, 'rows of {table} never change'); END"
             )
+    for table, allowed in ONCE.items():
+        op.execute(
+            f"CREATE TRIGGER {table}_once BEFORE UPDATE ON {table} WHEN NOT ({allowed}) "
+            f"BEGIN SELECT RAISE(ABORT, 'rows of {table} change once'); END"
+        )
+        op.execute(
+            f"CREATE TRIGGER {table}_no_delete BEFORE DELETE ON {table} "
+            f"BEGIN SELECT RAISE(ABORT, 'rows of {table} are never deleted'); END"
+        )
     op.execute(
         f"CREATE TRIGGER release_forward BEFORE UPDATE ON release WHEN NOT ({rule}) "
         "BEGIN SELECT RAISE(ABORT, 'a release only moves forward'); END"
@@ -149,6 +259,15 @@ def _sqlite_rules(rule: str) -> None:
         "CREATE TRIGGER release_no_delete BEFORE DELETE ON release "
         "BEGIN SELECT RAISE(ABORT, 'a release is never deleted'); END"
     )
+    for verb, row in {"INSERT": "NEW", "DELETE": "OLD"}.items():
+        op.execute(
+            f"CREATE TRIGGER charged_total_{verb.lower()} AFTER {verb} ON release "
+            f"BEGIN DELETE FROM charged_total WHERE population = {row}.population; END"
+        )
+    op.execute(
+        f"CREATE TRIGGER charged_total_update AFTER UPDATE ON release WHEN {CHARGED} "
+        "BEGIN DELETE FROM charged_total WHERE population IN (OLD.population, NEW.population); END"
+    )
 
 
 def _postgresql_rules(rule: str) -> None:
@@ -156,10 +275,15 @@ def _postgresql_rules(rule: str) -> None:
         "CREATE FUNCTION dpca_never() RETURNS trigger LANGUAGE plpgsql AS "
         "$$ BEGIN RAISE EXCEPTION 'rows of % never change', TG_TABLE_NAME; END $$"
     )
-    for table in (*APPEND_ONLY, "release"):
-        verbs = "DELETE" if table == "release" else "UPDATE OR DELETE"
+    for table in (*TAKEN, *ONCE, "release"):
+        verbs = "UPDATE OR DELETE" if table in TAKEN else "DELETE"
         op.execute(f"CREATE TRIGGER {table}_never BEFORE {verbs} ON {table} FOR EACH ROW EXECUTE FUNCTION dpca_never()")
         op.execute(f"CREATE TRIGGER {table}_no_truncate BEFORE TRUNCATE ON {table} EXECUTE FUNCTION dpca_never()")
+    for table, allowed in ONCE.items():
+        op.execute(
+            f"CREATE TRIGGER {table}_once BEFORE UPDATE ON {table} FOR EACH ROW WHEN (NOT ({allowed})) "
+            "EXECUTE FUNCTION dpca_never()"
+        )
     op.execute(
         "CREATE FUNCTION dpca_forward() RETURNS trigger LANGUAGE plpgsql AS "
         "$$ BEGIN RAISE EXCEPTION 'a release only moves forward'; END $$"
@@ -167,4 +291,18 @@ def _postgresql_rules(rule: str) -> None:
     op.execute(
         f"CREATE TRIGGER release_forward BEFORE UPDATE ON release FOR EACH ROW WHEN (NOT ({rule})) "
         "EXECUTE FUNCTION dpca_forward()"
+    )
+    op.execute(
+        "CREATE FUNCTION dpca_charged() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
+        "IF TG_OP <> 'INSERT' THEN DELETE FROM charged_total WHERE population = OLD.population; END IF; "
+        "IF TG_OP <> 'DELETE' THEN DELETE FROM charged_total WHERE population = NEW.population; END IF; "
+        "RETURN NULL; END $$"
+    )
+    op.execute(
+        "CREATE TRIGGER charged_total_changed AFTER INSERT OR DELETE ON release "
+        "FOR EACH ROW EXECUTE FUNCTION dpca_charged()"
+    )
+    op.execute(
+        f"CREATE TRIGGER charged_total_update AFTER UPDATE ON release FOR EACH ROW WHEN ({CHARGED}) "
+        "EXECUTE FUNCTION dpca_charged()"
     )
