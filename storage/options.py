@@ -33,8 +33,6 @@ class Meaning:
     choices : tuple of str, or a function that returns it; the words allowed, empty if any word is
     is_file : bool, whether the value names a file: such a value is private, so Prefect never sees it
     is_argument : bool, whether a command takes it by its position
-    entry_flag : str or None, the flag that gives one entry of a mapping or of a list
-    flag : str or None, the flag where it is not the option's name
     is_offered : bool, whether forms offer it: what weakens a guarantee they do not, though a job takes it all the same
     form : a function that returns what the option's JSON schema has in a form in place of what its type says, or None
     """
@@ -50,8 +48,6 @@ class Meaning:
     choices: tuple[str, ...] | Callable[[], tuple[str, ...]] = ()
     is_file: bool = False
     is_argument: bool = False
-    entry_flag: str | None = None
-    flag: str | None = None
     is_offered: bool = True
     form: Callable[[], Mapping[str, Any]] | None = None
 
@@ -117,6 +113,16 @@ class OptionField(NamedTuple):
     def is_required(self) -> bool:
         """Whether the record has no default for it."""
         return self.default is MISSING
+
+    @property
+    def flag(self) -> str:
+        """The flag of a command: the option's name, as command lines write it."""
+        return f"--{self.name.replace('_', '-')}"
+
+    @property
+    def is_settings(self) -> bool:
+        """Whether it is a mapping whose entries are given one at a time."""
+        return self.kind == Mapping[str, str] | None
 
     @property
     def may_be_none(self) -> bool:

@@ -11,14 +11,12 @@ from storage.options import Meaning, OptionField
 def command_option(option: OptionField) -> Any:
     """Return the type of an option as a command's parameter."""
     meaning = option.meaning
-    flag = meaning.flag or f"--{option.name.replace('_', '-')}"
+    flag = option.flag
     if meaning.is_argument:
         return Annotated[option.kind, typer.Argument(help=meaning.help)]
-    if meaning.entry_flag is not None:
-        read = _pairs_of(meaning.entry_flag)
-        return Annotated[
-            list[str] | None, typer.Option(meaning.entry_flag, help=meaning.help, metavar="KEY=VALUE", callback=read)
-        ]
+    if option.is_settings:
+        read = _pairs_of(flag)
+        return Annotated[list[str] | None, typer.Option(flag, help=meaning.help, metavar="KEY=VALUE", callback=read)]
     if option.kind is bool:
         return Annotated[bool, typer.Option(flag, help=meaning.help)]
     if option.kind == bool | None:

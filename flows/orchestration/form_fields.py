@@ -22,7 +22,7 @@ def form_field(option: OptionField) -> Any:
     """Return the type of an option as a flow's parameter; the form leaves out what it is not to offer."""
     if not option.meaning.is_offered:
         return Annotated[option.kind, _LEFT_OUT]
-    kind = option.kind if option.meaning.entry_flag is None else _SETTINGS
+    kind = _SETTINGS if option.is_settings else option.kind
     return Annotated[kind, _shown(option.meaning)]
 
 

@@ -115,7 +115,7 @@ def plan_sites(workspace: Workspace, request: SitesRequest, snapshots: Sequence[
         if meaning(rows.encoder()) != meaning(opened[0].encoder()):
             raise InvalidInput(
                 f"datasets {name!r} and {names[0]!r} were encoded by unlike schemas, and a sum over sites needs the "
-                "same at each; ingest them with one --schema."
+                "same at each; ingest them with one --table-schema."
             )
     check_model(request, {name: entry.privacy_unit for name, entry in zip(names, entries, strict=True)})
     budgets = [workspace.ledger.budget(entry.population) for entry in entries]

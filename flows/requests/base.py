@@ -60,9 +60,9 @@ class Request:
             below=1,
         ),
     ]
-    settings: Annotated[
-        Mapping[str, str], Meaning("Parameters of the mechanism.", entry_flag="--set", is_offered=False)
-    ] = field(default_factory=dict)
+    settings: Annotated[Mapping[str, str], Meaning("Parameters of the mechanism.", is_offered=False)] = field(
+        default_factory=dict
+    )
     run_key: Annotated[
         str | None,
         Meaning("Names the release: same key, same release. Without it, each slot of a schedule is one of its own."),

@@ -91,7 +91,7 @@ _TYPES = {bool: "boolean", int: "integer", float: "number", str: "string"}
 
 def settings_meaning(kinds: Kinds, help: str = "Parameters of the mechanism.") -> Meaning:  # noqa: A002
     """Return the meaning of an option for the settings of mechanisms of these kinds."""
-    return Meaning(help, entry_flag="--set", form=lambda: _parts(kinds()))
+    return Meaning(help, form=lambda: _parts(kinds()))
 
 
 def private_words(kinds: Kinds, *others: str) -> Callable[[], dict[str, Any]]:

@@ -70,7 +70,6 @@ class IngestOptions:
         Meaning(
             "YAML file that declares each raw column of CSV, TSV or Parquet; see `dpca schema draft`.",
             is_file=True,
-            flag="--schema",
         ),
     ] = None
     format: Annotated[

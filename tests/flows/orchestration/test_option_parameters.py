@@ -179,8 +179,7 @@ def test_the_command_takes_each_option_and_shows_the_same_text_and_bounds(derive
     assert taken.keys() - names == derived.beside
     for option in options:
         parameter, meaning = taken[option.name], option.meaning
-        flag = meaning.entry_flag or option.meaning.flag or f"--{option.name.replace('_', '-')}"
-        assert parameter.opts == [option.name if meaning.is_argument else flag]
+        assert parameter.opts == [option.name if meaning.is_argument else f"--{option.name.replace('_', '-')}"]
         assert parameter.help == meaning.help
         assert parameter.required is (option.is_required and not option.may_be_none)
         assert parameter.default == (None if option.is_required else option.default)
@@ -274,7 +273,7 @@ def test_the_request_of_another_family_makes_its_flow() -> None:
 
 
 def test_the_request_of_another_family_makes_its_command() -> None:
-    called = CliRunner().invoke(turn_app(), [*TURN_WORDS, "--set", "speed=3", "--set", "note=a=b", "--yes"])
+    called = CliRunner().invoke(turn_app(), [*TURN_WORDS, "--settings", "speed=3", "--settings", "note=a=b", "--yes"])
     asked = TurnRequest(**TURN, settings={"speed": "3", "note": "a=b"})
     assert json.loads(called.output) == {**dataclasses.asdict(asked), "yes": True}
     least = CliRunner().invoke(turn_app(), ["people", "--publish", "turned", "--turns", "1"])
@@ -287,8 +286,8 @@ def test_the_request_of_another_family_makes_its_command() -> None:
         ("people", "--publish", "turned"),
         (*TURN_WORDS, "--turns", "0"),
         (*TURN_WORDS, "--epsilon", "much"),
-        (*TURN_WORDS, "--set", "lonely"),
-        (*TURN_WORDS, "--set", "a=1", "--set", "a=2"),
+        (*TURN_WORDS, "--settings", "lonely"),
+        (*TURN_WORDS, "--settings", "a=1", "--settings", "a=2"),
         TURN_WORDS[1:],
     ],
     ids=" ".join,
