@@ -149,7 +149,7 @@ ROWS = {
         flows/commands/doctor.py flows/orchestration/left_servers.py flows/reports/findings.py
         flows/reports/proof_findings.py flows/settings.py
     """,
-    "flows/test_ingest_options.py": "flows/commands/dataset.py flows/commands/option_words.py",
+    "flows/test_ingest_options.py": "flows/commands/dataset.py",
     "flows/commands/test_mechanism.py": "flows/reports/truth_facts.py",
     "flows/commands/test_advising.py": "flows/reports/advice_facts.py",
     # papers
@@ -174,9 +174,7 @@ ROWS = {
     "flows/test_launchers.py": "flows/clusters/launchers.py",
     "flows/test_strangers.py": "flows/orchestration/own_server.py flows/orchestration/server_process.py",
     "flows/orchestration/test_deployment_notes.py": "flows/releases/verdicts.py",
-    "flows/orchestration/test_option_parameters.py": """
-        flows/orchestration/form_fields.py flows/requests/base.py flows/requests/subspace.py
-    """,
+    "flows/test_options.py": "flows/requests/base.py flows/requests/subspace.py",
     "flows/test_warnings.py": "flows/orchestration/prefect_artifacts.py",
     "flows/test_fit.py": """
         flows/releases/preview.py flows/releases/publish.py flows/releases/running.py flows/releases/stages.py

@@ -1,7 +1,7 @@
 """What a release of any family is asked with: each field states its meaning, type, default and domain once.
 
 The flow of a family, its form and its command are made from the fields of its request, see
-`flows.orchestration.option_parameters`; a new option is one field here and the line that uses it. Requests load no
+`flows.options`; a new option is one field here and the line that uses it. Requests load no
 numerical library, so that the command line explains itself at once.
 """
 
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
-from flows.requests.mechanism_settings import text_settings
+from flows.options import text_settings
 from storage.options import Meaning
 
 MECHANISM = "Mechanism: how noise is added."

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
+from flows.options import private_words, settings_meaning
 from flows.requests.base import Request
-from flows.requests.mechanism_settings import private_words, settings_meaning
 from storage.options import Meaning
 
 _MECHANISM = (

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
+from flows.options import settings_meaning, text_settings
 from flows.requests.base import MECHANISM, AllowLargeDelta, PublishedName, RowPolicy
-from flows.requests.mechanism_settings import settings_meaning, text_settings
 from flows.requests.tensor import NoiseVariance, WordsAtMost
 from storage.errors import Invalid
 from storage.options import Meaning

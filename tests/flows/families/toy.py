@@ -24,11 +24,9 @@ from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.privacy.sensitivities import Row
 from dpca_tasks.queries.joint_sum import JointSum, Part
 from dpca_tasks.records.blocks import RowBlock
-from flows.commands.option_words import command_option
-from flows.commands.releasing import Direct, DryRun, Json, Workers, Yes, release
+from flows.commands.releasing import Direct, Json, Yes, release
 from flows.families.base import Family, PlannedRelease, build_mechanism, release_facts
-from flows.orchestration import form_fields
-from flows.orchestration.option_parameters import with_options
+from flows.options import DryRun, Workers, command_option, form_field, with_options
 from flows.releases.stages import release_in_flow, run_release
 from flows.requests.base import MECHANISM, Request
 from storage.artifacts.base import Artifact, frozen, npz
@@ -248,8 +246,8 @@ class ToyFamily(Family[ToyRequest, Profile]):
 
 
 @flow(name="toy-profile", persist_result=False, log_prints=False)
-@with_options(ToyRequest, annotation=form_fields.form_field)
-def profile_columns(*, workers: form_fields.Workers = None, **request: Any) -> Any:
+@with_options(ToyRequest, annotation=form_field)
+def profile_columns(*, workers: Workers = None, **request: Any) -> Any:
     """Release a profile: the flow of the family."""
     return release_in_flow(ToyRequest, request, workers=workers)
 

@@ -15,8 +15,8 @@ from flows.families.base import build_mechanism
 from flows.families.completion import COMPLETION
 from flows.families.subspace import SUBSPACE
 from flows.families.tensors import TENSORS
+from flows.options import NOT_OFFERED, SETTINGS, STATED_APART, text_settings
 from flows.requests.completion import CompletionRequest
-from flows.requests.mechanism_settings import NOT_OFFERED, SETTINGS, STATED_APART, text_settings
 from flows.requests.sites import SitesRequest
 from flows.requests.subspace import SubspaceRequest
 from flows.requests.tensor import TensorRequest

@@ -16,12 +16,10 @@ from typer.testing import CliRunner
 from dpca_tasks.mechanisms.base import Center
 from dpca_tasks.records.sources import RowPolicy
 from flows.cli import build_app
-from flows.commands.option_words import command_option
 from flows.families.subspace import SUBSPACE
 from flows.fit import fit_subspace
 from flows.ingest import ingest_dataset, ingest_source
-from flows.orchestration.form_fields import Workers, form_field
-from flows.orchestration.option_parameters import with_options
+from flows.options import Workers, command_option, form_field, with_options
 from flows.requests.base import MECHANISM, NO_FORM_ASKS, Request
 from flows.requests.subspace import SubspaceRequest
 from storage.datasets.ingest import ingest
