@@ -37,7 +37,7 @@ from pydantic.fields import FieldInfo
 from pydantic.json_schema import SkipJsonSchema
 
 from storage.errors import Invalid
-from storage.options import Meaning, OptionField, options_of
+from storage.options import Handling, OptionField, options_of, rules_of
 
 type Annotation = Callable[[OptionField], Any]
 """A function that gives the type of a parameter, with what its reader needs to know."""
@@ -104,15 +104,15 @@ _LEFT_OUT: Any = SkipJsonSchema()  # type: ignore[type-arg]  # a class without a
 
 def form_field(option: OptionField) -> Any:
     """Return the type of an option as a flow's parameter; the form leaves out what it is not to offer."""
-    if not option.meaning.is_offered:
+    if not option.handling.is_offered:
         return Annotated[option.kind, _LEFT_OUT]
     kind = _SETTINGS if option.is_settings else option.kind
-    return Annotated[kind, _shown(option.meaning)]
+    return Annotated[kind, _shown(option)]
 
 
-def _shown(meaning: Meaning) -> FieldInfo:
-    in_place = {} if meaning.form is None else meaning.form()
-    field: FieldInfo = Field(json_schema_extra={"description": meaning.help, **meaning.rules(), **in_place})
+def _shown(option: OptionField) -> FieldInfo:
+    in_place = {} if option.handling.form is None else option.handling.form()
+    field: FieldInfo = Field(json_schema_extra={"description": option.help, **option.rules(), **in_place})
     return field
 
 
@@ -128,30 +128,29 @@ def command_option(option: OptionField) -> Any:
 
 def _spelled(option: OptionField) -> Any:
     """Return how a command line spells an option."""
-    meaning = option.meaning
     flag = option.flag
-    if meaning.is_argument:
-        return typer.Argument(help=meaning.help)
+    if option.handling.is_argument:
+        return typer.Argument(help=option.help)
     if option.is_settings:
-        return typer.Option(flag, help=meaning.help, metavar="KEY=VALUE", callback=_pairs_of(flag))
+        return typer.Option(flag, help=option.help, metavar="KEY=VALUE", callback=_pairs_of(flag))
     if option.kind is bool:
-        return typer.Option(flag, help=meaning.help)
+        return typer.Option(flag, help=option.help)
     if option.kind == bool | None:
-        return typer.Option(f"{flag}/--no-{flag[2:]}", help=meaning.help)
+        return typer.Option(f"{flag}/--no-{flag[2:]}", help=option.help)
     if option.kind == dict[str, str] | None:
-        return typer.Option(flag, help=meaning.help, parser=_roles, metavar="ROLE=NAME,...")
+        return typer.Option(flag, help=option.help, parser=_roles, metavar="ROLE=NAME,...")
     if option.kind == float | str:
-        return typer.Option(flag, help=meaning.help, parser=_number_or_word, metavar="NUMBER|WORD")
+        return typer.Option(flag, help=option.help, parser=_number_or_word, metavar="NUMBER|WORD")
     if option.kind == int | str:
-        return typer.Option(flag, help=meaning.help, parser=_count_or_word, metavar="COUNT|auto")
-    low, high = _closed_bounds(meaning)
-    return typer.Option(flag, help=meaning.help, min=low, max=high)
+        return typer.Option(flag, help=option.help, parser=_count_or_word, metavar="COUNT|auto")
+    low, high = _closed_bounds(option)
+    return typer.Option(flag, help=option.help, min=low, max=high)
 
 
-def _closed_bounds(meaning: Meaning) -> tuple[int | None, int | None]:
+def _closed_bounds(option: OptionField) -> tuple[int | None, int | None]:
     """Return the bounds that a command line checks: an interval with an open end is left to the job."""
-    is_open = meaning.above is not None or meaning.below is not None
-    return (None, None) if is_open else (meaning.minimum, meaning.maximum)
+    bounds = option.bounds
+    return (None, None) if bounds.keys() & {"gt", "lt"} else (bounds.get("ge"), bounds.get("le"))
 
 
 def _pairs_of(flag: str) -> Callable[[list[str] | None], list[tuple[str, str]]]:
@@ -191,80 +190,86 @@ def _number_or_word(text: str) -> float | str:
 
 # Options of no record
 
-_WORKERS = OptionField("workers", int | None, None, Meaning("Processes of a cluster started for the run.", minimum=1))
-_DRY_RUN = OptionField("dry_run", bool, MISSING, Meaning("Show what the run would cost; touch nothing."))
+_WORKERS = OptionField(
+    "workers", int | None, None, Field(description="Processes of a cluster started for the run.", ge=1)
+)
+_DRY_RUN = OptionField("dry_run", bool, MISSING, Field(description="Show what the run would cost; touch nothing."))
 _NEW_NAME = OptionField(
-    "name", str, MISSING, Meaning("The dataset's name; each ingest makes a new snapshot of it.", min_length=1)
+    "name", str, MISSING, Field(description="The dataset's name; each ingest makes a new snapshot of it.", min_length=1)
 )
 _STREAM_NAME = OptionField(
     "name",
     str,
     MISSING,
-    Meaning("The name of an open stream, under which its versions appear.", min_length=1, is_argument=True),
+    Field(description="The name of an open stream, under which its versions appear.", min_length=1),
+    Handling(is_argument=True),
 )
 _SLOT = OptionField(
     "slot",
     str | None,
     None,
-    Meaning("Names the slot, like 2026-01-05; by default that of the planned time, in the schedule's zone, or of now."),
+    Field(
+        description="Names the slot, like 2026-01-05; by default that of the planned time, in the schedule's "
+        "zone, or of now."
+    ),
 )
 _SNAPSHOT = OptionField(
     "snapshot",
     str | None,
     None,
-    Meaning("Insist on this snapshot; refused where the slot has another. By default the newest."),
+    Field(description="Insist on this snapshot; refused where the slot has another. By default the newest."),
 )
 _RELEASES = OptionField(
     "releases",
     int | None,
     None,
-    Meaning("So many releases in all share the budget equally; epsilon is then left out.", minimum=1),
+    Field(description="So many releases in all share the budget equally; epsilon is then left out.", ge=1),
 )
 _ALIAS = OptionField(
     "alias",
     str,
     MISSING,
-    Meaning("The alias that moves to each release that passes the gate.", pattern="^[a-z][a-z0-9._-]{0,99}$"),
+    Field(description="The alias that moves to each release that passes the gate.", pattern="^[a-z][a-z0-9._-]{0,99}$"),
 )
 _DRIFT_AT_MOST = OptionField(
     "drift_at_most",
     float,
     MISSING,
-    Meaning("Hold a release that lacks more than this part of the champion's directions.", minimum=0, maximum=1),
+    Field(description="Hold a release that lacks more than this part of the champion's directions.", ge=0, le=1),
 )
 _SETTLED = OptionField(
     "settled",
     float,
     MISSING,
-    Meaning("Seconds since the last change of a file after which it counts as whole.", minimum=0),
+    Field(description="Seconds since the last change of a file after which it counts as whole.", ge=0),
 )
 _SOURCES = OptionField(
-    "source", Any, MISSING, Meaning("@NAME: where dataset NAME was last ingested from by hand; or files.")
+    "source", Any, MISSING, Field(description="@NAME: where dataset NAME was last ingested from by hand; or files.")
 )
 _INBOX = OptionField(
     "inbox",
     str,
     MISSING,
-    Meaning(
-        "@NAME: where dataset NAME was last refreshed from by hand; or a folder, a pattern in one, or "
+    Field(
+        description="@NAME: where dataset NAME was last refreshed from by hand; or a folder, a pattern in one, or "
         "s3://bucket/prefix.",
         min_length=1,
     ),
 )
 
-Workers = Annotated[int | None, _shown(_WORKERS.meaning), _spelled(_WORKERS)]
-DryRun = Annotated[bool, _shown(_DRY_RUN.meaning), _spelled(_DRY_RUN)]
-NewName = Annotated[str, _shown(_NEW_NAME.meaning), _spelled(_NEW_NAME)]
-StreamName = Annotated[str, _shown(_STREAM_NAME.meaning), _spelled(_STREAM_NAME)]
-Slot = Annotated[str | None, _shown(_SLOT.meaning), _spelled(_SLOT)]
-SnapshotId = Annotated[str | None, _shown(_SNAPSHOT.meaning), _spelled(_SNAPSHOT)]
-Releases = Annotated[int | None, _shown(_RELEASES.meaning), _spelled(_RELEASES)]
-Alias = Annotated[str, _shown(_ALIAS.meaning), _spelled(_ALIAS)]
-DriftAtMost = Annotated[float, _shown(_DRIFT_AT_MOST.meaning), _spelled(_DRIFT_AT_MOST)]
-Settled = Annotated[float, _shown(_SETTLED.meaning), _spelled(_SETTLED)]
-Sources = Annotated[str | list[str], _shown(_SOURCES.meaning)]
+Workers = Annotated[int | None, _shown(_WORKERS), _spelled(_WORKERS)]
+DryRun = Annotated[bool, _shown(_DRY_RUN), _spelled(_DRY_RUN)]
+NewName = Annotated[str, _shown(_NEW_NAME), _spelled(_NEW_NAME)]
+StreamName = Annotated[str, _shown(_STREAM_NAME), _spelled(_STREAM_NAME)]
+Slot = Annotated[str | None, _shown(_SLOT), _spelled(_SLOT)]
+SnapshotId = Annotated[str | None, _shown(_SNAPSHOT), _spelled(_SNAPSHOT)]
+Releases = Annotated[int | None, _shown(_RELEASES), _spelled(_RELEASES)]
+Alias = Annotated[str, _shown(_ALIAS), _spelled(_ALIAS)]
+DriftAtMost = Annotated[float, _shown(_DRIFT_AT_MOST), _spelled(_DRIFT_AT_MOST)]
+Settled = Annotated[float, _shown(_SETTLED), _spelled(_SETTLED)]
+Sources = Annotated[str | list[str], _shown(_SOURCES)]
 """The source as a flow takes it: a reference, as paths are private. A command takes paths."""
-InboxAddress = Annotated[str, _shown(_INBOX.meaning)]
+InboxAddress = Annotated[str, _shown(_INBOX)]
 """The inbox as a flow takes it: a reference, as paths are private. A command takes an address."""
 
 
@@ -279,71 +284,83 @@ STATED_APART = ("n_components", "rank", "components")
 NOT_OFFERED = ("allow_uncertified",)
 """Fields that weaken a guarantee, which no form offers: they are insisted on as text."""
 
-_COLLUDERS = Meaning("Sites that may tell all they know; below a third of the others by default.", minimum=0)
-_DROPOUTS = Meaning("Further sites whose noise may be missing.", minimum=0)
-_OVERSAMPLING = Meaning("Directions carried along beyond those asked for.", minimum=0)
-_CALIBRATION = Meaning("tight: the least noise with the guarantee; paper: as printed, where that is proved.")
+_COLLUDERS = Field(description="Sites that may tell all they know; below a third of the others by default.", ge=0)
+_DROPOUTS = Field(description="Further sites whose noise may be missing.", ge=0)
+_OVERSAMPLING = Field(description="Directions carried along beyond those asked for.", ge=0)
+_CALIBRATION = Field(description="tight: the least noise with the guarantee; paper: as printed, where that is proved.")
 _SHARE = "The share of the squared loss for "
 
-SETTINGS: Mapping[str, Meaning] = {
-    "averaging": Meaning("The second half's projectors, or the last product alone, as published."),
-    "burn_in": Meaning("Products that do not enter the average of directions.", minimum=0),
+SETTINGS: Mapping[str, FieldInfo] = {
+    "averaging": Field(description="The second half's projectors, or the last product alone, as published."),
+    "burn_in": Field(description="Products that do not enter the average of directions.", ge=0),
     "calibration": _CALIBRATION,
-    "centre": Meaning("What is publicly known to be an average rating; the middle of the range by default."),
-    "clip": Meaning("Bring each user's factor to its norm, or clip longer ones, with weights or as published."),
-    "coins": Meaning("Whether choices by chance are made once a release, or anew in every round."),
+    "centre": Field(description="What is publicly known to be an average rating; the middle of the range by default."),
+    "clip": Field(
+        description="Bring each user's factor to its norm, or clip longer ones, with weights or as published."
+    ),
+    "coins": Field(description="Whether choices by chance are made once a release, or anew in every round."),
     "colluders": _COLLUDERS,
-    "diagonal_passes": Meaning("How often the moment's diagonal is replaced after the release.", minimum=0),
+    "diagonal_passes": Field(description="How often the moment's diagonal is replaced after the release.", ge=0),
     "dropouts": _DROPOUTS,
-    "epochs": Meaning("Epochs, each with one full release.", minimum=1),
-    "form": Meaning("How the release is computed or cut up; see the mechanism's page."),
-    "frequent": Meaning("The share of items that get factors, those counted most.", above=0, maximum=1),
-    "growth": Meaning("How much more of the squared loss the last round gets than the first.", above=0),
-    "inner_steps": Meaning("Steps in an epoch.", minimum=2),
-    "integrated_time": Meaning("The number of steps times the step size.", above=0),
-    "item_ridge": Meaning("The ridge of items' regressions, in multiples of the noise's norm.", above=0),
-    "iterations": Meaning("Noisy products; noise grows like the square root of their number.", minimum=1),
-    "message_clip": Meaning("Bound of a record's message in squared clip norms; 1 clips nothing.", above=0, maximum=1),
-    "mu": Meaning("The free mu of the printed noise, for calibration=paper.", above=0, below=1),
-    "noise": Meaning("The law of the noise."),
-    "nuclear_norm": Meaning("Bound of the prediction's nuclear norm, relative to a matrix of this rank.", above=0),
-    "offsets": Meaning("Whether noisy offsets of items are taken off first."),
-    "orthonormal": Meaning("Whether factors of items are made orthonormal after each round."),
+    "epochs": Field(description="Epochs, each with one full release.", ge=1),
+    "form": Field(description="How the release is computed or cut up; see the mechanism's page."),
+    "frequent": Field(description="The share of items that get factors, those counted most.", gt=0, le=1),
+    "growth": Field(description="How much more of the squared loss the last round gets than the first.", gt=0),
+    "inner_steps": Field(description="Steps in an epoch.", ge=2),
+    "integrated_time": Field(description="The number of steps times the step size.", gt=0),
+    "item_ridge": Field(description="The ridge of items' regressions, in multiples of the noise's norm.", gt=0),
+    "iterations": Field(description="Noisy products; noise grows like the square root of their number.", ge=1),
+    "message_clip": Field(
+        description="Bound of a record's message in squared clip norms; 1 clips nothing.", gt=0, le=1
+    ),
+    "mu": Field(description="The free mu of the printed noise, for calibration=paper.", gt=0, lt=1),
+    "noise": Field(description="The law of the noise."),
+    "nuclear_norm": Field(
+        description="Bound of the prediction's nuclear norm, relative to a matrix of this rank.", gt=0
+    ),
+    "offsets": Field(description="Whether noisy offsets of items are taken off first."),
+    "orthonormal": Field(description="Whether factors of items are made orthonormal after each round."),
     "oversampling": _OVERSAMPLING,
-    "passes": Meaning("Passes over the rows, fixed before any is read.", minimum=1),
-    "point_factor": Meaning("mixture: the clip norm over the root mean square of points.", minimum=1),
-    "pooled": Meaning("The statistics of how many last rounds are averaged.", minimum=1),
-    "private_centre": Meaning("Whether a released mean is the centre, where none is declared."),
-    "rate": Meaning("The probability with which a record is in a batch.", above=0, maximum=1),
-    "rating_clip": Meaning("Bound of what is left of a rating; follows from epsilon by default.", above=0),
-    "rounds": Meaning("Rounds, fixed before any row is read.", minimum=1),
-    "row_norm": Meaning("The norm that a row of centred ratings is clipped to, in multiples of their spread.", above=0),
-    "rows_kept": Meaning("The number of features that may have a part in the components.", minimum=1),
-    "sampler": Meaning("peeling: exact draws, one after the other; gibbs is not certified."),
-    "sampling": Meaning("Of more ratings than are counted: those of rare items, a random choice, or weights."),
-    "scaling": Meaning("Bring every user's row to one norm, or scale down longer ones alone."),
-    "score_factor": Meaning("mixture: the bound of a point's scores over their root mean square.", minimum=1),
-    "share": Meaning("The share of the squared loss for full releases.", above=0, below=1),
-    "split": Meaning("The share of the loss for the second moment.", above=0, below=1),
-    "spread": Meaning("The public std of centred ratings; a quarter of their range by default.", above=0),
-    "start": Meaning("Random factors, which cost nothing, or eigenvectors of a noisy moment."),
-    "start_share": Meaning(f"{_SHARE}the moment of start=analyze_gauss.", above=0, below=1),
-    "steps": Meaning("Batches in all.", minimum=1),
-    "totals_share": Meaning(f"{_SHARE}counts and offsets.", above=0, below=1),
-    "unobserved": Meaning("The weight of every pair of a user and an item, rated or not; 0 for ratings.", minimum=0),
-    "user_means": Meaning("Whether a user's own mean is taken off that user's ratings."),
-    "user_norm": Meaning("The norm that a user's factor is brought to.", above=0),
-    "user_prior": Meaning("How many ratings at the centre that mean counts in.", minimum=0),
-    "user_ridge": Meaning("The ridge of users' regressions.", above=0),
+    "passes": Field(description="Passes over the rows, fixed before any is read.", ge=1),
+    "point_factor": Field(description="mixture: the clip norm over the root mean square of points.", ge=1),
+    "pooled": Field(description="The statistics of how many last rounds are averaged.", ge=1),
+    "private_centre": Field(description="Whether a released mean is the centre, where none is declared."),
+    "rate": Field(description="The probability with which a record is in a batch.", gt=0, le=1),
+    "rating_clip": Field(description="Bound of what is left of a rating; follows from epsilon by default.", gt=0),
+    "rounds": Field(description="Rounds, fixed before any row is read.", ge=1),
+    "row_norm": Field(
+        description="The norm that a row of centred ratings is clipped to, in multiples of their spread.", gt=0
+    ),
+    "rows_kept": Field(description="The number of features that may have a part in the components.", ge=1),
+    "sampler": Field(description="peeling: exact draws, one after the other; gibbs is not certified."),
+    "sampling": Field(
+        description="Of more ratings than are counted: those of rare items, a random choice, or weights."
+    ),
+    "scaling": Field(description="Bring every user's row to one norm, or scale down longer ones alone."),
+    "score_factor": Field(description="mixture: the bound of a point's scores over their root mean square.", ge=1),
+    "share": Field(description="The share of the squared loss for full releases.", gt=0, lt=1),
+    "split": Field(description="The share of the loss for the second moment.", gt=0, lt=1),
+    "spread": Field(description="The public std of centred ratings; a quarter of their range by default.", gt=0),
+    "start": Field(description="Random factors, which cost nothing, or eigenvectors of a noisy moment."),
+    "start_share": Field(description=f"{_SHARE}the moment of start=analyze_gauss.", gt=0, lt=1),
+    "steps": Field(description="Batches in all.", ge=1),
+    "totals_share": Field(description=f"{_SHARE}counts and offsets.", gt=0, lt=1),
+    "unobserved": Field(
+        description="The weight of every pair of a user and an item, rated or not; 0 for ratings.", ge=0
+    ),
+    "user_means": Field(description="Whether a user's own mean is taken off that user's ratings."),
+    "user_norm": Field(description="The norm that a user's factor is brought to.", gt=0),
+    "user_prior": Field(description="How many ratings at the centre that mean counts in.", ge=0),
+    "user_ridge": Field(description="The ridge of users' regressions.", gt=0),
 }
 """Help and bounds by the name of a setting, which means the same in each mechanism that has it."""
 
 _TYPES = {bool: "boolean", int: "integer", float: "number", str: "string"}
 
 
-def settings_meaning(kinds: Kinds, help: str = "Parameters of the mechanism.") -> Meaning:  # noqa: A002
-    """Return the meaning of an option for the settings of mechanisms of these kinds."""
-    return Meaning(help, form=lambda: _parts(kinds()))
+def settings_form(kinds: Kinds) -> Callable[[], dict[str, Any]]:
+    """Return the form of an option for the settings of mechanisms of these kinds."""
+    return lambda: _parts(kinds())
 
 
 def private_words(kinds: Kinds, *others: str) -> Callable[[], dict[str, Any]]:
@@ -397,7 +414,7 @@ def _part(name: str, kind: type[Any]) -> dict[str, Any]:
 
 def _setting(name: str, hint: Any, default: Any) -> dict[str, Any]:
     """Return the JSON schema of a setting: its type, bounds, help and default."""
-    found: dict[str, Any] = {"title": name, "description": SETTINGS[name].help, **SETTINGS[name].rules()}
+    found: dict[str, Any] = {"title": name, "description": SETTINGS[name].description, **rules_of(SETTINGS[name])}
     words = [word for one in (get_args(hint) or ()) if get_origin(one) is Literal for word in get_args(one)]
     if get_origin(hint) is Literal or words:
         found |= {"type": "string", "enum": words or list(get_args(hint))}

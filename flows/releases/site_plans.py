@@ -17,7 +17,7 @@ from flows.requests.sites import SitesRequest
 from storage.artifacts.manifest import canonical_json
 from storage.datasets.catalog import Entry
 from storage.ledger.budgets import Budget
-from storage.options import options_of
+from storage.options import check_options
 from storage.privacy_unit import PrivacyUnit
 from storage.registry.references import check_name
 from storage.schemas.matching import meaning
@@ -96,8 +96,7 @@ def plan_sites(workspace: Workspace, request: SitesRequest, snapshots: Sequence[
         When a dataset is not there, or its population has no budget.
     """
     check_name(request.publish)
-    for option in options_of(SitesRequest):
-        option.meaning.check(option.name, getattr(request, option.name))
+    check_options(request)
     if request.run_key is not None:
         check_run_key(request.run_key)
     names = request.names

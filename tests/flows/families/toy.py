@@ -12,6 +12,7 @@ import numpy as np
 import typer
 from numpy.typing import NDArray
 from prefect import flow
+from pydantic import Field
 
 from dpca_tasks.accounting.calibration import gaussian_noise_multiplier
 from dpca_tasks.accounting.relation import Relation
@@ -33,7 +34,7 @@ from storage.artifacts.base import Artifact, frozen, npz
 from storage.artifacts.manifest import checked_manifest
 from storage.datasets.catalog import Entry
 from storage.ledger.budgets import RECORDS_AT_MOST
-from storage.options import Meaning
+from storage.options import Handling
 
 BITS, COUNT_STEPS = 10, 1 << 6
 
@@ -178,8 +179,8 @@ class ToyRequest(Request):
 
     family = "toy"
 
-    clip_norm: Annotated[float, Meaning("Bound on a record's norm.", above=0)]
-    mechanism: Annotated[str, Meaning(MECHANISM, choices=("toy_joint",))] = "toy_joint"
+    clip_norm: Annotated[float, Field(description="Bound on a record's norm.", gt=0)]
+    mechanism: Annotated[str, Field(description=MECHANISM), Handling(choices=("toy_joint",))] = "toy_joint"
 
 
 def build_audited(name: str) -> Mechanism[Profile]:

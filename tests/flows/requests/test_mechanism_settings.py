@@ -35,8 +35,8 @@ BESIDE = {"start_share": {"start": "analyze_gauss"}, "mu": {"form": "one_row", "
 
 def _parts(record: type[Any]) -> dict[str, dict[str, Any]]:
     (settings,) = (option for option in options_of(record) if option.name == "settings")
-    assert settings.meaning.form is not None
-    _, shown = settings.meaning.form()["anyOf"]
+    assert settings.handling.form is not None
+    _, shown = settings.handling.form()["anyOf"]
     assert shown["additionalProperties"] == {"type": "string"}
     found: dict[str, dict[str, Any]] = {}
     for name, choice in shown["properties"].items():
