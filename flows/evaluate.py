@@ -16,8 +16,7 @@ from dpca_tasks.records.blocks import BlockSource
 from flows.clusters.connecting import check_address, connect, open_cluster
 from flows.families.completion_evaluation import EvaluatedItems
 from flows.families.evaluated_subspace import EvaluatedSubspace
-from flows.orchestration.form_fields import DryRun, Workers, form_field
-from flows.orchestration.option_parameters import with_options
+from flows.options import DryRun, Workers, form_field, with_options
 from flows.releases.partitions import summing
 from flows.releases.stages import Caller, release_in_flow, run_release
 from flows.requests.base import NO_FORM_ASKS

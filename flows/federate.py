@@ -12,8 +12,7 @@ from prefect import flow
 from prefect.client.schemas.objects import State
 
 from flows.clusters.connecting import check_address, open_cluster
-from flows.orchestration.form_fields import Workers, form_field
-from flows.orchestration.option_parameters import with_options
+from flows.options import Workers, form_field, with_options
 from flows.orchestration.own_server import prefect_server
 from flows.orchestration.prefect_artifacts import state_release
 from flows.orchestration.prefect_stages import Runner, directly, finish, in_flow

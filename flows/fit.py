@@ -5,8 +5,7 @@ from typing import Any
 from prefect import flow
 from prefect.client.schemas.objects import State
 
-from flows.orchestration.form_fields import DryRun, Workers, form_field
-from flows.orchestration.option_parameters import with_options
+from flows.options import DryRun, Workers, form_field, with_options
 from flows.releases.stages import Caller, release_in_flow, run_release
 from flows.requests.base import NO_FORM_ASKS
 from flows.requests.subspace import SubspaceRequest

@@ -18,8 +18,7 @@ from typing import Any
 from prefect import flow
 from prefect.client.schemas.objects import State
 
-from flows.orchestration import form_fields
-from flows.orchestration.option_parameters import with_options
+from flows.options import NewName, Sources, form_field, with_options
 from flows.orchestration.own_server import prefect_server
 from flows.orchestration.prefect_stages import Runner, directly, finish, in_flow
 from flows.orchestration.schedule import is_deployed
@@ -140,8 +139,8 @@ def _ingest(source: str | list[str] | SourceFile, name: str, options: IngestOpti
 
 
 @flow(name="ingest-dataset", persist_result=False, log_prints=False, validate_parameters=True)
-@with_options(IngestOptions, annotation=form_fields.form_field)
-def ingest_dataset(source: form_fields.Sources, name: form_fields.NewName, **options: Any) -> str | State[Any]:
+@with_options(IngestOptions, annotation=form_field)
+def ingest_dataset(source: Sources, name: NewName, **options: Any) -> str | State[Any]:
     """Ingest files as a new snapshot of a dataset; return the snapshot's id.
 
     `storage.datasets.ingest_options.IngestOptions` declares the parameters beside source and name. A deployment's run

@@ -17,8 +17,7 @@ from prefect.client.schemas.objects import State
 from dpca_tasks.errors import DpcaError, InvalidInput
 from flows.clusters.connecting import reach_cluster
 from flows.ingest import given_files, ingest_opened
-from flows.orchestration import form_fields
-from flows.orchestration.option_parameters import with_options
+from flows.options import Alias, DriftAtMost, DryRun, InboxAddress, Releases, Settled, Workers, form_field, with_options
 from flows.orchestration.own_server import prefect_server
 from flows.orchestration.prefect_artifacts import state_refusal, state_release
 from flows.orchestration.prefect_stages import Runner, StageEnded, directly, ending, finish, in_flow
@@ -289,17 +288,17 @@ def _refresh(
 
 
 @flow(name="refresh-subspace", persist_result=False, log_prints=False, validate_parameters=True)
-@with_options(IngestOptions, annotation=form_fields.form_field, without=NO_LOOP_ASKS)
-@with_options(SubspaceRequest, annotation=form_fields.form_field, without=NO_LOOP_ASKS)
+@with_options(IngestOptions, annotation=form_field, without=NO_LOOP_ASKS)
+@with_options(SubspaceRequest, annotation=form_field, without=NO_LOOP_ASKS)
 def refresh_subspace(
-    inbox: form_fields.InboxAddress,
+    inbox: InboxAddress,
     *,
-    releases: form_fields.Releases = None,
-    alias: form_fields.Alias = CHAMPION,
-    drift_at_most: form_fields.DriftAtMost = DRIFT,
-    settled: form_fields.Settled = SETTLED,
-    dry_run: form_fields.DryRun = False,
-    workers: form_fields.Workers = None,
+    releases: Releases = None,
+    alias: Alias = CHAMPION,
+    drift_at_most: DriftAtMost = DRIFT,
+    settled: Settled = SETTLED,
+    dry_run: DryRun = False,
+    workers: Workers = None,
     **given: Any,
 ) -> dict[str, Any] | State[Any]:
     """Ingest what arrived, release it, and move an alias to each release that passes the gate.

@@ -10,7 +10,7 @@ from typing import Any
 from prefect import flow
 from prefect.client.schemas.objects import State
 
-from flows.orchestration.form_fields import Slot, SnapshotId, StreamName, Workers
+from flows.options import Slot, SnapshotId, StreamName, Workers
 from flows.orchestration.own_server import prefect_server
 from flows.orchestration.prefect_artifacts import state_release
 from flows.orchestration.prefect_stages import Runner, directly, finish, in_flow

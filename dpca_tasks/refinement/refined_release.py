@@ -156,7 +156,7 @@ def check_refinement(method: str, *, n_components: int | str, law: str | None, f
     if not formed and method != "eb":
         raise Refused(
             f"refine={method} needs the released matrix, which the operator form does not form: nothing could guard "
-            "against harm; use refine=none or eb, or --set form=dense."
+            "against harm; use refine=none or eb, or --settings form=dense."
         )
     if method in ("spikes", "all") and law not in ("isometric", "upper_triangle"):
         raise Refused(

@@ -5,9 +5,8 @@ from typing import Annotated, Any
 
 import typer
 
-from flows.commands.option_words import command_option
-from flows.commands.releasing import Direct, DryRun, Json, Release, Workers, Yes, release
-from flows.orchestration.option_parameters import with_options
+from flows.commands.releasing import Direct, Json, Release, Yes, release
+from flows.options import DryRun, Workers, command_option, with_options
 from flows.reports.activity import activity
 from flows.reports.terminal import STDERR, print_facts, print_rows
 from flows.requests.completion import CompletionRequest

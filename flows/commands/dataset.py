@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flows.commands.option_words import command_option
-from flows.orchestration.option_parameters import with_options
+from flows.options import NewName, command_option, with_options
 from flows.reports.activity import activity
 from flows.reports.terminal import STDERR, confirm, print_facts, print_rows
 from storage.datasets.ingest_options import IngestOptions
@@ -26,7 +25,7 @@ Name = Annotated[str, typer.Argument(metavar="N", help="A dataset's name.")]
 @with_options(IngestOptions, annotation=command_option)
 def ingest(
     source: Annotated[list[str], typer.Argument(help="Files, folders, patterns or s3:// URLs, read in this order.")],
-    name: Annotated[str, typer.Option(help="The dataset's name; each ingest makes a new snapshot of it.")],
+    name: NewName,
     *,
     direct: Annotated[bool, typer.Option("--direct", help="Run without Prefect: faster, no run history.")] = False,
     as_json: Json = False,
@@ -37,8 +36,8 @@ def ingest(
     Reads svmlight, CSV, TSV and Matrix Market text (plain, .gz or .zst), Parquet, SciPy .npz (csr), NumPy .npy, .h5ad
     and Zarr. A CSV, TSV or Parquet table with the columns row, column and value holds triplets, in any order; any
     other is wide, one row a line. Names end in .svm, .svmlight, .libsvm, .csv, .tsv, .mtx, .parquet, .npz, .npy, .h5ad
-    or .zarr; any other needs --format. With --schema, a raw CSV, TSV or Parquet table is encoded: numbers are scaled to
-    public ranges, categories become 0 and 1.
+    or .zarr; any other needs --format. With --table-schema, a raw CSV, TSV or Parquet table is encoded: numbers are
+    scaled to public ranges, categories become 0 and 1.
     """
     with activity("starting") as seen:
         from flows.ingest import run_ingest

@@ -12,9 +12,7 @@ from flows.reports.terminal import STDERR, confirm, print_facts
 if TYPE_CHECKING:
     from flows.requests.base import Request
 
-Workers = Annotated[int | None, typer.Option(min=1, help="Processes of a local cluster.")]
 Direct = Annotated[bool, typer.Option("--direct", help="Run without Prefect.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Show noise and cost; touch nothing.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Agree to spend.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Release = Annotated[bool, typer.Option("--release", help="Buy a private estimate, charged to the budget.")]

@@ -5,9 +5,8 @@ from typing import Annotated, Any
 
 import typer
 
-from flows.commands.option_words import command_option
-from flows.commands.releasing import Direct, DryRun, Json, Workers, Yes
-from flows.orchestration.option_parameters import with_options
+from flows.commands.releasing import Direct, Json, Yes
+from flows.options import DryRun, Workers, command_option, with_options
 from flows.reports.activity import activity
 from flows.reports.outcome import joint_line
 from flows.reports.terminal import STDERR, confirm, print_facts

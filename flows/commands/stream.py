@@ -4,17 +4,14 @@ from typing import Annotated, Any
 
 import typer
 
-from flows.commands.option_words import command_option
-from flows.commands.releasing import Direct, DryRun, Json, Workers, Yes
-from flows.orchestration.option_parameters import with_options
+from flows.commands.releasing import Direct, Json, Yes
+from flows.options import DryRun, Slot, SnapshotId, StreamName, Workers, command_option, with_options
 from flows.reports.activity import activity
 from flows.reports.outcome import outcome_line, stream_line
 from flows.reports.terminal import STDERR, confirm, print_facts, print_rows
 from flows.requests.stream import StreamRequest
 
 app = typer.Typer(help="Publish a private subspace every night, from one release that is charged once.")
-
-Name = Annotated[str, typer.Argument(help="The stream's name, under which its versions appear.")]
 
 
 @app.command("open")
@@ -41,13 +38,9 @@ def open_stream(
 
 @app.command()
 def tick(
-    name: Name,
-    slot: Annotated[
-        str | None, typer.Option(help="Names the slot, like 2026-01-05; by default that of now in UTC.")
-    ] = None,
-    snapshot: Annotated[
-        str | None, typer.Option(help="Insist on this snapshot; refused where the slot has another.")
-    ] = None,
+    name: StreamName,
+    slot: Slot = None,
+    snapshot: SnapshotId = None,
     workers: Workers = None,
     direct: Direct = False,
     as_json: Json = False,
@@ -70,7 +63,7 @@ def tick(
 
 
 @app.command()
-def show(name: Name, as_json: Json = False) -> None:
+def show(name: StreamName, as_json: Json = False) -> None:
     """Show the ticks used and left, the noise now and at the end, and what stopping or extending costs.
 
     A factor is the noise of an estimate over that of one release with all of the stream's privacy.
@@ -91,7 +84,7 @@ def list_streams(as_json: Json = False) -> None:
 
 @app.command()
 def extend(
-    name: Name,
+    name: StreamName,
     ticks: Annotated[int, typer.Option(min=1, help="Ticks that are paid for in all, with those before.")],
     dry_run: DryRun = False,
     yes: Yes = False,
@@ -110,7 +103,7 @@ def extend(
 
 @app.command()
 def close(
-    name: Name,
+    name: StreamName,
     tick: Annotated[
         int | None, typer.Option(min=1, help="Give up this tick alone, which began and was not published.")
     ] = None,

@@ -5,10 +5,9 @@ from typing import Annotated, Any
 
 import typer
 
-from flows.commands.option_words import command_option
-from flows.commands.releasing import Direct, DryRun, Json, Release, Workers, Yes, release
+from flows.commands.releasing import Direct, Json, Release, Yes, release
 from flows.commands.scoring import DropOthers, Format, Header, IdColumn
-from flows.orchestration.option_parameters import with_options
+from flows.options import Alias, DriftAtMost, DryRun, Releases, Settled, Workers, command_option, with_options
 from flows.reports.activity import activity
 from flows.reports.terminal import STDERR, confirm, print_facts, print_rows
 from flows.requests.base import NO_LOOP_ASKS
@@ -72,16 +71,10 @@ def evaluate(
 def refresh(
     inbox: Annotated[str, typer.Argument(help="A folder, a pattern in one, or s3://bucket/prefix.")],
     *,
-    releases: Annotated[
-        int | None, typer.Option(min=1, help="So many releases in all share the budget equally, instead of --epsilon.")
-    ] = None,
-    alias: Annotated[str, typer.Option(help="The alias that moves to each release that passes.")] = "champion",
-    drift_at_most: Annotated[
-        float, typer.Option(min=0, max=1, help="Hold a release that lacks more of the champion's directions.")
-    ] = 0.5,
-    settled: Annotated[
-        float, typer.Option(min=0, help="Seconds since a file's last change after which it counts as whole.")
-    ] = 10.0,
+    releases: Releases = None,
+    alias: Alias = "champion",
+    drift_at_most: DriftAtMost = 0.5,
+    settled: Settled = 10.0,
     workers: Workers = None,
     direct: Direct = False,
     yes: Yes = False,

@@ -5,10 +5,9 @@ from typing import Annotated, Any
 
 import typer
 
-from flows.commands.option_words import command_option
-from flows.commands.releasing import Direct, DryRun, Json, Workers, Yes, release
+from flows.commands.releasing import Direct, Json, Yes, release
 from flows.commands.scoring import DropOthers, Format, Header, IdColumn
-from flows.orchestration.option_parameters import with_options
+from flows.options import DryRun, Workers, command_option, with_options
 from flows.reports.activity import activity
 from flows.reports.terminal import print_facts, print_json, print_rows
 from flows.requests.tensor import TensorRequest

@@ -299,7 +299,7 @@ def chosen(request: Request, name: str) -> Any:
         When it is not.
     """
     value = getattr(request, name)
-    (words,) = (option.meaning.words for option in options_of(type(request)) if option.name == name)
+    (words,) = (option.words for option in options_of(type(request)) if option.name == name)
     if value not in words:
         raise InvalidInput(f"{name}={value!r} must be one of {', '.join(words)}; choose one.")
     return value

@@ -33,5 +33,5 @@ def check_columns(
     if meaning(artifact.manifest.get("encoder")) != meaning(rows.encoder()):
         raise InvalidInput(
             f"the columns of dataset {snapshot.name!r} were encoded by another schema than those of {version}; "
-            "evaluate it on a dataset of the same --schema."
+            "evaluate it on a dataset of the same --table-schema."
         )

@@ -27,7 +27,7 @@ from flows.requests.stream import StreamRequest
 from storage.artifacts.manifest import canonical_json
 from storage.datasets.catalog import Entry
 from storage.errors import Conflict
-from storage.options import options_of
+from storage.options import check_options
 from storage.privacy_unit import NIGHT_ROW, PrivacyUnit, privacy_statement
 from storage.registry.references import check_name
 from storage.schemas.matching import meaning
@@ -143,7 +143,7 @@ def plan_terms(workspace: Workspace, request: StreamRequest) -> StreamTerms:
         When it asks for what cannot be, or the dataset belongs to other people.
     """
     check_name(request.publish)
-    _check_words(request)
+    check_options(request)
     snapshot = workspace.catalog.current(request.dataset)
     if snapshot.population != request.population:
         raise Conflict(
@@ -247,11 +247,6 @@ def _weights(request: StreamRequest) -> tuple[Weights, str]:
     elif strategy == "decay":
         chosen["half_life"] = float(window) if half_life is None and window is not None else half_life
     return choose_weights(cast(Strategy, strategy), ticks=request.ticks, **chosen), answer
-
-
-def _check_words(request: StreamRequest) -> None:
-    for option in options_of(StreamRequest):
-        option.meaning.check(option.name, getattr(request, option.name))
 
 
 def _as_stored(facts: Mapping[str, Any]) -> dict[str, Any]:

@@ -39,7 +39,7 @@ from flows.requests.subspace import SubspaceRequest
 from storage.artifacts.base import Artifact
 from storage.artifacts.subspace import PrivateSubspace
 from storage.datasets.catalog import Entry
-from storage.options import Meaning, options_of
+from storage.options import options_of
 
 
 class SubspaceFamily(Family[SubspaceRequest, Subspace]):
@@ -198,9 +198,9 @@ class SubspaceFamily(Family[SubspaceRequest, Subspace]):
 
     def check(self, request: SubspaceRequest, plan: Plan) -> None:
         """Refuse a refinement, or a bound, that the planned release does not allow."""
-        for name in ("refine", "keep_matrix", "require_share", "hold_if_rejected"):
-            if getattr(request, name) is not None:
-                _meaning(name).check(name, getattr(request, name))
+        for option in options_of(SubspaceRequest):
+            if option.name in ("refine", "keep_matrix", "require_share", "hold_if_rejected"):
+                option.check(getattr(request, option.name))
         method, mechanism = request.refine or "none", request.mechanism
         check_refinement(method, n_components=request.components, law=plan.moment_noise, formed=plan.moment_formed)
         if request.require_share is not None and plan.moment_noise is None:
@@ -245,10 +245,6 @@ def refinement_of(planned: PlannedRelease[SubspaceRequest]) -> Any:
 
 
 SUBSPACE = SubspaceFamily()
-
-
-def _meaning(name: str) -> Meaning:
-    return next(option.meaning for option in options_of(SubspaceRequest) if option.name == name)
 
 
 def _problem_of(planned: PlannedRelease[SubspaceRequest]) -> Problem:

@@ -17,7 +17,7 @@ from flows.requests.sites import SitesRequest
 from storage.artifacts.manifest import canonical_json
 from storage.datasets.catalog import Entry
 from storage.ledger.budgets import Budget
-from storage.options import options_of
+from storage.options import check_options
 from storage.privacy_unit import PrivacyUnit
 from storage.registry.references import check_name
 from storage.schemas.matching import meaning
@@ -96,8 +96,7 @@ def plan_sites(workspace: Workspace, request: SitesRequest, snapshots: Sequence[
         When a dataset is not there, or its population has no budget.
     """
     check_name(request.publish)
-    for option in options_of(SitesRequest):
-        option.meaning.check(option.name, getattr(request, option.name))
+    check_options(request)
     if request.run_key is not None:
         check_run_key(request.run_key)
     names = request.names
@@ -115,7 +114,7 @@ def plan_sites(workspace: Workspace, request: SitesRequest, snapshots: Sequence[
         if meaning(rows.encoder()) != meaning(opened[0].encoder()):
             raise InvalidInput(
                 f"datasets {name!r} and {names[0]!r} were encoded by unlike schemas, and a sum over sites needs the "
-                "same at each; ingest them with one --schema."
+                "same at each; ingest them with one --table-schema."
             )
     check_model(request, {name: entry.privacy_unit for name, entry in zip(names, entries, strict=True)})
     budgets = [workspace.ledger.budget(entry.population) for entry in entries]

@@ -1,7 +1,7 @@
-"""What a release of any family is asked with: each field states its meaning, type, default and domain once.
+"""What a release of any family is asked with: each field states its type, default, help text and bounds once.
 
 The flow of a family, its form and its command are made from the fields of its request, see
-`flows.orchestration.option_parameters`; a new option is one field here and the line that uses it. Requests load no
+`flows.options`; a new option is one field here and the line that uses it. Requests load no
 numerical library, so that the command line explains itself at once.
 """
 
@@ -9,8 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
-from flows.requests.mechanism_settings import text_settings
-from storage.options import Meaning
+from pydantic import Field
+
+from flows.options import text_settings
+from storage.options import Handling
 
 MECHANISM = "Mechanism: how noise is added."
 NO_FORM_ASKS = ("i_know_this_is_not_private",)
@@ -19,17 +21,17 @@ NO_LOOP_ASKS = (*NO_FORM_ASKS, "run_key", "resume", "unattended")
 """Options of a request or an ingest that a loop sets for each arrival, or never sets."""
 
 PublishedName = Annotated[
-    str, Meaning("Name under which each release becomes a version.", pattern="^[a-z][a-z0-9._-]{0,99}$")
+    str, Field(description="Name under which each release becomes a version.", pattern="^[a-z][a-z0-9._-]{0,99}$")
 ]
 AllowLargeDelta = Annotated[
-    bool, Meaning("Insist on a delta that is not below one over the number of records.", is_offered=False)
+    bool,
+    Field(description="Insist on a delta that is not below one over the number of records."),
+    Handling(is_offered=False),
 ]
 RowPolicy = Annotated[
     str,
-    Meaning(
-        "clip: scale long records down to the clip norm; normalise: scale all records to it.",
-        choices=("clip", "normalise"),
-    ),
+    Field(description="clip: scale long records down to the clip norm; normalise: scale all records to it."),
+    Handling(choices=("clip", "normalise")),
 ]
 
 
@@ -45,33 +47,35 @@ class Request:
     family: ClassVar[str]
 
     dataset: Annotated[
-        str, Meaning("Name of the dataset; its newest snapshot is read.", min_length=1, is_argument=True)
+        str,
+        Field(description="Name of the dataset; its newest snapshot is read.", min_length=1),
+        Handling(is_argument=True),
     ]
     publish: PublishedName
-    mechanism: Annotated[str, Meaning(MECHANISM)]
+    mechanism: Annotated[str, Field(description=MECHANISM)]
     epsilon: Annotated[
-        float | None, Meaning("Privacy loss to spend of the population's budget, each run; positive.", above=0)
+        float | None, Field(description="Privacy loss to spend of the population's budget, each run; positive.", gt=0)
     ]
     delta: Annotated[
         float | None,
-        Meaning(
-            "Failure probability of the guarantee; below 1/records, 0 for pure mechanisms.",
-            minimum=0,
-            below=1,
-        ),
+        Field(description="Failure probability of the guarantee; below 1/records, 0 for pure mechanisms.", ge=0, lt=1),
     ]
     settings: Annotated[
-        Mapping[str, str], Meaning("Parameters of the mechanism.", entry_flag="--set", is_offered=False)
+        Mapping[str, str], Field(description="Parameters of the mechanism."), Handling(is_offered=False)
     ] = field(default_factory=dict)
     run_key: Annotated[
         str | None,
-        Meaning("Names the release: same key, same release. Without it, each slot of a schedule is one of its own."),
+        Field(
+            description="Names the release: same key, same release. Without it, each slot of a schedule is one of "
+            "its own."
+        ),
     ] = None
     allow_large_delta: AllowLargeDelta = False
     i_know_this_is_not_private: Annotated[
         bool,
-        Meaning(
-            "Insist on a mechanism that is not private: marked so for ever, and no private one is admitted after it."
+        Field(
+            description="Insist on a mechanism that is not private: marked so for ever, and no private one is "
+            "admitted after it."
         ),
     ] = False
 

@@ -4,9 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
+from pydantic import Field
+
+from flows.options import private_words, settings_form
 from flows.requests.base import Request
-from flows.requests.mechanism_settings import private_words, settings_meaning
-from storage.options import Meaning
+from storage.options import Handling
 
 _MECHANISM = (
     "dpals: private alternating least squares; one_shot: eigenvectors of one noisy moment; dpfw: private "
@@ -33,17 +35,26 @@ class CompletionRequest(Request):
 
     family = "completion"
 
-    rank: Annotated[int, Meaning("Number of factors of an item, below the number of items.", minimum=1)]
-    ratings_between: Annotated[str, Meaning("Public range A:B of ratings, such as 1:5; others are clipped to it.")]
-    ratings_per_user: Annotated[int, Meaning("How many ratings of one user are counted at most; public.", minimum=1)]
-    mechanism: Annotated[str, Meaning(_MECHANISM, choices=_mechanisms, form=private_words(_private, "auto"))] = "dpals"
-    settings: Annotated[Mapping[str, str], settings_meaning(_private)] = field(default_factory=dict)
+    rank: Annotated[int, Field(description="Number of factors of an item, below the number of items.", ge=1)]
+    ratings_between: Annotated[
+        str, Field(description="Public range A:B of ratings, such as 1:5; others are clipped to it.")
+    ]
+    ratings_per_user: Annotated[
+        int, Field(description="How many ratings of one user are counted at most; public.", ge=1)
+    ]
+    mechanism: Annotated[
+        str, Field(description=_MECHANISM), Handling(choices=_mechanisms, form=private_words(_private, "auto"))
+    ] = "dpals"
+    settings: Annotated[
+        Mapping[str, str], Field(description="Parameters of the mechanism."), Handling(form=settings_form(_private))
+    ] = field(default_factory=dict)
     signal: Annotated[
         float | None,
-        Meaning(
-            "Part of the variance of ratings without offsets that factors explain, from public knowledge, for advice "
+        Field(
+            description="Part of the variance of ratings without offsets that factors explain, from public "
+            "knowledge, for advice "
             "and mechanism=auto alone; half by default.",
-            above=0,
-            maximum=1,
+            gt=0,
+            le=1,
         ),
     ] = None

@@ -3,8 +3,10 @@
 from dataclasses import dataclass
 from typing import Annotated
 
+from pydantic import Field
+
 from flows.requests.base import Request
-from storage.options import Meaning
+from storage.options import Handling
 
 SUBSPACE_MECHANISMS, COMPLETION_MECHANISMS = ("captured_share",), ("prediction_error",)
 
@@ -14,7 +16,9 @@ class Evaluated:
     """What is evaluated. It is a base of its own, so that commands take it before the dataset."""
 
     artifact: Annotated[
-        str, Meaning("The release to evaluate: NAME, NAME@VERSION or NAME@ALIAS.", min_length=1, is_argument=True)
+        str,
+        Field(description="The release to evaluate: NAME, NAME@VERSION or NAME@ALIAS.", min_length=1),
+        Handling(is_argument=True),
     ]
 
 
@@ -23,7 +27,7 @@ class EvaluationRequest(Request, Evaluated):
     """A request for a private estimate of how good a release is."""
 
     publish: Annotated[
-        str, Meaning("Name under which each estimate becomes a version; by default NAME.evaluation.")
+        str, Field(description="Name under which each estimate becomes a version; by default NAME.evaluation.")
     ] = ""
 
     def __post_init__(self) -> None:
@@ -40,11 +44,13 @@ class SubspaceEvaluationRequest(EvaluationRequest):
     family = "subspace_evaluation"
 
     mechanism: Annotated[
-        str, Meaning("captured_share: three noisy sums of squares, one event.", choices=SUBSPACE_MECHANISMS)
+        str,
+        Field(description="captured_share: three noisy sums of squares, one event."),
+        Handling(choices=SUBSPACE_MECHANISMS),
     ] = "captured_share"
     delta: Annotated[
         float,
-        Meaning("Failure probability of the guarantee; below 1/records. 0 takes Laplace noise.", minimum=0, below=1),
+        Field(description="Failure probability of the guarantee; below 1/records. 0 takes Laplace noise.", ge=0, lt=1),
     ] = 0.0
 
 
@@ -56,6 +62,7 @@ class CompletionEvaluationRequest(EvaluationRequest):
 
     mechanism: Annotated[
         str,
-        Meaning("prediction_error: squared errors, Recall and NDCG, one event.", choices=COMPLETION_MECHANISMS),
+        Field(description="prediction_error: squared errors, Recall and NDCG, one event."),
+        Handling(choices=COMPLETION_MECHANISMS),
     ] = "prediction_error"
-    count: Annotated[int, Meaning("How many items are recommended: the k of Recall@k and NDCG@k.", minimum=1)] = 20
+    count: Annotated[int, Field(description="How many items are recommended: the k of Recall@k and NDCG@k.", ge=1)] = 20

@@ -4,11 +4,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
+from pydantic import Field
+
+from flows.options import settings_form, text_settings
 from flows.requests.base import MECHANISM, AllowLargeDelta, PublishedName, RowPolicy
-from flows.requests.mechanism_settings import settings_meaning, text_settings
 from flows.requests.tensor import NoiseVariance, WordsAtMost
 from storage.errors import Invalid
-from storage.options import Meaning
+from storage.options import Handling
 
 
 def _kinds() -> Mapping[str, type[Any]]:
@@ -29,35 +31,36 @@ class SitesRequest:
     """
 
     publish: PublishedName
-    method: Annotated[str, Meaning(MECHANISM.replace("Mechanism", "Method"), choices=_methods)]
-    components: Annotated[int, Meaning("Number of components k.", minimum=1)]
-    epsilon: Annotated[float, Meaning("Privacy loss to spend of the budget of every site; positive.", above=0)]
-    delta: Annotated[float, Meaning("Failure probability of the guarantee; below 1/records.", above=0, below=1)]
+    method: Annotated[str, Field(description=MECHANISM.replace("Mechanism", "Method")), Handling(choices=_methods)]
+    components: Annotated[int, Field(description="Number of components k.", ge=1)]
+    epsilon: Annotated[float, Field(description="Privacy loss to spend of the budget of every site; positive.", gt=0)]
+    delta: Annotated[float, Field(description="Failure probability of the guarantee; below 1/records.", gt=0, lt=1)]
     datasets: Annotated[
-        str, Meaning("Names of the datasets, one a site: A,B,C; the newest snapshot of each is read.")
+        str, Field(description="Names of the datasets, one a site: A,B,C; the newest snapshot of each is read.")
     ] = ""
     roster: Annotated[
-        str | None, Meaning("The roster file of sites that are processes of their own, in place of datasets.")
+        str | None, Field(description="The roster file of sites that are processes of their own, in place of datasets.")
     ] = None
     row_policy: RowPolicy = "clip"
     clip_norm: Annotated[
         float | None,
-        Meaning("Bound on a record's norm at every site, from public knowledge; topics have none.", above=0),
+        Field(description="Bound on a record's norm at every site, from public knowledge; topics have none.", gt=0),
     ] = None
     model: Annotated[
         str | None,
-        Meaning(
-            "For cape_agn, conv_agn and local_agn. topics: each record is a document, counts of words of one topic; "
-            "mixture: each is a point, a centre and noise that is alike in all directions.",
-            choices=("topics", "mixture"),
+        Field(
+            description="For cape_agn, conv_agn and local_agn. topics: each record is a document, counts of words "
+            "of one topic; "
+            "mixture: each is a point, a centre and noise that is alike in all directions."
         ),
+        Handling(choices=("topics", "mixture")),
     ] = None
     words_at_most: WordsAtMost = None
     noise_variance: NoiseVariance = None
-    settings: Annotated[Mapping[str, str], settings_meaning(_kinds, "Parameters of the method.")] = field(
-        default_factory=dict
-    )
-    run_key: Annotated[str | None, Meaning("Names the joint release: same key, same release.")] = None
+    settings: Annotated[
+        Mapping[str, str], Field(description="Parameters of the method."), Handling(form=settings_form(_kinds))
+    ] = field(default_factory=dict)
+    run_key: Annotated[str | None, Field(description="Names the joint release: same key, same release.")] = None
     allow_large_delta: AllowLargeDelta = False
 
     def __post_init__(self) -> None:

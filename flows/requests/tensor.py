@@ -4,9 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
+from pydantic import Field
+
+from flows.options import private_words, settings_form
 from flows.requests.base import Request
-from flows.requests.mechanism_settings import private_words, settings_meaning
-from storage.options import Meaning
+from storage.options import Handling
 
 
 def _private() -> Mapping[str, type[Any]]:
@@ -23,14 +25,15 @@ def _mechanisms() -> tuple[str, ...]:
 
 WordsAtMost = Annotated[
     int | None,
-    Meaning("topics: how many words of one document are counted at most, from public knowledge.", above=2),
+    Field(description="topics: how many words of one document are counted at most, from public knowledge.", gt=2),
 ]
 NoiseVariance = Annotated[
     float | None,
-    Meaning(
-        "mixture: variance of the noise around centres in each column, from public knowledge; by default it "
+    Field(
+        description="mixture: variance of the noise around centres in each column, from public knowledge; by "
+        "default it "
         "follows from what is released.",
-        minimum=0,
+        ge=0,
     ),
 ]
 
@@ -43,33 +46,37 @@ class TensorRequest(Request):
 
     model: Annotated[
         str,
-        Meaning(
-            "topics: each record is a document, counts of words of one topic; mixture: each is a point, a centre and "
-            "noise that is alike in all directions.",
-            choices=("topics", "mixture"),
+        Field(
+            description="topics: each record is a document, counts of words of one topic; mixture: each is a "
+            "point, a centre and "
+            "noise that is alike in all directions."
         ),
+        Handling(choices=("topics", "mixture")),
     ]
-    components: Annotated[int, Meaning("Number of components K, below the number of columns.", minimum=1)]
+    components: Annotated[int, Field(description="Number of components K, below the number of columns.", ge=1)]
     mechanism: Annotated[
         str,
-        Meaning(
-            "agn: Gaussian noise; avn: pure, delta 0, with far more noise; otd: without privacy, to compare with.",
-            choices=_mechanisms,
-            form=private_words(_private),
+        Field(
+            description="agn: Gaussian noise; avn: pure, delta 0, with far more noise; otd: without privacy, to "
+            "compare with."
         ),
+        Handling(choices=_mechanisms, form=private_words(_private)),
     ] = "agn"
-    settings: Annotated[Mapping[str, str], settings_meaning(_private)] = field(default_factory=dict)
+    settings: Annotated[
+        Mapping[str, str], Field(description="Parameters of the mechanism."), Handling(form=settings_form(_private))
+    ] = field(default_factory=dict)
     words_at_most: WordsAtMost = None
     clip_norm: Annotated[
         float | None,
-        Meaning("mixture: bound on a point's norm, from public knowledge; longer ones are clipped.", above=0),
+        Field(description="mixture: bound on a point's norm, from public knowledge; longer ones are clipped.", gt=0),
     ] = None
     noise_variance: NoiseVariance = None
     component_length: Annotated[
         float | None,
-        Meaning(
-            "Euclidean length of a component, from public knowledge, for the forecast of a dry run alone; by default "
+        Field(
+            description="Euclidean length of a component, from public knowledge, for the forecast of a dry run "
+            "alone; by default "
             "topics share the words evenly, and centres lie as far out as the clip norm allows for.",
-            above=0,
+            gt=0,
         ),
     ] = None

@@ -23,7 +23,7 @@ from flows.releases.site_plans import OF_MODEL, check_model, problem_of
 from flows.requests.sites import SitesRequest
 from flows.sites.roster_file import RosterFile
 from storage.artifacts.manifest import canonical_json
-from storage.options import options_of
+from storage.options import check_options
 from storage.registry.publishing import JOINT
 
 ASKED = {
@@ -128,8 +128,7 @@ def plan_joint(roster: RosterFile, request: SitesRequest) -> PlannedJoint:
     InvalidInput
         When it does not fit.
     """
-    for option in options_of(SitesRequest):
-        option.meaning.check(option.name, getattr(request, option.name))
+    check_options(request)
     if request.run_key is not None:
         check_run_key(request.run_key)
     if request.method not in OVER_ROSTER:

@@ -1,20 +1,23 @@
-"""The options of an ingest, each declared once: meaning, type, default and domain.
+"""The options of an ingest, each declared once: type, default, help text and bounds.
 
 The options of ``dpca dataset ingest``, the parameters of the flow ``ingest_dataset`` and its form are made from the
 fields of `IngestOptions`; a new option is one field here and the line that uses it.
 
 >>> IngestOptions(features=123, on_error="quarantine").features
 123
->>> [option.name for option in options_of(IngestOptions) if option.meaning.is_file]
+>>> from storage.options import options_of
+>>> [option.name for option in options_of(IngestOptions) if option.handling.is_file]
 ['feature_names', 'table_schema', 'units', 'scale']
 """
 
 from dataclasses import dataclass
 from typing import Annotated
 
+from pydantic import Field
+
 from storage.errors import Invalid
 from storage.formats.duplicates import DUPLICATES
-from storage.options import Meaning, options_of
+from storage.options import Handling, check_options
 from storage.privacy_unit import PrivacyUnit
 
 TRIPLETS = ("csv", "tsv", "parquet", "mtx")
@@ -56,99 +59,124 @@ class IngestOptions:
     """
 
     population: Annotated[
-        str | None, Meaning("The people whose budget releases charge; the dataset's name by default.")
+        str | None, Field(description="The people whose budget releases charge; the dataset's name by default.")
     ] = None
     features: Annotated[
-        int | None, Meaning("Declared columns; svmlight, CSV, TSV and triplets need it, or names.", minimum=1)
+        int | None, Field(description="Declared columns; svmlight, CSV, TSV and triplets need it, or names.", ge=1)
     ] = None
     feature_names: Annotated[
-        str | None, Meaning("Text file of column names or item ids, one a line, in order.", is_file=True)
+        str | None,
+        Field(description="Text file of column names or item ids, one a line, in order."),
+        Handling(is_file=True),
     ] = None
-    public_items: Annotated[bool, Meaning("The list of item ids is public: take it from the triplets.")] = False
+    public_items: Annotated[bool, Field(description="The list of item ids is public: take it from the triplets.")] = (
+        False
+    )
     table_schema: Annotated[
         str | None,
-        Meaning(
-            "YAML file that declares each raw column of CSV, TSV or Parquet; see `dpca schema draft`.",
-            is_file=True,
-            flag="--schema",
-        ),
+        Field(description="YAML file that declares each raw column of CSV, TSV or Parquet; see `dpca schema draft`."),
+        Handling(is_file=True),
     ] = None
     format: Annotated[
-        str | None, Meaning("svmlight, mtx, npz, npy, csv, tsv, parquet, zarr or h5ad; by file name by default.")
+        str | None,
+        Field(description="svmlight, mtx, npz, npy, csv, tsv, parquet, zarr or h5ad; by file name by default."),
     ] = None
     columns: Annotated[
         dict[str, str] | None,
-        Meaning("Columns of triplets by role, such as row=USER,column=ITEM,value=RATING; without values, each is 1."),
+        Field(
+            description="Columns of triplets by role, such as row=USER,column=ITEM,value=RATING; without values, "
+            "each is 1."
+        ),
     ] = None
     duplicates: Annotated[
         str | None,
-        Meaning(
-            "Entries of one row and column become their sum (triplets by default), mean or last, or are refused as a "
-            "bad row (svmlight and csr by default); an unattended ingest of triplets requires it.",
-            choices=DUPLICATES,
+        Field(
+            description="Entries of one row and column become their sum (triplets by default), mean or last, or "
+            "are refused as a "
+            "bad row (svmlight and csr by default); an unattended ingest of triplets requires it."
         ),
+        Handling(choices=DUPLICATES),
     ] = None
-    keep_zeros: Annotated[bool, Meaning("Store triplets of value 0, such as ratings; else they are dropped.")] = False
+    keep_zeros: Annotated[
+        bool, Field(description="Store triplets of value 0, such as ratings; else they are dropped.")
+    ] = False
     unit_column: Annotated[
-        str | None, Meaning("Column of a table with the individual behind each row; one individual is one record.")
+        str | None,
+        Field(description="Column of a table with the individual behind each row; one individual is one record."),
     ] = None
     delimiter: Annotated[
-        str | None, Meaning("The sign between fields of CSV and TSV, or ::; a comma or a tab by default.")
+        str | None, Field(description="The sign between fields of CSV and TSV, or ::; a comma or a tab by default.")
     ] = None
     header: Annotated[
         bool | None,
-        Meaning("Whether CSV and TSV begin with column names, else named 0, 1, 2 ...; if left out, doubt is refused."),
+        Field(
+            description="Whether CSV and TSV begin with column names, else named 0, 1, 2 ...; if left out, doubt "
+            "is refused."
+        ),
     ] = None
     units: Annotated[
-        str | None, Meaning(".npy file with the id of the individual behind each row, in order.", is_file=True)
+        str | None,
+        Field(description=".npy file with the id of the individual behind each row, in order."),
+        Handling(is_file=True),
     ] = None
     unit_name: Annotated[
         str | None,
-        Meaning("Name of the ids of individuals, as their budget states it; by default of their column, or unit."),
+        Field(
+            description="Name of the ids of individuals, as their budget states it; by default of their column, "
+            "or unit."
+        ),
     ] = None
     max_rows_per_unit: Annotated[
-        int | None, Meaning("Keep the first rows of each individual; all by default.", minimum=1)
+        int | None, Field(description="Keep the first rows of each individual; all by default.", ge=1)
     ] = None
     scale: Annotated[
-        str | None, Meaning("Text file of public positive factors of the columns, one a line.", is_file=True)
+        str | None,
+        Field(description="Text file of public positive factors of the columns, one a line."),
+        Handling(is_file=True),
     ] = None
     records_at_most: Annotated[
         int | None,
-        Meaning("Public bound on the number of records; more are refused, or kept where bad rows are kept.", minimum=1),
+        Field(
+            description="Public bound on the number of records; more are refused, or kept where bad rows are kept.",
+            ge=1,
+        ),
     ] = None
     density: Annotated[
         float | None,
-        Meaning("Public share of entries that are not 0: affects speed, never results.", minimum=0, maximum=1),
+        Field(description="Public share of entries that are not 0: affects speed, never results.", ge=0, le=1),
     ] = None
     block_nnz: Annotated[
-        int | None, Meaning("Stored values in a block at most; about a million by default.", minimum=1)
+        int | None, Field(description="Stored values in a block at most; about a million by default.", ge=1)
     ] = None
-    dtype: Annotated[str | None, Meaning("Type of stored values, such as float32; the source's by default.")] = None
+    dtype: Annotated[
+        str | None, Field(description="Type of stored values, such as float32; the source's by default.")
+    ] = None
     on_error: Annotated[
         str | None,
-        Meaning(
-            "quarantine: a record with a bad row becomes empty, and a private report lists its rows. fail: end at the "
-            "first bad row, the default of attended ingests; message, exit code and Prefect state reveal that row.",
-            choices=("fail", "quarantine"),
+        Field(
+            description="quarantine: a record with a bad row becomes empty, and a private report lists its rows. "
+            "fail: end at the "
+            "first bad row, the default of attended ingests; message, exit code and Prefect state reveal that row."
         ),
+        Handling(choices=("fail", "quarantine")),
     ] = None
     unattended: Annotated[
         bool,
-        Meaning(
-            "Ingest as schedules do: no record ends it, and what is wrong with rows is in the private report alone."
+        Field(
+            description="Ingest as schedules do: no record ends it, and what is wrong with rows is in the private "
+            "report alone."
         ),
     ] = False
-    resume: Annotated[bool, Meaning("Continue after the last whole block of a killed ingest of the same request.")] = (
-        False
-    )
+    resume: Annotated[
+        bool, Field(description="Continue after the last whole block of a killed ingest of the same request.")
+    ] = False
     allow_shared_rows: Annotated[
-        bool, Meaning("Allow rows that another population holds already.", is_offered=False)
+        bool, Field(description="Allow rows that another population holds already."), Handling(is_offered=False)
     ] = False
 
     def __post_init__(self) -> None:
         """Check each value by itself."""
-        for option in options_of(type(self)):
-            option.meaning.check(option.name, getattr(self, option.name))
+        check_options(self)
 
     @property
     def quarantines(self) -> bool:

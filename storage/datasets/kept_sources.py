@@ -19,7 +19,7 @@ from storage.options import options_of
 _SIGN = "@"
 SOURCES, INBOXES = "sources", "inboxes"
 """Where the files of a dataset's ingest are kept, and where those of its closed loop."""
-FILES = ("source", *(option.name for option in options_of(IngestOptions) if option.meaning.is_file))
+FILES = ("source", *(option.name for option in options_of(IngestOptions) if option.handling.is_file))
 """The arguments of an ingest that name files."""
 
 _ONCE_REFRESHED = "run `dpca subspace refresh` once by hand"

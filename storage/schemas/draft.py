@@ -13,7 +13,7 @@ from storage.schemas.cells import is_number
 from storage.schemas.schema import TO_DECLARE, Text
 
 _HEAD = """\
-# A schema for `dpca dataset ingest --schema`. Everything in it is public and goes into each release: declare it from
+# A schema, see `dpca dataset ingest --table-schema`. All in it is public and goes into each release: declare it from
 # what is publicly known, never from the rows. Fill in each {word}; `dpca schema json` describes all that may be said.
 version: 1
 """

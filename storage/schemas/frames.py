@@ -42,8 +42,8 @@ def feature_columns(
             said = f"column {name!r} has the name of" if name else f"column {at + 1} has no name, like"
             raise Invalid(
                 f"{said} the index of a data frame, which is no feature; leave it out (index=False), or rename it if "
-                "it is one; of a file, --feature-names or a --schema without it leave it out, and --unit-column takes "
-                "it for ids"
+                "it is one; of a file, --feature-names or a --table-schema without it leave it out, and --unit-column "
+                "takes it for ids"
             )
         kept.append(name)
     return kept

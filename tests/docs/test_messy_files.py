@@ -95,7 +95,9 @@ def test_a_messy_table_of_a_package_takes_three_commands_of_which_one_may_fail(
             assert f"\n{column} " in reported, reported
         assert len({line.split("  ")[0] for line in reported.splitlines()[1:-1]}) == len(story.reported), reported
     schema.write_text(right, encoding="utf-8")
-    shown = shell.types("dataset", "ingest", source, "--schema", schema, "--name", name, "--direct", *story.ingest)
+    shown = shell.types(
+        "dataset", "ingest", source, "--table-schema", schema, "--name", name, "--direct", *story.ingest
+    )
     assert f"rows               {story.rows}\n" in shown
     assert len(shell.statuses) <= 3
     assert sum(status != 0 for status in shell.statuses) <= 1

@@ -26,7 +26,7 @@ OPTIONS = {
     ("budget", "open"): "--epsilon --delta --relation --filter --failure-delta --allow-large-delta --json",
     ("budget", "show"): "--json",
     ("subspace", "fit"): (
-        "--components --epsilon --delta --clip-norm --publish --mechanism --set --run-key --workers "
+        "--components --epsilon --delta --clip-norm --publish --mechanism --settings --run-key --workers "
         "--allow-large-delta --direct --dry-run --yes --json"
     ),
     ("subspace", "transform"): "--output --json",
@@ -82,8 +82,8 @@ def test_help_needs_neither_prefect_nor_dask_nor_arrays_nor_a_home(tmp_path: Pat
         (*FIT, "--components", "2.5"),
         (*FIT, "--epsilon", "one"),
         (*FIT, "--workers", "0"),
-        (*FIT, "--set", "lonely"),
-        (*FIT, "--set", "a=1", "--set", "a=2"),
+        (*FIT, "--settings", "lonely"),
+        (*FIT, "--settings", "a=1", "--settings", "a=2"),
         (*FIT, "--nothing"),
     ],
     ids=" ".join,

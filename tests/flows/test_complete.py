@@ -113,7 +113,7 @@ def test_a_dry_run_advises_and_auto_follows_the_advice(dpca: Command) -> None:
     ended = json.loads(dpca(*COMPLETE, "--mechanism", "auto").out)
     assert json.loads(dpca("registry", "show", ended["artifact"], "--json").out)["mechanism"] == best
     assert json.loads(dpca(*COMPLETE, "--mechanism", "auto").out)["reused"]
-    assert "auto takes no settings" in dpca(*COMPLETE, "--mechanism", "auto", "--set", "rounds=2").complaint(1)
+    assert "auto takes no settings" in dpca(*COMPLETE, "--mechanism", "auto", "--settings", "rounds=2").complaint(1)
 
 
 @pytest.mark.usefixtures("films")
@@ -122,7 +122,7 @@ def test_a_release_in_tiles_is_charged_once_and_its_record_is_whole(
 ) -> None:
     """Rounds of six items in tiles of two: a step and three tiles each, all in the ledger."""
     monkeypatch.setattr(tiled_sum, "TILE", 2 * 5)
-    ended = dpca(*COMPLETE, "--set", "rounds=2")
+    ended = dpca(*COMPLETE, "--settings", "rounds=2")
     assert ended.status == 0, ended.err
     assert json.loads(ended.out)["spent"] == pytest.approx(8.0, abs=1e-2)
     with Workspace.open().ledger.transaction() as connection:
@@ -140,8 +140,8 @@ def test_a_release_in_tiles_is_charged_once_and_its_record_is_whole(
         ({"--rank": "6"}, "rank=6 must be at least 1 and below the 6 items"),
         ({"--delta": "0.5"}, "not below 1/records_at_most"),
         ({"--mechanism": "svd"}, "is unknown"),
-        ({"--set": "speed=3"}, "has no setting 'speed'"),
-        ({"--set": "rounds=0"}, "at least 1"),
+        ({"--settings": "speed=3"}, "has no setting 'speed'"),
+        ({"--settings": "rounds=0"}, "at least 1"),
     ],
 )
 @pytest.mark.usefixtures("films")

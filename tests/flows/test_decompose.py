@@ -200,7 +200,7 @@ def _answers() -> list[Any]:
         ({"--model": "subspace"}, None, "must be one of topics, mixture"),
         ({"--delta": "0.5"}, None, "not below 1/records_at_most"),
         ({"--mechanism": "svd"}, None, "is unknown"),
-        ({"--set": "speed=3"}, None, "has no setting 'speed'"),
+        ({"--settings": "speed=3"}, None, "has no setting 'speed'"),
     ],
     ids=str,
 )

@@ -29,7 +29,7 @@ def schema_table(folder: Path) -> list[str | Path]:
     (folder / "rows.csv").write_text("\n".join(["who;a;b", *lines]) + "\n")
     numeric = "".join(f"  - {{name: {name}, kind: numeric, range: [0, 20], scale: none}}\n" for name in "ab")
     (folder / "schema.yaml").write_text(f"text: {{delimiter: ';'}}\ncolumns:\n  - {{name: who, kind: id}}\n{numeric}")
-    return [folder / "rows.csv", "--schema", folder / "schema.yaml"]
+    return [folder / "rows.csv", "--table-schema", folder / "schema.yaml"]
 
 
 def unit_column(folder: Path) -> list[str | Path]:

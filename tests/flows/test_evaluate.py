@@ -136,7 +136,7 @@ def test_what_cannot_be_evaluated_is_refused_in_one_line_and_nothing_is_charged(
         ((*EVALUATE, "--release", "--epsilon", "-1", "--yes"), 1, "epsilon=-1.0 must be positive"),
         ((*EVALUATE, "--release", "--epsilon", "50", "--delta", "1e-6", "--yes"), 3, "nothing was charged"),
         ((*EVALUATE, "--release", "--epsilon", "1", "--delta", "0.5", "--yes"), 1, "smaller delta"),
-        ((*EVALUATE, "--release", "--epsilon", "1", "--set", "rounds=2", "--yes"), 1, "takes no settings"),
+        ((*EVALUATE, "--release", "--epsilon", "1", "--settings", "rounds=2", "--yes"), 1, "takes no settings"),
         ((*EVALUATE, "--release"), 2, "--epsilon"),
         ((*EVALUATE, "--epsilon", "1"), 2, "--release"),
         ((*EVALUATE, "--dry-run"), 2, "--release"),

@@ -175,7 +175,7 @@ REFUSED = {
     ("--datasets", "north,poor"): "population 'poor' has no budget",
     ("--datasets", "north,nobody"): "no dataset is named 'nobody'",
     ("--method", "best"): "method='best' is not one of",
-    ("--set", "speed=2"): "conv has no setting 'speed'",
+    ("--settings", "speed=2"): "conv has no setting 'speed'",
     ("--clip-norm", "0"): "clip_norm=0",
     ("--components", "5"): "n_components=5",
 }

@@ -47,11 +47,11 @@ BAD = {
     "clip-norm-tiny": (("--clip-norm", "1e-200"), "clip_norm=1e-200 must be"),
     "clip-norm-word": (("--clip-norm", "wide"), "clip_norm='wide' must be"),
     "mechanism": (("--mechanism", "magic"), "mechanism 'magic' is unknown"),
-    "set-unknown": (("--set", "wings=2"), "analyze_gauss has no setting 'wings'"),
-    "set-components": (("--set", "n_components=3"), "has no setting 'n_components'"),
-    "set-text": (("--mechanism", "noisy_power", "--set", "iterations=many"), "iterations='many' is refused"),
-    "set-fraction": (("--mechanism", "noisy_power", "--set", "iterations=2.5"), "iterations='2.5' is refused"),
-    "set-0": (("--mechanism", "noisy_power", "--set", "iterations=0"), "iterations=0 must be"),
+    "set-unknown": (("--settings", "wings=2"), "analyze_gauss has no setting 'wings'"),
+    "set-components": (("--settings", "n_components=3"), "has no setting 'n_components'"),
+    "set-text": (("--mechanism", "noisy_power", "--settings", "iterations=many"), "iterations='many' is refused"),
+    "set-fraction": (("--mechanism", "noisy_power", "--settings", "iterations=2.5"), "iterations='2.5' is refused"),
+    "set-0": (("--mechanism", "noisy_power", "--settings", "iterations=0"), "iterations=0 must be"),
     "publish-empty": (("--publish", ""), "name '' is not allowed"),
     "publish-space": (("--publish", "my sub"), "name 'my sub' is not allowed"),
     "publish-upper": (("--publish", "Sub"), "name 'Sub' is not allowed"),
@@ -222,7 +222,16 @@ def test_the_relation_is_the_budgets_and_settings_reach_the_mechanism(
     assert dpca("dataset", "ingest", rows_file, "--name", "people", "--features", "6", "--direct").status == 0
     terms = ("--epsilon", "3", "--delta", "1e-6", "--relation", "replace_one")
     assert dpca("budget", "open", "people", *terms).status == 0
-    words = ("--mechanism", "noisy_power", "--set", "iterations=2", "--set", "oversampling=1", "--direct", "--yes")
+    words = (
+        "--mechanism",
+        "noisy_power",
+        "--settings",
+        "iterations=2",
+        "--settings",
+        "oversampling=1",
+        "--direct",
+        "--yes",
+    )
     report = json.loads(dpca(*FIT, *words, "--json").out)
     assert (report["mechanism"], report["relation"]) == ("noisy_power", "replace_one")
     manifest = Registry.open().load("sub").manifest

@@ -76,9 +76,9 @@ def test_a_mean_is_bought_within_the_epsilon_asked_for_and_published(dpca: Comma
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--set", "noise=laplace"), "noise"),
-        (("--set", "passes=0"), "passes"),
-        (("--set", "calibration=paper"), "below 1"),
+        (("--settings", "noise=laplace"), "noise"),
+        (("--settings", "passes=0"), "passes"),
+        (("--settings", "calibration=paper"), "below 1"),
     ],
     ids=lambda words: str(words[-1]),
 )

@@ -30,7 +30,7 @@ def fitted(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for name, table in TABLES.items():
             folder = place.parent / name
             folder.mkdir()
-            words = ["--name", name, "--schema", str(table.write_schema(folder)), "--direct"]
+            words = ["--name", name, "--table-schema", str(table.write_schema(folder)), "--direct"]
             assert main(["dataset", "ingest", str(table.write(folder)), *words]) == 0
             unit = (
                 [] if table.ids is None else ["--unit", Workspace.read_only().catalog.current(name).privacy_unit.name]
@@ -167,11 +167,11 @@ def test_a_bad_row_is_named_by_place_and_rule_and_never_shown(home: Path, dpca: 
             for n, (name, values) in enumerate(CENSUS.columns)
         ]
         source = RawTable(**{**vars(CENSUS), "columns": tuple(columns)}).write(tmp_path)
-        refused = dpca("dataset", "ingest", source, "--name", "d", "--schema", schema, "--direct").complaint(1)
+        refused = dpca("dataset", "ingest", source, "--name", "d", "--table-schema", schema, "--direct").complaint(1)
         assert f"raw.csv: line 4: column {CENSUS.columns[at][0]!r} has a" in refused
         assert rule in refused
         assert "SECRET" not in refused
-        words = ("--schema", schema, "--on-error", "quarantine", "--direct", "--json")
+        words = ("--table-schema", schema, "--on-error", "quarantine", "--direct", "--json")
         ending = dpca("dataset", "ingest", source, "--name", "q", *words)
         report = json.loads(ending.out)
         assert (report["records"], report["quarantined"]) == (4 * REPEATED, REPEATED)
@@ -182,13 +182,13 @@ def test_a_bad_row_is_named_by_place_and_rule_and_never_shown(home: Path, dpca: 
 
 def test_what_a_schema_states_is_not_given_twice(home: Path, dpca: Command, tmp_path: Path) -> None:
     source, schema = BANK.write(tmp_path), BANK.write_schema(tmp_path)
-    words = ("dataset", "ingest", source, "--name", "d", "--schema", schema, "--direct")
+    words = ("dataset", "ingest", source, "--name", "d", "--table-schema", schema, "--direct")
     for given in (("--features", 3), ("--header",), ("--unit-column", "kunde"), ("--public-items",), ("--scale", "x")):
         assert "is given beside a schema" in dpca(*words, *given).complaint(1)
     np.save(tmp_path / "units.npy", np.arange(4 * REPEATED))
     assert "not both" in dpca(*words, "--units", tmp_path / "units.npy").complaint(1)
     np.save(tmp_path / "rows.npy", np.eye(3))
-    other = dpca("dataset", "ingest", tmp_path / "rows.npy", "--name", "d", "--schema", schema, "--direct")
+    other = dpca("dataset", "ingest", tmp_path / "rows.npy", "--name", "d", "--table-schema", schema, "--direct")
     assert "a schema is for raw tables" in other.complaint(1)
     assert dpca(*words, "--max-rows-per-unit", 2).status == 0
     assert json.loads(dpca("dataset", "show", "d", "--json").out)["norm_at_most"] == pytest.approx(2 * 2**0.5, abs=1e-6)
@@ -197,7 +197,7 @@ def test_what_a_schema_states_is_not_given_twice(home: Path, dpca: Command, tmp_
 def test_through_prefect_the_schema_is_named_and_values_stay_inside(
     home: Path, dpca: Command, prefect: SyncPrefectClient, tmp_path: Path
 ) -> None:
-    words = ("--name", "d", "--schema", CENSUS.write_schema(tmp_path), "--json")
+    words = ("--name", "d", "--table-schema", CENSUS.write_schema(tmp_path), "--json")
     assert dpca("dataset", "ingest", CENSUS.write(tmp_path), *words).status == 0
     assert newest_run(prefect, "ingest-dataset").parameters.get("table_schema") is None
     for secret in ("SECRET", "State-gov", str(tmp_path)):
@@ -207,7 +207,7 @@ def test_through_prefect_the_schema_is_named_and_values_stay_inside(
 def test_another_schema_is_refused_where_a_release_is_evaluated(releases: Path, dpca: Command, tmp_path: Path) -> None:
     schema = NESTED.write_schema(tmp_path)
     schema.write_text(NESTED.schema.replace("range: [0, 100]", "range: [0, 150]"))
-    words = ("--name", "other", "--schema", schema, "--direct")
+    words = ("--name", "other", "--table-schema", schema, "--direct")
     assert dpca("dataset", "ingest", NESTED.write(tmp_path), *words).status == 0
     before = facts_of(releases)
     refused = dpca("subspace", "evaluate", "nested", "other").complaint(1)
@@ -222,7 +222,7 @@ def test_sites_of_one_schema_release_jointly_with_it_and_sites_of_unlike_ones_ar
     for name in ("a", "b", "c"):
         if name == "c":
             schema.write_text(NESTED.schema.replace("range: [0, 100]", "range: [0, 150]"))
-        words = ("--name", name, "--schema", schema, "--allow-shared-rows", "--direct")
+        words = ("--name", name, "--table-schema", schema, "--allow-shared-rows", "--direct")
         assert dpca("dataset", "ingest", source, *words).status == 0
         assert dpca("budget", "open", name, "--epsilon", 2, "--delta", 1e-6).status == 0
     fit = "--method dps_pca --components 2 --epsilon 1 --delta 1e-6 --clip-norm 2 --publish joint --direct --yes"

@@ -59,9 +59,9 @@ def test_directions_without_eigenvalues_are_published_and_not_refitted(ready: Pa
 
 
 def test_a_sampler_without_certificate_is_refused_or_marked(ready: Path, dpca: Command) -> None:
-    chain = (*FIT, *DRAWN, "--set", "sampler=gibbs")
+    chain = (*FIT, *DRAWN, "--settings", "sampler=gibbs")
     assert "no certificate" in dpca(*chain).complaint(1)
-    ending = dpca(*chain, "--set", "allow_uncertified=true")
+    ending = dpca(*chain, "--settings", "allow_uncertified=true")
     assert ending.status == 0, ending.err
     assert "not certified" in ending.err
     assert Registry.open().load("sub@1").manifest["plan"]["certified"] is False

@@ -84,7 +84,7 @@ def test_a_table_whose_schema_does_not_fit_leaves_nothing_behind(
     path, refused = tmp_path / "schema.yaml", 0
     for _ in range(12):
         path.write_bytes(broken(table.schema, rng))
-        ending = dpca("dataset", "ingest", source, "--name", "d", "--schema", path, "--direct")
+        ending = dpca("dataset", "ingest", source, "--name", "d", "--table-schema", path, "--direct")
         if ending.status:
             line = ending.complaint(1)
             assert "SECRET" not in line

@@ -18,7 +18,7 @@ FEATURES, GRACE = 40, 10.0
 STAGES = {"reserved", "began", "computing", "computed", "published", "done"}
 FIT = (
     *("subspace", "fit", "neighbours", "--components", "3", "--epsilon", "0.5", "--delta", "1e-6", "--clip-norm", "2"),
-    *("--publish", "alone", "--mechanism", "noisy_power", "--set", "iterations=60", "--yes"),
+    *("--publish", "alone", "--mechanism", "noisy_power", "--settings", "iterations=60", "--yes"),
 )
 
 

@@ -15,7 +15,7 @@ PEOPLE, NAME = "guests", "guests-map"
 FEATURES, PASSES = 60, 40
 FIT = (
     *("subspace", "fit", PEOPLE, "--components", "3", "--epsilon", "0.5", "--delta", "1e-6", "--clip-norm", "2"),
-    *("--mechanism", "noisy_power", "--set", f"iterations={PASSES}", "--publish", NAME, "--yes", "--json"),
+    *("--mechanism", "noisy_power", "--settings", f"iterations={PASSES}", "--publish", NAME, "--yes", "--json"),
 )
 _CONFIG = """
 listen: "127.0.0.1:{port}"

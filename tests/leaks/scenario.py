@@ -77,7 +77,7 @@ class Scenario:
         with _damaged_block():
             self.run("fit-on-a-damaged-block", *FIT, "--publish", "sub", *APART, "--run-key", "damaged")
         with patch.object(curator, "exact_sum", _failing_after(1)):
-            power = ("--mechanism", "noisy_power", "--set", "iterations=2")
+            power = ("--mechanism", "noisy_power", "--settings", "iterations=2")
             self.run("fit-that-breaks-later", *FIT, *power, "--publish", "sub", *APART, "--run-key", "later")
         self.call("fit-refused", lambda: _ending_of_flow(components=FEATURES))
         self.call("fit-over-budget", lambda: _ending_of_flow(epsilon=9.0))

@@ -47,10 +47,19 @@ SUBSPACE: dict[str, tuple[str, ...]] = {
     "wishart": ("--mechanism", "wishart", "--delta", "0"),
     "laplace": ("--mechanism", "laplace", "--delta", "0"),
     "exponential": ("--mechanism", "exponential", "--delta", "0"),
-    "power": ("--mechanism", "noisy_power", "--set", "iterations=2"),
-    "dps": ("--mechanism", "dps_pca", "--set", "iterations=2"),
-    "sgd": ("--mechanism", "dp_spca", "--set", "steps=3", "--set", "rate=0.5"),
-    "vr": ("--mechanism", "dp_vrpca", "--set", "epochs=1", "--set", "inner_steps=2", "--set", "rate=0.5"),
+    "power": ("--mechanism", "noisy_power", "--settings", "iterations=2"),
+    "dps": ("--mechanism", "dps_pca", "--settings", "iterations=2"),
+    "sgd": ("--mechanism", "dp_spca", "--settings", "steps=3", "--settings", "rate=0.5"),
+    "vr": (
+        "--mechanism",
+        "dp_vrpca",
+        "--settings",
+        "epochs=1",
+        "--settings",
+        "inner_steps=2",
+        "--settings",
+        "rate=0.5",
+    ),
     "tested": ("--mechanism", "propose_test_release", "--components", "1"),
     "smooth": ("--mechanism", "smooth_sensitivity", "--components", "1"),
     "local": ("--mechanism", "local_gaussian"),
@@ -168,7 +177,7 @@ def _sites(world: World) -> None:
         _ingest(world, POINTS, name, *words, neighbour=name == "north")
         _open(world, name, "--relation", "replace_one")
     common = ("--datasets", "north,east,south", "--components", "2", "--clip-norm", "2", "--delta", DELTA)
-    truncated = ("--set", "rows_kept=3", "--set", "iterations=3", "--set", "burn_in=1")
+    truncated = ("--settings", "rows_kept=3", "--settings", "iterations=3", "--settings", "burn_in=1")
     for method, more in (("cape_pca", ()), ("dps_pca", truncated), ("conv", ()), ("dp_dis", ()), ("local", ())):
         publish = ("--publish", method.replace("_", "-"), "--method", method)
         world.run("sites", "fit", *common, "--epsilon", "4", *more, *publish, *DIRECT)

@@ -75,7 +75,7 @@ def test_a_draft_is_refused_until_it_is_filled_in(home: Path, dpca: Command, tmp
     words += ["--encoding", "latin-1"] if name == "bank" else []
     assert dpca("schema", "draft", source, "--output", output, *words).status == 0
     assert "must be a new file" in dpca("schema", "draft", source, "--output", output, *words).complaint(1)
-    refused = dpca("dataset", "ingest", source, "--name", "d", "--schema", output, "--direct").complaint(1)
+    refused = dpca("dataset", "ingest", source, "--name", "d", "--table-schema", output, "--direct").complaint(1)
     assert f"still says {TO_DECLARE}; declare it from public knowledge, never from the rows" in refused
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import typer
 from numpy.typing import NDArray
 from prefect import flow
+from pydantic import Field
 
 from dpca_tasks.accounting.calibration import gaussian_noise_multiplier
 from dpca_tasks.accounting.relation import Relation
@@ -23,18 +24,16 @@ from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.privacy.sensitivities import Row
 from dpca_tasks.queries.joint_sum import JointSum, Part
 from dpca_tasks.records.blocks import RowBlock
-from flows.commands.option_words import command_option
-from flows.commands.releasing import Direct, DryRun, Json, Workers, Yes, release
+from flows.commands.releasing import Direct, Json, Yes, release
 from flows.families.base import Family, PlannedRelease, build_mechanism, release_facts
-from flows.orchestration import form_fields
-from flows.orchestration.option_parameters import with_options
+from flows.options import DryRun, Workers, command_option, form_field, with_options
 from flows.releases.stages import release_in_flow, run_release
 from flows.requests.base import MECHANISM, Request
 from storage.artifacts.base import Artifact, frozen, npz
 from storage.artifacts.manifest import checked_manifest
 from storage.datasets.catalog import Entry
 from storage.ledger.budgets import RECORDS_AT_MOST
-from storage.options import Meaning
+from storage.options import Handling
 
 BITS, COUNT_STEPS = 10, 1 << 6
 
@@ -179,8 +178,8 @@ class ToyRequest(Request):
 
     family = "toy"
 
-    clip_norm: Annotated[float, Meaning("Bound on a record's norm.", above=0)]
-    mechanism: Annotated[str, Meaning(MECHANISM, choices=("toy_joint",))] = "toy_joint"
+    clip_norm: Annotated[float, Field(description="Bound on a record's norm.", gt=0)]
+    mechanism: Annotated[str, Field(description=MECHANISM), Handling(choices=("toy_joint",))] = "toy_joint"
 
 
 def build_audited(name: str) -> Mechanism[Profile]:
@@ -247,8 +246,8 @@ class ToyFamily(Family[ToyRequest, Profile]):
 
 
 @flow(name="toy-profile", persist_result=False, log_prints=False)
-@with_options(ToyRequest, annotation=form_fields.form_field)
-def profile_columns(*, workers: form_fields.Workers = None, **request: Any) -> Any:
+@with_options(ToyRequest, annotation=form_field)
+def profile_columns(*, workers: Workers = None, **request: Any) -> Any:
     """Release a profile: the flow of the family."""
     return release_in_flow(ToyRequest, request, workers=workers)
 

@@ -15,8 +15,8 @@ from flows.families.base import build_mechanism
 from flows.families.completion import COMPLETION
 from flows.families.subspace import SUBSPACE
 from flows.families.tensors import TENSORS
+from flows.options import NOT_OFFERED, SETTINGS, STATED_APART, text_settings
 from flows.requests.completion import CompletionRequest
-from flows.requests.mechanism_settings import NOT_OFFERED, SETTINGS, STATED_APART, text_settings
 from flows.requests.sites import SitesRequest
 from flows.requests.subspace import SubspaceRequest
 from flows.requests.tensor import TensorRequest
@@ -35,8 +35,8 @@ BESIDE = {"start_share": {"start": "analyze_gauss"}, "mu": {"form": "one_row", "
 
 def _parts(record: type[Any]) -> dict[str, dict[str, Any]]:
     (settings,) = (option for option in options_of(record) if option.name == "settings")
-    assert settings.meaning.form is not None
-    _, shown = settings.meaning.form()["anyOf"]
+    assert settings.handling.form is not None
+    _, shown = settings.handling.form()["anyOf"]
     assert shown["additionalProperties"] == {"type": "string"}
     found: dict[str, dict[str, Any]] = {}
     for name, choice in shown["properties"].items():

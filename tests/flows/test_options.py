@@ -11,24 +11,23 @@ from typing import Annotated, Any
 import pytest
 import typer
 from prefect import flow
+from pydantic import Field
 from typer.testing import CliRunner
 
 from dpca_tasks.mechanisms.base import Center
 from dpca_tasks.records.sources import RowPolicy
 from flows.cli import build_app
-from flows.commands.option_words import command_option
 from flows.families.subspace import SUBSPACE
 from flows.fit import fit_subspace
 from flows.ingest import ingest_dataset, ingest_source
-from flows.orchestration.form_fields import Workers, form_field
-from flows.orchestration.option_parameters import with_options
+from flows.options import Workers, command_option, form_field, with_options
 from flows.requests.base import MECHANISM, NO_FORM_ASKS, Request
 from flows.requests.subspace import SubspaceRequest
 from storage.datasets.ingest import ingest
 from storage.datasets.ingest_options import DEFAULTS, IngestOptions
 from storage.datasets.kept_sources import FILES
 from storage.errors import Invalid
-from storage.options import Meaning, OptionField, options_of
+from storage.options import Handling, OptionField, options_of
 from storage.registry.references import NAME_PATTERN
 
 OPTIONS = options_of(IngestOptions)
@@ -112,8 +111,8 @@ class TurnRequest(Request):
 
     family = "turn"
 
-    turns: Annotated[int, Meaning("Number of turns.", minimum=1)]
-    mechanism: Annotated[str, Meaning(MECHANISM, choices=("spin", "twist"))] = "spin"
+    turns: Annotated[int, Field(description="Number of turns.", ge=1)]
+    mechanism: Annotated[str, Field(description=MECHANISM), Handling(choices=("spin", "twist"))] = "spin"
 
 
 @flow(name="turn", persist_result=False)
@@ -150,22 +149,22 @@ def test_the_flow_takes_each_option_and_its_form_shows_the_same_text_and_bounds(
     beside = {"source", "name", "workers", "dry_run"} & set(parameters)
     assert set(parameters) == {option.name for option in options} | beside
     schema = derived.flow.parameters
-    offered = [option for option in options if option.meaning.is_offered]
+    offered = [option for option in options if option.handling.is_offered]
     assert set(schema.properties) == {option.name for option in offered} | beside
     for option in offered:
-        meaning, shown = option.meaning, schema.properties[option.name]
+        shown, bounds, form = schema.properties[option.name], option.bounds, option.handling.form
         assert (option.name in schema.required) is option.is_required
         assert parameters[option.name].default == (REQUIRED if option.is_required else option.default)
-        assert shown["description"] == meaning.help
-        assert shown.get("minimum") == meaning.minimum
-        assert shown.get("maximum") == meaning.maximum
-        assert shown.get("exclusiveMinimum") == meaning.above
-        assert shown.get("exclusiveMaximum") == meaning.below
-        assert shown.get("minLength") == meaning.min_length
-        assert shown.get("pattern") == meaning.pattern
-        in_place = {} if meaning.form is None else meaning.form()
+        assert shown["description"] == option.help
+        assert shown.get("minimum") == bounds.get("ge")
+        assert shown.get("maximum") == bounds.get("le")
+        assert shown.get("exclusiveMinimum") == bounds.get("gt")
+        assert shown.get("exclusiveMaximum") == bounds.get("lt")
+        assert shown.get("minLength") == bounds.get("min_length")
+        assert shown.get("pattern") == bounds.get("pattern")
+        in_place = {} if form is None else form()
         assert {**shown, **in_place} == shown
-        assert tuple(shown.get("enum", ())) == tuple(in_place.get("enum", meaning.words))
+        assert tuple(shown.get("enum", ())) == tuple(in_place.get("enum", option.words))
 
 
 @derived
@@ -178,15 +177,14 @@ def test_the_command_takes_each_option_and_shows_the_same_text_and_bounds(derive
     assert [name for name in taken if name in names] == names
     assert taken.keys() - names == derived.beside
     for option in options:
-        parameter, meaning = taken[option.name], option.meaning
-        flag = meaning.entry_flag or option.meaning.flag or f"--{option.name.replace('_', '-')}"
-        assert parameter.opts == [option.name if meaning.is_argument else flag]
-        assert parameter.help == meaning.help
+        parameter, bounds = taken[option.name], option.bounds
+        assert parameter.opts == [option.name if option.handling.is_argument else f"--{option.name.replace('_', '-')}"]
+        assert parameter.help == option.help
         assert parameter.required is (option.is_required and not option.may_be_none)
         assert parameter.default == (None if option.is_required else option.default)
-        is_open = option.kind == int | str or meaning.above is not None or meaning.below is not None
-        assert parameter.min == (None if is_open else meaning.minimum)
-        assert parameter.max == (None if is_open else meaning.maximum)
+        is_open = option.kind == int | str or "gt" in bounds or "lt" in bounds
+        assert parameter.min == (None if is_open else bounds.get("ge"))
+        assert parameter.max == (None if is_open else bounds.get("le"))
 
 
 def test_storage_and_stage_take_the_record_and_no_option_beside_it() -> None:
@@ -207,7 +205,7 @@ def test_options_that_name_files_are_kept_from_the_orchestrator() -> None:
 
 @pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.name)
 def test_each_option_refuses_what_lies_outside_its_domain(option: OptionField) -> None:
-    for value in outside(option.meaning):
+    for value in outside(option):
         with pytest.raises(Invalid, match=f"^{option.name}=.*; "):
             IngestOptions(**{option.name: value})
     assert dataclasses.replace(DEFAULTS, **{option.name: option.default}) == DEFAULTS
@@ -215,26 +213,26 @@ def test_each_option_refuses_what_lies_outside_its_domain(option: OptionField) -
 
 @pytest.mark.parametrize("option", options_of(SubspaceRequest), ids=lambda option: option.name)
 def test_each_domain_of_a_request_refuses_what_lies_outside_and_admits_its_default(option: OptionField) -> None:
-    for value in outside(option.meaning):
+    for value in outside(option):
         with pytest.raises(Invalid, match=f"^{option.name}=.*; "):
-            option.meaning.check(option.name, value)
+            option.check(value)
     if not option.is_required:
-        option.meaning.check(option.name, option.default)
+        option.check(option.default)
 
 
-def outside(meaning: Meaning) -> list[Any]:
+def outside(option: OptionField) -> list[Any]:
     """Return values outside a domain, one for each of its rules."""
-    values: list[Any] = []
-    values += [meaning.minimum - 1] if meaning.minimum is not None else []
-    values += [meaning.maximum + 1, float("nan")] if meaning.maximum is not None else []
-    values += [bound for bound in (meaning.above, meaning.below) if bound is not None]
-    values += ["a" * (meaning.min_length - 1)] if meaning.min_length else []
-    values += ["Not A Name"] if meaning.pattern else []
-    return values + (["another"] if meaning.words else [])
+    bounds, values = option.bounds, list[Any]()
+    values += [bounds["ge"] - 1] if "ge" in bounds else []
+    values += [bounds["le"] + 1, float("nan")] if "le" in bounds else []
+    values += [bounds[bound] for bound in ("gt", "lt") if bound in bounds]
+    values += ["a" * (bounds["min_length"] - 1)] if "min_length" in bounds else []
+    values += ["Not A Name"] if "pattern" in bounds else []
+    return values + (["another"] if option.words else [])
 
 
 def test_the_words_of_a_request_are_those_that_the_core_knows() -> None:
-    words = {option.name: option.meaning.words for option in options_of(SubspaceRequest)}
+    words = {option.name: option.words for option in options_of(SubspaceRequest)}
     assert words["mechanism"] == ("auto", *sorted({**SUBSPACE.mechanisms, **SUBSPACE.references}))
     assert words["row_policy"] == typing.get_args(RowPolicy)
     assert words["center"] == typing.get_args(Center)
@@ -242,7 +240,7 @@ def test_the_words_of_a_request_are_those_that_the_core_knows() -> None:
 
 def test_a_name_to_publish_under_is_one_of_the_registry() -> None:
     (publish,) = (option for option in options_of(SubspaceRequest) if option.name == "publish")
-    assert publish.meaning.pattern == f"^{NAME_PATTERN}$"
+    assert publish.bounds["pattern"] == f"^{NAME_PATTERN}$"
 
 
 def test_added_parameters_come_before_the_keyword_only_ones_of_the_function() -> None:
@@ -274,7 +272,7 @@ def test_the_request_of_another_family_makes_its_flow() -> None:
 
 
 def test_the_request_of_another_family_makes_its_command() -> None:
-    called = CliRunner().invoke(turn_app(), [*TURN_WORDS, "--set", "speed=3", "--set", "note=a=b", "--yes"])
+    called = CliRunner().invoke(turn_app(), [*TURN_WORDS, "--settings", "speed=3", "--settings", "note=a=b", "--yes"])
     asked = TurnRequest(**TURN, settings={"speed": "3", "note": "a=b"})
     assert json.loads(called.output) == {**dataclasses.asdict(asked), "yes": True}
     least = CliRunner().invoke(turn_app(), ["people", "--publish", "turned", "--turns", "1"])
@@ -287,8 +285,8 @@ def test_the_request_of_another_family_makes_its_command() -> None:
         ("people", "--publish", "turned"),
         (*TURN_WORDS, "--turns", "0"),
         (*TURN_WORDS, "--epsilon", "much"),
-        (*TURN_WORDS, "--set", "lonely"),
-        (*TURN_WORDS, "--set", "a=1", "--set", "a=2"),
+        (*TURN_WORDS, "--settings", "lonely"),
+        (*TURN_WORDS, "--settings", "a=1", "--settings", "a=2"),
         TURN_WORDS[1:],
     ],
     ids=" ".join,
