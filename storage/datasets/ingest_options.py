@@ -14,11 +14,10 @@ from typing import Annotated
 
 from storage.errors import Invalid
 from storage.formats.duplicates import DUPLICATES
+from storage.formats.registry import all_names, all_suffixes, named
 from storage.options import Meaning, options_of
 from storage.privacy_unit import PrivacyUnit
 
-TRIPLETS = ("csv", "tsv", "parquet", "mtx")
-"""The formats that may list the entries of a row one by one."""
 _STATED_BY_SCHEMA = (
     *(
         "features",
@@ -73,9 +72,7 @@ class IngestOptions:
             flag="--schema",
         ),
     ] = None
-    format: Annotated[
-        str | None, Meaning("svmlight, mtx, npz, npy, csv, tsv, parquet, zarr or h5ad; by file name by default.")
-    ] = None
+    format: Annotated[str | None, Meaning(f"{all_names()}; by suffix ({all_suffixes()}) by default.")] = None
     columns: Annotated[
         dict[str, str] | None,
         Meaning("Columns of triplets by role, such as row=USER,column=ITEM,value=RATING; without values, each is 1."),
@@ -149,6 +146,8 @@ class IngestOptions:
         """Check each value by itself."""
         for option in options_of(type(self)):
             option.meaning.check(option.name, getattr(self, option.name))
+        if self.format is not None:
+            named(self.format)
 
     @property
     def quarantines(self) -> bool:
@@ -187,9 +186,10 @@ class IngestOptions:
                 )
         if self.table_schema is None:
             self.check_units()
-        if self.format not in (None, *TRIPLETS) and self.keep_zeros:
+        chosen = None if self.format is None else named(self.format)
+        if chosen is not None and not chosen.keeps_zeros and self.keep_zeros:
             raise Invalid(TRIPLETS_ALONE)
-        if self.format == "npy" and self.duplicates is not None:
+        if chosen is not None and not chosen.repeats and self.duplicates is not None:
             raise Invalid(ENTRIES_ALONE)
         if self.public_items and self.feature_names is not None:
             raise Invalid("items are listed by a file of feature names or taken from the rows, not both; give one")
