@@ -21,6 +21,7 @@ from benchmarks.homes import own_ledger
 from benchmarks.inputs import SYN, Input, spine_inputs
 from storage.datasets.ingest import ingest
 from storage.datasets.ingest_options import IngestOptions
+from storage.formats.declared import Declared
 from storage.formats.files import locate
 from storage.formats.rejects import Rejects
 from storage.formats.svmlight import SvmlightReader
@@ -79,7 +80,9 @@ def bench_ingest_per_core(written: Input, ledger: Ledger, tmp_path: Path, measur
     options, size = IngestOptions(features=written.n_features), source.stat().st_size / 1e6
 
     def parse() -> None:
-        with closing(SvmlightReader(locate(source), n_features=written.n_features)) as reader:
+        with closing(
+            SvmlightReader(locate(source), declared=Declared(n_features=written.n_features, is_unattended=True))
+        ) as reader:
             deque(reader.batches(Rejects()), maxlen=0)
 
     def stored() -> None:

@@ -21,6 +21,7 @@ from storage.formats.broken import reading
 from storage.formats.declared import Declared
 from storage.formats.files import locate
 from storage.formats.groups import GroupReader
+from storage.formats.registry import named
 from storage.formats.rejects import Rejects
 from storage.formats.sources import format_of, open_file
 from storage.registry.reader import Registry
@@ -30,7 +31,6 @@ from storage.schemas.matching import match_names
 type Transformer = PrivateSubspace | TensorComponents
 """A kind of artifact that makes one row of numbers of each row, one number a component."""
 
-_TABLES = ("csv", "tsv", "parquet")
 _STORES = ("zarr", "h5ad")
 
 
@@ -78,7 +78,7 @@ def transform_file(
     kind : type
         What it has to be.
     format : str or None
-        One of `storage.formats.declared.FORMATS`; None goes by the name of the file.
+        One of `storage.formats.registry.FORMATS`; None goes by the name of the file.
     header : bool or None
         Whether CSV and TSV begin with the names of the columns; None refuses a first line that looks like a row.
     id_column : str or None
@@ -115,11 +115,11 @@ def _score(
 ) -> _Scores:
     """Read a file by its format, and score its rows."""
     kind = declared.format or ("npy" if source.suffix == ".npy" else format_of(locate(source)))
-    if declared.unit_column is not None and kind not in _TABLES:
+    if declared.unit_column is not None and not named(kind).is_table:
         raise Invalid(f"{kind} has no columns to take ids from; leave out --id-column, or give CSV, TSV or Parquet.")
     if kind == "npy":
         return _Scores(release.transform(_dense(source)), None, {})
-    names, raw = release.manifest.get("feature_names"), release.encoder if kind in _TABLES else None
+    names, raw = release.manifest.get("feature_names"), release.encoder if named(kind).is_table else None
     if raw is not None and declared.header is not None:
         raise Invalid("the schema of this release says whether a header is there; leave out --header and --no-header.")
     with closing(open_file(source, _with_width(declared, kind, release, names, raw))) as reader:
@@ -151,7 +151,7 @@ def _with_width(
         return replace(declared, schema=raw.schema)
     if kind in _STORES:
         return Declared(format=declared.format, n_features=None if names is not None else release.n_features)
-    if kind in _TABLES and names is not None:
+    if named(kind).is_table and names is not None:
         return replace(declared, names=tuple(names))
     return replace(declared, n_features=release.n_features)
 

@@ -33,11 +33,10 @@ def ingest(
 ) -> None:
     """Stream SOURCE into a new immutable snapshot, whole or not at all; memory stays bounded.
 
-    Reads svmlight, CSV, TSV and Matrix Market text (plain, .gz or .zst), Parquet, SciPy .npz (csr), NumPy .npy, .h5ad
-    and Zarr. A CSV, TSV or Parquet table with the columns row, column and value holds triplets, in any order; any
-    other is wide, one row a line. Names end in .svm, .svmlight, .libsvm, .csv, .tsv, .mtx, .parquet, .npz, .npy, .h5ad
-    or .zarr; any other needs --format. With --table-schema, a raw CSV, TSV or Parquet table is encoded: numbers are
-    scaled to public ranges, categories become 0 and 1.
+    The suffix of a file chooses one of the formats that --format lists; text may also end in .gz or .zst. A CSV, TSV or
+    Parquet table with the columns row, column and value holds triplets, in any order; any other is wide, one row a
+    line. With --table-schema, a raw CSV, TSV or Parquet table is encoded: numbers are scaled to public ranges,
+    categories become 0 and 1.
     """
     with activity("starting") as seen:
         from flows.ingest import run_ingest

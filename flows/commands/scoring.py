@@ -4,9 +4,9 @@ from typing import Annotated
 
 import typer
 
-Format = Annotated[
-    str | None, typer.Option(help="svmlight, npz, npy, csv, tsv, parquet, zarr or h5ad; by name by default.")
-]
+from storage.formats.registry import all_names, all_suffixes
+
+Format = Annotated[str | None, typer.Option(help=f"{all_names()}; by suffix ({all_suffixes()}) by default.")]
 Header = Annotated[
     bool | None, typer.Option("--header/--no-header", help="Whether CSV and TSV begin with the names of columns.")
 ]

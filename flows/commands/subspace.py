@@ -145,9 +145,8 @@ def transform(
 ) -> None:
     """Project the rows of INPUT onto a published subspace.
 
-    INPUT is NumPy .npy, SciPy .npz (csr), svmlight (.svm, .svmlight, .libsvm), wide CSV or TSV, wide Parquet, .h5ad or
-    Zarr; text also as .gz or .zst. Any other name needs --format. Where INPUT and the subspace both name their columns,
-    these are matched by name, in any order.
+    The suffix of INPUT chooses one of the formats that --format lists; text may also end in .gz or .zst, and tables are
+    wide. Where INPUT and the subspace both name their columns, these are matched by name, in any order.
     """
     with activity("starting") as seen:
         from flows.transform import transform_file

@@ -17,11 +17,10 @@ from pydantic import Field
 
 from storage.errors import Invalid
 from storage.formats.duplicates import DUPLICATES
+from storage.formats.registry import all_names, all_suffixes, named
 from storage.options import Handling, check_options
 from storage.privacy_unit import PrivacyUnit
 
-TRIPLETS = ("csv", "tsv", "parquet", "mtx")
-"""The formats that may list the entries of a row one by one."""
 _STATED_BY_SCHEMA = (
     *(
         "features",
@@ -77,10 +76,7 @@ class IngestOptions:
         Field(description="YAML file that declares each raw column of CSV, TSV or Parquet; see `dpca schema draft`."),
         Handling(is_file=True),
     ] = None
-    format: Annotated[
-        str | None,
-        Field(description="svmlight, mtx, npz, npy, csv, tsv, parquet, zarr or h5ad; by file name by default."),
-    ] = None
+    format: Annotated[str | None, Field(description=f"{all_names()}; by suffix ({all_suffixes()}) by default.")] = None
     columns: Annotated[
         dict[str, str] | None,
         Field(
@@ -177,6 +173,8 @@ class IngestOptions:
     def __post_init__(self) -> None:
         """Check each value by itself."""
         check_options(self)
+        if self.format is not None:
+            named(self.format)
 
     @property
     def quarantines(self) -> bool:
@@ -215,9 +213,10 @@ class IngestOptions:
                 )
         if self.table_schema is None:
             self.check_units()
-        if self.format not in (None, *TRIPLETS) and self.keep_zeros:
+        chosen = None if self.format is None else named(self.format)
+        if chosen is not None and not chosen.keeps_zeros and self.keep_zeros:
             raise Invalid(TRIPLETS_ALONE)
-        if self.format == "npy" and self.duplicates is not None:
+        if chosen is not None and not chosen.repeats and self.duplicates is not None:
             raise Invalid(ENTRIES_ALONE)
         if self.public_items and self.feature_names is not None:
             raise Invalid("items are listed by a file of feature names or taken from the rows, not both; give one")

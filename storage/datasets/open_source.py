@@ -24,10 +24,10 @@ from storage.errors import Invalid
 from storage.formats.batch import stored_dtype
 from storage.formats.declared import Declared, read_scale
 from storage.formats.files import LocalFile, SourceFile, find_files
+from storage.formats.registry import of_reader
 from storage.formats.rejects import Rejects, SkippedRows
 from storage.formats.sources import FilesReader, infer_items
 
-TABLES = ("csv", "tsv", "parquet")
 type Source = str | Path | SourceFile | Sequence[str | Path]
 """The files of an ingest as they are named, or one that is open already."""
 
@@ -155,7 +155,8 @@ def open_source(
 def _as_saved(files: Sequence[SourceFile], declared: Declared, rejects: Rejects, saved: SavedColumns) -> Declared:
     """Declare the saved names, so that columns are found by them, where the columns of tables have another order."""
     with closing(FilesReader(files, declared, rejects)) as reader:
-        is_table = reader.format.partition(".")[0] in TABLES and not reader.scattered
+        chosen = of_reader(reader.format)
+        is_table = chosen is not None and chosen.is_table and not reader.scattered
         return replace(declared, names=saved.names) if is_table and saved.is_permuted(reader.names) else declared
 
 

@@ -15,12 +15,11 @@ from storage.datasets.open_source import OpenSource
 from storage.datasets.snapshot_writer import SnapshotWriter, Totals
 from storage.datasets.staging import Staging
 from storage.errors import BadSource, Conflict
+from storage.formats.registry import of_reader
 from storage.formats.rejects import quarantine_notes
 
 NOTES = ".rejected"
 """The file in a staging folder that holds the notes on bad rows."""
-
-_FULL_FORMATS = {"npy": 1.0}  # density of the formats that write every entry
 
 
 def complete(
@@ -64,7 +63,8 @@ def complete(
     BadSource
         If the name of a feature cannot be stored.
     """
-    schema = source.declared.schema
+    schema, chosen = source.declared.schema, of_reader(source.reader.format)
+    fixed = None if chosen is None else chosen.density
     manifest = Manifest(
         snapshot=snapshot,
         dataset=dataset,
@@ -80,7 +80,7 @@ def complete(
         content_digest=totals.content_digest,
         rows_digest=rows_digest,
         records_at_most=options.records_at_most,
-        density=_FULL_FORMATS.get(source.reader.format) if options.density is None else options.density,
+        density=fixed if options.density is None else options.density,
         source=source.reader.format,
         code_version=version("dpca-pipeline"),
         max_rows_per_unit=options.max_rows_per_unit,

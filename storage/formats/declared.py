@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from storage.errors import Invalid
 from storage.formats.batch import check_features
+from storage.formats.registry import named
 from storage.schemas.schema import Schema, written_text
 
-FORMATS = ("svmlight", "npz", "mtx", "csv", "tsv", "parquet", "npy", "zarr", "h5ad")
 ROLES = ("row", "column", "value")
 
 _FROM_DATA = ("auto", "std", "max", "minmax", "standard", "mean", "norm")
@@ -30,7 +30,7 @@ class Declared:
     names : tuple of str or None
         Names of the columns, in order; also the dictionary of column ids in triplets.
     format : str or None
-        One of `FORMATS`; None goes by the name of the file.
+        A name of `storage.formats.registry.FORMATS`; None goes by the name of the file.
     columns : tuple of str
         Names of the row, column and value columns of a table of triplets.
     columns_named : bool
@@ -68,8 +68,8 @@ class Declared:
 
     def __post_init__(self) -> None:
         """Refuse declarations that contradict each other."""
-        if self.format is not None and self.format not in FORMATS:
-            raise Invalid(f"format {self.format!r} is not one of {', '.join(FORMATS)}; choose one of them")
+        if self.format is not None:
+            named(self.format)
         if self.delimiter is not None:
             written_text(delimiter=self.delimiter)
         if self.n_features is not None:

@@ -41,15 +41,14 @@ class DelimitedReader:
     ----------
     file : SourceFile
         The file.
-    format : str
-        "csv" or "tsv".
     declared : Declared
-        What the user said; the width is never taken from the file alone.
+        The user's declarations; the format is "csv" or "tsv", and the width is never taken from the file alone.
     """
 
     n_rows: int | None = None
 
-    def __init__(self, file: SourceFile, *, format: str, declared: Declared) -> None:  # noqa: A002
+    def __init__(self, file: SourceFile, *, declared: Declared) -> None:
+        format = declared.format or "csv"  # noqa: A001
         self.dtype: np.dtype[Any] = np.dtype(np.float64)
         written = Text() if declared.schema is None else declared.schema.text
         self._text = TextFile(file, encoding=written.encoding)

@@ -10,6 +10,7 @@ from storage.errors import BadSource
 from storage.formats.batch import BATCH_VALUES, RowBatch
 from storage.formats.broken import check_chunks, check_real, check_rows, check_width, reading
 from storage.formats.csr import LARGE, large_integers, reject_rows
+from storage.formats.declared import Declared
 from storage.formats.files import SourceFile
 from storage.formats.npy import NpyRows
 from storage.formats.rejects import Rejects
@@ -89,8 +90,8 @@ class NpyReader:
     ----------
     file : SourceFile
         The file.
-    n_features : int or None
-        Declared number of columns; if given, it must be that of the file.
+    declared : Declared
+        The user's declarations; a declared number of columns must be that of the file.
 
     Raises
     ------
@@ -103,7 +104,7 @@ class NpyReader:
     scattered = False
     repeats = False
 
-    def __init__(self, file: SourceFile, *, n_features: int | None) -> None:
+    def __init__(self, file: SourceFile, *, declared: Declared) -> None:
         size, _ = file.version()
         self._stream = file.open()
         try:
@@ -111,7 +112,7 @@ class NpyReader:
                 array = NpyRows(self._stream, size=size)
             if array.is_by_columns and file.is_far:
                 raise BadSource("the array is stored column by column; save it row by row to read it from a store")
-            self._rows = DenseRows(array, stored=size, n_features=n_features)
+            self._rows = DenseRows(array, stored=size, n_features=declared.width)
         except BaseException:
             self.close()
             raise

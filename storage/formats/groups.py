@@ -19,6 +19,7 @@ from storage.errors import BadSource
 from storage.formats.batch import RowBatch
 from storage.formats.broken import check_chunks, reading
 from storage.formats.csr import CsrRows
+from storage.formats.declared import Declared
 from storage.formats.dense import DenseRows
 from storage.formats.files import SourceFile
 from storage.formats.hdf5 import CSR, as_texts, find_index, find_matrix, open_hdf5, read_names
@@ -45,11 +46,12 @@ class GroupReader:
 
     scattered = False
 
-    def __init__(self, file: SourceFile, *, format: str, n_features: int | None) -> None:  # noqa: A002
-        self.format = format
+    def __init__(self, file: SourceFile, *, declared: Declared) -> None:
+        n_features = declared.width
+        self.format = declared.format or "zarr"
         self._opened = ExitStack()
         try:
-            with warnings.catch_warnings(action="ignore"), reading(f"{format} store"):
+            with warnings.catch_warnings(action="ignore"), reading(f"{self.format} store"):
                 root = self._open(file)
                 matrix, self._frames = find_matrix(root)
                 _check_attributes(matrix)

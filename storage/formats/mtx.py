@@ -15,6 +15,7 @@ from storage.errors import BadSource
 from storage.formats.batch import RowBatch
 from storage.formats.broken import check_rows, check_width
 from storage.formats.decimals import DECIDED, MALFORMED, scan_decimal
+from storage.formats.declared import Declared
 from storage.formats.files import SourceFile
 from storage.formats.rejects import Rejects
 from storage.formats.text import TextFile
@@ -47,22 +48,22 @@ class MatrixMarketReader:
     ----------
     file : SourceFile
         The file.
-    n_features : int or None
-        Declared number of columns; if given, it must be that of the file.
+    declared : Declared
+        The user's declarations; a declared number of columns must be that of the file.
     """
 
     names: Sequence[str] | None = None
     scattered = True
     repeats = True
 
-    def __init__(self, file: SourceFile, *, n_features: int | None) -> None:
+    def __init__(self, file: SourceFile, *, declared: Declared) -> None:
         self._text = TextFile(file)
         self.size = self._text.size
         self.format = f"mtx{self._text.packing}"
         self._text.reads_returns = True  # the first line is the banner
         self._pieces = self._text.pieces(longest=_LONGEST)
         try:
-            self._read_header(n_features)
+            self._read_header(declared.width)
         except BaseException:
             self.close()
             raise

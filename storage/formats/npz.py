@@ -17,6 +17,7 @@ from storage.errors import BadSource
 from storage.formats.batch import RowBatch
 from storage.formats.broken import reading
 from storage.formats.csr import CsrRows
+from storage.formats.declared import Declared
 from storage.formats.files import SourceFile
 from storage.formats.npy import NpyRows, read_header
 from storage.formats.rejects import Rejects
@@ -35,8 +36,8 @@ class NpzReader:
     ----------
     file : SourceFile
         The file.
-    n_features : int or None
-        Declared number of columns; if given, it must be that of the file.
+    declared : Declared
+        The user's declarations; a declared number of columns must be that of the file.
     """
 
     format = "npz"
@@ -44,7 +45,7 @@ class NpzReader:
     scattered = False
     repeats = True
 
-    def __init__(self, file: SourceFile, *, n_features: int | None) -> None:
+    def __init__(self, file: SourceFile, *, declared: Declared) -> None:
         self._open = ExitStack()
         try:
             with reading(_KIND):
@@ -52,7 +53,7 @@ class NpzReader:
                 _check_members(archive)
                 shape = _read_shape(archive)
                 self._columns = [_Column(*self._member(file, name)) for name in _ARRAYS]
-            self._rows = CsrRows(*self._columns, shape=shape, stored=file.version()[0], n_features=n_features)
+            self._rows = CsrRows(*self._columns, shape=shape, stored=file.version()[0], n_features=declared.width)
         except BaseException:
             self._open.close()
             raise

@@ -1,7 +1,7 @@
 """Choose the reader of each file of a source by its name, and read them one after the other."""
 
 import errno
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path, PurePath
@@ -13,32 +13,14 @@ import pyarrow.compute as pc
 
 from storage.errors import BadSource, Invalid, StorageError, Unavailable
 from storage.formats.batch import MAX_INTEGER, Reader, RowBatch, check_features
-from storage.formats.declared import FORMATS, Declared
+from storage.formats.declared import Declared
 from storage.formats.delimited import DelimitedReader
-from storage.formats.dense import NpyReader
 from storage.formats.files import SourceFile, locate
-from storage.formats.groups import GroupReader
 from storage.formats.held_files import held
-from storage.formats.mtx import MatrixMarketReader
-from storage.formats.npz import NpzReader
 from storage.formats.parquet import ParquetReader
+from storage.formats.registry import FORMATS, all_suffixes, by_suffix, named
 from storage.formats.rejects import Rejects
-from storage.formats.svmlight import SvmlightReader
 
-_SUFFIXES = {
-    ".svm": "svmlight",
-    ".svmlight": "svmlight",
-    ".libsvm": "svmlight",
-    ".npz": "npz",
-    ".mtx": "mtx",
-    ".csv": "csv",
-    ".tsv": "tsv",
-    ".parquet": "parquet",
-    ".npy": "npy",
-    ".zarr": "zarr",
-    ".h5ad": "h5ad",
-    ".h5": "h5ad",
-}
 _PACKED = (".gz", ".zst")
 _SHORT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 """Errors of a process or machine that is short of something: no file is at fault."""
@@ -57,13 +39,17 @@ def open_file(source: SourceFile | Path, declared: Declared) -> Reader:
     file = source if isinstance(source, SourceFile) else locate(source)
     with opening():
         kind = checked_format(file, declared)
-        if declared.schema is not None and kind not in ("csv", "tsv", "parquet"):
+        chosen = named(kind)
+        if declared.schema is not None and not chosen.is_table:
             raise Invalid(f"{kind} holds numbers alone, and a schema is for raw tables; give CSV, TSV or Parquet")
-        if declared.unit_column is not None and kind not in ("csv", "tsv", "parquet"):
+        if declared.unit_column is not None and not chosen.is_table:
             raise Invalid(
                 f"{kind} has no columns to take the unit from; give a file of unit ids, or a table with a unit column"
             )
-        return _open(file, kind, declared)
+        if chosen.needs_width and declared.width is None:
+            raise Invalid(f"{kind} declares no width and it is never inferred; declare the number of features")
+        reader: Reader = chosen.open(file, replace(declared, format=kind))
+        return reader
 
 
 @contextmanager
@@ -237,31 +223,12 @@ def format_of(file: SourceFile) -> str:
         return "zarr"
     suffixes = PurePath(file.name).suffixes[-2:]
     last = suffixes[0] if len(suffixes) == 2 and suffixes[1] in _PACKED else "".join(suffixes[-1:])
-    if (kind := _SUFFIXES.get(last.lower())) is None:
+    if (kind := by_suffix(last)) is None:
         raise BadSource(
-            f"the name has no known format; it must end in one of {', '.join(_SUFFIXES)}, text also in .gz or .zst; "
+            f"the name has no known format; it must end in one of {all_suffixes()}, text also in .gz or .zst; "
             f"rename it, or give --format with one of {', '.join(FORMATS)}"
         )
     return kind
-
-
-def _open(file: SourceFile, kind: str, declared: Declared) -> Reader:
-    width = declared.width
-    matrix: dict[str, Callable[[], Reader]] = {
-        "npz": lambda: NpzReader(file, n_features=width),
-        "mtx": lambda: MatrixMarketReader(file, n_features=width),
-        "npy": lambda: NpyReader(file, n_features=width),
-        "zarr": lambda: GroupReader(file, format="zarr", n_features=width),
-        "h5ad": lambda: GroupReader(file, format="h5ad", n_features=width),
-        "parquet": lambda: ParquetReader(file, declared=declared),
-        "csv": lambda: DelimitedReader(file, format="csv", declared=declared),
-        "tsv": lambda: DelimitedReader(file, format="tsv", declared=declared),
-    }
-    if kind in matrix:
-        return matrix[kind]()
-    if width is None:
-        raise Invalid("svmlight text declares no width and it is never inferred; declare the number of features")
-    return SvmlightReader(file, n_features=width, reads_returns=not declared.is_unattended)
 
 
 def _item_order(item: str) -> tuple[bool, int, str]:

@@ -11,6 +11,7 @@ import numpy as np
 
 from storage.errors import BadSource
 from storage.formats.batch import RowBatch
+from storage.formats.declared import Declared
 from storage.formats.files import SourceFile
 from storage.formats.rejects import Rejects
 from storage.formats.svmlight_parser import MalformedLine, SvmlightParser
@@ -28,10 +29,9 @@ class SvmlightReader:
     ----------
     file : SourceFile
         The file.
-    n_features : int
-        Declared number of columns.
-    reads_returns : bool
-        Whether carriage returns end lines where the first line, which is a row, ends in one.
+    declared : Declared
+        The user's declarations, with the number of columns. In an attended ingest, carriage returns end lines where
+        the first line, which is a row, ends in one.
     """
 
     names: Sequence[str] | None = None
@@ -39,12 +39,13 @@ class SvmlightReader:
     scattered = False
     repeats = True
 
-    def __init__(self, file: SourceFile, *, n_features: int, reads_returns: bool = False) -> None:
-        self.n_features = n_features
+    def __init__(self, file: SourceFile, *, declared: Declared) -> None:
+        assert declared.width is not None
+        self.n_features = declared.width
         self.dtype: np.dtype[Any] = np.dtype(np.float64)
         self._text = TextFile(file)
-        self._text.reads_returns = reads_returns
-        self._parser = SvmlightParser(n_features=n_features, capacity=PIECE)
+        self._text.reads_returns = not declared.is_unattended
+        self._parser = SvmlightParser(n_features=self.n_features, capacity=PIECE)
         self.size = self._text.size
         self.format = f"svmlight{self._text.packing}"
 

@@ -4,16 +4,17 @@ import importlib
 import inspect
 import pkgutil
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
 import typer
 from prefect import Flow, flow
 
-import flows
 from flows.cli import build_app
 from flows.options import Workers
 
+ROOT = Path(__file__).parents[2]
 COMMAND_OF = {
     "ingest-dataset": ("dataset", "ingest"),
     "fit-subspace": ("subspace", "fit"),
@@ -34,7 +35,7 @@ STATED_TWICE = {("ingest-dataset", "source"), ("refresh-subspace", "inbox")}
 
 
 def _flows() -> dict[str, Flow[..., Any]]:
-    modules = [importlib.import_module(f"flows.{found.name}") for found in pkgutil.iter_modules(flows.__path__)]
+    modules = [importlib.import_module(f"flows.{found.name}") for found in pkgutil.iter_modules([str(ROOT / "flows")])]
     found = [value for module in modules for value in vars(module).values() if isinstance(value, Flow)]
     return {one.name: one for one in found}
 

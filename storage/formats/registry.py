@@ -1,0 +1,100 @@
+"""The formats of sources: name, suffixes, reader, and which declarations go with each.
+
+A new format is its reader and one entry of `FORMATS`; commands, flows, help texts and refusals follow from the entry.
+A reader is a class that is called with a file and ``declared``, and follows `storage.formats.batch.Reader`. It is
+imported when the first file of its format is opened.
+
+>>> named("npy").suffixes
+('.npy',)
+>>> by_suffix(".LIBSVM")
+'svmlight'
+"""
+
+from dataclasses import dataclass
+from pkgutil import resolve_name
+from typing import Any
+
+from storage.errors import Invalid
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Format:
+    """One format of sources.
+
+    Attributes
+    ----------
+    reader : str, module and class of the reader, as ``storage.formats.npz:NpzReader``
+    suffixes : tuple of str, the ends of file names that choose it, in lower case
+    is_table : bool, whether columns have names, so that a schema and a column of unit ids are allowed
+    keeps_zeros : bool, whether it may list the entries of a row one by one, so that explicit zeros can be stored
+    repeats : bool, whether a file may hold two values of one row and column, so that `duplicates` is allowed
+    needs_width : bool, whether the user must declare the number of features
+    density : float or None, share of entries that are not 0, where the format fixes it
+    """
+
+    reader: str
+    suffixes: tuple[str, ...]
+    is_table: bool = False
+    keeps_zeros: bool = False
+    repeats: bool = True
+    needs_width: bool = False
+    density: float | None = None
+
+    def open(self, file: Any, declared: Any) -> Any:
+        """Return the reader of a file; `declared` names this format."""
+        return resolve_name(self.reader)(file, declared=declared)
+
+
+FORMATS = {
+    "svmlight": Format(
+        reader="storage.formats.svmlight:SvmlightReader", suffixes=(".svm", ".svmlight", ".libsvm"), needs_width=True
+    ),
+    "npz": Format(reader="storage.formats.npz:NpzReader", suffixes=(".npz",)),
+    "mtx": Format(reader="storage.formats.mtx:MatrixMarketReader", suffixes=(".mtx",), keeps_zeros=True),
+    "csv": Format(
+        reader="storage.formats.delimited:DelimitedReader", suffixes=(".csv",), is_table=True, keeps_zeros=True
+    ),
+    "tsv": Format(
+        reader="storage.formats.delimited:DelimitedReader", suffixes=(".tsv",), is_table=True, keeps_zeros=True
+    ),
+    "parquet": Format(
+        reader="storage.formats.parquet:ParquetReader", suffixes=(".parquet",), is_table=True, keeps_zeros=True
+    ),
+    "npy": Format(reader="storage.formats.dense:NpyReader", suffixes=(".npy",), repeats=False, density=1.0),
+    "zarr": Format(reader="storage.formats.groups:GroupReader", suffixes=(".zarr",)),
+    "h5ad": Format(reader="storage.formats.groups:GroupReader", suffixes=(".h5ad", ".h5")),
+}
+
+
+def named(name: str) -> Format:
+    """Return the format of a name.
+
+    Raises
+    ------
+    Invalid
+        If there is none.
+    """
+    if name not in FORMATS:
+        raise Invalid(f"format {name!r} is not one of {', '.join(FORMATS)}; choose one of them")
+    return FORMATS[name]
+
+
+def by_suffix(suffix: str) -> str | None:
+    """Return the name of the format that a suffix chooses, in upper or lower case; None if no format has it."""
+    return next((name for name, each in FORMATS.items() if suffix.lower() in each.suffixes), None)
+
+
+def of_reader(format: str) -> Format | None:  # noqa: A002
+    """Return the format of what a reader reports, such as ``csv.gz``; None for files of several formats."""
+    return FORMATS.get(format.partition(".")[0])
+
+
+def all_suffixes() -> str:
+    """List the suffixes of all formats, for messages and help texts."""
+    return ", ".join(suffix for each in FORMATS.values() for suffix in each.suffixes)
+
+
+def all_names() -> str:
+    """List the names of all formats, for help texts."""
+    *others, last = FORMATS
+    return f"{', '.join(others)} or {last}"
