@@ -13,6 +13,7 @@ from sklearn.datasets import load_svmlight_file
 from storage.backends.local import LocalPlace
 from storage.datasets.catalog import Catalog
 from storage.datasets.snapshot_reader import Dataset
+from storage.formats.registry import FORMATS
 from storage.workspace import Workspace
 from tests.flows.conftest import Command, facts_of, kept_by, newest_run
 
@@ -265,15 +266,7 @@ def test_help_names_every_format_option_and_default(dpca: Command) -> None:
     shown = " ".join(dpca("dataset", "ingest", "--help").out.split())
     for part in (
         *(
-            "svmlight",
-            "Matrix Market",
-            ".npz",
-            ".npy",
-            "CSV",
-            "TSV",
-            "Parquet",
-            "Zarr",
-            ".h5ad",
+            *FORMATS,
             "s3://",
             ".gz",
             ".zst",

@@ -190,6 +190,8 @@ def _play(terms: Terms) -> dict[str, bytes]:
     folder = Path(terms.folder)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
+    for name in [name for name in os.environ if name.startswith("DPCA_")]:  # of a test during which the server began
+        del os.environ[name]
     os.environ.update({**PREFECT_DEFAULTS, **terms.environment})
     os.environ |= {
         "DPCA_HOME": str(folder / "home"),

@@ -122,7 +122,8 @@ def test_no_name_without_an_entry_is_opened(tmp_path: Path, monkeypatch: pytest.
     declared = Declared(format="svmlight", n_features=1)
     with closing(open_file(locate(tmp_path / "rows.npz"), declared)) as reader:
         assert reader.format == "svmlight"
-    monkeypatch.delitem(registry.FORMATS, "svmlight")
+    others = {name: each for name, each in registry.FORMATS.items() if name != "svmlight"}
+    monkeypatch.setattr(registry, "FORMATS", others)
     with pytest.raises(Invalid, match="format 'svmlight' is not one of"):
         open_file(locate(tmp_path / "rows.npz"), declared)
 
