@@ -280,7 +280,7 @@ type Kinds = Callable[[], Mapping[str, type[Any]]]
 """Returns the classes of mechanisms by name; a function, so that they are loaded for forms alone."""
 
 STATED_APART = ("n_components", "rank", "components")
-"""Fields of mechanisms that a request has options of its own for."""
+"""Fields of mechanisms that are separate options of a request."""
 NOT_OFFERED = ("allow_uncertified",)
 """Fields that weaken a guarantee, which no form offers: they are insisted on as text."""
 

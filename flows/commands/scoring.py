@@ -4,9 +4,9 @@ from typing import Annotated
 
 import typer
 
-from storage.formats.registry import all_names, all_suffixes
+from storage.formats.registry import option_help
 
-Format = Annotated[str | None, typer.Option(help=f"{all_names()}; by suffix ({all_suffixes()}) by default.")]
+Format = Annotated[str | None, typer.Option(help=option_help())]
 Header = Annotated[
     bool | None, typer.Option("--header/--no-header", help="Whether CSV and TSV begin with the names of columns.")
 ]

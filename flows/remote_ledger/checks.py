@@ -75,8 +75,8 @@ def check_price(budget: Budget, asked: Priced) -> float:
     if not math.isfinite(epsilon) or epsilon > asked.epsilon * (1 + _ROUNDING) or delta > asked.delta:
         raise Refused(
             f"the event of this release has epsilon {float(epsilon):.4g} at delta {float(delta):.4g}, and epsilon "
-            f"{asked.epsilon:g} at delta {asked.delta:g} is stated of it; state what its noise guarantees: a ledger "
-            "apart takes no printed formula that gives less."
+            f"{asked.epsilon:g} at delta {asked.delta:g} is stated of it; state what its noise guarantees: a "
+            "remote ledger takes no printed formula that gives less."
         )
     return float(epsilon)
 
@@ -225,7 +225,7 @@ def check_request(entry: Entry, budget: Budget, asked: Asked) -> None:
 
 
 def _read(asked: Asked) -> tuple[Request, Plan]:
-    """Read a stored request, whose form nobody checked yet."""
+    """Read a stored request whose form is not checked yet."""
     try:
         request = read_request(asked.request)
         plan = read_plan(asked.request, request, event=asked.event)

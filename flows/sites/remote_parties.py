@@ -169,7 +169,7 @@ class RemoteParties:
         return total.integers, roster.without(*lost) if lost else roster
 
     def noised_parts(self, part: NoisedPart, plans: Sequence[Plan]) -> list[NDArray[np.float64]]:
-        """Return what each site sends of its own noised release."""
+        """Return what each site sends of the release that it noised."""
         order = self.planned.plan.total.problem.n_features
         most = 8 * order * order
 

@@ -151,7 +151,7 @@ def largest(values: NDArray[np.float64], names: Sequence[str]) -> list[Loading]:
 
 
 def numbers_in(outcome: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a release says of its own quality in single numbers and words, by name."""
+    """Return the single numbers and words by which a release states its quality, by name."""
     kept = (bool, int, float, str, type(None))
     return {
         name: value for name, value in outcome.items() if isinstance(value, kept) and name not in ("seed", "probes")

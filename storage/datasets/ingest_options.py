@@ -17,7 +17,7 @@ from pydantic import Field
 
 from storage.errors import Invalid
 from storage.formats.duplicates import DUPLICATES
-from storage.formats.registry import all_names, all_suffixes, named
+from storage.formats.registry import named, option_help
 from storage.options import Handling, check_options
 from storage.privacy_unit import PrivacyUnit
 
@@ -76,7 +76,7 @@ class IngestOptions:
         Field(description="YAML file that declares each raw column of CSV, TSV or Parquet; see `dpca schema draft`."),
         Handling(is_file=True),
     ] = None
-    format: Annotated[str | None, Field(description=f"{all_names()}; by suffix ({all_suffixes()}) by default.")] = None
+    format: Annotated[str | None, Field(description=option_help())] = None
     columns: Annotated[
         dict[str, str] | None,
         Field(

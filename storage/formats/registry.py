@@ -94,7 +94,7 @@ def all_suffixes() -> str:
     return ", ".join(suffix for each in FORMATS.values() for suffix in each.suffixes)
 
 
-def all_names() -> str:
-    """List the names of all formats, for help texts."""
+def option_help() -> str:
+    """Return the help text of an option that chooses a format."""
     *others, last = FORMATS
-    return f"{', '.join(others)} or {last}"
+    return f"{', '.join(others)} or {last}; by suffix ({all_suffixes()}) by default."

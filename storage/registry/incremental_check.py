@@ -1,7 +1,7 @@
 """A check of ledger and registry that reads what is new, and a part of what earlier checks have read.
 
-The result is noted beside the keys, where the witness is. Whoever may change the database or the registry, but not the
-key folder, cannot forge a note. A check that finds a fault notes nothing, so the next one finds the fault too.
+The result is noted beside the keys, where the witness is. A writer of the database or the registry who cannot
+write the key folder cannot forge a note. A check that finds a fault notes nothing, so the next one finds the fault too.
 """
 
 import json

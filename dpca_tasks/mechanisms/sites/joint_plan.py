@@ -231,7 +231,7 @@ class LocalParties:
         return open_round(sites, query, roster=roster, index=index)
 
     def noised_parts(self, part: NoisedPart, plans: Sequence[Plan]) -> list[NDArray[np.float64]]:
-        """Return what each site sends of its own noised release."""
+        """Return what each site sends of the release that it noised."""
         return [part(curator, plan) for curator, plan in zip(self.curators, plans, strict=True)]
 
 

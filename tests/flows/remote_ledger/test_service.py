@@ -1,4 +1,4 @@
-"""A remote ledger believes nothing that it can check and tells nobody of others; what it refuses is charged nothing."""
+"""A remote ledger checks all that it can, tells clients nothing of others, and charges nothing for what it refuses."""
 
 import dataclasses
 import json

@@ -41,7 +41,7 @@ CHARGED = " OR ".join(
         *(f"OLD.{column} <> NEW.{column}" for column in ("charge", "population", "accounting")),
     )
 )
-"""The updates of a release after which its population's total is added up anew, whoever makes them."""
+"""The updates of a release after which triggers compute the total of its population again."""
 
 
 def upgrade() -> None:
