@@ -26,7 +26,7 @@ class Worlds:
     folder: Path
     environment: dict[str, str] = field(default_factory=dict)
     planted: str | None = None
-    now: float = field(default_factory=lambda: time.time() + 60.0)
+    now: float = field(default_factory=lambda: time.time() + 1800.0)  # no world lasts until then: files stay older
     outputs: int = 0
     _first: dict[str, bytes] = field(default_factory=dict, repr=False)
 
