@@ -1,9 +1,12 @@
 # Every target uses .venv, which is built from requirements.lock and rebuilt when that or pyproject.toml changes. Targets
 # whose tests run other programs also use .venv-tools.
 .DEFAULT_GOAL := help
-.PHONY: help demo test audit integration browser screenshots lint docs sbom consumer exports estimators reproduce bench bench-control bench-ingest bench-huge bench-ledger bench-wide fuzz model soak soak-sites soak-streams soak-histories soak-restore soak-readers soak-store soak-home data lock pin-images clean
+.PHONY: help demo test audit integration browser screenshots lint docs wheel sbom consumer exports estimators reproduce bench bench-control bench-ingest bench-huge bench-ledger bench-wide fuzz model soak soak-sites soak-streams soak-histories soak-restore soak-readers soak-store soak-home data lock pin-images clean
 
 export UV_PYTHON_DOWNLOADS := never
+
+# The tests start hundreds of processes: each reads the byte code that the first wrote.
+unexport PYTHONDONTWRITEBYTECODE
 
 help: ## Say what there is to make.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' Makefile
@@ -51,6 +54,9 @@ bench: .venv .venv-peers ## Measure speed as ratios to named peers, and write th
 
 docs: .venv ## Build the documents; a warning is an error.
 	.venv/bin/sphinx-build -q -W --keep-going -b html docs docs/_build
+
+wheel: .venv ## Build the wheel into dist/.
+	@.venv/bin/python -m hatchling build -t wheel -d dist
 
 sbom: .venv .venv-tools ## Build the wheel twice into dist/, compare, and write its bill of materials and licences.
 	@.venv/bin/python -m tests.deployments.materials dist

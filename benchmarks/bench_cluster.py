@@ -24,26 +24,25 @@ from benchmarks.conftest import Comparison, Measurement
 from benchmarks.gauges import peak_bytes, seconds_of
 from benchmarks.homes import ingested_rows, own_ledger
 from benchmarks.inputs import A9A_LIKE, DENSE
+from dpca.artifacts.subspace import PrivateSubspace
+from dpca.registry.reader import Registry
 from dpca_tasks.mechanisms.base import Problem
 from dpca_tasks.mechanisms.noisy_products import orthonormal, product_query, start_directions
 from dpca_tasks.queries.base import RowSum
 from dpca_tasks.queries.rounded_product import MomentProduct
 from dpca_tasks.queries.second_moment import SecondMoment
-from dpca_tasks.records.sources import ArrayBlocks
+from dpca_tasks.records.blocks import ArrayBlocks
 from dpca_tasks.sums import cluster_sum
 from dpca_tasks.sums.cluster_sum import FAN_IN
 from dpca_tasks.sums.exact_sum import exact_sum
-from dpca_tasks.sums.partial_sums import PARTITIONS_PER_WORKER
-from dpca_tasks.sums.resident_rows import Residency
+from dpca_tasks.sums.partial_sums import PARTITIONS_PER_WORKER, Residency
 from flows.clusters.connecting import connect, open_cluster
-from flows.orchestration.prefect_stages import directly
+from flows.orchestration.stage_calls import directly
 from flows.releases.stages import make_release
-from flows.requests.subspace import SubspaceRequest
+from flows.requests import SubspaceRequest
 from flows.settings import Settings
-from storage.artifacts.subspace import PrivateSubspace
 from storage.datasets.snapshot_reader import Dataset
 from storage.ledger.ledger import Ledger
-from storage.registry.reader import Registry
 
 BITS = 14
 COMPONENTS = 5

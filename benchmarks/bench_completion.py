@@ -18,7 +18,7 @@ from dpca_tasks.mechanisms.completion.dpals import Dpals
 from dpca_tasks.mechanisms.completion.ratings import RatingsProblem
 from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.privacy.gate import InMemoryReservation
-from dpca_tasks.records.sources import ArrayBlocks
+from dpca_tasks.records.blocks import ArrayBlocks
 
 USERS, ITEMS, RANK, RATED = 50_000, 2_000, 32, 50
 TARGET = PrivacyTarget(epsilon=5.0, delta=1e-6)

@@ -20,9 +20,9 @@ import sqlalchemy as sa
 
 from benchmarks.conftest import Measurement
 from benchmarks.homes import own_ledger
-from flows.orchestration.prefect_stages import directly
+from flows.orchestration.stage_calls import directly
 from flows.releases.stages import make_release
-from flows.requests.subspace import SubspaceRequest
+from flows.requests import SubspaceRequest
 from flows.settings import Settings
 from storage.datasets.ingest import ingest
 from storage.datasets.ingest_options import IngestOptions

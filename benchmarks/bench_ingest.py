@@ -21,9 +21,9 @@ from benchmarks.homes import own_ledger
 from benchmarks.inputs import SYN, Input, spine_inputs
 from storage.datasets.ingest import ingest
 from storage.datasets.ingest_options import IngestOptions
+from storage.formats.batch import Rejects
 from storage.formats.declared import Declared
 from storage.formats.files import locate
-from storage.formats.rejects import Rejects
 from storage.formats.svmlight import SvmlightReader
 from storage.ledger.ledger import Ledger
 

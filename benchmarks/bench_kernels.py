@@ -24,8 +24,7 @@ from dpca_tasks.layouts import unpack_symmetric
 from dpca_tasks.queries.base import RowSum
 from dpca_tasks.queries.rounded_product import MomentProduct, on_direction_grid
 from dpca_tasks.queries.second_moment import SecondMoment
-from dpca_tasks.records.blocks import RowBlock
-from dpca_tasks.records.sources import ArrayBlocks
+from dpca_tasks.records.blocks import ArrayBlocks, RowBlock
 from dpca_tasks.threads import one_thread
 
 BITS = 14

@@ -10,11 +10,11 @@ import pytest
 
 from benchmarks.conftest import Comparison
 from benchmarks.homes import own_home
-from dpca_tasks.accounting import charges, filters
+from dpca_tasks.accounting import filters, prices
 from storage.database import tables
 from storage.database.engine import transaction
 from storage.ledger import journal
-from storage.ledger.charged_totals import ChargedTotal, facts_of
+from storage.ledger.budgets import ChargedTotal, facts_of
 from storage.ledger.ledger import Grant, Ledger
 from storage.workspace import Workspace
 
@@ -37,7 +37,7 @@ def fill(ledger: Ledger, kind: str, releases: int) -> None:
     row = {
         **{"population": "people", "snapshot_id": "s", "fingerprint": "f", "request": "{}"},
         **{"epsilon": EPSILON, "delta": DELTA, "event": json.dumps(EVENT)},
-        **{"charge": charges.encode(rules.charge(EVENT, delta=DELTA))},
+        **{"charge": prices.encode(rules.charge(EVENT, delta=DELTA))},
         **{"accounting": rules.accounting, "state": "reserved", "created_at": journal.now(), "updated_at": "now"},
     }
     rows = [{**row, "id": f"{number:032x}", "run_key": f"{number}"} for number in range(releases)]

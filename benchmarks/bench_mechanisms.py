@@ -19,8 +19,12 @@ from benchmarks.conftest import Comparison, Measurement
 from benchmarks.gauges import seconds_of
 from benchmarks.homes import ingested_rows, own_home
 from benchmarks.inputs import MNIST, WIDE, one_hot_rows, spine_inputs
-from dpca_tasks.accounting.calibration_cache import FOLDER_VARIABLE, cached_sampled_multiplier
-from dpca_tasks.accounting.subsampled import sampled_gaussian_is_private, sampled_gaussian_noise_multiplier
+from dpca_tasks.accounting.subsampled import (
+    FOLDER_VARIABLE,
+    cached_sampled_multiplier,
+    sampled_gaussian_is_private,
+    sampled_gaussian_noise_multiplier,
+)
 from dpca_tasks.mechanisms.base import PrivacyTarget, Problem, Subspace
 from dpca_tasks.mechanisms.noisy_products import product_query, start_directions
 from dpca_tasks.mechanisms.subspace.dp_spca import DpSpca
@@ -28,12 +32,12 @@ from dpca_tasks.noise.distributions import Gaussian
 from dpca_tasks.noise.keystream import subkey
 from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.privacy.gate import InMemoryReservation
-from dpca_tasks.records.sources import ArrayBlocks
+from dpca_tasks.records.blocks import ArrayBlocks
 from dpca_tasks.sums.exact_sum import exact_sum
-from dpca_tasks.sums.resident_rows import Residency
+from dpca_tasks.sums.partial_sums import Residency
 from flows.clusters.connecting import connect, open_cluster
 from flows.settings import Settings
-from storage.ledger.reservation import Reservation
+from storage.ledger.step_answers import Reservation
 from storage.workspace import Workspace
 
 WORKERS, COMPONENTS, RATE, STEPS = 2, 10, 0.1, 100

@@ -11,8 +11,7 @@ from scipy import stats
 
 from benchmarks.conftest import Comparison
 from dpca_tasks.noise.distributions import Symmetric
-from dpca_tasks.noise.keystream import subkey
-from dpca_tasks.noise.variates import normals
+from dpca_tasks.noise.keystream import normals, subkey
 
 N_NORMALS = 12_000_000
 N_TOY = 12_000

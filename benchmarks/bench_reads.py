@@ -15,7 +15,7 @@ from scipy import sparse
 from benchmarks.conftest import Comparison, Measurement
 from benchmarks.homes import own_ledger
 from benchmarks.inputs import A9A_LIKE, SYN, Input
-from storage.backends.local import LocalPlace
+from dpca.backends.local import LocalPlace
 from storage.datasets.catalog import Catalog
 from storage.datasets.ingest import ingest
 from storage.datasets.snapshot_reader import Dataset

@@ -27,15 +27,15 @@ from benchmarks.conftest import Comparison, Measurement
 from benchmarks.homes import ingested, own_ledger
 from benchmarks.inputs import Input
 from benchmarks.peers.asking import PYTHON, Answer, Peers
+from dpca.artifacts.subspace import PrivateSubspace
+from dpca.registry.reader import Registry
 from flows.clusters.connecting import open_cluster
-from flows.orchestration.prefect_stages import directly
+from flows.orchestration.stage_calls import directly
 from flows.releases.stages import make_release
-from flows.requests.subspace import SubspaceRequest
+from flows.requests import SubspaceRequest
 from flows.settings import Settings
-from storage.artifacts.subspace import PrivateSubspace
 from storage.datasets.catalog import Catalog
 from storage.ledger.ledger import Ledger
-from storage.registry.reader import Registry
 
 COMPONENTS = 10
 WORKERS = 2

@@ -21,7 +21,7 @@ from dpca_tasks.mechanisms.base import PrivacyTarget, Problem
 from dpca_tasks.mechanisms.subspace.exponential import Exponential
 from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.privacy.gate import InMemoryReservation
-from dpca_tasks.records.sources import ArrayBlocks
+from dpca_tasks.records.blocks import ArrayBlocks
 
 COMPONENTS, EPSILON = 5, 1.0
 SECONDS, PEER_SECONDS = 5.0, 30.0

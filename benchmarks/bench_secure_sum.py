@@ -14,13 +14,10 @@ from pytest_benchmark.fixture import BenchmarkFixture
 
 from benchmarks.conftest import Measurement
 from dpca_tasks.noise.keystream import subkey
-from dpca_tasks.sites.masks import Address, Masks, masked
-from dpca_tasks.sites.roster import Member, Roster
+from dpca_tasks.sites.roster import Address, Masks, Member, Roster, masked
 from dpca_tasks.sites.secure_sum.attempt import SiteMachine, open_sum
-from dpca_tasks.sites.secure_sum.double_masks import add_mask
-from dpca_tasks.sites.secure_sum.participants import Context, Identity, Participants
-from dpca_tasks.sites.secure_sum.session import SiteSession
-from dpca_tasks.sites.secure_sum.wire import Scene
+from dpca_tasks.sites.secure_sum.session import SiteSession, add_mask
+from dpca_tasks.sites.secure_sum.wire import Context, Identity, Participants, Scene
 
 SITES = 10
 MASK_BAR = 5e7

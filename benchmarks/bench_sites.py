@@ -19,11 +19,11 @@ import pytest
 from numpy.typing import NDArray
 
 from benchmarks.conftest import Measurement
-from flows.federation_demo import DELTA, Federation, aggregator, make_federation, running
-from flows.requests.sites import SitesRequest
-from flows.sites import aggregation
-from flows.sites.remote_parties import RemoteParties
-from flows.sites.roster_file import HELPER, MASKS
+from flows.demo import FEDERATION_DELTA, Federation, aggregator, make_federation, running
+from flows.requests import SitesRequest
+from flows.sites import releases as stages
+from flows.sites.parties import RosterSites
+from flows.sites.roster import HELPER, MASKS
 
 ROUNDS, WIDTH, KEPT = 8, 5, 50
 ASKED: dict[str, dict[str, Any]] = {
@@ -45,19 +45,19 @@ class Watch:
 @contextmanager
 def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
     """Take the time and the bytes of rounds."""
-    watch, opened = Watch(), RemoteParties.open
+    watch, opened = Watch(), RosterSites.open
 
-    def timed(parties: RemoteParties, *given: Any, **named: Any) -> Any:
-        site = next(iter(parties.callers.values()))
+    def timed(sites: RosterSites, *given: Any, **named: Any) -> Any:
+        site = next(iter(sites.parties.values())).caller
         began, received, sent = time.monotonic(), site.received, site.sent
-        total = opened(parties, *given, **named)
+        total = opened(sites, *given, **named)
         watch.seconds.append(time.monotonic() - began)
         watch.up.append(site.received - received)
         watch.down.append(site.sent - sent)
         return total
 
     with monkeypatch.context() as patch:
-        patch.setattr(RemoteParties, "open", timed)
+        patch.setattr(RosterSites, "open", timed)
         yield watch
 
 
@@ -97,6 +97,6 @@ def centres(rng: np.random.Generator, records: int, features: int) -> Callable[[
 
 def released(federation: Federation, method: str) -> None:
     """Reserve and compute."""
-    given: dict[str, Any] = {"clip_norm": 1.0, "epsilon": 1.0, "delta": DELTA, **ASKED[method]}
+    given: dict[str, Any] = {"clip_norm": 1.0, "epsilon": 1.0, "delta": FEDERATION_DELTA, **ASKED[method]}
     asked = SitesRequest(roster=str(federation.roster), publish="measured", method=method, components=WIDTH, **given)
-    aggregation.compute_roster(asked, aggregation.reserve_roster(asked))
+    stages.compute_sites(asked, stages.reserve_sites(asked), "")

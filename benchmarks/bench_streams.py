@@ -16,17 +16,14 @@ from scipy import sparse
 from benchmarks.conftest import Comparison
 from benchmarks.homes import ingested, own_ledger
 from benchmarks.inputs import A9A_LIKE
-from flows.families.stream_terms import read_terms
-from flows.families.streamed_subspace import Earlier, state_tick
-from flows.orchestration.prefect_stages import directly
+from flows.families.streams import Earlier, read_terms, state_tick
+from flows.orchestration.stage_calls import directly
 from flows.releases.stages import make_release
-from flows.releases.stream_acts import open_stream
-from flows.releases.stream_stages import make_tick
-from flows.requests.stream import StreamRequest
-from flows.requests.subspace import SubspaceRequest
+from flows.releases.streams import make_tick, open_stream
+from flows.requests import StreamRequest, SubspaceRequest
 from flows.settings import Settings
 from storage.ledger.ledger import Ledger
-from storage.ledger.stream_answers import Answers
+from storage.ledger.stream_rows import Answers
 from storage.workspace import Workspace
 
 BUDGET, EPSILON, DELTA, COMPONENTS = 100.0, 1.0, 1e-9, 10

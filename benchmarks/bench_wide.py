@@ -22,6 +22,8 @@ from benchmarks.conftest import Comparison, Measurement
 from benchmarks.gauges import peak_bytes
 from benchmarks.homes import own_ledger
 from benchmarks.inputs import SYN, TEXT, Input
+from dpca.artifacts.subspace import PrivateSubspace
+from dpca.registry.reader import Registry
 from dpca_tasks.mechanisms.base import PrivacyTarget, Problem
 from dpca_tasks.mechanisms.eigenpairs import block_width
 from dpca_tasks.mechanisms.noisy_products import start_directions
@@ -33,18 +35,15 @@ from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.privacy.gate import InMemoryReservation
 from dpca_tasks.privacy.tiled_noise import NoiseOperator, Panel, cut_rows, draw_panel, multiply
 from dpca_tasks.queries.operator_product import DIRECTION_BITS, UnroundedProduct
-from dpca_tasks.records.blocks import RowBlock
-from dpca_tasks.records.sources import ArrayBlocks
+from dpca_tasks.records.blocks import ArrayBlocks, RowBlock
 from flows.clusters.connecting import open_cluster
-from flows.clusters.launchers import LOCAL_SETTINGS
-from flows.orchestration.prefect_stages import directly
+from flows.clusters.dask_clusters import LOCAL_SETTINGS
+from flows.orchestration.stage_calls import directly
 from flows.releases.stages import make_release
-from flows.requests.subspace import SubspaceRequest
+from flows.requests import SubspaceRequest
 from flows.settings import Settings
-from storage.artifacts.subspace import PrivateSubspace
 from storage.datasets.ingest import ingest
 from storage.datasets.ingest_options import IngestOptions
-from storage.registry.reader import Registry
 
 COMPONENTS = 50
 WORKERS = 2

@@ -21,17 +21,17 @@ from zarr.codecs import BloscCodec
 from benchmarks.gauges import peak_bytes, seconds_of
 from benchmarks.homes import own_ledger
 from benchmarks.inputs import A9A_LIKE, SEED, one_hot_rows
+from dpca.artifacts.subspace import PrivateSubspace
+from dpca.registry.reader import Registry
 from flows.clusters.connecting import connect, open_cluster
-from flows.orchestration.prefect_stages import directly
+from flows.orchestration.stage_calls import directly
 from flows.releases.stages import make_release
-from flows.requests.subspace import SubspaceRequest
+from flows.requests import SubspaceRequest
 from flows.settings import Settings
-from storage.artifacts.subspace import PrivateSubspace
 from storage.datasets.catalog import Catalog
 from storage.datasets.ingest import ingest
 from storage.datasets.ingest_options import IngestOptions
 from storage.ledger.ledger import Ledger
-from storage.registry.reader import Registry
 
 ROWS = 200_000_000
 SHARD_ROWS = 1_000_000

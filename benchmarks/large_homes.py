@@ -18,18 +18,18 @@ import numpy as np
 import pytest
 import sqlalchemy as sa
 
-from dpca_tasks.accounting import charges, filters
-from storage.artifacts.files import write_artifact
-from storage.artifacts.manifest import canonical_json
-from storage.artifacts.subspace import PrivateSubspace
-from storage.backends.digests import digest_files, read_tree
+from dpca.artifacts.base import canonical_json
+from dpca.artifacts.files import write_artifact
+from dpca.artifacts.subspace import PrivateSubspace
+from dpca.backends.atomic_files import digest_files, read_tree
+from dpca.home import store
+from dpca_tasks.accounting import filters, prices
 from storage.database import tables
 from storage.database.engine import transaction
-from storage.home import store
 from storage.ledger import journal
 from storage.ledger.budgets import read_budget
 from storage.ledger.journal import Head
-from storage.trail.entries import hash_entry
+from storage.trail.checkpoints import hash_entry
 from storage.workspace import Workspace
 
 EVENT = {"name": "gaussian", "noise_multiplier": 5_000.0}
@@ -148,7 +148,7 @@ def record_of(workspace: Workspace) -> dict[str, list[str]]:
 def _release_row(release_id: str, number: int, population: str, digest: str, *, seq: int) -> dict[str, Any]:
     asked = request_of(number, population)
     written = {name: json.dumps(asked[name], sort_keys=True) for name in ("event", "request")}
-    paid = {"charge": charges.encode(CHARGE), "accounting": RULES.accounting, "seq": seq}
+    paid = {"charge": prices.encode(CHARGE), "accounting": RULES.accounting, "seq": seq}
     then = {"created_at": journal.now(), "updated_at": journal.now()}
     row = {**asked, **written, **paid, **then, "id": release_id, "population": population}
     return {**row, "state": "committed", "artifact_digest": digest}

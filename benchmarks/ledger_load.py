@@ -38,13 +38,13 @@ from benchmarks.large_homes import (
     without_waiting,
 )
 from benchmarks.table import rewritten
+from dpca.artifacts.files import write_artifact
+from dpca.home import store
 from flows.cli import main as dpca
-from storage.artifacts.files import write_artifact
 from storage.database.engine import transaction
 from storage.datasets.ingest import ingest
 from storage.datasets.ingest_options import IngestOptions
-from storage.home import store
-from storage.registry.history import alias_history
+from storage.registry.agreement import alias_history
 from storage.registry.publishing import add_version, promote
 from storage.workspace import Workspace
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from benchmarks.scaling_model import Machine, RowCost, round_seconds
-from dpca_tasks.sums.resident_rows import fits
+from dpca_tasks.sums.partial_sums import fits
 
 WIDTH, PASSES = 20, 24
 """Directions of a product, and the products of one release."""

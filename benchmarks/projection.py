@@ -38,12 +38,10 @@ from dpca_tasks.noise.distributions import Symmetric
 from dpca_tasks.noise.keystream import subkey
 from dpca_tasks.queries.base import RowSum
 from dpca_tasks.queries.second_moment import SecondMoment
-from dpca_tasks.records.blocks import BlockSource
-from dpca_tasks.records.sources import ArrayBlocks
+from dpca_tasks.records.blocks import ArrayBlocks, BlockSource
 from dpca_tasks.sums import partial_sums
 from dpca_tasks.sums.exact_sum import exact_sum
-from dpca_tasks.sums.partial_sums import PARTITIONS_PER_WORKER, cut, fold_gridded, grid
-from dpca_tasks.sums.resident_rows import Residency
+from dpca_tasks.sums.partial_sums import PARTITIONS_PER_WORKER, Residency, cut, fold_gridded, grid
 from dpca_tasks.threads import one_thread
 from flows.clusters.connecting import connect, open_cluster
 from flows.settings import Settings

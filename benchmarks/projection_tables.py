@@ -17,7 +17,7 @@ from benchmarks.projected_costs import (
     Costs,
 )
 from benchmarks.scaling_model import Machine
-from dpca_tasks.sums.resident_rows import SHARE
+from dpca_tasks.sums.partial_sums import SHARE
 
 PAGE = Path(__file__).parent.parent / "docs/scaling.md"
 DOLLARS = 0.768

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from tornado.iostream import IOStream
 
 from benchmarks.gauges import peak_bytes
-from flows.clusters.launchers import WORKER_SETTINGS
+from flows.clusters.dask_clusters import WORKER_SETTINGS
 
 IN_A_PROCESS = 125
 AT_ONCE = 10  # workers of a process that begin together

@@ -10,13 +10,13 @@ import time
 from pathlib import Path
 
 from benchmarks.gauges import peak_bytes, seconds_of
+from dpca.artifacts.tensor import TensorComponents
+from dpca.registry.reader import Registry
 from flows.clusters.connecting import NO_CLUSTER, connect, open_cluster
-from flows.orchestration.prefect_stages import directly
+from flows.orchestration.stage_calls import directly
 from flows.releases.stages import make_release
-from flows.requests.tensor import TensorRequest
+from flows.requests import TensorRequest
 from flows.settings import Settings
-from storage.artifacts.tensor import TensorComponents
-from storage.registry.reader import Registry
 
 WORKERS, COMPONENTS = 2, 20
 

@@ -23,8 +23,8 @@ from dpca_tasks.noise.keystream import subkey
 from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.privacy.gate import InMemoryReservation
 from dpca_tasks.privacy.tiled_noise import NoiseOperator, Panel, draw_panel, multiply
-from dpca_tasks.records.sources import ArrayBlocks
-from flows.clusters.launchers import LOCAL_SETTINGS
+from dpca_tasks.records.blocks import ArrayBlocks
+from flows.clusters.dask_clusters import LOCAL_SETTINGS
 
 WORKERS = 2
 N_ROWS = 300_000

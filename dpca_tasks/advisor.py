@@ -22,8 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpca_tasks.accounting.calibration import gaussian_epsilon, gaussian_noise_multiplier
-from dpca_tasks.accounting.events import steps
-from dpca_tasks.accounting.relation import Relation
+from dpca_tasks.accounting.events import Relation, steps
 from dpca_tasks.errors import DpcaError, InvalidInput
 from dpca_tasks.forecast.expected_overlaps import (
     Iterations,

@@ -1,5 +1,11 @@
-"""Linear algebra on a fixed number of threads: the same matrix then gives the same bits, whatever else runs."""
+"""Linear algebra on a fixed number of threads, and the addresses of this machine.
 
+Network addresses of this machine.
+
+Linear algebra on a fixed number of threads: the same matrix then gives the same bits, whatever else runs.
+"""
+
+import ipaddress
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
@@ -9,6 +15,14 @@ from typing import Any
 
 import scipy.linalg  # noqa: F401 - has a BLAS of its own, to be loaded before libraries are looked up
 from threadpoolctl import OpenBLASController, ThreadpoolController
+
+
+def is_loopback(host: str) -> bool:
+    """Tell whether a host is this machine alone; no name but ``localhost`` is looked up."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def one_thread() -> AbstractContextManager[None]:

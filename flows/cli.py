@@ -5,8 +5,10 @@ Exit codes: 0 done, 1 an error in one line, 2 usage, 3 the budget refused.
 
 import atexit
 import os
+import pkgutil
 import sys
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from importlib.metadata import version
 from typing import Annotated, Any
@@ -14,8 +16,10 @@ from typing import Annotated, Any
 import typer
 from typer.exceptions import TyperException
 
+from dpca.backends.atomic_files import OTHERS
+from dpca.errors import NotInstalled
+from dpca.installed import missing_package
 from flows.reports.activity import activity
-from storage.backends.private import OTHERS
 
 INTERRUPTED = 130  # what Typer makes of Ctrl-C
 PREFECT_DEFAULTS = {
@@ -28,6 +32,28 @@ PREFECT_DEFAULTS = {
     "PREFECT_LOGGING_LOGGERS_PREFECT_TASK_RUNS_LEVEL": "CRITICAL",
     "PREFECT_LOGGING_TO_API_ENABLED": "false",
 }
+NOUNS = {
+    "dataset": "flows.commands.dataset:app",
+    "schema": "flows.commands.dataset:schema_app",
+    "budget": "flows.commands.budget:app",
+    "ledger": "flows.commands.budget:ledger_app",
+    "subspace": "flows.commands.subspace:app",
+    "completion": "flows.commands.factorization:app",
+    "tensor": "flows.commands.factorization:tensor_app",
+    "sites": "flows.commands.sites:app",
+    "site": "flows.commands.one_site:app",
+    "stream": "flows.commands.subspace:stream_app",
+    "registry": "flows.commands.registry:app",
+    "transform": "flows.commands.consuming:transform",
+    "recommend": "flows.commands.consuming:recommend",
+    "backup": "flows.commands.installation:backup_app",
+    "mechanism": "flows.commands.mechanism:app",
+    "serve": "flows.commands.installation:serve",
+    "demo": "flows.commands.installation:demo",
+    "audit": "flows.commands.mechanism:audit_app",
+    "doctor": "flows.commands.installation:doctor",
+}
+"""The place of each noun's commands: a process loads those of its noun alone."""
 
 
 def _print_version(wanted: bool) -> None:
@@ -36,28 +62,11 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-def build_app() -> typer.Typer:
-    """Assemble the command tree; heavy libraries are imported by the commands that use them."""
-    from flows.commands import (
-        audit,
-        backup,
-        budget,
-        completion,
-        dataset,
-        demo,
-        doctor,
-        ledger,
-        mechanism,
-        one_site,
-        registry,
-        schema,
-        serve,
-        sites,
-        stream,
-        subspace,
-        tensor,
-    )
+def build_app(noun: str | None = None) -> typer.Typer:
+    """Assemble the commands of a noun, or of all nouns where the word is none of them.
 
+    Heavy libraries are imported by the commands that use them.
+    """
     app = typer.Typer(
         name="dpca",
         add_completion=False,
@@ -65,24 +74,26 @@ def build_app() -> typer.Typer:
         rich_markup_mode=None,
     )
     app.callback()(_options)
-    app.add_typer(dataset.app, name="dataset")
-    app.add_typer(schema.app, name="schema")
-    app.add_typer(budget.app, name="budget")
-    app.add_typer(ledger.app, name="ledger")
-    app.add_typer(subspace.app, name="subspace")
-    app.add_typer(completion.app, name="completion")
-    app.add_typer(tensor.app, name="tensor")
-    app.add_typer(sites.app, name="sites")
-    app.add_typer(one_site.app, name="site")
-    app.add_typer(stream.app, name="stream")
-    app.add_typer(registry.app, name="registry")
-    app.add_typer(backup.app, name="backup")
-    app.add_typer(mechanism.app, name="mechanism")
-    app.command("serve")(serve.serve)
-    app.command("demo")(demo.demo)
-    app.add_typer(audit.app, name="audit")
-    app.command("doctor")(doctor.doctor)
+    for name in [noun] if noun in NOUNS else NOUNS:
+        try:
+            found = pkgutil.resolve_name(NOUNS[name])
+        except ModuleNotFoundError as error:
+            if name == noun:
+                raise
+            found = _not_installed(str(missing_package(error, what=f"dpca {name}", extra="pipeline")))
+        if isinstance(found, typer.Typer):
+            app.add_typer(found, name=name)
+        else:
+            app.command(name)(found)
     return app
+
+
+def _not_installed(text: str) -> Callable[[], None]:
+    def command() -> None:
+        raise NotInstalled(text)
+
+    command.__doc__ = f"Not installed: {text}."
+    return command
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -100,12 +111,16 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _run(arguments: list[str] | None) -> int:
-    with activity("starting"):
-        command: Any = typer.main.get_command(build_app())
+    words = sys.argv[1:] if arguments is None else [str(word) for word in arguments]
+    try:
+        with activity("starting"):
+            command: Any = typer.main.get_command(build_app(words[0] if words else None))
+    except ModuleNotFoundError as error:
+        return _fail(*_explain(error))
     try:
         status = command.main(args=arguments, prog_name="dpca", standalone_mode=False)
     except TyperException as error:
-        asked = _named(command, sys.argv[1:] if arguments is None else [str(word) for word in arguments])
+        asked = _named(command, words)
         return _fail(f"{error.format_message().rstrip('.')}; see `{asked} --help`.", error.exit_code)
     except typer.Abort:
         return _fail("interrupted; nothing was done.", 1)
@@ -139,9 +154,11 @@ def _options(
 
 
 def _explain(error: Exception) -> tuple[str, int]:
+    from dpca.errors import BudgetExhausted, StorageError
     from dpca_tasks.errors import DpcaError
-    from storage.errors import BudgetExhausted, StorageError
 
+    if isinstance(error, ModuleNotFoundError) and not isinstance(error, StorageError):
+        error = missing_package(error, what="this command", extra="pipeline")
     if isinstance(error, BudgetExhausted):
         return str(error), 3
     if isinstance(error, (DpcaError, StorageError)):

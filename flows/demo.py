@@ -1,15 +1,37 @@
-"""The demo: the whole job on the a9a census data that ships with the package, through the real flows."""
+"""The demos: the whole job on census data, and a federation of sites on one machine.
 
+The demo: the whole job on the a9a census data that ships with the package, through the real flows.
+
+A federation on one machine: a helper and sites as processes on loopback, each with a key and a home of its own.
+"""
+
+import json
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import yaml  # type: ignore[import-untyped]
+from numpy.typing import NDArray
 from platformdirs import user_data_path
 
-from storage.errors import Unavailable
+from dpca.errors import Unavailable
+from dpca_tasks.errors import InvalidInput
+from dpca_tasks.mechanisms.sites import METHODS, OVER_ROSTER
+from dpca_tasks.metrics import subspace_distance
+from flows.parties.certificates import make_identity
+from flows.requests import SitesRequest
+from flows.sites.roster import HELPER
 
 NAME = "a9a"
 FEATURES = 123
@@ -35,9 +57,9 @@ def own_home(folder: Path | None) -> Iterator[Path]:
 
 def prepare(say: Callable[[str], None]) -> None:
     """Ingest the shipped data and open its budget, unless an earlier demo did."""
+    from dpca.home import home, writable_home
     from flows.ingest import run_ingest
     from storage.datasets.ingest_options import IngestOptions
-    from storage.home import home, writable_home
     from storage.workspace import Workspace
 
     try:
@@ -58,9 +80,9 @@ def prepare(say: Callable[[str], None]) -> None:
 
 def release() -> dict[str, Any]:
     """Release ten components at epsilon 1, publish them and promote the version."""
-    from flows.fit import run_fit
-    from flows.releases.publish import promote_version
-    from flows.requests.subspace import SubspaceRequest
+    from flows.jobs import run_release
+    from flows.releases.stages import promote_version
+    from flows.requests import SubspaceRequest
 
     request = SubspaceRequest(
         dataset=NAME,
@@ -70,6 +92,242 @@ def release() -> dict[str, Any]:
         clip_norm=CLIP_NORM,
         publish=SUBSPACE,
     )
-    report = run_fit(request)
+    report = run_release(request)
     promote_version(report["artifact"], ALIAS)
     return report
+
+
+FEDERATION_DELTA, BUDGET = 1e-5, 100.0
+FEDERATION_CLIP_NORM = 1.0
+START = "from flows.cli import main; import sys; sys.exit(main())"
+SEED = 20181109  # of the made rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Federation:
+    """The folder of a federation, every site's rows, and the processes that run."""
+
+    folder: Path
+    names: tuple[str, ...]
+    rows: Mapping[str, Any] = field(repr=False)
+    processes: dict[str, subprocess.Popen[str]] = field(default_factory=dict, repr=False)
+
+    @property
+    def roster(self) -> Path:
+        """The roster file."""
+        return self.folder / "roster.yaml"
+
+    @property
+    def key(self) -> Path:
+        """The aggregator's key."""
+        return self.folder / "aggregator.key"
+
+    @property
+    def services(self) -> tuple[str, ...]:
+        """The names of those that run as processes: the sites, after the helper where they have one."""
+        helper = ("helper",) if self.config("helper").exists() else ()
+        return (*helper, *self.names)
+
+    def config(self, name: str) -> Path:
+        """Return the configuration of a party."""
+        return self.folder / f"{name}.yaml"
+
+    def home(self, name: str) -> Path:
+        """Return the home of a party."""
+        return self.folder / "homes" / name
+
+
+def unit_rows(rng: np.random.Generator, records: int, features: int) -> Callable[[], NDArray[np.float64]]:
+    """Return what draws a site's rows: of norm at most 1, long along up to three directions that all sites share."""
+    scales = np.r_[np.geomspace(3.0, 2.0, min(3, features)), np.full(max(0, features - 3), 0.3)]
+    basis = np.linalg.qr(rng.standard_normal((features, features)))[0]
+
+    def draw() -> NDArray[np.float64]:
+        drawn = rng.standard_normal((records, features)) * scales @ basis.T
+        return np.asarray(drawn / np.maximum(np.linalg.norm(drawn, axis=1, keepdims=True), 1.0))
+
+    return draw
+
+
+def make_federation(
+    folder: Path,
+    sites: int,
+    *,
+    features: int = 20,
+    records: int = 2000,
+    seed: int = SEED,
+    rows_of: Callable[..., Callable[[], NDArray[np.float64]]] = unit_rows,
+    **facts: Any,
+) -> Federation:
+    """Write keys, roster, configurations and homes with ingested rows; ``facts`` go into the roster."""
+    from flows.ingest import run_ingest
+    from storage.datasets.ingest_options import IngestOptions
+    from storage.workspace import Workspace
+
+    names = tuple(f"site-{at}" for at in range(sites))
+    draw = rows_of(np.random.default_rng(seed), records, features)
+    rows: dict[str, Any] = {}
+    ports = free_ports(sites + 1)
+    for name in ("aggregator", "helper", *names):
+        make_identity(name, folder)
+    for at, name in enumerate(names):
+        rows[name] = draw()
+        source = folder / f"{name}.npy"
+        np.save(source, rows[name])
+        with own_home(folder / "homes" / name):
+            options = IngestOptions(records_at_most=records)
+            run_ingest(str(source), name="rows", options=options, direct=True)
+            Workspace.open().ledger.open_budget("rows", epsilon=BUDGET, delta=FEDERATION_DELTA, relation="replace_one")
+        _write(
+            folder / f"{name}.yaml",
+            {
+                **{"name": name, "roster": "roster.yaml", "key": f"{name}.key", "dataset": "rows"},
+                "listen": f"127.0.0.1:{ports[at]}",
+                "limits": {"epsilon": BUDGET, "delta": FEDERATION_DELTA, "methods": sorted(OVER_ROSTER)},
+            },
+        )
+    parties: dict[str, Any] = {"aggregator": {"certificate": "aggregator.pem"}}
+    if facts.get("masks", HELPER) == HELPER:
+        listen = f"127.0.0.1:{ports[-1]}"
+        own = {"name": "helper", "roster": "roster.yaml", "key": "helper.key", "listen": listen}
+        _write(folder / "helper.yaml", own)
+        parties["helper"] = {"address": f"https://{listen}", "certificate": "helper.pem"}
+    listed = [
+        {"name": name, "address": f"https://127.0.0.1:{ports[at]}", "certificate": f"{name}.pem", "records": records}
+        for at, name in enumerate(names)
+    ]
+    _write(
+        folder / "roster.yaml",
+        {"features": features, "relation": "replace_one", **facts, **parties, "sites": listed},
+    )
+    return Federation(folder=folder, names=names, rows=rows)
+
+
+def start(federation: Federation, name: str) -> subprocess.Popen[str]:
+    """Start one party as a process, which soon listens."""
+    home = federation.home(name)
+    settings = {"DPCA_HOME": str(home), "DPCA_STATE_FOLDER": str(federation.folder / "states" / name)}
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("DPCA_")}
+    command = [sys.executable, "-c", START, "site", "helper" if name == "helper" else "serve", "--config"]
+    with (federation.folder / f"{name}.log").open("a") as errors:
+        return subprocess.Popen(
+            [*command, str(federation.config(name))],
+            env={**kept, **settings, "DPCA_CLUSTER": "none", "DPCA_LOG": "text"},
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+        )
+
+
+def await_listening(federation: Federation, name: str, process: subprocess.Popen[str]) -> None:
+    """Wait until a party listens.
+
+    Raises
+    ------
+    Unavailable
+        When its process ended.
+    """
+    assert process.stdout is not None
+    if not process.stdout.readline().startswith("listening"):
+        log = (federation.folder / f"{name}.log").read_text().strip()
+        raise Unavailable(f"the process of {name} ended: {log[-300:] or 'without a word'}; see its log.")
+
+
+def stop(process: subprocess.Popen[str]) -> None:
+    """End a party's process."""
+    process.terminate()
+    process.wait()
+    if process.stdout is not None:
+        process.stdout.close()
+
+
+@contextmanager
+def running(federation: Federation) -> Iterator[None]:
+    """Run the helper and all sites as processes until the context ends; they listen when it begins."""
+    processes = federation.processes
+    try:
+        for name in federation.services:
+            processes[name] = start(federation, name)
+        for name, process in processes.items():
+            await_listening(federation, name, process)
+        yield
+    finally:
+        while processes:
+            stop(processes.popitem()[1])
+
+
+def run_demo(
+    sites: int,
+    *,
+    method: str,
+    masks: str,
+    features: int,
+    records: int,
+    components: int,
+    epsilon: float,
+    folder: Path | None,
+) -> dict[str, Any]:
+    """Start a federation, fit over it, and tell how far what it found is from the directions of all rows."""
+    from dpca.registry.reader import Registry
+    from flows.federate import run_sites_fit
+
+    if method not in METHODS:
+        raise InvalidInput(
+            f"method={method!r} finds no subspace of made rows; take one of {', '.join(sorted(METHODS))}."
+        )
+    place = Path(tempfile.mkdtemp(prefix="dpca-sites-")) if folder is None else folder.absolute()
+    try:
+        federation = make_federation(place, sites, features=features, records=records, masks=masks)
+        with running(federation):
+            request = SitesRequest(
+                roster=str(federation.roster),
+                publish="demo",
+                method=method,
+                components=components,
+                clip_norm=FEDERATION_CLIP_NORM,
+                epsilon=epsilon,
+                delta=FEDERATION_DELTA,
+            )
+            with aggregator(federation):
+                report = run_sites_fit(request, direct=True)
+                found = Registry.open().load("demo").components
+        rows = np.vstack(list(federation.rows.values()))
+        exact = np.linalg.eigh(rows.T @ rows)[1][:, -components:].T
+        distance = subspace_distance(found, exact)
+        return {**report, "distance_to_all_rows": round(float(distance), 6), "folder": str(place) if folder else None}
+    finally:
+        if folder is None:
+            shutil.rmtree(place, ignore_errors=True)
+
+
+@contextmanager
+def aggregator(federation: Federation) -> Iterator[None]:
+    """Let this process be the aggregator of a federation, with a home of its own."""
+    settings = {
+        "DPCA_STATE_FOLDER": str(federation.folder / "states" / "aggregator"),
+        "DPCA_SITES_KEY": str(federation.key),
+    }
+    before = {name: os.environ.get(name) for name in settings}
+    with own_home(federation.home("aggregator")):
+        os.environ.update(settings)
+        try:
+            yield
+        finally:
+            for name, value in before.items():
+                os.environ.pop(name)
+                if value is not None:
+                    os.environ[name] = value
+
+
+def _write(path: Path, content: Mapping[str, Any]) -> None:
+    path.write_text(yaml.safe_dump(json.loads(json.dumps(content)), sort_keys=False))
+
+
+def free_ports(count: int) -> list[int]:
+    """Return ports of loopback that are free now, below those that outgoing connections take."""
+    found: set[int] = set()
+    while len(found) < count:
+        port = 20_000 + secrets.randbelow(12_000)
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            found.add(port)
+    return list(found)

@@ -23,20 +23,11 @@ import sqlalchemy as sa
 from packaging.requirements import Requirement
 from sqlalchemy.exc import ArgumentError
 
-from dpca_tasks.addresses import is_loopback
-from dpca_tasks.errors import DpcaError
-from flows.clusters.connecting import check_address, connect, open_cluster
-from flows.orchestration.left_servers import left_servers
-from flows.remote_ledger.workspaces import check_remote_ledger
-from flows.reports.findings import Finding, check_backups, check_signing
-from flows.settings import Settings, cluster_settings
-from storage.backends.base import Place
-from storage.backends.local import LocalPlace
-from storage.backends.opening import open_place
-from storage.backends.private import OTHERS
-from storage.database.engine import reading, transaction
-from storage.errors import StorageError
-from storage.home import (
+from dpca.backends.atomic_files import OTHERS
+from dpca.backends.base import Place
+from dpca.backends.local import LocalPlace, open_place
+from dpca.errors import StorageError
+from dpca.home import (
     WORKERS,
     home,
     is_on_read_only_disk,
@@ -46,10 +37,23 @@ from storage.home import (
     store,
     writable_home,
 )
+from dpca.registry.roots import PUBLISHERS_KEY, newest_root, public_name
+from dpca_tasks.errors import DpcaError
+from dpca_tasks.threads import is_loopback
+from flows.clusters.connecting import check_address, connect, open_cluster
+from flows.orchestration.own_server import left_servers
+from flows.remote_ledger.remote_workspace import check_remote_ledger
+from flows.reports.terminal import Finding
+from flows.settings import Settings, cluster_settings
+from storage.backups.copying import read_dates
+from storage.database import tables
+from storage.database.engine import reading, transaction
+from storage.ledger import journal
 from storage.ledger.budgets import other_units
-from storage.ledger.partial_check import PART
-from storage.ledger.stream_answers import Answers
-from storage.registry.incremental_check import IncrementalCheck
+from storage.ledger.checks import PART
+from storage.ledger.stream_rows import Answers
+from storage.registry.agreement import IncrementalCheck
+from storage.registry.signing import read_key
 from storage.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -159,11 +163,16 @@ def _is_verified(address: str) -> bool:
     return all(host is not None and is_loopback(host) for host in hosts)
 
 
+_EXTRAS = ("tables", "s3", "local", "pipeline")
+"""What a machine that releases has installed."""
+
+
 def _versions() -> Iterator[Finding]:
     wrong = []
     for line in requires(PACKAGE) or ():
         requirement = Requirement(line)
-        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
+        marker = requirement.marker
+        if marker is not None and not any(marker.evaluate({"extra": extra}) for extra in _EXTRAS):
             continue
         try:
             installed = version(requirement.name)
@@ -451,3 +460,42 @@ def _ask(settings: "PrefectSettings") -> "httpx.Response":
 
 
 _AFTER = (_cluster, _prefect, _servers)
+
+
+def check_backups(workspace: Workspace) -> Iterator[Finding]:
+    """Note that a ledger that has spent was never backed up from this machine, or no backup of it was rehearsed."""
+    with reading(workspace.ledger.engine) as connection:
+        entries = journal.head(connection).seq
+        is_used = connection.execute(sa.select(tables.release.c.id).limit(1)).first() is not None
+    dates = read_dates(workspace.ledger.id)
+    if made := dates.get("made"):
+        found = f"the last one from this machine is of {made['at'][:10]}, {entries - made['entries']} entries ago"
+        advice = "" if dates.get("rehearsed") else "prove that it restores: dpca backup rehearse BACKUP"
+        yield Finding(check="backup", verdict="note" if advice else "ok", found=found, advice=advice)
+    elif is_used:
+        advice = "dpca backup create FOLDER; a lost ledger has forgotten what nobody else knows"
+        yield Finding(check="backup", verdict="note", found="none was made from this machine", advice=advice)
+
+
+def check_signing(workspace: Workspace) -> Iterator[Finding]:
+    """Report whether consumers who pinned the root believe what this ledger signs."""
+    root, path = newest_root(workspace.store), key_folder() / PUBLISHERS_KEY
+    if not path.exists():
+        yield Finding(check="signing", verdict="ok", found="the first publication makes the publisher's key")
+        return
+    key = public_name(read_key(path))
+    publisher = None if root is None else root.publishers.get(key)
+    if root is None:
+        yield Finding(
+            check="signing", verdict="ok", found=f"signed by key {key[:16]}..., to which no root delegates yet"
+        )
+    elif publisher is None or publisher.state != "active":
+        yield Finding(
+            check="signing",
+            verdict="fix",
+            found=f"key {key[:16]}... may not sign by version {root.version} of the root, so consumers refuse it",
+            advice="delegate to it with dpca registry root update, then dpca registry resign",
+        )
+    else:
+        found = f"signed by key {key[:16]}..., as version {root.version} of the root says"
+        yield Finding(check="signing", verdict="ok", found=found)

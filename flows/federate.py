@@ -5,66 +5,58 @@ they are processes of their own, which plan and charge by themselves; this one o
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import fields
 from typing import Any
 
 from prefect import flow
 from prefect.client.schemas.objects import State
 
+from dpca.home import WORKERS, home
 from flows.clusters.connecting import check_address, open_cluster
 from flows.options import Workers, form_field, with_options
 from flows.orchestration.own_server import prefect_server
 from flows.orchestration.prefect_artifacts import state_release
-from flows.orchestration.prefect_stages import Runner, directly, finish, in_flow
-from flows.releases.site_stages import compute_sites, publish_sites, released_by_sites, report_sites, reserve_sites
+from flows.orchestration.prefect_stages import finish, in_flow
+from flows.orchestration.stage_calls import Runner, directly
 from flows.reports.activity import begin_step
-from flows.reports.logs import configure_logs, log_event
-from flows.requests.sites import SitesRequest
+from flows.reports.terminal import configure_logs, log_event
+from flows.requests import SitesRequest
 from flows.settings import Settings, cluster_settings
-from flows.sites.aggregation import (
-    compute_roster,
-    finish_roster,
-    publish_roster,
-    published_digest,
-    report_roster,
-    reserve_roster,
+from flows.sites.releases import (
+    compute_sites,
+    finish_sites,
+    publish_sites,
+    released_before,
+    report_sites,
+    reserve_sites,
 )
-from storage.home import WORKERS, home
 
 
 def make_sites_release(run: Runner, request: SitesRequest, settings: Settings) -> dict[str, Any]:
     """Run all stages; return the public facts of what was published."""
     configure_logs(settings.log)
-    if request.roster is not None:
-        return _make_roster_release(run, request)
-    check_address(settings)
-    begin_step("reserving the budgets")
-    releases = run(reserve_sites, request)
-    digest = run(released_by_sites, releases)
+    if request.roster is None:
+        check_address(settings)
+    begin_step("asking the budgets of all sites")
+    digest = run(released_before, request)
     reused = bool(digest)
     if not reused:
-        with open_cluster(settings, scratch=home() / WORKERS) as address:
-            digest = run(compute_sites, releases, address)
+        releases = run(reserve_sites, request)
+        begin_step("the sites compute")
+        with _cluster(request, settings) as address:
+            digest = run(compute_sites, request, releases, address)
     begin_step("publishing")
-    artifact = run(publish_sites, releases, digest, request.publish)
-    report = run(report_sites, artifact, releases, reused)
-    log_event("published", artifact=artifact, reused=reused, sites=len(releases))
-    return report
-
-
-def _make_roster_release(run: Runner, request: SitesRequest) -> dict[str, Any]:
-    """Run all stages over sites that are processes of their own."""
-    reused = bool(run(published_digest, request))
-    begin_step("asking the sites")
-    releases = [] if reused else run(reserve_roster, request)
-    begin_step("the sites compute")
-    digest = run(compute_roster, request, releases)
-    begin_step("publishing")
-    artifact = run(publish_roster, request, digest)
-    unfinished = run(finish_roster, request, digest)
-    report = run(report_roster, request, artifact, unfinished, reused)
+    artifact, digest = run(publish_sites, request, digest)
+    unfinished = run(finish_sites, request, digest)
+    report = run(report_sites, request, artifact, unfinished, reused)
     log_event("published", artifact=artifact, reused=reused, sites=len(report["sites"]))
     return report
+
+
+def _cluster(request: SitesRequest, settings: Settings) -> AbstractContextManager[str]:
+    """Return the cluster of this home's sites, as its address; those of a roster have their own."""
+    return nullcontext("") if request.roster is not None else open_cluster(settings, scratch=home() / WORKERS)
 
 
 def run_sites_fit(request: SitesRequest, *, workers: int | None = None, direct: bool = False) -> dict[str, Any]:
@@ -85,7 +77,7 @@ def run_sites_fit(request: SitesRequest, *, workers: int | None = None, direct: 
 def fit_sites(*, workers: Workers = None, **request: Any) -> dict[str, Any] | State[Any]:
     """Release a private subspace, or components, over several datasets or a roster's sites as a version of a name.
 
-    `flows.requests.sites.SitesRequest` declares the parameters beside workers. The same request is the same release.
+    `flows.requests.SitesRequest` declares the parameters beside workers. The same request is the same release.
     """
 
     def body(run: Runner) -> dict[str, Any]:

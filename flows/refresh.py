@@ -14,13 +14,17 @@ from typing import Any
 from prefect import flow
 from prefect.client.schemas.objects import State
 
+from dpca.errors import BadSource, BudgetExhausted, Conflict, Invalid, StorageError, Unavailable
+from dpca.registry.pointers import check_alias, check_name
 from dpca_tasks.errors import DpcaError, InvalidInput
 from flows.clusters.connecting import reach_cluster
 from flows.ingest import given_files, ingest_opened
+from flows.jobs import dry_run_in_flow
 from flows.options import Alias, DriftAtMost, DryRun, InboxAddress, Releases, Settled, Workers, form_field, with_options
 from flows.orchestration.own_server import prefect_server
 from flows.orchestration.prefect_artifacts import state_refusal, state_release
-from flows.orchestration.prefect_stages import Runner, StageEnded, directly, ending, finish, in_flow
+from flows.orchestration.prefect_stages import finish, in_flow
+from flows.orchestration.stage_calls import Runner, StageEnded, directly, ending
 from flows.releases.arrival_ends import (
     LOG,
     decide_release,
@@ -30,24 +34,18 @@ from flows.releases.arrival_ends import (
     settle_withheld,
     shown_name,
 )
-from flows.releases.notices import deliver_notices
-from flows.releases.paced import check_pace, next_cost, reserve_paced
-from flows.releases.planning import reserved_request
-from flows.releases.stages import dry_run_in_flow, make_reserved
-from flows.releases.verdicts import note_budget
+from flows.releases.running import deliver_notices
+from flows.releases.stages import make_reserved, reserved_request
+from flows.releases.verdicts import check_pace, next_cost, note_budget, reserve_paced
 from flows.reports.activity import begin_step
-from flows.reports.logs import configure_logs, log_event
-from flows.reports.outcome import RefreshOutcome, rounded_down
-from flows.requests.base import NO_LOOP_ASKS, Request
-from flows.requests.subspace import SubspaceRequest
+from flows.reports.terminal import RefreshOutcome, configure_logs, log_event, rounded_down
+from flows.requests import NO_LOOP_ASKS, Request, SubspaceRequest
 from flows.settings import Settings, cluster_settings
 from storage.datasets.catalog import check_name as check_dataset
 from storage.datasets.inbox import Arrival, Inbox, Waiting
 from storage.datasets.ingest import checked_options
 from storage.datasets.ingest_options import DEFAULTS, IngestOptions
 from storage.datasets.kept_sources import FILES, INBOXES, find_source, is_reference, keep_source, reference_to
-from storage.errors import BadSource, BudgetExhausted, Conflict, Invalid, StorageError, Unavailable
-from storage.registry.references import check_alias, check_name
 from storage.workspace import Workspace
 
 CHAMPION, SETTLED, DRIFT = "champion", 10.0, 0.5
@@ -288,8 +286,7 @@ def _refresh(
 
 
 @flow(name="refresh-subspace", persist_result=False, log_prints=False, validate_parameters=True)
-@with_options(IngestOptions, annotation=form_field, without=NO_LOOP_ASKS)
-@with_options(SubspaceRequest, annotation=form_field, without=NO_LOOP_ASKS)
+@with_options(IngestOptions, SubspaceRequest, annotation=form_field, without=NO_LOOP_ASKS)
 def refresh_subspace(
     inbox: InboxAddress,
     *,
@@ -303,7 +300,7 @@ def refresh_subspace(
 ) -> dict[str, Any] | State[Any]:
     """Ingest what arrived, release it, and move an alias to each release that passes the gate.
 
-    `flows.requests.subspace.SubspaceRequest` and `storage.datasets.ingest_options.IngestOptions` declare the parameters
+    `flows.requests.SubspaceRequest` and `storage.datasets.ingest_options.IngestOptions` declare the parameters
     beside those of the loop; each arrival has a run key of its own.
     """
 

@@ -9,7 +9,7 @@ from pydantic import Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from dpca_tasks.errors import InvalidInput
-from flows.reports.logs import LogFormat
+from flows.reports.terminal import LogFormat
 
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _SAFE = (("https", True), ("https", False), ("http", True))

@@ -1,52 +1,115 @@
-"""Transform a file of rows with a published release: what a consumer may do without any credential."""
+"""What a consumer does with a release, without any credential: transform rows, recommend items, describe components.
 
+Files are read here and go nowhere. A dense ``.npy`` matrix needs NumPy alone; files of other formats are read by
+`flows.scored_files`, which needs the readers of datasets.
+"""
+
+import csv
 import io
-from collections.abc import Callable, Sequence
-from contextlib import closing
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
-from scipy import sparse
 
-from storage.artifacts.subspace import PrivateSubspace
-from storage.artifacts.tensor import TensorComponents
-from storage.backends.atomic_files import write_atomically, writing
-from storage.errors import BadSource, Invalid
-from storage.formats.broken import reading
-from storage.formats.declared import Declared
-from storage.formats.files import locate
-from storage.formats.groups import GroupReader
-from storage.formats.registry import named
-from storage.formats.rejects import Rejects
-from storage.formats.sources import format_of, open_file
-from storage.registry.reader import Registry
-from storage.schemas.encoder import Encoder
-from storage.schemas.matching import match_names
+from dpca.artifacts.embeddings import ItemEmbeddings
+from dpca.artifacts.subspace import PrivateSubspace
+from dpca.artifacts.tensor import TensorComponents
+from dpca.backends.atomic_files import write_atomically, writing
+from dpca.errors import BadSource, Invalid
+from dpca.installed import needing
+from dpca.registry.reader import Registry
 
-type Transformer = PrivateSubspace | TensorComponents
-"""A kind of artifact that makes one row of numbers of each row, one number a component."""
-
-_STORES = ("zarr", "h5ad")
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
-class _Scores(NamedTuple):
-    """What a release makes of a file's rows.
+def describe_components(reference: str, *, top_words: int) -> dict[str, Any]:
+    """Return the components of a release by falling weight, each with its largest entries.
 
-    Attributes
+    Parameters
     ----------
-    values : float64 array of shape (n_rows, n_components)
-    ids : Arrow array of n_rows ids, or None where the rows have none
-    notes : dict of str to str, what became of the columns, where it is not plain
+    reference : str
+        Published tensor components.
+    top_words : int
+        How many entries of each.
     """
+    registry = Registry.open()
+    resolved, release = registry.resolve(reference), registry.load(reference, TensorComponents)
+    words = release.top_words(top_words)
+    weights = [] if release.weights is None else release.weights.tolist()
+    return {
+        "artifact": str(resolved),
+        "private": release.is_private,
+        "model": release.model,
+        "noise_variance": release.noise_variance,
+        "components": [
+            {"component": at, "weight": weight, "words": [{"word": word, "entry": entry} for word, entry in largest]}
+            for at, (weight, largest) in enumerate(zip(weights, words, strict=True))
+        ],
+    }
 
-    values: NDArray[np.float64]
-    ids: pa.Array | None
-    notes: dict[str, str]
+
+_LARGEST = 1 << 24  # bytes of a file of one user's ratings
+
+
+def recommend_items(reference: str, source: Path, *, count: int) -> list[dict[str, Any]]:
+    """Return the items that a user who rated these would rate highest, best first.
+
+    Parameters
+    ----------
+    reference : str
+        Published item embeddings.
+    source : Path
+        CSV with the columns item and rating; see `read_ratings`.
+    count : int
+    """
+    ids, ratings = read_ratings(source)
+    embeddings = Registry.open().load(reference, ItemEmbeddings)
+    found = embeddings.recommend(embeddings.items_of(ids), ratings, count=count)
+    return [{"item": embeddings.id_of(item), "predicted": round(score, 6)} for item, score in found]
+
+
+def predict_ratings(reference: str, source: Path) -> list[dict[str, Any]]:
+    """Return the predicted rating of every item, by a user who rated these."""
+    ids, ratings = read_ratings(source)
+    embeddings = Registry.open().load(reference, ItemEmbeddings)
+    scores = embeddings.predict(embeddings.items_of(ids), ratings).tolist()
+    return [{"item": embeddings.id_of(item), "predicted": round(score, 6)} for item, score in enumerate(scores)]
+
+
+def read_ratings(source: Path) -> tuple[list[str], list[float]]:
+    """Read the ratings of one user: CSV with the columns item and rating, in any order, others ignored.
+
+    Raises
+    ------
+    BadSource
+        If the file cannot be read, has other columns, holds no rating, or one that is no number.
+    """
+    try:
+        if source.stat().st_size > _LARGEST:
+            raise BadSource(f"{source} is larger than the ratings of one user can be; name another file")
+        text = source.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = (error.strerror if isinstance(error, OSError) else None) or "not text"
+        raise BadSource(
+            f"{source} cannot be read ({reason}); name a CSV file with the columns item and rating"
+        ) from None
+    rows = csv.DictReader(io.StringIO(text, newline=""), strict=True)
+    try:
+        named = {"item", "rating"} <= set(rows.fieldnames or ())
+        pairs = [(str(row["item"]).strip(), float(row["rating"])) for row in rows if named]
+    except (csv.Error, ValueError, TypeError):
+        raise BadSource(f"{source} has a rating that is no number; give each line an item and its rating") from None
+    if not named:
+        raise BadSource(f"{source} has no columns item and rating in its first line; name the columns so")
+    if not pairs:
+        raise BadSource(f"{source} holds no rating; a prediction needs at least one")
+    items = [item for item, _ in pairs]
+    if len(set(items)) < len(items):
+        raise BadSource(f"{source} rates one item twice; keep one line of each item")
+    return items, [rating for _, rating in pairs]
 
 
 def transform_file(
@@ -54,7 +117,6 @@ def transform_file(
     source: Path,
     output: Path,
     *,
-    kind: type[PrivateSubspace] | type[TensorComponents] = PrivateSubspace,
     format: str | None = None,  # noqa: A002, the word users know
     header: bool | None = None,
     id_column: str | None = None,
@@ -66,7 +128,7 @@ def transform_file(
     Parameters
     ----------
     reference : str
-        A published release of that kind.
+        A published subspace, or tensor components: their rows get posterior weights.
     source : Path
         A dense ``.npy`` matrix, or any other file of whole rows that can be ingested: ``.npz``, svmlight, ... Where
         file and release both name their columns, these are matched by name. CSV, TSV and Parquet are raw tables where
@@ -75,8 +137,6 @@ def transform_file(
         The file of scores, or of posterior weights, float64, written whole or not at all: ``.npy`` of shape (n_rows,
         n_components), or ``.parquet`` with the columns ``component0``, ``component1``, ..., and ``id`` before them
         where the rows have ids.
-    kind : type
-        What it has to be.
     format : str or None
         One of `storage.formats.registry.FORMATS`; None goes by the name of the file.
     header : bool or None
@@ -89,110 +149,54 @@ def transform_file(
     watch : callable, optional
         Called with the number of rows done.
     """
-    if output.suffix not in _WRITERS or output.is_dir() or not output.parent.is_dir():
+    if output.suffix not in (".npy", ".parquet") or output.is_dir() or not output.parent.is_dir():
         raise Invalid(f"output {output} must be a .npy file or .parquet in an existing folder; name such a file.")
     registry = Registry.open()
-    resolved, release = registry.resolve(reference), registry.load(reference, kind)
-    declared = Declared(format=format, header=header, unit_column=id_column, drop_others=drop_others)
+    resolved, release = registry.resolve(reference), registry.load(reference)
+    if not isinstance(release, PrivateSubspace | TensorComponents):
+        raise Invalid(f"{resolved} is a {release.noun}, which transforms no rows; name a subspace or tensor components")
+    ids, notes = None, dict[str, str]()
     try:
-        scores = _score(release, source, declared, watch)
+        if (format or source.suffix.removeprefix(".")) == "npy":
+            if id_column is not None:
+                raise Invalid("npy has no columns to take ids from; leave out --id-column, or give a table.")
+            values = release.transform(_dense(source))
+        else:
+            with needing("a file that is not .npy"):
+                from flows.scored_files import score_file
+                from storage.formats.declared import Declared
+
+            declared = Declared(format=format, header=header, unit_column=id_column, drop_others=drop_others)
+            values, ids, notes = score_file(release, source, declared, watch)
     except BadSource as error:
         raise BadSource(f"{source}: {error}") from None
+    made = _npy(values) if output.suffix == ".npy" else _parquet(values, ids)
     with writing(output.parent):
-        write_atomically(output, _WRITERS[output.suffix](scores))
-    rows, components = scores.values.shape
+        write_atomically(output, made)
+    rows, components = values.shape
     return {
         "artifact": str(resolved),
         "rows": rows,
         "components": components,
         "output": str(output),
-        **scores.notes,
+        **notes,
     }
 
 
-def _score(
-    release: Transformer, source: Path, declared: Declared, watch: Callable[[int], None] | None = None
-) -> _Scores:
-    """Read a file by its format, and score its rows."""
-    kind = declared.format or ("npy" if source.suffix == ".npy" else format_of(locate(source)))
-    if declared.unit_column is not None and not named(kind).is_table:
-        raise Invalid(f"{kind} has no columns to take ids from; leave out --id-column, or give CSV, TSV or Parquet.")
-    if kind == "npy":
-        return _Scores(release.transform(_dense(source)), None, {})
-    names, raw = release.manifest.get("feature_names"), release.encoder if named(kind).is_table else None
-    if raw is not None and declared.header is not None:
-        raise Invalid("the schema of this release says whether a header is there; leave out --header and --no-header.")
-    with closing(open_file(source, _with_width(declared, kind, release, names, raw))) as reader:
-        if reader.scattered:
-            raise BadSource("rows come in pieces; ingest the file, or give one whole row a line")
-        order, ids, done = None, [], 0
-        if isinstance(reader, GroupReader) and reader.names is not None and names is not None:
-            order = match_names(reader.names, names, noun=release.noun, drop_others=declared.drop_others)
-        parts = [np.empty((0, release.n_components))]
-        for batch in reader.batches(Rejects()):
-            shape = (batch.row_ptr.size - 1, reader.n_features)
-            rows = sparse.csr_array((batch.values, batch.indices, batch.row_ptr), shape=shape)
-            rows = rows if order is None else rows[:, order]
-            rows.sort_indices()  # so that sums do not depend on the order of the file's columns
-            parts.append(release.transform(rows))
-            ids += [] if batch.unit_ids is None else [batch.unit_ids]
-            done += len(parts[-1])
-            if watch is not None:
-                watch(done)
-        found = reader.names if isinstance(reader, GroupReader) else getattr(reader, "found_names", None)
-        return _Scores(np.vstack(parts), _ids_of(reader, ids), _notes(found or (), names or (), raw))
-
-
-def _with_width(
-    declared: Declared, kind: str, release: Transformer, names: Sequence[str] | None, raw: Encoder | None
-) -> Declared:
-    """Declare the columns of a release: by its schema, by name where the format has names, or by their number."""
-    if raw is not None:
-        return replace(declared, schema=raw.schema)
-    if kind in _STORES:
-        return Declared(format=declared.format, n_features=None if names is not None else release.n_features)
-    if named(kind).is_table and names is not None:
-        return replace(declared, names=tuple(names))
-    return replace(declared, n_features=release.n_features)
-
-
-def _ids_of(reader: Any, ids: list[pa.Array]) -> pa.Array | None:
-    """Return the ids of all rows, of the type that they have in the file."""
-    if isinstance(reader, GroupReader):
-        names = reader.row_names()
-        return None if names is None else pa.array(names, pa.string())
-    return pa.concat_arrays(ids).cast(reader.unit_type) if ids else None
-
-
-def _notes(found: Sequence[str], names: Sequence[str], raw: Encoder | None) -> dict[str, str]:
-    """Say which columns were left out, and where the first one stood in another place than in the release."""
-    if not found or not names:
-        return {}
-    names, dropped = (names, ()) if raw is None else ([one.name for one in raw.columns], raw.dropped(found))
-    known = set(names)
-    kept = [name for name in found if name in known]
-    others = [name for name in found if name not in known and name not in dropped]
-    moved = [name for name, other in zip(kept, names, strict=False) if name != other]
-    return {
-        **({"permuted": f"from column {moved[0]!r} on; matched by name"} if moved else {}),
-        **({"left_out": ", ".join(others)} if others else {}),
-    }
-
-
-def _npy(scores: _Scores) -> bytes:
+def _npy(values: NDArray[np.float64]) -> bytes:
     buffer = io.BytesIO()
-    np.save(buffer, scores.values, allow_pickle=False)
+    np.save(buffer, values, allow_pickle=False)
     return buffer.getvalue()
 
 
-def _parquet(scores: _Scores) -> bytes:
-    columns = {f"component{number}": pa.array(column) for number, column in enumerate(scores.values.T)}
+def _parquet(values: NDArray[np.float64], ids: "pa.Array | None") -> bytes:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    columns = {f"component{number}": pa.array(column) for number, column in enumerate(values.T)}
     buffer = io.BytesIO()
-    pq.write_table(pa.table({**({} if scores.ids is None else {"id": scores.ids}), **columns}), buffer)
+    pq.write_table(pa.table({**({} if ids is None else {"id": ids}), **columns}), buffer)
     return buffer.getvalue()
-
-
-_WRITERS: dict[str, Callable[[_Scores], bytes]] = {".npy": _npy, ".parquet": _parquet}
 
 
 def _dense(source: Path) -> NDArray[Any]:
@@ -200,8 +204,7 @@ def _dense(source: Path) -> NDArray[Any]:
         raise BadSource("no such file; correct the path")
     try:
         if source.is_file():  # a pipe would keep us waiting
-            with reading(".npy matrix"):
-                return np.lib.format.open_memmap(source, mode="r")
-    except (BadSource, OSError):
+            return np.lib.format.open_memmap(source, mode="r")
+    except (OSError, ValueError, EOFError):
         pass
     raise BadSource("not a .npy matrix; write one with numpy.save")

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from dpca.artifacts.embeddings import ItemEmbeddings
 from dpca_tasks.accounting.calibration import gaussian_epsilon, gaussian_noise_multiplier
 from dpca_tasks.errors import InvalidInput, Refused
 from dpca_tasks.mechanisms.base import ItemFactors, PrivacyTarget, check_target
@@ -19,11 +20,10 @@ from dpca_tasks.mechanisms.completion.ratings import RatingsProblem
 from dpca_tasks.metrics import rmse
 from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.privacy.gate import InMemoryReservation
+from dpca_tasks.records.blocks import ArrayBlocks
 from dpca_tasks.records.made_ratings import SplitRatings, low_rank, ratings_of, skewed
-from dpca_tasks.records.sources import ArrayBlocks
 from flows.families.base import build_mechanism
 from flows.families.completion import COMPLETION
-from storage.artifacts.embeddings import ItemEmbeddings
 
 TASKS: Mapping[str, Callable[..., SplitRatings]] = {"skewed": skewed, "low-rank": low_rank}
 """Makers of ratings: stars of skewed popularity, with errors; or a matrix of rank 5 without."""

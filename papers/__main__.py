@@ -15,10 +15,10 @@ from typing import Annotated, Any
 import typer
 
 import papers
+from dpca.errors import StorageError
 from dpca_tasks.errors import DpcaError
 from flows.reports.terminal import STDERR, print_json, print_rows
 from papers.lib.experiments import Report
-from storage.errors import StorageError
 
 COLUMNS = ("name", "expected", "tolerance", "got", "holds")
 MODULES = {

@@ -23,7 +23,7 @@ from scipy.sparse.linalg import eigsh
 from dpca_tasks.advisor import BARELY, Advice, advise
 from dpca_tasks.mechanisms.base import PrivacyTarget, Problem
 from dpca_tasks.metrics import captured_variance
-from dpca_tasks.records.sources import ArrayBlocks
+from dpca_tasks.records.blocks import ArrayBlocks
 from dpca_tasks.refinement.refined_release import refine_release
 from papers.lib.experiments import (
     Check,

@@ -25,7 +25,7 @@ from dpca_tasks.accounting.closed_brackets import inverted_sampler_loss
 from dpca_tasks.mechanisms.base import PrivacyTarget, Problem
 from dpca_tasks.mechanisms.subspace import MECHANISMS
 from dpca_tasks.metrics import held_variance
-from dpca_tasks.records.sources import ArrayBlocks
+from dpca_tasks.records.blocks import ArrayBlocks
 from dpca_tasks.refinement.refined_release import refine_release
 from papers.lib import children
 from papers.lib.children import Answer, Child, Failed, OutOfTime, rows_of, serve

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from dpca_tasks.mechanisms.tensors.tensor_moments import components_of, eigenspace, mixture_eigenspace
+from dpca_tasks.mechanisms.tensors.tensor_releases import components_of, eigenspace, mixture_eigenspace
 from dpca_tasks.metrics import matched_errors, matched_weights, nearest_error
 from papers.lib.experiments import Check, OutFolder, Report, Runs, at_least, at_most, mean_rows, report
 from papers.lib.figures import LineChart, write_line_charts

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from dpca_tasks.accounting.site_noise import gain_over_equal_weights
-from dpca_tasks.mechanisms.sites.cape import Cape, mu_of
+from dpca_tasks.accounting.closed_brackets import gain_over_equal_weights
+from dpca_tasks.mechanisms.sites.joint_plan import Cape, mu_of
 from papers.lib.experiments import Check, DataFolder, OutFolder, Report, Runs, at_least, near, report
 from papers.lib.figures import write_comparison
 from papers.lib.public_data import MNIST, TEST_IMAGES, centred_mnist, unit_rows

@@ -18,8 +18,15 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from dpca_tasks.accounting.calibration import gaussian_noise_multiplier
-from dpca_tasks.accounting.factorisation import Weights, choose_weights, tree_factors
-from dpca_tasks.accounting.power_series import Series, coefficients_of, divided, exact_zeta
+from dpca_tasks.accounting.factorisation import (
+    Series,
+    Weights,
+    choose_weights,
+    coefficients_of,
+    divided,
+    exact_zeta,
+    tree_factors,
+)
 from dpca_tasks.mechanisms.base import Plan, PrivacyTarget, Problem
 from dpca_tasks.mechanisms.eigenpairs import leading_eigenpairs
 from dpca_tasks.mechanisms.streams.stream_estimate import coefficients, combined, streamed_subspace
@@ -28,7 +35,7 @@ from dpca_tasks.metrics import captured_variance
 from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.privacy.gate import InMemoryReservation
 from dpca_tasks.queries.streamed_moment import StreamedMoment
-from dpca_tasks.records.sources import ArrayBlocks
+from dpca_tasks.records.blocks import ArrayBlocks
 from dpca_tasks.threads import one_thread
 from papers.lib.experiments import Check, Matrix, Report, Runs, at_least, at_most, isotropic, near, report
 from papers.lib.public_data import a9a_entries

@@ -16,9 +16,9 @@ from scipy.linalg import hadamard
 from dpca_tasks.accounting.calibration import gaussian_noise_multiplier
 from dpca_tasks.mechanisms.noise_level import above_edge, edge_quantile
 from dpca_tasks.metrics import held_variance
-from dpca_tasks.refinement.assessment import Assessment, assess
 from dpca_tasks.refinement.leading_pairs import REQUESTS, refine
 from dpca_tasks.refinement.noisy_moment import NoisyMoment
+from dpca_tasks.refinement.refined_release import Assessment, assess
 from papers.lib.experiments import (
     Check,
     DataFolder,

@@ -19,7 +19,8 @@ import numpy as np
 import typer
 from scipy.sparse.linalg import svds
 
-from dpca_tasks.kernels.user_factors import chosen_ratings
+from dpca.errors import Invalid
+from dpca_tasks.kernels.ratings import chosen_ratings
 from dpca_tasks.mechanisms.base import ItemFactors
 from dpca_tasks.records.made_ratings import (
     LOW_RANK_ITEMS,
@@ -33,7 +34,7 @@ from dpca_tasks.records.made_ratings import (
     split,
 )
 from dpca_tasks.records.made_ratings import RANK as LOW_RANK
-from flows.families.completion_advice import advised
+from flows.families.completion import advised
 from flows.tune import held_out_error
 from papers.lib.experiments import Check, DataFolder, Matrix, OutFolder, Report, Runs, at_least, at_most, near, report
 from papers.lib.figures import LineChart, write_line_charts
@@ -50,7 +51,6 @@ from papers.lib.ratings import (
     true_epsilon,
     user_means,
 )
-from storage.errors import Invalid
 
 type Tables = dict[str, list[dict[str, Any]]]
 

@@ -16,14 +16,13 @@ import numpy as np
 
 from dpca_tasks.accounting.calibration import gaussian_noise_multiplier
 from dpca_tasks.mechanisms.eigenpairs import leading_eigenpairs
-from dpca_tasks.mechanisms.noisy_products import start_directions
+from dpca_tasks.mechanisms.noisy_products import completed, start_directions, truncated, truncated_step
 from dpca_tasks.mechanisms.subspace.dps_pca import FREE_STEPS
-from dpca_tasks.mechanisms.truncated_rounds import completed, truncated, truncated_step
 from dpca_tasks.metrics import subspace_distance
 from dpca_tasks.noise.bingham import GibbsChain, Peeling
 from dpca_tasks.noise.keystream import subkey
 from dpca_tasks.queries.base import SQRT_2_UP
-from dpca_tasks.records.sources import ArrayBlocks
+from dpca_tasks.records.blocks import ArrayBlocks
 from dpca_tasks.threads import one_thread
 from papers.lib.experiments import (
     Check,

@@ -13,13 +13,13 @@ import numpy as np
 from scipy.io import loadmat
 from scipy.io.matlab import MatReadError
 
+from dpca.errors import BadSource
 from dpca_tasks.accounting.calibration import gaussian_epsilon
-from dpca_tasks.mechanisms.sites.cape import mu_of
+from dpca_tasks.mechanisms.sites.joint_plan import mu_of
 from papers.lib.experiments import Check, DataFolder, Matrix, OutFolder, Report, Runs, at_least, at_most, near, report
 from papers.lib.figures import write_comparison
 from papers.lib.public_data import unit_rows
 from papers.lib.sites import CAPE, COLLUDING, COLUMNS, CONV, LOCAL, POOLED, Cell, Sites, Truth, leading, sweep_rows
-from storage.errors import BadSource
 
 type Seen = Mapping[tuple[str, float, str], float]
 RUNS, N_COMPONENTS, DELTA, EPSILONS = 3, 10, 1e-5, (0.5, 1.0, 2.0, 5.0, 10.0)

@@ -13,11 +13,11 @@ import numpy as np
 import typer
 from scipy import sparse
 
-from dpca_tasks.accounting.relation import Relation
+from dpca_tasks.accounting.events import Relation
 from dpca_tasks.mechanisms.base import PrivacyTarget, Problem
 from dpca_tasks.mechanisms.subspace import MECHANISMS
 from dpca_tasks.metrics import held_variance, squared_distance
-from dpca_tasks.records.sources import ArrayBlocks
+from dpca_tasks.records.blocks import ArrayBlocks
 from papers.lib.experiments import Check, Matrix, Report, Runs, near, report, run_mechanism
 from papers.lib.public_data import second_moment
 

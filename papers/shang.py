@@ -18,6 +18,7 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
+from dpca.errors import Invalid
 from dpca_tasks.accounting.calibration import gaussian_noise_multiplier
 from dpca_tasks.accounting.closed_brackets import wishart_delta
 from dpca_tasks.accounting.published import FORMULAS, Settings, dp_spca_bound
@@ -59,7 +60,6 @@ from papers.lib.subspaces import (
     mean_and_error,
     random_subspace,
 )
-from storage.errors import Invalid
 
 type Row = dict[str, Any]
 type Key = tuple[str, float | None, float | None]

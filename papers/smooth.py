@@ -29,7 +29,7 @@ from dpca_tasks.accounting.smooth_sensitivity import (
 )
 from dpca_tasks.mechanisms.base import PrivacyTarget, Problem
 from dpca_tasks.mechanisms.subspace import MECHANISMS
-from dpca_tasks.records.sources import ArrayBlocks
+from dpca_tasks.records.blocks import ArrayBlocks
 from papers.lib.experiments import Check, Matrix, Report, Runs, at_least, at_most, near, report, run_mechanism
 
 DELTA, RUNS = 1e-3, 9

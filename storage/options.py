@@ -1,30 +1,115 @@
 """Options that are declared once: the fields of a record, each with its type, default, help text and bounds.
 
-Commands, flows and forms are made from such a record, so that they declare none of its options again.
+Commands, flows and forms are made from such a record, and the record refuses in one line what its fields do not admit.
+
+Types are strict: text never becomes a number, a number never a truth value, and a fraction is never cut. Four things
+are admitted besides: a whole number for a float, a NumPy scalar for the Python scalar of its kind, a path for the text
+that names a file, and None for an option that has a default, which was then left out. No bound admits NaN.
 
 >>> from typing import Annotated
 >>> from pydantic import Field
->>> @dataclass(frozen=True, kw_only=True)
+>>> @option_record
 ... class Walk:
 ...     steps: Annotated[int, Field(description="How many steps to take.", ge=1)] = 10
 >>> [(option.name, option.default, option.bounds) for option in options_of(Walk)]
 [('steps', 10, {'ge': 1})]
+>>> Walk(steps=0)
+Traceback (most recent call last):
+    ...
+dpca.errors.Invalid: steps=0 must be greater than or equal to 1; correct it, or leave it out
 """
 
-import operator
+import os
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, Field, dataclass, fields
-from typing import Any, NamedTuple, get_args, get_type_hints
+from dataclasses import MISSING, dataclass, field, fields
+from functools import cache
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, dataclass_transform, get_args, get_origin, get_type_hints
 
+from pydantic import ConfigDict, GetCoreSchemaHandler, ValidationError
 from pydantic.fields import FieldInfo
+from pydantic_core import ArgsKwargs, CoreSchema, PydanticCustomError
+from pydantic_core.core_schema import no_info_after_validator_function, no_info_before_validator_function
 
-from storage.errors import Invalid
+from dpca.errors import Invalid
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
+
+_STRICT = ConfigDict(strict=True, extra="forbid")
+_SUBJECT = re.compile(r"^(Input|String|Value) should\b")
+_CHOICE = "choice"
+_NAMES = ("missing", "unexpected_keyword_argument")
+"""Pydantic's errors about the names of arguments: mistakes of a program, which Python reports as TypeError."""
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field,))
+def option_record[T](record: type[T]) -> type[T]:
+    """Make a frozen dataclass of a class whose fields are options; pydantic checks them, and `Invalid` is raised.
+
+    Pydantic reads the fields when a first record is made, so that a command that only explains itself need not wait.
+    """
+    made: Any = dataclass(frozen=True, kw_only=True)(record)
+    made.__pydantic_config__ = _STRICT
+    by_default = made.__init__
+
+    def build(self: T, **given: Any) -> None:
+        if not given:  # nothing to check, so a module may have a record of defaults at no cost
+            by_default(self)
+            return
+        try:
+            _adapter(made).validator.validate_python(ArgsKwargs((), _stated(made, given)), self_instance=self)
+        except ValidationError as error:
+            raise _refusal(made, error) from None
+
+    made.__init__ = build
+    checked: type[T] = made
+    return checked
+
+
+@cache
+def _adapter(record: Any) -> "TypeAdapter[Any]":
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(record)
+
+
+def _stated(record: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what was given, with Python's scalars for NumPy's, and without what None leaves out."""
+    optional = {option.name for option in options_of(record) if not option.is_required}
+    kept = {name: one for name, one in given.items() if one is not None or name not in optional}
+    return {name: one.item() if getattr(one, "shape", None) == () else one for name, one in kept.items()}
+
+
+def as_rule(message: str, *, subject: str = "") -> str:
+    """Return what Pydantic says of a value as the rule that it breaks, after a word for the value.
+
+    >>> as_rule("Input should be greater than 0"), as_rule("Input should be greater than 0", subject="it ")
+    ('must be greater than 0', 'it must be greater than 0')
+    """
+    return _SUBJECT.sub(f"{subject}must", message)
+
+
+def _refusal(record: Any, error: ValidationError) -> Exception:
+    """Return the error of the first option that was refused."""
+    first = error.errors(include_url=False)[0]
+    stated = first.get("ctx", {}).get("error")
+    if isinstance(stated, Invalid):
+        return Invalid(*stated.args)
+    name = str(first["loc"][0])
+    if first["type"] in _NAMES:
+        return TypeError(f"{record.__name__}: {first['msg']} ({name})")
+    found, rule = repr(first["input"]).replace("\n", " "), as_rule(first["msg"])
+    if first["type"] == _CHOICE:
+        return Invalid(f"{name}={found} {rule}; choose one of them")
+    (option,) = (option for option in options_of(record) if option.name == name)
+    way = "correct it" if option.is_required else "correct it, or leave it out"
+    return Invalid(f"{name}={found} {rule}; {way}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Handling:
-    """How commands and forms treat an option, besides the help text and the bounds that its `pydantic.Field` states.
+    """How an option is treated, besides the help text and the bounds that its `pydantic.Field` states.
 
     Attributes
     ----------
@@ -41,40 +126,45 @@ class Handling:
     is_offered: bool = True
     form: Callable[[], Mapping[str, Any]] | None = None
 
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The words allowed; empty if any word is."""
+        return self.choices() if callable(self.choices) else self.choices
 
-_RULES: dict[str, tuple[str, Callable[[Any, Any], bool], str]] = {
-    "ge": ("minimum", operator.ge, "be at least"),
-    "gt": ("exclusiveMinimum", operator.gt, "be above"),
-    "le": ("maximum", operator.le, "be at most"),
-    "lt": ("exclusiveMaximum", operator.lt, "be below"),
-    "min_length": ("minLength", lambda word, length: len(word) >= length, "have a length of at least"),
-    "pattern": ("pattern", lambda word, pattern: re.search(pattern, word) is not None, "match"),
+    def __get_pydantic_core_schema__(self, kind: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Add the check of the words to the check of the type, and read the path of a file as text."""
+        schema = handler(kind)
+        if self.is_file:
+            return no_info_before_validator_function(_path_text, schema)
+        return no_info_after_validator_function(self._chosen, schema) if self.choices else schema
+
+    def _chosen(self, value: Any) -> Any:
+        if value is not None and value not in (words := self.words):
+            raise PydanticCustomError(_CHOICE, "is not one of {words}", {"words": ", ".join(words)})
+        return value
+
+
+def _path_text(value: Any) -> Any:
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
+
+
+_RULES = {
+    "ge": "minimum",
+    "gt": "exclusiveMinimum",
+    "le": "maximum",
+    "lt": "exclusiveMaximum",
+    "min_length": "minLength",
+    "pattern": "pattern",
 }
-"""By pydantic's name of a bound: JSON Schema's name, whether a value keeps it, and how a refusal states it."""
-
-
-def bounds_of(field: FieldInfo) -> dict[str, Any]:
-    """Return the bounds of a field, by pydantic's names."""
-    found = {bound: [getattr(one, bound, None) for one in field.metadata] for bound in _RULES}
-    return {bound: to for bound, stated in found.items() for to in stated if to is not None}
-
-
-def rules_of(field: FieldInfo) -> dict[str, Any]:
-    """Return the bounds of a field, by the names of JSON Schema."""
-    return {_RULES[bound][0]: to for bound, to in bounds_of(field).items()}
+"""By pydantic's name of a bound: JSON Schema's name."""
 
 
 class OptionField(NamedTuple):
-    """One field of a record of options: name, type, default, bounds and handling.
-
-    The default of a field that makes its own is None, and the record accepts None for it.
-    """
+    """One option: its name, its type without bounds, and its declaration."""
 
     name: str
     kind: Any
-    default: Any
     field: FieldInfo
-    handling: Handling = Handling()
 
     @property
     def help(self) -> str:
@@ -82,40 +172,38 @@ class OptionField(NamedTuple):
         return self.field.description or ""
 
     @property
-    def bounds(self) -> dict[str, Any]:
-        """The bounds, by pydantic's names."""
-        return bounds_of(self.field)
+    def handling(self) -> Handling:
+        """How commands and forms treat it."""
+        return next((one for one in self.field.metadata if isinstance(one, Handling)), Handling())
 
     @property
     def words(self) -> tuple[str, ...]:
         """The words allowed; empty if any word is."""
-        return self.handling.choices() if callable(self.handling.choices) else self.handling.choices
+        return self.handling.words
+
+    @property
+    def bounds(self) -> dict[str, Any]:
+        """The bounds by pydantic's names: its own, and those of a number that may also be a word."""
+        members = [one for one in get_args(self.field.annotation) if get_origin(one) is Annotated]
+        stated = [*self.field.metadata, *(one for part in members for one in FieldInfo.from_annotation(part).metadata)]
+        found = {bound: getattr(one, bound, None) for one in stated for bound in _RULES if hasattr(one, bound)}
+        return {bound: to for bound, to in found.items() if to is not None}
 
     def rules(self) -> dict[str, Any]:
         """Return the domain in the words of JSON Schema."""
-        return rules_of(self.field) | ({"enum": list(self.words)} if self.words else {})
-
-    def check(self, value: Any) -> None:
-        """Refuse a value outside the domain; None means that the option was left out.
-
-        Raises
-        ------
-        Invalid
-            If it is outside.
-        """
-        if value is None:
-            return
-        if self.words and value not in self.words:
-            raise Invalid(f"{self.name}={value!r} is not one of {', '.join(self.words)}; choose one of them")
-        stated = [(*_RULES[bound][1:], to) for bound, to in self.bounds.items()]
-        if not all(holds(value, to) for holds, _, to in stated):
-            rule = " and ".join(f"{rule} {to}" for _, rule, to in stated)
-            raise Invalid(f"{self.name}={value!r} must {rule}; correct it, or leave it out")
+        return {_RULES[bound]: to for bound, to in self.bounds.items()} | (
+            {"enum": list(self.words)} if self.words else {}
+        )
 
     @property
     def is_required(self) -> bool:
         """Whether the record has no default for it."""
-        return self.default is MISSING
+        return self.field.is_required()
+
+    @property
+    def default(self) -> Any:
+        """The default, None for a field that makes its own; nothing that could be used where it is required."""
+        return None if self.field.default_factory is not None else self.field.default
 
     @property
     def flag(self) -> str:
@@ -140,26 +228,14 @@ _listed: dict[type[Any], tuple[OptionField, ...]] = {}
 def options_of(record: type[Any]) -> tuple[OptionField, ...]:
     """List the fields of a record of options: the required ones first, each part in the order of the record."""
     if record not in _listed:
-        hints = get_type_hints(record, include_extras=True)
-        options = [_option(field, hints[field.name]) for field in fields(record)]
+        kinds, hints = get_type_hints(record), get_type_hints(record, include_extras=True)
+        options = [
+            OptionField(
+                one.name,
+                kinds[one.name] if one.default_factory is MISSING else kinds[one.name] | None,
+                FieldInfo.from_annotated_attribute(hints[one.name], one),
+            )
+            for one in fields(record)
+        ]
         _listed[record] = tuple(sorted(options, key=lambda option: not option.is_required))
     return _listed[record]
-
-
-def check_options(record: Any) -> None:
-    """Refuse a record of options of which a value lies outside its domain.
-
-    Raises
-    ------
-    Invalid
-        In one line, about the first such value.
-    """
-    for option in options_of(type(record)):
-        option.check(getattr(record, option.name))
-
-
-def _option(field: Field[Any], annotated: Any) -> OptionField:
-    kind, stated, *handling = get_args(annotated)
-    if field.default_factory is MISSING:
-        return OptionField(field.name, kind, field.default, stated, *handling)
-    return OptionField(field.name, kind | None, None, stated, *handling)

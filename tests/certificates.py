@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from flows.clusters import temporary_certificates
+from flows.clusters import certificates
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Files:
 def issue(folder: Path) -> Files:
     """Write the certificates of a new authority to a folder."""
     folder.mkdir(parents=True)
-    made = temporary_certificates.issue()
+    made = certificates.issue()
     files = Files(folder / "ca.pem", folder / "cert.pem", folder / "key.pem")
     files.ca.write_text(made.ca)
     files.cert.write_text(made.cert)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dpca_tasks.accounting.relation import Relation
+from dpca_tasks.accounting.events import Relation
 from dpca_tasks.mechanisms.base import Mechanism, PrivacyTarget
 from dpca_tasks.mechanisms.subspace.analyze_gauss import AnalyzeGauss
 from dpca_tasks.mechanisms.subspace.dp_spca import DpSpca
@@ -38,8 +38,9 @@ class Row:
     nothing. ``usual`` runs on a9a; ``captured`` holds the least mean of captured variance in three runs at
     `COMMON_TARGET` and at `PAPER_TARGET`, and ``refined`` the same of the refined components, where a release is
     refined unless asked otherwise and gains by it. Other ``relations`` are refused. A ``pure`` mechanism takes delta 0,
-    and ``uses_delta`` where it is given one. A ``sampled`` claim rests on a loss distribution, not on mu^2 alone, and
-    the attack does not know the coins; local noise is ``noised_by_block``. Some release no ``spectrum``.
+    and ``uses_delta`` where it is given one. It ``spends`` this share of what its target allows, at least. A
+    ``sampled`` claim rests on a loss distribution, not on mu^2 alone, and the attack does not know the coins; local
+    noise is ``noised_by_block``. Some release no ``spectrum``.
     """
 
     audited: Mechanism[Any]
@@ -51,6 +52,7 @@ class Row:
     refined: tuple[float, float] | None = None
     pure: bool = False
     uses_delta: bool = False
+    spends: float = 1.0
     spectrum: bool = True
     relations: tuple[Relation, ...] = RELATIONS
     sampled: bool = False

@@ -1,44 +1,173 @@
-"""Privacy events: one table of the kinds of events, with their builders, and the steps of composed events.
+"""Privacy events: neighbouring relations, kinds of events, and how each step is accounted for.
 
-An event is a plain dict that goes through JSON unchanged. What it costs is computed from the event alone, which is
-read and never changed. A new kind is a builder and its row in `KINDS`.
+Directed rounding of exact numbers to floats.
+
+>>> float_up(Fraction(1, 10)) == 0.1, float_down(Fraction(1, 10)) < 0.1
+(True, True)
+>>> root_down(Fraction(2)), root_up(Fraction(2))
+(1.414213562373095, 1.4142135623730951)
+
+The neighbouring relation for which a sensitivity and a guarantee are stated.
+
+Privacy events: one table of the kinds of events, with their builders, and the steps of composed events.
+
+An event is a record that states its mathematics: a plain dict that goes through JSON unchanged. What it costs is
+computed from the event alone, which is read and never changed. A new kind is its record, a builder, and a row of
+`KINDS`.
 
 >>> event = composed(gaussian(4.0), self_composed(poisson_sampled(gaussian(1.0), 0.01), 1000))
 >>> count_steps(event)
 1001
 >>> step_at(event, 0)
 {'name': 'gaussian', 'noise_multiplier': 4.0}
+
+The steps of an event, counted and sorted by the way in which they are accounted for.
+
+>>> from dpca_tasks.accounting import events
+>>> parts_of(events.composed(events.gaussian(2.0), events.self_composed(events.gaussian(2.0), 3))).gaussians
+{2.0: 4}
 """
 
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import islice, repeat
 from operator import eq
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
-from dpca_tasks.accounting.rounding import float_up
 from dpca_tasks.errors import InvalidInput, StepMismatch
 
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
+    from dp_accounting.pld import PLDAccountant
+
+
+def float_up(value: Fraction) -> float:
+    """Return the smallest float that is not below a number; infinity where no float is so large."""
+    if value > Fraction(sys.float_info.max):
+        return math.inf
+    nearest = float(value)
+    return nearest if Fraction(nearest) >= value else math.nextafter(nearest, math.inf)
+
+
+def float_down(value: Fraction) -> float:
+    """Return the largest float that is not above a number, 0 for negative ones."""
+    nearest = float(value)
+    return max(0.0, nearest if Fraction(nearest) <= value else math.nextafter(nearest, -math.inf))
+
+
+def root_up(value: Fraction) -> float:
+    """Return the smallest float whose square is not below a number that is not negative."""
+    root = math.sqrt(value)
+    while Fraction(root) ** 2 < value:
+        root = math.nextafter(root, math.inf)
+    while root and Fraction(math.nextafter(root, 0.0)) ** 2 >= value:
+        root = math.nextafter(root, 0.0)
+    return root
+
+
+def root_down(value: Fraction) -> float:
+    """Return the largest float whose square is not above a number that is not negative."""
+    root = root_up(value)
+    return root if Fraction(root) ** 2 == value else math.nextafter(root, 0.0)
+
+
+Relation = Literal["add_remove", "zero_out", "replace_one"]
+
+
+class Gaussian(TypedDict):
+    """Gaussian noise on a sum: with ``z = noise_multiplier``, std over L2 sensitivity, mu = 1 / z.
+
+    The privacy loss of neighbours is normal with mean ``mu^2 / 2`` and variance ``mu^2``, so the event is private at
+    ``delta(epsilon) = Phi(mu/2 - epsilon/mu) - exp(epsilon) Phi(-mu/2 - epsilon/mu)`` (Balle and Wang, 2018), and
+    for no less. In composition the ``mu^2`` add up.
+    """
+
+    name: Literal["gaussian"]
+    noise_multiplier: float
+
+
+class Laplace(TypedDict):
+    """Laplace noise on a sum: with ``b = noise_multiplier``, scale over L1 sensitivity, pure (1 / b)-DP.
+
+    It is accounted for as this pure guarantee alone, so in composition the ``1 / b`` add up.
+    """
+
+    name: Literal["laplace"]
+    noise_multiplier: float
+
+
+class Approximate(TypedDict):
+    """A mechanism of which only (epsilon, delta)-DP is known; delta 0 means pure. In composition both add up."""
+
+    name: Literal["approximate"]
+    epsilon: float
+    delta: float
+
+
+class PoissonSampled(TypedDict):
+    """An additive event on a sample that holds each record with probability ``q = rate``, each by its own coin.
+
+    Neighbours of Gaussian noise with multiplier z differ as ``(1 - q) N(0, z^2) + q N(1, z^2)`` and ``N(0, z^2)``
+    do, in either order. Distributions of the privacy loss are composed on a grid, rounded up. A replaced record is
+    accounted for as one that is emptied and then filled.
+    """
+
+    name: Literal["poisson_sampled"]
+    rate: float
+    event: "Event"
+
+
+class StreamTick(TypedDict):
+    """A tick of a stream: Gaussian noise, for which the event of the stream was charged when it was opened."""
+
+    name: Literal["stream_tick"]
+    stream: str
+    tick: int
+    noise_multiplier: float
+
+
+class NonPrivate(TypedDict):
+    """An answer without noise: its epsilon is infinite at every delta."""
+
+    name: Literal["non_private"]
+
+
+class Composed(TypedDict):
+    """Several events on the same records, one after the other; each may depend on the answers before it."""
+
+    name: Literal["composed"]
+    events: list["Event"]
+
+
+class SelfComposed(TypedDict):
+    """The same event ``count`` times on the same records."""
+
+    name: Literal["self_composed"]
+    event: "Event"
+    count: int
+
+
 type Event = Mapping[str, Any]
+"""One of these records, as it is stored: a dict that JSON leaves unchanged, whose name says which it is."""
 
 type Part = tuple[Literal["gaussians", "sampled", "approximate"], Any]
-"""The accounting of a step: a table of `dpca_tasks.accounting.parts.Parts`, and the key of the step in it."""
+"""The accounting of a step: a table of `dpca_tasks.accounting.events.Parts`, and the key of the step in it."""
 
 
-def gaussian(noise_multiplier: float) -> Event:
+def gaussian(noise_multiplier: float) -> Gaussian:
     """Return the event of Gaussian noise: std divided by the L2 sensitivity."""
     return {"name": "gaussian", "noise_multiplier": _multiplier(noise_multiplier)}
 
 
-def laplace(noise_multiplier: float) -> Event:
+def laplace(noise_multiplier: float) -> Laplace:
     """Return the event of Laplace noise: scale divided by the L1 sensitivity."""
     return {"name": "laplace", "noise_multiplier": _multiplier(noise_multiplier)}
 
 
-def approximate(epsilon: float, delta: float) -> Event:
+def approximate(epsilon: float, delta: float) -> Approximate:
     """Return the event of a mechanism known only to be (epsilon, delta)-DP; delta 0 means pure."""
     if not (_is_number(epsilon) and epsilon >= 0):
         raise InvalidInput(f"epsilon={epsilon} must be finite and not negative; pass the mechanism's guarantee")
@@ -47,7 +176,7 @@ def approximate(epsilon: float, delta: float) -> Event:
     return {"name": "approximate", "epsilon": float(epsilon), "delta": float(delta)}
 
 
-def stream_tick(stream: str, tick: int, noise_multiplier: float) -> Event:
+def stream_tick(stream: str, tick: int, noise_multiplier: float) -> StreamTick:
     """Return the event of one tick of a stream: a Gaussian release that the stream's own event has paid for."""
     if not (isinstance(stream, str) and stream):
         raise InvalidInput(f"stream={stream!r} must be the id of a stream; begin ticks through the ledger")
@@ -61,12 +190,12 @@ def stream_tick(stream: str, tick: int, noise_multiplier: float) -> Event:
     }
 
 
-def non_private() -> Event:
+def non_private() -> NonPrivate:
     """Return the event of an answer without noise, which has no guarantee: its epsilon is infinite."""
     return {"name": "non_private"}
 
 
-def poisson_sampled(event: Event, rate: float) -> Event:
+def poisson_sampled(event: Event, rate: float) -> PoissonSampled:
     """Return the event of additive noise on a sample that holds each record with probability `rate`.
 
     Its multiplier is stated for an emptied record, also where records are replaced: a sample of rate 1 is what other
@@ -80,7 +209,7 @@ def poisson_sampled(event: Event, rate: float) -> Event:
     return {"name": "poisson_sampled", "rate": float(rate), "event": event}
 
 
-def composed(*events: Event) -> Event:
+def composed(*events: Event) -> Composed:
     """Return the event of several steps, one after the other."""
     if not events:
         raise InvalidInput("composed() of no events must have at least one; leave the step out instead")
@@ -89,7 +218,7 @@ def composed(*events: Event) -> Event:
     return {"name": "composed", "events": list(events)}
 
 
-def self_composed(event: Event, count: int) -> Event:
+def self_composed(event: Event, count: int) -> SelfComposed:
     """Return the event of the same step `count` times."""
     kind_of(event)
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
@@ -103,10 +232,10 @@ class Kind:
 
     Parameters
     ----------
+    record : type
+        The record: what an event of this kind holds, and its mathematics.
     build : callable
         The builder, by the names of the fields; what it refuses is no event.
-    fields : tuple of str
-        What an event has beside its name.
     inside : callable, optional
         The events inside of one, with how often each happens in turn; without it, the event is one step.
     part : callable, optional
@@ -115,11 +244,16 @@ class Kind:
         Whether it is additive noise, which can be on a sample.
     """
 
+    record: type[Any]
     build: Callable[..., Event]
-    fields: tuple[str, ...] = ()
     inside: Callable[[Event], Sequence[tuple[Event, int]]] | None = None
     part: Callable[[Event, bool], Part] | None = None
     is_additive: bool = False
+    fields: frozenset[str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Take the names of what an event of this kind holds beside its name from its record."""
+        object.__setattr__(self, "fields", frozenset(self.record.__annotations__) - {"name"})
 
 
 def _sampled_part(event: Event, replaced: bool) -> Part:  # noqa: FBT001 - called as the other parts are
@@ -141,33 +275,33 @@ def _tick_part(event: Event, _: bool) -> Part:  # noqa: FBT001 - called as the o
 
 KINDS: Mapping[str, Kind] = {
     "gaussian": Kind(
+        record=Gaussian,
         build=gaussian,
-        fields=("noise_multiplier",),
         part=lambda event, _: ("gaussians", event["noise_multiplier"]),
         is_additive=True,
     ),
     "laplace": Kind(
+        record=Laplace,
         build=laplace,
-        fields=("noise_multiplier",),
         part=lambda event, _: ("approximate", (float_up(1 / Fraction(event["noise_multiplier"])), 0.0)),
         is_additive=True,
     ),
     "approximate": Kind(
+        record=Approximate,
         build=approximate,
-        fields=("epsilon", "delta"),
         part=lambda event, _: ("approximate", (event["epsilon"], event["delta"])),
     ),
-    "poisson_sampled": Kind(build=poisson_sampled, fields=("rate", "event"), part=_sampled_part),
-    "stream_tick": Kind(build=stream_tick, fields=("stream", "tick", "noise_multiplier"), part=_tick_part),
-    "non_private": Kind(build=non_private, part=lambda *_: ("approximate", (math.inf, 0.0))),
+    "poisson_sampled": Kind(record=PoissonSampled, build=poisson_sampled, part=_sampled_part),
+    "stream_tick": Kind(record=StreamTick, build=stream_tick, part=_tick_part),
+    "non_private": Kind(record=NonPrivate, build=non_private, part=lambda *_: ("approximate", (math.inf, 0.0))),
     "composed": Kind(
+        record=Composed,
         build=lambda *, events: composed(*events),
-        fields=("events",),
         inside=lambda event: [(part, 1) for part in event["events"]],
     ),
     "self_composed": Kind(
+        record=SelfComposed,
         build=self_composed,
-        fields=("event", "count"),
         inside=lambda event: [(event["event"], event["count"])],
     ),
 }
@@ -292,3 +426,70 @@ def _is_number(value: object) -> bool:
 
 def _stranger(event: object) -> InvalidInput:
     return InvalidInput(f"event {event!r} is not of the ledger's table ({', '.join(KINDS)}); record one that is.")
+
+
+_TAIL = 10.0  # standard deviations of the noise beyond which a loss is not looked at
+_LARGEST_LOSS = 700.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """An event sorted by how its parts are accounted.
+
+    ``gaussians`` and ``sampled`` (rate and multiplier) map a Gaussian to how often it happens; ``approximate`` maps an
+    (epsilon, delta) to how often, Laplace noise being (1 / multiplier, 0) and an answer without noise (infinity, 0).
+    """
+
+    gaussians: dict[float, int] = field(default_factory=dict)
+    sampled: dict[tuple[float, float], int] = field(default_factory=dict)
+    approximate: dict[tuple[float, float], int] = field(default_factory=dict)
+
+
+def parts_of(event: Event, *, replaced: bool = False) -> Parts:
+    """Check an event against the table and sort its parts, as neighbours differ by a ``replaced`` record or not.
+
+    Raises
+    ------
+    InvalidInput
+        When the event is not of the table, or a number is outside its domain.
+    """
+    parts = Parts()
+    for step, count in leaves(event):
+        part = kind_of(step).part
+        assert part is not None, "what is a step has a part"
+        table, key = part(step, replaced)
+        counts: dict[Any, int] = getattr(parts, table)
+        counts[key] = counts.get(key, 0) + count
+    return parts
+
+
+def loss_event(parts: Parts) -> "DpEvent":
+    """Return the Gaussian parts of an event, sampled and not, as dp-accounting composes them."""
+    import dp_accounting as dp
+
+    whole = [dp.SelfComposedDpEvent(dp.GaussianDpEvent(z), count) for z, count in sorted(parts.gaussians.items())]
+    sampled = [
+        dp.SelfComposedDpEvent(dp.PoissonSampledDpEvent(rate, dp.GaussianDpEvent(z)), count)
+        for (rate, z), count in sorted(parts.sampled.items())
+    ]
+    return dp.ComposedDpEvent([*whole, *sampled])
+
+
+def composed_losses(parts: Parts, *, interval: float) -> "PLDAccountant":
+    """Return the privacy loss of the Gaussian parts for a record more, less or emptied, on a grid of an interval."""
+    from dp_accounting import NeighboringRelation
+    from dp_accounting.pld import PLDAccountant
+
+    return PLDAccountant(NeighboringRelation.ADD_OR_REMOVE_ONE, interval).compose(loss_event(parts))
+
+
+def spread_of_losses(parts: Parts) -> float:
+    """Return about how far the losses of the Gaussian parts spread: over an interval, the points of their grid."""
+    squares = sum(count / z**2 for z, count in parts.gaussians.items())
+    widest = math.sqrt(squares) * 2 * _TAIL
+    for (rate, z), count in parts.sampled.items():
+        largest = min(_TAIL / z + 1 / (2 * z**2), _LARGEST_LOSS)
+        step = math.log1p(rate * math.expm1(largest)) + (min(largest, -math.log1p(-rate)) if rate < 1 else largest)
+        drift = 2 * _TAIL * rate * math.sqrt(count * math.expm1(min(1 / z**2, _LARGEST_LOSS)))
+        widest += min(count * step, step + drift)
+    return widest

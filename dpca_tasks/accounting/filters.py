@@ -26,7 +26,7 @@ Charges are made at reservation, before the first step. So each of several concu
 mechanism, and they compose as if they had run one after another (Vadhan and Zhang 2023; Haney, Shoemate, Tian, Vadhan,
 Vyrros, Xu and Zhang 2023).
 
->>> from dpca_tasks.accounting.charges import add
+>>> from dpca_tasks.accounting.prices import add
 >>> rules = build_filter("gdp", epsilon=1.0, delta=1e-6)
 >>> charge = rules.charge({"name": "gaussian", "noise_multiplier": 6.0}, delta=1e-6)
 >>> rules.admits(charge), rules.admits(add(add(charge, charge), charge))
@@ -34,22 +34,52 @@ Vyrros, Xu and Zhang 2023).
 >>> pure = rules.charge_after(rules.zero, {"name": "approximate", "epsilon": 0.75, "delta": 0.0}, delta=1e-6)
 >>> rules.spent(pure), rules.remaining(pure)
 (0.75, 0.25)
+
+*Pacing*: how many equal Gaussian releases still fit in a budget, and the largest epsilon of each of so many. A filter
+decides whether a total is admitted, so it alone decides here: releases are charged one after another as the
+ledger charges them, and the largest epsilon is the last float of which every release is admitted. Nothing is rounded
+in between.
+
+>>> rules = build_filter("gdp", epsilon=4.0, delta=1e-6)
+>>> each = largest_epsilon(rules, rules.zero, runs=52, delta=1e-6)
+>>> f"{each:.6f}", admitted_runs(rules, rules.zero, epsilon=each, delta=1e-6)
+('0.465948', 52)
+>>> admitted_runs(rules, rules.zero, epsilon=math.nextafter(each, 1.0), delta=1e-6)
+51
+
+*History*: the budget spent and left after each of many releases, in time linear in their number. A budget's numbers of
+today are searched for with 50 digits (`dpca_tasks.accounting.calibration`), which takes milliseconds. A history needs
+them for every release, and there floats are enough: these numbers are computed together and moved to the safe side by
+more than their error, so that nothing is shown as less than was spent or as more than was left.
 """
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 from typing import ClassVar
 
-from dpca_tasks.accounting.charges import Charge, add
-from dpca_tasks.accounting.events import Event
-from dpca_tasks.accounting.gaussian import UNITS, largest_units, multiplier_of, smallest_epsilon, units_of
-from dpca_tasks.accounting.parts import Parts, loss_event, parts_of
+import numpy as np
+
+from dpca_tasks.accounting.calibration import (
+    UNITS,
+    check_count,
+    check_guarantee,
+    float_epsilons,
+    gaussian_noise_multiplier,
+    largest_units,
+    multiplier_of,
+    smallest_epsilon,
+    units_of,
+)
+from dpca_tasks.accounting.events import Event, Parts, float_down, float_up, gaussian, loss_event, parts_of
 from dpca_tasks.accounting.prices import (
     MOST,
     RENYI_UNITS,
+    Charge,
+    add,
     dominating_units,
     expensive,
     loss_epsilon,
@@ -57,7 +87,6 @@ from dpca_tasks.accounting.prices import (
     randomised_response_units,
     renyi_units,
 )
-from dpca_tasks.accounting.rounding import float_down, float_up
 from dpca_tasks.errors import InvalidInput
 
 EPSILON_UNITS = 2**90
@@ -200,7 +229,7 @@ class GdpFilter(PrivacyFilter):
     *Validity.* A composition of mu_i-GDP mechanisms, each chosen with its mu_i from the answers before it, is mu-GDP
     when the sum of mu_i^2 never passes a mu^2 fixed beforehand (Smith and Thakurta 2022, "Fully adaptive composition
     for Gaussian differential privacy"; Koskela, Tobaben and Honkela 2023). Mu-GDP is (epsilon, delta)-DP exactly as
-    `dpca_tasks.accounting.gaussian` says (Dong, Roth and Su 2022, Corollary 1), here at ``delta - failure_delta``.
+    `dpca_tasks.accounting.calibration` says (Dong, Roth and Su 2022, Corollary 1), here at ``delta - failure_delta``.
 
     *Pure events.* Epsilon-DP has the trade-off function f of randomised response: straight from (0, 1) to (a, a) and
     on to (1, 0), with ``a = 1 / (1 + e^epsilon)`` (Wasserman and Zhou 2010; Dong, Roth and Su 2022). That of mu-GDP is
@@ -371,3 +400,160 @@ def _delta_units(delta: float | Fraction) -> int:
 
 def _bounded(charge: Charge) -> Charge:
     return tuple(min(number, MOST) for number in charge)
+
+
+def total_after_runs(rules: PrivacyFilter, total: Charge, *, runs: int, epsilon: float, delta: float) -> Charge | None:
+    """Return the total after so many Gaussian releases of (epsilon, delta); None when one of them is not admitted."""
+    event = gaussian(gaussian_noise_multiplier(epsilon=epsilon, delta=delta))
+    return _after(rules, total, event, runs=runs, delta=delta)
+
+
+def admitted_runs(rules: PrivacyFilter, total: Charge, *, epsilon: float, delta: float) -> int:
+    """Return how many Gaussian releases of (epsilon, delta) are admitted one after another after a total."""
+    event = gaussian(gaussian_noise_multiplier(epsilon=epsilon, delta=delta))
+
+    def admitted(runs: int) -> bool:
+        return _after(rules, total, event, runs=runs, delta=delta) is not None
+
+    most = 1
+    while admitted(most):
+        most *= 2
+    least = most // 2
+    while most - least > 1:
+        middle = (least + most) // 2
+        least, most = (middle, most) if admitted(middle) else (least, middle)
+    return least
+
+
+def largest_epsilon(rules: PrivacyFilter, total: Charge, *, runs: int, delta: float) -> float:
+    """Return the largest epsilon of which so many Gaussian releases are admitted after a total; 0 when none is.
+
+    Parameters
+    ----------
+    rules : PrivacyFilter
+        The budget's.
+    total : Charge
+        What was charged so far.
+    runs : int
+        How many releases share what is left equally.
+    delta : float
+        Of each release: its noise is calibrated to (epsilon, delta).
+    """
+    check_count("runs", runs)
+    check_guarantee(delta=delta)
+
+    def holds(epsilon: float) -> bool:
+        if not (epsilon > 0 and largest_units(epsilon, delta) > 0):
+            return False
+        return total_after_runs(rules, total, runs=runs, epsilon=epsilon, delta=delta) is not None
+
+    if not rules.admits(total):
+        return 0.0
+    shares = [smallest_epsilon(units, delta)] if (units := rules.units_left(total) // runs) > 0 else []
+    if (alone := rules.own_left(total)) is not None:
+        shares.append(alone[0] / runs)
+    return max((_last(holds, share) for share in shares if share > 0), default=0.0)
+
+
+def share_left(rules: PrivacyFilter, total: Charge) -> float:
+    """Return the part of a budget that is left for Gaussian releases: half of it, after 26 of 52 equal ones."""
+    if not rules.admits(total):
+        return 0.0
+    whole = rules.units_left(rules.zero)
+    if whole <= 0:  # no Gaussian release is admitted at all, and what is left is left of epsilon
+        return max(0.0, 1.0 - rules.spent(total) / rules.epsilon)
+    return max(rules.units_left(total), 0) / whole
+
+
+def _after(rules: PrivacyFilter, total: Charge, event: Event, *, runs: int, delta: float) -> Charge | None:
+    """Charge an event so often; in a composition that has begun, each costs the same."""
+    for left in range(runs, 0, -1):
+        charge = rules.charge_after(total, event, delta=delta)
+        if any(charge[2:]):
+            whole = add(total, tuple(left * number for number in charge))
+            return whole if rules.admits(whole) else None
+        total = add(total, charge)
+        if not rules.admits(total):
+            return None
+    return total
+
+
+def _last(holds: Callable[[float], bool], guess: float) -> float:
+    """Return the last float at which something holds that ends near a guess, and 0 when it holds nowhere below."""
+    step = math.ulp(guess)
+    if holds(guess):
+        low = guess
+        while holds(high := low + step):
+            low, step = high, 2 * step
+    else:
+        high = guess
+        while not holds(low := high - step):
+            if low <= 0:
+                return 0.0
+            high, step = low, 2 * step
+    while (middle := (low + high) / 2) not in (low, high):
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low
+
+
+_MARGIN = 1e-11
+"""A tolerance relative to 1 + epsilon; the error of `float_epsilons` is at most a fifth of it, at the smallest mu."""
+
+
+def burn_down(rules: PrivacyFilter, totals: Sequence[Charge]) -> list[tuple[float, float]]:
+    """Return (spent, remaining) after each total of a growing sequence.
+
+    Guarantees
+    ----------
+    The last pair is that of `PrivacyFilter.spent` and `PrivacyFilter.remaining`. The others differ from it, where
+    they do, by at most ``2e-11 (1 + epsilon)`` more spent, and a part in 1e8 less remaining.
+    """
+    sure = {len(totals) - 1}
+    sure |= {at for at, total in enumerate(totals) if not any(total[2:]) or max(total) >= MOST}
+    others = [at for at in range(len(totals)) if at not in sure]
+    spent, remaining = _spent(rules, [totals[at] for at in others]), _remaining(rules, [totals[at] for at in others])
+    found = dict(zip(others, zip(spent, remaining, strict=True), strict=True))
+    return [
+        found[at] if at in found else (rules.spent(total), rules.remaining(total)) for at, total in enumerate(totals)
+    ]
+
+
+def _spent(rules: PrivacyFilter, totals: Sequence[Charge]) -> list[float]:
+    if not isinstance(rules, GdpFilter):
+        return [rules.spent(total) for total in totals]  # a few sums of floats
+    deltas = {failed: 0.0 for failed in {total[1] + total[-1] for total in totals}}
+    for failed in deltas:
+        deltas[failed] = rules.delta_unspent((0, failed, 0, 0))
+    rough = float_epsilons(
+        np.array([total[2] / UNITS for total in totals]), np.array([deltas[total[1] + total[-1]] for total in totals])
+    )
+    safe = (rough + _MARGIN * (1.0 + rough)).tolist()
+    return [
+        rules.spent(total) if math.isnan(composed) else composed + rules.own_spent(total) if total[0] else composed
+        for total, composed in zip(totals, safe, strict=True)
+    ]
+
+
+def _remaining(rules: PrivacyFilter, totals: Sequence[Charge]) -> list[float]:
+    beside = {(total[0], total[1], *(0,) * (len(total) - 3), total[-1]) for total in totals}  # all but mu squared
+    within = {(total[0], total[1], total[-1]): rules.admits(total) for total in beside}
+    if isinstance(rules, GdpFilter):  # what is left of mu squared is a limit less what was taken
+        limits = {(total[0], total[1], total[-1]): rules.units_left(total) for total in beside}
+        lefts = [limits[total[0], total[1], total[-1]] - total[2] for total in totals]
+    else:
+        lefts = [rules.units_left(total) for total in totals]
+    units = [
+        max(left, 0) if within[total[0], total[1], total[-1]] else 0 for total, left in zip(totals, lefts, strict=True)
+    ]
+    rough = float_epsilons(np.array([left / UNITS for left in units]), np.full(len(units), rules.delta))
+    safe = (rough - _MARGIN * (1.0 + rough)).tolist()
+    return [
+        0.0 if not left else _shortened(asked) if asked > 0 else rules.remaining(total)
+        for total, left, asked in zip(totals, units, safe, strict=True)
+    ]
+
+
+def _shortened(asked: float) -> float:
+    """Return a number of nine digits that is not above another, or of twelve."""
+    short = float(f"{asked:.9g}")
+    return short if short <= asked else float(f"{asked * (1.0 - 1e-11):.12g}")

@@ -39,7 +39,7 @@ from dpca_tasks.accounting.closed_brackets import (
     wishart_epsilon,
 )
 from dpca_tasks.accounting.epsilon_bracket import EpsilonBracket, epsilon_bracket
-from dpca_tasks.accounting.relation import Relation
+from dpca_tasks.accounting.events import Relation
 from dpca_tasks.accounting.smooth_sensitivity import smooth_cauchy_shift, smooth_gaussian_shift
 from dpca_tasks.errors import Refused
 

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import ndtr
 
-from dpca_tasks.accounting.relation import Relation
+from dpca_tasks.accounting.events import Relation
 from dpca_tasks.errors import InvalidInput
 
 TOLERANCE = 2.0**-10

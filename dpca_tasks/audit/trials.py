@@ -1,4 +1,23 @@
-"""An audit: many runs of a mechanism on worst-case neighbours, and a lower bound on its epsilon.
+"""Audits: many runs of a mechanism on neighbours, and the lower bound on epsilon that they prove.
+
+Lower bounds on epsilon from counts of an event on two neighbouring datasets.
+
+If a mechanism is (epsilon, delta)-DP, then ``P(event | D) <= e^epsilon P(event | D') + delta`` for every event.
+Counting an event on both sides therefore proves ``epsilon >= log((p - delta) / q)``, with ``p`` bounded from below
+and ``q`` from above (Clopper and Pearson). The event is chosen on other trials than those on which it is counted, so
+only one event is tested, and the confidence needs no correction.
+
+>>> import numpy as np
+>>> noise = np.random.default_rng(0).standard_normal((2, 4000))
+>>> event = choose_event({"shift": (noise[0] + 1.0, noise[1])}, delta=0.01)
+>>> event.statistic
+'shift'
+>>> bool(0.5 < epsilon_bound(2300, 500, trials=4000, delta=0.01, miss=0.025) < 1.6)
+True
+
+The audit of subspace mechanisms: settings, neighbours, and a statistic of the published directions.
+
+An audit: many runs of a mechanism on worst-case neighbours, and a lower bound on its epsilon.
 
 Every trial runs the production code: plan, reservation, curator, exact sum, keyed noise, mechanism, with a fresh key.
 The first half of the trials chooses an event (pair of neighbours, statistic, direction, threshold); the second half is
@@ -11,22 +30,166 @@ True
 """
 
 import hashlib
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
+from scipy.special import betaincinv
 
 from dpca_tasks.accounting import events
-from dpca_tasks.accounting.relation import Relation
-from dpca_tasks.audit.attacks import Attacker, RecordingCurator
-from dpca_tasks.audit.bounds import Samples, choose_event, epsilon_bound
-from dpca_tasks.audit.neighbours import AuditSubject, Neighbours
-from dpca_tasks.audit.subspace import SUBSPACE_AUDIT
+from dpca_tasks.accounting.events import Relation
+from dpca_tasks.audit.attacks import (
+    Attacker,
+    AuditSubject,
+    Neighbours,
+    RecordingCurator,
+    exact_answer,
+    gapped_neighbours,
+    worst_neighbours,
+)
 from dpca_tasks.errors import InvalidInput
-from dpca_tasks.mechanisms.base import Mechanism, Plan, PrivacyTarget, Terms
+from dpca_tasks.mechanisms.base import Mechanism, Plan, PrivacyTarget, Problem, Subspace, Terms
+from dpca_tasks.mechanisms.subspace import MECHANISMS
 from dpca_tasks.privacy.gate import InMemoryReservation
+from dpca_tasks.queries.second_moment import SecondMoment
+
+CAUTION = 1e-5
+"""The error probability of the bounds that rank events; it is small, so that a rare event does not win by chance."""
+
+type Samples = tuple[NDArray[np.float64], NDArray[np.float64]]
+"""The values of a statistic in trials on the left and on the right dataset."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """The event that a statistic reaches a threshold: upwards it indicates the left dataset, downwards the right."""
+
+    statistic: str
+    threshold: float
+    upwards: bool
+
+    def count(self, samples: Samples) -> tuple[int, int]:
+        """Count the event on the dataset that it indicates, and on the other."""
+        left, right = (
+            int(np.count_nonzero(values >= self.threshold if self.upwards else values <= self.threshold))
+            for values in samples
+        )
+        return (left, right) if self.upwards else (right, left)
+
+
+def proportion_bounds(count: ArrayLike, *, trials: int, miss: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Bound a probability from below and from above; each bound is wrong with probability at most `miss`."""
+    seen = np.asarray(count, np.float64)
+    low = np.where(seen > 0, betaincinv(np.maximum(seen, 1.0), trials - seen + 1.0, miss), 0.0)
+    high = np.where(seen < trials, betaincinv(seen + 1.0, np.maximum(trials - seen, 1.0), 1.0 - miss), 1.0)
+    return low, high
+
+
+def epsilon_bound(count: ArrayLike, other: ArrayLike, *, trials: int, delta: float, miss: float) -> NDArray[np.float64]:
+    """Bound epsilon from below by the counts of an event on two neighbours; 0 where they prove nothing.
+
+    Parameters
+    ----------
+    count, other : int or array of int
+        The number of occurrences of the event in `trials` trials on each dataset.
+    trials : int
+        The number of trials on each dataset.
+    delta : float
+        The delta of the claim.
+    miss : float
+        The error probability of the bound of each of the two proportions; that of the result is twice as large.
+    """
+    ratio = _bounded_ratio(count, other, trials=trials, delta=delta, miss=miss)
+    return np.log(np.maximum(ratio, 1.0))
+
+
+def choose_event(samples: Mapping[str, Samples], *, delta: float) -> Event:
+    """Return the event with the largest cautious bound, over statistics, directions and thresholds."""
+    best, chosen = -math.inf, None
+    for statistic, (left, right) in samples.items():
+        thresholds = np.unique(np.concatenate([left, right]))
+        below_left, below_right = (np.searchsorted(np.sort(part), thresholds) for part in (left, right))
+        upto_left, upto_right = (np.searchsorted(np.sort(part), thresholds, "right") for part in (left, right))
+        trials = left.size
+        for upwards, count, other in (
+            (True, trials - below_left, trials - below_right),
+            (False, upto_right, upto_left),
+        ):
+            ratios = _bounded_ratio(count, other, trials=trials, delta=delta, miss=CAUTION)
+            at = int(ratios.argmax())
+            if ratios[at] > best:
+                best = float(ratios[at])
+                chosen = Event(statistic=statistic, threshold=float(thresholds[at]), upwards=upwards)
+    assert chosen is not None, "at least one statistic"
+    return chosen
+
+
+def _bounded_ratio(
+    count: ArrayLike, other: ArrayLike, *, trials: int, delta: float, miss: float
+) -> NDArray[np.float64]:
+    low, _ = proportion_bounds(count, trials=trials, miss=miss)
+    _, high = proportion_bounds(other, trials=trials, miss=miss)
+    return (low - delta) / high
+
+
+_BITS = 12
+
+
+def build_audited(name: str) -> Mechanism[Subspace]:
+    """Build a registered mechanism for the audit, with one component and few steps.
+
+    Raises
+    ------
+    InvalidInput
+        When no mechanism has the name.
+    """
+    if name not in MECHANISMS:
+        raise InvalidInput(f"mechanism {name!r} is unknown; choose one of {', '.join(sorted(MECHANISMS))}.")
+    kind = MECHANISMS[name]
+    mechanism: Mechanism[Subspace] = kind(n_components=1, **getattr(kind, "audited_with", {}))
+    return mechanism
+
+
+def audited_problem(relation: Relation) -> Problem:
+    """Return a problem with two features; the noise of further ones would only hide the difference."""
+    return Problem(n_features=2, clip_norm=1.0, relation=relation)
+
+
+def neighbours_of(name: str, problem: Problem) -> tuple[Neighbours, ...]:
+    """Return the worst pairs known for a mechanism."""
+    known = gapped_neighbours if getattr(MECHANISMS.get(name), "needs_gap", False) else worst_neighbours
+    return known(problem.relation, n_features=problem.n_features, clip_norm=problem.clip_norm)
+
+
+def along_difference(pair: Neighbours, problem: Problem) -> Callable[[Subspace], float]:
+    """Return a statistic: the second moment, reconstructed from a subspace, projected on the difference of a pair."""
+    moment = SecondMoment(
+        n_features=problem.n_features, clip_norm=problem.clip_norm, relation=problem.relation, bits=_BITS
+    )
+    direction = exact_answer(pair.left, moment) - exact_answer(pair.right, moment)
+
+    def project(published: Subspace) -> float:
+        rows, k = published.components, len(published.components)
+        if published.eigenvalues is None or published.spectrum is None:
+            return float(np.vdot(direction, rows.T @ rows))
+        rest = published.spectrum[k:].mean() if published.spectrum.size > k else 0.0
+        rebuilt = (rows.T * (published.eigenvalues - rest)) @ rows + rest * np.eye(rows.shape[1])
+        return float(np.vdot(direction, rebuilt))
+
+    return project
+
+
+SUBSPACE_AUDIT = AuditSubject(
+    names=tuple(MECHANISMS),
+    build=build_audited,
+    problem=audited_problem,
+    neighbours=neighbours_of,
+    published=along_difference,
+)
+
 
 TARGET = PrivacyTarget(epsilon=1.0, delta=0.1, allow_large_delta=True)
 """The audited claim. With a larger delta the distinguishing events are more common, so fewer trials suffice.

@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpca_tasks.accounting.epsilon_bracket import stated_epsilon
-from dpca_tasks.accounting.events import Event
-from dpca_tasks.accounting.relation import Relation
+from dpca_tasks.accounting.events import Event, Relation
 from dpca_tasks.errors import InvalidInput, Refused
 from dpca_tasks.privacy.curator import Curator
 

@@ -17,11 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpca_tasks.accounting import events
-from dpca_tasks.accounting.pure import laplace_noise_multiplier
+from dpca_tasks.accounting.calibration import laplace_noise_multiplier
 from dpca_tasks.errors import InvalidInput
 from dpca_tasks.mechanisms.base import Mechanism, Plan, PrivacyTarget, Problem, Subspace
-from dpca_tasks.noise.distributions import Laplace, check_tail
-from dpca_tasks.noise.joint import grid_bits
+from dpca_tasks.noise.distributions import Laplace, check_tail, grid_bits
 from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.queries.counts import NormHistogram, RejectedRecords, norm_grid
 
@@ -134,14 +133,14 @@ class RejectedShare:
 
     def plan(self, problem: Problem, target: PrivacyTarget) -> Plan:
         """Plan the mechanism with the rest of the target, after the counts."""
-        noise = _rejection_noise(target)
+        noise = _noise(target)
         check_tail(noise, draws=_rejection_query(problem).layout.size, delta=target.delta)
         inner = self.mechanism.plan(problem, rest_of(target))
         return dataclasses.replace(inner, target=target, event=events.composed(noise.event, inner.event))
 
     def run(self, curator: Curator, plan: Plan) -> Subspace:
         """Release the counts, and run the mechanism."""
-        noise, query = _rejection_noise(plan.target), _rejection_query(plan.problem, target=plan.target)
+        noise, query = _noise(plan.target), _rejection_query(plan.problem, target=plan.target)
         rejected, accepted = (float(count) for count in curator.release(query, noise))
         inner = dataclasses.replace(plan, target=rest_of(plan.target), event=plan.event["events"][1])
         found = self.mechanism.run(curator, inner)
@@ -151,7 +150,7 @@ class RejectedShare:
 
 def counts_std(problem: Problem, target: PrivacyTarget) -> float:
     """Return the std of the noise of each count, in records."""
-    return _rejection_noise(target).noise_multiplier * _rejection_query(problem).sensitivity("l1") * math.sqrt(2.0)
+    return _noise(target).noise_multiplier * _rejection_query(problem).sensitivity("l1") * math.sqrt(2.0)
 
 
 def share_of_counts(rejected: float, accepted: float, *, std: float) -> dict[str, Any]:
@@ -163,10 +162,6 @@ def share_of_counts(rejected: float, accepted: float, *, std: float) -> dict[str
     whole = max(rejected + accepted, 1.0)
     share = min(max(rejected / whole, 0.0), 1.0)
     return {"rejected_share": share, "rejected_share_std": std / whole * math.hypot(share, 1.0 - share)}
-
-
-def _rejection_noise(target: PrivacyTarget) -> Laplace:
-    return Laplace(noise_multiplier=laplace_noise_multiplier(epsilon=first_epsilon(target)))
 
 
 def _rejection_query(problem: Problem, *, target: PrivacyTarget | None = None) -> RejectedRecords:

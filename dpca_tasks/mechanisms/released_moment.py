@@ -15,13 +15,18 @@ from dpca_tasks.forecast.noise_forecast import forecast
 from dpca_tasks.mechanisms.base import Plan, PrivacyTarget, Problem, Subspace, grid_warnings
 from dpca_tasks.mechanisms.eigenpairs import spectrum_and_leading
 from dpca_tasks.mechanisms.noise_level import least_visible, semicircle_edge, wishart_edge, wishart_visible
-from dpca_tasks.noise.distributions import NoiseDistribution, Symmetric, SymmetricLaplace, UpperTriangle, check_tail
-from dpca_tasks.noise.joint import grid_bits
-from dpca_tasks.noise.wishart import WishartDifference
+from dpca_tasks.noise.distributions import (
+    NoiseDistribution,
+    Symmetric,
+    SymmetricLaplace,
+    UpperTriangle,
+    check_tail,
+    grid_bits,
+)
+from dpca_tasks.noise.pure_matrices import WishartDifference
 from dpca_tasks.privacy.curator import Curator
-from dpca_tasks.queries.augmented_moment import CONSTANT, CentredMoment
 from dpca_tasks.queries.base import RowSum
-from dpca_tasks.queries.second_moment import SecondMoment
+from dpca_tasks.queries.second_moment import CONSTANT, CentredMoment, SecondMoment
 
 UNSEEN = 2.0**-8
 """The part of the noise's std by which eigenvalues of the noised matrix may be off, and residuals of its vectors."""

@@ -45,9 +45,8 @@ from numpy.typing import NDArray
 from scipy.linalg import eigh, qr
 
 from dpca_tasks.accounting import events
-from dpca_tasks.accounting.bounded_range import largest_range
-from dpca_tasks.noise.keystream import SecretKey, subkey
-from dpca_tasks.noise.variates import laplaces, normals
+from dpca_tasks.accounting.calibration import largest_range
+from dpca_tasks.noise.keystream import SecretKey, laplaces, normals, subkey
 from dpca_tasks.threads import one_thread
 
 STEPS_PER_UNIT = 2**24

@@ -1,10 +1,21 @@
-"""The closed set of noise distributions: the event of each, and keyed integer noise on a grid with random access.
+"""The closed set of noise distributions, and joint noise on several parts of one statistic.
+
+The relative std of each packed coordinate of isometric symmetric noise.
+
+A packed coordinate represents all entries of the tensor that are equal to it by symmetry. Noise with the same std in
+every direction of the space of symmetric tensors (Frobenius norm) has std ``1 / sqrt(m)`` at a coordinate that
+represents m entries. The functions accept any range of coordinates.
+
+>>> symmetric_weights(2, start=0, stop=3).round(3).tolist()
+[1.0, 0.707, 1.0]
+
+The closed set of noise distributions: the event of each, and keyed integer noise on a grid with random access.
 
 Coordinate ``i`` of a draw is the integer nearest to ``scale * w_i * Z_i``, where ``Z_i`` depends only on the key and
 ``i``, and ``w_i`` is the weight of the coordinate in its layout. Exact sums are integers, so rounding the noise equals
 rounding the noisy sum, and each distribution keeps the privacy of its density, up to the error of a sampler with
 finitely many bits. For independent coordinates the nearest integer is decided exactly, and each is within
-`dpca_tasks.noise.nearest_integers.DISTANCE` of the rounded ideal distribution in total variation, n of them within n
+`dpca_tasks.noise.discrete_gaussian.DISTANCE` of the rounded ideal distribution in total variation, n of them within n
 times that. `check_tail` compares this error with delta.
 
 >>> from dpca_tasks.noise.keystream import subkey
@@ -13,11 +24,20 @@ times that. `check_tail` compares this error with delta.
 {'name': 'gaussian', 'noise_multiplier': 4.25}
 >>> distribution.draw(subkey(bytes(32), label="noise", info=b""), 3, scale_in_steps=2.0**20).shape
 (6,)
+
+The grid of a statistic, and Gaussian noise on several parts of one statistic.
+
+The grid of a statistic, that is the number of steps in one unit of its output, chosen from public facts.
+
+Isometric noise on a stack of symmetric matrices of one order, each packed by itself.
+
+Gaussian noise on several parts of one statistic, with one noise multiplier and one event.
 """
 
 import itertools
 import math
 from abc import ABC, abstractmethod
+from bisect import bisect_right
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import ClassVar, Literal, Protocol
@@ -28,10 +48,55 @@ from numpy.typing import NDArray
 from dpca_tasks.accounting import events
 from dpca_tasks.errors import InvalidInput, Refused
 from dpca_tasks.layouts import Layout
+from dpca_tasks.noise.discrete_gaussian import DISTANCE, LAPLACE, NORMAL, Standard
 from dpca_tasks.noise.keystream import SecretKey
-from dpca_tasks.noise.nearest_integers import DISTANCE, LAPLACE, NORMAL, Standard
-from dpca_tasks.noise.symmetric_weights import cube_weights, symmetric_weights
 from dpca_tasks.threads import processors
+
+
+def symmetric_weights(order: int, *, start: int, stop: int) -> NDArray[np.float64]:
+    """Return the weights of coordinates ``(i, j), i <= j``: 1 on the diagonal, ``sqrt(1/2)`` off it."""
+    return _triangle(order, start, stop, diagonal=1.0, beside=math.sqrt(1 / 2))
+
+
+def cube_weights(order: int, *, start: int, stop: int) -> NDArray[np.float64]:
+    """Return the weights of coordinates ``(i, j, k), i <= j <= k``, packed in lexicographic order.
+
+    The weight is 1 if all three indices are equal, ``sqrt(1/3)`` if two are, and ``sqrt(1/6)`` if none are.
+    """
+
+    def slice_start(i: int) -> int:
+        return _cube_size(order) - _cube_size(order - i)
+
+    weights = np.empty(stop - start)
+    i = bisect_right(range(order), start, key=slice_start) - 1
+    while (base := slice_start(i)) < stop:
+        rest = order - i
+        low, high = max(start - base, 0), min(stop - base, rest * (rest + 1) // 2)
+        part = weights[base + low - start : base + high - start]
+        part[:] = _triangle(rest, low, high, diagonal=math.sqrt(1 / 3), beside=math.sqrt(1 / 6))
+        part[: max(rest - low, 0)] = math.sqrt(1 / 3)  # (i, i, k)
+        if low == 0:
+            part[0] = 1.0  # (i, i, i)
+        i += 1
+    return weights
+
+
+def _cube_size(order: int) -> int:
+    return order * (order + 1) * (order + 2) // 6
+
+
+def _triangle(order: int, start: int, stop: int, *, diagonal: float, beside: float) -> NDArray[np.float64]:
+    def row_start(row: int) -> int:
+        return row * order - row * (row - 1) // 2
+
+    weights = np.full(stop - start, beside)
+    first = bisect_right(range(order), start, key=row_start) - 1
+    last = bisect_right(range(order), stop - 1, key=row_start)
+    rows = np.arange(first, last)
+    places = rows * order - rows * (rows - 1) // 2 - start
+    weights[places[places >= 0]] = diagonal
+    return weights
+
 
 LARGEST_SCALE = 2.0**30
 """The largest scale of a coordinate, in grid steps.
@@ -351,3 +416,98 @@ def check_scale(scale: float) -> None:
             f"a noise scale of {scale} grid steps must be positive and at most 2**30; "
             "use a coarser grid or more epsilon"
         )
+
+
+MAX_NOISE_STEPS = 2.0**28
+MAX_STEPS_PER_UNIT = 2**28
+
+
+def grid_bits(*, noise_std: float, degree: int) -> int:
+    """Choose the finest safe grid from public facts.
+
+    Parameters
+    ----------
+    noise_std : float
+        The largest standard deviation of a coordinate, in units where a clipped record has norm 1.
+    degree : int
+        The number of record entries that a contribution multiplies: 1 for values, 2 for second moments, 3 for third
+        moments.
+
+    Returns
+    -------
+    int
+        The largest b with ``noise_std * 2^(degree b) <= 2^28`` steps and ``2^(degree b) <= 2^28``.
+
+    Raises
+    ------
+    InvalidInput
+        When the noise is too large for any grid.
+    """
+    if not noise_std > 0 or math.isinf(noise_std):
+        raise InvalidInput(f"noise_std={noise_std!r} must be positive and finite; choose a larger epsilon.")
+    limit = min(MAX_NOISE_STEPS / noise_std, MAX_STEPS_PER_UNIT)
+    bits = math.floor(math.log2(limit) / degree) if limit >= 1 else 0
+    while bits and 2.0 ** (degree * bits) > limit:  # log2 may round up
+        bits -= 1
+    if bits < 1:
+        raise InvalidInput(f"noise_std={noise_std!r} is beyond any grid of integers; choose a larger epsilon or delta.")
+    return bits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SymmetricStack(Gaussian):
+    """Symmetric matrices: std 1 on each diagonal, ``sqrt(1/2)`` off it, all coordinates independent.
+
+    Gaussian noise for the l2 norm of the matrices' Frobenius norms. `draw` takes the order of one matrix, and its range
+    may reach over any number of them: a stack is as long as its caller says.
+
+    >>> from dpca_tasks.noise.keystream import subkey
+    >>> key = subkey(bytes(32), label="noise", info=b"")
+    >>> SymmetricStack(noise_multiplier=2.0).draw(key, 3, scale_in_steps=2.0**10, stop=4 * 6).shape
+    (24,)
+    """
+
+    name: ClassVar[str] = "SymmetricStack"
+    layout: ClassVar[LayoutKind] = "stack"
+
+    def _weights(self, order: int, start: int, stop: int) -> NDArray[np.float64]:
+        size = Layout(kind="symmetric", order=order).size
+        of_one = np.broadcast_to(symmetric_weights(order, start=0, stop=size), size)
+        return of_one[np.arange(start, stop) % size]
+
+    def _checked_stop(self, order: int, start: int, stop: int | None) -> int:
+        if stop is None or not 0 <= start <= stop or order < 1:
+            raise InvalidInput(f"coordinates {start}:{stop} of a stack must be a range with an end; state its end")
+        return stop
+
+
+_OF_LAYOUT: dict[str, type[Gaussian]] = {kind.layout: kind for kind in (Gaussian, Symmetric, Cube, SymmetricStack)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JointGaussian:
+    """Independent Gaussian noise for each part of a `dpca_tasks.queries.joint_sum.JointSum`, scaled by its bound.
+
+    The multiplier is the std divided by the sensitivity of the statistic whose parts are divided by their bounds.
+
+    >>> JointGaussian(noise_multiplier=2.0).event
+    {'name': 'gaussian', 'noise_multiplier': 2.0}
+    """
+
+    name: ClassVar[str] = "JointGaussian"
+    norm: ClassVar[str] = "joint"
+
+    noise_multiplier: float
+
+    def __post_init__(self) -> None:
+        """Refuse a multiplier that is not positive and finite."""
+        _ = self.event
+
+    @property
+    def event(self) -> events.Event:
+        """The event of one Gaussian mechanism, for any number of parts."""
+        return events.gaussian(self.noise_multiplier)
+
+    def part(self, layout: str) -> NoiseDistribution:
+        """Return the noise distribution of a part with a given layout."""
+        return _OF_LAYOUT[layout](noise_multiplier=self.noise_multiplier)

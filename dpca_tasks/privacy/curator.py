@@ -6,7 +6,7 @@ answer to that step, and returns what it reads back. It has one method for each 
 
 >>> from dpca_tasks.accounting import events
 >>> from dpca_tasks.privacy.gate import InMemoryReservation
->>> from dpca_tasks.records.sources import ArrayBlocks
+>>> from dpca_tasks.records.blocks import ArrayBlocks
 >>> reservation = InMemoryReservation(event=events.gaussian(4.0))
 >>> curator = Curator(ArrayBlocks(np.eye(3)), reservation)
 >>> query = SecondMoment(n_features=3, clip_norm=1.0, relation="add_remove", bits=12)
@@ -27,28 +27,23 @@ from numpy.typing import NDArray
 from dpca_tasks.accounting import events
 from dpca_tasks.errors import InvalidInput, Refused
 from dpca_tasks.noise.bingham import STEPS_PER_UNIT, DirectionMechanism
-from dpca_tasks.noise.distributions import Gaussian, NoiseDistribution, Symmetric, add_noise
-from dpca_tasks.noise.joint import JointGaussian
+from dpca_tasks.noise.distributions import Gaussian, JointGaussian, NoiseDistribution, Symmetric, add_noise
 from dpca_tasks.noise.keystream import SecretKey, subkey
 from dpca_tasks.privacy.eigensolver import Eigenpairs, Eigensolver
 from dpca_tasks.privacy.gate import ANSWER, APPLIED, PUBLIC, TILED, Gate, Reservation
 from dpca_tasks.privacy.noised_directions import PerturbationMechanism
-from dpca_tasks.privacy.released_operator import CheckColumns, NoisedOperator
 from dpca_tasks.privacy.request import Request, in_data_units, part_in_data_units, part_scales_in_steps, scale_in_steps
 from dpca_tasks.privacy.sampled_loop import run_passes
-from dpca_tasks.privacy.tiled_noise import NoiseOperator
-from dpca_tasks.queries.augmented_moment import CentredMoment
+from dpca_tasks.privacy.tiled_noise import CheckColumns, NoisedOperator, NoiseOperator
 from dpca_tasks.queries.base import RowSum
-from dpca_tasks.queries.joint_sum import JointSum
+from dpca_tasks.queries.joint_sum import JointSum, Tile, TiledSum
 from dpca_tasks.queries.poisson_sampled import SampledPasses
-from dpca_tasks.queries.second_moment import SecondMoment
-from dpca_tasks.queries.tiled_sum import Tile, TiledSum
+from dpca_tasks.queries.second_moment import CentredMoment, SecondMoment
 from dpca_tasks.records.blocks import BlockSource
-from dpca_tasks.sites.masks import Address, Masks, Message, check_room, masked
-from dpca_tasks.sites.roster import Roster
-from dpca_tasks.sites.shares import SHARES, Share
+from dpca_tasks.sites.roster import Address, Masks, Message, Roster, check_room, masked
+from dpca_tasks.sites.rounds import SHARES, Share
 from dpca_tasks.sums.exact_sum import exact_sum, tile_sum
-from dpca_tasks.sums.resident_rows import Residency
+from dpca_tasks.sums.partial_sums import Residency
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -423,7 +418,7 @@ class DisclosingCurator(Curator):
     called.
 
     >>> from dpca_tasks.privacy.gate import InMemoryReservation
-    >>> from dpca_tasks.records.sources import ArrayBlocks
+    >>> from dpca_tasks.records.blocks import ArrayBlocks
     >>> reservation = InMemoryReservation(event=events.non_private())
     >>> curator = DisclosingCurator(ArrayBlocks(np.eye(2)), reservation, i_know_this_is_not_private=True)
     >>> curator.disclose(SecondMoment(n_features=2, clip_norm=1.0, relation="add_remove", bits=12))

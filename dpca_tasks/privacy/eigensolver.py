@@ -4,7 +4,7 @@ A fixed public number of passes over the blocks computes exact products ``X^T (X
 rows stay sparse, and memory holds the basis and its image, (d, passes * width) numbers each. The result is as secret as
 the rows.
 
->>> from dpca_tasks.records.sources import ArrayBlocks
+>>> from dpca_tasks.records.blocks import ArrayBlocks
 >>> from dpca_tasks.noise.keystream import subkey
 >>> solver = Eigensolver(n_features=3, clip_norm=1.0, relation="add_remove", n_components=1)
 >>> found = solver.solve(ArrayBlocks(np.eye(3)[[0, 0, 0, 1]]), subkey(bytes(32), label="start", info=b""))
@@ -51,19 +51,16 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import solve_triangular
 
-from dpca_tasks.accounting.events import Event
-from dpca_tasks.accounting.relation import Relation
+from dpca_tasks.accounting.events import Event, Relation
 from dpca_tasks.accounting.smooth_sensitivity import TOLERANCE, gap_movement
 from dpca_tasks.errors import InvalidInput
 from dpca_tasks.layouts import Layout
-from dpca_tasks.noise.keystream import SecretKey
-from dpca_tasks.noise.variates import normals
-from dpca_tasks.queries.eigensolver_product import BITS, DIRECTION_BITS, ExactProduct, on_direction_grid
+from dpca_tasks.noise.keystream import SecretKey, normals
+from dpca_tasks.queries.operator_product import BITS, EIGENSOLVER_DIRECTION_BITS, ExactProduct, on_direction_grid
 from dpca_tasks.queries.recentred_moment import relation_around
-from dpca_tasks.records.blocks import BlockSource
-from dpca_tasks.records.gridding import RECORDS_VERSION
+from dpca_tasks.records.blocks import RECORDS_VERSION, BlockSource
 from dpca_tasks.sums.exact_sum import exact_sum
-from dpca_tasks.sums.resident_rows import Residency
+from dpca_tasks.sums.partial_sums import Residency
 from dpca_tasks.threads import one_thread
 
 if TYPE_CHECKING:
@@ -72,7 +69,7 @@ if TYPE_CHECKING:
 COMPLETE_UP_TO = 4096
 """The largest number of features for which the basis is made complete."""
 
-_TRACE = 2.0**-DIRECTION_BITS
+_TRACE = 2.0**-EIGENSOLVER_DIRECTION_BITS
 _FACTS = ("n_features", "clip_norm", "relation", "n_components", "passes", "oversampling")
 
 
@@ -121,7 +118,7 @@ class Eigensolver:
 
     @property
     def kind(self) -> str:
-        """The key in `dpca_tasks.privacy.sensitivities.TABLE`: name, version, and whether a mean is subtracted."""
+        """The key in `dpca_tasks.privacy.request.TABLE`: name, version, and whether a mean is subtracted."""
         return f"{self.name} {self.version}" + (" around a mean" if self.shift is not None else "")
 
     def sensitivity(self, norm: Literal["eigengap"]) -> float:
@@ -182,7 +179,7 @@ class Eigensolver:
                 here = slice(first, min(first + self.width, columns))
                 block = _orthonormal(block[:, : here.stop - first], basis[:, :first])
                 gridded = on_direction_grid(block, shifted=self.shift is not None)
-                basis[:, here] = gridded / 2.0**DIRECTION_BITS
+                basis[:, here] = gridded / 2.0**EIGENSOLVER_DIRECTION_BITS
                 query = self._query(gridded)
                 total = exact_sum(source, query, client=client, progress=progress, residency=residency)
                 images[:, here] = query.product(total)

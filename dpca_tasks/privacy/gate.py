@@ -3,15 +3,15 @@
 ====================  ==========================  =============================  ===================================
 Way out               Charge                      What leaves                    Proof
 ====================  ==========================  =============================  ===================================
-``release``           one step: the event of      a sum with keyed noise, both   ``privacy.sensitivities``: the row,
-                      its noise, sampled or not   integers on the query's grid   and the notes of the query's class
+``release``           one step: the event of      a sum with keyed noise, both   ``privacy.request``: the row, and
+                      its noise, sampled or not   integers on the query's grid   the notes of the query's class
 ``release_parts``     one step: the event of      several such sums, each with   ``queries.joint_sum``, and the row
                       one joint noise             noise and a grid of its own
-``release_tiles``     one step: the event of      the same sums, for some items  ``queries.tiled_sum``: together the
+``release_tiles``     one step: the event of      the same sums, for some items  ``queries.joint_sum``: together the
                       one joint noise             at a time                      answer of ``release_parts``
-``release_operator``  one step: the event of      products with the matrix that  ``privacy.released_operator``
+``release_operator``  one step: the event of      products with the matrix that  ``privacy.tiled_noise``
                       its noise                   ``release`` would return
-``share``             one step: the joint event   one site's sum with its share  ``accounting.discrete_gaussian``,
+``share``             one step: the joint event   one site's sum with its share  ``accounting.calibration``,
                       of all honest shares        of noise, under a mask         and the row
 ``sample``            one step: (epsilon, delta)  directions drawn by score      ``noise.bingham``, and the row
 ``perturb``           one step: (epsilon, delta)  directions plus noise          ``privacy.noised_directions``
@@ -39,14 +39,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpca_tasks.accounting import events
-from dpca_tasks.accounting.relation import Relation
+from dpca_tasks.accounting.events import Relation
 from dpca_tasks.errors import StepMismatch, StepTaken
 from dpca_tasks.noise.keystream import SecretKey, subkey
-from dpca_tasks.privacy.request import Asked, Drawn, Request, make_request
-from dpca_tasks.privacy.sensitivities import check_row
+from dpca_tasks.privacy.request import Asked, Drawn, Request, check_row, make_request
 from dpca_tasks.queries.base import StepSecrets
-from dpca_tasks.records.blocks import BlockSource
-from dpca_tasks.records.sources import snapshot_content
+from dpca_tasks.records.blocks import BlockSource, snapshot_content
 
 ANSWER, DIGEST, PUBLIC = "answer", "question", "public."
 """Names under which the arrays of a step are stored; they never change."""

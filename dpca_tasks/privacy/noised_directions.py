@@ -34,7 +34,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpca_tasks.accounting import events
-from dpca_tasks.accounting.pure import laplace_noise_multiplier
+from dpca_tasks.accounting.calibration import laplace_noise_multiplier
 from dpca_tasks.accounting.smooth_sensitivity import (
     TOLERANCE,
     TailedNoise,
@@ -43,8 +43,7 @@ from dpca_tasks.accounting.smooth_sensitivity import (
     smooth_bound,
 )
 from dpca_tasks.noise.distributions import Laplace, check_scale
-from dpca_tasks.noise.keystream import RESOLUTION, SecretKey, subkey
-from dpca_tasks.noise.variates import normals
+from dpca_tasks.noise.keystream import RESOLUTION, SecretKey, normals, subkey
 from dpca_tasks.privacy.eigensolver import Eigenpairs, Eigensolver
 from dpca_tasks.threads import one_thread
 

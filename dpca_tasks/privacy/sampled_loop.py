@@ -12,7 +12,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from dpca_tasks.errors import WorkerFailed
-from dpca_tasks.kernels.long_records import add_long_products
+from dpca_tasks.kernels.dense_products import add_long_products
 from dpca_tasks.kernels.products import add_moment_products
 from dpca_tasks.noise.distributions import Gaussian
 from dpca_tasks.noise.keystream import SecretKey, signed_uniforms

@@ -16,13 +16,11 @@ from typing import Any, ClassVar, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from dpca_tasks.accounting.events import Event
-from dpca_tasks.accounting.relation import Relation
+from dpca_tasks.accounting.events import Event, Relation
 from dpca_tasks.errors import InvalidInput
 from dpca_tasks.layouts import Layout, unpack_symmetric
 from dpca_tasks.noise.keystream import SecretKey
-from dpca_tasks.records.blocks import Block, RowBlock
-from dpca_tasks.records.gridding import RECORDS_VERSION, grid_block
+from dpca_tasks.records.blocks import RECORDS_VERSION, Block, RowBlock, grid_block
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +136,7 @@ class RowSum(ABC):
 
     @property
     def kind(self) -> str:
-        """The key in the table of `dpca_tasks.privacy.sensitivities`: name and version."""
+        """The key in the table of `dpca_tasks.privacy.request`: name and version."""
         return f"{self.name} {self.version}"
 
     @property

@@ -12,11 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpca_tasks.errors import InvalidInput
-from dpca_tasks.kernels.norms import norm_bins
+from dpca_tasks.kernels.gridding import norm_bins
 from dpca_tasks.layouts import Layout
 from dpca_tasks.queries.base import SQRT_2_UP, Norm, RowSum
-from dpca_tasks.records.blocks import Block, RowBlock
-from dpca_tasks.records.gridding import as_floats, canonical
+from dpca_tasks.records.blocks import Block, RowBlock, as_floats, canonical
 
 _LOWEST, _HIGHEST, _PER_OCTAVE = -20, 20, 4
 

@@ -9,20 +9,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpca_tasks.errors import InvalidInput
-from dpca_tasks.kernels.item_sums import add_item_sums, balanced_weights, packed_gram, sort_by_item
-from dpca_tasks.kernels.user_factors import (
+from dpca_tasks.kernels.ratings import (
     NORMALISE,
     PAPER_CLIP,
     WEIGHT_CLIP,
+    add_item_sums,
+    balanced_weights,
     bound_users,
     grid_ratings,
+    packed_gram,
     residuals,
     solve_users,
+    sort_by_item,
 )
 from dpca_tasks.layouts import Layout
-from dpca_tasks.queries.joint_sum import JointSum, Part
+from dpca_tasks.queries.joint_sum import JointSum, Part, Tile, TiledSum
 from dpca_tasks.queries.ratings import RatingsSum
-from dpca_tasks.queries.tiled_sum import Tile, TiledSum
 from dpca_tasks.records.blocks import RowBlock
 
 Clip = Literal["normalise", "weight", "paper"]

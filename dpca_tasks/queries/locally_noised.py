@@ -13,9 +13,8 @@ from dpca_tasks.errors import InvalidInput, Refused
 from dpca_tasks.layouts import Layout
 from dpca_tasks.noise.distributions import Symmetric
 from dpca_tasks.noise.keystream import SecretKey, subkey
-from dpca_tasks.queries.augmented_moment import CentredMoment
 from dpca_tasks.queries.base import SQRT_2_UP, Norm, RowSum, StepSecrets
-from dpca_tasks.queries.second_moment import SecondMoment
+from dpca_tasks.queries.second_moment import CentredMoment, SecondMoment
 from dpca_tasks.records.blocks import Block, RowBlock
 
 

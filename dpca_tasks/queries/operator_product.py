@@ -1,17 +1,23 @@
-"""The exact product X^T (X V) of clipped records with integer V: one application of a released operator."""
+"""Exact products of a second moment with directions: for a released operator, and for the eigensolver.
 
-from dataclasses import dataclass
+The exact product X^T (X V) of clipped records with integer V: one application of a released operator.
+
+The exact product S V of a second moment S: one pass of the eigensolver inside the trust boundary.
+"""
+
+from dataclasses import dataclass, field
 from typing import ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dpca_tasks.errors import InvalidInput
-from dpca_tasks.kernels.products import add_unrounded_products
+from dpca_tasks.kernels.gridding import SHIFT_BITS
+from dpca_tasks.kernels.products import add_exact_products, add_unrounded_products
 from dpca_tasks.layouts import Layout
-from dpca_tasks.queries.augmented_moment import CentredMoment
 from dpca_tasks.queries.base import Norm, RowSum
-from dpca_tasks.queries.second_moment import SecondMoment
+from dpca_tasks.queries.recentred_moment import ShiftedMoment, lifted, lowered, moment_around
+from dpca_tasks.queries.second_moment import CentredMoment, SecondMoment
 from dpca_tasks.records.blocks import Block, RowBlock
 
 DIRECTION_BITS = 15
@@ -113,3 +119,97 @@ class UnroundedProduct(RowSum):
             high += low >> LOW_BITS
             low &= _LOW
         return words.reshape(-1)
+
+
+BITS = 12
+"""The grid of the records. No noise is added on it, so it affects the work but not the noise."""
+
+EIGENSOLVER_DIRECTION_BITS = 36
+LIMBS, LIMB_BITS = 3, 16
+
+
+def on_direction_grid(columns: NDArray[np.float64], *, shifted: bool) -> NDArray[np.int64]:
+    """Round columns to steps of ``2^-36``; around a mean to ``2^-20``, so that products with the mean are exact."""
+    coarser = SHIFT_BITS if shifted else 0
+    return np.rint(columns * 2.0 ** (EIGENSOLVER_DIRECTION_BITS - coarser)).astype(np.int64) << coarser
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ExactProduct(RowSum):
+    """Sum ``X_u^T (X_u V)`` over clipped records u, as three limbs of 16 bits.
+
+    Parameters
+    ----------
+    directions : int64 array of shape (n_features, p)
+        V in steps of ``2^-36``, columns of norm 1 up to rounding, as returned by `on_direction_grid`. Secret where V
+        depends on the rows; never shown.
+    shift : int64 array of shape (n_features,), optional
+        A public mean to subtract, as for `ShiftedMoment`. The product is then ``P^T M P V``, and only its sum is
+        rounded.
+
+    Notes
+    -----
+    A row of norm at most ``2^12`` steps times a column of norm ``2^36`` is below ``2^49``, so its limbs are at most
+    ``2^17`` in magnitude, and ``2^33`` rows, the capacity of the design, add up to less than ``2^62``. Around a mean
+    this norm is that of ``Z_u P``; the stored entries are at most ``2^13``, which takes one more bit. The product has
+    no noisy release: results computed from it leave only through `dpca_tasks.privacy.curator.Curator.perturb`.
+    """
+
+    directions: NDArray[np.int64] = field(repr=False)
+    shift: NDArray[np.int64] | None = None
+
+    name: ClassVar[str] = "exact_product"
+    version: ClassVar[int] = 1
+    degree: ClassVar[int] = 2
+
+    def __post_init__(self) -> None:
+        """Check that the limbs cannot overflow."""
+        RowSum.__post_init__(self)
+        _ = self.plain
+        columns = self.directions / 2.0**EIGENSOLVER_DIRECTION_BITS
+        if self.shift is not None and (self.directions % 2**SHIFT_BITS).any():
+            raise InvalidInput("directions around a mean must be multiples of 2^16 steps; use on_direction_grid.")
+        if len(columns) != self.n_features or self.bits > BITS or not (np.square(columns).sum(axis=0) < 1.01).all():
+            raise InvalidInput(
+                f"directions of shape {self.directions.shape} at bits={self.bits} must have n_features="
+                f"{self.n_features} rows, columns of norm 1 and at most {BITS} bits; pass orthonormal columns."
+            )
+
+    @property
+    def plain(self) -> SecondMoment | ShiftedMoment:
+        """The moment whose matrix is applied; its gridded rows are shared by all products."""
+        return moment_around(
+            self.shift,
+            n_features=self.n_features,
+            clip_norm=self.clip_norm,
+            relation=self.relation,
+            bits=self.bits,
+        )
+
+    @property
+    def layout(self) -> Layout:
+        """The limbs one after another, each a matrix row by row."""
+        rows, columns = self.directions.shape
+        return Layout(kind="vector", order=LIMBS * (rows + (self.shift is not None)) * columns)
+
+    def sensitivity(self, norm: Norm) -> float:
+        """Refuse: limbs have no useful sensitivity."""
+        raise InvalidInput(f"{self.name} has no noisy release; use moment_product.")
+
+    def grid(self, block: Block) -> RowBlock:
+        """Put records on the grid of the moment."""
+        return self.plain.grid(block)
+
+    def map(self, block: RowBlock) -> NDArray[np.int64]:
+        """Return the sum of the block's products, limb by limb."""
+        directions = self.directions if self.shift is None else lifted(self.directions, self.shift)
+        total = np.zeros((LIMBS, *directions.shape), np.int64)
+        add_exact_products(block.values, block.indices, block.row_ptr, directions, LIMB_BITS, total)
+        return total.ravel()
+
+    def product(self, total: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return ``S V`` of shape (n_features, p) in units of the clip norm, rounded to floats at the end."""
+        limbs = total.reshape(LIMBS, -1, self.directions.shape[1]).astype(np.float64)
+        whole = (limbs[2] * 2.0**LIMB_BITS + limbs[1]) * 2.0**LIMB_BITS + limbs[0]
+        images = whole * 2.0 ** -(2 * self.bits + EIGENSOLVER_DIRECTION_BITS)
+        return images if self.shift is None else lowered(images, self.shift)

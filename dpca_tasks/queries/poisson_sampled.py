@@ -13,8 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from dpca_tasks.accounting.events import Event, poisson_sampled
-from dpca_tasks.accounting.relation import Relation
+from dpca_tasks.accounting.events import Event, Relation, poisson_sampled
 from dpca_tasks.errors import InvalidInput
 from dpca_tasks.layouts import Layout
 from dpca_tasks.noise.keystream import SecretKey, coins

@@ -1,4 +1,16 @@
-"""The product X^T (X V) of clipped records with public directions V: one step of a power method."""
+"""Products X^T (X V) with public directions: of clipped records, and of clipped contributions.
+
+The product X^T (X V) of clipped records with public directions V: one step of a power method.
+
+The product X^T (X V) for replaced records, and for records whose contributions are clipped.
+
+The product X^T (X V), rounded so that its sensitivity for replaced records is proved near sqrt 2 instead of 2.
+
+The product X^T (X V) of records whose contributions are clipped to a norm below 1: less noise, the same directions.
+
+For a Gaussian row x the clipped contribution has mean ``Sigma V M`` with M positive definite, by Stein's lemma, so its
+columns span what those of ``Sigma V`` span; for other rows clipping is a robust weighting.
+"""
 
 import math
 from dataclasses import dataclass
@@ -8,13 +20,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpca_tasks.errors import InvalidInput
-from dpca_tasks.kernels.dense_products import add_dense_moment_products, is_dense
-from dpca_tasks.kernels.long_records import add_long_products
-from dpca_tasks.kernels.panels import add_near_moment_products, is_near
-from dpca_tasks.kernels.products import add_moment_products
+from dpca_tasks.kernels.dense_products import add_dense_moment_products, add_long_products, is_dense
+from dpca_tasks.kernels.products import add_moment_products, add_near_moment_products, is_near
 from dpca_tasks.layouts import Layout
 from dpca_tasks.queries.base import Norm, RowSum
 from dpca_tasks.records.blocks import RowBlock
+from dpca_tasks.threads import one_thread
 
 DIRECTION_BITS = 24
 UNLIMITED = 1 << 62
@@ -44,7 +55,7 @@ class MomentProduct(RowSum):
     Sensitivity. ``||X_u||_F <= 1`` by the grid, ``||Y_u||_F <= 1`` by the clip in integers, so
     ``||X_u^T Y_u||_F <= 1``: the l2 sensitivity is 1 for add_remove and zero_out. For replace_one it is 2 by
     the triangle inequality: the sharper ``sqrt 2`` of the unrounded map does not hold after the scores of records of
-    many rows are rounded; `dpca_tasks.queries.clipped_product` rounds those differently. The proof uses no property of
+    many rows are rounded; `dpca_tasks.queries.rounded_product` rounds those differently. The proof uses no property of
     V. Every ``Y_u`` is a function of that record and V only: exact integer products, an integer rounding rule, and one
     division and square root in a fixed order.
 
@@ -109,3 +120,171 @@ class MomentProduct(RowSum):
         total = np.zeros(self.layout.size, np.int64)
         self.add(block, total)
         return total
+
+
+ROUNDING = 2.0**-7
+"""The largest change of a record's contribution by rounded scores; a coarse grid makes an exception for one row."""
+
+_LENGTH = 1.0 + 2.0**-12  # a bound on the spectral norm of V
+_SCORES = 1.25  # root mean square change of a score by rounding and clipping, in steps: (1 + 1/4) ** (1/2), rounded up
+_UP = 1.0 + 2.0**-50  # covers the rounding of a bound
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ReplacedProduct(MomentProduct):
+    r"""Sum ``X_u^T Y_u`` over records u of few rows, and the rounded ``X_u^T X_u V`` over the others.
+
+    Parameters
+    ----------
+    directions : int64 array of shape (n_features, p)
+        V, as for `MomentProduct`; of spectral norm about 1.
+
+    Notes
+    -----
+    Sensitivity for replace_one, in l2. Record u adds ``s M_u V + E_u``, where ``M_u = X_u^T X_u``, s in [0, 1] is 1
+    unless something was clipped, and E is the rounding error. ``A = s M_u`` and the B of another record are positive
+    semi-definite with trace at most 1, so ``||A - B||_F^2 <= ||A||^2 + ||B||^2 <= 2``, and ``||A - B||_2 <= 1``. Hence
+    ``||(A - B) V||_F <= sqrt(2) ||V||_2``, and ``||V||_2`` for a single direction. The rounding errors of two records
+    add at most ``2 ||E||_F``:
+
+    - *A record of m rows, at most* `longest`. With ``Y_u = s X_u V + R``, ``||E||_F = ||X_u^T R||_F <= ||R||_F``.
+      Scores rounded to nearest, with s = 1, have ``||R||_F <= sqrt(m p) / 2`` steps of ``2^-bits``. Clipped ones are
+      those of ``t X_u V`` rounded toward zero: for ``t <= 1`` take s = t, and ``||R||_F <= sqrt(m p)``. For ``t > 1``
+      take s = 1: here ``(t - 1) ||X_u V||_F <= sqrt(m p) / 2``, since rounding to nearest made the scores too long,
+      and an entry is off by at most 1, or by ``t - 1`` of itself: ``||R||_F <= sqrt(m p + m p / 4)``.
+    - *Any other.* Its d p entries are off by at most 1 step of ``4^-bits`` each: ``||E||_F <= sqrt(d p) / 4^bits``.
+
+    The spectral norm of V must be at most 1 + 2^-12. If it is not, or if 2 is smaller, the bound is 2, by the triangle
+    inequality. For the other relations the bound is 1, as proved for `MomentProduct`: contributions of both kinds have
+    norm at most 1, compared in integers.
+    """
+
+    name: ClassVar[str] = "replaced_product"
+    version: ClassVar[int] = 1
+
+    @property
+    def longest(self) -> int:
+        """The largest number of rows whose rounded scores change a contribution by at most `rounding`; at least 1."""
+        if self.relation != "replace_one":
+            return UNLIMITED
+        rows: int = math.floor((self.rounding * 2.0**self.bits / _SCORES) ** 2 / self.directions.shape[1])
+        return max(1, rows)
+
+    def sensitivity(self, norm: Norm) -> float:
+        """Return the sensitivity that the class notes prove."""
+        triangle = MomentProduct.sensitivity(self, norm)
+        if self.relation != "replace_one" or not self.is_contraction():
+            return triangle
+        exact = (1.0 if self.directions.shape[1] == 1 else math.sqrt(2.0)) * self.length
+        return min(triangle, (exact + 2.0 * self.error) * _UP)
+
+    @property
+    def rounding(self) -> float:
+        """The largest change of a record's contribution by rounded scores of several rows."""
+        return ROUNDING
+
+    @property
+    def error(self) -> float:
+        """A bound on the norm of one record's rounding error."""
+        order, width = self.directions.shape
+        scores = _SCORES * math.sqrt(self.longest * width) / 2.0**self.bits
+        return max(scores, math.sqrt(order * width) / 4.0**self.bits)
+
+    @property
+    def length(self) -> float:
+        """The bound on the spectral norm of V that `is_contraction` tests."""
+        return _LENGTH
+
+    def is_contraction(self) -> bool:
+        """Tell whether the spectral norm of V is at most `length`; testing its square leaves a margin for rounding."""
+        columns = self.directions / 2.0**DIRECTION_BITS
+        with one_thread():
+            return bool(np.linalg.eigvalsh(columns.T @ columns)[-1] <= _LENGTH)
+
+
+_ROUNDING = 2.0**-11
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ClippedProduct(ReplacedProduct):
+    r"""Sum what `ReplacedProduct` sums, with every contribution clipped to a norm.
+
+    Parameters
+    ----------
+    message_clip : float
+        The bound c on the Frobenius norm of a record's contribution, in ``(0, 1]``; rounded down to the grid.
+
+    Notes
+    -----
+    For add_remove and zero_out the sensitivity is c, compared in integers: ``||X_u^T Y_u|| <= ||X_u|| ||Y_u|| <= c``.
+
+    For replace_one it is `replaced_bound` of c and of the rounding errors that `ReplacedProduct` bounds. There record u
+    adds ``M V + E``: M is positive semi-definite of trace at most 1, ``||M V|| <= c + ||E||``, and V is a contraction
+    up to a factor `length`. A contraction is a block of orthonormal columns in more dimensions, where M has zeros, so
+    let V be the first columns of the identity, with blocks ``M V = [P; S^T]`` and R the block beside P, and P', S', R'
+    those of another record. Let m and n be the norms of ``M V`` and ``M' V``, and ``q = sqrt(tr(P P'))``. Then
+
+        ||M V - M' V||^2 = m^2 + n^2 + 2 T,    T = -q^2 - <S, S'>.
+
+    - ``m^2 <= tr(P)``, since M is at most 1; so ``tr(R) <= 1 - m^2``. As ``S = P^(1/2) K R^(1/2)`` for a contraction K,
+      ``|<S, S'>| <= ||P'^(1/2) P^(1/2)|| ||R^(1/2) R'^(1/2)|| <= q r`` with ``r = sqrt((1 - m^2) (1 - n^2))``.
+    - If ``q <= m n``, then T is at most the largest ``t r - t^2`` for t up to m n. With ``m = sin(a)``, ``n = sin(b)``
+      the bound ``m^2 + n^2 + 2 T`` is ``sin(a + b)^2`` where ``tan(a) tan(b) <= 1/2`` (then ``a + b < pi / 2``), and
+      ``(1 + m^2) (1 + n^2) / 2`` elsewhere. Both grow with m and n, so it is largest at ``m = n = c``.
+    - If ``q > m n``: ``|<S, S'>| <= sqrt((m^2 - |P|^2) (n^2 - |P'|^2)) <= m n - |P| |P'| <= m n - q^2``, so that the
+      bound is ``(m + n)^2 - 4 m^2 n^2``. For ``c^2 <= 1/3`` it grows with m and n and is the former at ``m = n = c``.
+      For larger c, with m the larger of the two: up to ``m^2 = 1/2`` it is at most ``4 m^2 (1 - m^2)``, beyond that at
+      most ``4 m^4 / (4 m^2 - 1)``, both at most ``(1 + m^2)^2 / 2``.
+
+    For one direction ``||(M - M') v|| <= 1`` besides, since the spectral norm of ``M - M'`` is at most 1.
+
+    References
+    ----------
+    Ge, Wang, Wang and Liu (2018), Minimax-optimal privacy-preserving sparse PCA in distributed systems, for the step;
+    the clipping and its bounds are proved here.
+    """
+
+    message_clip: float
+
+    name: ClassVar[str] = "clipped_product"
+    version: ClassVar[int] = 1
+
+    def __post_init__(self) -> None:
+        """Check the bound: at least one step of the grid."""
+        ReplacedProduct.__post_init__(self)
+        if not 0 < self.message_clip <= 1 or self.most < 1:
+            raise InvalidInput(
+                f"message_clip={self.message_clip!r} must be above 0, at least one step of the grid, and at most 1 "
+                "(no clipping); 0.25 is usual."
+            )
+
+    @property
+    def most(self) -> int:
+        """The largest norm of a record's contribution, in steps: the clip rounded down."""
+        return math.floor(self.message_clip * self.steps_per_unit)
+
+    @property
+    def rounding(self) -> float:
+        """The largest change of a contribution by rounded scores of several rows: little, as it is short."""
+        return _ROUNDING
+
+    def sensitivity(self, norm: Norm) -> float:
+        """Return the sensitivity that the class notes prove."""
+        unclipped = ReplacedProduct.sensitivity(self, norm)
+        clip = self.most / self.steps_per_unit
+        if self.relation != "replace_one":
+            return clip
+        if not self.is_contraction():
+            return min(unclipped, 2.0 * clip)
+        replaced = replaced_bound(min(clip + self.error, 1.0), width=self.directions.shape[1]) * self.length
+        return min(unclipped, 2.0 * clip, (replaced + 2.0 * self.error) * _UP)
+
+
+def replaced_bound(clip: float, *, width: int) -> float:
+    """Return the largest distance of the exact contributions of two records to ``width`` directions, each clipped.
+
+    It is ``2 c sqrt(1 - c^2)`` up to ``c^2 = 1/3``, then ``(1 + c^2) / sqrt(2)``; at most 1 for one direction.
+    """
+    square = clip * clip
+    bound = 2.0 * clip * math.sqrt(1.0 - square) if 3.0 * square <= 1.0 else (1.0 + square) / math.sqrt(2.0)
+    return min(bound, 1.0) if width == 1 else bound

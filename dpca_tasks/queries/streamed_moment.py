@@ -20,13 +20,12 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from dpca_tasks.accounting.events import root_up
 from dpca_tasks.accounting.factorisation import Weights
-from dpca_tasks.accounting.rounding import root_up
 from dpca_tasks.errors import InvalidInput
 from dpca_tasks.layouts import Layout
-from dpca_tasks.queries.augmented_moment import CentredMoment
 from dpca_tasks.queries.base import MAX_STEP_BITS, Norm, RowSum
-from dpca_tasks.queries.second_moment import SecondMoment
+from dpca_tasks.queries.second_moment import CentredMoment, SecondMoment
 from dpca_tasks.records.blocks import Block, RowBlock
 
 

@@ -1,16 +1,49 @@
-"""The roster of a joint release: who takes part, and the public facts that everyone computes the noise from.
+"""The roster of a joint release, and messages whose masks cancel in their sum.
+
+The roster of a joint release: who takes part, and the public facts that everyone computes the noise from.
 
 >>> members = tuple(Member(name=name, records=1000, noise_multiplier=4.0) for name in ("a", "b", "c", "d"))
 >>> roster = Roster(session="spring", members=members, colluders=1)
 >>> roster.honest, roster.without("c").honest
 (3, 2)
+
+Messages whose masks cancel in their sum, and these masks.
+
+Messages that are added up modulo ``2^64``, where their masks cancel, and read as one signed integer total.
+
+A message is a site's integers plus its mask; the masks of a roster add up to 0. The sum of all messages is therefore
+the sum of the integers, in any order, as long as that fits 63 bits and a sign: `check_room` bounds it by public facts.
+A sum that misses one message is uniform noise.
+
+Masks that add up to zero over a roster: uniform integers modulo ``2^64``, and the printed Gaussian ones.
+
+A dealer gives each pair of sites one seed. Both expand it for one attempt of one roster into the same words, which one
+of the two adds and the other subtracts. To whoever lacks the seeds of two sites, their masks are independent uniform
+words but for the sum of all; this holds as far as ChaCha20 words cannot be told from fair ones. The dealer is trusted:
+it must forget the seeds and never see a message.
+
+>>> from dpca_tasks.sites.roster import Address
+>>> from dpca_tasks.sites.roster import Member, Roster
+>>> members = tuple(Member(name=name, records=1000, noise_multiplier=4.0) for name in ("a", "b", "c"))
+>>> roster = Roster(session="spring", members=members, colluders=0)
+>>> dealt = deal_masks(roster)
+>>> sum(one.mask(Address(round=0), roster=roster, size=2) for one in dealt.values()).tolist()
+[0, 0]
 """
 
 import hashlib
+import itertools
 import math
-from dataclasses import dataclass, replace
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
 
-from dpca_tasks.errors import InvalidInput, Refused
+import numpy as np
+from numpy.typing import NDArray
+
+from dpca_tasks.errors import IncompleteSum, InvalidInput, Refused
+from dpca_tasks.noise.keystream import SecretKey, normals, subkey, words
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,3 +188,146 @@ class Roster:
                 "unknown, so nothing is opened; run the joint release again when the missing sites are back."
             )
         return replace(self, members=left, dropouts=dropouts)
+
+
+NOISE_BOUND = 2**44
+"""More than any draw of a share's noise, in steps."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Address:
+    """The place of a message in a joint release: its round, and which attempt at it, both from 0."""
+
+    round: int
+    attempt: int = 0
+
+    def __post_init__(self) -> None:
+        """Check that both count from 0."""
+        if not (0 <= self.round < 2**63 and 0 <= self.attempt < 2**63):
+            raise InvalidInput(f"round={self.round} and attempt={self.attempt} must be at least 0; count from 0.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Message:
+    """What a site sends: its noised integers under a mask, for one attempt of one roster."""
+
+    site: str
+    address: Address
+    roster_digest: bytes = field(repr=False)
+    words: NDArray[np.uint64] = field(repr=False)
+
+
+def masked(integers: NDArray[np.int64], mask: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Return integers plus a mask, modulo ``2^64``."""
+    return integers.view(np.uint64) + mask
+
+
+def open_total(messages: Sequence[Message], *, roster: Roster, address: Address) -> NDArray[np.int64]:
+    """Add up the messages of a roster, in any order.
+
+    Returns
+    -------
+    int64 array
+        The sum of the sites' weighted and noised integers, in grid steps.
+
+    Raises
+    ------
+    IncompleteSum
+        When a message is missing, doubled, or of another attempt or roster. Nothing is opened: ask all again.
+    """
+    if sorted(message.site for message in messages) != list(roster.names):
+        raise IncompleteSum(
+            f"messages of {len(messages)} sites were added up, which must be those of all {roster.size} of the roster, "
+            "each once; ask all of them again."
+        )
+    for message in messages:
+        if (message.address, message.roster_digest) != (address, roster.digest):
+            raise IncompleteSum(
+                f"the message of site {message.site!r} is of another attempt or roster, and only masks of one add up "
+                "to 0; ask all sites again."
+            )
+    if len({message.words.shape for message in messages}) > 1:
+        raise IncompleteSum("the messages have unlike lengths, so the sites were asked unlike things; ask all again.")
+    total = np.zeros_like(messages[0].words)
+    for message in messages:
+        total += message.words
+    return total.view(np.int64)
+
+
+def check_room(roster: Roster, *, steps_per_unit: int) -> None:
+    """Check by public facts that no total leaves 63 bits and a sign.
+
+    Parameters
+    ----------
+    roster : Roster
+    steps_per_unit : int
+        A bound, in grid steps, on a coordinate of what one record adds.
+    """
+    records = sum(member.weight * member.records for member in roster.members)
+    if records * steps_per_unit + roster.size * NOISE_BOUND >= 2**63:
+        raise InvalidInput(
+            f"{records} weighted records on a grid of {steps_per_unit} steps may add up to more than 2^63; "
+            "take a coarser grid or smaller weights."
+        )
+
+
+class Masks(Protocol):
+    """The interface of a site's masks, however it agreed on them with the others."""
+
+    @property
+    def site(self) -> str: ...  # noqa: D102
+
+    def mask(self, address: Address, *, roster: Roster, size: int) -> NDArray[np.uint64]:
+        """Return the mask of one attempt: other words for another attempt, round, roster or session."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MaskSeeds:
+    """The seeds that a site shares with each other site."""
+
+    site: str
+    shared: Mapping[str, SecretKey] = field(repr=False)
+
+    def mask(self, address: Address, *, roster: Roster, size: int) -> NDArray[np.uint64]:
+        """Return the mask of one attempt: other words for another attempt, round, roster or session."""
+        others = [name for name in roster.names if name != self.site]
+        if strangers := [name for name in (self.site, *others) if name not in {self.site, *self.shared}]:
+            raise InvalidInput(f"site {self.site!r} shares no seed with {', '.join(strangers)}; deal seeds to all.")
+        if len(others) == roster.size:
+            raise InvalidInput(f"site {self.site!r} is not in the roster, whose masks add up without it; leave it out.")
+        info = roster.digest + address.round.to_bytes(8, "little") + address.attempt.to_bytes(8, "little")
+        mask = np.zeros(size, np.uint64)
+        for other in others:
+            of_pair = words(subkey(self.shared[other].secret, label="mask", info=info), stream=0, start=0, stop=size)
+            if self.site < other:
+                mask += of_pair
+            else:
+                mask -= of_pair
+        return mask
+
+
+def deal_masks(roster: Roster, *, secret: bytes | None = None) -> dict[str, MaskSeeds]:
+    """Deal the seeds of all pairs of a roster; they serve smaller rosters too.
+
+    Parameters
+    ----------
+    roster : Roster
+    secret : bytes of length 32, optional
+        It comes from the operating system; only tests may pass one.
+    """
+    root = os.urandom(32) if secret is None else secret
+    shared: dict[str, dict[str, SecretKey]] = {name: {} for name in roster.names}
+    for one, other in itertools.combinations(roster.names, 2):
+        info = len(one.encode()).to_bytes(8, "little") + f"{one}{other}".encode()
+        shared[one][other] = shared[other][one] = subkey(root, label="pair of sites", info=info)
+    return {name: MaskSeeds(site=name, shared=seeds) for name, seeds in shared.items()}
+
+
+def gaussian_masks(key: SecretKey, *, sites: int, size: int, variance: float) -> NDArray[np.float64]:
+    """Return the printed masks of CAPE, for reproduction: normals minus their mean over the sites.
+
+    Each coordinate has covariance ``variance (I - 1 1^T / S)`` over the sites. They hide a message as well as their
+    variance is large (`dpca_tasks.accounting.closed_brackets.view_mu`), and cancel as well as floats add up.
+    """
+    drawn = normals(key, start=0, stop=sites * size).reshape(sites, size) * np.sqrt(variance)
+    return np.asarray(drawn - drawn.mean(axis=0))

@@ -1,21 +1,213 @@
-"""One round of a joint release: all sites of a roster are asked, and their messages opened; or asked again.
+r"""One round of a joint release: each site's share of the noise, and the opening of the sum.
+
+The share of noise that one site adds to its sum: all honest shares together protect every record.
+
+Site s sends its integers times its weight, plus a discrete Gaussian of parameter ``w^2 s^2`` in a coordinate of weight
+w, plus a mask. Masks being uniform, the view of all messages is the sum alone, also for who colludes with C sites and
+knows their parts: it holds the noise of the H honest shares. With Delta the largest shift by one record of site s, in
+steps of isometric coordinates, times the site's weight, that view is ``mu_s``-GDP with
+
+    mu_s = Delta / sqrt(H s^2 - 16 / w_min^2),    s w_min >= 4,
+
+as `dpca_tasks.accounting.calibration.shares_mu` proves. The ledger of site s is charged ``1 / mu_s``: the event
+of all honest shares, not that of its own. One ``s^2`` serves all sites: that of the site which needs most.
+
+>>> from dpca_tasks.sites.roster import Member, Roster
+>>> members = tuple(Member(name=name, records=1000, noise_multiplier=4.0) for name in "abcd")
+>>> share = SymmetricShare(roster=Roster(session="spring", members=members, colluders=1), site="a")
+>>> share.event, share.squared_scale(30.0)
+({'name': 'gaussian', 'noise_multiplier': 4.0}, 4812)
+
+One round of a joint release: all sites of a roster are asked, and their messages opened; or asked again.
 
 A site that stays silent voids the attempt, and nothing is opened. The same roster is asked again without charge: every
 site sends the same noised integers under other masks. A smaller roster gets fresh noise, which is a charged attempt: a
 sum and the same sum without one site, of the same noise, would show that site's integers.
 """
 
+import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dpca_tasks.errors import Refused, SiteSilent
-from dpca_tasks.sites.masks import Address, Message, open_total
-from dpca_tasks.sites.roster import Roster
+from dpca_tasks.accounting import events
+from dpca_tasks.accounting.calibration import shares_squared_scale
+from dpca_tasks.errors import InvalidInput, Refused, SiteSilent
+from dpca_tasks.layouts import Layout
+from dpca_tasks.noise.discrete_gaussian import drawable, wide_discrete_gaussians
+from dpca_tasks.noise.distributions import cube_weights, symmetric_weights
+from dpca_tasks.noise.keystream import SecretKey, subkey
+from dpca_tasks.sites.roster import Address, Message, Roster, check_room, open_total
+
+FINEST = 28
+"""The most bits in one unit of a statistic."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share(ABC):
+    """One site's share of the noise of a roster, for one kind of layout.
+
+    Parameters
+    ----------
+    roster : Roster
+    site : str
+        The site, one of the roster.
+    """
+
+    roster: Roster
+    site: str
+
+    name: ClassVar[str]
+    layout: ClassVar[str]
+    least_weight: ClassVar[float]
+    """The least relative std of a coordinate of the layout."""
+    parts: ClassVar[int] = 2
+    """The number by which the parameter can be divided."""
+    norm: ClassVar[str] = "l2"
+
+    @property
+    def noise_multiplier(self) -> float:
+        """``1 / mu`` of the site, for the view of all messages."""
+        return self.roster.member(self.site).noise_multiplier
+
+    @property
+    def weight(self) -> int:
+        """The factor of the site's sum."""
+        return self.roster.member(self.site).weight
+
+    @property
+    def event(self) -> events.Event:
+        """The joint event, of the noise of all honest shares."""
+        return events.gaussian(self.noise_multiplier)
+
+    def squared_scale(self, sensitivity_in_steps: float) -> int:
+        """Return the least parameter ``s^2`` that can be drawn and gives every site of the roster its mu.
+
+        Parameters
+        ----------
+        sensitivity_in_steps : float, grid steps
+            How far one record moves a site's sum before its weight, in the l2 norm of isometric coordinates.
+        """
+        return drawable(
+            max(
+                shares_squared_scale(
+                    sensitivity=member.weight * sensitivity_in_steps,
+                    shares=self.roster.honest,
+                    mu=math.nextafter(1 / member.noise_multiplier, 0.0),
+                    least_weight=self.least_weight,
+                )
+                for member in self.roster.members
+            ),
+            parts=self.parts,
+        )
+
+    @abstractmethod
+    def draw(self, key: SecretKey, order: int, *, squared_scale: int) -> NDArray[np.int64]:
+        """Return the noise of all packed coordinates of a layout of an order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VectorShare(Share):
+    """A share of one parameter in every coordinate."""
+
+    name: ClassVar[str] = "VectorShare"
+    layout: ClassVar[str] = "vector"
+    least_weight: ClassVar[float] = 1.0
+
+    def draw(self, key: SecretKey, order: int, *, squared_scale: int) -> NDArray[np.int64]:
+        """Return the noise of all coordinates."""
+        return wide_discrete_gaussians(key, size=order, squared_scale=squared_scale)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SymmetricShare(Share):
+    """A share of the isometric symmetric matrix: half the parameter off the diagonal."""
+
+    name: ClassVar[str] = "SymmetricShare"
+    layout: ClassVar[str] = "symmetric"
+    least_weight: ClassVar[float] = math.nextafter(math.sqrt(0.5), 0.0)
+
+    def draw(self, key: SecretKey, order: int, *, squared_scale: int) -> NDArray[np.int64]:
+        """Return the noise of the packed upper triangle."""
+        diagonal, beside = (subkey(key.secret, label=label, info=b"") for label in ("diagonal", "beside"))
+        is_diagonal = symmetric_weights(order, start=0, stop=order * (order + 1) // 2) == 1.0
+        noise = np.empty(is_diagonal.size, np.int64)
+        noise[is_diagonal] = wide_discrete_gaussians(diagonal, size=order, squared_scale=squared_scale)
+        rest = noise.size - order
+        noise[~is_diagonal] = wide_discrete_gaussians(beside, size=rest, squared_scale=squared_scale, part=2)
+        return noise
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CubeShare(Share):
+    """A share of the isometric symmetric tensor: a third or a sixth of the parameter for two or no equal indices."""
+
+    name: ClassVar[str] = "CubeShare"
+    layout: ClassVar[str] = "cube"
+    least_weight: ClassVar[float] = math.nextafter(math.sqrt(1 / 6), 0.0)
+    parts: ClassVar[int] = 6
+
+    def draw(self, key: SecretKey, order: int, *, squared_scale: int) -> NDArray[np.int64]:
+        """Return the noise of the packed cube."""
+        times = np.rint(cube_weights(order, start=0, stop=Layout(kind="cube", order=order).size) ** -2.0)
+        noise = np.empty(times.size, np.int64)
+        for part in (1, 3, 6):
+            of_part = times == part
+            own = subkey(key.secret, label=f"1/{part}", info=b"")
+            noise[of_part] = wide_discrete_gaussians(
+                own, size=int(of_part.sum()), squared_scale=squared_scale, part=part, parts=6
+            )
+        return noise
+
+
+SHARES: Mapping[str, type[Share]] = {kind.layout: kind for kind in (VectorShare, SymmetricShare, CubeShare)}
+"""The shares by the layout of the statistic."""
+
+
+def share_bits(roster: Roster, *, sensitivity: float, degree: int, layout: str = "symmetric") -> int:
+    """Return the finest grid of the records on which shares can be drawn and totals have room.
+
+    Parameters
+    ----------
+    roster : Roster
+        The largest one: rounds may go on with any smaller roster that its attempts allow, on the same grid.
+    sensitivity : float
+        How far one record moves the statistic, in units where a clipped record has norm 1; over all grids.
+    degree : int
+        The number of record entries that a contribution multiplies.
+    layout : str
+        The kind of the statistic's layout; a vector has a grid too where a matrix has one.
+
+    Raises
+    ------
+    InvalidInput
+        When the noise of one of these rosters is too large for any grid.
+
+    Notes
+    -----
+    A site's share grows as the number of honest sites falls, and with the noise of the strictest site. So where
+    `Roster.smallest` can draw its shares, every other roster can. The total needs most room for the largest roster.
+    """
+    smallest = roster.smallest
+    share = SHARES[layout](roster=smallest, site=smallest.names[0])
+    for bits in range(FINEST // degree, 0, -1):
+        steps = 2 ** (degree * bits)
+        try:
+            check_room(roster, steps_per_unit=steps)
+            share.squared_scale(sensitivity * steps)
+        except InvalidInput:
+            continue
+        return bits
+    among = "" if smallest is roster else f" among {smallest.size} sites, to which its attempts may shrink it"
+    raise InvalidInput(
+        f"no grid of integers holds this roster's noise and total{among}; choose a larger epsilon or delta, "
+        f"{'' if smallest is roster else 'fewer attempts, '}or smaller weights."
+    )
 
 
 class Party[Q](Protocol):

@@ -27,24 +27,27 @@ from distributed.protocol.pickle import dumps
 from distributed.scheduler import KilledWorker
 from numpy.typing import NDArray
 
-from dpca_tasks.addresses import is_loopback
 from dpca_tasks.errors import WorkerFailed
 from dpca_tasks.queries.base import RowSum
-from dpca_tasks.queries.tiled_sum import Tile, TiledSum
+from dpca_tasks.queries.joint_sum import Tile, TiledSum
 from dpca_tasks.records.blocks import BlockSource
 from dpca_tasks.sums.partial_sums import (
     Gridded,
     Partial,
+    PreparedBlocks,
+    Residency,
     cut,
     first_homes,
     fold,
     fold_gridded,
+    fold_tile,
     grid,
     merge,
+    prepare,
+    prepare_gridded,
     without_cause,
 )
-from dpca_tasks.sums.resident_rows import PreparedBlocks, Residency, fold_tile, prepare, prepare_gridded
-from dpca_tasks.threads import one_thread
+from dpca_tasks.threads import is_loopback, one_thread
 
 FAN_IN = 4
 RETRIES = 2

@@ -5,7 +5,7 @@ integers, so the order does not matter. Every partial sum lists the blocks, reco
 and a merge refuses an overlap or a gap: a lost worker or a repeated task can neither lose a row nor count it twice.
 
 >>> import numpy as np
->>> from dpca_tasks.records.sources import ArrayBlocks
+>>> from dpca_tasks.records.blocks import ArrayBlocks
 >>> from dpca_tasks.queries.second_moment import SecondMoment
 >>> query = SecondMoment(n_features=2, clip_norm=1.0, relation="add_remove", bits=4)
 >>> exact_sum(ArrayBlocks(np.eye(2)), query)
@@ -20,15 +20,14 @@ from numpy.typing import NDArray
 
 from dpca_tasks.errors import IncompleteSum
 from dpca_tasks.queries.base import RowSum
-from dpca_tasks.queries.tiled_sum import Tile, TiledSum
+from dpca_tasks.queries.joint_sum import Tile, TiledSum
 from dpca_tasks.records.blocks import BlockSource
-from dpca_tasks.sums.partial_sums import Partial, fold
-from dpca_tasks.sums.resident_rows import PreparedBlocks, fold_tile, prepare
+from dpca_tasks.sums.partial_sums import Partial, PreparedBlocks, fold, fold_tile, prepare
 
 if TYPE_CHECKING:
     from distributed import Client
 
-    from dpca_tasks.sums.resident_rows import Residency
+    from dpca_tasks.sums.partial_sums import Residency
 
 
 def exact_sum(

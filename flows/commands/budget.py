@@ -1,4 +1,4 @@
-"""``dpca budget``: open a population's budget, and see what is left of it."""
+"""``dpca budget`` and ``dpca ledger``: budgets of populations, and a ledger in a separate process."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -6,9 +6,13 @@ from typing import Annotated
 
 import typer
 
+from flows.commands.releasing import Json
 from flows.reports.terminal import SHOWN, STDERR, confirm, print_earlier, print_facts, print_json, print_rows
 
+LEDGER = "Hold the ledger in a process of its own, with the database's credentials and keys; others ask it."
+
 app = typer.Typer(help="Open privacy budgets and see what is left.")
+ledger_app = typer.Typer(help=LEDGER)
 
 Limit = Annotated[int, typer.Option(min=0, help="Show as many of the newest releases; 0 shows all.")]
 
@@ -113,8 +117,7 @@ def history(
     ledger.budget(population)
     if plot is not None:
         from flows.reports.budget_facts import budget_facts
-        from flows.reports.charts import check_chart_file, write_chart
-        from flows.reports.release_charts import budget_chart
+        from flows.reports.release_charts import budget_chart, check_chart_file, write_chart
 
         check_chart_file(plot)
         write_chart(budget_chart(budget_facts(ledger, population), theme=theme), plot)
@@ -207,8 +210,8 @@ def export(
     """Write POPULATION's part of the journal, signed, for `dpca audit verify` to check without this ledger."""
     import json
 
-    from storage.backends.atomic_files import write_atomically, writing
-    from storage.home import key_folder
+    from dpca.backends.atomic_files import write_atomically, writing
+    from dpca.home import key_folder
     from storage.ledger.trail_export import export_trail
     from storage.trail.verification import verify_trail
     from storage.workspace import Workspace
@@ -220,6 +223,34 @@ def export(
     with writing(output.parent):
         write_atomically(output.absolute(), json.dumps(trail).encode())
     print_facts({"file": str(output), **facts}, as_json=as_json)
+
+
+@ledger_app.callback(help=LEDGER)
+def ledger() -> None:
+    """Hold the ledger in a process of its own."""
+
+
+@ledger_app.command()
+def key(
+    name: Annotated[str, typer.Argument(help="The client's name in the configuration, or ledger.")],
+    folder: Annotated[Path, typer.Option(help="Where both files are written.")] = Path(),
+    as_json: Json = False,
+) -> None:
+    """Make a private key and its certificate: NAME.key stays here, NAME.pem goes to the other side."""
+    from flows.parties.certificates import identity_facts
+
+    print_facts(identity_facts(name, folder), as_json=as_json)
+
+
+@ledger_app.command()
+def serve(*, config: Annotated[Path, typer.Option("--config", help="The configuration file of the service.")]) -> None:
+    """Answer the clients of the configuration from the ledger of this process, until the process is told to end.
+
+    What a crash left is finished first. Clients need neither DPCA_DATABASE_URL nor DPCA_KEY_FOLDER.
+    """
+    from flows.remote_ledger.service import read_config, serve_ledger
+
+    serve_ledger(read_config(config), ready=lambda address: typer.echo(f"listening at {address}"))
 
 
 def _told(charged: int, before: str | None) -> str:

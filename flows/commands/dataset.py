@@ -1,5 +1,10 @@
-"""``dpca dataset``: ingest, inspect, export, erase and remove snapshots; list arrived files. Its output is private."""
+"""``dpca dataset`` and ``dpca schema``: snapshots of rows, arrived files, and what the columns of raw tables are.
 
+The output of ``dpca dataset`` is private. A schema is public in full.
+"""
+
+import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,9 +21,13 @@ if TYPE_CHECKING:
     from storage.datasets.inbox import Arrival
 
 app = typer.Typer(help="Ingest and inspect datasets, inside the trust boundary.")
+schema_app = typer.Typer(
+    help="Declare what the columns of a raw table are: ranges, categories, missing values, all public."
+)
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Name = Annotated[str, typer.Argument(metavar="N", help="A dataset's name.")]
+File = Annotated[Path | None, typer.Option(help="The file to write; stdout by default.")]
 
 
 @app.command()
@@ -114,7 +123,7 @@ def erase(
             after="nothing was changed",
         )
 
-    from flows.erase import run_erase
+    from flows.ingest import run_erase
 
     report = run_erase(name, unit, agree=agree)
     if as_json:
@@ -180,8 +189,8 @@ def retry(
 
     What was released stays released. A file that was changed since, or put there again, arrives anew by itself.
     """
+    from dpca.errors import NotFound
     from storage.datasets.inbox import RETRIED, Inbox
-    from storage.errors import NotFound
     from storage.workspace import Workspace
 
     home, ended = Workspace.open().home, [row for row in _arrivals(name) if row["state"] in RETRIED]
@@ -192,6 +201,76 @@ def retry(
     for row in chosen:
         Inbox(home, name).forget(row["token"])
     print_rows([{**row, "state": "waiting"} for row in chosen], ("file", "state", "token"), as_json=as_json, empty="")
+
+
+@schema_app.command()
+def draft(
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="CSV, TSV or Parquet; the first of several files.")],
+    output: File = None,
+    format: Annotated[str | None, typer.Option(help="csv, tsv or parquet; by file name by default.")] = None,  # noqa: A002
+    header: Annotated[
+        bool | None, typer.Option("--header/--no-header", help="Whether text begins with the names of columns.")
+    ] = None,
+    delimiter: Annotated[str | None, typer.Option(help="The sign between fields of text.")] = None,
+    encoding: Annotated[str | None, typer.Option(help="The encoding of text; utf-8 by default.")] = None,
+) -> None:
+    """Write a first schema from the names and types of SOURCE, and mark what needs public knowledge.
+
+    No value is read, so equal names and types give equal drafts. Text has no types: each of its columns is to be
+    declared.
+    """
+    from dpca.schemas.schema import draft as drafted
+    from storage.formats.violations import read_head
+
+    head, text = read_head(source, format=format, header=header, delimiter=delimiter, encoding=encoding)
+    _write(drafted(head, text=text), output)
+
+
+@schema_app.command()
+def check(
+    source: Annotated[str, typer.Argument(metavar="FILE", help="A raw table, or a folder or pattern of some.")],
+    schema: Annotated[Path, typer.Argument(metavar="SCHEMA", help="A YAML file.")],
+    format: Annotated[str | None, typer.Option(help="csv, tsv or parquet; by file name by default.")] = None,  # noqa: A002
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Check all rows of FILE against SCHEMA: every violation at once, by column and rule, with the first three rows.
+
+    Nothing is stored or charged. The output and the exit code describe rows, so they are for the owner of the data
+    alone, and never for a schedule. The exit code is 1 when a rule is broken.
+    """
+    with activity("starting") as seen:
+        from storage.formats.violations import check_tables
+
+        checked = check_tables(source, schema, format=format, progress=seen.transfer)
+    found = [asdict(violation) for violation in checked.violations]
+    if as_json:
+        print_facts({"rows": checked.rows, "violations": found}, as_json=True)
+    else:
+        print_rows(found, ("column", "rule", "count", "first"), as_json=False, empty="no violation")
+        typer.echo(f"rows checked: {checked.rows}; rules broken: {len(found)}")
+    if found:
+        raise typer.Exit(1)
+
+
+@schema_app.command("show")
+def show_schema(
+    path: Annotated[Path, typer.Argument(metavar="SCHEMA", help="A YAML file.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Check SCHEMA, and show the features that it makes and the bound on the norm of their rows."""
+    from dpca.schemas.schema import read_schema
+
+    schema = read_schema(path)
+    facts = {"features": len(schema.feature_names), "norm_at_most": schema.norm_at_most, "unit": schema.unit}
+    print_facts({**facts, "feature_names": list(schema.feature_names)}, as_json=as_json)
+
+
+@schema_app.command("json")
+def json_(output: File = None) -> None:
+    """Write the JSON Schema of schema files, with which editors complete and check them."""
+    from dpca.schemas.schema import json_schema
+
+    _write(json.dumps(json_schema(), indent=2, sort_keys=True) + "\n", output)
 
 
 def _arrivals(name: str) -> list[dict[str, Any]]:
@@ -223,3 +302,16 @@ def _catalog(*, writes: bool = False) -> "Catalog":
     from storage.workspace import Workspace
 
     return (Workspace.open() if writes else Workspace.read_only()).catalog
+
+
+def _write(text: str, output: Path | None) -> None:
+    from dpca.backends.atomic_files import write_atomically, writing
+    from dpca.errors import Invalid
+
+    if output is None:
+        typer.echo(text, nl=False)
+        return
+    if output.exists() or not output.parent.is_dir():
+        raise Invalid(f"output {output} must be a new file in an existing folder; name such a file")
+    with writing(output.parent):
+        write_atomically(output, text.encode())

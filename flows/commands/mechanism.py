@@ -1,5 +1,7 @@
-"""``dpca mechanism``: what is known of every mechanism, from public facts alone."""
+"""``dpca mechanism`` and ``dpca audit``: facts, costs and advice on mechanisms; attacks on them; checks of trails."""
 
+import dataclasses
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -8,7 +10,9 @@ from flows.reports.activity import activity
 from flows.reports.terminal import STDERR, print_facts, print_json, print_rows
 
 app = typer.Typer(help="Tell what is known of mechanisms and of the formulas printed for them; no data are read.")
+audit_app = typer.Typer(invoke_without_command=True)
 
+AUDITED = ("mechanism", "relation", "epsilon", "delta", "bound", "confidence", "trials", "attack", "verdict")
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -24,7 +28,7 @@ def truth(
 ) -> None:
     """Compute the epsilon that printed formulas really give, beside the one they claim, from below and from above."""
     from dpca_tasks.accounting.truth import Truth, cases_of, truth_of
-    from flows.reports.truth_facts import COLUMNS, truth_cells, truth_facts
+    from flows.reports.mechanism_facts import TRUTH_COLUMNS, truth_cells, truth_facts
 
     cases = cases_of(formula or ())
     rows: list[Truth] = []
@@ -35,7 +39,7 @@ def truth(
     if as_json:
         print_json([truth_facts(row) for row in rows])
     else:
-        print_rows([truth_cells(row) for row in rows], COLUMNS, as_json=False, empty="no formula has such a case")
+        print_rows([truth_cells(row) for row in rows], TRUTH_COLUMNS, as_json=False, empty="no formula has such a case")
 
 
 @app.command()
@@ -57,7 +61,7 @@ def advise(
     """Rank the mechanisms for a request by the variance they are expected to capture, from public facts alone."""
     from dpca_tasks.advisor import advise, public_problem
     from dpca_tasks.mechanisms.base import PrivacyTarget
-    from flows.reports.advice_facts import COLUMNS, advice_cells, advice_facts
+    from flows.reports.mechanism_facts import COLUMNS, advice_cells, advice_facts
 
     problem = public_problem(
         records_at_most=records_at_most, n_features=features, relation=relation, center=center, spectrum=spectrum
@@ -78,7 +82,7 @@ def advise(
 @app.command("list")
 def list_mechanisms(*, as_json: Json = False) -> None:
     """List the mechanisms and the kind of their guarantee."""
-    from flows.reports.advice_facts import listing
+    from flows.reports.mechanism_facts import listing
 
     print_rows(
         listing(), ("mechanism", "family", "guarantee", "what"), as_json=as_json, empty="there are no mechanisms"
@@ -88,6 +92,72 @@ def list_mechanisms(*, as_json: Json = False) -> None:
 @app.command()
 def explain(name: Annotated[str, typer.Argument(help="A mechanism, as listed.")], *, as_json: Json = False) -> None:
     """Explain a mechanism: its guarantee, when to use it, what it costs, and its source."""
-    from flows.reports.advice_facts import explanation
+    from flows.reports.mechanism_facts import explanation
 
     print_facts(explanation(name), as_json=as_json)
+
+
+@audit_app.callback()
+def audit(
+    context: typer.Context,
+    mechanism: Annotated[str | None, typer.Option(help="Audit this mechanism only.")] = None,
+    trials: Annotated[int, typer.Option(min=2, help="Runs on each dataset of the pair attacked.")] = 4000,
+    confidence: Annotated[float, typer.Option(help="Confidence of each bound.")] = 0.95,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Bound the true epsilon of each mechanism from below by attacking it; no data are read, nothing is spent.
+
+    A mechanism that keeps its claim is found to pass it with probability at most 1 - CONFIDENCE a row. The exit code
+    is 1 when any does.
+    """
+    if context.invoked_subcommand is not None:
+        return
+    from contextlib import suppress
+    from typing import get_args
+
+    from dpca_tasks.accounting.events import Relation
+    from dpca_tasks.audit.trials import audit_mechanism
+    from dpca_tasks.errors import InvalidInput, Refused
+    from flows.families.base import every_family
+
+    subjects = {name: family.audit for family in every_family() for name in family.audit.names}
+    if mechanism is not None and mechanism not in subjects:
+        raise InvalidInput(f"mechanism {mechanism!r} is unknown; choose one of {', '.join(sorted(subjects))}.")
+    findings = []
+    for name in [mechanism] if mechanism else subjects:
+        subject = subjects[name]
+        for relation in get_args(Relation):
+            with activity(f"attacking {name}, {relation}") as seen, suppress(Refused):  # it makes no claim there
+                findings.append(
+                    audit_mechanism(
+                        subject.build(name),
+                        relation=relation,
+                        subject=subject,
+                        trials=trials,
+                        confidence=confidence,
+                        progress=seen.parts,
+                    )
+                )
+    rows = [
+        {**dataclasses.asdict(finding), "verdict": "passed" if finding.passed else "FAILED"} for finding in findings
+    ]
+    print_rows(rows, AUDITED, as_json=as_json, empty="no mechanism is registered")
+    raise typer.Exit(0 if all(finding.passed for finding in findings) else 1)
+
+
+@audit_app.command()
+def verify(
+    file: Annotated[Path, typer.Argument(help="A file that `dpca budget export` wrote.")],
+    key: Annotated[
+        str | None, typer.Option(help="The ledger's public key, in hex, as its curator published it.")
+    ] = None,
+    earlier: Annotated[
+        Path | None, typer.Option(help="An export of the same population got before, which this one must continue.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Check an exported audit trail, and compute what was spent from it alone: offline, without ledger or database."""
+    from storage.trail.verification import read_trail, verify_trail
+
+    before = None if earlier is None else read_trail(earlier)
+    print_facts(verify_trail(read_trail(file), key=key, earlier=before), as_json=as_json)

@@ -42,8 +42,8 @@ def serve(*, config: Config) -> None:
     Each request is planned here and charged to the budget of the dataset's population. Nothing but noised, masked sums
     or noised releases leaves.
     """
-    from flows.sites.site_config import read_config
-    from flows.sites.site_service import serve_site
+    from flows.sites.roster import read_config
+    from flows.sites.services import serve_site
 
     serve_site(read_config(config), ready=_say)
 
@@ -54,8 +54,8 @@ def helper(*, config: Config) -> None:
 
     The helper has no dataset and sees no message. Run it where neither the aggregator nor a site rules.
     """
-    from flows.sites.helper_service import serve_helper
-    from flows.sites.site_config import read_config
+    from flows.sites.masks import serve_helper
+    from flows.sites.roster import read_config
 
     serve_helper(read_config(config), ready=_say)
 
@@ -63,8 +63,8 @@ def helper(*, config: Config) -> None:
 @app.command()
 def status(*, config: Config, as_json: Json = False) -> None:
     """Show roster, dataset, limits, budget and joint releases of this site, to its operator."""
-    from flows.sites.site_config import read_config
-    from flows.sites.site_status import status_of
+    from flows.sites.roster import read_config
+    from flows.sites.services import status_of
 
     print_facts(status_of(read_config(config)), as_json=as_json)
 
@@ -79,7 +79,7 @@ def build(
     Links are relative. The list of datasets is not among them.
     """
     from flows.reports.activity import activity
-    from flows.web.static_site import build_site
+    from flows.web.pages import build_site
 
     with activity("writing pages") as seen:
         pages = build_site(output, tell=seen.parts)

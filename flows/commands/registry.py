@@ -1,25 +1,31 @@
-"""``dpca registry``: list, inspect, verify, promote and export what was published."""
+"""``dpca registry``: list, inspect, verify, promote and export published releases; sign them, and trust signers.
 
+``dpca registry key`` and ``root`` keep the keys that sign, and the root that names them; ``trust`` pins a root.
+"""
+
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flows.commands import signing
 from flows.reports.terminal import SHOWN, print_earlier, print_facts, print_rows
 
 if TYPE_CHECKING:
+    from dpca.registry.reader import Registry
+    from dpca.registry.roots import Root
     from flows.reports.spectrum import Spectrum
-    from storage.registry.reader import Registry
 
 app = typer.Typer(help="List, verify, promote, export, sign and trust what was published.")
-app.add_typer(signing.key_app, name="key")
-app.add_typer(signing.root_app, name="root")
-app.command()(signing.trust)
-app.command()(signing.resign)
+key_app = typer.Typer(help="Show, make or change the key that signs what this ledger publishes.")
+root_app = typer.Typer(help="Keep the root of a registry: which publishers' keys may sign which names.")
+app.add_typer(key_app, name="key")
+app.add_typer(root_app, name="root")
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Ref = Annotated[str, typer.Argument(metavar="NAME[@REF]", help="name, name@3, name@alias or name@sha256:...")]
+Out = Annotated[Path | None, typer.Option(help="Write the public half to this file, too.")]
+RootKeys = Annotated[list[Path], typer.Option("--key", help="File of a root's private key; may be given again.")]
 Required = Annotated[
     bool, typer.Option("--require-signature", help="Refuse a registry for which no root key is pinned.")
 ]
@@ -35,7 +41,7 @@ def list_(
     as_json: Json = False,
 ) -> None:
     """List the newest versions of every name."""
-    from storage.registry.reader import Registry
+    from dpca.registry.reader import Registry
 
     found = Registry.open(require_signature=require_signature or None).list(name, newest=limit or None)
     said = {True: True, False: False} if as_json else {True: "yes", False: "NOT PRIVATE"}
@@ -64,7 +70,7 @@ def show(
     as_json: Json = False,
 ) -> None:
     """Show an artifact's public facts and lineage."""
-    from storage.registry.reader import Registry
+    from dpca.registry.reader import Registry
 
     registry = Registry.open(require_signature=require_signature or None)
     facts = registry.show(reference)
@@ -85,7 +91,7 @@ def promote(
     as_json: Json = False,
 ) -> None:
     """Point an alias at a version."""
-    from flows.releases.publish import promote_version
+    from flows.releases.stages import promote_version
 
     print_facts(promote_version(artifact, alias), as_json=as_json)
 
@@ -128,7 +134,7 @@ def verify(
     as_json: Json = False,
 ) -> None:
     """Read an artifact and check every byte against its digest, and with a pinned root key who signed it."""
-    from storage.registry.reader import Registry
+    from dpca.registry.reader import Registry
 
     opened = Registry.open(registry, require_signature=require_signature or None)
     found = opened.verify(reference)
@@ -147,16 +153,180 @@ def export(
     as_json: Json = False,
 ) -> None:
     """Write an artifact as one portable file, or as a model of ONNX, MLflow or scikit-learn."""
-    from storage.registry.reader import Registry
+    from dpca.registry.reader import Registry
 
     found = Registry.open(require_signature=require_signature or None).export(reference, output, format=format_)
     print_facts({"artifact": str(found), "output": str(output)}, as_json=as_json)
 
 
+@key_app.command("show")
+def show_key(out: Out = None, as_json: Json = False) -> None:
+    """Print the public half of the publisher's key, and of the one that waits to follow it."""
+    from dpca.errors import NotFound
+    from dpca.home import key_folder
+    from dpca.registry.roots import PUBLISHERS_KEY, public_name
+    from storage.registry.signing import NEXT_KEY, read_key
+
+    path, after = key_folder() / PUBLISHERS_KEY, key_folder() / NEXT_KEY
+    if not path.exists():
+        raise NotFound(f"{path} is not there; the first publication makes it, or `dpca registry key new`.")
+    publisher, waiting = public_name(read_key(path)), public_name(read_key(after)) if after.exists() else None
+    _write(out, publisher)
+    print_facts({"publisher": publisher, "next": waiting}, as_json=as_json)
+
+
+@key_app.command()
+def new(as_json: Json = False) -> None:
+    """Make the publisher's key before the first publication does."""
+    from dpca.home import key_folder, writable_home
+    from dpca.registry.roots import PUBLISHERS_KEY, public_name
+    from storage.registry.signing import make_new_key
+
+    writable_home()
+    print_facts({"publisher": public_name(make_new_key(key_folder() / PUBLISHERS_KEY))}, as_json=as_json)
+
+
+@key_app.command()
+def rotate(out: Out = None, as_json: Json = False) -> None:
+    """Make the next publisher's key; it signs as soon as the root delegates to it, and the old one is then removed."""
+    from dpca.home import key_folder
+    from storage.registry.signing import Signer
+
+    made = Signer(keys=key_folder()).rotate()
+    _write(out, made)
+    print_facts({"next": made}, as_json=as_json)
+
+
+@root_app.command()
+def init(
+    out: Annotated[list[Path], typer.Option(help="File for a root's private key; again for several keys.")],
+    threshold: Annotated[int, typer.Option(help="How many of them must sign a later version.")] = 1,
+    as_json: Json = False,
+) -> None:
+    """Make a root: new keys in files of yours, and its first version, which delegates every name to this ledger's key.
+
+    Move the files to where this machine cannot read them. Consumers pin the public keys, which are printed, and written
+    to FILE.pub.
+    """
+    from dpca.errors import Invalid
+    from dpca.home import key_folder, store
+    from dpca.registry.roots import Publisher, newest_root, public_name
+    from storage.registry.signing import Signer, init_root, make_new_key
+    from storage.workspace import Workspace
+
+    if not 1 <= threshold <= len(out) or len(set(out)) < len(out):
+        raise Invalid(f"threshold={threshold} must be 1 to {len(out)}, the number of files; correct it, or name more")
+    workspace, place = Workspace.open(), store()
+    publisher = public_name(Signer(keys=key_folder()).key(place))
+    keys = [] if newest_root(place) is not None else [make_new_key(path.absolute()) for path in out]
+    root = init_root(place, keys, publishers={publisher: Publisher()}, threshold=threshold)
+    for path, key in zip(out, keys, strict=True):
+        _write(path.with_name(f"{path.name}.pub"), public_name(key))
+    workspace.resign()
+    _print(root, as_json=as_json)
+
+
+@root_app.command()
+def update(
+    key: RootKeys,
+    delegate: Annotated[list[str] | None, typer.Option(help="A publisher's public key that may sign.")] = None,
+    names: Annotated[
+        list[str] | None,
+        typer.Option(help="A name that the delegated keys may publish, or a beginning: map-*"),
+    ] = None,
+    retire: Annotated[list[str] | None, typer.Option(help="A publisher's key: what it signed stays valid.")] = None,
+    revoke: Annotated[list[str] | None, typer.Option(help="A publisher's key: all that it signed is void.")] = None,
+    add: Annotated[list[str] | None, typer.Option(help="The public key of a further keeper of the root.")] = None,
+    drop: Annotated[list[str] | None, typer.Option(help="The public key of a keeper no more.")] = None,
+    threshold: Annotated[int | None, typer.Option(help="How many keys of the root must sign from now on.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Write the next version of the root, signed by enough keys of the version before and of its own.
+
+    A public key is given as 64 hex digits, or as a file that holds them.
+    """
+    from dpca.home import store
+    from storage.registry.signing import read_key, update_root
+
+    root = update_root(
+        store(),
+        [read_key(path) for path in key],
+        delegate=dict.fromkeys(_keys(delegate), names or ["*"]),
+        retire=_keys(retire),
+        revoke=_keys(revoke),
+        add=_keys(add),
+        drop=_keys(drop),
+        threshold=threshold,
+    )
+    _print(root, as_json=as_json)
+
+
+@root_app.command("new-key")
+def new_key(
+    out: Annotated[Path, typer.Option(help="File for the private key; the public half is written to FILE.pub.")],
+    as_json: Json = False,
+) -> None:
+    """Make the key of a further keeper of the root; `root update --add FILE.pub` lets it sign."""
+    from dpca.registry.roots import public_name
+    from storage.registry.signing import make_new_key
+
+    key = public_name(make_new_key(out.absolute()))
+    _write(out.with_name(f"{out.name}.pub"), key)
+    print_facts({"key": key}, as_json=as_json)
+
+
+@root_app.command("show")
+def show_root(as_json: Json = False) -> None:
+    """Print the newest root: its keys, and the publishers that it delegates to."""
+    from dpca.errors import NotFound
+    from dpca.home import store
+    from dpca.registry.roots import newest_root
+
+    place = store()
+    root = newest_root(place)
+    if root is None:
+        raise NotFound(f"{place.at('registry')} has no root; make one with `dpca registry root init`.")
+    _print(root, as_json=as_json)
+
+
+@app.command()
+def trust(
+    key: Annotated[list[str], typer.Argument(help="Root keys, in hex or as files; several must all have signed.")],
+    registry: Annotated[
+        str | None, typer.Option(help="Its folder, s3:// or https:// address; by default this home's.")
+    ] = None,
+    replace: Annotated[bool, typer.Option("--replace", help="Pin them in the place of others.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Pin the root key of a registry: from then on this user refuses what was not signed under it."""
+    from dpca.registry.reader import Registry
+    from dpca.registry.trust import pin
+
+    keys = _keys(key)
+    opened = Registry.open(registry, trust=keys)
+    assert opened.trust is not None
+    root = opened.trust.root(opened.place)
+    pin(opened.place.address, keys, replace=replace)
+    print_facts({"registry": opened.place.address, "pinned": keys, "root": root.version}, as_json=as_json)
+
+
+@app.command()
+def resign(
+    above: Annotated[
+        int, typer.Option(min=0, help="Number the signed pointers above this, after a loss of files and database.")
+    ] = 0,
+    as_json: Json = False,
+) -> None:
+    """Sign every version and pointer anew, after every byte was checked and compared with the ledger."""
+    from storage.workspace import Workspace
+
+    print_facts({"signed": Workspace.open().resign(above=above)}, as_json=as_json)
+
+
 def _spectrum(registry: "Registry", reference: str) -> "Spectrum":
+    from dpca.artifacts.subspace import PrivateSubspace
     from flows.families.restated_subspace import noise_edge_of
     from flows.reports.spectrum import Spectrum
-    from storage.artifacts.subspace import PrivateSubspace
 
     artifact = registry.load(reference, PrivateSubspace)
     return Spectrum.of(artifact, noise_edge=noise_edge_of(artifact))
@@ -172,10 +342,9 @@ def _draw(
     name: str,
     theme: str,
 ) -> None:
-    from flows.reports.charts import check_chart_file, write_chart
-    from flows.reports.release_charts import loadings_chart, scree_chart
+    from dpca.artifacts.subspace import PrivateSubspace
+    from flows.reports.release_charts import check_chart_file, loadings_chart, scree_chart, write_chart
     from flows.reports.spectrum import top_loadings
-    from storage.artifacts.subspace import PrivateSubspace
 
     check_chart_file(plot)
     if component is None and spectrum is not None:
@@ -183,3 +352,33 @@ def _draw(
     elif component is not None:
         rows = top_loadings(registry.load(reference, PrivateSubspace), component=component)
         write_chart(loadings_chart(rows, component=component, name=name, theme=theme), plot)
+
+
+def _print(root: "Root", *, as_json: bool) -> None:
+    publishers = {key: f"{row.state}: {_listed(row.names)}" for key, row in root.publishers.items()}
+    facts: dict[str, Any] = {"version": root.version, "threshold": root.threshold, "root": list(root.keys)}
+    print_facts(facts | ({"publishers": publishers} if as_json else publishers), as_json=as_json)
+
+
+def _keys(given: Sequence[str] | None) -> list[str]:
+    """Return public keys that are given in hex, or as files that hold them."""
+    from dpca.errors import Unavailable
+
+    try:
+        return [
+            Path(word).read_text(encoding="ascii").strip() if Path(word).is_file() else word for word in given or ()
+        ]
+    except (OSError, ValueError):
+        raise Unavailable("a file of a public key cannot be read; name one that holds 64 hex digits") from None
+
+
+def _write(path: Path | None, key: str) -> None:
+    from dpca.backends.atomic_files import write_atomically, writing
+
+    if path is not None:
+        with writing(path.absolute().parent):
+            write_atomically(path.absolute(), f"{key}\n".encode())
+
+
+def _listed(words: Sequence[str]) -> str:
+    return ", ".join(words)

@@ -1,48 +1,87 @@
-"""What every command that releases does with a request: show it, ask, release, and print what became of it."""
+"""Commands that release a request or an estimate: made of the request, so of one shape for all families.
 
-import pkgutil
-from typing import TYPE_CHECKING, Annotated
+A command that releases shows its request, asks, releases, and prints the outcome. Options that several nouns take are
+declared here as well.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from flows.options import DryRun, Workers, command_option, with_options
 from flows.reports.activity import activity
-from flows.reports.outcome import outcome_line
-from flows.reports.terminal import STDERR, confirm, print_facts
+from flows.reports.terminal import STDERR, confirm, outcome_line, print_facts
 
 if TYPE_CHECKING:
-    from flows.requests.base import Request
+    from flows.requests import EvaluationRequest, Request
 
 Direct = Annotated[bool, typer.Option("--direct", help="Run without Prefect.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Agree to spend.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Release = Annotated[bool, typer.Option("--release", help="Buy a private estimate, charged to the budget.")]
 
+# Options of commands that make scores of a file of rows with a release
 
-def release(
-    request: "Request",
-    job: str,
-    *,
-    workers: int | None,
-    direct: bool,
-    dry_run: bool,
-    yes: bool,
-    as_json: bool,
-) -> None:
-    """Plan a request, ask before it is charged, run it and print the public facts.
 
-    Parameters
-    ----------
-    request : Request
-    job : str
-        The job of its family, such as ``flows.fit:run_fit``; it is loaded when there is something to release.
-    workers, direct, dry_run, yes, as_json
-        The options of the command.
-    """
+def fit_command(kind: type["Request"], text: str) -> Callable[..., None]:
+    """Make the command that releases requests of a kind; ``text`` is its help."""
+
+    @with_options(kind, annotation=command_option, omitted_is_none=True)
+    def fit(
+        *,
+        workers: Workers = None,
+        direct: Direct = False,
+        dry_run: DryRun = False,
+        yes: Yes = False,
+        as_json: Json = False,
+        **request: Any,
+    ) -> None:
+        release(kind(**request), workers=workers, direct=direct, dry_run=dry_run, yes=yes, as_json=as_json)
+
+    fit.__doc__ = text
+    return fit
+
+
+def evaluation_command(kind: type["EvaluationRequest"], text: str) -> Callable[..., None]:
+    """Make the command that computes how good a release is, or releases an estimate; ``text`` is its help."""
+
+    @with_options(kind, annotation=command_option, omitted_is_none=True)
+    def evaluate(
+        *,
+        buys: Release = False,
+        workers: Workers = None,
+        direct: Direct = False,
+        dry_run: DryRun = False,
+        yes: Yes = False,
+        as_json: Json = False,
+        **request: Any,
+    ) -> None:
+        asked = kind(**request)
+        if buys:
+            release(asked, workers=workers, direct=direct, dry_run=dry_run, yes=yes, as_json=as_json)
+            return
+        if dry_run or asked.epsilon is not None:
+            raise typer.BadParameter("diagnostics cost nothing; --epsilon and --dry-run are for --release, so add it.")
+        with activity("starting"):
+            from flows.published import diagnose
+
+            found = diagnose(asked, workers=workers)
+        STDERR.print(f"warning: {found['notice']}", style="yellow")
+        print_facts(found, as_json=as_json)
+
+    evaluate.__doc__ = text
+    return evaluate
+
+
+def release(request: "Request", *, workers: int | None, direct: bool, dry_run: bool, yes: bool, as_json: bool) -> None:
+    """Plan a request, ask before it is charged, run it and print the public facts; options are those of the command."""
     with activity("planning"):
-        from flows.families.table import family_of
-        from flows.releases.preview import preview
+        from flows.families.base import family_of
+        from flows.releases.verdicts import preview
 
-    references = family_of(request).references
+        family = family_of(request)
+    references = family.references
     for name, value in (("--epsilon", request.epsilon), ("--delta", request.delta)):
         if value is None and request.mechanism not in references:
             without = f"; only {', '.join(references)} does without" if references else ""
@@ -54,7 +93,7 @@ def release(
     if dry_run:
         print_facts(seen.facts(), as_json=as_json)
     if not seen.exists:
-        family_of(request).refuse_noise(seen.planned)
+        family.refuse_noise(seen.planned)
     if seen.refusal is not None:
         raise seen.refusal
     if dry_run:
@@ -62,10 +101,15 @@ def release(
     if not seen.exists:
         confirm(seen.question, yes=yes)
     with activity("starting"):
-        from flows.releases.stages import Caller
+        from flows.releases.stages import Caller, release_directly
 
         agreed = Caller(planned=seen.planned)
-        report = pkgutil.resolve_name(job)(request, workers=workers, direct=direct, caller=agreed)
+        if direct:
+            report = release_directly(request, workers=workers, caller=agreed)
+        else:
+            from flows.jobs import run_release
+
+            report = run_release(request, workers=workers, caller=agreed)
     if report["reused"]:
         STDERR.print("the same request was released before: this is that release, and nothing was spent")
     for warning in report["warnings"]:

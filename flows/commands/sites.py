@@ -8,9 +8,8 @@ import typer
 from flows.commands.releasing import Direct, Json, Yes
 from flows.options import DryRun, Workers, command_option, with_options
 from flows.reports.activity import activity
-from flows.reports.outcome import joint_line
-from flows.reports.terminal import STDERR, confirm, print_facts
-from flows.requests.sites import SitesRequest
+from flows.reports.terminal import STDERR, confirm, joint_line, print_facts
+from flows.requests import SitesRequest
 
 app = typer.Typer(
     help="Fit one private subspace, or components of a model, over several datasets, each charged in its own budget."
@@ -39,7 +38,7 @@ def fit(
     on where it stopped, at no further charge.
     """
     with activity("planning"):
-        from flows.sites.previews import preview_sites
+        from flows.sites.releases import preview_sites
 
         asked = SitesRequest(**request)
         seen = preview_sites(asked)
@@ -47,8 +46,8 @@ def fit(
         STDERR.print(f"warning: {warning}", style="yellow")
     if dry_run:
         print_facts(seen.facts(), as_json=as_json)
-    if seen.refusal is not None:
-        raise seen.refusal
+    if seen.quotes.refusal is not None:
+        raise seen.quotes.refusal
     if dry_run:
         return
     if not seen.exists:
@@ -82,7 +81,7 @@ def demo(
     Each site has a home, a ledger and a budget of its own. Nothing of this machine's other homes is read or charged.
     """
     with activity("starting the sites"):
-        from flows.federation_demo import run_demo
+        from flows.demo import run_demo
 
         report = run_demo(
             sites,

@@ -1,73 +1,56 @@
-"""``dpca subspace``: fit a private subspace, evaluate one, and project rows onto one."""
+"""``dpca subspace`` and ``dpca stream``: fit a private subspace, once or for every slot of a schedule, and use one."""
 
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from flows.commands.releasing import Direct, Json, Release, Yes, release
-from flows.commands.scoring import DropOthers, Format, Header, IdColumn
-from flows.options import Alias, DriftAtMost, DryRun, Releases, Settled, Workers, command_option, with_options
+from flows.commands.releasing import (
+    Direct,
+    Json,
+    Yes,
+    evaluation_command,
+    fit_command,
+)
+from flows.options import (
+    Alias,
+    DriftAtMost,
+    DryRun,
+    Releases,
+    Settled,
+    Slot,
+    SnapshotId,
+    StreamName,
+    Workers,
+    command_option,
+    with_options,
+)
 from flows.reports.activity import activity
-from flows.reports.terminal import STDERR, confirm, print_facts, print_rows
-from flows.requests.base import NO_LOOP_ASKS
-from flows.requests.evaluation import SubspaceEvaluationRequest
-from flows.requests.subspace import SubspaceRequest
+from flows.reports.terminal import STDERR, confirm, outcome_line, print_facts, print_rows, stream_line
+from flows.requests import NO_LOOP_ASKS, StreamRequest, SubspaceEvaluationRequest, SubspaceRequest
 from storage.datasets.ingest_options import IngestOptions
 
 app = typer.Typer(help="Fit private subspaces, evaluate them, and project rows onto them.")
+stream_app = typer.Typer(help="Publish a private subspace every night, from one release that is charged once.")
+
+app.command("fit")(
+    fit_command(SubspaceRequest, "Release a private subspace of DATASET and publish it as a new version of a name.")
+)
+app.command("evaluate")(
+    evaluation_command(
+        SubspaceEvaluationRequest,
+        """Show how much of the variance of DATASET a published subspace holds: to the curator, or, with --release, to
+        all.
+
+        Without --release the numbers are exact and NOT private: nothing is charged, nothing is stored, and they must
+        not be published. With --release they get noise, are charged to the budget of the dataset's population, and are
+        published.
+        """,
+    )
+)
 
 
 @app.command()
-@with_options(SubspaceRequest, annotation=command_option, omitted_is_none=True)
-def fit(
-    *,
-    workers: Workers = None,
-    direct: Direct = False,
-    dry_run: DryRun = False,
-    yes: Yes = False,
-    as_json: Json = False,
-    **request: Any,
-) -> None:
-    """Release a private subspace of DATASET and publish it as a new version of a name."""
-    asked = SubspaceRequest(**request)
-    release(asked, "flows.fit:run_fit", workers=workers, direct=direct, dry_run=dry_run, yes=yes, as_json=as_json)
-
-
-@app.command()
-@with_options(SubspaceEvaluationRequest, annotation=command_option, omitted_is_none=True)
-def evaluate(
-    *,
-    buys: Release = False,
-    workers: Workers = None,
-    direct: Direct = False,
-    dry_run: DryRun = False,
-    yes: Yes = False,
-    as_json: Json = False,
-    **request: Any,
-) -> None:
-    """Show how much of the variance of DATASET a published subspace holds: to the curator, or, with --release, to all.
-
-    Without --release the numbers are exact and NOT private: nothing is charged, nothing is stored, and they must not be
-    published. With --release they get noise, are charged to the budget of the dataset's population, and are published.
-    """
-    if buys:
-        asked, job = SubspaceEvaluationRequest(**request), "flows.evaluate:run_subspace_evaluation"
-        release(asked, job, workers=workers, direct=direct, dry_run=dry_run, yes=yes, as_json=as_json)
-        return
-    if dry_run or request["epsilon"] is not None:
-        raise typer.BadParameter("diagnostics cost nothing; --epsilon and --dry-run are for --release, so add it.")
-    with activity("starting"):
-        from flows.evaluate import diagnose_subspace
-
-        found = diagnose_subspace(request["artifact"], request["dataset"], workers=workers)
-    STDERR.print(f"warning: {found['notice']}", style="yellow")
-    print_facts(found, as_json=as_json)
-
-
-@app.command()
-@with_options(IngestOptions, annotation=command_option, without=NO_LOOP_ASKS)
-@with_options(SubspaceRequest, annotation=command_option, omitted_is_none=True, without=NO_LOOP_ASKS)
+@with_options(IngestOptions, SubspaceRequest, annotation=command_option, omitted_is_none=True, without=NO_LOOP_ASKS)
 def refresh(
     inbox: Annotated[str, typer.Argument(help="A folder, a pattern in one, or s3://bucket/prefix.")],
     *,
@@ -133,39 +116,6 @@ def _show_refreshed(report: dict[str, Any], *, as_json: bool) -> None:
 
 
 @app.command()
-def transform(
-    reference: Annotated[str, typer.Argument(metavar="NAME[@REF]", help="A published subspace.")],
-    source: Annotated[Path, typer.Argument(metavar="INPUT", help="A file of rows.")],
-    output: Annotated[Path, typer.Option(help="Where to write the scores: .npy, or .parquet with the ids of rows.")],
-    format: Format = None,  # noqa: A002
-    header: Header = None,
-    id_column: IdColumn = None,
-    drop_others: DropOthers = False,
-    as_json: Json = False,
-) -> None:
-    """Project the rows of INPUT onto a published subspace.
-
-    The suffix of INPUT chooses one of the formats that --format lists; text may also end in .gz or .zst, and tables are
-    wide. Where INPUT and the subspace both name their columns, these are matched by name, in any order.
-    """
-    with activity("starting") as seen:
-        from flows.transform import transform_file
-
-        seen.step("reading and projecting rows")
-        found = transform_file(
-            reference,
-            source,
-            output,
-            format=format,
-            header=header,
-            id_column=id_column,
-            drop_others=drop_others,
-            watch=seen.rows,
-        )
-    print_facts(found, as_json=as_json)
-
-
-@app.command()
 def refit(
     reference: Annotated[str, typer.Argument(metavar="NAME[@REF]", help="A published subspace.")],
     components: Annotated[int, typer.Option(min=1, help="Number of components k.")],
@@ -177,7 +127,131 @@ def refit(
 ) -> None:
     """Publish another number of components of a release: post-processing, which costs nothing."""
     with activity("refining the release"):
-        from flows.refit import refit_release
+        from flows.published import refit_release
 
         found = refit_release(reference, components=components, publish=publish, refine=refine)
     print_facts(found, as_json=as_json)
+
+
+@stream_app.command("open")
+@with_options(StreamRequest, annotation=command_option)
+def open_stream(
+    *,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    as_json: Json = False,
+    **request: Any,
+) -> None:
+    """Open a stream on DATASET: charge all its ticks together, once, and fix everything else for its life."""
+    with activity("planning"):
+        from flows.releases.streams import offer_stream
+        from flows.releases.streams import open_stream as charge_stream
+
+        asked = StreamRequest(**request)
+        offer = offer_stream(asked)
+    if _agreed(offer, dry_run=dry_run, yes=yes, as_json=as_json):
+        with activity("charging the stream"):
+            facts = charge_stream(asked)
+        _show_stream(facts, as_json=as_json)
+
+
+@stream_app.command()
+@with_options(annotation=command_option)
+def tick(
+    name: StreamName,
+    slot: Slot = None,
+    snapshot: SnapshotId = None,
+    workers: Workers = None,
+    direct: Direct = False,
+    as_json: Json = False,
+) -> None:
+    """Publish the version of a slot: nothing is charged, and a slot that is run again is the same tick.
+
+    This is what a schedule calls. What an earlier slot began and a crash left is finished first.
+    """
+    with activity("starting"):
+        from flows.jobs import run_tick
+
+        report = run_tick(name, slot=slot, snapshot=snapshot, workers=workers, direct=direct)
+    if report["reused"]:
+        STDERR.print("this slot has its tick already: this is that version")
+    for warning in report["warnings"]:
+        STDERR.print(f"warning: {warning}", style="yellow")
+    if not as_json:
+        typer.echo(outcome_line(report))
+    print_facts(report, as_json=as_json)
+
+
+@stream_app.command()
+@with_options(annotation=command_option)
+def show(name: StreamName, as_json: Json = False) -> None:
+    """Show the ticks used and left, the noise now and at the end, and what stopping or extending costs.
+
+    A factor is the noise of an estimate over that of one release with all of the stream's privacy.
+    """
+    from flows.releases.streams import show_stream
+
+    print_facts(show_stream(name), as_json=as_json)
+
+
+@stream_app.command("list")
+def list_streams(as_json: Json = False) -> None:
+    """List every stream of this ledger."""
+    from flows.releases.streams import stream_rows
+
+    columns = ("stream", "live", "population", "dataset", "ticks", "used", "id")
+    print_rows(stream_rows(), columns, as_json=as_json, empty="no stream yet")
+
+
+@stream_app.command()
+@with_options(annotation=command_option)
+def extend(
+    name: StreamName,
+    ticks: Annotated[int, typer.Option(min=1, help="Ticks that are paid for in all, with those before.")],
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    as_json: Json = False,
+) -> None:
+    """Charge more ticks of a stream: the next instalment, or ticks beyond those it was opened for."""
+    with activity("planning"):
+        from flows.releases.streams import extend_stream, offer_extension
+
+        offer = offer_extension(name, ticks=ticks)
+    if _agreed(offer, dry_run=dry_run, yes=yes, as_json=as_json):
+        with activity("charging the stream"):
+            facts = extend_stream(name, ticks=ticks)
+        _show_stream(facts, as_json=as_json)
+
+
+@stream_app.command()
+@with_options(annotation=command_option)
+def close(
+    name: StreamName,
+    tick: Annotated[
+        int | None, typer.Option(min=1, help="Give up this tick alone, which began and was not published.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Close a stream for good, or one tick of it. Nothing is given back; published versions stay."""
+    from flows.releases.streams import close_stream
+
+    print_facts(close_stream(name, tick=tick), as_json=as_json)
+
+
+def _show_stream(facts: dict[str, Any], *, as_json: bool) -> None:
+    if not as_json:
+        typer.echo(stream_line(facts))
+    print_facts(facts, as_json=as_json)
+
+
+def _agreed(offer: Any, *, dry_run: bool, yes: bool, as_json: bool) -> bool:
+    """Show what would be charged, refuse what the budget does not admit, and ask."""
+    for warning in offer.terms.plan.warnings:
+        STDERR.print(f"warning: {warning}", style="yellow")
+    if dry_run:
+        print_facts(offer.facts(), as_json=as_json)
+    if offer.refusal is not None:
+        raise offer.refusal
+    if not dry_run and not offer.standing:
+        confirm(offer.question, yes=yes)
+    return not dry_run

@@ -10,16 +10,8 @@ home of the ledger whose budget is spent.
 (2000, 2)
 """
 
-try:
-    import sklearn  # noqa: F401
-except ModuleNotFoundError as missing:
-    raise ModuleNotFoundError(
-        "flows.estimators needs scikit-learn, which is not installed; install dpca-pipeline[estimators]"
-    ) from missing
-
 from flows.estimators.factorization import PrivateMatrixFactorization
-from flows.estimators.fits import RepeatedFitWarning
-from flows.estimators.memory import InMemoryBudget
+from flows.estimators.memory import InMemoryBudget, RepeatedFitWarning
 from flows.estimators.pca import PrivatePCA
 
 __all__ = ["InMemoryBudget", "PrivateMatrixFactorization", "PrivatePCA", "RepeatedFitWarning"]

@@ -1,18 +1,229 @@
-"""What private estimators share: scikit-learn's conventions, a release on a budget, and no seed."""
+"""What private estimators share: scikit-learn's conventions, and a release on a budget.
 
+A release on whichever budget an estimator has: in memory, or of a population in a ledger.
+
+What private estimators share: scikit-learn's conventions, a release on a budget, and no seed.
+"""
+
+import hashlib
+import os
+import shutil
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
+import numpy as np
+from scipy import sparse
+from scipy.io import mmwrite
 from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
 
-from dpca_tasks.accounting.relation import Relation
+from dpca.artifacts.base import canonical_json
+from dpca.backends.atomic_files import create_file, make_folder
+from dpca.errors import Conflict, Finished, Invalid, Refused
+from dpca.home import STAGING
+from dpca_tasks.accounting.events import Relation
 from dpca_tasks.errors import InvalidInput
-from flows.estimators.fits import Fit
-from flows.estimators.memory import InMemoryBudget
-from flows.estimators.releasing import make_release
+from flows.estimators.memory import SESSION, Fit, InMemoryBudget, Made
 from flows.estimators.tables import Columns, Entries, Table, TableRows
-from flows.requests.base import Request
-from storage.errors import Invalid
+from flows.families.base import PlannedRelease, family_of
+from flows.releases.running import charge_release, finish_release
+from flows.releases.stages import digest_of, plan_on, publish_in
+from flows.requests import Request
+from storage.datasets.catalog import Entry
+from storage.datasets.ingest import ingest
+from storage.datasets.ingest_options import IngestOptions
+from storage.ledger.journal import GIVEN_UP
+from storage.ledger.releases import Release
 from storage.workspace import PopulationBudget
+
+_DIGITS = 17
+"""Significant digits that distinguish every float64."""
+_CHARGED: dict[str, Counter[str]] = defaultdict(Counter)
+"""The fits without a slot that this process charged, by ledger."""
+
+
+def make_release(budget: InMemoryBudget | PopulationBudget | None, fit: Fit) -> Made:
+    """Return the release of a fit's slot, or charge a budget for a new one and make it.
+
+    Parameters
+    ----------
+    budget : InMemoryBudget, PopulationBudget or None
+        None is `SESSION`.
+    fit : Fit
+        Its dataset and published name are those of the budget.
+
+    Raises
+    ------
+    Invalid
+        When the budget is none, or has another relation.
+    Conflict
+        When the slot was charged with other terms.
+    BudgetExhausted
+        When the budget does not admit the release. Nothing is charged.
+    """
+    if budget is None or isinstance(budget, InMemoryBudget):
+        held = SESSION if budget is None else budget
+        if held.terms is not None:
+            _check_relation(fit.relation, held.relation)
+        return held.release(fit)
+    if not isinstance(budget, PopulationBudget):
+        raise Invalid(
+            f"budget={type(budget).__name__} is none; pass an InMemoryBudget, or Workspace.open().budget(POPULATION)."
+        )
+    relation = budget.workspace.ledger.budget(budget.population).relation
+    _check_relation(fit.relation, relation)
+    published = budget.published_as(fit.request.family)
+    return _release_on_ledger(budget, fit.of(budget.dataset, published=published, relation=relation))
+
+
+def _check_relation(asked: str | None, charged: str) -> None:
+    if asked not in (None, charged):
+        raise Invalid(f"relation={asked!r}, and the budget is of {charged!r}; leave it out, or open another budget.")
+
+
+def _release_on_ledger(budget: PopulationBudget, fit: Fit) -> Made:
+    """Find or charge a release, finish it from the snapshot that it was charged for, and publish it."""
+    workspace, ledger = budget.workspace, budget.workspace.ledger
+    release = _of_slot(budget, fit) or ledger.release(_charge(budget, fit))
+    if release.state in GIVEN_UP:
+        raise Refused(
+            f"the release of slot {fit.slot!r} is {release.state}: an operator gave it up; pass another slot, or none."
+        )
+    digest = None
+    if release.state != "committed":
+        if not workspace.catalog.has(release.snapshot_id):
+            verb = "abandon" if release.state == "reserved" else "close"
+            raise Refused(
+                f"slot {fit.slot!r} cannot be finished, because the rows that were stored for it are removed; give it "
+                f"up with `dpca budget {verb} {release.id}`, and pass another slot."
+            )
+        with suppress(Finished):
+            digest = finish_release(workspace, release)
+    version = publish_in(workspace, release.id, digest or digest_of(ledger, release.id), fit.request)
+    return Made(artifact=workspace.registry.load(version), published=version)
+
+
+def _of_slot(budget: PopulationBudget, fit: Fit) -> Release | None:
+    """Return the release of a fit's slot, if there is one; no row is looked at.
+
+    Raises
+    ------
+    Conflict
+        When it was charged with other terms.
+    """
+    found = None if fit.slot is None else budget.workspace.ledger.find(_run_key(budget, fit.slot))
+    if found is not None and found.fingerprint != fit.digest:
+        problem = found.request.get("plan", {}).get("problem", {})
+        raise fit.other_terms({**found.request, "number of columns": problem.get("n_features")})
+    return found
+
+
+def _run_key(budget: PopulationBudget, slot: str) -> str:
+    """Return the run key of a slot, which depends on the population, the dataset's name and the slot alone."""
+    named = hashlib.sha256(canonical_json(["estimator", budget.dataset])).hexdigest()
+    return f"{budget.population}/{named}/{slot}"
+
+
+def _charge(budget: PopulationBudget, fit: Fit) -> str:
+    """Store the rows of a fit and charge a release of them; return its id.
+
+    Of processes that do so for one slot at once, one is charged. The snapshots of the others are removed again.
+    """
+    workspace, ledger = budget.workspace, budget.workspace.ledger
+    rows = fit.read_rows()
+    planned = _check_plan(budget, fit)  # before rows are written
+    family_of(planned.request).refuse_noise(planned)
+    charged = _CHARGED[ledger.id]
+    fit.warn_if_repeated(charged, payer=budget)
+    entry, grant = _store(budget, rows, records_at_most=fit.records_at_most), None
+    try:
+        planned = plan_on(ledger, entry, fit.request)
+        if fit.slot is not None:
+            planned = replace(planned, run_key=_run_key(budget, fit.slot), fingerprint=fit.digest)
+        grant = charge_release(ledger, planned)
+    except Conflict:
+        _of_slot(budget, fit)  # another process took the slot meanwhile, with other terms
+        raise
+    finally:
+        if grant is None or not grant.is_new:
+            with suppress(Refused):  # an interrupt came after the charge, which needs the rows
+                workspace.catalog.remove(entry.name, snapshot=entry.snapshot)
+    fit.note_charge(charged)
+    return grant.release_id
+
+
+def _check_plan(budget: PopulationBudget, fit: Fit) -> PlannedRelease[Any]:
+    """Refuse a request that cannot be planned, as if the rows were stored."""
+    entry = Entry(
+        snapshot="",
+        name=budget.dataset,
+        population=budget.population,
+        n_features=fit.columns.n_features,
+        records_at_most=fit.records_at_most,
+        path="",
+        content_digest="",
+        created_at="",
+    )
+    return plan_on(budget.workspace.ledger, entry, fit.request)
+
+
+def _store(budget: PopulationBudget, rows: TableRows, *, records_at_most: int | None) -> Entry:
+    """Store rows as a snapshot of the budget's dataset, by way of files that the home removes if this is killed."""
+    workspace = budget.workspace
+    folder = workspace.home / STAGING / uuid4().hex
+    make_folder(folder)
+    try:
+        report = ingest(
+            [_write(rows, piece, folder) for piece in range(rows.n_blocks)],
+            name=budget.dataset,
+            home=workspace.home,
+            engine=workspace.ledger.engine,
+            place=workspace.store,
+            options=IngestOptions(
+                population=budget.population,
+                records_at_most=records_at_most,
+                dtype="float64",
+                keep_zeros=rows.has_zeros,
+                duplicates="refuse" if rows.has_zeros else None,  # the rows are canonical
+                feature_names=_write_names(rows.feature_names(), folder),
+            ),
+            progress=lambda *_: os.utime(folder),  # a folder that stays as it is counts as left behind
+        )
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return workspace.catalog.entry(report.snapshot)
+
+
+def _write(rows: TableRows, piece: int, folder: Path) -> Path:
+    """Write the rows of a piece to the last bit; return the file, of the one format that keeps stored zeros if any."""
+    made = rows.pieces[piece]()
+    kind = ".mtx" if rows.has_zeros else ".npz" if sparse.issparse(made) else ".npy"
+    file = folder / f"{piece:08}{kind}"
+    create_file(file)  # closed to others from the first byte on
+    if rows.has_zeros:
+        mmwrite(file, made, precision=_DIGITS, symmetry="general")
+    elif sparse.issparse(made):
+        sparse.save_npz(file, made, compressed=False)
+    else:
+        np.save(file, made)
+    return file
+
+
+def _write_names(names: Sequence[str] | None, folder: Path) -> str | None:
+    """Write the names of columns, one a line; return the file."""
+    if names is None:
+        return None
+    if not all(name and not {"\n", "\r"} & {*name} for name in names):
+        raise Invalid("a column has an empty name, or one of several lines; each name is one line; rename that column.")
+    file = folder / "names.txt"
+    create_file(file)
+    file.write_text("".join(f"{name}\n" for name in names), encoding="utf-8")
+    return str(file)
+
 
 UNNAMED = "rows"
 """The dataset of a request until its budget names it."""

@@ -10,14 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.utils.validation import check_array, check_is_fitted
 
-from dpca_tasks.accounting.relation import Relation
+from dpca.artifacts.embeddings import ItemEmbeddings
+from dpca_tasks.accounting.events import Relation
 from dpca_tasks.errors import InvalidInput
 from flows.estimators.base import UNNAMED, PrivateEstimator
 from flows.estimators.memory import InMemoryBudget
 from flows.estimators.tables import Entries, quoting_no_value
-from flows.requests.completion import CompletionRequest
-from storage.artifacts.embeddings import ItemEmbeddings
-from storage.formats.duplicates import DUPLICATES
+from flows.requests import CompletionRequest
+from storage.formats.registry import DUPLICATES
 from storage.workspace import PopulationBudget
 
 
@@ -72,6 +72,23 @@ class PrivateMatrixFactorization(PrivateEstimator):
     -----
     Of a sparse table every stored entry is a rating, stored zeros too, and no other. Of an array, a DataFrame or
     another dense table every number is a rating, and NaN is none.
+
+    See Also
+    --------
+    dpca.Budget : a budget in memory.
+    dpca.open_budget : a budget that lasts, in the ledger of this home.
+
+    Examples
+    --------
+    >>> import dpca
+    >>> from scipy import sparse
+    >>> ratings = sparse.random_array((2000, 30), density=0.2, format="csr", rng=0) * 4
+    >>> budget = dpca.Budget(epsilon=8, delta=1e-5)
+    >>> model = dpca.PrivateMatrixFactorization(
+    ...     2, epsilon=4, delta=1e-6, ratings_between=(0, 4), ratings_per_user=10, budget=budget
+    ... )
+    >>> model.fit(ratings).predict(ratings[:3]).shape
+    (3, 30)
     """
 
     def __init__(

@@ -9,14 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.utils.validation import check_array, check_is_fitted
 
-from dpca_tasks.accounting.relation import Relation
+from dpca.artifacts.subspace import PrivateSubspace
+from dpca_tasks.accounting.events import Relation
 from dpca_tasks.errors import InvalidInput
 from dpca_tasks.refinement.refined_release import AUTO
 from flows.estimators.base import UNNAMED, PrivateEstimator
 from flows.estimators.memory import InMemoryBudget
 from flows.estimators.tables import quoting_no_value
-from flows.requests.subspace import SubspaceRequest
-from storage.artifacts.subspace import PrivateSubspace
+from flows.requests import SubspaceRequest
 from storage.workspace import PopulationBudget
 
 
@@ -82,6 +82,24 @@ class PrivatePCA(PrivateEstimator):
     There is no ``random_state``: with the seed of the noise anyone could take it off. So two fits on equal rows differ,
     and estimators have the tag ``non_deterministic``. A second fit with equal parameters and no slot raises a
     `RepeatedFitWarning` before it is charged.
+
+    See Also
+    --------
+    dpca.Budget : a budget in memory.
+    dpca.open_budget : a budget that lasts, in the ledger of this home.
+    dpca.fit_subspace : the same for a stored dataset, larger than memory.
+
+    Examples
+    --------
+    >>> import dpca
+    >>> import numpy as np
+    >>> rows = np.random.default_rng(0).normal(size=(5000, 10)) * [3, 2, 1, 1, 1, 1, 1, 1, 1, 1]
+    >>> budget = dpca.Budget(epsilon=4, delta=1e-6)
+    >>> model = dpca.PrivatePCA(2, epsilon=1, delta=1e-7, clip_norm=6, budget=budget)
+    >>> model.fit(rows).transform(rows).shape
+    (5000, 2)
+    >>> model.artifact_.is_private
+    True
     """
 
     def __init__(

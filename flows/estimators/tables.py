@@ -17,12 +17,11 @@ from scipy import sparse
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_array, validate_data
 
+from dpca.errors import Invalid
+from dpca.schemas.frames import plain_rows, without_index
 from dpca_tasks.errors import InvalidInput
 from dpca_tasks.records.blocks import CsrBlock
 from storage.datasets.content_digest import ContentDigest
-from storage.errors import Invalid
-from storage.schemas.frames import without_index
-from storage.schemas.plain_rows import plain_rows
 
 _PIECE_VALUES = 1 << 22
 """The stored values that a piece of rows in memory, or of a file, has about."""
@@ -67,7 +66,7 @@ class Entries:
         Raises
         ------
         Invalid
-            As `storage.schemas.plain_rows.plain_rows`, and when an entry is masked where none may be missing.
+            As `dpca.schemas.frames.plain_rows`, and when an entry is masked where none may be missing.
         """
         return plain_rows(values, name="X", missing=self.missing)
 

@@ -1,33 +1,41 @@
-"""What a family of releases is: how a request is planned, and the artifact that its result becomes.
+"""What a family of releases is: its table, how a request is planned, and the artifact that its result becomes.
 
 Everything that follows from a request (plan, charge, release, artifact, registry, audit) is the same for every family,
-and asks the family through `Family`. A family is one class that derives from it, and one row of
-`flows.families.table`; its request (`flows.requests`) makes its flow and its command.
+and asks the family through `Family`. A family is one class that derives from it, and one row of `FAMILIES`; its request
+(`flows.requests`) makes its flow and its command. The table names a family by its module, which is loaded when the
+family is used: a fit of a subspace loads no other.
+
+A request is stored with its reservation, and so is the plan that was charged. A release goes on from what was stored,
+whatever a later version of the program would plan.
 """
 
 import dataclasses
+import hashlib
+import pkgutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
-from typing import Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from pydantic import TypeAdapter, ValidationError
 
-from dpca_tasks.accounting.relation import Relation
-from dpca_tasks.audit.neighbours import AuditSubject
+from dpca.artifacts.base import Artifact, canonical_json
+from dpca.privacy_unit import PrivacyUnit, privacy_statement
+from dpca_tasks.accounting.events import Event, Relation
 from dpca_tasks.errors import InvalidInput
-from dpca_tasks.mechanisms.base import Mechanism, Plan, PrivacyTarget, Terms
-from dpca_tasks.records.blocks import BlockSource
-from dpca_tasks.records.sources import NormalisedBlocks
-from flows.requests.base import Request
-from storage.artifacts.base import Artifact
+from dpca_tasks.mechanisms.base import NO_GUARANTEE, Mechanism, Plan, PrivacyTarget, Terms
+from dpca_tasks.records.blocks import BlockSource, NormalisedBlocks
+from flows.requests import Request
 from storage.datasets.catalog import Entry
-from storage.datasets.manifest import Manifest
+from storage.datasets.content_digest import Manifest
 from storage.ledger.budgets import RECORDS_AT_MOST
-from storage.options import options_of
-from storage.privacy_unit import PrivacyUnit, privacy_statement
+from storage.ledger.releases import Release
+from storage.options import as_rule
+
+if TYPE_CHECKING:
+    from dpca_tasks.audit.attacks import AuditSubject
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,8 +65,11 @@ class Family[R: Request, T](ABC):
     references: Mapping[str, type[Any]] = {}
     """What to compare them with: not private, and to be had only by acknowledging that."""
     artifact: type[Artifact]
-    audit: AuditSubject
-    """What of it is attacked, on which neighbours."""
+
+    @property
+    @abstractmethod
+    def audit(self) -> "AuditSubject":
+        """What of it is attacked, on which neighbours."""
 
     @abstractmethod
     def build(self, request: R) -> Mechanism[T]:
@@ -172,10 +183,11 @@ def build_mechanism[T](family: Family[Any, T], name: str, settings: Mapping[str,
     InvalidInput
         When the mechanism or a setting is unknown, or a value has the wrong type.
     """
-    kinds = {**family.mechanisms, **family.references}
-    if name not in kinds:
-        raise InvalidInput(f"mechanism {name!r} is unknown; choose one of {', '.join(sorted(kinds))}.")
-    built: Mechanism[T] = build_with_settings(kinds[name], name, settings, see=f"dpca {family.name} fit", **fixed)
+    kind = family.mechanisms.get(name) or family.references.get(name)
+    if kind is None:
+        known = sorted({*family.mechanisms, *family.references})
+        raise InvalidInput(f"mechanism {name!r} is unknown; choose one of {', '.join(known)}.")
+    built: Mechanism[T] = build_with_settings(kind, name, settings, see=f"dpca {family.name} fit", **fixed)
     return built
 
 
@@ -198,7 +210,7 @@ def build_with_settings(kind: type[Any], named: str, settings: Mapping[str, str]
         first = error.errors(include_url=False)[0]
         raise InvalidInput(
             f"{named} setting {'.'.join(str(part) for part in first['loc'])}={first['input']!r} is refused: "
-            f"{first['msg']}; see `{see} --help`."
+            f"{as_rule(first['msg'], subject='it ')}; see `{see} --help`."
         ) from None
 
 
@@ -290,23 +302,120 @@ def rows_by_policy(rows: BlockSource, *, policy: str, clip_norm: float) -> Block
     return NormalisedBlocks(rows, length=clip_norm) if policy == "normalise" else rows
 
 
-def chosen(request: Request, name: str) -> Any:
-    """Return the value of a field of a request that has choices, if it is one of them.
-
-    Raises
-    ------
-    InvalidInput
-        When it is not.
-    """
-    value = getattr(request, name)
-    (words,) = (option.words for option in options_of(type(request)) if option.name == name)
-    if value not in words:
-        raise InvalidInput(f"{name}={value!r} must be one of {', '.join(words)}; choose one.")
-    return value
-
-
 def _guarantee(target: PrivacyTarget) -> dict[str, Any]:
     """State what was promised, or that nothing was; JSON has no infinity."""
     if target.i_know_this_is_not_private:
         return {"private": False, "epsilon": None, "delta": None}
     return {"epsilon": target.epsilon, "delta": target.delta}
+
+
+FAMILIES = {
+    "subspace": "flows.families.subspace:SUBSPACE",
+    "completion": "flows.families.completion:COMPLETION",
+    "tensor": "flows.families.tensors:TENSORS",
+    "subspace_evaluation": "flows.families.evaluation:SUBSPACE_EVALUATION",
+    "completion_evaluation": "flows.families.completion_evaluation:COMPLETION_EVALUATION",
+}
+"""The place of each family, by the name with which a request is stored."""
+
+_FAMILY, _PLAN = "family", "plan"
+_STORED_APART = ("event", "target")  # the event has a column; the target follows from the request
+
+
+def family_named(name: str) -> Family[Any, Any]:
+    """Return a family of the table.
+
+    Raises
+    ------
+    KeyError
+        When no family has this name.
+    """
+    family: Family[Any, Any] = pkgutil.resolve_name(FAMILIES[name])
+    return family
+
+
+def family_of(request: Request) -> Family[Any, Any]:
+    """Return the family of a request."""
+    return family_named(request.family)
+
+
+def every_family() -> list[Family[Any, Any]]:
+    """Return all families, in the order of the table."""
+    return [family_named(name) for name in FAMILIES]
+
+
+def stored_request(planned: PlannedRelease[Any]) -> dict[str, Any]:
+    """Return what a reservation stores of a planned release: the request, its family, and the plan."""
+    plan = {name: fact for name, fact in dataclasses.asdict(planned.plan).items() if name not in _STORED_APART}
+    return {**dataclasses.asdict(planned.request), _FAMILY: planned.request.family, _PLAN: plan}
+
+
+def read_request(stored: Mapping[str, Any]) -> Request:
+    """Return the request that was stored."""
+    facts = {name: fact for name, fact in stored.items() if name != _PLAN}
+    family = family_named(facts.pop(_FAMILY))
+    request: Request = family.request(**facts)
+    return request
+
+
+def read_plan(stored: Mapping[str, Any], request: Request, *, event: Event) -> Plan:
+    """Return the plan that was stored with a request."""
+    facts = stored[_PLAN]
+    terms = family_of(request).terms
+    known = {**facts, "problem": terms(**facts["problem"]), "notes": tuple(facts["notes"])}
+    return Plan(**known, event=event, target=target_of(request))
+
+
+def read_planned(release: Release, *, unit: PrivacyUnit) -> PlannedRelease[Any]:
+    """Return the planned release that was reserved.
+
+    ``unit`` is that of the budget that was charged, whose terms never change.
+    """
+    request = read_request(release.request)
+    return PlannedRelease(
+        request=request,
+        population=release.population,
+        unit=unit,
+        snapshot_id=release.snapshot_id,
+        mechanism=family_of(request).build(request),
+        plan=read_plan(release.request, request, event=release.event),
+        run_key=release.run_key,
+        fingerprint=release.fingerprint,
+    )
+
+
+def asked_of(request: Request, mechanism: Mechanism[Any], *, given: Request) -> bytes:
+    """Return what of a request makes it another one, but for its rows.
+
+    A choice that is left to public facts in the request that was ``given`` is part of it, and what it came to is not.
+    """
+    family, target = family_of(request), target_of(given)
+    parameters = family.parameters(mechanism) if request == given else {}
+    guarantee = [None, None] if target.i_know_this_is_not_private else [target.epsilon, target.delta]
+    return canonical_json([given.mechanism, parameters, *guarantee, *family.asked(given)])
+
+
+def fingerprint_of(snapshot: str, asked: bytes) -> str:
+    """Return the digest of a request on a snapshot."""
+    return hashlib.sha256(canonical_json([snapshot]) + asked).hexdigest()
+
+
+def target_of(request: Request) -> PrivacyTarget:
+    """Return the guarantee asked for; of references none, whatever numbers stand beside it.
+
+    Raises
+    ------
+    InvalidInput
+        When a private mechanism has none, or is said not to be private.
+    """
+    references = family_of(request).references
+    if request.mechanism in references:
+        return dataclasses.replace(NO_GUARANTEE, i_know_this_is_not_private=request.i_know_this_is_not_private)
+    if request.i_know_this_is_not_private:
+        raise InvalidInput(
+            f"mechanism {request.mechanism!r} is private, and --i-know-this-is-not-private is for "
+            f"{', '.join(references) or 'references'}; leave it out."
+        )
+    if request.epsilon is None or request.delta is None:
+        raise InvalidInput(f"mechanism {request.mechanism!r} needs an epsilon and a delta; state both.")
+    return PrivacyTarget(epsilon=request.epsilon, delta=request.delta, allow_large_delta=request.allow_large_delta)

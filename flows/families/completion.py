@@ -1,20 +1,28 @@
-"""The family of matrix completion: factors and offsets of items, with which users predict their own ratings."""
+"""The family of matrix completion: factors of items, and the advice of its dry run.
+
+The advice of a dry run on completion: which mechanism is expected to predict best, and why, from public facts.
+
+The family of matrix completion: factors and offsets of items, with which users predict their own ratings.
+"""
 
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 from scipy import sparse
 
-from dpca_tasks.accounting.relation import Relation
-from dpca_tasks.audit.neighbours import AuditSubject, Neighbours
-from dpca_tasks.errors import InvalidInput, Refused
+from dpca.artifacts.embeddings import ItemEmbeddings
+from dpca_tasks.accounting.events import Relation
+from dpca_tasks.audit.attacks import AuditSubject, Neighbours
+from dpca_tasks.errors import DpcaError, InvalidInput, Refused
+from dpca_tasks.forecast.rating_forecast import SIGNAL, Forecast, forecast
 from dpca_tasks.mechanisms.base import ItemFactors, Mechanism, PrivacyTarget
 from dpca_tasks.mechanisms.completion import MECHANISMS, REFERENCES
 from dpca_tasks.mechanisms.completion.ratings import RatingsProblem
-from dpca_tasks.records.sources import ArrayBlocks
+from dpca_tasks.records.blocks import ArrayBlocks
 from flows.families.base import (
     Family,
     PlannedRelease,
@@ -24,27 +32,63 @@ from flows.families.base import (
     records_facts,
     release_facts,
 )
-from flows.families.completion_advice import advice_facts, advised
-from flows.requests.completion import CompletionRequest
-from storage.artifacts.embeddings import ItemEmbeddings
+from flows.requests import CompletionRequest
 from storage.datasets.catalog import Entry
-from storage.datasets.manifest import Manifest
+from storage.datasets.content_digest import Manifest
+
+
+def advised(
+    problem: RatingsProblem, target: PrivacyTarget, *, rank: int, signal: float | None = None
+) -> list[Forecast]:
+    """Return the forecasts of mechanisms that accept a request by default, the least expected error first."""
+    accepted = []
+    for found in forecast(problem, target, rank=rank, signal=signal):
+        with suppress(DpcaError):
+            MECHANISMS[found.mechanism](rank=rank).plan(problem, target)
+            accepted.append(found)
+    return accepted
+
+
+def advice_facts(
+    problem: RatingsProblem, target: PrivacyTarget, *, rank: int, signal: float | None = None
+) -> Mapping[str, Any]:
+    """Return what a dry run says: a sentence, and the expected errors with the part of the signal that is found."""
+    ranked = advised(problem, target, rank=rank, signal=signal)
+    return {
+        "advice": _sentence(ranked, problem, signal=signal),
+        "expected_errors": {each.mechanism: round(each.error, 4) for each in ranked},
+        "expected_signal_found": {each.mechanism: round(each.captured, 4) for each in ranked},
+    }
+
+
+def _sentence(ranked: list[Forecast], problem: RatingsProblem, *, signal: float | None) -> str:
+    if not problem.records_declared:
+        return "no number of users is declared, so none can be compared with the noise; ingest with --records-at-most."
+    if not ranked:
+        return "dpals, one_shot and item_means all refuse this request; name one, and its refusal says what to change."
+    best, *others = ranked
+    users = f"{problem.records_at_most:,} users, {problem.most} ratings of each"
+    reason = f"with {users}, it is expected to find {best.captured:.0%} of what factors explain"
+    if best.mechanism == "item_means":
+        most = max((each.captured for each in others), default=0.0)
+        reason = f"with {users}, noise would leave factors {most:.0%} of what they explain, less than they cost"
+    rest = "".join(f", {each.mechanism} {each.error:.3g}" for each in others)
+    taken, part = "declared" if signal is not None else "assumed", SIGNAL if signal is None else signal
+    return (
+        f"use {best.mechanism}: {reason}; expected RMSE {best.error:.3g}{rest}. Items are taken to be rated alike, the "
+        f"std of ratings without offsets to be a quarter of their range, and {part:.0%} of its square to be explained "
+        f"by factors ({taken})."
+    )
+
 
 AUTO = "auto"
 """The mechanism of a request that leaves it to public facts."""
 
-_FLAT: dict[str, dict[str, Any]] = {
-    "dpals": {"rounds": 1, "pooled": 1, "user_means": False, "offsets": False, "sampling": "uniform"},
-    "dpfw": {"rounds": 1, "user_means": False, "offsets": False},
-    "dpsvd": {"user_means": False, "offsets": False},
-    "one_shot": {"user_means": False, "offsets": False, "diagonal_passes": 0},
-}
-"""Settings of audited mechanisms: one round, so that the attack sees what the whole claim pays for."""
-
 
 def build_audited(name: str) -> Mechanism[ItemFactors]:
     """Build a mechanism for the audit, with one factor."""
-    mechanism: Mechanism[ItemFactors] = MECHANISMS[name](rank=1, **_FLAT.get(name, {"user_means": False}))
+    kind = MECHANISMS[name]
+    mechanism: Mechanism[ItemFactors] = kind(rank=1, **kind.audited_with)
     return mechanism
 
 

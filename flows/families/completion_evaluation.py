@@ -7,20 +7,20 @@ from typing import Any
 import numpy as np
 from scipy import sparse
 
-from dpca_tasks.accounting.relation import Relation
-from dpca_tasks.audit.neighbours import AuditSubject, Neighbours
+from dpca.artifacts.embeddings import ItemEmbeddings
+from dpca.registry.pointers import Resolved
+from dpca_tasks.accounting.events import Relation
+from dpca_tasks.audit.attacks import AuditSubject, Neighbours
 from dpca_tasks.errors import InvalidInput
 from dpca_tasks.mechanisms.base import Estimate, Mechanism
 from dpca_tasks.mechanisms.evaluation import COMPLETION_MECHANISMS
 from dpca_tasks.mechanisms.evaluation.prediction_error import PredictionError, PredictionTerms
-from dpca_tasks.records.sources import ArrayBlocks
+from dpca_tasks.privacy.curator import DisclosingCurator
+from dpca_tasks.records.blocks import ArrayBlocks, BlockSource
 from flows.families.base import PlannedRelease, check_ratings, one_row_a_user, records_facts
-from flows.families.evaluated_columns import check_columns
-from flows.families.evaluation import EvaluationFamily, check_private
-from flows.requests.evaluation import CompletionEvaluationRequest
-from storage.artifacts.embeddings import ItemEmbeddings
+from flows.families.evaluation import Diagnosis, EvaluationFamily, check_columns, check_private
+from flows.requests import CompletionEvaluationRequest
 from storage.datasets.catalog import Entry
-from storage.registry.pointers import Resolved
 from storage.workspace import Workspace
 
 
@@ -136,6 +136,21 @@ class CompletionEvaluationFamily(EvaluationFamily[CompletionEvaluationRequest, E
     def evaluated(self, request: CompletionEvaluationRequest) -> EvaluatedItems:
         """Load the item embeddings."""
         return EvaluatedItems.of(Workspace.read_only(), request.artifact)
+
+    def diagnosis(
+        self,
+        request: CompletionEvaluationRequest,
+        evaluated: EvaluatedItems,
+        workspace: Workspace,
+        snapshot: Entry,
+    ) -> tuple[BlockSource, Diagnosis]:
+        """Return the comparison of predictions with ratings that users hide."""
+        problem = evaluated.terms(workspace, snapshot, count=request.count)
+
+        def compute(curator: DisclosingCurator) -> dict[str, Any]:
+            return {"count": problem.count, **evaluated.mechanism.diagnose(curator, problem)}
+
+        return workspace.catalog.open(snapshot), compute
 
     def problem(self, request: CompletionEvaluationRequest, snapshot: Entry, *, relation: Relation) -> PredictionTerms:
         """Return the public facts of an evaluation on a snapshot of the same items."""

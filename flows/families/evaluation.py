@@ -1,18 +1,42 @@
-"""What families of private estimates share: a release by any reference, a mechanism made of it, and what is stated."""
+"""Families of private estimates: what they share, and the estimate of what subspaces capture.
+
+What families of private estimates share: a release by any reference, a mechanism made of it, and what is stated.
+
+The columns of a dataset on which a release is evaluated, compared with those of the release.
+
+A subspace that is to be evaluated on a dataset, checked: what its rows are, and that the columns agree.
+
+The family of private estimates of what subspaces capture: a few noisy sums over records, charged.
+"""
 
 import dataclasses
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
-from dpca_tasks.accounting.relation import Relation
+import numpy as np
+
+from dpca.artifacts.base import Artifact
+from dpca.artifacts.estimate import PrivateEstimate
+from dpca.artifacts.subspace import PrivateSubspace
+from dpca.registry.pointers import Resolved
+from dpca.schemas.frames import meaning
+from dpca_tasks.accounting.events import Relation
+from dpca_tasks.audit.attacks import AuditSubject, Neighbours, worst_neighbours
 from dpca_tasks.errors import InvalidInput, Refused
-from dpca_tasks.mechanisms.base import Estimate, Mechanism, PrivacyTarget
-from flows.families.base import Family, PlannedRelease, chosen, release_facts
-from flows.requests.evaluation import EvaluationRequest
-from storage.artifacts.estimate import PrivateEstimate
+from dpca_tasks.mechanisms.base import Estimate, Mechanism, PrivacyTarget, Problem
+from dpca_tasks.mechanisms.evaluation import SUBSPACE_MECHANISMS
+from dpca_tasks.mechanisms.evaluation.captured_share import CapturedShare, SubspaceTerms, diagnose
+from dpca_tasks.privacy.curator import DisclosingCurator
+from dpca_tasks.records.blocks import BlockSource
+from flows.families.base import Family, PlannedRelease, records_facts, release_facts, rows_by_policy
+from flows.requests import EvaluationRequest, SubspaceEvaluationRequest
 from storage.datasets.catalog import Entry
-from storage.registry.pointers import Resolved
+from storage.workspace import Workspace
+
+type Diagnosis = Callable[[DisclosingCurator], dict[str, Any]]
+"""Computes numbers without noise, which are not private."""
 
 
 class EvaluatedRelease(Protocol):
@@ -35,15 +59,28 @@ class EvaluationFamily[R: EvaluationRequest, E: EvaluatedRelease](Family[R, Esti
     def evaluated(self, request: R) -> E:
         """Load what a request evaluates."""
 
+    @abstractmethod
+    def diagnosis(
+        self, request: R, evaluated: E, workspace: Workspace, snapshot: Entry
+    ) -> tuple[BlockSource, Diagnosis]:
+        """Return the rows of a snapshot as the evaluated release had them, and its diagnosis on them.
+
+        Raises
+        ------
+        InvalidInput
+            When the snapshot has other columns.
+        """
+
     def about(self, planned: PlannedRelease[R]) -> Mapping[str, Any]:
         """Return what an estimate states of its request besides the release."""
         return {}
 
     def build(self, request: R) -> Mechanism[Estimate]:
         """Build the mechanism, of what was released."""
-        name = chosen(request, "mechanism")
         if request.settings:
-            raise InvalidInput(f"{name} has no setting {next(iter(request.settings))!r}; it takes no settings.")
+            raise InvalidInput(
+                f"{request.mechanism} has no setting {next(iter(request.settings))!r}; it takes no settings."
+            )
         return self.evaluated(request).mechanism
 
     def resolved(self, request: R, snapshot: Entry, *, relation: Relation, target: PrivacyTarget) -> R:
@@ -84,3 +121,188 @@ def check_private(evaluated: EvaluatedRelease) -> None:
             f"{evaluated.version} is not private, so an estimate about it would not be either; "
             "evaluate a private release, or leave out --release."
         )
+
+
+def check_columns(
+    workspace: Workspace, snapshot: Entry, *, version: Resolved, artifact: Artifact, n_columns: int
+) -> None:
+    """Refuse a dataset of other columns than those of a release.
+
+    Raises
+    ------
+    InvalidInput
+        When their number differs, or the declared names or schemas do.
+    """
+    if snapshot.n_features != n_columns:
+        raise InvalidInput(
+            f"dataset {snapshot.name!r} has {snapshot.n_features} columns and {version} {n_columns}; "
+            "evaluate it on a dataset of its own columns."
+        )
+    rows = workspace.catalog.open(snapshot)
+    names, others = artifact.manifest.get("feature_names"), rows.feature_names()
+    if names is not None and others is not None and list(names) != list(others):
+        raise InvalidInput(
+            f"the columns of dataset {snapshot.name!r} have other names than those of {version}; "
+            "evaluate it on a dataset of its own columns."
+        )
+    if meaning(artifact.manifest.get("encoder")) != meaning(rows.encoder()):
+        raise InvalidInput(
+            f"the columns of dataset {snapshot.name!r} were encoded by another schema than those of {version}; "
+            "evaluate it on a dataset of the same --table-schema."
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class EvaluatedSubspace:
+    """A subspace with the version that it is."""
+
+    version: Resolved
+    subspace: PrivateSubspace
+
+    @classmethod
+    def of(cls, workspace: Workspace, reference: str) -> "EvaluatedSubspace":
+        """Load a subspace by any reference.
+
+        Raises
+        ------
+        NotFound, Invalid
+            When there is none, or it is of another kind.
+        InvalidInput
+            When it states no clip norm, without which its rows are not known.
+        """
+        version = workspace.registry.resolve(reference)
+        subspace = workspace.registry.load(f"{version.name}@sha256:{version.digest}", PrivateSubspace)
+        if subspace.manifest.get("clip_norm") is None:
+            raise InvalidInput(
+                f"{version} states no clip_norm, so its records are not known; evaluate another release."
+            )
+        return cls(version=version, subspace=subspace)
+
+    @property
+    def is_private(self) -> bool:
+        """Whether it keeps a guarantee."""
+        return self.subspace.is_private
+
+    @property
+    def mechanism(self) -> CapturedShare:
+        """The estimate of its components, around its mean."""
+        return CapturedShare(components=self.subspace.components, mean=self.subspace.mean)
+
+    @property
+    def clip_norm(self) -> float:
+        """The clip norm of the release."""
+        return float(self.subspace.manifest["clip_norm"])
+
+    def check_columns(self, workspace: Workspace, snapshot: Entry) -> None:
+        """Refuse a dataset of other columns.
+
+        Raises
+        ------
+        InvalidInput
+            When their number differs, or the declared names do.
+        """
+        check_columns(
+            workspace, snapshot, version=self.version, artifact=self.subspace, n_columns=self.subspace.n_features
+        )
+
+    def source(self, rows: BlockSource) -> BlockSource:
+        """Return rows as the release had them: scaled to the clip norm where it says so."""
+        policy = self.subspace.manifest.get("plan", {}).get("row_policy", "clip")
+        return rows_by_policy(rows, policy=policy, clip_norm=self.clip_norm)
+
+
+def build_audited(name: str) -> Mechanism[Estimate]:
+    """Build a mechanism for the audit, of the first axis."""
+    mechanism: Mechanism[Estimate] = SUBSPACE_MECHANISMS[name](components=np.eye(2)[:1])
+    return mechanism
+
+
+def audited_problem(relation: Relation) -> SubspaceTerms:
+    """Return a problem of two columns."""
+    return SubspaceTerms(n_features=2, clip_norm=1.0, n_components=1, centred=False, relation=relation)
+
+
+def neighbours_of(_name: str, problem: SubspaceTerms) -> tuple[Neighbours, ...]:
+    """Return pairs that differ in a record along the axis, or off it."""
+    return worst_neighbours(problem.relation, n_features=problem.n_features, clip_norm=problem.clip_norm)
+
+
+def along_first(_pair: Neighbours, problem: SubspaceTerms) -> Callable[[Estimate], float]:
+    """Return a statistic: what lies along the axis, less, for replaced records, what lies off it."""
+    off = 1.0 if problem.relation == "replace_one" else 0.0
+    return lambda result: float(result.sums[0] - off * result.sums[2])
+
+
+class SubspaceEvaluationFamily(EvaluationFamily[SubspaceEvaluationRequest, EvaluatedSubspace]):
+    """Private estimates of what subspaces capture."""
+
+    name = SubspaceEvaluationRequest.family
+    request = SubspaceEvaluationRequest
+    terms = SubspaceTerms
+    mechanisms = SUBSPACE_MECHANISMS
+    audit = AuditSubject(
+        names=tuple(SUBSPACE_MECHANISMS),
+        build=build_audited,
+        problem=audited_problem,
+        neighbours=neighbours_of,
+        published=along_first,
+    )
+
+    def evaluated(self, request: SubspaceEvaluationRequest) -> EvaluatedSubspace:
+        """Load the subspace."""
+        return EvaluatedSubspace.of(Workspace.read_only(), request.artifact)
+
+    def diagnosis(
+        self,
+        request: SubspaceEvaluationRequest,
+        evaluated: EvaluatedSubspace,
+        workspace: Workspace,
+        snapshot: Entry,
+    ) -> tuple[BlockSource, Diagnosis]:
+        """Return the comparison of the subspace with the best one of the rows."""
+        evaluated.check_columns(workspace, snapshot)
+        subspace, rows = evaluated.subspace, evaluated.source(workspace.catalog.open(snapshot))
+        problem = Problem(
+            n_features=subspace.n_features,
+            clip_norm=evaluated.clip_norm,
+            center="none" if subspace.mean is None else "private",
+        )
+
+        def compute(curator: DisclosingCurator) -> dict[str, Any]:
+            found = diagnose(curator, problem, subspace.components, mean=subspace.mean)
+            per_record = found["reconstruction_error"] / max(rows.n_records, 1)
+            return {**found, "reconstruction_error_per_record": per_record}
+
+        return rows, compute
+
+    def problem(self, request: SubspaceEvaluationRequest, snapshot: Entry, *, relation: Relation) -> SubspaceTerms:
+        """Return the public facts of an evaluation on a snapshot of the same columns."""
+        evaluated = self.evaluated(request)
+        evaluated.check_columns(Workspace.read_only(), snapshot)
+        check_private(evaluated)
+        return SubspaceTerms(
+            relation=relation,
+            **records_facts(snapshot),
+            n_features=snapshot.n_features,
+            clip_norm=evaluated.clip_norm,
+            n_components=evaluated.subspace.n_components,
+            centred=evaluated.subspace.mean is not None,
+        )
+
+    def source(self, planned: PlannedRelease[SubspaceEvaluationRequest], rows: BlockSource) -> BlockSource:
+        """Return the rows as the evaluated release had them."""
+        return self.evaluated(planned.request).source(rows)
+
+    def facts(self, planned: PlannedRelease[SubspaceEvaluationRequest]) -> Mapping[str, Any]:
+        """Return what a dry run shows of the evaluation, and the std of each noisy sum in data units squared."""
+        mechanism, problem = planned.mechanism, planned.plan.problem
+        assert isinstance(mechanism, CapturedShare)
+        return {
+            "evaluated": planned.request.artifact,
+            "n_components": problem.n_components,
+            "clip_norm": problem.clip_norm,
+            "noise_std": mechanism.noise_std(planned.plan),
+        }
+
+
+SUBSPACE_EVALUATION = SubspaceEvaluationFamily()

@@ -1,16 +1,23 @@
-"""The family of private subspaces: k orthonormal directions of the rows, of the rows around their mean, or of units."""
+"""The family of private subspaces, and the forecast of a subspace before its release.
+
+The forecast of a subspace before its release: what a dry run shows of it, and when a request refuses noise.
+
+The family of private subspaces: k orthonormal directions of the rows, of the rows around their mean, or of units.
+"""
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
-from dpca_tasks.accounting.relation import Relation
-from dpca_tasks.advisor import advise
-from dpca_tasks.audit.subspace import SUBSPACE_AUDIT
+from dpca.artifacts.base import Artifact
+from dpca.artifacts.subspace import PrivateSubspace
+from dpca_tasks.accounting.events import Relation
+from dpca_tasks.advisor import advise, expect
 from dpca_tasks.errors import InvalidInput, Refused
-from dpca_tasks.forecast.noise_forecast import spectrum_shares
-from dpca_tasks.mechanisms.base import Mechanism, Plan, PrivacyTarget, Problem, Subspace
+from dpca_tasks.forecast.noise_forecast import Forecast, epsilon_needed, forecast_of, spectrum_shares
+from dpca_tasks.mechanisms.base import Center, Mechanism, Plan, PrivacyTarget, Problem, Subspace
 from dpca_tasks.mechanisms.noise_level import release_warnings
 from dpca_tasks.mechanisms.prior_releases import (
     QuantileClip,
@@ -27,19 +34,98 @@ from flows.families.base import (
     Family,
     PlannedRelease,
     build_mechanism,
-    chosen,
     records_facts,
     release_facts,
     rows_by_policy,
 )
-from flows.families.expected_noise import expected_noise, forecast_facts, refuse_noise
-from flows.families.restated_subspace import asked_refinement, restate_subspace
-from flows.families.stated_subspace import state_subspace
-from flows.requests.subspace import SubspaceRequest
-from storage.artifacts.base import Artifact
-from storage.artifacts.subspace import PrivateSubspace
+from flows.families.restated_subspace import asked_refinement, restate_subspace, state_subspace
+from flows.requests import SubspaceRequest
 from storage.datasets.catalog import Entry
-from storage.options import options_of
+
+if TYPE_CHECKING:
+    from dpca_tasks.audit.attacks import AuditSubject
+
+type Planned = PlannedRelease[SubspaceRequest]
+
+
+def forecast_facts(planned: Planned) -> Mapping[str, Any]:
+    """Return what a dry run says of the components that can stand above the noise; nothing without a level of noise."""
+    found = _forecast(planned)
+    if found is None:
+        return {}
+    epsilon = _epsilon(planned, found)
+    low, high = expect(planned.mechanism, planned.plan).captured
+    return {
+        "expected_captured_variance": [low, high],
+        "components_above_noise": found.above_noise,
+        "records_needed": found.records_needed,
+        "epsilon_needed": epsilon,
+        "forecast": _sentence(planned, found, epsilon),
+    }
+
+
+def expected_noise(planned: Planned) -> str | None:
+    """Say that all components will be noise, and what would change that; None where some can stand above it."""
+    found = _forecast(planned)
+    if found is None or not _is_noise(planned, found):
+        return None
+    return _sentence(planned, found, _epsilon(planned, found))
+
+
+def refuse_noise(planned: Planned) -> None:
+    """Refuse a release of noise where its request says so.
+
+    Raises
+    ------
+    Refused
+        With what was found and what would do; nothing was charged.
+    """
+    if planned.request.on_noise != "refuse":
+        return
+    noise = expected_noise(planned)
+    if noise is not None:
+        raise Refused(
+            f"{noise}; on_noise=refuse releases no noise, and nothing was charged: ask with that, for fewer "
+            "components or of another mechanism, or insist with on_noise=warn."
+        )
+
+
+def _forecast(planned: Planned) -> Forecast | None:
+    return forecast_of(planned.plan, n_components=main_mechanism(planned.mechanism).n_components)
+
+
+def _epsilon(planned: Planned, found: Forecast) -> float | None:
+    if not found.problem.records_declared:
+        return None
+    mechanism: Mechanism[Subspace] = planned.mechanism
+    return epsilon_needed(mechanism, planned.plan, strength=found.strength)
+
+
+def _is_noise(planned: Planned, found: Forecast) -> bool:
+    """Return whether noise is expected: by the advisor where a spectrum and records are declared, else by the level."""
+    if found.problem.spectrum and found.problem.records_declared:
+        return expect(planned.mechanism, planned.plan).is_noise
+    return found.expects_noise
+
+
+def _sentence(planned: Planned, found: Forecast, epsilon: float | None) -> str:
+    """Say how many components can stand above the noise, and with what the last one could."""
+    kth, opening = f"component {found.n_components}", _opening(found, noise=_is_noise(planned, found))
+    if math.isinf(found.records_needed):
+        return f"{opening}; the declared spectrum leaves {kth} nothing, so neither records nor epsilon would do"
+    needs = f"{math.ceil(found.records_needed):,} records at the clip norm"
+    if epsilon is not None and math.isfinite(epsilon):
+        needs += f" or epsilon {epsilon:.3g}"
+    return f"{opening}; {kth} could with at least {needs}"
+
+
+def _opening(found: Forecast, *, noise: bool) -> str:
+    if found.above_noise is None:
+        return "no number of records is declared, so none can be compared with the noise"
+    if noise:
+        most = found.problem.records_at_most
+        return f"expect noise: with records_at_most={most} all components will be noise"
+    return f"at most {found.above_noise} of {found.n_components} components can stand above the noise"
 
 
 class SubspaceFamily(Family[SubspaceRequest, Subspace]):
@@ -51,7 +137,13 @@ class SubspaceFamily(Family[SubspaceRequest, Subspace]):
     mechanisms = MECHANISMS
     references = REFERENCES
     artifact = PrivateSubspace
-    audit = SUBSPACE_AUDIT
+
+    @property
+    def audit(self) -> "AuditSubject":
+        """The audit of subspaces, which no release needs."""
+        from dpca_tasks.audit.trials import SUBSPACE_AUDIT
+
+        return SUBSPACE_AUDIT
 
     def build(self, request: SubspaceRequest) -> Mechanism[Subspace]:
         """Build the mechanism of a request, behind a private choice of the clip norm where it asks for one."""
@@ -94,14 +186,12 @@ class SubspaceFamily(Family[SubspaceRequest, Subspace]):
 
     def problem(self, request: SubspaceRequest, snapshot: Entry, *, relation: Relation) -> Problem:
         """Return the public facts of a request on a snapshot."""
-        chosen(request, "row_policy")
-        chosen(request, "on_noise")
         if request.spectrum is not None:
             spectrum_shares(request.spectrum, n_features=snapshot.n_features)  # refused here, if it is none
         return Problem(
             n_features=snapshot.n_features,
             clip_norm=_clip_norm(request)[0],
-            center=chosen(request, "center"),
+            center=cast(Center, request.center),
             spectrum=request.spectrum or "",
             relation=relation,
             **records_facts(snapshot),
@@ -198,9 +288,6 @@ class SubspaceFamily(Family[SubspaceRequest, Subspace]):
 
     def check(self, request: SubspaceRequest, plan: Plan) -> None:
         """Refuse a refinement, or a bound, that the planned release does not allow."""
-        for option in options_of(SubspaceRequest):
-            if option.name in ("refine", "keep_matrix", "require_share", "hold_if_rejected"):
-                option.check(getattr(request, option.name))
         method, mechanism = request.refine or "none", request.mechanism
         check_refinement(method, n_components=request.components, law=plan.moment_noise, formed=plan.moment_formed)
         if request.require_share is not None and plan.moment_noise is None:

@@ -1,4 +1,8 @@
-"""Prefect's server of one process, where no lasting one is named: nobody else is let in, and it ends with its process.
+"""Prefect's server of one process, and servers that outlived their command.
+
+Prefect servers that outlived the command that started them; found in ``/proc``.
+
+Prefect's server of one process, where no lasting one is named: nobody else is let in, and it ends with its process.
 
 Prefect would start one without a password, which outlives a killed process. This one serves a socket that was bound
 before it started, so that nobody else answers in its place, and asks for a password that is in no file, no command
@@ -15,6 +19,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import httpx
 from prefect.settings import (
@@ -25,8 +30,33 @@ from prefect.settings import (
     temporary_settings,
 )
 
+from dpca.errors import Unavailable
 from flows.reports.activity import activity
-from storage.errors import Unavailable
+
+_MARK = b"PREFECT__SERVER_EPHEMERAL=1"
+_SERVER_APP = b"prefect.server.api.server:create_app"
+
+
+def left_servers() -> Iterator[tuple[int, int]]:
+    """Yield the process id and the resident bytes of each server of this user that nobody waits for any more."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError, ValueError):
+            ours = folder.stat().st_uid == os.geteuid()
+            if ours and _SERVER_APP in (folder / "cmdline").read_bytes() and _is_left(folder):
+                pages = int((folder / "statm").read_text().split()[1])
+                yield int(folder.name), pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def _is_left(folder: Path) -> bool:
+    """Return whether the parent is another program: a server starts under the interpreter that it runs on."""
+    if _MARK not in (folder / "environ").read_bytes().split(b"\0"):
+        return False
+    parent = (folder / "stat").read_text().rpartition(")")[2].split()[1]
+    try:
+        return (folder / "exe").readlink() != Path(f"/proc/{parent}/exe").readlink()
+    except PermissionError:  # the parent is somebody else's
+        return True
+
 
 SERVER = "flows.orchestration.server_process"
 _GRACE = 5.0  # seconds that a server has to end by itself

@@ -1,14 +1,18 @@
-"""How a stage runs: called plainly, or as one Prefect task. Prefect is put on here, from outside, and nowhere else.
+"""How a stage runs as one Prefect task, and what Prefect knows of the run: its schedule, and notes of its deployment.
 
-A stage is a plain function of names and public numbers. `directly` calls it. `under_prefect` calls it as a task
-whose result is never persisted and never cached, and whose failure is a named state that holds no detail: details
-stay in this process, where the command prints them, or where nobody waits the worker's log keeps them.
+Prefect is put on here, from outside, and nowhere else. A stage is a plain function of names and public numbers.
+`stage_calls.directly` calls it. `under_prefect` calls it as a task whose result is never persisted and never cached,
+and whose failure is a named state that holds no detail: details stay in this process, where the command prints them,
+or where nobody waits the worker's log keeps them.
 
 A deployment's run outlives a restart of a database, store or cluster: its stages are tried again, which costs nothing,
 because every stage of the same request is the same release.
 
 Others may write to Prefect's API, so nothing is read from a state that its server returns: what a flow's body returned,
 or the errors that ended it, are handed over in this process.
+
+A note in a deployment's description and form, where Prefect shows nothing but fixed text, is written anew after each
+run, below what the deployment itself says, and replaced with the next deployment.
 """
 
 import logging
@@ -16,19 +20,121 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from functools import wraps
-from typing import Any, Protocol
+from typing import Any
 
 from prefect import Task
 from prefect.cache_policies import NO_CACHE
-from prefect.client.schemas.objects import State, TaskRun
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.actions import DeploymentUpdate
+from prefect.client.schemas.objects import FlowRun, State, TaskRun
+from prefect.client.schemas.responses import DeploymentResponse
+from prefect.context import FlowRunContext
 from prefect.exceptions import ExternalSignal
 from prefect.states import Failed
 
-from dpca_tasks.errors import DpcaError, IncompleteSum, WorkerFailed
-from flows.orchestration.schedule import is_deployed
-from storage.database.connections import one_connection
-from storage.errors import BudgetExhausted, StorageError, Unavailable
+from dpca.errors import Refused, StorageError
+from dpca_tasks.errors import DpcaError
+from flows.orchestration.stage_calls import ENDINGS, Runner, StageEnded, directly, ending
+
+
+def is_deployed() -> bool:
+    """Return whether a deployment started the running flow, on a schedule or at somebody's request."""
+    run = _running()
+    return run is not None and run.deployment_id is not None
+
+
+def schedule_slot() -> str | None:
+    """Return the planned start of the running flow in UTC, or None when no schedule planned it.
+
+    Guarantees
+    ----------
+    A run that starts late, is retried, or is resumed after a crash has the slot that it was created with.
+    """
+    run = _scheduled()
+    if run is None or run.expected_start_time is None:
+        return None
+    return str(run.expected_start_time.astimezone(UTC).isoformat())
+
+
+def planned_time() -> str | None:
+    """Return the planned start of the running flow in its schedule's time zone, or None when no schedule planned it.
+
+    Raises
+    ------
+    Refused
+        If the run does not state its local time.
+
+    Notes
+    -----
+    Prefect stores the start in UTC. The key with which a schedule creates a run ends with the local time and its offset
+    from UTC; it stays as it is where the schedule is edited or removed later.
+    """
+    run = _scheduled()
+    if run is None:
+        return None
+    try:
+        local = datetime.fromisoformat(str(run.idempotency_key).split(" ", 3)[3])
+        if local != run.expected_start_time:
+            raise ValueError
+    except (ValueError, IndexError):
+        raise Refused(
+            "this scheduled run does not state the local time of its start; run the tick with its slot by name."
+        ) from None
+    return local.isoformat()
+
+
+def _scheduled() -> FlowRun | None:
+    """Return the running flow if a schedule planned it."""
+    run = _running()
+    return None if run is None or not run.auto_scheduled or run.expected_start_time is None else run
+
+
+def _running() -> FlowRun | None:
+    context = FlowRunContext.get()
+    return None if context is None else context.flow_run
+
+
+BESIDE = "dry_run"
+"""The parameter whose help text in the form ends with the note."""
+_SIGN = "\n\n---\n\n"
+
+
+def deployed_parameters() -> dict[str, Any] | None:
+    """Return the parameters of the deployment that started the running flow; None where none did."""
+    found = _deployment()
+    return None if found is None else dict(found.parameters)
+
+
+def note_on_deployment(note: str) -> None:
+    """Put a note into the description and the form of the deployment that started the running flow."""
+    found = _deployment()
+    if found is None:
+        return
+    schema = dict(found.parameter_openapi_schema or {})
+    shown = dict(schema.get("properties", {}))
+    if BESIDE in shown:
+        shown[BESIDE] = {**shown[BESIDE], "description": _noted(shown[BESIDE].get("description"), note)}
+    changed = {
+        "description": _noted(found.description, note),
+        "parameter_openapi_schema": {**schema, "properties": shown},
+    }
+    with get_client(sync_client=True) as client:
+        client.update_deployment(found.id, DeploymentUpdate.model_validate(changed))
+
+
+def _noted(text: str | None, note: str) -> str:
+    return f"{(text or '').partition(_SIGN)[0]}{_SIGN}{note}"
+
+
+def _deployment() -> DeploymentResponse | None:
+    context = FlowRunContext.get()
+    if context is None or context.flow_run is None or context.flow_run.deployment_id is None:
+        return None
+    with get_client(sync_client=True) as client:
+        return client.read_deployment(context.flow_run.deployment_id)
+
 
 RETRY_DELAYS = (5.0, 15.0, 30.0, 60.0)
 """Seconds between the attempts of a deployment's stage that met an unusable place."""
@@ -45,33 +151,6 @@ class _Ended:
 
 
 _ended: ContextVar[_Ended | None] = ContextVar("ended", default=None)
-
-ENDINGS = {
-    "BudgetExhausted": "The budget does not admit this release; nothing was charged.",
-    "Refused": "The request was refused; the output of the command, or of the worker, states the reason.",
-    "Unavailable": "A database, store or cluster could not be used; the same request resumes what was begun.",
-    "StageFailed": "A stage failed; nothing un-noised was kept, and the same request resumes it.",
-}
-
-
-class StageEnded(DpcaError):
-    """A stage under Prefect ended in a named state, of which this process knows no more."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__(ENDINGS[name])
-        self.name = name
-
-
-class Runner(Protocol):
-    """Calls a stage and returns its result."""
-
-    def __call__[**P, T](self, stage: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...  # noqa: D102
-
-
-def directly[**P, T](stage: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-    """Call a stage as a plain function, with one connection to the database."""
-    with one_connection():
-        return stage(*args, **kwargs)
 
 
 def under_prefect[**P, T](stage: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -112,15 +191,6 @@ def as_task(stage: Callable[..., Any], *, patient: bool = False) -> Task[..., An
         retry_delay_seconds=list(RETRY_DELAYS),
         retry_condition_fn=_may_pass,
     )
-
-
-def ending(error: BaseException) -> str:
-    """Name the state in which an error ends a run."""
-    if isinstance(error, BudgetExhausted):
-        return "BudgetExhausted"
-    if isinstance(error, (Unavailable, WorkerFailed, IncompleteSum)):
-        return "Unavailable"
-    return "Refused" if isinstance(error, (DpcaError, StorageError)) else "StageFailed"
 
 
 def in_flow[T](body: Callable[[Runner], T]) -> T | State[Any]:

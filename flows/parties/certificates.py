@@ -1,4 +1,8 @@
-"""Certificates by which parties know each other: pinned, each by its own, with no authority above them.
+"""Certificates by which parties know each other, and their configuration files.
+
+Configuration files of parties: YAML with one mapping, whose names are all known.
+
+Certificates by which parties know each other: pinned, each by its own, with no authority above them.
 
 A party accepts the certificates that are named to it and no other, whoever signed them. So a stranger's is refused, an
 expired one is, and that of one site is refused at the address of another.
@@ -6,10 +10,11 @@ expired one is, and that of one site is refused at the address of another.
 
 import hashlib
 import ssl
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
 from pathlib import Path
+from typing import Any
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
@@ -23,12 +28,50 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import NameOID
 
+from dpca.backends.atomic_files import create_file, open_regular, read_file
+from dpca.errors import Corrupt, Invalid
+from dpca.schemas.schema import load_yaml
 from dpca_tasks.errors import InvalidInput
 from dpca_tasks.noise.keystream import SecretKey
-from dpca_tasks.sites.secure_sum.participants import Identity
-from storage.backends.atomic_files import open_regular, read_file
-from storage.backends.private import create_file
-from storage.errors import Corrupt
+from dpca_tasks.sites.secure_sum.wire import Identity
+
+_MOST_CONFIG_BYTES = 1 << 20
+
+
+def read_yaml(path: Path, *, what: str) -> Mapping[str, Any]:
+    """Read a file with one mapping.
+
+    Raises
+    ------
+    InvalidInput
+        When it cannot be read, or is something else.
+    """
+    try:
+        content = load_yaml(read_file(path, most=_MOST_CONFIG_BYTES).decode())
+    except Invalid as error:
+        raise InvalidInput(f"{what} {path} cannot be read as YAML: {error}.") from None
+    except (Corrupt, OSError, UnicodeError):
+        raise InvalidInput(
+            f"{what} {path} cannot be read as YAML of at most {_MOST_CONFIG_BYTES} bytes; correct the path or the file."
+        ) from None
+    if not isinstance(content, Mapping) or not all(isinstance(name, str) for name in content):
+        raise InvalidInput(f"{what} {path} is no mapping of names to values; see its guide.")
+    return content
+
+
+def check_names(content: Mapping[str, Any], *, known: set[str], needed: set[str], what: str) -> None:
+    """Refuse a mapping with unknown names, or without those that are needed.
+
+    Raises
+    ------
+    InvalidInput
+        With the names.
+    """
+    if unknown := sorted(set(content) - known):
+        raise InvalidInput(f"{what} has {', '.join(unknown)}, and knows {', '.join(sorted(known))}; correct it.")
+    if missing := sorted(needed - set(content)):
+        raise InvalidInput(f"{what} lacks {', '.join(missing)}; add what is missing.")
+
 
 LIFETIME = timedelta(days=365)
 _MOST_BYTES = 1 << 16

@@ -2,37 +2,42 @@
 
 Every stage takes and returns names and public numbers. The same request is the same release: run again, it is found
 by its run key, resumed where it stopped or returned when finished, and costs nothing.
+
+A plan is made from public facts, before anything is charged, and reads no row. It is stored with the reservation, so
+that a release goes on from the plan that was charged, whatever a later version of the program would plan.
 """
 
-from collections.abc import Callable
+import hashlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from prefect.client.schemas.objects import State
-from prefect.states import Completed
-
+from dpca.artifacts.base import canonical_json
+from dpca.artifacts.files import known_artifact, read_artifact, remembered_artifacts, write_artifact
+from dpca.errors import Conflict, Finished, Refused
+from dpca.home import WORKERS, home
+from dpca.privacy_unit import PrivacyUnit
+from dpca.registry.pointers import check_name
+from dpca.registry.reader import Registry, describe
+from dpca_tasks.accounting.events import Relation
+from dpca_tasks.errors import InvalidInput
 from flows.clusters.connecting import check_address, connect, open_cluster, reach_cluster
-from flows.families.base import PlannedRelease
-from flows.families.table import family_of
-from flows.orchestration.own_server import prefect_server
-from flows.orchestration.prefect_artifacts import state_refusal, state_release, state_verdict
-from flows.orchestration.prefect_stages import Runner, StageEnded, directly, finish, in_flow
-from flows.orchestration.progress_card import progress_card
-from flows.orchestration.schedule import schedule_slot
-from flows.releases.partitions import summing
-from flows.releases.planning import plan_request
-from flows.releases.publish import made_or_found, publish_release, released_digest, report_release
-from flows.releases.running import charge_release, finish_release
-from flows.releases.verdicts import Verdict, judge_request, note_budget
-from flows.remote_ledger.workspaces import ReleaseWorkspace, open_workspace
+from flows.families.base import PlannedRelease, asked_of, family_of, fingerprint_of, read_request, target_of
+from flows.orchestration.stage_calls import Runner, directly, shown_progress
+from flows.releases.running import charge_release, finish_release, summing
+from flows.remote_ledger.workspaces import ReleaseWorkspace, open_workspace, read_workspace
 from flows.reports.activity import begin_step
-from flows.reports.logs import about, configure_logs, log_event
-from flows.requests.base import NO_FORM_ASKS, Request
+from flows.reports.terminal import about, configure_logs, log_event
+from flows.requests import Request
 from flows.settings import Settings, cluster_settings
-from storage.artifacts.files import remembered_artifacts
-from storage.database.connections import one_connection
-from storage.home import WORKERS, home
+from storage.database.engine import one_connection
+from storage.datasets.catalog import Entry
+from storage.ledger.balance import ReleaseLedger
+from storage.ledger.journal import GIVEN_UP
+from storage.ledger.releases import Release
+from storage.workspace import Workspace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,62 +108,25 @@ def make_reserved(run: Runner, request: Request, settings: Settings, release_id:
     return report
 
 
-def run_release(
-    request: Request,
-    flow: Callable[..., State[Any]],
-    *,
-    workers: int | None = None,
-    direct: bool = False,
-    caller: Caller | None = None,
-) -> dict[str, Any]:
-    """Run the stages from this process: as the flow of the family, or directly."""
+def release_directly(request: Request, *, workers: int | None = None, caller: Caller | None = None) -> dict[str, Any]:
+    """Run the stages in this process, without Prefect."""
+    with waiting(caller, request):
+        return make_release(directly, request, cluster_settings(workers))
+
+
+@contextmanager
+def waiting(caller: Caller | None, request: Request) -> Iterator[None]:
+    """Give to the stages what their caller has, and that a request insists on a result that need not be private."""
     token = _caller.set(replace(caller or _NOBODY, insists=request.i_know_this_is_not_private))
     try:
-        if direct:
-            return make_release(directly, request, cluster_settings(workers))
-        asked = [item for item in fields(request) if item.name not in NO_FORM_ASKS]
-        begin_step("starting Prefect")
-        with prefect_server():
-            given = {item.name: getattr(request, item.name) for item in asked}
-            report: dict[str, Any] = finish(lambda: flow(**given, workers=workers, return_state=True))
-            return report
+        yield
     finally:
         _caller.reset(token)
 
 
-def release_in_flow(
-    kind: type[Request], given: dict[str, Any], *, workers: int | None, dry_run: bool = False
-) -> dict[str, Any] | State[Any]:
-    """Run the stages as the tasks of the running flow, whose body this is.
-
-    A scheduled run is one release of its slot, however often it is tried; any other is the one of its request. A dry
-    run ends in the state that names its verdict. Either notes in the deployment's form what its next run may do.
-    """
-
-    def body(run: Runner) -> dict[str, Any] | State[Any]:
-        request = replace(kind(**given), i_know_this_is_not_private=_caller.get().insists)
-        if dry_run:
-            return dry_run_in_flow(run, request)
-        try:
-            report = make_release(run, request, cluster_settings(workers), slot=schedule_slot())
-        except StageEnded as end:
-            if end.name == "BudgetExhausted":
-                run(state_refusal, request.dataset, request.epsilon, request.delta)
-            note_budget(request)
-            raise
-        run(state_release, report["artifact"])
-        note_budget(request)
-        return report
-
-    return in_flow(body)
-
-
-def dry_run_in_flow(run: Runner, request: Request, *, releases: int | None = None, series: str = "") -> State[Any]:
-    """Return the state that names the verdict on a request, with its artifact beside it; options of `judge_request`."""
-    verdict: Verdict = run(judge_request, request, releases=releases, series=series)
-    run(state_verdict, request.publish, verdict.name, verdict.text)
-    note_budget(request, series=series)
-    return Completed(name=verdict.name, message=verdict.text)
+def insisted[R: Request](request: R) -> R:
+    """Return a request that Prefect passed, with what its caller insists on, which Prefect never sees."""
+    return replace(request, i_know_this_is_not_private=_caller.get().insists)
 
 
 def _forecast(planned: PlannedRelease[Any]) -> None:
@@ -172,6 +140,227 @@ def _forecast(planned: PlannedRelease[Any]) -> None:
 
 def _compute(workspace: ReleaseWorkspace, release_id: str, address: str) -> str:
     row = workspace.ledger.release(release_id)
-    card = progress_card(f"release {release_id}")
+    card = shown_progress(f"release {release_id}")
     with about(release=release_id, run_key=row.run_key), card as show, connect(address) as client:
         return finish_release(workspace, row, client=client, progress=summing(show))
+
+
+LONGEST_RUN_KEY = 200
+
+
+def plan_request(workspace: ReleaseWorkspace, request: Request, slot: str | None = None) -> PlannedRelease[Any]:
+    """Check a request against the catalog and the budget's terms, and plan its noise. No row is read.
+
+    ``slot`` is the planned start of a scheduled run. A slot has one release of a request: asked for again, it keeps
+    the snapshot that it began with, whatever was ingested since.
+    """
+    check_name(request.publish)
+    if request.run_key is not None:
+        check_run_key(request.run_key)
+    ledger, catalog = workspace.ledger, workspace.catalog
+    current = catalog.current(request.dataset)
+    rule = family_of(request).one_row_rule(request)
+    if rule is not None and current.rows_per_unit != 1:
+        raise InvalidInput(f"a record of dataset {request.dataset!r} may have several rows, and {rule}")
+    planned = plan_on(ledger, current, request, slot)
+    has_own_key = slot is not None and not request.run_key
+    begun = ledger.find(planned.run_key, population=planned.population) if has_own_key else None
+    if begun is not None and begun.snapshot_id != planned.snapshot_id:
+        return plan_on(ledger, catalog.entry(begun.snapshot_id), request, slot)
+    family_of(request).check_ingest(request, lambda: catalog.open(current).manifest)
+    return planned
+
+
+def plan_on(ledger: ReleaseLedger, snapshot: Entry, request: Request, slot: str | None = None) -> PlannedRelease[Any]:
+    """Plan a request on a snapshot in the relation of its budget; ``slot`` as in `plan_request`.
+
+    Raises
+    ------
+    Refused
+        When the snapshot has another unit of privacy than its budget.
+    """
+    budget = ledger.budget(snapshot.population)
+    budget.check_unit(snapshot.name, snapshot.privacy_unit)
+    return plan_in(budget.relation, snapshot, request, slot, unit=budget.privacy_unit)
+
+
+def plan_in(
+    relation: Relation, snapshot: Entry, request: Request, slot: str | None = None, *, unit: PrivacyUnit
+) -> PlannedRelease[Any]:
+    """Plan a request on a snapshot in a relation of neighbours that differ by a unit; ``slot`` as in `plan_request`."""
+    family, target, given = family_of(request), target_of(request), request
+    request = family.resolved(given, snapshot, relation=relation, target=target)
+    mechanism = family.build(request)
+    plan = mechanism.plan(family.problem(request, snapshot, relation=relation), target)
+    family.check(request, plan)
+    asked = asked_of(request, mechanism, given=given)
+    fingerprint = fingerprint_of(snapshot.snapshot, asked)
+    of_slot = f"{hashlib.sha256(canonical_json([snapshot.name]) + asked).hexdigest()}/{slot}"
+    return PlannedRelease(
+        request=request,
+        population=snapshot.population,
+        unit=unit,
+        snapshot_id=snapshot.snapshot,
+        mechanism=mechanism,
+        plan=plan,
+        run_key=request.run_key or f"{snapshot.population}/{of_slot if slot else fingerprint}",
+        fingerprint=fingerprint,
+    )
+
+
+def reserved_request(release: Release) -> Request:
+    """Return the request that a release was reserved with."""
+    return read_request(release.request)
+
+
+def check_run_key(run_key: str) -> None:
+    """Refuse a run key that is no short line of text."""
+    if not run_key.strip() or not run_key.isprintable() or len(run_key) > LONGEST_RUN_KEY:
+        raise InvalidInput(
+            f"run key {run_key!r} must be printable text of 1 to {LONGEST_RUN_KEY} characters; choose another, or none."
+        )
+
+
+_SAID = (
+    *("failed", "verdict", "refined_by", "above_noise", "share", "share_low", "cv", "cv_low", "noise_std"),
+    *("asked", "above", "found"),
+    *("rmse", "rmse_std", "recall", "recall_std", "ndcg", "ndcg_std", "users", "users_std"),
+    *("rejected_share", "rejected_share_std"),
+    *("share_std", "share_beyond_first", "share_beyond_first_std"),
+    *("reconstruction_error", "reconstruction_error_std", "total_variance", "total_variance_std"),
+)
+"""What a report says of the quality of a release, by the names of its manifest's ``outcome``."""
+_AROUND = {"none": "zero; --center private takes off a mean", "private": "a mean that is released too"}
+"""What the components of a release are taken around, by the ``center`` of its manifest's ``plan``."""
+
+
+def released_digest(release_id: str) -> str:
+    """Return the artifact digest of a committed release."""
+    return digest_of(read_workspace().ledger, release_id)
+
+
+def digest_of(ledger: ReleaseLedger, release_id: str) -> str:
+    """Return the artifact digest of a committed release of an open ledger."""
+    digest = ledger.release(release_id).artifact_digest
+    if digest is None:
+        raise Refused(f"release {release_id} has no artifact; it was never committed; run its request again")
+    return digest
+
+
+def made_or_found(ledger: ReleaseLedger, release_id: str, make: Callable[[], str]) -> str:
+    """Return the artifact digest that ``make`` gives, or that of the process that finished the release meanwhile."""
+    try:
+        return make()
+    except Finished:
+        log_event("finished_by_another", release=release_id)
+        return digest_of(ledger, release_id)
+
+
+def publish_release(release_id: str, digest: str, request: Request) -> str:
+    """Commit a release together with its version under the request's name; return ``name@version``.
+
+    When another process committed the release first, its artifact is the one, even if the last bits of this one differ.
+
+    Raises
+    ------
+    Refused
+        When the request does not want such a release published. It is committed all the same, and stays charged.
+    """
+    return publish_in(open_workspace(), release_id, digest, request)
+
+
+def publish_in(workspace: ReleaseWorkspace, release_id: str, digest: str, request: Request) -> str:
+    """Publish a release as `publish_release` does, in an open workspace."""
+    name = request.publish
+    try:
+        made = _wanted(workspace, release_id, digest, request)
+        number = workspace.publish(release_id, name=name, artifact_digest=digest, made=made)
+    except Finished:
+        digest = digest_of(workspace.ledger, release_id)
+        made = _wanted(workspace, release_id, digest, request)
+        number = workspace.publish(release_id, name=name, artifact_digest=digest, made=made)
+    except Conflict as error:
+        if made == digest:
+            raise
+        raise Refused(
+            f"this release is published as {name} with another refinement, and a version never changes; publish this "
+            "refinement of it, free of charge, under another name with --publish, or publish= in Python."
+        ) from error
+    return f"{name}@{number}"
+
+
+def _wanted(workspace: ReleaseWorkspace, release_id: str, digest: str, request: Request) -> str:
+    """Return the digest of a release's artifact as the request wants it; commit the release and refuse where it is not.
+
+    Raises
+    ------
+    Refused
+        When it does not want it published.
+    """
+    family = family_of(request)
+    if not family.looks_at_artifact(request):
+        return digest
+    artifact = known_artifact(workspace.store, digest)
+    made = family.restate(request, artifact, parent=digest)
+    if reason := family.withheld(request, artifact if made is None else made):
+        workspace.withhold(release_id, artifact_digest=digest)
+        raise Refused(reason)
+    return digest if made is None else write_artifact(made, home=workspace.home, place=workspace.store)
+
+
+def kept_back(workspace: Workspace, release: Release) -> str | None:
+    """Return why nothing more is made of a release, for good; None where it can still be published.
+
+    An operator gave it up, or it was committed and its own request does not want it published.
+    """
+    if release.state in GIVEN_UP:
+        return f"an operator gave it up: it is {release.state}"
+    if release.state != "committed":
+        return None
+    request, digest = reserved_request(release), digest_of(workspace.ledger, release.id)
+    family = family_of(request)
+    if not family.looks_at_artifact(request):
+        return None
+    artifact = read_artifact(workspace.store, digest)
+    made = family.restate(request, artifact, parent=digest)
+    return family.withheld(request, artifact if made is None else made)
+
+
+def promote_version(artifact: str, alias: str) -> dict[str, Any]:
+    """Point an alias of a name at one of its versions, given as any reference to it."""
+    found = Registry.open().verify(artifact)
+    Workspace.open().promote(found.name, version=found.version, alias=alias)
+    return {"artifact": str(found), "alias": alias, "digest": found.digest}
+
+
+def report_release(artifact: str, *, reused: bool) -> dict[str, Any]:
+    """State a published release and its population's budget, from public facts alone."""
+    return release_facts(read_workspace(), artifact, reused=reused)
+
+
+def release_facts(workspace: ReleaseWorkspace, artifact: str, *, reused: bool) -> dict[str, Any]:
+    """Return the public facts of a release that is published in an open workspace."""
+    resolved = workspace.registry.resolve(artifact)
+    shown = describe(resolved, known_artifact(workspace.store, resolved.digest))
+    release = workspace.ledger.release(shown["release"])
+    statement = workspace.ledger.statement(release.population, newest=0)
+    outcome, plan = shown["manifest"].get("outcome") or {}, shown["manifest"].get("plan") or {}
+    return {
+        "artifact": artifact,
+        "digest": shown["digest"],
+        "release": release.id,
+        "reused": reused,
+        "private": shown["private"],
+        "mechanism": shown["mechanism"],
+        "relation": shown["relation"],
+        "epsilon": shown["epsilon"],
+        "delta": shown["delta"],
+        "statement": shown["statement"],
+        "noise_multiplier": shown["noise_multiplier"],
+        **({"around": _AROUND[plan["center"]]} if "center" in plan else {}),
+        **{name: outcome[name] for name in _SAID if name in outcome},
+        "warnings": shown["manifest"].get("warnings", []),
+        "population": release.population,
+        "spent": statement.spent,
+        "remaining": statement.remaining,
+    }

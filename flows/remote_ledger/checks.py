@@ -14,24 +14,32 @@ from collections.abc import Mapping
 from itertools import islice
 from typing import Any
 
-from dpca_tasks.accounting.events import is_private, leaves
-from dpca_tasks.accounting.parts import parts_of, spread_of_losses
+from dpca.artifacts.base import canonical_json
+from dpca.artifacts.files import read_artifact
+from dpca.backends.base import Place
+from dpca.errors import Invalid, Refused
+from dpca_tasks.accounting.events import is_private, leaves, parts_of, spread_of_losses
 from dpca_tasks.accounting.prices import own_price
 from dpca_tasks.mechanisms.base import Plan
 from dpca_tasks.mechanisms.prior_releases import main_mechanism
-from flows.families.base import release_facts
+from flows.families.base import (
+    FAMILIES,
+    asked_of,
+    family_named,
+    family_of,
+    fingerprint_of,
+    read_plan,
+    read_planned,
+    read_request,
+    release_facts,
+)
 from flows.families.evaluation import EvaluationFamily
-from flows.families.stored import asked_of, fingerprint_of, read_plan, read_planned, read_request
-from flows.families.table import FAMILIES, family_of
-from flows.remote_ledger.messages import Asked, Priced, written
-from flows.requests.base import Request
-from storage.artifacts.files import read_artifact
-from storage.artifacts.manifest import canonical_json
-from storage.backends.base import Place
+from flows.remote_ledger.messages import Asked, Priced
+from flows.requests import Request
 from storage.datasets.catalog import Catalog, Entry
-from storage.errors import Invalid, Refused
 from storage.ledger.budgets import Budget
 from storage.ledger.releases import Release
+from storage.options import options_of
 
 MOST_PLACES = 20_000
 """Places of steps in an event as it is written, each of which may stand for many steps."""
@@ -48,8 +56,6 @@ LARGEST_EPSILON = 1000.0
 """Of a step that is known only by its (epsilon, delta)."""
 WIDEST = 256.0
 """How far the privacy losses of an event may spread; an epsilon of 100 is the most of any budget."""
-LONGEST_REQUEST = 1 << 18
-"""Bytes of a stored request."""
 _ROUNDING = 1e-6  # sampled steps are calibrated and priced on grids of losses
 _LEAST_SHARE = 0.9  # of the stated epsilon that a price comes to; a calibration stops at 1 %
 _CHOICE = "auto"
@@ -81,7 +87,7 @@ def check_price(budget: Budget, asked: Priced) -> float:
     return float(epsilon)
 
 
-def check_spent(asked: Asked, price: float) -> None:
+def check_spent(plan: Plan, asked: Asked, price: float) -> None:
     """Check that a release is charged for about the epsilon that it states: who states more would publish for less.
 
     A plan of printed noise states the epsilon of its event too, and `check_release` checks that it is one.
@@ -91,15 +97,15 @@ def check_spent(asked: Asked, price: float) -> None:
     Refused
         When its event costs less.
     """
-    if not asked.request["plan"].get("printed") and price < asked.epsilon * _LEAST_SHARE:
+    if not plan.printed and price < asked.epsilon * _LEAST_SHARE:
         raise Refused(
             f"the event of this release has epsilon {price:.4g}, and epsilon {asked.epsilon:g} is stated of it; what "
             "is charged is what is stated: plan it again."
         )
 
 
-def check_release(catalog: Catalog, budget: Budget, asked: Asked) -> None:
-    """Check that the snapshot is of the population that pays, and that the request states what is charged for it.
+def check_release(catalog: Catalog, budget: Budget, asked: Asked) -> Plan:
+    """Check that the snapshot is of the population that pays and the request states its charge; return the plan.
 
     Raises
     ------
@@ -108,7 +114,6 @@ def check_release(catalog: Catalog, budget: Budget, asked: Asked) -> None:
     Refused
         When it is of others, or of another unit of privacy, or as `flows.remote_ledger.checks.check_request`.
     """
-    check_family(asked.request)
     entry = catalog.entry(asked.snapshot)
     if entry.population != asked.population:
         raise Refused(
@@ -116,7 +121,7 @@ def check_release(catalog: Catalog, budget: Budget, asked: Asked) -> None:
             "charge their budget."
         )
     budget.check_unit(entry.name, entry.privacy_unit)
-    check_request(entry, budget, asked)
+    return check_request(entry, budget, asked)
 
 
 def check_artifact(place: Place, release: Release, digest: str, *, budget: Budget, parent: str | None = None) -> None:
@@ -188,14 +193,14 @@ def check_family(request: Mapping[str, Any]) -> None:
     Refused
         When it is of a stream, its ticks, a site or an evaluation.
     """
-    family = FAMILIES.get(str(request.get("family")))
-    if family is None or isinstance(family, EvaluationFamily):
+    name = str(request.get("family"))
+    if name not in FAMILIES or isinstance(family_named(name), EvaluationFamily):
         raise Refused(
             "a remote ledger serves releases of one dataset; streams, sites and evaluations act where the ledger runs."
         )
 
 
-def check_request(entry: Entry, budget: Budget, asked: Asked) -> None:
+def check_request(entry: Entry, budget: Budget, asked: Asked) -> Plan:
     """Check the stored request of a reservation: its dataset, guarantee, public facts, mechanism and fingerprint.
 
     Raises
@@ -206,49 +211,41 @@ def check_request(entry: Entry, budget: Budget, asked: Asked) -> None:
         As the family refuses a request.
     """
     check_family(asked.request)
-    request, plan = _read(asked)
-    family, stored = family_of(request), asked.request["plan"]["problem"]
-    try:
+    stored: Mapping[str, Any] = asked.request
+    try:  # the form of what is stored is not checked yet
+        request = read_request(stored)
+        plan = read_plan(stored, request, event=asked.event)
+        family = family_of(request)
         problem = dataclasses.asdict(family.problem(request, entry, relation=budget.relation))
         mechanism = family.build(request)
-        worked_out = [asked_of(request, mechanism, given=given) for given in _given(request)]
+        fingerprints = {
+            fingerprint_of(entry.snapshot, asked_of(request, mechanism, given=each)) for each in _given(request)
+        }
     except (AttributeError, KeyError, TypeError):
-        raise _unreadable() from None
+        raise Refused(
+            "the stored request of this release cannot be read here; run one version of dpca on both sides."
+        ) from None
     _same("dataset", request.dataset, entry.name)
     _same("guarantee", (request.epsilon, request.delta), (asked.epsilon, asked.delta))
     _same("mechanism", plan.mechanism, mechanism.name)
-    for name in sorted({*stored, *problem}):
-        _same(f"{name} of the plan", stored.get(name), problem.get(name))
-    if asked.fingerprint not in {fingerprint_of(entry.snapshot, made) for made in worked_out}:
+    for name in sorted({*stored["plan"]["problem"], *problem}):
+        _same(f"{name} of the plan", stored["plan"]["problem"].get(name), problem.get(name))
+    if asked.fingerprint not in fingerprints:  # the mechanism may have been left to public facts
         raise _different("fingerprint")
     _same("calibration", plan.printed, getattr(main_mechanism(mechanism), "calibration", "tight") == "paper")
-
-
-def _read(asked: Asked) -> tuple[Request, Plan]:
-    """Read a stored request whose form is not checked yet."""
-    try:
-        request = read_request(asked.request)
-        plan = read_plan(asked.request, request, event=asked.event)
-    except (AttributeError, KeyError, TypeError):
-        plan = None
-    if plan is None:
-        raise _unreadable()
-    return request, plan
+    return plan
 
 
 def _given(request: Request) -> list[Request]:
     """Return the requests that can have come to one: itself, and the one that left the mechanism to public facts."""
-    chosen = [] if request.settings else [dataclasses.replace(request, mechanism=_CHOICE)]
-    return [request, *chosen]
+    (named,) = (option for option in options_of(type(request)) if option.name == "mechanism")
+    may_choose = _CHOICE in named.words and not request.settings
+    return [request, *([dataclasses.replace(request, mechanism=_CHOICE)] if may_choose else [])]
 
 
 def _same(what: str, said: Any, known: Any) -> None:
     if canonical_json({"": said}) != canonical_json({"": known}):
         raise _different(what)
-
-
-def _unreadable() -> Refused:
-    return Refused("the stored request of this release cannot be read here; run one version of dpca on both sides.")
 
 
 def _different(what: str) -> Refused:
@@ -291,17 +288,6 @@ def check_bounds(asked: Priced, *, replaced: bool) -> None:
             raise Invalid("a step of epsilon 0 and delta 0 tells nothing and is charged nothing; leave it out.")
     if parts.sampled:
         _within("spread of the privacy losses", spread_of_losses(parts), most=WIDEST)
-
-
-def check_length(request: Any) -> None:
-    """Check that a stored request is of bounded length.
-
-    Raises
-    ------
-    Invalid
-        When it is longer.
-    """
-    _within("bytes of the request", len(written(request)), most=LONGEST_REQUEST)
 
 
 def _within(what: str, found: float, least: float = 0.0, most: float = math.inf) -> None:

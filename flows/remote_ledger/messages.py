@@ -1,34 +1,43 @@
-"""What is asked of a remote ledger and what it answers: JSON in a frame, checked strictly before anything is done.
+"""Messages of a remote ledger: pydantic models of its requests, and the JSON of both directions, read strictly.
 
->>> read(Step, {"release": "0" * 32, "step": -1})
+>>> read(Step, b'{"release": "00000000000000000000000000000000", "step": -1}')
 Traceback (most recent call last):
     ...
-storage.errors.Invalid: step of this request is refused: Input should be greater than or equal to 0; correct it.
+dpca.errors.Invalid: step of this message is refused: Input should be greater than or equal to 0; correct it.
 """
 
 import json
 import math
-from collections.abc import Mapping
-from dataclasses import asdict
-from typing import Annotated, Any
+from typing import Annotated, Final
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    JsonValue,
+    SkipValidation,
+    StringConstraints,
+    ValidationError,
+    model_validator,
+)
+from pydantic_core import to_json
 
-from flows.parties.frames import Frame, encode, packed, unpacked
-from storage.datasets.catalog import Entry
-from storage.errors import BudgetExhausted, Invalid
-from storage.ledger.balance import Quote, Statement
-from storage.ledger.budgets import Budget
-from storage.ledger.releases import Release
+from dpca.errors import Invalid
+from dpca_tasks.accounting.events import Relation
+from dpca_tasks.accounting.prices import Charge
 
 PROTOCOL = 1
-"""The version of these messages; a ledger and those who ask it have the same."""
+"""The version of these messages; a ledger and its clients have the same."""
 MOST_ASKED = 1 << 21
 MOST_ANSWERED = 1 << 28
 """Bytes of a request and of an answer."""
+LONGEST_REQUEST = 1 << 18
+"""Bytes of a stored request."""
 
 _LARGEST = 2**63
 _DEEPEST = 32
+_BYTES: Final = "base64"
 
 
 def _printable(text: str) -> str:
@@ -37,15 +46,32 @@ def _printable(text: str) -> str:
     return text
 
 
+def _short(request: dict[str, JsonValue]) -> dict[str, JsonValue]:
+    if len(written(request)) > LONGEST_REQUEST:
+        raise ValueError(f"a stored request has at most {LONGEST_REQUEST} bytes")
+    return request
+
+
 type ReleaseId = Annotated[str, StringConstraints(pattern="^[0-9a-f]{32}$")]
 type Digest = Annotated[str, StringConstraints(pattern="^[0-9a-f]{64}$")]
 type Name = Annotated[str, StringConstraints(min_length=1, max_length=500), AfterValidator(_printable)]
+type Count = Annotated[int, Field(ge=0, lt=2**31)]
+type Facts = dict[str, SkipValidation[JsonValue]]
+"""An object whose values `Message` has checked."""
 
 
 class Message(BaseModel):
     """A request without facts."""
 
-    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_values(cls, sent: object) -> object:
+        if isinstance(sent, dict) and len(sent) > len(cls.model_fields):  # else each is an error, and there may be many
+            raise ValueError("it has names that are not known")
+        _check_value(sent, depth=1)
+        return sent
 
 
 class OfPopulation(Message):
@@ -57,7 +83,7 @@ class OfPopulation(Message):
 class OfHistory(OfPopulation):
     """The same about its releases: all of them, or as many of the newest."""
 
-    newest: Annotated[int, Field(ge=0, lt=2**31)] | None = None
+    newest: Count | None = None
 
 
 class OfStatement(OfHistory):
@@ -94,9 +120,9 @@ class OfSnapshot(Message):
 class Priced(OfPopulation):
     """An event that is to be charged, and the guarantee that is stated of it."""
 
-    event: dict[str, Any]
-    epsilon: Annotated[float, Field(gt=0, allow_inf_nan=False)]
-    delta: Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
+    event: Facts
+    epsilon: Annotated[float, Field(gt=0)]
+    delta: Annotated[float, Field(ge=0, lt=1)]
 
 
 class Asked(Priced):
@@ -105,13 +131,13 @@ class Asked(Priced):
     run_key: Name
     fingerprint: Digest
     snapshot: Name
-    request: dict[str, Any]
+    request: Annotated[Facts, AfterValidator(_short)]
 
 
 class Step(OfRelease):
     """A step of a release."""
 
-    step: Annotated[int, Field(ge=0, lt=2**31)]
+    step: Count
 
 
 class Answered(Step):
@@ -133,14 +159,43 @@ class Published(Made):
     made: Digest | None
 
 
-class States(Message):
-    """A question about the states of some releases."""
+class Answer[Value](BaseModel):
+    """An answer: a record of the ledger, or one of those below. A voided budget has infinities."""
 
-    releases: Annotated[list[ReleaseId], Field(max_length=1000)]
+    model_config = ConfigDict(extra="forbid", frozen=True, val_json_bytes=_BYTES)
+
+    value: Value
 
 
-def read[M: Message](kind: type[M], facts: Mapping[str, Any]) -> M:
-    """Check the facts of a request.
+class Identity(BaseModel):
+    """The ledger, its version and clock, and the caller's rights."""
+
+    ledger: str
+    protocol: int
+    version: str
+    time: float
+    role: str
+    populations: list[str]
+
+
+class Quoted(BaseModel):
+    """The total after one more charge, and the line of the refusal, if any."""
+
+    spent: float
+    total: Charge
+    refusal: str | None
+
+
+class Begun(BaseModel):
+    """A release that began: its event and relation, and the content digest of its snapshot, if that is known."""
+
+    event: Facts
+    relation: Relation
+    content: str | None = Field(repr=False)
+
+
+def read[M: Message](kind: type[M], sent: bytes) -> M:
+    """Read and check a request.
 
     Raises
     ------
@@ -148,127 +203,40 @@ def read[M: Message](kind: type[M], facts: Mapping[str, Any]) -> M:
         With the first fact that is refused, and the rule; not with what was sent.
     """
     try:
-        return kind.model_validate(dict(facts))
+        return kind.model_validate_json(sent)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-        name = ".".join(str(part) for part in first["loc"][:2])
-        raise Invalid(f"{name} of this request is refused: {first['msg']}; correct it.") from None
+        raise Invalid(fault_of(error, "this message")) from None
 
 
-def written(facts: Any) -> bytes:
-    """Return plain JSON values as they travel in a frame."""
+def fault_of(error: ValidationError, what: str) -> str:
+    """Return the first fact that a model refuses, and its rule, in a line without the value."""
+    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    name = ".".join(str(part) for part in first["loc"]) or "the form"
+    return f"{name} of {what} is refused: {first['msg'].removeprefix('Value error, ').rstrip('.')}; correct it."
+
+
+def written(facts: object) -> bytes:
+    """Return plain values as they are sent to a ledger."""
     return json.dumps(facts).encode()
 
 
-def sent(facts: Any) -> bytes:
-    """Return the frame of an answer."""
-    return encode(*packed(written(facts)))
+def answered(value: object) -> bytes:
+    """Return a value as a ledger answers it; see `Answer`."""
+    return to_json({"value": value}, bytes_mode=_BYTES, inf_nan_mode="constants")
 
 
-def asked(frame: Frame) -> dict[str, Any]:
-    """Return what a request says: an object of finite numbers, nested to a bounded depth.
-
-    Raises
-    ------
-    Invalid
-        When it says something else.
-    """
-    try:
-        found = json.loads(unpacked(frame), parse_constant=_refuse, parse_float=_finite, parse_int=_bounded)
-        if isinstance(found, dict) and _depth(found) <= _DEEPEST:
-            return found
-    except (ValueError, RecursionError):
-        pass
-    raise Invalid("a request must be an object of finite numbers, texts and lists; nothing was done: send one.")
+def _check_value(value: object, *, depth: int) -> None:
+    """Refuse a number that is not finite or has more than 64 bits, and deep nesting."""
+    if depth > _DEEPEST:
+        raise ValueError(f"objects and lists are nested to a depth of at most {_DEEPEST}")
+    if isinstance(value, dict | list):
+        for part in value.values() if isinstance(value, dict) else value:
+            _check_value(part, depth=depth + 1)
+    elif not isinstance(value, str | None) and not _is_number(value):
+        raise ValueError("numbers are finite, and integers have at most 64 bits")
 
 
-def answered(frame: Frame) -> Any:
-    """Return what an answer says; infinities, such as what is spent of a voided budget, are among its numbers.
-
-    Raises
-    ------
-    Invalid
-        When it is no JSON.
-    """
-    try:
-        return json.loads(unpacked(frame))
-    except (ValueError, RecursionError):
-        raise Invalid("the ledger answered no JSON; use one version of dpca here and there.") from None
-
-
-def _refuse(_: str) -> None:
-    raise ValueError("no finite number")
-
-
-def _finite(text: str) -> float:
-    number = float(text)
-    if not math.isfinite(number):
-        raise ValueError("no finite number")
-    return number
-
-
-def _bounded(text: str) -> int:
-    number = int(text)
-    if not -_LARGEST <= number < _LARGEST:
-        raise ValueError("a number beyond 64 bits")
-    return number
-
-
-def _depth(value: Any) -> int:
-    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return 1 + max((_depth(part) for part in inside), default=0)
-
-
-def facts_of_release(release: Release) -> dict[str, Any]:
-    """Return a release as JSON values."""
-    return {**asdict(release), "charge": release.charge.hex()}
-
-
-def release_of(facts: Mapping[str, Any]) -> Release:
-    """Return the release of such values."""
-    return Release(**{**facts, "charge": bytes.fromhex(facts["charge"])})
-
-
-def facts_of_statement(statement: Statement) -> dict[str, Any]:
-    """Return a statement as JSON values."""
-    releases = [facts_of_release(release) for release in statement.releases]
-    return {
-        **{"budget": asdict(statement.budget), "spent": statement.spent, "remaining": statement.remaining},
-        **{"releases": releases, "earlier": statement.earlier, "published": dict(statement.published)},
-        "left": dict(statement.left),
-    }
-
-
-def statement_of(facts: Mapping[str, Any]) -> Statement:
-    """Return the statement of such values."""
-    return Statement(
-        budget=Budget(**facts["budget"]),
-        spent=facts["spent"],
-        remaining=facts["remaining"],
-        releases=tuple(release_of(release) for release in facts["releases"]),
-        earlier=facts["earlier"],
-        published={digest: tuple(versions) for digest, versions in facts["published"].items()},
-        left=facts["left"],
-    )
-
-
-def facts_of_quote(quote: Quote) -> dict[str, Any]:
-    """Return a quote as JSON values."""
-    refusal = None if quote.refusal is None else str(quote.refusal)
-    return {"spent": quote.spent, "total": list(quote.total), "refusal": refusal}
-
-
-def quote_of(facts: Mapping[str, Any]) -> Quote:
-    """Return the quote of such values."""
-    refusal = None if facts["refusal"] is None else BudgetExhausted(facts["refusal"])
-    return Quote(spent=facts["spent"], total=tuple(facts["total"]), refusal=refusal)
-
-
-def facts_of_entry(entry: Entry) -> dict[str, Any]:
-    """Return a snapshot of the catalog as JSON values."""
-    return asdict(entry)
-
-
-def entry_of(facts: Mapping[str, Any]) -> Entry:
-    """Return the snapshot of such values."""
-    return Entry(**facts)
+def _is_number(value: object) -> bool:
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return isinstance(value, int) and -_LARGEST <= value < _LARGEST

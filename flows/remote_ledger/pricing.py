@@ -21,10 +21,10 @@ from multiprocessing.connection import Connection
 from threading import Condition, Thread
 from typing import TYPE_CHECKING, Any
 
+from dpca.errors import Refused
 from dpca_tasks.accounting.filters import build_filter
 from dpca_tasks.accounting.prices import Known, Unpriced, known, known_prices_only, learn
 from dpca_tasks.errors import DpcaError
-from storage.errors import Refused
 
 if TYPE_CHECKING:  # the processes import little, and start quickly
     from flows.remote_ledger.messages import Priced

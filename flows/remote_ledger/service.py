@@ -1,67 +1,153 @@
-"""The service of a remote ledger: what those who release may ask of it, and nothing else.
+"""The service of a remote ledger, and its configuration: the operator's own file.
 
-=========  ======  ==================================  ==============================================================
-Route      Role    In                                  Out
-=========  ======  ==================================  ==============================================================
-identify   any     nothing                             ledger, versions and clock; the caller's role and populations
-budget     any     a population                        its terms
-statement  any     a population, how many              what was allowed, spent and left, with the newest releases
-history    any     a population, how many              what was left after each of the newest releases
-release    any     a release                           its row
-quote      runner  a population, event, guarantee      what a charge would come to
-find       runner  a run key, a population if known    the release of it, if any
-current    runner  a dataset                           its current snapshot
-snapshot   runner  a snapshot                          its entry in the catalog
-alerts     runner  a release                           the percents left that its charge was the first to reach
-reserve    runner  all that a reservation stores       the release's id and state
-begin      runner  a release                           its event, relation, and its snapshot's content digest
-key        runner  a release that began                its secret key
-step       runner  a release, a step                   the digest of the answer that stands, if any
-keep       runner  a release, a step, a digest         the digest that stands now
-publish    runner  a release, a name, artifacts        the version
-withhold   runner  a release, an artifact              nothing
-states     runner  some releases                       their states
-=========  ======  ==================================  ==============================================================
+::
 
-Every act repeats safely: a reservation is known by its run key, everything later by its release. A client is told of
-the populations that the configuration names for it; the releases of others are to it as if they were not there. Budgets
-are opened, data ingested, versions promoted and releases given up where the ledger runs.
+    listen: "0.0.0.0:8790"
+    key: ledger.key                   # its certificate beside it, ledger.pem
+    clients:
+      - {name: runner, certificate: runner.pem, role: runner, populations: [patients]}
+      - {name: board, certificate: board.pem, role: reader, populations: [patients]}
+
+Paths are from the folder of the file. A runner releases; a reader sees budgets, and can spend nothing. A client is told
+of the populations that the configuration names for it; the releases of others are to it as if they were not there.
+
+Every act repeats safely: a reservation is known by its run key, everything later by its release. Budgets are opened,
+data ingested, versions promoted and releases given up where the ledger runs.
 """
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 from importlib.metadata import version
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
 
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    ValidationError,
+    ValidationInfo,
+    model_validator,
+)
+
+from dpca.errors import NotFound, Refused
 from dpca_tasks.accounting.events import count_steps
-from flows.parties.certificates import listening_context
-from flows.parties.frames import Frame
+from dpca_tasks.errors import InvalidInput
+from flows.parties.calling import Frame, encode, packed, unpacked
+from flows.parties.certificates import fingerprint_of, key_of, listening_context, read_certificate, read_yaml
 from flows.parties.listening import Route, address_of, bind, serve
 from flows.remote_ledger import messages
 from flows.remote_ledger.checks import (
     check_artifact,
     check_bounds,
     check_family,
-    check_length,
     check_price,
     check_release,
     check_spent,
 )
-from flows.remote_ledger.config import ROLES, RUNNER, Client, LedgerConfig
 from flows.remote_ledger.messages import Message
 from flows.remote_ledger.pricing import Pricing
-from flows.reports.logs import configure_logs, log_event
+from flows.reports.terminal import configure_logs, log_event
 from flows.settings import cluster_settings
-from storage.errors import Corrupt, NotFound, Refused
-from storage.ledger.balance import Quote
-from storage.ledger.releases import Grant, Release
-from storage.ledger.run_keys import key_apart
+from storage.datasets.catalog import Entry
+from storage.ledger.balance import Quote, Statement
+from storage.ledger.budgets import Budget
+from storage.ledger.releases import Grant, Release, key_apart
 from storage.workspace import Workspace
 
-type Act[M: Message] = Callable[[Client, M], Any]
-
+type Role = Literal["runner", "reader"]
+RUNNER: Role = "runner"
+READER: Role = "reader"
 _PACKED = 8 + messages.MOST_ASKED
+
+
+def _read_beside(shown: object, info: ValidationInfo) -> object:
+    return shown if info.context is None else read_certificate(info.context / str(shown))
+
+
+def _place_beside(key: Path, info: ValidationInfo) -> Path:
+    return key if info.context is None else info.context / key
+
+
+class Client(BaseModel):
+    """A client of the ledger, and the populations whose budgets it may use."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    name: Annotated[messages.Name, StringConstraints(pattern=r"\S")]
+    certificate: Annotated[str, BeforeValidator(_read_beside), Field(repr=False)]  # its text; in the file, its path
+    role: Role
+    populations: Annotated[frozenset[str], Field(strict=False)]
+
+    @property
+    def fingerprint(self) -> str:
+        """The SHA-256 digest of the certificate."""
+        return fingerprint_of(self.certificate)
+
+
+class LedgerConfig(BaseModel):
+    """The configuration of the service."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    listen: str
+    key: Annotated[Path, Field(strict=False), AfterValidator(_place_beside)]
+    clients: Annotated[tuple[Client, ...], Field(strict=False, min_length=1)]
+
+    @model_validator(mode="after")
+    def _check_different(self) -> Self:
+        for what, found in {
+            "name": [client.name for client in self.clients],
+            "key": [key_of(client.certificate).hex() for client in self.clients],
+        }.items():
+            if len(set(found)) < len(found):
+                raise ValueError(f"two clients have one {what}")
+        return self
+
+    @property
+    def certificate(self) -> Path:
+        """The certificate of the service, beside its key."""
+        return self.key.with_suffix(".pem")
+
+
+def read_config(path: Path | str) -> LedgerConfig:
+    """Read and check the configuration.
+
+    Raises
+    ------
+    InvalidInput
+        When it is not as it must be, or two clients have one name or key.
+    """
+    path = Path(path)
+    try:
+        return LedgerConfig.model_validate(read_yaml(path, what="the configuration"), context=path.parent)
+    except ValidationError as error:
+        raise InvalidInput(messages.fault_of(error, f"{path}")) from None
+
+
+def serve_ledger(config: LedgerConfig, *, ready: Callable[[str], None]) -> None:
+    """Serve the ledger of this process's settings until the process is told to end; finish what a crash left first.
+
+    Parameters
+    ----------
+    config : LedgerConfig
+    ready : callable
+        Called with ``host:port`` once it listens.
+    """
+    configure_logs(cluster_settings().log)
+    workspace = Workspace.open()
+    service = LedgerService(workspace, config.clients)
+    context = listening_context(
+        certificate=config.certificate, key=config.key, peers=[client.certificate for client in config.clients]
+    )
+    at = bind(config.listen)
+    service.pricing.start()
+    ready(address_of(at))
+    log_event("listening", ledger=workspace.ledger.id)
+    serve(service.routes(), names={each.fingerprint: each.name for each in config.clients}, context=context, at=at)
 
 
 class LedgerService:
@@ -80,96 +166,101 @@ class LedgerService:
 
     def routes(self) -> list[Route]:
         """Return the routes."""
-        told, released = ROLES, (RUNNER,)
+        anyone, runners = (RUNNER, READER), (RUNNER,)
         return [
-            self._route("identify", told, Message, self._identify),
-            self._route("budget", told, messages.OfPopulation, self._budget),
-            self._route("statement", told, messages.OfStatement, self._statement),
-            self._route("history", told, messages.OfHistory, self._history),
-            self._route("release", told, messages.OfRelease, self._release),
-            self._route("quote", released, messages.Priced, self._quote),
-            self._route("find", released, messages.OfRunKey, self._find),
-            self._route("current", released, messages.OfDataset, self._current),
-            self._route("snapshot", released, messages.OfSnapshot, self._snapshot),
-            self._route("alerts", released, messages.OfRelease, self._alerts),
-            self._route("reserve", released, messages.Asked, self._reserve),
-            self._route("begin", released, messages.OfRelease, self._begin),
-            self._route("key", released, messages.OfRelease, self._key),
-            self._route("step", released, messages.Step, self._step),
-            self._route("keep", released, messages.Answered, self._keep),
-            self._route("publish", released, messages.Published, self._publish),
-            self._route("withhold", released, messages.Made, self._withhold),
-            self._route("states", released, messages.States, self._states),
+            self._route("identify", anyone, Message, self._identify),
+            self._route("budget", anyone, messages.OfPopulation, self._budget),
+            self._route("statement", anyone, messages.OfStatement, self._statement),
+            self._route("history", anyone, messages.OfHistory, self._history),
+            self._route("release", anyone, messages.OfRelease, self._release),
+            self._route("quote", runners, messages.Priced, self._quote),
+            self._route("find", runners, messages.OfRunKey, self._find),
+            self._route("current", runners, messages.OfDataset, self._current),
+            self._route("snapshot", runners, messages.OfSnapshot, self._snapshot),
+            self._route("alerts", runners, messages.OfRelease, self._alerts),
+            self._route("reserve", runners, messages.Asked, self._reserve),
+            self._route("begin", runners, messages.OfRelease, self._begin),
+            self._route("key", runners, messages.OfRelease, self._key),
+            self._route("step", runners, messages.Step, self._step),
+            self._route("keep", runners, messages.Answered, self._keep),
+            self._route("publish", runners, messages.Published, self._publish),
+            self._route("withhold", runners, messages.Made, self._withhold),
         ]
 
-    def _route[M: Message](self, name: str, roles: tuple[str, ...], kind: type[M], act: Act[M]) -> Route:
+    def _route[M: Message](
+        self, name: str, roles: tuple[Role, ...], kind: type[M], act: Callable[[Client, M], object]
+    ) -> Route:
         callers = frozenset(client.name for client in self._clients.values() if client.role in roles)
 
         def answer(caller: str, words: Mapping[str, str], frame: Frame) -> bytes:
-            asked = messages.read(kind, messages.asked(frame))
-            return messages.sent(act(self._clients[caller], asked))
+            asked = messages.read(kind, unpacked(frame))
+            return encode(*packed(messages.answered(act(self._clients[caller], asked))))
 
         return Route(path=f"/v1/{name}", callers=callers, answer=answer, most=lambda words: _PACKED)
 
-    def _identify(self, client: Client, asked: Message) -> dict[str, Any]:
-        known = {"role": client.role, "populations": sorted(client.populations)}
-        here = {"time": time.time(), "version": version("dpca-pipeline")}
-        return {"ledger": self._ledger.id, "protocol": messages.PROTOCOL, **known, **here}
+    def _identify(self, client: Client, asked: Message) -> messages.Identity:
+        return messages.Identity(
+            ledger=self._ledger.id,
+            protocol=messages.PROTOCOL,
+            version=version("dpca-pipeline"),
+            time=time.time(),
+            role=client.role,
+            populations=sorted(client.populations),
+        )
 
-    def _budget(self, client: Client, asked: messages.OfPopulation) -> dict[str, Any]:
-        return asdict(self._ledger.budget(_own(client, asked.population)))
+    def _budget(self, client: Client, asked: messages.OfPopulation) -> Budget:
+        return self._ledger.budget(_own(client, asked.population))
 
-    def _statement(self, client: Client, asked: messages.OfStatement) -> dict[str, Any]:
+    def _statement(self, client: Client, asked: messages.OfStatement) -> Statement:
         population = _own(client, asked.population)
-        stated = self._ledger.statement(population, newest=asked.newest, burn_down=asked.burn_down)
-        return messages.facts_of_statement(stated)
+        return self._ledger.statement(population, newest=asked.newest, burn_down=asked.burn_down)
 
     def _history(self, client: Client, asked: messages.OfHistory) -> list[dict[str, Any]]:
         return self._ledger.history(_own(client, asked.population), newest=asked.newest)
 
-    def _release(self, client: Client, asked: messages.OfRelease) -> dict[str, Any]:
-        return messages.facts_of_release(self._row(client, asked.release))
+    def _release(self, client: Client, asked: messages.OfRelease) -> Release:
+        return self._row(client, asked.release)
 
-    def _quote(self, client: Client, asked: messages.Priced) -> dict[str, Any]:
+    def _quote(self, client: Client, asked: messages.Priced) -> messages.Quoted:
         budget = self._ledger.budget(_own(client, asked.population))
 
         def quote() -> Quote:
             check_price(budget, asked)
             return self._ledger.quote(asked.population, asked.event, epsilon=asked.epsilon, delta=asked.delta)
 
-        return messages.facts_of_quote(self.pricing.priced(quote, client=client.name, budget=budget, asked=asked))
+        quoted = self.pricing.priced(quote, client=client.name, budget=budget, asked=asked)
+        refusal = None if quoted.refusal is None else str(quoted.refusal)
+        return messages.Quoted(spent=quoted.spent, total=quoted.total, refusal=refusal)
 
-    def _find(self, client: Client, asked: messages.OfRunKey) -> dict[str, Any] | None:
+    def _find(self, client: Client, asked: messages.OfRunKey) -> Release | None:
         among = client.populations if asked.population is None else {_own(client, asked.population)}
         found = (self._ledger.find(asked.run_key, population=population) for population in sorted(among))
-        standing = next(filter(None, found), None)
-        return None if standing is None else messages.facts_of_release(standing)
+        return next(filter(None, found), None)
 
-    def _current(self, client: Client, asked: messages.OfDataset) -> dict[str, Any]:
+    def _current(self, client: Client, asked: messages.OfDataset) -> Entry:
         entry = self._workspace.catalog.current(asked.dataset)
         if entry.population not in client.populations:
             raise NotFound(f"no dataset is named {asked.dataset!r}; see the list of datasets or ingest one")
-        return messages.facts_of_entry(entry)
+        return entry
 
-    def _snapshot(self, client: Client, asked: messages.OfSnapshot) -> dict[str, Any]:
+    def _snapshot(self, client: Client, asked: messages.OfSnapshot) -> Entry:
         entry = self._workspace.catalog.entry(asked.snapshot)
         if entry.population not in client.populations:
             raise NotFound(f"snapshot {asked.snapshot} is not in the catalog any more; ingest the data again")
-        return messages.facts_of_entry(entry)
+        return entry
 
-    def _alerts(self, client: Client, asked: messages.OfRelease) -> list[int]:
-        return list(self._ledger.alerts(self._row(client, asked.release).id))
+    def _alerts(self, client: Client, asked: messages.OfRelease) -> tuple[int, ...]:
+        return self._ledger.alerts(self._row(client, asked.release).id)
 
-    def _reserve(self, client: Client, asked: messages.Asked) -> dict[str, Any]:
+    def _reserve(self, client: Client, asked: messages.Asked) -> Grant:
         budget = self._ledger.budget(_own(client, asked.population))
-        check_length(asked.request)
         check_bounds(asked, replaced=budget.relation == "replace_one")
 
         def reserve() -> Grant:
             standing = self._ledger.find(asked.run_key, population=asked.population)
             if standing is None:
-                check_release(self._workspace.catalog, budget, asked)
-                check_spent(asked, check_price(budget, asked))
+                plan = check_release(self._workspace.catalog, budget, asked)
+                check_spent(plan, asked, check_price(budget, asked))
             return self._ledger.reserve(
                 asked.population,
                 run_key=key_apart(asked.population, asked.run_key) if standing is None else standing.run_key,
@@ -183,11 +274,11 @@ class LedgerService:
 
         grant = self.pricing.priced(reserve, client=client.name, budget=budget, asked=asked)
         log_event("reserved", release=grant.release_id, population=asked.population, client=client.name)
-        return asdict(grant)
+        return grant
 
-    def _begin(self, client: Client, asked: messages.OfRelease) -> dict[str, Any]:
+    def _begin(self, client: Client, asked: messages.OfRelease) -> messages.Begun:
         begun = self._ledger.begin(self._acting(client, asked.release).id)
-        return {"event": begun.event, "relation": begun.relation, "content": begun.content}
+        return messages.Begun(event=dict(begun.event), relation=begun.relation, content=begun.content)
 
     def _key(self, client: Client, asked: messages.OfRelease) -> str:
         return self._ledger.key(self._acting(client, asked.release).id).hex()
@@ -216,15 +307,6 @@ class LedgerService:
         self._check_artifact(release, asked.artifact)
         self._workspace.withhold(release.id, artifact_digest=asked.artifact)
 
-    def _states(self, client: Client, asked: messages.States) -> dict[str, str]:
-        found = {}
-        for name in asked.releases:
-            try:
-                found[name] = self._row(client, name).state
-            except (NotFound, Corrupt):
-                continue
-        return found
-
     def _check_artifact(self, release: Release, digest: str, *, parent: str | None = None) -> None:
         budget = self._ledger.budget(release.population)
         check_artifact(self._workspace.store, release, digest, budget=budget, parent=parent)
@@ -248,28 +330,6 @@ class LedgerService:
         if asked.step >= count_steps(release.event):
             raise Refused(f"release {release.id} reserved fewer steps than {asked.step + 1}; ask for one of them.")
         return release
-
-
-def serve_ledger(config: LedgerConfig, *, ready: Callable[[str], None]) -> None:
-    """Serve the ledger of this process's settings until the process is told to end; finish what a crash left first.
-
-    Parameters
-    ----------
-    config : LedgerConfig
-    ready : callable
-        Called with ``host:port`` once it listens.
-    """
-    configure_logs(cluster_settings().log)
-    workspace = Workspace.open()
-    service = LedgerService(workspace, config.clients)
-    context = listening_context(
-        certificate=config.certificate, key=config.key, peers=[client.certificate for client in config.clients]
-    )
-    at = bind(config.listen)
-    service.pricing.start()
-    ready(address_of(at))
-    log_event("listening", ledger=workspace.ledger.id)
-    serve(service.routes(), names={each.fingerprint: each.name for each in config.clients}, context=context, at=at)
 
 
 def _own(client: Client, population: str) -> str:

@@ -9,12 +9,11 @@ from dataclasses import asdict
 from decimal import ROUND_DOWN, Context
 from typing import Any
 
-from storage.errors import Corrupt, NotFound, Refused
+from dpca.errors import Corrupt, NotFound, Refused
+from dpca.registry.reader import Registry
+from storage.ledger.balance import BOUNDS, ReleaseLedger, knows_samples
 from storage.ledger.budgets import Budget
 from storage.ledger.ledger import Ledger
-from storage.ledger.protocol import ReleaseLedger
-from storage.ledger.refusals import BOUNDS, knows_samples
-from storage.registry.reader import Registry
 
 
 def budget_facts(ledger: ReleaseLedger, population: str, *, newest: int | None = None) -> dict[str, Any]:

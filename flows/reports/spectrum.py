@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from storage.artifacts.subspace import PrivateSubspace
-from storage.errors import Invalid
+from dpca.artifacts.subspace import PrivateSubspace
+from dpca.errors import Invalid
 
 
 def top_loadings(artifact: PrivateSubspace, *, component: int, count: int = 12) -> list[dict[str, Any]]:

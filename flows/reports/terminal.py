@@ -1,17 +1,98 @@
-"""What the command prints: results on stdout, as tables or one JSON object; everything else on stderr."""
+"""What a command says: results and findings on stdout, log lines, questions and outcomes.
+
+The log of a run: one line an event, as text or as JSON, with the run key and the release id.
+
+Nothing is said unless ``DPCA_LOG`` is ``text`` or ``json``; then lines go to stderr, and nowhere else. What a release
+says is public: names, states, partitions, seconds, what is left of a budget. Rows, bytes and their rates are not: a
+rate times its duration is the number of records. An ingest, whose output is the curator's own, says them in a line that
+is marked ``private``.
+
+What the command prints: results on stdout, as tables or one JSON object; everything else on stderr.
+
+What a command that spends says: the question before it charges, its outcome in one line, that of a closed loop.
+"""
 
 import itertools
 import json
+import logging
 import math
 import sys
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Literal
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from dpca_tasks.errors import Refused
+
+Verdict = Literal["ok", "note", "fix"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """What one check found: ``ok``; a ``note``, with which runs succeed; or something to ``fix``."""
+
+    check: str
+    verdict: Verdict
+    found: str
+    advice: str = ""
+
+
+LogFormat = Literal["off", "text", "json"]
+
+_ROOT = "dpca"
+_about: ContextVar[dict[str, Any]] = ContextVar("about", default={})  # noqa: B039 - never changed in place
+
+
+def log_event(event: str, **facts: Any) -> None:
+    """Log that something happened; the facts must be public, or the fact ``private`` says that they are not."""
+    logging.getLogger(f"{_ROOT}.flows").info(event, extra={"facts": facts})
+
+
+@contextmanager
+def about(**facts: Any) -> Iterator[None]:
+    """Add facts, such as the release id, to all that is said inside."""
+    token = _about.set({**_about.get(), **facts})
+    try:
+        yield
+    finally:
+        _about.reset(token)
+
+
+def configure_logs(form: LogFormat) -> None:
+    """Send the program's own events to stderr in a form, once; other libraries' logging is left alone."""
+    logger = logging.getLogger(_ROOT)
+    for handler in [handler for handler in logger.handlers if isinstance(handler.formatter, _Line)]:
+        logger.removeHandler(handler)
+    logger.propagate = form == "off"
+    if form == "off":
+        return
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Line(as_json=form == "json"))
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+
+
+class _Line(logging.Formatter):
+    """One line an event."""
+
+    def __init__(self, *, as_json: bool) -> None:
+        super().__init__()
+        self._as_json = as_json
+
+    def format(self, record: logging.LogRecord) -> str:
+        time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        facts = _about.get() | getattr(record, "facts", {})
+        if self._as_json:
+            head = {"time": time, "level": record.levelname.lower(), "event": record.getMessage()}
+            return json.dumps(head | facts, default=str)
+        return " ".join([time, record.levelname.lower(), record.getMessage(), *(f"{k}={v}" for k, v in facts.items())])
 
 
 class _Stderr(Console):
@@ -118,3 +199,97 @@ def _text(value: Any) -> str:
     if isinstance(value, (Mapping, list, tuple)):
         return json.dumps(value, default=str)
     return "-" if value is None else str(value)
+
+
+_DIGITS = 4
+
+
+def outcome_line(report: Mapping[str, Any]) -> str:
+    """Say what became of a request: what was released, how good it is, and what is left of the budget.
+
+    Parameters
+    ----------
+    report : Mapping
+        Public facts, as `flows.releases.stages.release_facts` returns them.
+    """
+    made = "released before, nothing spent:" if report["reused"] else "released"
+    private = "" if report["private"] else ", NOT PRIVATE"
+    said = str(report.get("verdict") or ("FAILED" if report.get("failed") else "")).rstrip(".")
+    parts = (f"{made} {report['artifact']}{private}{_promise(report)}", said, _left(report))
+    return "; ".join(part for part in parts if part) + "."
+
+
+def joint_line(report: Mapping[str, Any]) -> str:
+    """Say what became of a joint release, and what is left of each budget that this ledger has.
+
+    ``report`` are public facts, as `flows.sites.releases.report_sites` returns them.
+    """
+    made = "released before, nothing spent:" if report["reused"] else "released"
+    said = str(report.get("verdict") or "").rstrip(".")
+    left = (_left(site) for site in report["sites"] if "remaining" in site)
+    return "; ".join(part for part in (f"{made} {report['artifact']}{_promise(report)}", said, *left) if part) + "."
+
+
+def stream_line(facts: Mapping[str, Any]) -> str:
+    """Say how many ticks of a stream are paid for, and what is left of its budget.
+
+    ``facts`` are public, as `flows.releases.streams.open_stream` returns them.
+    """
+    paid = f"{facts['ticks']} ticks of {facts['stream']!r} are paid for{_promise(facts)}, {facts['left']} to come"
+    return f"{paid}; {_left(facts)}."
+
+
+def spending(cost: str, *, remaining: float, after: float) -> str:
+    """Say what is left of a budget now and after a cost."""
+    return f"{cost}, of which epsilon {rounded_down(remaining)} is left now and {rounded_down(after)} after"
+
+
+def rounded_down(epsilon: float) -> str:
+    """Write what is left in four digits, never more than there is."""
+    if not 0.0 < epsilon < math.inf:
+        return "0" if epsilon <= 0.0 else "inf"
+    unit = 10.0 ** (math.floor(math.log10(epsilon)) + 1 - _DIGITS)
+    return f"{math.floor(epsilon / unit * (1.0 + 1e-12)) * unit:.{_DIGITS}g}"
+
+
+def _promise(report: Mapping[str, Any]) -> str:
+    """Return the guarantee of a release in one sentence, where it has one."""
+    stated = report.get("statement")
+    return f" with {stated}" if stated and report.get("private", True) else ""
+
+
+def _left(facts: Mapping[str, Any]) -> str:
+    return f"epsilon {rounded_down(facts['remaining'])} of budget {facts['population']!r} is left"
+
+
+@dataclass(slots=True, kw_only=True)
+class RefreshOutcome:
+    """What became of the arrivals of a run so far.
+
+    ``left`` are those that wait on.
+    """
+
+    published: str
+    decisions: list[dict[str, Any]] = field(default_factory=list)
+    set_aside: int = 0
+    kept_back: int = 0
+    refused: int = 0
+    left: int = 0
+
+    def end(self, how: Literal["set_aside", "kept_back", "refused"], count: int = 1) -> None:
+        """Count arrivals that ended so."""
+        setattr(self, how, getattr(self, how) + count)
+        self.left -= count
+
+    def report(self) -> dict[str, Any]:
+        """Return it as public facts: the outcome in one line, then all of it."""
+        made = Counter(decision["decision"] for decision in self.decisions)
+        counts = {"promoted": made["promoted"], "held": made["held"]}
+        counts |= {name: getattr(self, name) for name in ("kept_back", "refused", "set_aside", "left")}
+        said = [f"{count} {name.replace('_', ' ')}" for name, count in counts.items() if count]
+        return {
+            "outcome": ", ".join(said) or "nothing arrived",
+            **counts,
+            "published": self.published,
+            "decisions": self.decisions,
+        }

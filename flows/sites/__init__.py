@@ -1,1 +1,1 @@
-"""Joint releases whose sites are parties of their own: their roster, the messages between them, and their services."""
+"""Joint releases over sites: datasets of one home, or the parties of a roster with their messages and services."""

@@ -13,8 +13,7 @@ import sqlalchemy as sa
 from dpca_tasks.accounting.events import is_private
 from storage.database import tables
 from storage.database.engine import reading
-from storage.registry.agreement import damaged_names
-from storage.registry.history import alias_history
+from storage.registry.agreement import alias_history, damaged_names
 from storage.workspace import Workspace
 
 _MOVE = ("time", "alias", "before", "version")

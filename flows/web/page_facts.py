@@ -15,24 +15,23 @@ import numpy as np
 import sqlalchemy as sa
 from numpy.typing import NDArray
 
+from dpca.artifacts.base import Artifact
+from dpca.artifacts.embeddings import ItemEmbeddings
+from dpca.artifacts.estimate import PrivateEstimate
+from dpca.artifacts.files import KINDS, kind_named, read_artifact
+from dpca.artifacts.subspace import PrivateSubspace
+from dpca.artifacts.tensor import TensorComponents
+from dpca.errors import Invalid
+from dpca.privacy_unit import stated_privacy
 from dpca_tasks.errors import DpcaError
 from flows.families.restated_subspace import noise_edge_of
 from flows.reports.budget_facts import budget_facts, event_text, pacing_facts, runs_that_fit
 from flows.reports.spectrum import Spectrum, top_loadings
 from flows.web.listing import VersionRow, aliases_in, numbers_of, populations_in, versions_in
-from storage.artifacts.base import Artifact
-from storage.artifacts.embeddings import ItemEmbeddings
-from storage.artifacts.estimate import PrivateEstimate
-from storage.artifacts.files import read_artifact
-from storage.artifacts.kinds import KINDS
-from storage.artifacts.subspace import PrivateSubspace
-from storage.artifacts.tensor import TensorComponents
 from storage.database import tables
 from storage.database.engine import reading
-from storage.errors import Invalid
 from storage.ledger.ledger import Ledger
 from storage.ledger.stream_rows import streams_in, ticks_of
-from storage.privacy_unit import stated_privacy
 from storage.workspace import Workspace
 
 
@@ -299,7 +298,7 @@ def version_facts(workspace: Workspace, name: str, version: int) -> dict[str, An
 
 def noun_of(kind: str) -> str:
     """Return the name of a kind of artifact in a sentence."""
-    return KINDS[kind].noun if kind in KINDS else kind
+    return kind_named(kind).noun if kind in KINDS else kind
 
 
 RUNS = (1, 2, 4, 12, 26, 52)

@@ -1,4 +1,6 @@
-"""The pages of the site by their addresses, each as HTML and as JSON; nothing here knows of a network.
+"""The pages of the site by their addresses, served or written as files.
+
+The pages of the site by their addresses, each as HTML and as JSON; nothing here knows of a network.
 
 ==============================  ======================================================================
 Address                         Page
@@ -14,28 +16,32 @@ datasets                        the curator's list of datasets, where that is as
 An address ends in ``.html`` or ``.json``. Beside them are the stylesheet, and below ``charts`` those of versions and
 budgets, light and dark. A page that cannot be made is
 a page too, with one sentence that holds no path, no stored text and no number.
+
+The same pages as files: links are relative, so that they work from a folder and under any address.
 """
 
 import math
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
 from importlib.metadata import version
 from importlib.resources import files
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from flows.reports.logs import log_event
-from flows.reports.terminal import json_text
-from flows.web.differences import difference_facts
-from flows.web.drawing import draw_burn_down, draw_loadings, draw_scree
-from flows.web.listing import name_facts, overview_facts
+from dpca.backends.atomic_files import write_folder
+from dpca.errors import Corrupt, Invalid, NotFound, Refused, Unavailable
+from dpca.registry.pointers import NAME_PATTERN, VERSION_PATTERN
+from flows.reports.terminal import json_text, log_event
+from flows.web.differences import difference_facts, draw_burn_down, draw_loadings, draw_scree
+from flows.web.listing import aliases_in, name_facts, overview_facts, populations_in, versions_in
 from flows.web.page_facts import Absent, address_of, budget_page, dataset_facts, noun_of, version_facts
-from storage.errors import Corrupt, Invalid, NotFound, Refused, Unavailable
-from storage.registry.references import NAME_PATTERN, VERSION_PATTERN
+from storage.database.engine import reading
 from storage.workspace import Workspace
 
 HTML, JSON, CSS = "text/html; charset=utf-8", "application/json", "text/css; charset=utf-8"
@@ -229,3 +235,99 @@ def day(text: str | None) -> str:
 def words(name: str) -> str:
     """Write the name of a fact as words."""
     return name.replace("_", " ")
+
+
+DRAWN = 100
+"""Of so many of the newest versions of a name, charts are drawn; they take most of the time."""
+
+
+def build_site(output: Path, *, tell: Callable[[int, int | None], None]) -> int:
+    """Write every page of this process's workspace to a new folder; return the number of pages.
+
+    Parameters
+    ----------
+    output : Path
+        It appears whole or not at all. The page of datasets is not written. Charts are drawn of the newest `DRAWN`
+        versions of each name and of those with an alias; pages of older ones have the same numbers in tables.
+    tell : callable
+        Is called with the files written, and with all there will be.
+
+    Raises
+    ------
+    Invalid
+        When something stands there, or its folder does not exist.
+    Corrupt
+        When a page cannot be made; the text names it.
+    Unavailable
+        When it cannot be written.
+    """
+    output = output.absolute()
+    if output.exists() or not output.parent.is_dir():
+        raise Invalid(f"output {output} must be a new folder in an existing one; name another.")
+    workspace = Workspace.read_only()
+    site = Site(live=False, open_workspace=lambda: workspace, undrawn=_undrawn(workspace))
+    pages = [*_pages(workspace)]
+    files: dict[str, bytes] = {}
+    for page in pages:
+        files |= _page(site, page)
+        for chart in set(re.findall(r'"(?:\.\./)*(charts/[^"]+\.svg)"', files[f"{page}.html"].decode())):
+            files[chart] = _content(site, chart)
+        tell(len(files), None)
+    files[STYLE] = _content(site, STYLE)
+    try:
+        write_folder(output, files)
+    except OSError as error:
+        raise Unavailable(
+            f"output {output} cannot be written ({error.strerror}); nothing was; choose another place."
+        ) from error
+    return len(pages)
+
+
+def _page(site: Site, page: str) -> dict[str, bytes]:
+    """Return a page as HTML and as JSON, from facts that are read once."""
+    try:
+        template, facts = site.facts(f"{page}.html")
+        return {path: site.page(path, template, facts).content for path in (f"{page}.html", f"{page}.json")}
+    except Exception as error:
+        raise _failed(page) from error
+
+
+def _content(site: Site, path: str) -> bytes:
+    answer = site.answer(path)
+    if answer.status != 200:
+        raise _failed(path)
+    return answer.content
+
+
+def _failed(path: str) -> Corrupt:
+    return Corrupt(
+        f"page {path} cannot be made, and a site is written whole or not at all; `dpca doctor` and `dpca registry "
+        "verify` find the reason."
+    )
+
+
+def _undrawn(workspace: Workspace) -> set[str]:
+    """Return the versions that get no charts: all but the newest of each name, and those with an alias."""
+    with reading(workspace.ledger.engine) as connection:
+        rows, aliases = versions_in(connection), aliases_in(connection)
+    newest: dict[str, int] = {row.name: row.version for row in rows}
+    old = (row for row in rows if row.version <= newest[row.name] - DRAWN)
+    return {row.reference for row in old if (row.name, row.version) not in aliases}
+
+
+def _pages(workspace: Workspace) -> Iterator[str]:
+    """Yield the address of each page, without its ending; of differences those that pages link to."""
+    yield "index"
+    with reading(workspace.ledger.engine) as connection:
+        rows, aliases = versions_in(connection), aliases_in(connection)
+        populations = populations_in(connection)
+    numbered: dict[str, list[int]] = {}
+    for row in rows:
+        numbered.setdefault(row.name, []).append(row.version)
+    for name, versions in numbered.items():
+        yield f"names/{name}"
+        yield from (f"versions/{name}@{version}" for version in versions)
+        marked = {version for (other, version) in aliases if other == name}
+        pairs = {*pairwise(versions), *((at, versions[-1]) for at in marked if at != versions[-1])}
+        yield from (f"differences/{name}@{left}/{name}@{right}" for left, right in sorted(pairs))
+    yield from (f"budgets/{address_of(population)}" for population in populations)

@@ -9,7 +9,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from flows.reports.charts import FORMATS, THEMES, render
+from flows.reports.release_charts import FORMATS, THEMES, render
 
 type Row = Mapping[str, Any]
 type Tables = Mapping[str, Sequence[Row]]

@@ -24,9 +24,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
+from dpca.errors import BadSource, Invalid
 from papers.lib.experiments import Matrix
-from storage.errors import BadSource, Invalid
-from storage.formats.svmlight_parser import MalformedLine, SvmlightParser
+from storage.formats.svmlight import MalformedLine, SvmlightParser
 
 MNIST, MNIST_LABELS = "mnist/train-images-idx3-ubyte", "mnist/train-labels-idx1-ubyte"
 TEST_IMAGES, REUTERS = "mnist/t10k-images-idx3-ubyte", "reuters"

@@ -1,7 +1,7 @@
 """Completion mechanisms on ratings in arrays, how well they predict, and the published formats of MovieLens.
 
 Keys come from seeds and the ratings are public or made, so nothing is charged and every number can be made again. All
-predictions are those of `storage.artifacts.embeddings.ItemEmbeddings`, as for users.
+predictions are those of `dpca.artifacts.embeddings.ItemEmbeddings`, as for users.
 
 MovieLens comes as ``u.data`` of 100K, separated by tabs; ``ratings.dat`` of 1M, and of 10M with half stars, separated
 by ``::``; ``ratings.csv`` of 20M and 25M, with a header; and ``ml-100k.inter``, which ``make data`` fetches, with the
@@ -21,23 +21,22 @@ from numpy.typing import NDArray
 from pyarrow import csv
 from scipy import sparse
 
+from dpca.errors import BadSource, Invalid
 from dpca_tasks.accounting.epsilon_bracket import epsilon_bracket
 from dpca_tasks.mechanisms.base import NO_GUARANTEE, ItemFactors, Plan, PrivacyTarget
 from dpca_tasks.mechanisms.completion import MECHANISMS, REFERENCES
 from dpca_tasks.mechanisms.completion.dpals import Dpals
-from dpca_tasks.mechanisms.completion.item_factors import UNIT, in_steps, orthonormal
-from dpca_tasks.mechanisms.completion.ratings import RatingsProblem
+from dpca_tasks.mechanisms.completion.ratings import UNIT, RatingsProblem, in_steps, orthonormal
 from dpca_tasks.metrics import ranked_items, recall_of
-from dpca_tasks.noise.joint import JointGaussian
+from dpca_tasks.noise.distributions import JointGaussian
 from dpca_tasks.privacy.curator import Curator, DisclosingCurator, TiledAnswer
 from dpca_tasks.privacy.gate import InMemoryReservation
 from dpca_tasks.queries.item_statistics import ItemStatistics
-from dpca_tasks.queries.tiled_sum import TiledSum
+from dpca_tasks.queries.joint_sum import TiledSum
+from dpca_tasks.records.blocks import ArrayBlocks
 from dpca_tasks.records.made_ratings import SplitRatings, ratings_of
-from dpca_tasks.records.sources import ArrayBlocks
 from flows.tune import embeddings_of
 from papers.lib.experiments import Matrix
-from storage.errors import BadSource, Invalid
 
 DELTA, RECOMMENDED = 1e-5, 20
 

@@ -10,21 +10,19 @@ from typing import Any
 
 import numpy as np
 
-from dpca_tasks.accounting.relation import Relation
+from dpca_tasks.accounting.events import Relation
 from dpca_tasks.layouts import Layout, unpack_symmetric
 from dpca_tasks.mechanisms.base import PrivacyTarget, Problem
 from dpca_tasks.mechanisms.eigenpairs import leading_eigenpairs
-from dpca_tasks.mechanisms.sites.cape import Cape, least_scale, masked_messages, mu_of
 from dpca_tasks.mechanisms.sites.cape_pca import CapePca
-from dpca_tasks.mechanisms.sites.joint_plan import LocalParties
+from dpca_tasks.mechanisms.sites.joint_plan import Cape, LocalParties, least_scale, masked_messages, mu_of
 from dpca_tasks.mechanisms.sites.noised_moments import Conv, DpDis, Local
 from dpca_tasks.mechanisms.subspace.analyze_gauss import AnalyzeGauss
-from dpca_tasks.noise.symmetric_weights import symmetric_weights
+from dpca_tasks.noise.distributions import symmetric_weights
 from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.privacy.gate import InMemoryReservation
 from dpca_tasks.queries.base import SQRT_2_UP
-from dpca_tasks.records.blocks import BlockSource
-from dpca_tasks.records.sources import ArrayBlocks
+from dpca_tasks.records.blocks import ArrayBlocks, BlockSource
 from papers.lib.experiments import Matrix, mean_rows
 from papers.lib.public_data import unit_rows
 

@@ -18,21 +18,20 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from dpca_tasks.accounting.relation import Relation
+from dpca_tasks.accounting.events import Relation
 from dpca_tasks.mechanisms.base import PrivacyTarget, Problem
 from dpca_tasks.mechanisms.eigenpairs import leading_eigenpairs
-from dpca_tasks.mechanisms.noisy_products import start_directions
+from dpca_tasks.mechanisms.noisy_products import completed, start_directions, truncated, truncated_step
 from dpca_tasks.mechanisms.subspace.analyze_gauss import AnalyzeGauss
 from dpca_tasks.mechanisms.subspace.dps_pca import FREE_STEPS, DpsPca
 from dpca_tasks.mechanisms.subspace.exponential import Exponential
 from dpca_tasks.mechanisms.subspace.mod_sulq import ModSulq
-from dpca_tasks.mechanisms.truncated_rounds import completed, truncated, truncated_step
 from dpca_tasks.metrics import subspace_distance
 from dpca_tasks.privacy.curator import Curator, Rows
 from dpca_tasks.privacy.gate import InMemoryReservation, Reservation
 from dpca_tasks.queries.base import RowSum
 from dpca_tasks.queries.second_moment import SecondMoment
-from dpca_tasks.records.sources import ArrayBlocks
+from dpca_tasks.records.blocks import ArrayBlocks
 from dpca_tasks.sums.exact_sum import check_covered
 from dpca_tasks.sums.partial_sums import Gridded, fold_gridded, grid
 from papers.lib.experiments import Matrix

@@ -32,14 +32,14 @@ from typing import Any, Literal, Self
 import numpy as np
 from scipy import sparse, stats
 
+from dpca_tasks.accounting.events import Relation
 from dpca_tasks.accounting.published import FORMULAS, Settings
-from dpca_tasks.accounting.relation import Relation
 from dpca_tasks.errors import Refused
 from dpca_tasks.mechanisms.base import PrivacyTarget, Problem
 from dpca_tasks.mechanisms.eigenpairs import leading_eigenpairs
 from dpca_tasks.mechanisms.subspace import MECHANISMS
 from dpca_tasks.metrics import captured_beyond_first, captured_variance, squared_distance
-from dpca_tasks.records.sources import ArrayBlocks
+from dpca_tasks.records.blocks import ArrayBlocks
 from dpca_tasks.refinement.refined_release import refine_release
 from dpca_tasks.threads import one_thread
 from papers.lib.experiments import Matrix, orthonormal, run_mechanism

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from dpca_tasks.accounting.relation import Relation
+from dpca_tasks.accounting.events import Relation
 from dpca_tasks.mechanisms.base import NO_GUARANTEE, ComponentModel, Components, Plan, PrivacyTarget
 from dpca_tasks.mechanisms.sites.cape_agn import CapeAgn
 from dpca_tasks.mechanisms.sites.joint_plan import LocalParties
@@ -31,11 +31,10 @@ from dpca_tasks.mechanisms.tensors.tensor_releases import POINT_FACTOR, TensorPr
 from dpca_tasks.privacy.curator import Curator, DisclosingCurator, Rows
 from dpca_tasks.privacy.gate import InMemoryReservation
 from dpca_tasks.queries.base import RowSum
-from dpca_tasks.queries.point_triples import PointTriples
 from dpca_tasks.queries.rounded_product import DIRECTION_BITS
 from dpca_tasks.queries.second_moment import SecondMoment
-from dpca_tasks.queries.words import WordPairs, WordTriples
-from dpca_tasks.records.sources import ArrayBlocks
+from dpca_tasks.queries.words import PointTriples, WordPairs, WordTriples
+from dpca_tasks.records.blocks import ArrayBlocks
 from papers.lib.experiments import Matrix
 
 type Records = NDArray[np.int16] | NDArray[np.float64]

@@ -1,4 +1,6 @@
-"""The folder of a backup: a manifest that lists every file with its digest, and says of what the backup is.
+"""The contents of a backup: its manifest, the files of a store, and the rows of a database.
+
+The folder of a backup: a manifest that lists every file with its digest, and says of what the backup is.
 
 ::
 
@@ -9,18 +11,45 @@
     keys.sealed          keys that sign, under a passphrase; only where one was given
 
 No noise key, staged step or witness is ever in it; see ``docs/how-to/backup.md``.
+
+The files of a store of artifacts, copied out for a backup and put back into an empty store.
+
+What is copied follows from the rows of the ledger's snapshot, so that files and rows are of one point: the artifacts of
+versions and committed releases, the answers of streams, and datasets if they are wanted. Pointer files, and whatever
+else lies beside the artifacts, are small; they are copied while no publisher is at work. Checkpoints of the trail are
+copied as they are: a signed statement is never too many.
+
+The rows of a database as text, one object a line, and back: the same for SQLite and PostgreSQL.
+
+A copy is taken in one snapshot of the database, so it is one point of the journal. It is read back into the schema that
+it was taken from.
 """
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import batched
 from pathlib import Path
+from secrets import token_hex
 from typing import Any, Self
 
-from storage.backends.atomic_files import open_regular
-from storage.backends.digests import relative_paths
-from storage.errors import Corrupt, NotFound, Refused
+import sqlalchemy as sa
+from sqlalchemy.exc import OperationalError, SQLAlchemyError
+
+from dpca.backends.atomic_files import FILE, digest_tree, make_folder, open_regular, relative_paths
+from dpca.backends.base import Place, each, write_and_check
+from dpca.errors import Corrupt, NotFound, Refused
+from dpca.home import STAGING
+from storage.database import tables
+from storage.database.engine import HEAD, migrate, migration_of
+from storage.datasets.content_digest import MARKER as DATASET_MARKER
+from storage.datasets.snapshot_reader import Dataset
+from storage.ledger.stream_rows import FOLDER as ANSWERS
+from storage.ledger.stream_rows import answer_path
+from storage.ledger.trail_export import FOLDER as TRAIL
 
 FORMAT, VERSION = "dpca-backup", 1
 MANIFEST, SIGNATURE, ROWS, STORE, SEALED = "backup.json", "backup.sig", "database", "store", "keys.sealed"
@@ -191,3 +220,220 @@ def facts_of(contents: Contents) -> dict[str, Any]:
 def damaged(folder: Path, found: str) -> Corrupt:
     """Return the error of a backup that is not as it was written."""
     return Corrupt(f"the backup {folder} is damaged ({found}); it must be as it was written: use another one.")
+
+
+REGISTRY, ARTIFACTS, DATASETS = "registry", "registry/artifacts", "datasets"
+ARTIFACT_MARKER = "manifest.json"  # comes last when an artifact is published
+
+
+def copy_pointers(place: Place, to: Path) -> list[str]:
+    """Copy all of a registry but its artifacts, while nobody publishes; return the paths that are gone, or damaged."""
+    folders = [name for name in place.names(REGISTRY) if name != "artifacts" and not name.startswith(".")]
+    return [path for folder in folders for path in _copy_each(place, to, f"{REGISTRY}/{folder}")]
+
+
+def copy_store(connection: sa.Connection, place: Place, to: Path, *, ledger: str, datasets: bool) -> list[str]:
+    """Copy what the rows tell of; return the paths that are missing, or damaged, which are not copied."""
+    missing = [
+        f"{ARTIFACTS}/{digest}"
+        for digest in _digests(connection)
+        if not _copy(place, to, f"{ARTIFACTS}/{digest}", digest=digest)
+    ]
+    for row in connection.execute(sa.select(tables.tick_answer)):
+        path = answer_path(row.stream, row.tick, row.digest)
+        if not (_copy_file(place, to, path) and hashlib.sha256((to / path).read_bytes()).hexdigest() == row.digest):
+            (to / path).unlink(missing_ok=True)
+            missing.append(path)
+    missing += _copy_each(place, to, f"{TRAIL}/{ledger}")
+    if datasets:
+        table = tables.snapshot
+        for row in connection.execute(sa.select(table).where(table.c.removed_at.is_(None))):
+            if not (_copy(place, to, row.path) and _is_dataset(to / row.path, row.content_digest)):
+                shutil.rmtree(to / row.path, ignore_errors=True)
+                missing.append(row.path)
+    return missing
+
+
+def refuse_full_place(place: Place, contents: Contents) -> None:
+    """Refuse a store that holds anything else than files of the backup, which a killed restore has left.
+
+    Raises
+    ------
+    Refused
+        If it does.
+    """
+    for folder in (f"{REGISTRY}/names", ARTIFACTS, ANSWERS, TRAIL):
+        paths = [f"{folder}/{path}" for path in place.paths(folder)]
+        if not all(each(lambda path: contents.holds(f"{STORE}/{path}", place.read(path).payload), paths)):
+            raise Refused(
+                f"{place.at(folder)} is not empty, and a backup is restored into an empty store; move it away, or "
+                "restore the other parts with --only."
+            )
+
+
+def put_back(source: Path, contents: Contents, place: Place, *, home: Path, datasets: bool) -> None:
+    """Put the files of a backup into an empty store: artifacts and datasets whole, pointer files last.
+
+    What a killed restore has put there already stays.
+    """
+    paths = sorted(path.removeprefix(f"{STORE}/") for path in contents.files if path.startswith(f"{STORE}/"))
+    whole = {_folder(path, 3): ARTIFACT_MARKER for path in paths if path.startswith(f"{ARTIFACTS}/")}
+    if datasets:
+        whole |= {_folder(path, 3): DATASET_MARKER for path in paths if path.startswith(f"{DATASETS}/")}
+    for folder, marker in whole.items():
+        staged = home / STAGING / token_hex(16)
+        try:
+            make_folder(staged)  # it is as old as it is; the copy has the times of the backup, and would be an orphan
+            for path in paths:
+                if path.startswith(f"{folder}/"):
+                    contents.copy(source, f"{STORE}/{path}", staged / "whole" / path.removeprefix(f"{folder}/"))
+            place.publish(staged / "whole", folder, marker=marker)
+        finally:
+            shutil.rmtree(staged, ignore_errors=True)
+    small = [path for path in paths if path.startswith((f"{ANSWERS}/", f"{TRAIL}/"))]
+    beside = [path for path in paths if path.startswith(f"{REGISTRY}/") and not path.startswith(f"{ARTIFACTS}/")]
+    for path in (*small, *beside):
+        write_and_check(place, path, b"".join(contents.pieces(source, f"{STORE}/{path}")))
+
+
+def _folder(path: str, depth: int) -> str:
+    return "/".join(path.split("/")[:depth])
+
+
+def _digests(connection: sa.Connection) -> Sequence[str]:
+    table = tables.release
+    committed = sa.select(table.c.artifact_digest).where(table.c.artifact_digest.is_not(None))
+    both = sa.union(sa.select(tables.published.c.digest), committed).subquery()
+    return connection.execute(sa.select(both.c[0]).order_by(both.c[0])).scalars().all()
+
+
+def _copy(place: Place, to: Path, folder: str, *, digest: str | None = None) -> bool:
+    """Copy all files of a folder, or none; an artifact that has not its digest is taken away again."""
+    missing = _copy_each(place, to, folder)
+    if not missing and (to / folder).is_dir() and digest in (None, digest_tree(to / folder)):
+        return True
+    shutil.rmtree(to / folder, ignore_errors=True)
+    return False
+
+
+def _is_dataset(folder: Path, content: str) -> bool:
+    """Tell whether a copy of a dataset has all the rows that were ingested; a store may have listed a part."""
+    try:
+        return Dataset.open(folder).verify() == content
+    except (Corrupt, NotFound):
+        return False
+
+
+def _copy_each(place: Place, to: Path, folder: str) -> list[str]:
+    """Copy the files of a folder; return the paths of those that are gone or damaged, which are not copied."""
+    paths = [f"{folder}/{path}" for path in place.paths(folder)]
+    copied = each(partial(_copy_file, place, to), paths)
+    return [path for path, is_there in zip(paths, copied, strict=True) if not is_there]
+
+
+def _copy_file(place: Place, to: Path, path: str) -> bool:
+    try:
+        payload = place.read(path).payload
+        if path.endswith(".json"):  # each of them, if it is not whole, is none
+            json.loads(payload)
+    except (FileNotFoundError, Corrupt, ValueError, RecursionError):
+        return False
+    _write(to / path, payload)
+    return True
+
+
+def _write(path: Path, payload: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch(mode=FILE)
+    path.write_bytes(payload)
+
+
+_LEFT_OUT = {
+    "pointer",  # tags of one store's files; a name without a row has a file to be written
+    "charged_total",  # what the releases add up to
+}
+_AT_ONCE = 1_000
+
+
+def write_rows(connection: sa.Connection, folder: Path) -> None:
+    """Write every table to a file of a new folder."""
+    folder.mkdir()
+    for table in tables.metadata.sorted_tables:
+        if table.name not in _LEFT_OUT:
+            rows = connection.execute(sa.select(table), execution_options={"yield_per": _AT_ONCE}).mappings()
+            with (folder / f"{table.name}.jsonl").open("w", encoding="utf-8") as file:
+                for row in rows:
+                    file.write(json.dumps({name: _as_text(value) for name, value in row.items()}) + "\n")
+
+
+def read_rows(connection: sa.Connection, folder: Path, *, migration: str) -> None:
+    """Fill an empty database with what `write_rows` wrote, in the caller's transaction.
+
+    Raises
+    ------
+    Refused
+        As `refuse_full_database`.
+    Corrupt
+        If they are not the rows of one.
+    """
+    refuse_full_database(connection, migration=migration)
+    migrate(connection)
+    try:
+        _fill(connection, folder)
+    except OperationalError:  # the database's own failure
+        raise
+    except (AttributeError, KeyError, OSError, TypeError, ValueError, SQLAlchemyError) as error:
+        raise Corrupt(
+            f"the rows in {folder} are not those of a ledger ({type(error).__name__}); a backup is restored as it was "
+            "written: use another one."
+        ) from None
+
+
+def _fill(connection: sa.Connection, folder: Path) -> None:
+    names = [path.stem for path in folder.glob("*.jsonl")]
+    found = sa.MetaData()
+    found.reflect(connection, only=names)
+    for table in found.sorted_tables:
+        binary = {column.name for column in table.c if isinstance(column.type, sa.LargeBinary)}
+        for rows in batched(_lines(folder / f"{table.name}.jsonl"), _AT_ONCE):
+            decoded = [{name: _as_value(row[name], is_binary=name in binary) for name in row} for row in rows]
+            connection.execute(table.insert(), decoded)
+
+
+def refuse_full_database(connection: sa.Connection, *, migration: str) -> None:
+    """Refuse rows of another version, and a database that holds a ledger or the tables of another version.
+
+    Raises
+    ------
+    Refused
+        If either is so.
+    """
+    if migration != HEAD:
+        raise Refused(
+            f"the rows of the backup have schema {migration}, of another version of dpca, and this one restores schema "
+            f"{HEAD}; restore them with that version."
+        )
+    standing = migration_of(connection)
+    if standing is None:
+        return
+    held = connection.exec_driver_sql("SELECT id FROM ledger").scalars().all()
+    if held or standing != migration:
+        what = f"ledger {held[0][:8]}" if held else "the empty tables of another version"
+        raise Refused(
+            f"the database holds {what}, and a backup is restored into an empty one; move it away, or set "
+            "DPCA_DATABASE_URL to an empty one."
+        )
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    with path.open(encoding="utf-8") as file:
+        for line in file:
+            yield json.loads(line)
+
+
+def _as_text(value: Any) -> Any:
+    return bytes(value).hex() if isinstance(value, (bytes, memoryview)) else value
+
+
+def _as_value(value: Any, *, is_binary: bool) -> Any:
+    return bytes.fromhex(value) if is_binary and value is not None else value

@@ -2,7 +2,7 @@
 
 import sqlalchemy as sa
 
-from storage.privacy_unit import ROW
+from dpca.privacy_unit import ROW
 
 metadata = sa.MetaData()
 Text = sa.Text

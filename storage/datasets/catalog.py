@@ -20,19 +20,19 @@ from typing import Literal, Self
 
 from sqlalchemy import Connection, Engine, Row, bindparam, exists, func, insert, select, update
 
-from storage.backends.base import Place
-from storage.backends.local import LocalPlace
+from dpca.backends.base import Place
+from dpca.backends.local import LocalPlace
+from dpca.errors import Conflict, Corrupt, Invalid, NotFound, Refused
+from dpca.privacy_unit import ROW, PrivacyUnit
 from storage.database import tables
 from storage.database.engine import reading, transaction
-from storage.datasets.manifest import MARKER, Manifest
+from storage.datasets.content_digest import MARKER, Manifest
 from storage.datasets.snapshot_reader import Dataset
 from storage.datasets.staging import remove_if_empty
-from storage.errors import Conflict, Corrupt, Invalid, NotFound, Refused
-from storage.formats.rejects import quarantine_notes
+from storage.formats.batch import quarantine_notes
 from storage.ledger import journal
 from storage.ledger.arrivals import number_of_snapshot
 from storage.ledger.budgets import check_snapshots, current_snapshot
-from storage.privacy_unit import ROW, PrivacyUnit
 
 _SNAPSHOT = tables.snapshot.c
 _PRESENT = (

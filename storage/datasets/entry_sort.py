@@ -21,7 +21,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from storage.backends.atomic_files import make_folder
+from dpca.backends.atomic_files import make_folder
 from storage.formats.batch import BATCH_VALUES
 
 NO_COLUMN = -1

@@ -1,7 +1,7 @@
 """Erase one individual: a new snapshot of a dataset without any row of theirs.
 
 Snapshots are immutable, so the rows stay in the older ones until those are removed. An id is compared by its keyed hash
-(`storage.datasets.owner_key`), and is never stored, logged or shown.
+(`storage.datasets.keyed_hash`), and is never stored, logged or shown.
 
 Examples
 --------
@@ -21,18 +21,16 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from dpca.errors import Invalid, NotFound, Refused
+from dpca.schemas.canonical import id_cells
 from storage.datasets.catalog import Catalog, Entry
-from storage.datasets.content_digest import RowsDigest
-from storage.datasets.keyed_hash import keyed_hashes
-from storage.datasets.manifest import MARKER
-from storage.datasets.owner_key import OwnerKey
-from storage.datasets.publish_snapshot import encoded, joined, publish
+from storage.datasets.content_digest import MARKER, RowsDigest
+from storage.datasets.ingest import encoded, joined, publish
+from storage.datasets.keyed_hash import OwnerKey, keyed_hashes
 from storage.datasets.snapshot_reader import Dataset
 from storage.datasets.snapshot_writer import SnapshotWriter
 from storage.datasets.staging import begin
-from storage.errors import Invalid, NotFound, Refused
 from storage.formats.batch import RowBatch, without_rows
-from storage.schemas.unit_ids import id_cells
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +58,7 @@ def find_unit(name: str, unit: str, *, catalog: Catalog, keys: Path) -> FoundUni
     name : str
         The dataset.
     unit : str
-        The id, in any spelling that `storage.schemas.unit_ids` takes for it, or the name of a row.
+        The id, in any spelling that `dpca.schemas.canonical` takes for it, or the name of a row.
     catalog : Catalog
     keys : Path
         The folder of secret keys.

@@ -26,8 +26,8 @@ import pyarrow.parquet as pq
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
+from dpca.errors import Conflict, Invalid, Unavailable
 from storage.datasets.snapshot_reader import Block, Dataset
-from storage.errors import Conflict, Invalid, Unavailable
 
 _CHUNK = 1 << 16
 

@@ -17,9 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from storage.backends.atomic_files import make_folder, write_atomically, writing
-from storage.backends.claims import claim_file
-from storage.errors import Conflict, Corrupt, NotFound, StorageError, Unavailable
+from dpca.backends.atomic_files import claim_file, make_folder, write_atomically, writing
+from dpca.errors import Conflict, Corrupt, NotFound, StorageError, Unavailable
 from storage.formats.files import LocalFile, Sighting, SourceFile, locate
 from storage.formats.held_files import holding, look_at
 

@@ -10,16 +10,14 @@ fields of `IngestOptions`; a new option is one field here and the line that uses
 ['feature_names', 'table_schema', 'units', 'scale']
 """
 
-from dataclasses import dataclass
 from typing import Annotated
 
 from pydantic import Field
 
-from storage.errors import Invalid
-from storage.formats.duplicates import DUPLICATES
-from storage.formats.registry import named, option_help
-from storage.options import Handling, check_options
-from storage.privacy_unit import PrivacyUnit
+from dpca.errors import Invalid
+from dpca.privacy_unit import PrivacyUnit
+from storage.formats.registry import DUPLICATES, named, option_help
+from storage.options import Handling, option_record
 
 _STATED_BY_SCHEMA = (
     *(
@@ -45,7 +43,7 @@ ENTRIES_ALONE = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@option_record
 class IngestOptions:
     """Everything that a user may declare or choose about an ingest, beside its source and the dataset's name.
 
@@ -80,16 +78,15 @@ class IngestOptions:
     columns: Annotated[
         dict[str, str] | None,
         Field(
-            description="Columns of triplets by role, such as row=USER,column=ITEM,value=RATING; without values, "
-            "each is 1."
+            description="Columns of triplets by role, such as row=USER,column=ITEM,value=RATING; without values, each "
+            "is 1."
         ),
     ] = None
     duplicates: Annotated[
         str | None,
         Field(
-            description="Entries of one row and column become their sum (triplets by default), mean or last, or "
-            "are refused as a "
-            "bad row (svmlight and csr by default); an unattended ingest of triplets requires it."
+            description="Entries of one row and column become their sum (triplets by default), mean or last, or are "
+            "refused as a bad row (svmlight and csr by default); an unattended ingest of triplets requires it."
         ),
         Handling(choices=DUPLICATES),
     ] = None
@@ -106,8 +103,8 @@ class IngestOptions:
     header: Annotated[
         bool | None,
         Field(
-            description="Whether CSV and TSV begin with column names, else named 0, 1, 2 ...; if left out, doubt "
-            "is refused."
+            description="Whether CSV and TSV begin with column names, else named 0, 1, 2 ...; if left out, doubt is "
+            "refused."
         ),
     ] = None
     units: Annotated[
@@ -118,8 +115,8 @@ class IngestOptions:
     unit_name: Annotated[
         str | None,
         Field(
-            description="Name of the ids of individuals, as their budget states it; by default of their column, "
-            "or unit."
+            description="Name of the ids of individuals, as their budget states it; by default of their column, or "
+            "unit."
         ),
     ] = None
     max_rows_per_unit: Annotated[
@@ -151,8 +148,8 @@ class IngestOptions:
         str | None,
         Field(
             description="quarantine: a record with a bad row becomes empty, and a private report lists its rows. "
-            "fail: end at the "
-            "first bad row, the default of attended ingests; message, exit code and Prefect state reveal that row."
+            "fail: end at the first bad row, the default of attended ingests; message, exit code and Prefect state "
+            "reveal that row."
         ),
         Handling(choices=("fail", "quarantine")),
     ] = None
@@ -171,8 +168,7 @@ class IngestOptions:
     ] = False
 
     def __post_init__(self) -> None:
-        """Check each value by itself."""
-        check_options(self)
+        """Refuse a format that no reader has."""
         if self.format is not None:
             named(self.format)
 

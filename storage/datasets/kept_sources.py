@@ -1,4 +1,8 @@
-"""The last source and inbox of each dataset, kept in the home folder: runs name a dataset and not its private files.
+"""What is kept of a dataset for its next ingest: source, inbox and columns.
+
+The columns of a dataset, which each new snapshot of its name has to have: matched by name, never by position.
+
+The last source and inbox of each dataset, kept in the home folder: runs name a dataset and not its private files.
 
 A reference is ``@`` and a dataset's name. Paths of private files stay on this machine: an orchestrator stores and shows
 only the reference, and a schedule ingests again from the same files.
@@ -6,15 +10,130 @@ only the reference, and a schedule ingests again from the same files.
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from storage.backends.atomic_files import make_folder, write_atomically, writing
-from storage.datasets.catalog import check_name
+from dpca.backends.atomic_files import make_folder, write_atomically, writing
+from dpca.errors import BadSource, Invalid, NotFound, StorageError
+from dpca.schemas.frames import changed_columns, meaning
+from dpca.schemas.schema import Schema
+from storage.datasets.catalog import Catalog, check_name
 from storage.datasets.ingest_options import IngestOptions
-from storage.errors import NotFound
 from storage.options import options_of
+
+_SHOWN = 3
+_END = "ingest it under another name, or remove the dataset first"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedColumns:
+    """The columns of the current snapshot of a dataset.
+
+    Attributes
+    ----------
+    dataset : str
+    n_features : int
+    names : tuple of str or None, where they have names
+    encoder : dict or None, the schema by which they were encoded
+    """
+
+    dataset: str
+    n_features: int
+    names: tuple[str, ...] | None
+    encoder: dict[str, Any] | None
+
+    @classmethod
+    def of(cls, catalog: Catalog, name: str) -> Self | None:
+        """Return the columns of a dataset; None where it is new, or its files cannot be read any more."""
+        try:
+            entry = catalog.current(name)
+            rows = catalog.open(entry)
+            return cls(dataset=name, n_features=entry.n_features, names=rows.feature_names(), encoder=rows.encoder())
+        except StorageError:  # what replaces lost files has nothing to be compared with
+            return None
+
+    def ordered(self, schema: Schema | None) -> Schema | None:
+        """Return the declared schema with its columns in the saved order.
+
+        Raises
+        ------
+        Invalid
+            If it declares other columns, or declares them in another way.
+        """
+        if self.encoder is None and schema is None:
+            return None
+        if self.encoder is None:
+            raise Invalid(f"dataset {self.dataset!r} was ingested without a schema, and one is given; {_END}")
+        if schema is None:
+            raise Invalid(f"dataset {self.dataset!r} was ingested by a schema, and none is given; give it, or {_END}")
+        facts = schema.facts()
+        if meaning(facts) == meaning(self.encoder):
+            return schema
+        if changed := changed_columns(self.encoder, facts):
+            raise Invalid(
+                f"the schema of dataset {self.dataset!r} declares {_listed(changed)} in another way; declare what was "
+                f"declared before, or {_END}"
+            )
+        if sorted(facts["missing_texts"]) != sorted(self.encoder["missing_texts"]):
+            raise Invalid(
+                f"the schema of dataset {self.dataset!r} has other missing_texts; declare those of before, or {_END}"
+            )
+        if not schema.text.header:
+            raise Invalid(
+                f"the schema of dataset {self.dataset!r} lists its columns in another order, and without a header they "
+                f"go by position; list them as before, or {_END}"
+            )
+        places = {column["name"]: place for place, column in enumerate(self.encoder["columns"])}
+        columns = sorted(schema.columns, key=lambda column: places.get(column.name, len(places)))
+        return schema.model_copy(update={"columns": tuple(columns)})
+
+    def is_permuted(self, names: Sequence[str] | None) -> bool:
+        """Return whether names are those of the dataset in another order."""
+        return (
+            names is not None
+            and self.names is not None
+            and self.names != tuple(names)
+            and (sorted(self.names) == sorted(names))
+        )
+
+    def check(self, names: Sequence[str] | None, *, n_features: int, scattered: bool) -> None:
+        """Refuse a source of other columns; triplets whose columns are numbers may have more of them.
+
+        Raises
+        ------
+        BadSource
+            If their number differs, or their names or their order.
+        """
+        if self.names is None:
+            if n_features != self.n_features and not scattered:
+                raise BadSource(
+                    f"there are {n_features} features, and dataset {self.dataset!r} has {self.n_features}; {_END}"
+                )
+            return
+        if names is None:
+            raise BadSource(
+                f"the columns have no names, and those of dataset {self.dataset!r} have; declare the feature names, or "
+                f"{_END}"
+            )
+        if tuple(names) == self.names:
+            return
+        missing, others = set(self.names) - set(names), set(names) - set(self.names)
+        found = " and ".join(
+            f"{_listed(sorted(some))} {what}" for some, what in ((missing, "missing"), (others, "new")) if some
+        )
+        raise BadSource(
+            f"the columns are not those of dataset {self.dataset!r}: {found or 'they have another order'}; name and "
+            f"order them as before, or {_END}"
+        )
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Return the first names in words."""
+    shown, more = ", ".join(map(repr, names[:_SHOWN])), len(names) - _SHOWN
+    return f"{'column' if len(names) == 1 else 'columns'} {shown}{f' and {more} more' if more > 0 else ''}"
+
 
 _SIGN = "@"
 SOURCES, INBOXES = "sources", "inboxes"

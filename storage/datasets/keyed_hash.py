@@ -1,4 +1,6 @@
-"""SipHash-2-4 with 128 bits: a hash of short texts under a secret key, from which nobody without the key learns an id.
+"""Hashes of ids under a secret key, which a snapshot stores in place of the ids.
+
+SipHash-2-4 with 128 bits: a hash of short texts under a secret key, from which nobody without the key learns an id.
 
 A million ids take a twentieth of a second; a call a text of any hash in a library takes as long as their ingest.
 
@@ -10,12 +12,27 @@ its reference implementation.
 >>> key = bytes(range(16))
 >>> keyed_hashes(pa.array([""]), key=key).astype("<u8").tobytes().hex()
 'a3817f04ba25a8e66df67214c7550293'
+
+The key of the hashes of ids that a snapshot stores with its records, in place of the ids.
+
+It is one file a population, in the key folder: without it, no guess of an id can be tested on a copy of the
+rows. No backup holds it; where it is lost, `storage.datasets.erase` finds no id in the snapshots made with it.
 """
+
+import hashlib
+import hmac
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 from numba import njit, uint64
 from numpy.typing import NDArray
+
+from dpca.backends.atomic_files import claim_file, make_folder, writing
+from dpca.errors import Conflict, NotFound, StorageError, Unavailable
 
 KEY_BYTES = 16
 
@@ -87,3 +104,90 @@ def _round(state):  # type: ignore[no-untyped-def]
 @njit(cache=True, nogil=True)
 def _rotated(word, bits):  # type: ignore[no-untyped-def]
     return (word << uint64(bits)) | (word >> uint64(64 - bits))
+
+
+class OwnerKey:
+    """The key of a population, drawn when an ingest first needs it.
+
+    Parameters
+    ----------
+    keys : Path
+        The folder of secret keys.
+    population : str
+
+    Attributes
+    ----------
+    name : str or None
+        The name of the key, which follows from it and not the reverse; None until it was used.
+    """
+
+    def __init__(self, keys: Path, population: str) -> None:
+        self._path = keys / f"owners-{population}"
+        self._key, self._is_ours = b"", False
+        self.name: str | None = None
+
+    def drawn(self) -> bytes:
+        """Return the key, drawn and written now if there is none.
+
+        Raises
+        ------
+        Unavailable
+            If the key folder cannot be written.
+        """
+        if self.name is None:
+            with writing(self._path.parent):
+                make_folder(self._path.parent)
+                self._is_ours = claim_file(self._path, os.urandom(KEY_BYTES))
+                self._key = self._path.read_bytes()
+            self.name = _name_of(self._key)
+        return self._key
+
+    def keep(self) -> None:
+        """See that the key is there, if an id was hashed with it.
+
+        Raises
+        ------
+        Conflict
+            If another one is there by now.
+        Unavailable
+            If the key folder cannot be written.
+        """
+        if self.name is not None:
+            with writing(self._path.parent):  # whoever drew it may have given it back since
+                if not claim_file(self._path, self._key) and self._path.read_bytes() != self._key:
+                    raise Conflict("another ingest of the same people drew the key of their ids anew; ingest again")
+
+    @contextmanager
+    def given_back(self) -> Iterator[None]:
+        """Remove the key after an ingest that drew it and leaves nothing behind."""
+        try:
+            yield
+        except Unavailable:  # its blocks may be resumed
+            raise
+        except StorageError:
+            if self._is_ours:
+                self._path.unlink(missing_ok=True)
+            raise
+
+    def named(self, name: str) -> bytes:
+        """Return the key of this name.
+
+        Raises
+        ------
+        NotFound
+            If it is not there any more.
+        """
+        try:
+            key = self._path.read_bytes()
+        except FileNotFoundError:
+            key = b""
+        if _name_of(key) != name:
+            raise NotFound(
+                f"the key of the snapshot's ids, {self._path}, was lost, so no id can be found in it; remove their "
+                "rows from the source and ingest it again; then remove the older snapshots"
+            )
+        return key
+
+
+def _name_of(key: bytes) -> str:
+    return hmac.new(key, b"dpca owners", hashlib.sha256).hexdigest()[:32]

@@ -1,4 +1,6 @@
-"""Open a snapshot and read its row blocks, from any thread of any process.
+"""Open a snapshot, or those of several nights, and read row blocks from any thread of any process.
+
+Open a snapshot and read its row blocks, from any thread of any process.
 
 A `Dataset` is what the numerical core calls a block source. It pickles as its address alone; array handles are
 opened once per process, from a local folder or an object store.
@@ -7,14 +9,27 @@ Examples
 --------
 ``Dataset.open(address).read(0)`` gives the first `Block`; `verify` reads them all and recomputes the content
 digest.
+
+The rows of several nights as one source of blocks, where each row of one night is an individual of its own.
+
+A source that does not tell whose row each is has no individual to follow from night to night. A stream then answers
+about all rows that came so far: tick t reads the snapshots bound to ticks 1 to t, each row with the age of its
+snapshot.
+
+Examples
+--------
+::
+
+    source = NightRows.of([(catalog.open(entry), entry.number) for entry in bound])
+    source.read(0).first_seen                  # the number of the first snapshot
 """
 
 import errno
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
@@ -22,17 +37,78 @@ from typing import TYPE_CHECKING, Any, Self, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from storage.backends.base import Place
-from storage.backends.opening import open_place
-from storage.datasets.chunk_reader import PaddedArray, checksum_of
-from storage.datasets.content_digest import ContentDigest
-from storage.datasets.manifest import MARKER, Manifest
-from storage.errors import Corrupt, NotFound, StorageError, Unavailable
+from dpca.backends.base import Place
+from dpca.backends.local import open_place
+from dpca.errors import Conflict, Corrupt, Invalid, NotFound, StorageError, Unavailable
+from storage.datasets.content_digest import MARKER, ContentDigest, Manifest
 
 if TYPE_CHECKING:
     import zarr
     from zarr.core.array_spec import ArrayConfigParams
     from zarr.core.metadata import ArrayV3Metadata
+
+import struct
+from collections.abc import Mapping
+
+import google_crc32c
+
+_CHECKSUM = struct.Struct("<I")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PaddedArray:
+    """A 2-D array in chunks of one row, of which the beginning of each row is read.
+
+    Attributes
+    ----------
+    place : Place, of the group
+    name : str, of the array in the group
+    dtype : numpy dtype
+    width : int, columns of a chunk
+    """
+
+    place: Place
+    name: str
+    dtype: np.dtype[Any]
+    width: int
+
+    def head(self, row: int, length: int) -> tuple[NDArray[Any], bytes]:
+        """Return the first `length` items of a row, after which padding follows, and the checksums of its chunks.
+
+        Raises
+        ------
+        OSError
+            If a chunk is missing or cannot be read.
+        ValueError, RuntimeError
+            If it was changed after it was written.
+        """
+        chunks = [self._chunk(row, column) for column in range(-(-length // self.width))]
+        parts = [items for items, _ in chunks]
+        items = parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, self.dtype), *parts])
+        return items[:length], b"".join(checksum for _, checksum in chunks)
+
+    def _chunk(self, row: int, column: int) -> tuple[NDArray[Any], bytes]:
+        from numcodecs import blosc  # type: ignore[import-untyped]  # at use: whoever plans reads no row
+
+        payload = np.frombuffer(self.place.read(f"{self.name}/c/{row}/{column}").payload, dtype=np.uint8)
+        packed, checksum = payload[: -_CHECKSUM.size], payload[-_CHECKSUM.size :].tobytes()
+        if _CHECKSUM.pack(google_crc32c.value(packed)) != checksum:
+            raise ValueError("a chunk does not have its checksum")
+        items: NDArray[Any] = np.frombuffer(blosc.decompress(packed), dtype=self.dtype)
+        if len(items) != self.width:
+            raise ValueError("a chunk does not have the length of its array's chunks")
+        return items, checksum
+
+
+def checksum_of(chunks: Mapping[str, bytes]) -> int:
+    """Return the checksum of a block from the checksums of its chunks, by array; an array without a chunk is left out.
+
+    A chunk has a checksum of its own, but nothing in it says where it belongs. This one is stored with the extent of
+    the block, so a chunk of another block, an older one or a lost one is noticed.
+    """
+    joined = b"".join(name.encode() + b"\0" + chunks[name] for name in sorted(chunks) if chunks[name])
+    return int(google_crc32c.value(joined))
+
 
 type Stored = zarr.Array[ArrayV3Metadata]
 
@@ -352,3 +428,88 @@ def _bounds(lengths: NDArray[np.unsignedinteger[Any]]) -> NDArray[np.int64]:
     bounds = np.zeros(len(lengths) + 1, dtype=np.int64)
     np.cumsum(lengths, out=bounds[1:])
     return bounds
+
+
+_LABEL = b"dpca night rows 1\0"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NightRows:
+    """Snapshots one after the other, as one source of blocks; it pickles as their addresses and numbers.
+
+    Attributes
+    ----------
+    nights : tuple of (Dataset, int or None), each snapshot once, with the number of its ingest
+    """
+
+    nights: tuple[tuple[Dataset, int | None], ...]
+
+    @classmethod
+    def of(cls, bound: Sequence[tuple[Dataset, int | None]]) -> Self:
+        """Chain the snapshots bound to the ticks of a stream, in the order of the ticks.
+
+        A snapshot bound to several ticks is read once, with the age of the first of them: its rows came once.
+
+        Raises
+        ------
+        Invalid
+            If there is none, or they have other numbers of columns.
+        Conflict
+            If a number falls.
+        """
+        nights = tuple({dataset.manifest.snapshot: (dataset, number) for dataset, number in bound}.values())
+        if len({dataset.n_features for dataset, _ in nights}) != 1:
+            raise Invalid("snapshots of one stream have the same columns, and there is at least one; give such ones")
+        numbers = [-1 if number is None else number for _, number in nights]
+        if numbers != sorted(numbers):
+            raise Conflict("the numbers of snapshots never fall from tick to tick; bind the newest snapshot")
+        return cls(nights=nights)
+
+    @property
+    def n_features(self) -> int:
+        """Declared number of columns."""
+        return self.nights[0][0].n_features
+
+    @property
+    def n_blocks(self) -> int:
+        """Number of blocks."""
+        return sum(dataset.n_blocks for dataset, _ in self.nights)
+
+    @property
+    def n_records(self) -> int:
+        """Number of rows of all nights: private under add_remove."""
+        return sum(dataset.n_records for dataset, _ in self.nights)
+
+    @property
+    def extents(self) -> NDArray[np.int64]:
+        """Records, rows and stored values of each block, of shape (n_blocks, 3): private."""
+        return np.concatenate([dataset.extents for dataset, _ in self.nights])
+
+    @property
+    def content(self) -> str:
+        """Digest of the contents of all nights in hex: a secret of the curator."""
+        digest = hashlib.sha256(_LABEL)
+        for dataset, number in self.nights:
+            digest.update(f"{number} {dataset.content}\n".encode())
+        return digest.hexdigest()
+
+    def read(self, block: int) -> Block:
+        """Read one block; its ordinals count from the first row of the first night.
+
+        Raises
+        ------
+        IndexError
+            If there is no such block.
+        Corrupt, Unavailable
+            As `Dataset.read`.
+        """
+        if not 0 <= block < self.n_blocks:
+            raise IndexError(f"block {block} does not exist; there are {self.n_blocks}; ask for one of them")
+        before = 0
+        for dataset, number in self.nights:
+            if block < dataset.n_blocks:
+                found = dataset.read(block)
+                return replace(found, first_record=before + found.first_record, first_seen=number)
+            block -= dataset.n_blocks
+            before += dataset.n_records
+        raise AssertionError("the blocks of the nights add up to all blocks")

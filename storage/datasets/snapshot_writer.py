@@ -19,24 +19,59 @@ A record wider than a block is alone in its block and spans several chunks. Chun
 """
 
 import hashlib
+import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import google_crc32c
 import numpy as np
 import zarr
+from numcodecs import Blosc  # type: ignore[import-untyped]
 from numpy.typing import NDArray
+from zarr.codecs import BloscCodec, Crc32cCodec
 
-from storage.backends.local import LocalPlace
-from storage.datasets.chunk_reader import PaddedArray, checksum_of
-from storage.datasets.chunk_writer import COMPRESSORS, write_chunk
-from storage.datasets.content_digest import ContentDigest
-from storage.datasets.manifest import Manifest
+from dpca.backends.local import LocalPlace
+from dpca.errors import Conflict, Invalid
+from storage.datasets.content_digest import ContentDigest, Manifest
+from storage.datasets.snapshot_reader import PaddedArray, checksum_of
 from storage.datasets.staging import Extent
-from storage.errors import Conflict, Invalid
 from storage.formats.batch import RowBatch
+
+COMPRESSORS = (BloscCodec(cname="lz4", clevel=1, shuffle="shuffle"), Crc32cCodec())
+"""What the metadata of an array name: each chunk is packed, and ends in a CRC-32C."""
+
+
+_PACKING = Blosc(cname="lz4", clevel=1, shuffle=Blosc.SHUFFLE)
+
+
+def write_chunk(array: Path, *, row: int, column: int, items: NDArray[Any]) -> bytes:
+    """Write a whole chunk of one row, and return its checksum; a reader of the array may see a part meanwhile.
+
+    Parameters
+    ----------
+    array : Path
+        The folder of the array.
+    row, column : int
+        Number of the chunk in each dimension.
+    items : array of shape (width,), little endian
+
+    Raises
+    ------
+    OSError
+        If the disk is full or cannot be used.
+    """
+    folder = array / "c" / str(row)
+    folder.mkdir(parents=True, exist_ok=True)
+    packed = _PACKING.encode(items)
+    checksum = struct.pack("<I", google_crc32c.value(packed))
+    with (folder / str(column)).open("wb") as file:
+        file.write(packed)
+        file.write(checksum)
+    return checksum
+
 
 BLOCK_NNZ = 1 << 20
 BLOCK_ROWS = 1 << 18

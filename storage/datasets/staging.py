@@ -26,9 +26,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from storage.backends.atomic_files import make_folder, write_atomically
-from storage.errors import StorageError, Unavailable
-from storage.formats.rejects import quarantine_notes
+from dpca.backends.atomic_files import make_folder, write_atomically
+from dpca.errors import StorageError, Unavailable
+from storage.formats.batch import quarantine_notes
 
 _PARTIAL = ".partial"
 _REMOVED = ".removed"  # suffix of folders that `Catalog.remove` hides before it deletes them

@@ -9,10 +9,10 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from storage.errors import Invalid
+from dpca.errors import Invalid
+from dpca.schemas.schema import Schema, written_text
 from storage.formats.batch import check_features
 from storage.formats.registry import named
-from storage.schemas.schema import Schema, written_text
 
 ROLES = ("row", "column", "value")
 

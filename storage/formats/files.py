@@ -18,9 +18,9 @@ from functools import partial
 from pathlib import Path, PurePath, PurePosixPath
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, cast, runtime_checkable
 
-from storage.backends.base import Place
-from storage.backends.opening import open_place
-from storage.errors import BadSource, Invalid
+from dpca.backends.base import Place
+from dpca.backends.local import open_place
+from dpca.errors import BadSource, Invalid
 
 if TYPE_CHECKING:
     from zarr.abc.store import Store

@@ -15,15 +15,13 @@ import pyarrow as pa
 import zarr
 from numpy.typing import NDArray
 
-from storage.errors import BadSource
-from storage.formats.batch import RowBatch
-from storage.formats.broken import check_chunks, reading
-from storage.formats.csr import CsrRows
+from dpca.errors import BadSource
+from storage.formats.batch import Rejects, RowBatch
+from storage.formats.csr import CsrRows, check_chunks, reading
 from storage.formats.declared import Declared
 from storage.formats.dense import DenseRows
 from storage.formats.files import SourceFile
 from storage.formats.hdf5 import CSR, as_texts, find_index, find_matrix, open_hdf5, read_names
-from storage.formats.rejects import Rejects
 
 _ANNDATA = frozenset(
     ("X", "obs", "var", "obsm", "varm", "obsp", "varp", "layers", "uns", "raw", "raw.X", "raw.var", "raw.varm")

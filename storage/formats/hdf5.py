@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from storage.errors import BadSource, Invalid
+from dpca.errors import BadSource, Invalid
 from storage.formats.files import SourceFile, locate
 from storage.formats.held_files import HeldFile
 

@@ -11,13 +11,12 @@ import pyarrow as pa
 from numba import njit
 from numpy.typing import NDArray
 
-from storage.errors import BadSource
-from storage.formats.batch import RowBatch
-from storage.formats.broken import check_rows, check_width
+from dpca.errors import BadSource
+from storage.formats.batch import Rejects, RowBatch
+from storage.formats.csr import check_rows, check_width
 from storage.formats.decimals import DECIDED, MALFORMED, scan_decimal
 from storage.formats.declared import Declared
 from storage.formats.files import SourceFile
-from storage.formats.rejects import Rejects
 from storage.formats.text import TextFile
 
 _FIELDS = {

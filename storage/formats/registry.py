@@ -14,7 +14,10 @@ from dataclasses import dataclass
 from pkgutil import resolve_name
 from typing import Any
 
-from storage.errors import Invalid
+from dpca.errors import Invalid
+
+DUPLICATES = ("sum", "mean", "last", "refuse")
+"""What several values of one row and column become, by name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +26,7 @@ class Format:
 
     Attributes
     ----------
-    reader : str, module and class of the reader, as ``storage.formats.npz:NpzReader``
+    reader : str, module and class of the reader, as ``storage.formats.dense:NpzReader``
     suffixes : tuple of str, the ends of file names that choose it, in lower case
     is_table : bool, whether columns have names, so that a schema and a column of unit ids are allowed
     keeps_zeros : bool, whether it may list the entries of a row one by one, so that explicit zeros can be stored
@@ -49,7 +52,7 @@ FORMATS = {
     "svmlight": Format(
         reader="storage.formats.svmlight:SvmlightReader", suffixes=(".svm", ".svmlight", ".libsvm"), needs_width=True
     ),
-    "npz": Format(reader="storage.formats.npz:NpzReader", suffixes=(".npz",)),
+    "npz": Format(reader="storage.formats.dense:NpzReader", suffixes=(".npz",)),
     "mtx": Format(reader="storage.formats.mtx:MatrixMarketReader", suffixes=(".mtx",), keeps_zeros=True),
     "csv": Format(
         reader="storage.formats.delimited:DelimitedReader", suffixes=(".csv",), is_table=True, keeps_zeros=True
@@ -58,7 +61,7 @@ FORMATS = {
         reader="storage.formats.delimited:DelimitedReader", suffixes=(".tsv",), is_table=True, keeps_zeros=True
     ),
     "parquet": Format(
-        reader="storage.formats.parquet:ParquetReader", suffixes=(".parquet",), is_table=True, keeps_zeros=True
+        reader="storage.formats.tables:ParquetReader", suffixes=(".parquet",), is_table=True, keeps_zeros=True
     ),
     "npy": Format(reader="storage.formats.dense:NpyReader", suffixes=(".npy",), repeats=False, density=1.0),
     "zarr": Format(reader="storage.formats.groups:GroupReader", suffixes=(".zarr",)),

@@ -11,15 +11,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from storage.errors import BadSource, Invalid, StorageError, Unavailable
-from storage.formats.batch import MAX_INTEGER, Reader, RowBatch, check_features
+from dpca.errors import BadSource, Invalid, StorageError, Unavailable
+from storage.formats.batch import MAX_INTEGER, Reader, Rejects, RowBatch, check_features
 from storage.formats.declared import Declared
 from storage.formats.delimited import DelimitedReader
 from storage.formats.files import SourceFile, locate
 from storage.formats.held_files import held
-from storage.formats.parquet import ParquetReader
 from storage.formats.registry import FORMATS, all_suffixes, by_suffix, named
-from storage.formats.rejects import Rejects
+from storage.formats.tables import ParquetReader
 
 _PACKED = (".gz", ".zst")
 _SHORT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)

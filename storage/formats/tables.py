@@ -1,9 +1,15 @@
-"""Row batches from the Arrow record batches of a table, wide or triplets, in CSV or Parquet.
+"""Row batches from tables: Arrow record batches, raw tables with a schema, and Parquet.
+
+Row batches from the Arrow record batches of a table, wide or triplets, in CSV or Parquet.
 
 A table with the row, column and value columns holds triplets; any other is wide, each row one record.
+
+Row batches from the Arrow record batches of a raw table, encoded by its declared schema.
+
+Read Parquet, a piece of a row group at a time: triplets, or wide rows whose schema declares the columns.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
@@ -11,18 +17,18 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from storage.errors import BadSource, Invalid
-from storage.formats.batch import RowBatch
-from storage.formats.csr import LARGE
+from dpca.errors import BadSource, Invalid
+from dpca.schemas.canonical import NO_ID, cast_cells, id_cells, id_type
+from dpca.schemas.encoder import Encoder, flat_table
+from dpca.schemas.frames import feature_columns, index_columns, match_names
+from storage.formats.batch import BATCH_VALUES, Rejects, RowBatch, stored_dtype
+from storage.formats.csr import LARGE, reading
 from storage.formats.declared import Declared
 from storage.formats.dense import sparse_rows
-from storage.formats.rejects import Rejects
-from storage.schemas.cells import cast_cells
-from storage.schemas.frames import feature_columns
-from storage.schemas.matching import match_names
-from storage.schemas.unit_ids import NO_ID, id_cells, id_type
+from storage.formats.files import SourceFile
 
 MAX_COLUMNS = 1 << 16  # each has a name and a buffer of its own
 
@@ -182,7 +188,7 @@ def table_schema(
 def wide_columns(
     columns: Sequence[str], *, unit: str | None, index: Sequence[str], named: Sequence[str], drop_others: bool
 ) -> tuple[str, ...]:
-    """Return the columns of a wide table that may be features; see `storage.schemas.frames.feature_columns`.
+    """Return the columns of a wide table that may be features; see `dpca.schemas.frames.feature_columns`.
 
     Raises
     ------
@@ -228,7 +234,7 @@ class Faults:
 def ids_of(
     array: pa.Array, faults: Faults, column: str, *, missing: Sequence[str] = (), decimal: str = "."
 ) -> pa.Array:
-    """Return ids as `storage.schemas.unit_ids` reads them; missing ones are faults, and null."""
+    """Return ids as `dpca.schemas.canonical` reads them; missing ones are faults, and null."""
     ids = id_cells(array, missing=(*NO_ID, *missing), decimal=decimal)
     faults.add(ids.is_null().to_numpy(zero_copy_only=False), _ID, column)
     return ids
@@ -270,3 +276,199 @@ def _filled(array: pa.Array, faults: Faults, reason: str, column: str) -> NDArra
         array = array.fill_null(0)
     found: NDArray[Any] = array.to_numpy(zero_copy_only=False)
     return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncodedTable:
+    """A raw table as its schema encodes it; what a `storage.formats.tables.TableSchema` is to a table of numbers.
+
+    Attributes
+    ----------
+    encoder : Encoder
+    unit : str or None, the column with the individual behind each row
+    found : tuple of str, the raw columns in the order of the file
+    """
+
+    encoder: Encoder
+    unit: str | None
+    found: tuple[str, ...]
+    triplet: None = None
+
+    @property
+    def n_features(self) -> int:
+        """The number of encoded features."""
+        return len(self.encoder.feature_names)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the encoded features."""
+        return self.encoder.feature_names
+
+    @property
+    def read(self) -> list[str]:
+        """The names of the raw columns that are read."""
+        return [column.name for column in self.encoder.columns] + ([self.unit] if self.unit is not None else [])
+
+    def batch(
+        self,
+        table: pa.RecordBatch,
+        *,
+        places: NDArray[np.int64],
+        place: str,
+        rejects: Rejects,
+        bad: NDArray[np.bool_] | None = None,
+    ) -> RowBatch:
+        """Make a batch; rows that the schema refuses are passed to `rejects`, and so were ``bad`` ones."""
+        faults = Faults(places, place, rejects, bad)
+        flat = flat_table(table)
+        unit_ids = None
+        if self.unit is not None:
+            schema, ids = self.encoder.schema, flat.column(self.unit)
+            unit_ids = ids_of(ids, faults, self.unit, missing=schema.missing_texts, decimal=schema.text.decimal)
+        rows, found = self.encoder.encode({name: flat.column(name) for name in self.read})
+        for fault in found:
+            faults.add(fault.rows, fault.reason, fault.column)
+        faults.reject(naming_columns=True)
+        batch = sparse_rows(rows, places=places, place=place, rejected=faults.bad)
+        return RowBatch(
+            values=batch.values,
+            indices=batch.indices,
+            row_ptr=batch.row_ptr,
+            record_ptr=batch.record_ptr,
+            places=places,
+            place=place,
+            unit_ids=unit_ids,
+            rejected=faults.bad,
+        )
+
+
+def encoded_table(columns: Sequence[str], declared: Declared, *, index: Sequence[str] = ()) -> EncodedTable:
+    """Match the columns of a table with its declared schema.
+
+    Parameters
+    ----------
+    columns : sequence of str
+        The names in the file, those of fields of a struct as ``a.b``.
+    declared : Declared
+        The user's declarations, with a schema. The id of an individual is read where `unit_column` names it, or where
+        the file has it.
+    index : sequence of str
+        The columns that the file calls the index of its rows.
+
+    Raises
+    ------
+    BadSource
+        If a column is missing, superfluous or occurs twice.
+    """
+    assert declared.schema is not None
+    if len(columns) > MAX_COLUMNS:
+        raise BadSource(f"the table has {len(columns)} columns, more than {MAX_COLUMNS}; leave out what is not wanted")
+    if len(set(columns)) < len(columns):
+        raise BadSource("two columns have the same name; rename one")
+    encoder = Encoder(declared.schema)
+    unit = declared.unit_column or (declared.schema.unit if declared.schema.unit in columns else None)
+    if unit is not None and unit not in columns:
+        raise BadSource(f"the table has no column {unit!r} among its {len(columns)}; check the names and the delimiter")
+    listed, drop_others = [column.name for column in declared.schema.columns], declared.schema.unlisted == "drop"
+    drop_others = drop_others or declared.drop_others
+    found = wide_columns(columns, unit=unit, index=index, named=listed, drop_others=drop_others)
+    try:
+        encoder.match(found, needs_unit=False, drop_others=declared.drop_others)
+    except Invalid as error:
+        raise BadSource(f"{error}; check the delimiter too") from None
+    return EncodedTable(encoder=encoder, unit=unit, found=found)
+
+
+_KIND = "Parquet file"
+
+
+class ParquetReader:
+    """A `storage.formats.batch.Reader` of a Parquet file.
+
+    Parameters
+    ----------
+    file : SourceFile
+        The file.
+    declared : Declared
+        The user's declarations; triplets need a width, a wide schema declares its own.
+    """
+
+    format = "parquet"
+    n_rows: int | None = None
+
+    def __init__(self, file: SourceFile, *, declared: Declared) -> None:
+        self._stream = file.open()
+        try:
+            with reading(_KIND):
+                self._file = pq.ParquetFile(self._stream, pre_buffer=False)  # else it keeps all that it has read
+                schema = self._file.schema_arrow
+                index = index_columns(schema)
+            if declared.schema is not None:  # which names what is in a struct
+                schema = flat_table(schema.empty_table()).schema
+            self._schema: TableSchema | EncodedTable = (
+                table_schema(schema.names, declared, declares_width=True, index=index)
+                if declared.schema is None
+                else encoded_table(schema.names, declared, index=index)
+            )
+            values = self._schema.triplet[2:] if self._schema.triplet else self._schema.names or ()
+            kinds = dict(zip(schema.names, schema.types, strict=True))
+            self.id_types = id_types(kinds, unit=self._schema.unit, triplet=self._schema.triplet)
+            found = set() if declared.schema is not None else {_numpy_dtype(schema.field(name)) for name in values}
+            self.dtype: np.dtype[Any] = np.result_type(*found) if found else np.dtype(np.float64)
+        except BaseException:
+            self.close()
+            raise
+        self.n_features = self._schema.n_features
+        self.names: Sequence[str] | None = self._schema.names
+        self.found_names = self._schema.found
+        self.unit_type = None if self._schema.unit is None else schema.field(self._schema.unit).type
+        if isinstance(self.unit_type, pa.DictionaryType):
+            self.unit_type = self.unit_type.value_type
+        self.scattered = self.repeats = self._schema.triplet is not None
+        self.size, _ = file.version()
+        self._row, self._n_rows = 0, max(self._file.metadata.num_rows, 1)
+
+    @property
+    def position(self) -> int:
+        """Bytes of the file read so far, as if all rows took the same."""
+        return int(self.size * self._row // self._n_rows)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._stream.close()
+
+    def batches(self, rejects: Rejects) -> Iterator[RowBatch]:
+        """Yield the rows in order; `places` counts rows from 0.
+
+        Raises
+        ------
+        BadSource
+            Where the file is cut short or corrupt.
+        """
+        for table in self._tables(self._schema.read):
+            places = np.arange(self._row - table.num_rows, self._row)
+            yield self._schema.batch(table, places=places, place="row", rejects=rejects)
+
+    def items(self, rejects: Rejects) -> Iterator[pa.Array]:
+        """Yield the column ids of triplets, each once a piece, as text."""
+        if self._schema.triplet is not None:
+            name = self._schema.triplet[1]
+            for table in self._tables([name]):
+                yield pc.unique(column_text(table.column(name)))
+
+    def _tables(self, wanted: list[str]) -> Iterator[pa.RecordBatch]:
+        step = max(1, BATCH_VALUES // max(len(wanted), 0 if self.scattered else self.n_features))
+        with reading(_KIND):
+            for table in self._file.iter_batches(batch_size=step, columns=wanted, use_threads=False):
+                self._row += table.num_rows
+                yield table
+
+
+def _numpy_dtype(column: pa.Field) -> np.dtype[Any]:
+    """Return the dtype that a column of values is stored in."""
+    kind = column.type
+    if pa.types.is_decimal(kind) or pa.types.is_float16(kind) or pa.types.is_string(kind):
+        return np.dtype(np.float64)
+    if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind):
+        return stored_dtype(kind.to_pandas_dtype())
+    raise BadSource(f"column {column.name!r} holds {kind}; values must be real numbers; convert or drop it")

@@ -10,7 +10,7 @@ from typing import cast
 
 import pyarrow as pa
 
-from storage.errors import BadSource, Unavailable
+from dpca.errors import BadSource, Unavailable
 from storage.formats.files import SourceFile
 
 PIECE = 1 << 20  # bytes of text handed out at a time

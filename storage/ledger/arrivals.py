@@ -1,8 +1,8 @@
 """The numbers of ingests, and the rows of the tables that tell which ingest saw an individual first.
 
 Ingests are numbered in one sequence of the ledger. A population has one *epoch* at a time: a key, and the segments of
-ids hashed with it, each with the number of the ingest that saw these ids first. `storage.datasets.first_seen` keeps the
-segments' files. An epoch of which anything is missing is lost, for good; the population's next ingest begins another.
+ids hashed with it, each with the number of the ingest that saw these ids first. `storage.datasets.whole_records` keeps
+the segments' files. An epoch of which anything is missing is lost for good; the next ingest begins another.
 
 Notes
 -----
@@ -17,7 +17,7 @@ import sqlalchemy as sa
 
 from storage.database import tables
 from storage.ledger import journal
-from storage.ledger.replay import check_rows
+from storage.ledger.journal import check_rows
 
 _EPOCH, _SEGMENT, _ENTRY = tables.arrival_epoch, tables.arrival_segment, tables.event.c
 

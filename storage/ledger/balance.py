@@ -1,21 +1,134 @@
-"""The balance of a budget, now and over time: allowed, spent and left, read inside the caller's snapshot."""
+"""The balance of a budget, messages of refused charges, and what a release needs of a ledger.
+
+The messages of refused charges: the reason, and what the budget still admits, from public numbers.
+
+The balance of a budget, now and over time: allowed, spent and left, read inside the caller's snapshot.
+
+What a release needs of a ledger, whichever process holds the database.
+"""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, Literal, Protocol
 
 import sqlalchemy as sa
 
-from dpca_tasks.accounting import charges, pacing
-from dpca_tasks.accounting.burn_down import burn_down
-from dpca_tasks.accounting.charges import Charge
-from dpca_tasks.accounting.events import Event, is_private
-from storage.errors import BudgetExhausted
-from storage.ledger.budgets import Budget, read_budget
-from storage.ledger.charged_totals import charged_to, ensure_total, read_total
-from storage.ledger.refusals import refusal
-from storage.ledger.releases import Release, charges_of, releases_of, versions_of
+from dpca.errors import BudgetExhausted
+from dpca_tasks.accounting import filters, prices
+from dpca_tasks.accounting.events import Event, is_private, parts_of
+from dpca_tasks.accounting.prices import Charge
+from storage.ledger.budgets import Budget, charged_to, ensure_total, read_budget, read_total
+from storage.ledger.releases import Grant, Release, charges_of, releases_of, versions_of
+from storage.ledger.step_answers import Reservation
+
+BOUNDS: Mapping[str, str] = {"gdp": "the Gaussian that dominates it", "renyi": "randomised response of its epsilon"}
+"""The mechanism that a filter charges for an event that is known only by its (epsilon, delta)."""
+
+
+def knows_samples(budget: Budget) -> bool:
+    """Tell whether sampled events enter the composition of a budget by their own kind, and take no delta."""
+    return budget.filter == "renyi" and budget.relation != "replace_one"
+
+
+def refusal(budget: Budget, charged: Charge, charge: Charge, event: Event, asked: Mapping[str, Any]) -> BudgetExhausted:
+    """Return the error that explains why a charge is not admitted after an earlier total."""
+    rules = budget.build_filter()
+    if not is_private(event):
+        return BudgetExhausted(
+            f"budget {budget.population!r} cannot hold a release without privacy, whose epsilon is infinite; nothing "
+            "was charged: insist with --i-know-this-is-not-private, which voids the budget for good."
+        )
+    if math.isinf(rules.spent(charged)):
+        return BudgetExhausted(
+            f"budget {budget.population!r} was voided by a release without privacy, so no guarantee is left to keep; "
+            "nothing was charged: no private release of these people is admitted any more."
+        )
+    if any(charge[:2]) and (left := rules.own_left(charged)) is not None:
+        return BudgetExhausted(
+            f"budget {budget.population!r} has epsilon {left[0]:.6g} and delta {left[1]:.6g} left for one release "
+            f"charged by itself, {rules.spent(charge):.6g} at delta {charge[1] / filters.DELTA_UNITS:.6g} was asked; "
+            "nothing was charged: ask for less, or stop here."
+        )
+    if rules.failures(prices.add(charged, charge)) > budget.failure_delta:
+        return BudgetExhausted(
+            f"{_no_failures(budget, charged, charge)}; nothing was charged: {_remedy(budget, charged)}"
+        )
+    if _is_bounded(budget, event):
+        return BudgetExhausted(
+            f"budget {budget.population!r} has epsilon {rules.remaining(charged):.6g} left for one Gaussian release; "
+            f"since its first one, what is not Gaussian is charged as {BOUNDS[budget.filter]}: {asked['epsilon']:g} at "
+            f"delta {asked['delta']:g} would take {rules.spent(charge):.6g}; nothing was charged: "
+            f"{_remedy(budget, charged)}"
+        )
+    return _exhausted(budget.population, left=rules.remaining(charged), **asked)
+
+
+def _no_failures(budget: Budget, charged: Charge, charge: Charge) -> str:
+    """Say which term of the budget keeps out an event known only as (epsilon, delta), after a Gaussian release."""
+    rules = budget.build_filter()
+    asked = f"{rules.failures(charge):.6g}"
+    if not budget.failure_delta:
+        return (
+            f"budget {budget.population!r} was opened with failure_delta=0, so since its first Gaussian release it "
+            f"admits no event known only as (epsilon, delta), for ever; one of delta {asked} was asked"
+        )
+    return (
+        f"budget {budget.population!r} set failure_delta={budget.failure_delta:g} aside for events known only as "
+        f"(epsilon, delta), of which {rules.failures(charged):.6g} is taken and {asked} was asked, after its first "
+        "Gaussian release"
+    )
+
+
+def _exhausted(population: str, *, epsilon: float, delta: float, left: float) -> BudgetExhausted:
+    """Return the error that states the request and the rest of the budget; both are public."""
+    return BudgetExhausted(
+        f"budget {population!r} has epsilon {left:.6g} left for one release, {epsilon:g} at delta {delta:g} was asked; "
+        "nothing was charged: ask for less, or stop here."
+    )
+
+
+def _remedy(budget: Budget, charged: Charge) -> str:
+    """Return the advice after the refusal of an event that is not Gaussian."""
+    rules = budget.build_filter()
+    if not rules.remaining(charged) > 0:
+        return "stop here."
+    gaussian = "use a Gaussian mechanism such as analyze_gauss"
+    left = budget.failure_delta - rules.failures(charged)
+    delta = _written(left, lambda delta: _admits(rules, charged, epsilon=0.0, delta=delta))
+    largest = _bounded_left(rules, charged, delta=float(delta))
+    epsilon = _written(largest, lambda epsilon: _admits(rules, charged, epsilon=epsilon, delta=float(delta)))
+    if not float(epsilon) > 0:
+        return f"{gaussian}."
+    pure = "" if float(delta) else " of a pure one"
+    return f"{gaussian}, or ask for at most --epsilon {epsilon} and --delta {delta}{pure}."
+
+
+def _written(value: float, fits: Callable[[float], bool]) -> str:
+    """Format a number with six digits such that the formatted value fits; "0" if none does."""
+    written = (f"{value * (1 - shaved):.6g}" for shaved in (0.0, 1e-5))
+    return next((text for text in written if float(text) > 0 and fits(float(text))), "0")
+
+
+def _is_bounded(budget: Budget, event: Event) -> bool:
+    """Tell whether the composition charges a part of an event by a bound instead of its own kind."""
+    parts = parts_of(event)
+    return bool(parts.approximate or (parts.sampled and not knows_samples(budget)))
+
+
+def _bounded_left(rules: filters.PrivacyFilter, total: Charge, *, delta: float) -> float:
+    """Return the largest epsilon of one more release known only as (epsilon, delta), after a composition began."""
+    low, high = 0.0, rules.epsilon
+    for _ in range(24):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _admits(rules, total, epsilon=middle, delta=delta) else (low, middle)
+    return low
+
+
+def _admits(rules: filters.PrivacyFilter, total: Charge, *, epsilon: float, delta: float) -> bool:
+    event = {"name": "approximate", "epsilon": epsilon, "delta": delta}
+    return rules.admits(prices.add(total, rules.charge(event, delta=delta)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,14 +193,14 @@ def quote_of(budget: Budget, charged: Charge, event: Event, *, epsilon: float, d
     charge = rules.charge_after(charged, event, delta=delta)
     asked = {"epsilon": epsilon, "delta": delta}
     refused = _refused(budget, charged, charge, event, asked, void=void)
-    total = charges.add(charged, charge)
+    total = prices.add(charged, charge)
     return Quote(spent=rules.spent(total), total=total, refusal=refused)
 
 
 def _refused(
     budget: Budget, charged: Charge, charge: Charge, event: Event, asked: dict[str, float], *, void: bool
 ) -> BudgetExhausted | None:
-    if budget.build_filter().admits(charges.add(charged, charge)) or (void and not is_private(event)):
+    if budget.build_filter().admits(prices.add(charged, charge)) or (void and not is_private(event)):
         return None
     return refusal(budget, charged, charge, event, asked)
 
@@ -107,7 +220,7 @@ def admitted_charge(
     refused = _refused(budget, charged, charge, event, {"epsilon": epsilon, "delta": delta}, void=void)
     if refused is not None:
         raise refused
-    return charge, charges.add(charged, charge)
+    return charge, prices.add(charged, charge)
 
 
 def statement_of(
@@ -133,12 +246,12 @@ def pace_of(budget: Budget, charged: Charge, *, runs: int, delta: float | None =
     """Share what is left now among so many Gaussian releases, at the budget's delta if no other is given."""
     rules = budget.build_filter()
     delta = budget.delta if delta is None else delta
-    each = pacing.largest_epsilon(rules, charged, runs=runs, delta=delta)
-    total = pacing.total_after_runs(rules, charged, runs=runs, epsilon=each, delta=delta) if each else None
+    each = filters.largest_epsilon(rules, charged, runs=runs, delta=delta)
+    total = filters.total_after_runs(rules, charged, runs=runs, epsilon=each, delta=delta) if each else None
     state: Literal["open", "exhausted", "voided"] = "open"
     if math.isinf(rules.spent(charged)):
         state = "voided"
-    elif not (each or pacing.largest_epsilon(rules, charged, runs=1, delta=delta)):
+    elif not (each or filters.largest_epsilon(rules, charged, runs=1, delta=delta)):
         state = "exhausted"
     remaining, after = (rules.remaining(at) for at in (charged, total or charged))
     return Pace(runs=runs, remaining=remaining, epsilon_each=each, delta_each=delta, after=after, state=state)
@@ -146,7 +259,7 @@ def pace_of(budget: Budget, charged: Charge, *, runs: int, delta: float | None =
 
 def runs_that_fit(budget: Budget, charged: Charge, *, epsilon: float, delta: float) -> int:
     """Return how many Gaussian releases of (epsilon, delta) a budget still admits, one after another."""
-    return pacing.admitted_runs(budget.build_filter(), charged, epsilon=epsilon, delta=delta)
+    return filters.admitted_runs(budget.build_filter(), charged, epsilon=epsilon, delta=delta)
 
 
 def history_of(connection: sa.Connection, population: str, *, newest: int | None = None) -> list[dict[str, Any]]:
@@ -157,9 +270,50 @@ def history_of(connection: sa.Connection, population: str, *, newest: int | None
     budget = read_budget(connection, population)
     rules, charged = budget.build_filter(), charges_of(connection, budget, newest=newest)
     stored = [charge for _, _, charge in charged]
-    before = charges.subtract(charged_to(connection, budget), charges.total_of(stored, zero=rules.zero))
-    totals = [charges.add(before, total) for total in charges.totals_after(stored, zero=rules.zero)]
+    before = prices.subtract(charged_to(connection, budget), prices.total_of(stored, zero=rules.zero))
+    totals = [prices.add(before, total) for total in prices.totals_after(stored, zero=rules.zero)]
     return [
         {"time": time, "release": release, "spent": spent, "remaining": remaining}
-        for (time, release, _), (spent, remaining) in zip(charged, burn_down(rules, totals), strict=True)
+        for (time, release, _), (spent, remaining) in zip(charged, filters.burn_down(rules, totals), strict=True)
     ]
+
+
+class ReleaseLedger(Protocol):
+    """The operations of a ledger that a release and its report are made of; see `storage.ledger.ledger.Ledger`."""
+
+    id: str
+    home: Path
+
+    def budget(self, population: str) -> Budget: ...  # noqa: D102
+
+    def statement(  # noqa: D102
+        self, population: str, *, newest: int | None = None, burn_down: bool = False
+    ) -> Statement: ...
+
+    def history(self, population: str, *, newest: int | None = None) -> list[dict[str, Any]]: ...  # noqa: D102
+
+    def quote(  # noqa: D102
+        self, population: str, event: Event, *, epsilon: float, delta: float, void: bool = False
+    ) -> Quote: ...
+
+    def alerts(self, release_id: str) -> tuple[int, ...]: ...  # noqa: D102
+
+    def find(self, run_key: str, *, population: str | None = None) -> Release | None: ...  # noqa: D102
+
+    def release(self, release_id: str) -> Release: ...  # noqa: D102
+
+    def reserve(  # noqa: D102
+        self,
+        population: str,
+        *,
+        run_key: str,
+        fingerprint: str,
+        event: Event,
+        epsilon: float,
+        delta: float,
+        snapshot_id: str,
+        request: Mapping[str, Any],
+        void: bool = False,
+    ) -> Grant: ...
+
+    def begin(self, release_id: str) -> Reservation: ...  # noqa: D102

@@ -1,18 +1,38 @@
-"""Budgets: their terms, fixed when they are opened."""
+"""Budgets: their terms, the total that they were charged, and alerts when they run low.
 
+Budgets: their terms, fixed when they are opened.
+
+The total that a population's releases were charged, noted so that no request adds up all of them.
+
+Charges are vectors of integers, so a total that follows each of them is exactly what adding all of them up gives. The
+note is written in the transaction of the charge, under the budget's lock, and the journal's entry of the charge states
+the same. A trigger of the database removes it when a release is entered, given up or edited; without one the charges
+are added up. A note or a sum that differs from that entry was edited, and nothing is admitted by it.
+`storage.ledger.checks` compares it with all of the journal.
+
+Alerts of a budget that runs low: each level is noted once a population, with the charge that reached it.
+
+The note is a journal entry, written in the transaction of the charge under the budget's lock: of several processes
+that charge at once, one reaches a level. Who charged then tells whoever has to know.
+"""
+
+import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from itertools import batched
 from typing import Any, cast, get_args
 
 import sqlalchemy as sa
 
-from dpca_tasks.accounting import filters
-from dpca_tasks.accounting.relation import Relation
+from dpca.errors import Conflict, Corrupt, Invalid, NotFound, Refused
+from dpca.privacy_unit import PrivacyUnit, privacy_statement
+from dpca_tasks.accounting import filters, prices
+from dpca_tasks.accounting.events import Relation
+from dpca_tasks.accounting.filters import share_left
+from dpca_tasks.accounting.prices import Charge
 from storage.database import tables
-from storage.errors import Conflict, Invalid, NotFound, Refused
 from storage.ledger import journal
-from storage.ledger.replay import check_rows
-from storage.privacy_unit import PrivacyUnit, privacy_statement
+from storage.ledger.journal import check_rows
 
 RECORDS_AT_MOST = 100_000
 """The records that deltas are compared with where a dataset declares no bound."""
@@ -230,15 +250,18 @@ def check_snapshots(connection: sa.Connection, rows: Sequence[sa.Row[Any]]) -> N
         check_rows(connection, "snapshot", rows, registered, (entry.name == "snapshot_removed") & people)
 
 
+_TOGETHER = 1_000  # rows in one statement, whose parameters databases bound
+
+
 def current_snapshot(connection: sa.Connection, name: str) -> sa.Row[Any] | None:
     """Return the newest snapshot of a dataset that is not removed, by the journal; raise as `check_snapshots`."""
     table = tables.snapshot
     newest_first = (table.c.seq.desc().nulls_last(), table.c.created_at.desc(), table.c.id.desc())
-    for row in connection.execute(sa.select(table).where(table.c.name == name).order_by(*newest_first)).all():
-        check_snapshots(connection, [row])
-        if row.removed_at is None:
-            return row
-    return None
+    rows = connection.execute(sa.select(table).where(table.c.name == name).order_by(*newest_first)).all()
+    at = next((number for number, row in enumerate(rows) if row.removed_at is None), len(rows))
+    for newer in batched(rows[: at + 1], _TOGETHER):
+        check_snapshots(connection, newer)
+    return rows[at] if at < len(rows) else None
 
 
 def check_snapshot_unit(connection: sa.Connection, budget: Budget, snapshot_id: str) -> None:
@@ -285,3 +308,190 @@ def _remedy(stated: PrivacyUnit, found: PrivacyUnit) -> str:
     if stated.name != found.name:
         return f"ingest it with the ids {stated.name!r}, as --unit-column or --units with --unit-name"
     return f"ingest it with --max-rows-per-unit {stated.rows}"
+
+
+CHANGES = ("release_reserved", "release_abandoned")
+"""The entries of the journal that change a total, and state it."""
+
+_TABLE = tables.charged_total
+_NOTE = sa.select(_TABLE).where(_TABLE.c.population == sa.bindparam("population"))
+_REMOVE = _TABLE.delete().where(_TABLE.c.population == sa.bindparam("population"))
+_INSERT = _TABLE.insert()
+
+
+def _newest_of(name: str) -> sa.Select[tuple[int, str]]:
+    table = tables.event
+    newest = (
+        sa.select(table.c.seq, table.c.detail)
+        .where(table.c.name == name, table.c.population == sa.bindparam("population"))
+        .order_by(table.c.seq.desc())
+        .limit(1)
+    )
+    return sa.select(*newest.subquery().c)
+
+
+_NEWEST = sa.union_all(*map(_newest_of, CHANGES))
+"""Statements that are built once: a release runs each several times, and building one takes longer than running it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChargedTotal:
+    """What a population's releases were charged, abandoned ones apart.
+
+    Attributes
+    ----------
+    population : str
+    charge : Charge
+    accounting : str, of a release among them: its family is that of all
+    releases : int, how many there are, abandoned ones among them
+    """
+
+    population: str
+    charge: Charge
+    accounting: str
+    releases: int
+
+
+def charged_to(connection: sa.Connection, budget: Budget) -> Charge:
+    """Return what a population's releases were charged, abandoned ones apart."""
+    return read_total(connection, budget).charge
+
+
+def read_total(connection: sa.Connection, budget: Budget) -> ChargedTotal:
+    """Return the noted total of a budget, else the sum of its charges.
+
+    Raises
+    ------
+    Corrupt
+        When the journal states another.
+    """
+    total = _found_note(connection, budget.population) or _added_up(connection, budget)
+    check_units(budget, {(total.accounting, len(prices.encode((0,) * len(total.charge))))})
+    if facts_of(total) != _told(connection, budget):
+        raise Corrupt(
+            f"what the releases of budget {budget.population!r} were charged is not the total that the journal states; "
+            "look with `dpca doctor`, and restore the database from a copy."
+        )
+    return total
+
+
+def ensure_total(connection: sa.Connection, budget: Budget) -> Charge:
+    """Return the total of a budget, and note it if it is not yet, under the budget's lock; raise as `read_total`."""
+    total = read_total(connection, budget)
+    if _found_note(connection, budget.population) is None:
+        _note(connection, total)
+    return total.charge
+
+
+def with_release(before: ChargedTotal, charge: Charge) -> ChargedTotal:
+    """Return the total with one more release."""
+    return replace(before, charge=prices.add(before.charge, charge), releases=before.releases + 1)
+
+
+def without_charge(before: ChargedTotal, charge: Charge) -> ChargedTotal:
+    """Return the total without the charge of a release, which stays."""
+    return replace(before, charge=prices.subtract(before.charge, charge))
+
+
+def note_total(connection: sa.Connection, total: ChargedTotal) -> dict[str, Any]:
+    """Note a total, and return what the journal's entry states of it."""
+    _note(connection, total)
+    return facts_of(total)
+
+
+def facts_of(total: ChargedTotal) -> dict[str, Any]:
+    """Return what the journal states of a total."""
+    return {"total": list(total.charge), "releases": total.releases}
+
+
+def is_charged(budget: Budget) -> sa.ColumnElement[bool]:
+    """Tell which releases a budget is charged for."""
+    table = tables.release
+    return (table.c.population == budget.population) & (table.c.state != "abandoned")
+
+
+def check_units(budget: Budget, found: set[tuple[str, int]]) -> None:
+    """Refuse stored charges (accounting and length) that are not in the units of a budget's filter.
+
+    A charge is fixed with its admission (`dpca_tasks.accounting.filters`), so none is priced anew: an accounting names
+    a family, whose units and order of numbers never change, and the version of its prices.
+    """
+    rules = budget.build_filter()
+    family, length = rules.accounting.partition("-")[0], len(prices.encode(rules.zero))
+    for accounting, size in found:
+        if (accounting.partition("-")[0], size) != (family, length):
+            raise Refused(
+                f"a release was charged in units of accounting {accounting!r}, and this version of dpca knows those of "
+                f"{family!r}; a charge is never priced anew: use the version that admitted it."
+            )
+
+
+def _added_up(connection: sa.Connection, budget: Budget) -> ChargedTotal:
+    table, rules = tables.release, budget.build_filter()
+    rows = connection.execute(sa.select(table.c.charge, table.c.accounting).where(is_charged(budget))).all()
+    check_units(budget, {(row.accounting, len(row.charge)) for row in rows})
+    count = sa.select(sa.func.count()).where(table.c.population == budget.population)
+    return ChargedTotal(
+        population=budget.population,
+        charge=prices.total_of([bytes(row.charge) for row in rows], zero=rules.zero),
+        accounting=rows[-1].accounting if rows else rules.accounting,
+        releases=connection.execute(count).scalar_one(),
+    )
+
+
+def _found_note(connection: sa.Connection, population: str) -> ChargedTotal | None:
+    row = connection.execute(_NOTE, {"population": population}).mappings().first()
+    return None if row is None else ChargedTotal(**{**row, "charge": tuple(json.loads(row["charge"]))})
+
+
+def _told(connection: sa.Connection, budget: Budget) -> dict[str, Any]:
+    """Return the total in the newest entry that changes a population's; before the first one it is zero."""
+    newest = [tuple(row) for row in connection.execute(_NEWEST, {"population": budget.population})]
+    if not newest:
+        return {"total": list(budget.build_filter().zero), "releases": 0}
+    detail = json.loads(max(newest)[1])
+    return {name: detail.get(name) for name in journal.TOTAL}
+
+
+def _note(connection: sa.Connection, total: ChargedTotal) -> None:
+    facts = {"charge": json.dumps(total.charge), "accounting": total.accounting, "releases": total.releases}
+    connection.execute(_REMOVE, {"population": total.population})
+    connection.execute(_INSERT, {"population": total.population, **facts})
+
+
+LEVELS = (50, 20, 5)
+"""Percent of a budget that are left when an alert is due."""
+
+_ROUNDING = 1e-6  # a charge that is meant to take half may take a unit less
+_NAME = "budget_alerted"
+_EVENT = tables.event.c
+_LEVELS = sa.select(_EVENT.detail).where(_EVENT.name == _NAME).order_by(_EVENT.seq)
+_OF_POPULATION = _LEVELS.where(_EVENT.population == sa.bindparam("population"))
+_RESERVED = sa.select(tables.release.c.seq).where(tables.release.c.id == sa.bindparam("release_id")).scalar_subquery()
+_OF_RELEASE = _LEVELS.where(  # the first entries after that of the charge are read, not all
+    _EVENT.seq > _RESERVED,
+    _EVENT.seq <= _RESERVED + len(LEVELS) + 1,
+    _EVENT.release_id == sa.bindparam("release_id"),
+)
+
+
+def note_levels(connection: sa.Connection, budget: Budget, total: Charge, *, release_id: str) -> None:
+    """Note the levels that a total reaches and no earlier one did, under the budget's lock."""
+    percent = 100 * share_left(budget.build_filter(), total)
+    reached = [level for level in LEVELS if percent <= level + _ROUNDING]
+    if not reached:
+        return
+    noted = _levels(connection.execute(_OF_POPULATION, {"population": budget.population}))
+    for level in reached:
+        if level not in noted:
+            subject = {"population": budget.population, "release_id": release_id}
+            journal.append(connection, _NAME, **subject, detail={"level": level})
+
+
+def levels_reached(connection: sa.Connection, release_id: str) -> tuple[int, ...]:
+    """Return the levels that a release was the first to reach, the highest first."""
+    return tuple(_levels(connection.execute(_OF_RELEASE, {"release_id": release_id})))
+
+
+def _levels(details: sa.CursorResult[tuple[str]]) -> Sequence[int]:
+    return [int(json.loads(detail)["level"]) for detail in details.scalars()]

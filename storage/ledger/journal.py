@@ -1,23 +1,33 @@
-"""The journal: an append-only, hash-chained list of all changes in storage.
+"""The journal: an append-only, hash-chained list of all changes in storage, and its replay.
+
+The journal: an append-only, hash-chained list of all changes in storage.
 
 The hash of an entry covers the entry and the hash before it, so the last hash covers the whole journal;
 `storage.ledger.witness` keeps copies of it.
+
+The replay of journal entries: what they say that each row holds.
+
+The journal has an entry for every budget, snapshot, release, step, stream, tick, version and alias, and for every table
+of arrivals and its segments.
 """
 
 import getpass
 import json
 import secrets
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 import sqlalchemy as sa
 
+from dpca.errors import Corrupt, Invalid
+from dpca_tasks.accounting import prices
+from dpca_tasks.accounting.events import is_tick
 from storage.database import tables
-from storage.database.raw_rows import raw_rows
-from storage.errors import Corrupt, Invalid
-from storage.trail.entries import FIELDS, START, hash_entry, hash_values
+from storage.database.engine import raw_rows
+from storage.trail.checkpoints import FIELDS, START, hash_entry, hash_values
 
 TOTAL = ("total", "releases")
 """The facts of an entry that states what a population was charged in all."""
@@ -55,7 +65,7 @@ DETAILS: Mapping[str, tuple[str, ...]] = {
 whole. ``docs/explanation/threat-model.md`` states where each comes from, and why it is no function of rows."""
 
 type Entry = tuple[Any, ...]
-"""An entry as it is stored: the values of `storage.trail.entries.FIELDS`, then its hash."""
+"""An entry as it is stored: the values of `storage.trail.checkpoints.FIELDS`, then its hash."""
 
 
 _LAST = sa.select(tables.event.c.seq, tables.event.c.hash).order_by(tables.event.c.seq.desc()).limit(1)
@@ -195,3 +205,221 @@ def _actor() -> str:
         return getpass.getuser()
     except (KeyError, OSError):
         return "unknown"
+
+
+type Row = tuple[Any, ...]
+"""A row as it is stored, whose primary key comes first."""
+type Key = tuple[Any, ...]
+"""The primary key of a row."""
+
+NAMES: Mapping[str, str] = {
+    "budget": "budget {0!r}",
+    "snapshot": "snapshot {0}",
+    "arrival_epoch": "table of arrivals {0}",
+    "arrival_segment": "segment of arrivals {0}",
+    "release": "release {0}",
+    "stream": "stream {0}",
+    "stream_charge": "charge of stream {0} to tick {1}",
+    "tick": "tick {1} of stream {0}",
+    "tick_answer": "answer of tick {1} of stream {0}",
+    "step": "step {1} of release {0}",
+    "version": "{0}@{1}",
+    "joint_version": "{0}@{1}",
+    "alias": "{0}@{1}",
+}
+"""The tables whose rows the journal tells of, and how a row is called, by its key."""
+NEXT = "restore the database from a copy, and accept it with `dpca budget accept-restored`."
+
+GIVEN_UP = ("abandoned", "closed")
+"""The states of a release of which an operator let nothing more be made."""
+ENDED = ("committed", *GIVEN_UP)
+"""The states of a release that nobody computes any more: its key and its steps go."""
+
+_MOVED = {
+    "release_begun": "noising",
+    "release_committed": "committed",
+    "release_abandoned": "abandoned",
+    "release_closed": "closed",
+}
+"""The state of a release after each journal entry."""
+OF_RELEASES = ("release_reserved", *_MOVED)
+"""The entries that tell what the row of a release holds, next to ``ledger_accepted``."""
+_JSON = ("event", "request", "terms", "sites")
+
+
+class Replay:
+    """What entries say that the rows hold, those that are needed to tell it.
+
+    Attributes
+    ----------
+    told : mapping of table to mapping of key to the recorded columns
+    """
+
+    def __init__(self) -> None:
+        self.told: dict[str, dict[Key, dict[str, Any]]] = {name: {} for name in NAMES}
+
+    def take(self, entries: Iterable[Entry]) -> None:
+        """Replay entries, in their order.
+
+        Raises
+        ------
+        Corrupt
+            When one contradicts those before it.
+        """
+        for seq, population, release, name, text, *_ in entries:
+            detail, told = json.loads(text), self.told
+            match name:
+                case "budget_opened":
+                    if (population,) in told["budget"]:
+                        raise Corrupt(f"the journal opens budget {population!r} twice, and terms never change; {NEXT}")
+                    told["budget"][(population,)] = {name: fact for name, fact in detail.items() if name != "statement"}
+                case "snapshot_registered":
+                    facts = {"name": detail["dataset"], "population": population, "seq": seq, "removed": False}
+                    facts |= {"unit": detail["unit"], "rows_per_unit": detail["rows_per_unit"]}
+                    arrivals = {"number": detail.get("number"), "epoch": detail.get("epoch")}
+                    told["snapshot"][(detail["snapshot"],)] = facts | arrivals
+                case "snapshot_removed":
+                    for snapshot in detail["snapshots"]:
+                        told["snapshot"].get((snapshot,), {})["removed"] = True
+                case "arrivals_begun":
+                    told["arrival_epoch"][(detail["epoch"],)] = {"population": population, "lost": False}
+                case "arrivals_lost":
+                    told["arrival_epoch"][(detail["epoch"],)]["lost"] = True
+                case "arrivals_recorded":
+                    told["arrival_segment"][(detail.pop("segment"),)] = detail
+                case "release_reserved":
+                    charge = prices.encode(tuple(detail.pop("charge")))
+                    facts = {"population": population, "state": "reserved", "artifact_digest": None}
+                    row = {name: fact for name, fact in detail.items() if name not in TOTAL}
+                    told["release"][(release,)] = {**facts, "seq": seq, "charge": charge, **row}
+                case "stream_opened":
+                    told["stream"][(release,)] = {"population": population, "seq": seq, **detail}
+                case "stream_charged":
+                    told["stream_charge"][(detail["stream"], detail["ticks"])] = {"release_id": release}
+                case "tick_begun":
+                    told["tick"][(detail["stream"], detail["tick"])] = {"release_id": release, **detail}
+                case "tick_answered":
+                    key = (detail["stream"], detail["tick"])
+                    told["tick_answer"][key] = {"digest": detail["digest"]}
+                case "step_kept":
+                    told["step"][(release, detail["step"])] = {"digest": detail["digest"]}
+                case "version_published":
+                    facts = {"digest": detail["digest"], "release_id": release}
+                    told["version"][(detail["name"], detail["version"])] = facts
+                case "joint_version_published":
+                    facts = {"digest": detail["digest"], "joint_id": detail["joint"], "sites": detail["sites"]}
+                    told["joint_version"][(detail["name"], detail["version"])] = facts
+                case "alias_moved":
+                    told["alias"][(detail["name"], detail["alias"])] = {"version": detail["to"]}
+                case "ledger_accepted":
+                    for begun in detail["begun"]:
+                        if standing := told["release"].get((begun,)):
+                            standing["state"] = "noising"
+                case moved if moved in _MOVED:
+                    changed = {"state": _MOVED[moved], "artifact_digest": detail.get("artifact")}
+                    told["release"][(release,)] |= changed
+
+    @property
+    def tells_of_ticks(self) -> bool:
+        """Whether there is a tick, a stream that pays for ticks, or a release that states to be one."""
+        told = self.told
+        stated = any(is_tick(facts["event"]) for facts in told["release"].values())
+        return bool(stated or told["tick"] or told["stream_charge"])
+
+    def open_releases(self) -> frozenset[str]:
+        """Return the releases that did not end."""
+        return frozenset(key[0] for key, facts in self.told["release"].items() if facts["state"] not in ENDED)
+
+
+def called(name: str, key: Key) -> str:
+    """Return what the row of a table is called in messages."""
+    return NAMES[name].format(*key)
+
+
+def key_of(table: sa.Table, row: Row) -> Key:
+    """Return the primary key of a row."""
+    return row[: len(table.primary_key)]
+
+
+def facts_of(table: sa.Table, row: Row) -> dict[str, Any]:
+    """Return a stored row as a replay tells it."""
+    facts = dict(zip(table.columns.keys(), row, strict=True))
+    for name in _JSON:
+        if name in facts:
+            with suppress(ValueError, TypeError):  # what is no JSON equals nothing that was recorded
+                facts[name] = json.loads(facts[name])
+    if table is tables.release:
+        facts["charge"] = bytes(facts["charge"])
+    if table is tables.snapshot:
+        facts["removed"] = facts["removed_at"] is not None
+    if table is tables.arrival_epoch:
+        facts["lost"] = facts["lost_at"] is not None
+    return facts
+
+
+def compare_told(name: str, told: Mapping[Key, Mapping[str, Any]], rows: Iterable[Row], *, every: bool) -> None:
+    """Compare what a replay tells of the rows of a table with these; with ``every``, there is to be no other row.
+
+    Raises
+    ------
+    Corrupt
+        At the first row that was changed, removed or inserted by hand. The message names columns but no values.
+    """
+    table = tables.metadata.tables[name]
+    stored = {key_of(table, row): row for row in rows}
+    for key, facts in told.items():
+        if key not in stored:
+            raise Corrupt(f"the journal tells of {called(name, key)}, whose row is gone; {NEXT}")
+        found = facts_of(table, stored[key])
+        if changed := [column for column, value in facts.items() if found[column] != value]:
+            raise Corrupt(
+                f"the row of {called(name, key)} does not say what the journal says ({', '.join(changed)}); {NEXT}"
+            )
+    if every and len(stored) > len(told):
+        strange = next(key for key in stored if key not in told)
+        raise Corrupt(f"the journal knows nothing of {called(name, strange)}, which has a row; {NEXT}")
+
+
+def check_rows(
+    connection: sa.Connection,
+    name: str,
+    rows: Iterable[Sequence[Any]],
+    *where: sa.ColumnElement[bool],
+    every: bool = False,
+    first: Collection[str] | None = None,
+) -> None:
+    """Compare rows that are about to be used with the entries that tell of them.
+
+    Parameters
+    ----------
+    connection : sqlalchemy.Connection
+    name : str
+        Of the table.
+    rows : iterable of Row
+        With all columns of the table, in its order.
+    *where : condition
+        Chooses the entries that tell of these rows, each by an index.
+    every : bool
+        Require a row for all that these entries tell of, too.
+    first : collection of str, optional
+        The first column of the keys in question, where the entries may tell of others.
+
+    Raises
+    ------
+    Corrupt
+        When a row was changed or inserted, or with ``every`` removed, by somebody whom the triggers did not stop.
+    """
+    table, replay = tables.metadata.tables[name], Replay()
+    found = [tuple(row) for row in rows]
+    try:
+        for batch in entries(connection, sa.or_(*where)):
+            replay.take(batch)
+    except (LookupError, ValueError, TypeError):
+        raise Corrupt(f"the journal does not tell the beginning of what the {name} table holds; {NEXT}") from None
+    keys = None if every else {key_of(table, row) for row in found}
+    told = {
+        key: facts
+        for key, facts in replay.told[name].items()
+        if (keys is None or key in keys) and (first is None or key[0] in first)
+    }
+    compare_told(name, told, found, every=True)

@@ -12,12 +12,13 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from dpca.backends.atomic_files import reached
+from dpca.errors import Conflict, Finished, Refused
+from dpca.home import STAGING
+from dpca.privacy_unit import PrivacyUnit
 from dpca_tasks.accounting.events import Event, shown_event
-from storage.backends.crash_points import reached
 from storage.database.engine import reading, transaction
-from storage.errors import Conflict, Finished, Refused
-from storage.home import STAGING
-from storage.ledger import alerts, journal, releases, secret_keys
+from storage.ledger import budgets, journal, releases
 from storage.ledger.balance import (
     Pace,
     Quote,
@@ -31,13 +32,12 @@ from storage.ledger.balance import (
     statement_of,
 )
 from storage.ledger.budgets import Budget, check_name, check_snapshot_unit, lock_budget, open_budget, read_budget
-from storage.ledger.journal_check import Compared, compare
-from storage.ledger.notes import note_joint_versions, note_release, note_versions
-from storage.ledger.partial_check import LookedOver, look_over
-from storage.ledger.release_files import ReleaseFiles
+from storage.ledger.checks import Compared, LookedOver, compare, look_over
 from storage.ledger.releases import (
     Grant,
+    KeyFolder,
     Release,
+    ReleaseFiles,
     check_abandon,
     find_by_run_key,
     find_release,
@@ -45,12 +45,9 @@ from storage.ledger.releases import (
     standing_grant,
     under_run_key,
 )
-from storage.ledger.reservation import Reservation
-from storage.ledger.secret_keys import KeyFolder
-from storage.ledger.step_answers import LedgerSteps, StepStore
+from storage.ledger.step_answers import LedgerSteps, Reservation, StepStore
 from storage.ledger.streams import Streams
-from storage.ledger.witness import Witnesses
-from storage.privacy_unit import PrivacyUnit
+from storage.ledger.witness import Witnesses, note_joint_versions, note_release, note_versions
 
 __all__ = ["Budget", "Grant", "Ledger", "Release", "Reservation", "Statement"]
 
@@ -183,9 +180,9 @@ class Ledger:
         return runs_that_fit(budget, charged, epsilon=epsilon, delta=delta)
 
     def alerts(self, release_id: str) -> tuple[int, ...]:
-        """Return the percents left that this release's charge was the first to reach; see `storage.ledger.alerts`."""
+        """Return the percents left that this release's charge was the first to reach; see `storage.ledger.budgets`."""
         with reading(self.engine) as connection:
-            return alerts.levels_reached(connection, release_id)
+            return budgets.levels_reached(connection, release_id)
 
     def find(self, run_key: str, *, population: str | None = None) -> Release | None:
         """Return the release of a run key; with a population, of its own run key, also one reserved from outside."""
@@ -256,8 +253,8 @@ class Ledger:
                 return standing_grant(standing, population, fingerprint)
             check_snapshot_unit(connection, budget, snapshot_id)
             charge, total = admitted_charge(connection, budget, event, epsilon=epsilon, delta=delta, void=void)
-            key = secret_keys.new_key()
-            release_id = secret_keys.release_id_of(key)
+            key = releases.new_key()
+            release_id = releases.release_id_of(key)
             if find_release(connection, release_id) is not None:
                 raise Conflict(f"release {release_id} exists already; a key serves one release: draw another.")
             self._keys.create(release_id, key)
@@ -268,7 +265,7 @@ class Ledger:
                 **{"epsilon": epsilon, "delta": delta, "accounting": rules.accounting},
             }
             releases.enter_release(connection, row, charge=charge)
-            alerts.note_levels(connection, budget, total, release_id=release_id)
+            budgets.note_levels(connection, budget, total, release_id=release_id)
             reached("reserve.row_written")
         reached("reserve.row_committed")
         return Grant(release_id=release_id, state="reserved", is_new=True)
@@ -380,7 +377,7 @@ class Ledger:
             return compare(connection).entries
 
     def look_over(self, before: Compared | None = None) -> LookedOver:
-        """Check what `verify` does, or after an earlier look the part of it that `storage.ledger.partial_check` says.
+        """Check what `verify` does, or after an earlier look the part of it that `storage.ledger.checks` says.
 
         Raises
         ------
@@ -410,5 +407,5 @@ class Ledger:
         self._files.forget(release_id)
 
     def sweep(self) -> None:
-        """Finish what a crash left beside the database; see `storage.ledger.release_files.ReleaseFiles.sweep`."""
+        """Finish what a crash left beside the database; see `storage.ledger.releases.ReleaseFiles.sweep`."""
         self._files.sweep(self.engine)

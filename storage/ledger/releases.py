@@ -1,30 +1,157 @@
-"""Releases as the ledger's rows say, and what they cost, read inside a transaction of the caller."""
+"""Releases in the ledger: their rows, their run keys, and their secret keys and staged steps until they end.
 
+Rows are read inside a transaction of the caller.
+
+*Run keys* are one namespace of a ledger. So that nobody learns or takes those of other people's releases from outside,
+a run key that somebody chose is stored with the population that pays. A run key that names its population and a digest,
+as requests without a choice have, is stored as it is, and so is found wherever the same request is made.
+
+*Secret keys* of releases are one file each, outside the database and its backups. An old key and the artifact give the
+exact sums, so a key lives from the reservation to the commit and not longer.
+
+Files and folders that killed processes left without a database row are removed.
+"""
+
+import hashlib
+import hmac
 import json
-from collections.abc import Mapping, Sequence
+import os
+import re
+import shutil
+import time
+from collections.abc import Container, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
 import sqlalchemy as sa
 
-from dpca_tasks.accounting import charges
-from dpca_tasks.accounting.charges import Charge
+from dpca.backends.atomic_files import make_folder, reached, sync_folder, write_atomically, writing
+from dpca.errors import Conflict, Corrupt, Finished, NotFound, Refused, Unavailable
+from dpca_tasks.accounting import prices
 from dpca_tasks.accounting.events import Event, is_private
+from dpca_tasks.accounting.prices import Charge
 from storage.database import tables
-from storage.errors import Conflict, Finished, NotFound, Refused
+from storage.database.engine import transaction
 from storage.ledger import journal
-from storage.ledger.budgets import Budget, lock_budget, read_budget
-from storage.ledger.charged_totals import (
+from storage.ledger.budgets import (
+    Budget,
     charged_to,
     check_units,
     is_charged,
+    lock_budget,
     note_total,
+    read_budget,
     read_total,
     with_release,
     without_charge,
 )
-from storage.ledger.replay import GIVEN_UP, OF_RELEASES, check_rows
-from storage.ledger.run_keys import key_apart
+from storage.ledger.journal import ENDED, GIVEN_UP, OF_RELEASES, check_rows
+
+ORPHAN_AFTER = 3600.0
+"""Seconds after which a file without a row is an orphan; its writer would add the row within moments."""
+
+_STAGED = re.compile(r"[0-9a-f]{32}")  # a release, a staged artifact
+_HALF_WRITTEN = re.compile(r"\.[0-9a-f]{32}\.tmp")
+
+
+def remove_orphans(folder: Path, *, among: Container[str] = ()) -> None:
+    """Remove what is older than `ORPHAN_AFTER` in a folder: files half written, and the folders and files ``among``."""
+    for name in names_in(folder):
+        orphan = name in among and _STAGED.fullmatch(name)
+        if orphan or (name[0] == "." and _HALF_WRITTEN.fullmatch(name)):
+            path = folder / name
+            with suppress(FileNotFoundError):  # another process may remove it at the same time
+                if time.time() - path.stat().st_mtime > ORPHAN_AFTER:
+                    if path.is_dir():
+                        shutil.rmtree(path, ignore_errors=True)  # its writer may live, where a clock jumped: next time
+                    else:
+                        path.unlink()
+
+
+def names_in(folder: Path) -> list[str]:
+    """List the names in a folder, which need not exist."""
+    try:
+        return os.listdir(folder)  # noqa: PTH208 - a path a name takes ten times as long
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+_DIGEST = re.compile("[0-9a-f]{64}(/.*)?")
+
+
+def key_apart(population: str, run_key: str) -> str:
+    """Return what a run key of a population is stored as when it is reserved from outside."""
+    own = f"{population}/"
+    if run_key.startswith(own) and _DIGEST.fullmatch(run_key.removeprefix(own)):
+        return run_key
+    return f"apart {hashlib.sha256(population.encode()).hexdigest()[:16]}/{run_key}"
+
+
+KEY_BYTES = 32
+
+
+def new_key() -> bytes:
+    """Draw a key from the operating system. Tests replace this function; nothing else may."""
+    return os.urandom(KEY_BYTES)
+
+
+def release_id_of(key: bytes) -> str:
+    """Name a release after its key, one way: 128 bits of HMAC-SHA256."""
+    return hmac.new(key, b"dpca release id", hashlib.sha256).digest()[:16].hex()
+
+
+class Keys(Protocol):
+    """The keys of releases under way, wherever they are."""
+
+    def read(self, release_id: str) -> bytes:
+        """Return the key of a release under way."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeyFolder:
+    """A folder of mode 0700 with one file of mode 0600 for each release under way."""
+
+    folder: Path
+
+    def create(self, release_id: str, key: bytes) -> None:
+        """Write a key durably, before the row that needs it."""
+        with writing(self.folder):
+            make_folder(self.folder)
+            write_atomically(self.folder / release_id, key)
+
+    def read(self, release_id: str) -> bytes:
+        """Read the key of a release under way.
+
+        Raises
+        ------
+        Corrupt
+            When the file is not the key that the release is named after.
+        """
+        try:
+            key = (self.folder / release_id).read_bytes()
+        except OSError:
+            raise Unavailable(
+                f"the key of release {release_id} is not in {self.folder}; set DPCA_KEY_FOLDER to the folder where it "
+                "was reserved, or close the release."
+            ) from None
+        if len(key) != KEY_BYTES or release_id_of(key) != release_id:
+            raise Corrupt(f"{self.folder / release_id} is not the key of its release; close the release.")
+        return key
+
+    def erase(self, release_id: str) -> None:
+        """Remove a key; a missing one is fine."""
+        path = self.folder / release_id
+        with writing(self.folder):
+            if path.exists():
+                path.unlink(missing_ok=True)
+                sync_folder(self.folder)
+
+    def release_ids(self) -> list[str]:
+        """Return the releases that have a key here."""
+        return [name for name in names_in(self.folder) if re.fullmatch("[0-9a-f]{32}", name)]
+
 
 _BY_ID = sa.select(tables.release).where(tables.release.c.id == sa.bindparam("id"))
 _LOCKED = _BY_ID.with_for_update()
@@ -181,7 +308,7 @@ def enter_release(
     before = read_total(connection, read_budget(connection, row["population"]))
     then = {"created_at": journal.now(), "updated_at": journal.now(), "seq": journal.head(connection).seq + 1}
     written: dict[str, Any] = {name: json.dumps(dict(row[name]), sort_keys=True) for name in ("request", "event")}
-    written |= {"charge": charges.encode(charge), "state": state}
+    written |= {"charge": prices.encode(charge), "state": state}
     connection.execute(_ENTER, {**then, **row, **written})
     total = note_total(connection, with_release(before, charge))
     told = {name: value for name, value in row.items() if name not in ("id", "population", "accounting", "created_at")}
@@ -200,7 +327,7 @@ def move_release(
     then = {"state": state, "updated_at": journal.now(), "artifact_digest": artifact_digest}
     connection.execute(_MOVE, {"moved": row.id, "before": row.state, **then})
     if before is not None:
-        detail |= note_total(connection, without_charge(before, charges.decode(row.charge)))
+        detail |= note_total(connection, without_charge(before, prices.decode(row.charge)))
     journal.append(connection, event, population=row.population, release_id=row.id, detail=detail)
 
 
@@ -231,7 +358,7 @@ def versions_of(connection: sa.Connection, releases: Sequence[Release]) -> dict[
 def charge_of(budget: Budget, release: Release) -> Charge:
     """Return what a release was charged when it was admitted, whatever a later version of the accounting would ask."""
     check_units(budget, {(release.accounting, len(release.charge))})
-    return charges.decode(release.charge)
+    return prices.decode(release.charge)
 
 
 def charges_of(connection: sa.Connection, budget: Budget, *, newest: int | None = None) -> list[tuple[str, str, bytes]]:
@@ -253,3 +380,69 @@ def _release(row: sa.Row[Any]) -> Release:
     values |= {name: json.loads(values[name]) for name in ("request", "event")}
     del values["seq"]
     return Release(**values)
+
+
+_ROWS = sa.select(tables.release).where(tables.release.c.id.in_(sa.bindparam("ids", expanding=True)))
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseFiles:
+    """The keys of releases, and the folder of their staged steps."""
+
+    keys: KeyFolder = field(repr=False)
+    staging: Path
+
+    def steps_of(self, release_id: str) -> Path:
+        """Return the folder of a release's staged steps."""
+        return self.staging / release_id
+
+    def forget(self, release_id: str) -> None:
+        """Erase the key of a release that ended, then its staged steps."""
+        self.keys.erase(release_id)
+        reached("commit.key_erased")
+        shutil.rmtree(self.steps_of(release_id), ignore_errors=True)
+        reached("commit.staging_removed")
+
+    @contextmanager
+    def drawing(self, engine: sa.Engine) -> Iterator[None]:
+        """Sweep where a transaction fails that drew a key, as its commit does on a full disk.
+
+        A long-lived process may not open its home again.
+        """
+        before = set(self.keys.release_ids())
+        try:
+            yield
+        except Exception:
+            if not before.issuperset(self.keys.release_ids()):
+                with suppress(Unavailable):
+                    self.sweep(engine)
+            raise
+
+    def sweep(self, engine: sa.Engine) -> None:
+        """Finish what a crash or a full disk left: keys and steps of ended releases, and all that never got a row.
+
+        They are listed while no transaction can be drawing a key, and only what was listed goes. So a release that
+        began since keeps its key, however long this process slept, and a key without a row goes at once, whatever a
+        clock says. Staged folders without a row may still be written, and go when they are old. What a row edited by
+        hand would end keeps its key.
+        """
+        drawn, left, known, ended = set[str](), set[str](), set[str](), list[str]()
+        if self._listed():
+            with transaction(engine) as connection:
+                journal.lock(connection)
+                drawn, left = set(self.keys.release_ids()), self._listed()
+                for row in connection.execute(_ROWS, {"ids": list(left)}).all():
+                    known.add(row.id)
+                    if row.state in ENDED:
+                        with suppress(Corrupt):
+                            check_states(connection, [row])
+                            ended.append(row.id)
+        for name in ended:
+            self.forget(name)
+        for name in drawn - known:
+            self.keys.erase(name)
+        remove_orphans(self.keys.folder)
+        remove_orphans(self.staging, among=left - known)
+
+    def _listed(self) -> set[str]:
+        return {*names_in(self.staging), *self.keys.release_ids()}

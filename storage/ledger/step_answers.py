@@ -1,9 +1,13 @@
-"""The noised steps of a release, stored durably with one answer per step; the first writer wins.
+"""The reservation of a charged release, and its noised steps, stored with one answer each.
+
+The noised steps of a release, stored durably with one answer per step; the first writer wins.
 
 The journal holds the digest of each step, and the journal leaves the trust boundary. So the digest is an HMAC under the
 key of the release, which is erased when the release ends: it cannot be computed from a guess of the rows, even if the
 answer is published or holds only a part of the noise. A stored step is loaded, and the ledger compared with the
 journal, without the key.
+
+The reservation of a charged release: its event, its key, and its durable answers.
 """
 
 import hashlib
@@ -21,14 +25,12 @@ import numpy as np
 import sqlalchemy as sa
 from numpy.typing import NDArray
 
-from storage.backends.atomic_files import make_folder, writing
-from storage.backends.claims import claim_file
-from storage.backends.crash_points import reached
+from dpca.backends.atomic_files import claim_file, make_folder, reached, writing
+from dpca.errors import Corrupt, Refused, Unavailable
+from dpca_tasks.accounting.events import Event, Relation
 from storage.database import tables
-from storage.errors import Corrupt, Refused, Unavailable
 from storage.ledger import journal
-from storage.ledger.releases import check_under_way, read_release
-from storage.ledger.secret_keys import Keys
+from storage.ledger.releases import Keys, check_under_way, read_release
 
 logger = logging.getLogger("dpca.storage")
 
@@ -219,3 +221,31 @@ class StepStore:
         except Unavailable:
             self.rows.check()
             raise
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reservation:
+    """A release that has begun, with everything that a curator needs to answer its steps.
+
+    ``relation`` is that of the charged budget. ``content`` is the digest of the registered snapshot, or None where the
+    catalog has no such snapshot; only the curator may use it.
+    """
+
+    release_id: str
+    event: Event
+    relation: Relation
+    content: str | None = field(repr=False)
+    _steps: StepStore = field(repr=False)
+
+    @property
+    def key(self) -> bytes:
+        """The secret key, read when noise is drawn or a step is stored; a release with all steps stored needs none."""
+        return self._steps.key
+
+    def kept(self, step: int) -> Arrays | None:
+        """Return the stored arrays of a step, or None."""
+        return self._steps.kept(step)
+
+    def keep(self, step: int, arrays: Mapping[str, NDArray[Any]]) -> Arrays:
+        """Store the arrays of a step and return the stored ones; the first writer wins."""
+        return self._steps.keep(step, arrays)

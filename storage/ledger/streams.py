@@ -25,29 +25,33 @@ from typing import Any, Protocol
 
 import sqlalchemy as sa
 
+from dpca.backends.atomic_files import reached
+from dpca.errors import Conflict, Invalid, NotFound, Refused
 from dpca_tasks.accounting.events import Event
-from storage.backends.crash_points import reached
 from storage.database import tables
-from storage.errors import Conflict, Invalid, NotFound, Refused
-from storage.ledger import alerts, journal, releases
+from storage.ledger import budgets, journal, releases
 from storage.ledger.balance import admitted_charge
 from storage.ledger.budgets import Budget, check_name, lock_budget, read_budget
-from storage.ledger.notes import note_answer, note_release
-from storage.ledger.secret_keys import KeyFolder
+from storage.ledger.releases import KeyFolder
 from storage.ledger.stream_rows import (
+    MECHANISM,
     Stream,
     Tick,
+    as_bound,
+    bind_tick,
+    check_next,
+    check_snapshot,
     enter_answer,
     enter_stream,
     enter_stream_charge,
     find_stream,
+    newest_snapshot,
     read_stream,
     stream_of,
     streams_in,
     ticks_of,
 )
-from storage.ledger.stream_ticks import MECHANISM, as_bound, bind_tick, check_next, check_snapshot, newest_snapshot
-from storage.ledger.witness import Witnesses
+from storage.ledger.witness import Witnesses, note_answer, note_release
 
 
 class Transactions(Protocol):
@@ -338,7 +342,7 @@ class Streams:
             **{"event": event, "epsilon": epsilon, "delta": delta, "accounting": budget.build_filter().accounting},
         }
         releases.enter_release(connection, row, charge=charge, state="noising")
-        alerts.note_levels(connection, budget, total, release_id=release_id)
+        budgets.note_levels(connection, budget, total, release_id=release_id)
         journal.append(connection, "release_begun", population=budget.population, release_id=release_id)
 
     def _locked(self, connection: sa.Connection, name: str) -> Stream:

@@ -14,14 +14,13 @@ from typing import Any
 import sqlalchemy as sa
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from storage.backends.atomic_files import make_folder, write_atomically, writing
-from storage.backends.base import Place, write_and_check
+from dpca.backends.atomic_files import make_folder, write_atomically, writing
+from dpca.backends.base import Place, write_and_check
+from dpca.errors import Corrupt, Refused, Unavailable
 from storage.database import tables
-from storage.errors import Corrupt, Refused, Unavailable
 from storage.ledger import journal
 from storage.ledger.budgets import read_budget
-from storage.trail.checkpoints import Checkpoint, JournalRoots, sign_checkpoint
-from storage.trail.entries import FIELDS, LEDGER, Subjects
+from storage.trail.checkpoints import FIELDS, LEDGER, Checkpoint, JournalRoots, Subjects, sign_checkpoint
 from storage.trail.verification import FORMAT, VERSION
 
 FOLDER = "trail"

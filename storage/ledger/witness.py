@@ -1,30 +1,106 @@
-"""The witnesses of a ledger: copies of its last event, and of each release that began, outside its database.
+"""The witnesses of a ledger: copies of its last event and of each release, outside the database.
+
+The file of a witness: two copies of a journal's head, of which the older is written over.
+
+Each copy fills a page of the file and ends with its checksum, and one sync of a file that exists already makes it
+durable. A write that a crash cut short leaves the other copy, which is the event before: the journal is then one event
+ahead of its witness, as it is between any commit and the write that follows it.
+
+>>> first, second = (Head(ledger="a", seq=seq, hash=str(seq)) for seq in (1, 2))
+>>> payload = encode(first)
+>>> decode(payload) == first
+True
+>>> decode(payload[:_PAGE] + _copy_of(second)) == second
+True
+
+The witnesses of a ledger: copies of its last event, and of each release that began, outside its database.
 
 One lies beside the keys, where all machines that release share it. One lies apart, in this machine's state folder, so
 that it is not restored with the home or copied along; it also notes each release that began, with the budget that paid,
 and each version that was published. A database that does not contain what a witness saw was restored from a copy, or
 another copy of it went on meanwhile. It is refused: it has un-spent.
+
+The notes for the witness: everything needed to enter a release or a version that a restored copy lacks.
 """
 
+import errno
 import fcntl
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import asdict, dataclass
+from functools import lru_cache, partial
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import sqlalchemy as sa
 
-from storage.backends.atomic_files import make_folder, read_file, write_atomically, writing
+from dpca.backends.atomic_files import make_folder, reached, read_file, write_atomically, writing
+from dpca.errors import Corrupt, Refused, Unavailable
 from storage.database import tables
 from storage.database.engine import reading
-from storage.errors import Corrupt, Refused, Unavailable
 from storage.ledger import journal
+from storage.ledger.budgets import read_budget
 from storage.ledger.journal import Head
-from storage.ledger.witness_file import decode, encode, write_next
+
+_PAGE = 4096
+"""Bytes that a disk writes whole, or leaves damaged, without harm to the next ones."""
+
+
+def encode(head: Head) -> bytes:
+    """Write a new file, both of whose copies are of one head."""
+    return 2 * _copy_of(head)
+
+
+def decode(payload: bytes) -> Head:
+    """Return the newer sound copy.
+
+    Raises
+    ------
+    TypeError, ValueError
+        When none is sound.
+    """
+    if len(payload) != 2 * _PAGE:
+        raise ValueError("the file has not the length of two copies")
+    sound = [head for head in _copies(payload) if head is not None]
+    if not sound:
+        raise ValueError("both copies are damaged")
+    return max(sound, key=lambda head: head.seq)
+
+
+def write_next(path: Path, head: Head, *, over: bytes) -> None:
+    """Write a newer head durably, over the older or damaged copy of a file that holds ``over``.
+
+    The caller holds the writers' lock.
+    """
+    first, second = _copies(over)
+    is_first = first is None or (second is not None and first.seq <= second.seq)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        if os.pwrite(descriptor, _copy_of(head), 0 if is_first else _PAGE) != _PAGE:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    reached("witness.synced")
+
+
+def _copy_of(head: Head) -> bytes:
+    text = json.dumps(asdict(head)).encode()
+    return b"%s %s" % (text, sha256(text).hexdigest().encode()) + b"\n".rjust(_PAGE - len(text) - 65)
+
+
+def _copies(payload: bytes) -> tuple[Head | None, Head | None]:
+    return _sound(payload[:_PAGE]), _sound(payload[_PAGE:])
+
+
+@lru_cache(maxsize=16)  # a release reads both witnesses some thirty times, mostly as they were
+def _sound(copy: bytes) -> Head | None:
+    text, _, checksum = copy.rstrip().rpartition(b" ")
+    return Head(**json.loads(text)) if sha256(text).hexdigest().encode() == checksum else None
+
 
 _NAME = "witness.json"
 _MOST_BYTES = 1 << 16
@@ -36,7 +112,7 @@ Note = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Witness:
-    """A folder with a copy of the journal's head. It moves forward only; see `storage.ledger.witness_file`."""
+    """A folder with a copy of the journal's head. It moves forward only; see `storage.ledger.witness`."""
 
     folder: Path
 
@@ -213,3 +289,81 @@ def _require(connection: sa.Connection, seen: Head) -> None:
             "is in use, and has un-spent; restore the newest copy, or accept this one with `dpca budget "
             "accept-restored`."
         )
+
+
+_NOT_NOTED = ("state", "artifact_digest", "updated_at", "seq")
+_ROW = sa.select(tables.release).order_by(tables.release.c.seq.nulls_first())
+_OF_RELEASE = _ROW.where(tables.release.c.id == sa.bindparam("id"))
+_VERSIONS = (
+    sa.select(tables.version, tables.release.c.artifact_digest)
+    .join(tables.release)
+    .where(tables.release.c.id == sa.bindparam("id"))
+)
+_STREAM_FACTS = {
+    column.table.name: sa.select(column.table).where(column == sa.bindparam("id"))
+    for column in (tables.stream.c.id, tables.stream_charge.c.release_id, tables.tick.c.release_id)
+}
+
+
+def note_release(connection: sa.Connection, release_id: str) -> list[Note]:
+    """Describe a release for the witness: its row, and the terms of its budget."""
+    rows = connection.execute(_OF_RELEASE, {"id": release_id}).mappings().all()
+    return [_release_note(connection, row) for row in rows]
+
+
+def note_answer(*, stream: str, tick: int, digest: str) -> list[Note]:
+    """Describe the answer of a tick for the witness."""
+    return [{"answer": {"stream": stream, "tick": tick, "digest": digest}}]
+
+
+def note_versions(connection: sa.Connection, release_id: str) -> list[Note]:
+    """Describe the versions of a release for the witness."""
+    return [
+        {"version": {name: row[name] for name in ("name", "version", "digest", "release_id", "artifact_digest")}}
+        for row in connection.execute(_VERSIONS, {"id": release_id}).mappings()
+    ]
+
+
+def note_joint_versions(connection: sa.Connection, joint_id: str | None = None) -> list[Note]:
+    """Describe the versions of a joint release, or of all of them, for the witness."""
+    table = tables.joint_version
+    query = sa.select(table) if joint_id is None else sa.select(table).where(table.c.joint_id == joint_id)
+    return [
+        {
+            "version": {
+                **{name: row[name] for name in ("name", "version", "digest")},
+                **{"release_id": row["joint_id"], "artifact_digest": row["digest"], "sites": json.loads(row["sites"])},
+            }
+        }
+        for row in connection.execute(query).mappings()
+    ]
+
+
+def note_everything(connection: sa.Connection) -> list[Note]:
+    """Describe every release that began, its versions, and those of joint releases, for a new witness."""
+    has_begun = tables.release.c.state.in_(("noising", "committed", "closed"))
+    begun = connection.execute(_ROW.where(has_begun)).mappings().all()
+    releases = [_release_note(connection, row) for row in begun]
+    versions = [note for row in begun for note in note_versions(connection, row["id"])]
+    table = tables.tick_answer
+    answers = [note for row in connection.execute(sa.select(table)).mappings() for note in note_answer(**row)]
+    return [*releases, *versions, *note_joint_versions(connection), *answers]
+
+
+def _release_note(connection: sa.Connection, row: sa.RowMapping) -> Note:
+    facts = {name: value for name, value in row.items() if name not in _NOT_NOTED}
+    budget = read_budget(connection, row["population"])
+    note = {"release": {**facts, "charge": bytes(row["charge"]).hex()}, "budget": asdict(budget)}
+    return {**note, **_stream_facts(connection, row["id"])}
+
+
+def _stream_facts(connection: sa.Connection, release_id: str) -> dict[str, Any]:
+    """Return the rows by which a release opens a stream, pays for its ticks, or is one of them."""
+    found = {
+        name: connection.execute(query, {"id": release_id}).mappings().first() for name, query in _STREAM_FACTS.items()
+    }
+    return {
+        name: {column: value for column, value in row.items() if column != "seq"}
+        for name, row in found.items()
+        if row is not None
+    }

@@ -1,5 +1,1 @@
-"""Published artifacts by name and version."""
-
-from storage.registry.reader import Registry
-
-__all__ = ["Registry"]
+"""The publisher's side of the registry: names, signatures, and what a restore changes."""

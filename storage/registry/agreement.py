@@ -1,26 +1,207 @@
-"""Compare the ledger with the registry: by names at each opening, by every manifest on request."""
+"""What the ledger knows of published names, and its comparison with the registry.
+
+*Names*: whose a published name is (of populations here, of joint releases, or of another ledger), and the history of
+its aliases: which version each one meant, and since when. The rows of aliases and the pointer files say what an alias
+means now; only the journal keeps what it meant before.
+
+*Rows of pointer files*: versions, aliases and marks of a name, and the number it was signed under. Pointers of a few
+names are read by queries that name them; those of more names by reading every row once.
+
+*Comparison* of ledger and registry: by names at each opening; by every manifest on request; or incrementally, where a
+check reads what is new and a part of what earlier checks have read. Its result is noted beside the keys, where the
+witness is. A writer of the database or the registry who cannot write the key folder cannot forge a note. A check that
+finds a fault notes nothing, so the next one finds the fault too.
+
+Examples
+--------
+::
+
+    with reading(engine) as connection:
+        for move in alias_history(connection, "news"):
+            print(move.time, move.actor, move.alias, move.before, "->", move.version, move.why)
+        pointer = read_pointer(connection, "news")
+        assert pointer.aliases["champion"] in pointer.versions
+"""
 
 import json
 from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
 from itertools import batched, chain
+from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
 
+from dpca.artifacts.files import read_manifest
+from dpca.backends.atomic_files import make_folder, write_atomically, writing
+from dpca.backends.base import Place
+from dpca.errors import Corrupt, NotFound, Refused
+from dpca.registry.pointers import Pointer, read_names, read_tags
 from dpca_tasks.accounting.events import is_private
-from storage.artifacts.files import read_manifest
-from storage.backends.base import Place
 from storage.database import tables
-from storage.database.engine import reading
-from storage.database.raw_rows import raw_rows
-from storage.errors import Corrupt, NotFound, Refused
-from storage.ledger.replay import Key
-from storage.registry.owners import others_of
-from storage.registry.pointers import Pointer, read_names, read_tags
+from storage.database.engine import raw_rows, reading
+from storage.ledger.checks import Compared, LookedOver
+from storage.ledger.journal import Key, check_rows
+from storage.ledger.ledger import Ledger
 from storage.registry.signing import signed_tags
 
+
+def others_of(connection: sa.Connection) -> set[str]:
+    """Return the names that belong to another ledger, as the operator stated when accepting this one."""
+    table = tables.event
+    accepted = sa.select(table.c.detail).where(table.c.name == "ledger_accepted")
+    return {name for detail in connection.execute(accepted).scalars() for name in json.loads(detail).get("others", ())}
+
+
+def owners_of(connection: sa.Connection, name: str) -> frozenset[str | None]:
+    """Return the populations that versions of a name are of; None stands for a joint release."""
+    table, release = tables.published, tables.release
+    rows = sa.select(release.c.population).select_from(table.outerjoin(release, table.c.origin == release.c.id))
+    return frozenset(connection.execute(rows.where(table.c.name == name)).scalars())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AliasMove:
+    """One move of an alias.
+
+    Attributes
+    ----------
+    time : str, ISO 8601 in UTC
+    name, alias : str
+    before : int or None, the version it meant until then; None where the alias was new
+    version : int, the version it has meant since
+    actor : str, who moved it, as the operating system names its user
+    why : mapping, public facts that moved it, such as a verdict; empty where somebody moved it by hand
+    """
+
+    time: str
+    name: str
+    alias: str
+    before: int | None
+    version: int
+    actor: str
+    why: Mapping[str, Any] = field(default_factory=dict)
+
+
+def alias_history(
+    connection: sa.Connection, name: str | None = None, *, newest: int | None = None
+) -> tuple[AliasMove, ...]:
+    """Return the moves of aliases, of one name or of all, oldest first; with ``newest``, as many of the newest."""
+    table = tables.event
+    columns = (table.c.at, table.c.actor, table.c.detail)
+    moved = (table.c.name == "alias_moved") & table.c.population.is_(None)  # as the index has them, in order
+    query = sa.select(*columns).where(moved).order_by(table.c.seq.desc()).limit(newest)
+    if name is not None:  # the detail is JSON with sorted keys, and a name needs no escape in it
+        query = query.where(table.c.detail.contains(f'"name": "{name}"', autoescape=True))
+    moves = ((row, json.loads(row.detail)) for row in reversed(connection.execute(query).all()))
+    return tuple(
+        AliasMove(
+            time=row.at,
+            name=told["name"],
+            alias=told["alias"],
+            before=told["from"],
+            version=told["to"],
+            actor=row.actor,
+            why=told.get("why", {}),
+        )
+        for row, told in moves
+        if name is None or told["name"] == name
+    )
+
+
+FEW = 100
+"""Names at most that a query lists; for more of them every row is read."""
+_NON_PRIVATE = '"name": "non_private"'  # in the JSON of an event, which holds no text of users
+_PUBLISHED, _VERSION = tables.published.c, tables.version.c
+_FEW_NAMES: sa.BindParameter[Any] = sa.bindparam("names", expanding=True)
+_NUMBERS = sa.select(tables.signed_pointer.c.name, tables.signed_pointer.c.number)
+_FEW_NUMBERS = _NUMBERS.where(tables.signed_pointer.c.name.in_(_FEW_NAMES))
+_VERSIONS = sa.select(_PUBLISHED.name, _PUBLISHED.version, _PUBLISHED.digest)
+_DISCLOSED, _ALIASES = sa.select(_VERSION.name, _VERSION.version), sa.select(tables.alias)
+_IS_DISCLOSED = tables.release.c.event.contains(_NON_PRIVATE)
+_OF_ALL = (
+    _DISCLOSED.where(_VERSION.release_id.in_(sa.select(tables.release.c.id).where(_IS_DISCLOSED))),
+    _VERSIONS,
+    _ALIASES,
+)
+_OF_FEW = (
+    _DISCLOSED.join(tables.release).where(_VERSION.name.in_(_FEW_NAMES), _IS_DISCLOSED),
+    _VERSIONS.where(_PUBLISHED.name.in_(_FEW_NAMES)),
+    _ALIASES.where(tables.alias.c.name.in_(_FEW_NAMES)),
+)
+
+_ENTRY = tables.event.c
+_TOLD = (
+    (tables.version, "version_published"),
+    (tables.joint_version, "joint_version_published"),
+    (tables.alias, "alias_moved"),
+)
+"""The tables that pointers are made of, each with the name of the journal entry for its rows."""
+
+
+def read_pointer(connection: sa.Connection, name: str) -> Pointer:
+    """Read the pointer of one name, empty where the name has no version; raise as `check_names`."""
+    return next(iter(read_pointers(connection, [name])), Pointer(name=name, versions={}, aliases={}))
+
+
+def read_pointers(connection: sa.Connection, names: Collection[str] | None) -> list[Pointer]:
+    """Read the pointers of some names, or of all that have a version; raise as `check_names`."""
+    check_names(connection, names)
+    disclosed, versions, aliases = _OF_ALL
+    given = dict[str, list[str]]()
+    if names is not None and len(names) <= FEW:
+        disclosed, versions, aliases = _OF_FEW
+        given = {"names": list(names)}
+    marked: dict[str, set[int]] = {}
+    for name, number in connection.execute(disclosed, given):
+        marked.setdefault(name, set()).add(number)
+    numbered: dict[str, dict[int, str]] = {}
+    for name, number, digest in chain.from_iterable(raw_rows(connection, versions, given)):
+        numbered.setdefault(name, {})[number] = digest
+    named: dict[str, dict[str, int]] = {}
+    for row in connection.execute(aliases, given):
+        named.setdefault(row.name, {})[row.alias] = row.version
+    return [
+        Pointer(
+            name=key, versions=digests, aliases=named.get(key, {}), not_private=frozenset(marked.get(key, frozenset()))
+        )
+        for key, digests in numbered.items()
+        if names is None or key in names
+    ]
+
+
+def check_names(connection: sa.Connection, names: Collection[str] | None) -> None:
+    """Check that versions and aliases of some names, or of all, are those that the journal states.
+
+    Raises
+    ------
+    Corrupt
+        When a row was edited or inserted by hand, or an alias removed.
+    """
+    few = None if names is None or len(names) > FEW else list(names)
+    for table, entry in _TOLD:
+        named = sa.true() if few is None else table.c.name.in_(few)
+        rows = connection.execute(sa.select(table).where(named)).all()
+        told: sa.ColumnElement[bool] = _ENTRY.name == entry
+        if table is tables.version:
+            told &= _ENTRY.release_id.in_(sa.select(table.c.release_id).where(named))
+        elif few is not None:  # the detail is JSON, and a name needs no escape in it
+            told &= sa.or_(sa.false(), *(_ENTRY.detail.contains(f'"name": "{name}"', autoescape=True) for name in few))
+        check_rows(connection, table.name, rows, told, every=table is tables.alias, first=few)
+
+
+def read_numbers(connection: sa.Connection, names: Collection[str] | None) -> dict[str, int]:
+    """Read the numbers of the signed pointers that this ledger wrote last, of some names or of all."""
+    if names is not None and len(names) <= FEW:
+        rows = connection.execute(_FEW_NUMBERS, {"names": list(names)})
+    else:
+        rows = connection.execute(_NUMBERS)
+    return {row.name: row.number for row in rows}
+
+
 _AT_ONCE = 500  # keys in a query
-_VERSION, _JOINT = tables.version.c, tables.joint_version.c
+_JOINT = tables.joint_version.c
 _OF_RELEASES = (
     sa.select(_VERSION.name, _VERSION.version, _VERSION.digest, _VERSION.release_id)
     .add_columns(tables.release.c.event, tables.release.c.epsilon)
@@ -169,3 +350,74 @@ def _check_joint_release(row: tuple[Any, ...], manifest: Mapping[str, Any]) -> N
             f"the artifact of {name}@{version} tells of another joint release, or of other sites, than the ledger; "
             "restore the registry and the database of one ledger."
         )
+
+
+NOTE = "looked-over.json"
+
+
+class IncrementalCheck:
+    """One check of a home.
+
+    Parameters
+    ----------
+    ledger : Ledger
+    place : Place, of the registry
+    keys : Path, the key folder
+    everything : bool, whether to read again what earlier checks found sound
+    """
+
+    def __init__(self, ledger: Ledger, place: Place, *, keys: Path, everything: bool) -> None:
+        self._ledger, self._place, self._note = ledger, place, keys / NOTE
+        self._before = None if everything else self._read()
+        self._found: LookedOver | None = None
+
+    def ledger(self) -> LookedOver:
+        """Compare the journal with the rows.
+
+        Raises
+        ------
+        Corrupt, Refused
+            As `storage.ledger.ledger.Ledger.look_over`.
+        """
+        self._found = self._ledger.look_over(self._before)
+        return self._found
+
+    def registry(self) -> int:
+        """Compare manifests with the rows, and note what was found; return how many were compared.
+
+        Raises
+        ------
+        Corrupt
+            As `storage.registry.agreement.compare_artifacts`.
+        """
+        with self._ledger.reading() as connection:
+            count = compare_artifacts(connection, self._place, None if self._found is None else self._found.versions)
+        if self._found is not None and self._found.known != self._before:
+            self._write(self._found.known)
+        return count
+
+    def _read(self) -> Compared | None:
+        """Read the note; None where there is none that this version of the program wrote of this ledger."""
+        try:
+            found = json.loads(self._note.read_bytes())
+            if found.pop("writer") != self._writer():
+                return None
+            return _decoded(found)
+        except (OSError, ValueError, LookupError, TypeError, AttributeError):
+            return None
+
+    def _write(self, known: Compared) -> None:
+        aliases = [[*key, meant] for key, meant in known.aliases.items()]
+        facts = asdict(known) | {"open": sorted(known.open), "aliases": aliases}
+        with writing(self._note.parent):
+            make_folder(self._note.parent)
+            write_atomically(self._note, json.dumps({"writer": self._writer(), **facts}).encode())
+
+    def _writer(self) -> str:
+        return f"{self._ledger.id} {version('dpca-pipeline')}"
+
+
+def _decoded(found: Mapping[str, Any]) -> Compared:
+    totals = {population: (count, tuple(charge)) for population, (count, charge) in found["totals"].items()}
+    aliases = {(name, alias): meant for name, alias, meant in found["aliases"]}
+    return Compared(**{**found, "open": frozenset(found["open"]), "aliases": aliases, "totals": totals})

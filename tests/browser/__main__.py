@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flows.web.static_site import build_site
+from flows.web.pages import build_site
 from tests.browser.home import NAME, POPULATION, Secrets, environment, make_home
 from tests.browser.scan import as_shown, found_in, responses
 from tests.browser.server import TOKEN, served

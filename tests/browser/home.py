@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flows.cli import PREFECT_DEFAULTS, main
-from storage.ledger import journal, secret_keys
+from storage.ledger import journal, releases
 from tests.flows.web.sample_home import SITES, Maker, items, subspace, topics
 from tests.leaks.canaries import RECORD, SMALLEST_TOTAL, Canaries, canaries_of
 
@@ -73,7 +73,7 @@ def make_home(root: Path) -> Secrets:
 
     month, all_rows = 0, [rows_of(number) for number in range(MONTHS)]
     (root / "names.txt").write_text("".join(f"{name}\n" for name in FEATURES))
-    with patch.object(secret_keys, "new_key", key), patch.object(journal, "now", now):
+    with patch.object(releases, "new_key", key), patch.object(journal, "now", now):
         for month, rows in enumerate(all_rows):
             np.save(root / "visits.npy", rows)
             source = (str(root / "visits.npy"), "--name", "visits", "--population", POPULATION)

@@ -13,7 +13,10 @@ import time
 from importlib.abc import MetaPathFinder
 from typing import Any
 
-UNWANTED = ("prefect", "dask", "sqlalchemy", "duckdb", "numba", "alembic", "distributed", "pyarrow", "dp_accounting")
+UNWANTED = (
+    *("prefect", "dask", "distributed", "sqlalchemy", "alembic", "duckdb", "numba", "pyarrow", "zarr"),
+    *("dp_accounting", "fastapi", "matplotlib", "sklearn"),
+)
 
 
 class Only(MetaPathFinder):
@@ -43,12 +46,13 @@ def main(address: str, name: str, key: str, only: str | None) -> dict[str, Any]:
     import scipy.sparse
 
     arrays, before = time.process_time(), set(sys.modules)
-    from storage.registry import Registry
+    import dpca
 
+    opened_by = dpca.Registry.open
     ready, imported = time.process_time(), foreign(before)
-    from storage.errors import StorageError
+    from dpca.errors import StorageError
 
-    registry = Registry.open(address, trust=None if key == "none" else key)
+    registry = opened_by(address, trust=None if key == "none" else key)
     try:
         resolved, subspace = registry.verify(name), registry.load(name)
     except StorageError as error:

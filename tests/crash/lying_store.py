@@ -22,7 +22,7 @@ from urllib.parse import unquote, urlsplit
 from tests.s3 import Server
 
 _HOP_BY_HOP = {"connection", "content-length", "date", "keep-alive", "server", "transfer-encoding"}
-_PAUSE = 0.2  # seconds between the bytes of a slow body
+_PAUSE = 0.5  # seconds between the bytes of a slow body
 _SLOW = 100  # bytes at most of a slow body before the connection ends
 
 

@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 
-from storage.errors import Refused, Unavailable
+from dpca.errors import Refused, Unavailable
 
 DEADLINE = 120.0
 UNAVAILABLE = 75

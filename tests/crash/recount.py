@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import zarr
 
-from flows.requests.subspace import SubspaceRequest
+from flows.requests import SubspaceRequest
 from tests.crash.prices import is_private, mu_squared
 from tests.crash.world import World, connect_from_outside
 

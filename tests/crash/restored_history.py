@@ -16,12 +16,12 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from dpca.backends import atomic_files
+from dpca.home import store
 from dpca_tasks.accounting.events import is_tick
 from flows.ingest import ingest_source
-from storage.backends import crash_points
-from storage.backups.creating import create_backup
+from storage.backups.copying import create_backup
 from storage.datasets.ingest_options import IngestOptions
-from storage.home import store
 from storage.ledger.ledger import Ledger
 from storage.ledger.trail_export import export_trail
 from storage.workspace import Workspace
@@ -147,11 +147,11 @@ def _ending_at(point: str) -> Iterator[None]:
         if reached == point:
             raise Cut
 
-    crash_points.hook = end
+    atomic_files.hook = end
     try:
         yield
     finally:
-        crash_points.hook = None
+        atomic_files.hook = None
 
 
 def _ingest(ledger: Ledger, step: int) -> None:

@@ -26,11 +26,10 @@ import dask
 from distributed import Client, LocalCluster
 from distributed.utils import get_mp_context
 
+from dpca.backends.atomic_files import POINTS, write_atomically
 from flows.clusters.certificates import cluster_security
-from flows.clusters.launchers import LOCAL_SETTINGS
+from flows.clusters.dask_clusters import LOCAL_SETTINGS
 from flows.settings import Settings
-from storage.backends.atomic_files import write_atomically
-from storage.backends.crash_points import POINTS
 from tests.certificates import issue
 from tests.crash.calm import Undisturbed, trace
 from tests.crash.faults import Cluster, Fault, Kind, Place, strike

@@ -22,8 +22,8 @@ from multiprocessing.queues import SimpleQueue
 from multiprocessing.synchronize import Event
 from pathlib import Path
 
+from dpca.errors import BudgetExhausted, Corrupt
 from storage.database import tables
-from storage.errors import BudgetExhausted, Corrupt
 from storage.ledger.ledger import Ledger
 from storage.workspace import Workspace
 from tests.crash.world import World

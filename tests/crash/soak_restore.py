@@ -19,8 +19,8 @@ from uuid import uuid4
 
 import sqlalchemy as sa
 
-from storage.backups.restoring import Target, restore_backup
-from storage.errors import Refused, StorageError
+from dpca.errors import Refused, StorageError
+from storage.backups.copying import Target, restore_backup
 from storage.ledger.ledger import Ledger
 from storage.workspace import Workspace
 from tests.crash.prices import least_epsilon

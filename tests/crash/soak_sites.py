@@ -28,22 +28,31 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dpca.artifacts.files import read_artifact, read_manifest
+from dpca.errors import StorageError
+from dpca.home import store
+from dpca.registry.reader import Registry
 from dpca_tasks.errors import DpcaError, SiteSilent
 from dpca_tasks.sites.rounds import Opened
 from flows import federate
-from flows.demo import own_home
-from flows.federation_demo import DELTA, Federation, aggregator, await_listening, make_federation, running, start, stop
+from flows.demo import (
+    FEDERATION_DELTA,
+    Federation,
+    aggregator,
+    await_listening,
+    make_federation,
+    own_home,
+    running,
+    start,
+    stop,
+)
 from flows.parties.calling import Caller
-from flows.requests.sites import SitesRequest
-from flows.sites import aggregation
-from flows.sites.aggregation import planned_of
-from storage.artifacts.files import read_artifact, read_manifest
-from storage.errors import StorageError
-from storage.home import store
+from flows.requests import SitesRequest
+from flows.sites import releases as stages
 from storage.registry.agreement import compare_artifacts
-from storage.registry.reader import Registry
 from storage.workspace import Workspace
 from tests.crash import processes
+from tests.flows.sites.joint import planned_of
 
 KINDS = ("site killed", "server killed", "request lost", "answer lost", "sent twice", "site cut off", "site stopped")
 TIMEOUT = 5.0
@@ -118,7 +127,7 @@ def _request(federation: Federation, number: int) -> SitesRequest:
         components=2,
         clip_norm=1.0,
         epsilon=0.5,
-        delta=DELTA,
+        delta=FEDERATION_DELTA,
         run_key=f"round-{number}",
     )
 
@@ -246,7 +255,7 @@ def _hit(fault: Fault, sites: dict[str, int]) -> None:
 @contextmanager
 def _accounts(federation: Federation, request: SitesRequest) -> Iterator[None]:
     """Compare each artifact with its sites' ledgers before these are told to commit it."""
-    finish = aggregation.finish_roster
+    finish = stages.finish_sites
 
     def first_account(asked: SitesRequest, digest: str) -> Any:
         if not _accounted(federation, digest).exists():
@@ -254,7 +263,7 @@ def _accounts(federation: Federation, request: SitesRequest) -> Iterator[None]:
         return finish(asked, digest)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(federate, "finish_roster", first_account)
+        patch.setattr(federate, "finish_sites", first_account)
         yield
 
 
@@ -305,14 +314,14 @@ def _accounted(federation: Federation, digest: str) -> Path:
 def _account(federation: Federation, request: SitesRequest, digest: str) -> None:
     """Take down whether an artifact is the sum of what its sites hold, which is there until they commit."""
     planned, made = planned_of(request), read_artifact(store(), digest)
+    roster = planned.plan.roster
+    assert roster is not None
     lineage = {site["site"]: site["release"] for site in read_manifest(store(), digest)["plan"]["sites"]}
     kept: list[list[Any]] = []
     for name, release in lineage.items():
         with _at_home(federation, name) as workspace:
             reservation = workspace.ledger.begin(release)
-            kept.append([reservation.kept(step) for step in range(planned.roster.attempts)])
-    roster = planned.plan.roster
-    assert roster is not None
+            kept.append([reservation.kept(step) for step in range(roster.attempts)])
     lost = sorted(set(roster.names) - set(lineage))
     for answers in zip(*kept, strict=True):
         if all(answer is not None for answer in answers):

@@ -19,14 +19,15 @@ from dataclasses import dataclass, field
 from itertools import cycle, repeat
 from pathlib import Path
 
+import pytest
+
+from dpca.backends import s3
+from dpca.backends.local import open_place
+from dpca.errors import Corrupt, NotFound, StorageError
+from dpca.registry.reader import Registry
 from dpca_tasks.errors import DpcaError
-from storage.backends import s3
-from storage.backends.opening import open_place
-from storage.backups.creating import create_backup
-from storage.backups.restoring import Target, restore_backup
+from storage.backups.copying import Target, create_backup, restore_backup
 from storage.datasets import snapshot_reader
-from storage.errors import Corrupt, NotFound, StorageError
-from storage.registry.reader import Registry
 from storage.workspace import Workspace
 from tests.crash.lying_store import LIES, LyingStore, lying_store
 from tests.crash.recount import query
@@ -37,8 +38,8 @@ RUN = 0
 NAME = request_of(RUN).publish
 FEW, ALWAYS = 2, 1 << 30
 """How often a store lies that recovers, and one that does not."""
-_PATIENCE = "500ms"  # of the client for one request
-_RETRIES = 1  # of the client, in place of its usual ones
+_PATIENCE = "500ms"  # of the client for one request to a store that lies
+_RETRIES = 1  # of the client of a store that lies, in place of its usual ones
 
 
 class Wrong(Exception):
@@ -179,7 +180,7 @@ def play(proxy: LyingStore, scene: Scene, lie: str, *, often: Iterable[int], rep
     for (name, take, look), times in zip(STEPS, often, strict=False):
         what = f"{name} under {lie}, {'always' if times == ALWAYS else f'{times} times'}"
         snapshot_reader._open_handles.cache_clear()  # a new process
-        with proxy.lying(lie, times=times):
+        with proxy.lying(lie, times=times), _impatient():
             try:
                 take(scene)
                 outcome = "harmless"
@@ -204,13 +205,21 @@ def play(proxy: LyingStore, scene: Scene, lie: str, *, often: Iterable[int], rep
 
 
 @contextmanager
+def _impatient() -> Iterator[None]:
+    """Let a client that is opened meanwhile give up soon; an honest store may be slow on a busy machine."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AWS_TIMEOUT", _PATIENCE)
+        patch.setattr(s3, "_MAX_RETRIES", _RETRIES)
+        yield
+
+
+@contextmanager
 def scenes(root: Path, server: Server) -> Iterator[Callable[[str], Scene]]:
     """Yield a function that makes a new world; the first is undisturbed, and its artifact is expected of the others."""
-    old, retries = dict(os.environ), s3._MAX_RETRIES
+    old = dict(os.environ)
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         del os.environ[name]
-    os.environ.update(server.environment, AWS_TIMEOUT=_PATIENCE)
-    vars(s3)["_MAX_RETRIES"] = _RETRIES
+    os.environ.update(server.environment)
     expected: str | None = None
 
     def make(name: str) -> Scene:
@@ -228,7 +237,6 @@ def scenes(root: Path, server: Server) -> Iterator[Callable[[str], Scene]]:
         expected = Registry.open().resolve(NAME).digest
         yield make
     finally:
-        vars(s3)["_MAX_RETRIES"] = retries
         os.environ.clear()
         os.environ.update(old)
 

@@ -28,16 +28,15 @@ import numpy as np
 from scipy import sparse
 from zarr.core.sync import cleanup_resources
 
+from dpca.backends import atomic_files
 from flows.ingest import ingest_source
-from flows.orchestration.prefect_stages import directly
-from flows.releases.stream_acts import open_stream
-from flows.releases.stream_stages import make_tick
-from flows.requests.stream import StreamRequest
+from flows.orchestration.stage_calls import directly
+from flows.releases.streams import make_tick, open_stream
+from flows.requests import StreamRequest
 from flows.settings import Settings
-from storage.backends import crash_points
 from storage.datasets import staging
 from storage.datasets.ingest_options import IngestOptions
-from storage.ledger import secret_keys
+from storage.ledger import releases
 from storage.workspace import Workspace
 from tests.crash.faults import Place, recorder
 from tests.crash.processes import forked, start, stop, wait_for
@@ -132,16 +131,16 @@ def _ingest(world: World, *, night: int) -> None:
 def _tick(world: World, number: int, *, hook: Hook | None = None) -> None:
     """Run the slot of a tick in this process."""
     world.enter()
-    replaced: dict[str, Any] = vars(secret_keys)
+    replaced: dict[str, Any] = vars(releases)
     replaced["new_key"] = lambda: sha256(f"tick {number}".encode()).digest()
-    crash_points.hook = hook
+    atomic_files.hook = hook
     make_tick(directly, NAME, Settings(cluster="none"), slot=(date(2026, 1, 1) + timedelta(days=number)).isoformat())
 
 
 def _warm_up(world: World) -> None:
     """Load and compile in this process, once, what its children will need."""
     _tick(world, 1)
-    crash_points.hook = None
+    atomic_files.hook = None
     cleanup_resources()  # no thread may be running when this process forks
 
 
@@ -153,7 +152,7 @@ def _run_calm(world: World, *, ticks: int) -> list[Place]:
         for number in range(1, ticks + 1):
             seen: list[Place] = []
             _tick(world, number, hook=recorder(seen))
-            crash_points.hook = None
+            atomic_files.hook = None
             _after(world, number)
             if number == 2:
                 told.write_text(json.dumps([[place.point, place.occurrence] for place in seen]))
@@ -196,7 +195,7 @@ def _go_on(world: World, number: int, *, ingests_early: bool) -> None:
         _after(world, number)
     _tick(world, number)
     if not ingests_early:
-        crash_points.hook = None
+        atomic_files.hook = None
         _after(world, number)
 
 

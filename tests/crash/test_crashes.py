@@ -1,6 +1,8 @@
 """One crash of every kind, and the proof that the count from outside sees what is wrong.
 
 `make integration` crashes at every point, in every way, on both databases.
+
+A release is charged once, and its bytes are the same, if the home becomes read-only or the clock jumps meanwhile.
 """
 
 import json
@@ -10,7 +12,7 @@ import sqlite3
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
@@ -20,13 +22,18 @@ import numpy as np
 import pytest
 import sqlalchemy as sa
 
-from storage.artifacts.files import write_artifact
-from storage.artifacts.subspace import PrivateSubspace
-from storage.backends.crash_points import POINTS
+from dpca.artifacts.files import write_artifact
+from dpca.artifacts.subspace import PrivateSubspace
+from dpca.backends.atomic_files import POINTS
 from storage.database import tables
+from storage.ledger import releases
+from tests.crash.calm import Undisturbed, trace
+from tests.crash.faults import Place, recorder
+from tests.crash.midway import jumping, lock_folders, obey_modes, unlock_folders
+from tests.crash.processes import UNAVAILABLE, forked
 from tests.crash.recount import Tally, recount
 from tests.crash.soak import OTHERS, plan_kinds
-from tests.crash.world import POPULATION, World, request_of
+from tests.crash.world import POPULATION, Hook, World, attempt, found_world, open_budget, recover, request_of, warm_up
 
 ROOT = Path(__file__).parents[2]
 
@@ -37,6 +44,7 @@ _OF_DASK = re.compile(r"[\d-]{10} [\d:,]{12} - distributed\.\w+ - (WARNING|ERROR
 """A log line of Dask's about workers that were killed on purpose."""
 
 
+@pytest.mark.audit_only
 def test_every_kind_of_fault_costs_and_loses_nothing() -> None:
     """The soak ends in an error, as so few kills leave crash points out: what is looked at is its count."""
     done = subprocess.run(
@@ -183,3 +191,78 @@ def _world_of_one(home: Path) -> World:
             missing = {column.name: "" for column in table.c if not column.nullable and column.default is None}
             connection.execute(table.insert().values(**{**missing, **values}))
     return World(home=home)
+
+
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    """Ingest rows into a home, once, and compile what its releases need."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("DPCA_HOME", "DPCA_STATE_FOLDER", "DPCA_DATABASE_URL", "DPCA_KEY_FOLDER", "DPCA_STORE_URL"):
+            patch.setenv(name, "")  # what it was comes back afterwards, and so do the keys
+        patch.setattr(releases, "new_key", releases.new_key)
+        made = found_world(tmp_path_factory.mktemp("midway") / "calm")
+        warm_up(made.copy("warm"))
+        yield made
+
+
+@pytest.fixture(scope="module")
+def undisturbed(calm: World) -> Undisturbed:
+    return Undisturbed(calm=calm, name="peace")
+
+
+def disturbed(calm: World, name: str, hook: Callable[[World], Hook], undisturbed: Undisturbed) -> int:
+    """Make a run in a copy of a world with a hook, then again without; return how the first one ended."""
+    world = calm.copy(name)
+    open_budget(world, [0])
+
+    def first() -> None:
+        obey_modes()
+        attempt(world, 0, 0, hook=hook(world))
+
+    status = forked(first)
+    unlock_folders(world.home)
+    assert forked(lambda: attempt(world, 0, 1)) == 0
+    recover(world)
+    found = recount(world, [request_of(0)], undisturbed.digests(world, [0]))
+    assert found == Tally(digests_equal=1), found
+    world.destroy()
+    return status
+
+
+def locking(place: Place) -> Callable[[World], Hook]:
+    """Return what makes the hook that makes a home read-only at a place."""
+
+    def made(world: World) -> Hook:
+        seen: list[Place] = []
+        note = recorder(seen)
+
+        def hook(point: str) -> None:
+            note(point)
+            if seen[-1] == place:
+                lock_folders(world.home)
+
+        return hook
+
+    return made
+
+
+def test_a_home_that_becomes_read_only_costs_and_loses_nothing(calm: World, undisturbed: Undisturbed) -> None:
+    """Where a noised step is about to be settled; `make audit` tries every place."""
+    place = Place(point="keep.file_written", occurrence=1)
+    assert disturbed(calm, "read-only", locking(place), undisturbed) == UNAVAILABLE
+
+
+@pytest.mark.audit_only
+@pytest.mark.timeout(900)
+def test_a_home_that_becomes_read_only_anywhere_costs_and_loses_nothing(calm: World, undisturbed: Undisturbed) -> None:
+    places = trace(calm)[0]
+    ends = [disturbed(calm, f"read-only-{number}", locking(place), undisturbed) for number, place in enumerate(places)]
+    assert set(ends) <= {0, UNAVAILABLE}
+    assert ends.count(UNAVAILABLE) > len(places) // 2
+
+
+def test_a_clock_that_jumps_by_hours_and_weeks_changes_no_charge_and_no_byte(
+    calm: World, undisturbed: Undisturbed
+) -> None:
+    """Forwards and backwards, between any two durable effects; a neighbour with that clock opens the home meanwhile."""
+    assert disturbed(calm, "jumping", jumping, undisturbed) in (0, UNAVAILABLE)

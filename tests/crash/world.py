@@ -17,18 +17,18 @@ from scipy import sparse
 from sqlalchemy.engine import make_url
 from zarr.core.sync import cleanup_resources
 
+from dpca.backends import atomic_files
 from dpca_tasks.mechanisms.base import PrivacyTarget, Problem
 from flows.families.base import build_mechanism
 from flows.families.subspace import SUBSPACE
 from flows.ingest import ingest_source
-from flows.orchestration.prefect_stages import directly
+from flows.orchestration.stage_calls import directly
 from flows.releases.stages import make_release
-from flows.requests.subspace import SubspaceRequest
+from flows.requests import SubspaceRequest
 from flows.settings import Settings
-from storage.backends import crash_points
 from storage.datasets.ingest_options import IngestOptions
-from storage.ledger import secret_keys
-from storage.ledger.orphans import ORPHAN_AFTER
+from storage.ledger import releases
+from storage.ledger.releases import ORPHAN_AFTER
 from storage.workspace import Workspace
 from tests.crash.prices import least_epsilon, mu_squared
 from tests.crash.processes import forked
@@ -157,9 +157,9 @@ def attempt(world: World, run: int, number: int, *, hook: Hook | None = None, cl
         return key_of(run, number)
 
     world.enter()
-    replaced: dict[Any, Any] = vars(secret_keys)
+    replaced: dict[Any, Any] = vars(releases)
     replaced["new_key"] = injected
-    crash_points.hook = hook
+    atomic_files.hook = hook
     make_release(directly, request_of(run), Settings(cluster=cluster))
 
 

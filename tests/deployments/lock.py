@@ -12,10 +12,10 @@ from tests.deployments.manifests import FOLDER
 
 WHOLE, IMAGE = FOLDER.parent / "requirements.lock", FOLDER / "requirements.lock"
 CONSUMER = FOLDER.parent / "requirements-consumer.lock"
-INSTALLED = {"dpca-pipeline": "postgres", "hatchling": ""}
-"""What the image installs, with an extra; the second builds the first."""
-CONSUMED = {"cryptography": "", "httpx": "", "numpy": "", "obstore": "", "platformdirs": "", "scipy": ""}
-"""What loads, verifies and applies an artifact: signatures, the clients of https and s3, and the arrays."""
+INSTALLED = {"dpca-pipeline": ("pipeline", "plots", "postgres", "units"), "hatchling": ()}
+"""What the image installs, with its extras; the second builds the first."""
+CONSUMED = {"dpca-pipeline": ("s3",)}
+"""What loads, verifies and applies an artifact, from a folder, https or s3, and has the command."""
 CONSUMERS_PYTHONS = ("3.12", "3.13", "3.14")
 
 
@@ -25,13 +25,13 @@ def entries(path: Path) -> dict[str, str]:
     return {canonicalize_name(re.split(r"[^\w.-]", part, maxsplit=1)[0]): part for part in parts}
 
 
-def needed(installed: Mapping[str, str], *, pythons: Sequence[str] = ()) -> set[str]:
+def needed(installed: Mapping[str, Sequence[str]], *, pythons: Sequence[str] = ()) -> set[str]:
     """Return the distributions that some need, as this environment has them.
 
     Parameters
     ----------
-    installed : mapping of str to str
-        Distributions, with an extra of each or none.
+    installed : mapping of str to sequence of str
+        Distributions, with the extras of each.
     pythons : sequence of str
         Versions of Python on which they are installed; by default this one.
     """
@@ -39,7 +39,7 @@ def needed(installed: Mapping[str, str], *, pythons: Sequence[str] = ()) -> set[
         {"python_version": python, "python_full_version": f"{python}.0"} for python in pythons
     ]
     seen: set[tuple[str, str]] = set()
-    waiting = [(name, chosen) for name, extra in installed.items() for chosen in ("", extra)]
+    waiting = [(name, chosen) for name, extras in installed.items() for chosen in ("", *extras)]
     while waiting:
         item = waiting.pop()
         if item in seen:

@@ -123,7 +123,7 @@ def copy_sources(into: Path) -> Path:
 
 
 def _all_but_sources(folder: str, names: Sequence[str]) -> Iterable[str]:
-    kept = {"pyproject.toml", "README.md", "LICENSE", ".gitignore", "flows", "dpca_tasks", "storage"}
+    kept = {"pyproject.toml", "README.md", "LICENSE", ".gitignore", "dpca", "flows", "dpca_tasks", "storage"}
     return [name for name in names if name == "__pycache__" or (Path(folder) == ROOT and name not in kept)]
 
 

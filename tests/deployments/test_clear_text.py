@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
+from dpca.errors import Unavailable
 from storage.database.engine import connect, reading
-from storage.errors import Unavailable
 from tests.certificates import Files
 from tests.deployments.clear_text import findings
 from tests.deployments.manifests import FOLDER, Tree, containers, pods, read, resources, variables
@@ -188,7 +188,7 @@ def test_the_client_of_the_object_store_trusts_the_shipped_authority_alone(shipp
     (tmp_path / "bucket").mkdir()
     (tmp_path / "bucket" / "name").write_bytes(b"an object")
     files = Files(ca=shipped / "services.pem", cert=shipped / "s3.pem", key=shipped / "s3.key")
-    program = "from storage.backends.s3 import ObjectPlace; print(ObjectPlace('s3://bucket').read('name').payload)"
+    program = "from dpca.backends.s3 import ObjectPlace; print(ObjectPlace('s3://bucket').read('name').payload)"
     given = {"AWS_REGION": "us-east-1", "AWS_ACCESS_KEY_ID": "a-key", "AWS_SECRET_ACCESS_KEY": "a-secret"}
     with serve_folder(tmp_path, tls=files) as server:
 

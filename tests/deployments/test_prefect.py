@@ -1,18 +1,35 @@
-"""Deployments of flows: each flow has one, its parameters are a form, and no schedule runs before somebody says so."""
+"""Deployments of flows: each flow has one, its parameters are a form, and no schedule runs before somebody says so.
+
+A consumer needs what the consumer's lock holds and nothing else, wherever the registry is.
+
+What is handed out with the wheel: a bill of materials, licences, and a wheel that two builders make alike.
+"""
 
 import importlib
 import inspect
 import json
+import os
 import pkgutil
+import re
+import sys
 from collections.abc import Iterator
+from importlib.metadata import packages_distributions
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from packaging.utils import canonicalize_name
 from prefect import Flow
 from prefect.utilities.callables import parameter_schema
 from prefect.utilities.schema_tools.validation import is_valid, validate
 
+from dpca.backends.local import open_place
+from tests.consumer.__main__ import ROOT, TAMPERED, make_subspace, published, refusals, use
+from tests.deployments.lock import CONSUMER, consumer_lock, entries
 from tests.deployments.manifests import FOLDER, Tree, read
+from tests.deployments.materials import PARTS, Bill, bills, build_wheel, check, copy_sources, licences, not_permitted
+from tests.s3 import Server
 
 PROCESS, KUBERNETES = read("prefect.yaml"), read("prefect.kubernetes.yaml")
 DEPLOYMENTS = {found["entrypoint"]: found for found in PROCESS["deployments"]}
@@ -82,7 +99,7 @@ def _offered(schema: Any) -> Iterator[str]:
 
 
 def test_what_forms_offer_no_more_is_taken_of_deployments_made_before() -> None:
-    taken = inspect.signature(_flow("flows.fit.fit_subspace").fn).parameters
+    taken = inspect.signature(_flow("flows.jobs.fit_subspace").fn).parameters
     assert {"allow_large_delta", "settings", "run_key"} <= set(taken)
     assert "allow_shared_rows" in inspect.signature(_flow("flows.ingest.ingest_dataset").fn).parameters
 
@@ -110,7 +127,7 @@ def test_what_forms_offer_no_more_is_taken_of_deployments_made_before() -> None:
     ids=str,
 )
 def test_the_form_refuses_what_the_flow_would_refuse(wrong: Tree) -> None:
-    entrypoint = "flows.fit.fit_subspace"
+    entrypoint = "flows.jobs.fit_subspace"
     schema, parameters = _schema(entrypoint), DEPLOYMENTS[entrypoint]["parameters"]
     assert is_valid(parameters, schema)
     assert not is_valid(parameters | wrong, schema)
@@ -122,7 +139,7 @@ def test_the_form_refuses_what_the_flow_would_refuse(wrong: Tree) -> None:
     ids=str,
 )
 def test_the_form_takes_typed_settings_and_text_of_before(settings: Any) -> None:
-    entrypoint = "flows.fit.fit_subspace"
+    entrypoint = "flows.jobs.fit_subspace"
     assert is_valid(DEPLOYMENTS[entrypoint]["parameters"] | {"settings": settings}, _schema(entrypoint))
 
 
@@ -134,3 +151,123 @@ def test_the_variant_on_kubernetes_differs_in_the_pool_alone() -> None:
     assert KUBERNETES["pull"] == []
     template = json.loads((FOLDER / "work-pool.json").read_text())
     assert set(image) <= set(template["variables"]["properties"])
+
+
+LOCKED = set(entries(CONSUMER))
+UNWANTED = {"prefect", "dask", "distributed", "sqlalchemy", "alembic", "duckdb", "numba", "llvmlite", "pyarrow"}
+
+
+def allowed() -> set[str]:
+    """Name the packages of the locked distributions, and ours."""
+    found = packages_distributions()
+    return {"dpca"} | {
+        package for package, owners in found.items() if LOCKED & {canonicalize_name(owner) for owner in owners}
+    }
+
+
+def test_the_lock_is_the_part_of_ours_that_a_consumer_needs() -> None:
+    assert CONSUMER.read_text(encoding="utf-8") == consumer_lock()
+    assert not LOCKED & UNWANTED
+
+
+def test_the_lock_names_no_host_and_every_version_carries_a_hash() -> None:
+    text = CONSUMER.read_text(encoding="utf-8")
+    assert not re.search(r"://|--index|file:", text)
+    assert all("==" in entry and "--hash=sha256:" in entry for entry in entries(CONSUMER).values())
+
+
+type Reached = tuple[dict[str, str], dict[str, str]]
+"""The addresses of an artifact by the kind of place, and the variables by which they are reached."""
+
+
+@pytest.fixture(scope="module")
+def reached(tmp_path_factory: pytest.TempPathFactory, s3_server: Server) -> Iterator[Reached]:
+    """Publish an artifact in a folder, behind a web server and in an object store; yield addresses and variables."""
+    with published(tmp_path_factory.mktemp("consumer"), s3_server) as (addresses, variables):
+        yield addresses, {"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"], **variables}
+
+
+@pytest.mark.parametrize("kind", ["folder", "https", "s3"])
+def test_a_consumer_needs_what_is_locked_and_imports_only_the_client_of_its_place(reached: Reached, kind: str) -> None:
+    addresses, environment = reached
+    found = use(sys.executable, addresses[kind], environment, "--only", ",".join(sorted(allowed())))
+    scores = make_subspace().transform(np.linspace(-1.0, 1.0, 100).reshape(2, -1))
+    np.testing.assert_allclose(found["scores"], scores, rtol=1e-12)  # products are summed as the processor likes
+    assert found["imported"] == ["dpca"]
+    clients = {"folder": set(), "https": {"httpx"}, "s3": {"obstore"}}
+    assert {"httpx", "obstore"} & set(found["used"]) == clients[kind]
+
+
+@pytest.mark.parametrize("kind", ["https", "s3"])
+def test_under_a_pinned_key_what_was_tampered_with_is_refused_with_what_is_locked(
+    tmp_path: Path, s3_server: Server, kind: str
+) -> None:
+    with published(tmp_path, s3_server) as (addresses, variables), pytest.MonkeyPatch.context() as patch:
+        s3_server.enter(patch)
+        environment = {"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"], **variables}
+        place = open_place(addresses["s3" if kind == "s3" else "folder"])
+        assert use(sys.executable, addresses[kind], environment)["artifact"] == "news@1"
+        lines = refusals(sys.executable, addresses[kind], place, environment)
+        assert {what: bool(line) and "\n" not in line for what, line in lines.items()} == dict.fromkeys(TAMPERED, True)
+
+
+def test_that_check_fails_on_what_is_not_locked(reached: Reached) -> None:
+    addresses, environment = reached
+    with pytest.raises(AssertionError, match="No module named 'httpcore'"):
+        use(sys.executable, addresses["https"], environment, "--only", ",".join(sorted(allowed() - {"httpcore"})))
+
+
+@pytest.fixture(scope="module")
+def made() -> dict[str, Bill]:
+    return bills()
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_bill_names_every_locked_distribution_with_its_hashes_and_nothing_else(
+    made: dict[str, Bill], part: str
+) -> None:
+    locked, found = entries(PARTS[part]), made[part]["components"]
+    assert sorted(licences(made[part])) == sorted(
+        name for name in locked if "sys_platform == 'win32'" not in locked[name]
+    )
+    for component in found:
+        hashes = [
+            each["content"] for reference in component["externalReferences"] for each in reference.get("hashes", [])
+        ]
+        entry = locked[component["name"].lower().replace("_", "-").replace(".", "-")]
+        assert hashes
+        assert all(f"sha256:{digest}" in entry for digest in hashes)
+        assert f"=={component['version']}" in entry
+
+
+def test_every_installed_distribution_has_a_permitted_licence(made: dict[str, Bill]) -> None:
+    assert not_permitted(licences(made["image"]) | licences(made["consumer"])) == {}
+
+
+def test_a_licence_that_may_not_be_passed_on_is_found() -> None:
+    assert not_permitted({"a": "MIT", "b": "GPL-3.0-only", "c": "MIT AND AGPL-3.0-only", "d": ""}) == {
+        "b": "GPL-3.0-only",
+        "c": "MIT AND AGPL-3.0-only",
+        "d": "",
+    }
+
+
+@pytest.mark.audit_only
+def test_bill_is_valid_by_the_schema(made: dict[str, Bill]) -> None:
+    """The smaller bill; `make sbom` checks both."""
+    check(made["consumer"])
+    with pytest.raises(ValueError, match="specVersion"):
+        check({**made["consumer"], "specVersion": 7})
+
+
+def test_two_builders_make_the_same_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = build_wheel(copy_sources(tmp_path / "one"), tmp_path)
+    bytes_of_first = first.read_bytes()
+    other = copy_sources(tmp_path / "elsewhere" / "two")
+    for path in other.rglob("*"):
+        os.utime(path, (1, 1))
+        path.chmod(0o700 if path.is_dir() else 0o600)
+    for name, value in {"TZ": "Pacific/Auckland", "PYTHONHASHSEED": "7", "LC_ALL": "C", "HOME": str(tmp_path)}.items():
+        monkeypatch.setenv(name, value)
+    (into := tmp_path / "out").mkdir()
+    assert build_wheel(other, into).read_bytes() == bytes_of_first

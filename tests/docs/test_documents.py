@@ -1,17 +1,32 @@
-"""The documents say what the code does: settings, commands, and a tutorial that works as it is typed."""
+"""The documents say what the code does: settings, commands, and a tutorial that works as it is typed.
+
+Operators' pages work as they are typed.
+
+They are schedule.md, closed-loop.md, kubernetes.md, object-store-and-postgresql.md and ledger.md.
+
+What starts services (``docker``, ``kubectl``, ``psql``, ``prefect``) is a stand-in here that notes its words and checks
+that the files among them exist: the real ones run in ``tests/integration``, by the same words of ``prefect``.
+
+Tables of packages become datasets within three commands, of which at most one fails; see `tests/data/messy`.
+"""
 
 import re
+import shutil
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 import typer
 
 from docs.command_reference import reference
-from flows.cli import build_app
+from dpca.registry.reader import Registry
+from flows.cli import build_app, main
 from flows.settings import Settings
+from tests.docs import guide_inputs as inputs
 from tests.docs.reader import DOCS, ROOT, Reader, shell_blocks
+from tests.integration.services import POOL
 
-PACKAGES = ("dpca_tasks", "flows", "storage")
+PACKAGES = ("dpca", "dpca_tasks", "flows", "storage")
 
 
 def settings_of_the_code() -> set[str]:
@@ -94,6 +109,7 @@ def test_the_tutorial_works_as_it_is_typed(
     assert (tmp_path / "scores.npy").stat().st_size > 32_561 * 10 * 8
 
 
+@pytest.mark.audit_only
 def test_the_tutorial_of_completion_works_as_it_is_typed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -112,6 +128,7 @@ def test_the_tutorial_of_completion_works_as_it_is_typed(
     assert ratings[0] == max(float(rating) for film, rating in predicted.items() if film not in mine)
 
 
+@pytest.mark.audit_only
 def test_the_tutorial_of_topics_works_as_it_is_typed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -131,6 +148,7 @@ def test_the_tutorial_of_topics_works_as_it_is_typed(
     assert "[[0. 1. 0. 0.]\n [0. 0. 0. 1.]]" in shown
 
 
+@pytest.mark.audit_only
 def test_the_guide_to_your_own_tables_works_as_it_is_typed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -149,7 +167,7 @@ def test_the_how_to_of_nightly_streams_works_as_it_is_typed(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     script = "".join(shell_blocks(DOCS / "how-to" / "nightly-streams.md"))
-    monkeypatch.setattr("flows.stream.cluster_settings", lambda _: Settings(cluster="none"))
+    monkeypatch.setattr("flows.jobs.cluster_settings", lambda _: Settings(cluster="none"))
     shown = Reader(tmp_path, monkeypatch, capsys).types(script)
     assert re.findall(r"^artifact +(visits-nightly@\d)", shown, flags=re.MULTILINE) == [
         "visits-nightly@1",
@@ -159,3 +177,213 @@ def test_the_how_to_of_nightly_streams_works_as_it_is_typed(
     assert re.findall(r"^used +(\d+)$", shown, flags=re.MULTILINE) == ["0", "2"]
     assert set(re.findall(r"^spent +(\S+)$", shown, flags=re.MULTILINE)) == {"0", "1"}
     assert "row of one night" not in shown
+
+
+STAND_IN = """\
+#!/bin/sh
+echo "$(basename "$0") $*" >> "$NOTED"
+for word in "$@"; do
+    case $word in
+    deployments|deployments/*) [ -e "$word" ] || { echo "$word does not exist" >&2; exit 1; } ;;
+    esac
+done
+"""
+VISITS = """\
+dpca dataset ingest visits.svm.gz --name visits --features 40 --population patients --records-at-most 200000
+dpca budget open patients --epsilon 4 --delta 1e-6
+"""
+FIT = "dpca subspace fit visits --components 2 --epsilon 1 --delta 1e-7 --clip-norm 3 --publish visits-map\n"
+
+
+class Operator(Reader):
+    """A reader in a folder with the deployments of a clone, whose programs for services are stand-ins."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        super().__init__(folder, monkeypatch, capsys, hurried=True)
+        programs = folder / "bin"
+        programs.mkdir()
+        for name in ("docker", "kubectl", "psql", "prefect"):
+            (programs / name).write_text(STAND_IN)
+            (programs / name).chmod(0o700)
+        self._noted = folder / "noted"
+        monkeypatch.setenv("NOTED", str(self._noted))
+        monkeypatch.setenv("PATH", str(programs), prepend=":")
+        shutil.copytree(ROOT / "deployments", folder / "deployments", ignore=shutil.ignore_patterns(".env", "tls"))
+        monkeypatch.chdir(folder)
+
+    @property
+    def noted(self) -> list[str]:
+        """What the stand-ins were told, one line a call."""
+        return self._noted.read_text().splitlines()
+
+
+@pytest.fixture
+def operator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Operator:
+    return Operator(tmp_path, monkeypatch, capsys)
+
+
+def script_of(name: str) -> str:
+    (page,) = DOCS.rglob(name)
+    return "".join(shell_blocks(page))
+
+
+def test_a_schedule_is_deployed_by_the_words_that_integration_runs_for_real(operator: Operator) -> None:
+    operator.types(script_of("schedule.md"))
+    assert f"prefect work-pool create {POOL} --type process" in operator.noted
+    assert "prefect --no-prompt deploy --all --prefect-file deployments/prefect.yaml" in operator.noted
+    assert f"prefect worker start --pool {POOL}" in operator.noted
+    services = (ROOT / "tests" / "integration" / "services.py").read_text(encoding="utf-8")
+    assert '"deploy", "--all", "--prefect-file", "deployments/prefect.yaml"' in services
+    (run,) = [line for line in operator.noted if line.startswith("prefect deployment run")]
+    deployed = (ROOT / "deployments" / "prefect.yaml").read_text(encoding="utf-8")
+    for name in re.findall(r"--param (\w+)=", run):
+        assert re.search(rf"[{{ ]{name}: ", deployed), name
+
+
+def test_a_file_that_arrives_is_released_and_promoted_and_its_automation_exists(operator: Operator) -> None:
+    shown = operator.types(script_of("closed-loop.md"))
+    assert re.search(r"^epsilon_each +0\.4", shown, flags=re.MULTILINE)
+    assert re.search(r"^visits-map@1 +promoted +the first version that passes", shown, flags=re.MULTILINE)
+    create = "automation create --from-file deployments/automations.yaml"
+    assert operator.noted == [f"prefect {create}"]
+    arrivals = (ROOT / "tests" / "integration" / "arrivals.py").read_text(encoding="utf-8")
+    assert '"automation", "create", "--from-file", AUTOMATIONS' in arrivals
+
+
+def test_containers_start_and_the_curator_types_its_commands_in_them(tmp_path: Path, operator: Operator) -> None:
+    inputs.visits(tmp_path)
+    script = script_of("kubernetes.md")
+    assert script.count("alias curator=") == 2
+    script = re.sub(r"^alias curator=.*\n", "", script, flags=re.MULTILINE)
+    script = re.sub(r"^curator ", "", script, flags=re.MULTILINE)
+    script, pinned = re.subn(r"^make pin-images\n", "", script, flags=re.MULTILINE)  # this folder has no Makefile
+    assert pinned == 1
+    shown = operator.types(
+        script.replace("/data/visits.svm.gz", "visits.svm.gz").replace("--features 5000", "--features 40")
+    )
+    assert re.search(r"^dataset +visits$", shown, flags=re.MULTILINE)
+    assert (tmp_path / "deployments" / "tls" / "cert.pem").is_file()
+    assert {line.split()[0] for line in operator.noted} == {"docker", "kubectl", "prefect"}
+    assert "kubectl apply --kustomize deployments" in operator.noted
+
+
+def test_an_object_store_and_postgresql_take_the_settings_of_their_page(operator: Operator) -> None:
+    """The settings are spelled as the code reads them; doctor runs with those of this test."""
+    script = script_of("object-store-and-postgresql.md")
+    *exports, doctor = re.findall(r"^(?:export|dpca) .*\n", script, flags=re.MULTILINE)
+    names = {name for line in exports for name in re.findall(r"(\w+)=", line)}
+    assert {"DPCA_DATABASE_URL", "DPCA_KEY_FOLDER", "DPCA_STORE_URL", "AWS_ENDPOINT_URL"} <= names
+    operator.shell(re.sub(r"^dpca .*\n", "", script, flags=re.MULTILINE))
+    assert operator.noted == ["psql --dbname postgres --file deployments/postgres/roles.sql"]
+    assert "database" in operator.types(doctor)
+
+
+def test_a_restored_ledger_goes_on_as_its_page_says(tmp_path: Path, operator: Operator) -> None:
+    inputs.visits(tmp_path)
+    operator.types(VISITS)
+    (home,) = {path.parent for path in tmp_path.rglob("dpca.sqlite")}
+    copy = shutil.copytree(home, tmp_path / "copy")
+    operator.types(FIT)
+    made = Registry.open().resolve("visits-map@1").digest
+    for path in home.glob("dpca.sqlite*"):
+        path.unlink()
+    for path in copy.glob("dpca.sqlite*"):
+        shutil.copy(path, home / path.name)
+    assert "visits-map@1" in operator.types(script_of("ledger.md"))
+    assert Registry.open().resolve("visits-map@1").digest == made
+
+
+MESSY = ROOT / "tests" / "data" / "messy"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Story:
+    """A new user's first schema, as pieces in place of those of the right one, and the columns that the check reports.
+
+    Attributes
+    ----------
+    guesses : pairs of (piece of the right schema, piece of the first one)
+    reported : columns of which the check reports all that is wrong at once
+    drafts : options of each attempt to draft
+    ingest : options of the ingest
+    rows : of the snapshot
+    """
+
+    guesses: tuple[tuple[str, str], ...] = ()
+    reported: frozenset[str] = frozenset()
+    drafts: tuple[tuple[str, ...], ...] = ((),)
+    ingest: tuple[str, ...] = ()
+    rows: int = 0
+
+
+STORIES = {
+    "iris": Story(drafts=((), ("--no-header",)), ingest=("--on-error", "quarantine"), rows=151),
+    "modechoice": Story(
+        guesses=(("[1, 2, 3, 4]", "[1, 2, 3]"), ("kind: boolean}", "kind: boolean, when_true: [yes], missing: no}")),
+        reported=frozenset({"choice", "mode"}),
+        rows=200,
+    ),
+    "seattle-weather": Story(
+        guesses=((', formats: ["%Y/%m/%d"]', ""), ("[drizzle, fog, rain, snow, sun]", "[rain, sun]")),
+        reported=frozenset({"date", "weather"}),
+        rows=100,
+    ),
+    "penguins-raw": Story(
+        guesses=(('missing_texts: ["", "NA"]\n', ""), ("kind: id}", "kind: drop}"), ("Date Egg", "date egg")),
+        reported=frozenset(
+            {"Culmen Length (mm)", "Culmen Depth (mm)", "Flipper Length (mm)", "Body Mass (g)", "Date Egg", "date egg"}
+        ),
+        rows=120,
+    ),
+    "lymph_node": Story(
+        guesses=((', formats: ["%d-%m-%Y"]', ""), ("values: [1, 2, 3]", "values: TO_DECLARE")),
+        reported=frozenset({"diagdateb", "grade"}),
+        rows=80,
+    ),
+}
+
+
+@dataclass
+class Shell:
+    """Type commands, and count them and those that failed."""
+
+    capsys: pytest.CaptureFixture[str]
+    statuses: list[int] = field(default_factory=list)
+
+    def types(self, *words: str | Path) -> str:
+        self.statuses.append(main([str(word) for word in words]))
+        printed = self.capsys.readouterr()
+        assert "unexpected" not in printed.err
+        return printed.out
+
+
+@pytest.mark.parametrize("name", STORIES)
+def test_a_messy_table_of_a_package_takes_three_commands_of_which_one_may_fail(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for variable in ("DPCA_HOME", "DPCA_STATE_FOLDER"):
+        monkeypatch.setenv(variable, str(tmp_path / variable))
+    story, source, schema = STORIES[name], MESSY / f"{name}.csv", tmp_path / "schema.yaml"
+    right = (MESSY / f"{name}.yaml").read_text(encoding="utf-8")
+    shell = Shell(capsys)
+    for words in story.drafts:
+        draft = shell.types("schema", "draft", source, *words)
+    assert "TO_DECLARE" in draft
+    if story.guesses:
+        first = right
+        for piece, guess in story.guesses:
+            assert piece in first
+            first = first.replace(piece, guess)
+        schema.write_text(first, encoding="utf-8")
+        reported = shell.types("schema", "check", source, schema)
+        for column in story.reported:
+            assert f"\n{column} " in reported, reported
+        assert len({line.split("  ")[0] for line in reported.splitlines()[1:-1]}) == len(story.reported), reported
+    schema.write_text(right, encoding="utf-8")
+    shown = shell.types(
+        "dataset", "ingest", source, "--table-schema", schema, "--name", name, "--direct", *story.ingest
+    )
+    assert f"rows               {story.rows}\n" in shown
+    assert len(shell.statuses) <= 3
+    assert sum(status != 0 for status in shell.statuses) <= 1
+    assert shell.statuses[-1] == 0

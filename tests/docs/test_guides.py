@@ -1,18 +1,52 @@
 """Guides work as they are typed, on small files of the shapes that they speak of.
 
 Every page that shows a command is in one of the tables: typed here, typed by another test, or not typed for a reason.
+
+The page consume.md works as it is typed; its commands that install are run by ``make consumer``.
+
+The pages of the estimators work as they are typed, and their numbers are those they name.
+
+Notebooks run from the first cell to the last, in a process of their own, and hold no stale output.
+
+The commands of the page export.md work as they are typed; its other code is run by ``make exports``.
+
+The numbers of the page about streams are those that the program computes.
 """
 
+import json
+import math
+import os
 import re
+import shlex
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from fractions import Fraction
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+from dpca.artifacts.files import write_artifact
+from dpca.registry.pointers import Pointer
+from dpca.registry.reader import Registry
+from dpca_tasks.accounting.calibration import UNITS, gaussian_noise_multiplier, smallest_epsilon
+from dpca_tasks.accounting.factorisation import Weights, choose_weights, extension_event, tree_factors
+from dpca_tasks.mechanisms.streams.stream_estimate import coefficients
+from flows.cli import main
+from papers.continual import NIGHTS
+from tests.consumer.__main__ import PAGE
 from tests.docs import guide_inputs as inputs
-from tests.docs.reader import DOCS, ROOT, Reader, python_blocks, shell_blocks
+from tests.docs.reader import DOCS, FENCED, ROOT, Reader, python_blocks, shell_blocks
+from tests.exports.__main__ import BROWSER, ENGINES, NAME, blocks, subspaces
+from tests.exports.__main__ import PAGE as EXPORT_PAGE
+from tests.s3 import Server
+from tests.web_server import serve_folder
 
 CENSUS = """\
 dpca dataset ingest census.svm.gz --name census --features 40 --population adults --records-at-most 50000
@@ -142,17 +176,17 @@ ELSEWHERE = {
     "docs/tutorials/topics.md": "tests/docs/test_documents.py",
     "docs/how-to/sites-as-parties.md": "tests/flows/sites/test_operators_guide.py",
     "docs/how-to/remote-ledger.md": "tests/flows/remote_ledger/test_workspaces.py",
-    "docs/how-to/export.md": "tests/docs/test_export.py",
+    "docs/how-to/export.md": "tests/docs/test_guides.py",
     "docs/how-to/nightly-streams.md": "tests/docs/test_documents.py",
     "docs/how-to/your-own-tables.md": "tests/docs/test_documents.py",
-    "docs/how-to/schedule.md": "tests/docs/test_operations.py",
-    "docs/how-to/closed-loop.md": "tests/docs/test_operations.py",
-    "docs/how-to/kubernetes.md": "tests/docs/test_operations.py",
-    "docs/how-to/object-store-and-postgresql.md": "tests/docs/test_operations.py",
-    "docs/how-to/consume.md": "tests/docs/test_consume.py",
+    "docs/how-to/schedule.md": "tests/docs/test_documents.py",
+    "docs/how-to/closed-loop.md": "tests/docs/test_documents.py",
+    "docs/how-to/kubernetes.md": "tests/docs/test_documents.py",
+    "docs/how-to/object-store-and-postgresql.md": "tests/docs/test_documents.py",
+    "docs/how-to/consume.md": "tests/docs/test_guides.py",
     "docs/how-to/web-page.md": "tests/flows/web/test_serving.py",
-    "docs/explanation/histories.md": "tests/histories/test_soak.py",
-    "docs/explanation/ledger.md": "tests/docs/test_operations.py",
+    "docs/explanation/histories.md": "tests/histories/test_histories.py",
+    "docs/explanation/ledger.md": "tests/docs/test_documents.py",
     "docs/explanation/shang.md": "tests/papers/test_shang.py",
 }
 
@@ -194,3 +228,290 @@ def test_a_guide_works_as_it_is_typed(
         assert re.search(line, shown, flags=re.MULTILINE), shown
     for block in python_blocks(ROOT / page):
         exec(compile(block, page, "exec"), {"rows": np.ones((2, 40))})
+
+
+BEFORE = """\
+dpca dataset ingest rows.npy --name census --records-at-most 50000 --population adults --direct
+dpca budget open adults --epsilon 40 --delta 1e-5
+dpca subspace fit census --components 6 --epsilon 8 --delta 1e-6 --clip-norm 3 --publish census-map --direct --yes
+dpca registry promote census-map@1 champion
+"""
+
+
+def test_the_page_works_as_it_is_typed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], s3_server: Server
+) -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    commands = [block for block in FENCED.findall(text) if "-m venv" not in block]
+    monkeypatch.chdir(tmp_path)
+    home = tmp_path / "home"
+    monkeypatch.setenv("DPCA_HOME", str(home))
+    monkeypatch.setenv("DPCA_CLUSTER", "none")
+    rows = np.random.default_rng(0).normal(size=(500, 8))
+    np.save("rows.npy", rows)
+    columns = {"patient": range(500), **{f"v{at}": rows[:, at] for at in range(8)}}
+    pq.write_table(pa.table(columns), "rows.parquet")
+    for line in (BEFORE + "".join(commands)).splitlines():
+        assert main(shlex.split(line)[1:]) == 0, capsys.readouterr().err
+    assert re.search(r"^artifact +census-map-small@1$", capsys.readouterr().out, flags=re.MULTILINE)
+    s3_server.enter(monkeypatch)
+    for path in (home / "registry").rglob("*"):
+        if path.is_file():
+            s3_server.ask("PUT", f"{s3_server.bucket}/{tmp_path.name}/{path.relative_to(home)}", path.read_bytes())
+    names: dict[str, Any] = {"rows": np.eye(2, 8), "labels": [0, 1]}
+    with serve_folder(home) as server:
+        there = {"/mnt/released": str(home), "s3://bucket/prefix": s3_server.url(tmp_path.name)}
+        for example, address in {**there, "https://data.example.org/registry": f"{server.url}/registry"}.items():
+            assert example in text
+            text = text.replace(example, address)
+        blocks = re.findall(r"^```python\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
+        for block in blocks:
+            exec(compile(block, PAGE.name, "exec"), names)
+        assert server.asked
+    assert pq.read_table("scores.parquet").num_rows == 500
+    assert names["scores"].shape == (2, 6)
+    assert names["model"].predict(names["rows"]).tolist() == [0, 1]
+    assert names["rows_again"].shape == (2, 8)
+
+
+def run(page: str, names: dict[str, Any]) -> dict[str, Any]:
+    """Run the Python of a page, one block after the other."""
+    for block in python_blocks(DOCS / "how-to" / page):
+        exec(compile(block, page, "exec"), names)
+    return names
+
+
+def test_the_page_of_estimators_works_as_it_is_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DPCA_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("DPCA_STATE_FOLDER", str(tmp_path / "state"))
+    names = run("estimators.md", {})
+    assert list(names["scores"].columns) == ["privatepca0", "privatepca1"]
+    assert 0.8 < names["shares"].sum() < 0.9  # 20 of 24 parts
+    assert names["again"].components_.tobytes() == names["model"].components_.tobytes()
+    assert names["spent"] == pytest.approx(0.91, abs=0.005)
+    assert names["name"] == "subspace.patients@1"
+    assert names["predicted"].shape == (1, 20)
+    assert np.clip(names["same"], 1, 5) == pytest.approx(names["predicted"])
+
+
+def test_the_page_of_those_who_come_from_elsewhere_works_as_it_is_typed() -> None:
+    """Directions without and with privacy agree: at epsilon 8 and 4,000 rows the noise is a hundredth of the gaps."""
+    rows = np.random.default_rng(4).normal(size=(4_000, 5)) * [2.0, 1.0, 0.3, 0.3, 0.3]
+    names = run("coming-from-diffprivlib.md", {"rows": rows})
+    assert names["scores"].shape == (4_000, 2)
+    assert "does not fit into InMemoryBudget(epsilon=3, delta=1e-06)" in names["line"]
+    overlap = names["plain"].components_ @ names["private"].components_.T
+    assert np.linalg.svd(overlap, compute_uv=False) == pytest.approx([1.0, 1.0], abs=0.01)
+    assert names["scaled"].transform(rows).shape == (4_000, 2)
+
+
+def test_every_parameter_that_the_page_names_exists() -> None:
+    from flows.estimators import PrivatePCA
+
+    page = (DOCS / "how-to" / "coming-from-diffprivlib.md").read_text(encoding="utf-8")
+    here = "".join(row.split("|")[2] for row in page.splitlines() if row.startswith("| ") and row.count("|") > 3)
+    named = set(re.findall(r"\b(\w+)=", here)) - {"k"}
+    assert {"center", "relation", "clip_norm", "mechanism"} & named
+    assert named <= set(PrivatePCA().get_params())
+
+
+NOTEBOOKS = sorted((DOCS / "notebooks").glob("*.ipynb"))
+SHOWS = {
+    "components": ("census-map@1", "census-map-small@1", "(2, 10)"),
+    "ratings": ("taste@1", "\nfilm"),
+    "topics": ("report-topics@1", "bank, rate, loan, credit"),
+    "sites": ("joint-cape-pca@1", "joint-conv@1"),
+}
+
+
+def test_each_family_has_a_notebook() -> None:
+    assert {notebook.stem for notebook in NOTEBOOKS} == set(SHOWS)
+
+
+@pytest.mark.parametrize(
+    "notebook",
+    [
+        pytest.param(
+            notebook, id=notebook.stem, marks=[] if notebook.stem == "components" else [pytest.mark.audit_only]
+        )
+        for notebook in NOTEBOOKS
+    ],
+)
+def test_a_notebook_runs_from_the_first_cell_to_the_last(notebook: Path, tmp_path: Path) -> None:
+    cells = [cell for cell in json.loads(notebook.read_text(encoding="utf-8"))["cells"] if cell["cell_type"] == "code"]
+    assert not any(cell["outputs"] or cell["execution_count"] for cell in cells)
+    script = "\n".join("".join(cell["source"]) for cell in cells)
+    plain = {name: value for name, value in os.environ.items() if not name.startswith(("DPCA_", "PREFECT_", "XDG_"))}
+    told = {"HOME": str(tmp_path), "TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT), "MPLBACKEND": "agg"}
+    ended = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**plain, **told},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert ended.returncode == 0, ended.stderr
+    for shown in SHOWS[notebook.stem]:
+        assert shown in ended.stdout
+
+
+def test_the_commands_work_as_they_are_typed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    home = tmp_path / "home"
+    home.mkdir(mode=0o700)
+    monkeypatch.setenv("DPCA_HOME", str(home))
+    subspace = subspaces()["around a mean"]
+    pointer = Pointer(name=NAME, versions={1: write_artifact(subspace, home=home)}, aliases={"champion": 1})
+    (home / Pointer.path(NAME)).parent.mkdir(parents=True)
+    (home / Pointer.path(NAME)).write_bytes(pointer.encode())
+    skops, io = ModuleType("skops"), ModuleType("skops.io")
+    skops.io, io.dumps = io, lambda found: type(found).__name__.encode()  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "skops", skops)
+    monkeypatch.setitem(sys.modules, "skops.io", io)
+    for line in "".join(FENCED.findall(EXPORT_PAGE.read_text(encoding="utf-8"))).splitlines():
+        assert main(shlex.split(line)[1:]) == 0, capsys.readouterr().err
+    with np.load("census-map.npz") as archive:
+        np.testing.assert_array_equal(archive["components"], subspace.components)
+    assert json.loads(Path("census-map-mlflow/tags.json").read_text())["dpca.artifact"] == f"{NAME}@1"
+    assert Path("census-map.skops").read_bytes() == b"PCA"
+    written = Path("census-map.onnx").read_bytes()
+    Registry.open().export(f"{NAME}@champion", "census-map.onnx", format="onnx")
+    assert Path("census-map.onnx").read_bytes() == written
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_code_of_each_engine_is_whole(engine: str) -> None:
+    code = blocks(ENGINES[engine][0])
+    assert code
+    for block in code:
+        compile(block, EXPORT_PAGE.name, "exec")
+
+
+def test_the_lock_of_the_page_names_no_host_and_has_a_hash_for_each_package() -> None:
+    lock = (BROWSER / "package-lock.json").read_text(encoding="utf-8")
+    assert "://" not in lock
+    packages = {name: entry for name, entry in json.loads(lock)["packages"].items() if name}
+    assert all(entry["integrity"].startswith("sha512-") for entry in packages.values())
+    imports = (BROWSER / "index.html").read_text(encoding="utf-8")
+    assert all(f"./{name}/" in imports for name in packages)
+
+
+CONTINUAL_PAGE_PAGE = (Path(__file__).parents[2] / "docs/explanation/continual.md").read_text(encoding="utf-8")
+TEXT = " ".join(CONTINUAL_PAGE_PAGE.split())
+YEAR = choose_weights("sqrt", ticks=365)
+ENDLESS = choose_weights("power")
+ROWS = [
+    [cell.strip() for cell in line.strip("|").split("|")]
+    for line in CONTINUAL_PAGE_PAGE.splitlines()
+    if re.match(r"\| (\d|`)", line)
+]
+
+
+def said(value: float, *, places: int = 2) -> str:
+    """A number as the page writes it."""
+    return f"{value:.{places}f}".removeprefix("0") if value < 1 else f"{value:.{places}f}"
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if row[0].isdigit()], ids=lambda row: row[0])
+def test_factors_of_all_rows_so_far(row: list[str]) -> None:
+    nights = int(row[0])
+    stream = choose_weights("sqrt", ticks=nights).factors(nights)
+    typical = float(np.sqrt((stream**2).mean()))
+    expected = (
+        math.sqrt(nights),
+        math.sqrt((nights + 1) / 2),
+        tree_factors(nights).max(),
+        stream.max(),
+        typical,
+        stream[0],
+        ENDLESS.factors(nights)[-1],
+    )
+    assert row[1:] == [said(value) for value in expected]
+
+
+@pytest.mark.parametrize(
+    "row", [row for row in ROWS if re.search(r"\d", row[0]) and "`" in row[0]], ids=lambda row: row[0]
+)
+def test_factors_for_ever(row: list[str]) -> None:
+    strategy, length = re.findall(r"window|decay", row[0])[0], int(re.findall(r"\d+", row[0])[0])
+    if strategy == "window":
+        factors = choose_weights("window", window=length).factors(1200, "window")
+    else:
+        factors = choose_weights("decay", half_life=length).factors(1200, "decay")
+    assert row[-1] == said(factors.max())
+
+
+def test_every_row_of_both_tables_is_checked() -> None:
+    assert len(ROWS) == 4 + 8
+    assert len([row for row in ROWS if re.search(r"\d", row[0])]) == 4 + 6
+
+
+def test_a_years_sensitivity_and_weights() -> None:
+    assert f"{YEAR.zeta(365):.3f} for 365" in TEXT
+    assert f"({', '.join(map(str, YEAR.weights[:4]))}, ... over {2**YEAR.bits} for a year)" in TEXT
+
+
+def test_instalments_and_extensions() -> None:
+    parts = [float(YEAR.zeta_squared(to) / YEAR.zeta_squared(365)) for to in (1, 7, 30, 90)]
+    assert [f"{part:.0%}".replace("%", " %") for part in parts] == ["34 %", "57 %", "73 %", "85 %"]
+    assert "the first night takes 34 %, the first 7 nights 57 %, 30 nights 73 % and 90 nights 85 %" in TEXT
+    multiplier = gaussian_noise_multiplier(epsilon=1.0, delta=1e-6)
+    more = extension_event(YEAR, horizon=365, charged=365, to=730, noise_multiplier=multiplier)
+    squares = 1 / Fraction(multiplier) ** 2, 1 / Fraction(more["noise_multiplier"]) ** 2
+    assert f"costs {float(squares[1] / squares[0]):.0%} more".replace("%", " %") in TEXT
+    assert f"becomes {smallest_epsilon(math.ceil(sum(squares) * UNITS), 1e-6):.3f}" in TEXT
+
+
+def share(weights: Weights, *, present: range, tick: int) -> float:
+    """What the estimate at a tick has of a record that arrived at the first of its ticks and was there at these."""
+    multipliers = coefficients(weights, kept=range(1, tick + 1))
+    return sum(float(multipliers[at - 1]) * weights.weight(at - present[0]) for at in present) / (1 << weights.bits)
+
+
+@pytest.mark.parametrize(("since", "stated"), [(7, 0.09), (30, 0.18), (182, 0.50)])
+def test_a_correction_is_followed_by_the_stated_law(since: int, stated: float) -> None:
+    law = 2 / math.pi * math.asin(math.sqrt(since / 365))
+    assert law == pytest.approx(stated, abs=0.006)
+    weights = choose_weights("sqrt", ticks=365)
+    before = share(weights, present=range(1, 366 - since), tick=365)
+    assert 1 - before == pytest.approx(law, abs=0.025)
+    assert share(weights, present=range(1, 366), tick=365) == pytest.approx(1.0, abs=1e-9)
+
+
+@pytest.mark.parametrize(("later", "stated"), [(30, 0.50), (365, 0.18), (3650, 0.06)])
+def test_a_removed_record_fades_by_the_stated_law(later: int, stated: float) -> None:
+    law = 2 / math.pi * math.asin(math.sqrt(30 / (30 + later)))
+    assert law == pytest.approx(stated, abs=0.006)
+    if later < 1000:
+        found = share(choose_weights("sqrt", ticks=30 + later), present=range(1, 31), tick=30 + later)
+        assert found == pytest.approx(law, abs=0.025)
+
+
+def test_arrivals_of_a_lost_answer() -> None:
+    assert ".50, .78 and .90 of them 1, 7 and 30 ticks later" in TEXT
+    for later, stated in {1: 0.50, 7: 0.78, 30: 0.90}.items():
+        tick = 40 + later
+        kept = [at for at in range(1, tick + 1) if at != 40]
+        found = coefficients(YEAR, kept=kept) @ [YEAR.weight(at - 40) / 2**YEAR.bits for at in kept]
+        assert found == pytest.approx(stated, abs=0.005)
+
+
+def test_an_arrival_that_is_set_again() -> None:
+    """Gone before tick 181 and back as new at it."""
+    squares = YEAR.zeta_squared(180) + YEAR.zeta_squared(185)
+    assert f"multiply the loss by {math.sqrt(squares / YEAR.zeta_squared(365)):.2f}" in TEXT
+
+
+def test_what_is_captured_is_what_the_reproduction_expects() -> None:
+    stated = {nights: said(expected, places=3) for nights, (expected, _) in NIGHTS.items()}
+    assert f"the mean over 32 nights of the captured variance is {stated[32]}," in TEXT
+    assert f"over 128 nights it is {stated[128]} and .810" in TEXT
+
+
+def test_the_size_of_kept_answers() -> None:
+    year = {features: 365 * 4 * features * (features + 1) for features in (123, 2000)}
+    assert f"{year[123] / 1e6:.0f} MB a year for 123 features, {year[2000] / 1e9:.1f} GB for 2,000" in TEXT

@@ -1,14 +1,37 @@
-"""Metrics against their definitions, computed in another way."""
+"""Metrics against their definitions, computed in another way.
 
+Packed triangles and cubes, and the matrices and tensors that they stand for.
+
+One thread for as long as anybody needs it, and not longer.
+
+Advice from public facts. Its expectations are compared with runs by ``python -m papers advice``.
+"""
+
+import dataclasses
+import importlib
 import itertools
 import math
+import pkgutil
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
+from numba.core.dispatcher import Dispatcher
 from scipy import sparse
 from scipy.sparse.linalg import aslinearoperator
+from threadpoolctl import threadpool_info, threadpool_limits
 
+from dpca_tasks import advisor
+from dpca_tasks.accounting.calibration import gaussian_noise_multiplier
+from dpca_tasks.advisor import RANDOM, advise, cost_of, expect, public_problem, split_budget
 from dpca_tasks.errors import InvalidInput
+from dpca_tasks.layouts import Layout, pack_symmetric, unpack_cube, unpack_symmetric
+from dpca_tasks.mechanisms.base import LARGE, PrivacyTarget, Problem
+from dpca_tasks.mechanisms.eigenpairs import leading_eigenpairs
+from dpca_tasks.mechanisms.subspace import MECHANISMS
 from dpca_tasks.metrics import (
     captured_beyond_first,
     captured_variance,
@@ -25,6 +48,7 @@ from dpca_tasks.metrics import (
     squared_distance,
     subspace_distance,
 )
+from dpca_tasks.threads import one_thread, two_at_once, two_threads
 
 RNG = np.random.default_rng(7)
 ROWS = RNG.standard_normal((50, 8)) * np.arange(8, 0, -1)
@@ -162,3 +186,211 @@ def test_the_published_error_forgives_copies_and_what_is_hidden():
     assert nearest_error(truth[[0]] + [0.0, 0.0, 0.5], truth) == pytest.approx(0.5)
     assert matched_errors(truth[[0, 0, 0]], truth).mean() > 1.0
     assert math.isnan(nearest_error(np.zeros((0, 3)), truth))
+
+
+@pytest.mark.parametrize("order", [1, 2, 127, 128, 129, 300])
+def test_a_packed_triangle_is_the_matrix_of_its_entries(order):
+    packed = np.random.default_rng(0).standard_normal(Layout(kind="symmetric", order=order).size)
+    matrix = unpack_symmetric(packed, order)
+    np.testing.assert_array_equal(matrix[np.triu_indices(order)], packed)
+    np.testing.assert_array_equal(matrix, matrix.T)
+    np.testing.assert_array_equal(pack_symmetric(matrix), packed)
+
+
+@pytest.mark.parametrize("order", [1, 2, 5])
+def test_a_packed_cube_is_the_tensor_of_its_entries(order):
+    packed = np.random.default_rng(0).standard_normal(Layout(kind="cube", order=order).size)
+    cube = unpack_cube(packed, order)
+    places = [place for place in np.ndindex(cube.shape) if list(place) == sorted(place)]
+    assert [cube[place] for place in places] == packed.tolist()
+    assert all((cube == cube.transpose(axes)).all() for axes in itertools.permutations(range(3)))
+
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def threads():
+    return {library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"}
+
+
+def test_the_last_holder_lifts_the_limit_whichever_thread_that_is():
+    with ThreadPoolExecutor(1) as one, ThreadPoolExecutor(1) as other, threadpool_limits(limits=2, user_api="blas"):
+        for early, late in ((one, other), (other, one)):
+            first, second = ExitStack(), ExitStack()
+            early.submit(first.enter_context, one_thread()).result()
+            late.submit(second.enter_context, one_thread()).result()
+            assert threads() == {1}
+            early.submit(first.close).result()
+            assert threads() == {1}
+            late.submit(second.close).result()
+            assert threads() == {2}
+
+
+def test_who_wants_another_number_waits_unless_it_holds_one_itself(monkeypatch):
+    monkeypatch.setattr("dpca_tasks.threads.processors", lambda: 8)
+    with ThreadPoolExecutor(1) as other, threadpool_limits(limits=1, user_api="blas"):
+        with one_thread(), two_threads():
+            assert threads() == {1}
+            waiting = other.submit(_seen_by_two)
+            assert not waiting.done()
+        assert waiting.result(timeout=30) == {2}
+        assert threads() == {1}
+
+
+def _seen_by_two():
+    with two_threads():
+        return threads()
+
+
+@pytest.mark.parametrize("available", [1, 2, 8])
+def test_two_at_once_keep_their_order_and_hold_one_thread_each(monkeypatch, available):
+    monkeypatch.setattr("dpca_tasks.threads.processors", lambda: available)
+    inside: list[int] = []
+    most: list[int] = []
+
+    def seen(item):
+        inside.append(item)
+        most.append(len(inside))
+        with two_threads():
+            found = threads()
+        inside.remove(item)
+        return item, found
+
+    with threadpool_limits(limits=2, user_api="blas"):
+        assert two_at_once(seen, range(20)) == [(item, {1}) for item in range(20)]
+        assert threads() == {2}
+    assert max(most) <= min(2, available)
+
+
+def test_what_one_of_two_raises_reaches_the_caller():
+    with pytest.raises(ZeroDivisionError), threadpool_limits(limits=2, user_api="blas"):
+        two_at_once(lambda item: 1 // item, [1, 0])
+    with two_threads():
+        pass
+
+
+def test_eigenpairs_of_a_large_matrix_have_the_same_bits_whatever_the_limit():
+    rows = np.random.default_rng(0).standard_normal((LARGE, LARGE))
+    found = []
+    for limit in (1, 2):
+        with threadpool_limits(limits=limit, user_api="blas"):
+            found.append(leading_eigenpairs(rows + rows.T, 8))
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_no_kernel_starts_threads_of_its_own():
+    found = [
+        value
+        for module in pkgutil.walk_packages([str(ROOT / "dpca_tasks")], "dpca_tasks.")
+        for value in vars(importlib.import_module(module.name)).values()
+        if isinstance(value, Dispatcher)
+    ]
+    assert len(found) > 5
+    assert [kernel.py_func.__name__ for kernel in found if kernel.targetoptions.get("parallel")] == []
+
+
+TARGET = PrivacyTarget(epsilon=1.0, delta=1e-9)
+MANY = Problem(n_features=60, clip_norm=1.0, records_at_most=100_000, spectrum="0.3,0.1,0.05")
+FEW = dataclasses.replace(MANY, records_at_most=100, n_features=400)
+UNSAMPLED = sorted(set(MECHANISMS) - {"dp_spca", "dp_vrpca", "local_gaussian", "dps_pca"})
+
+
+def test_many_records_get_a_ranking_and_few_are_told_to_expect_noise_with_what_would_do():
+    ranked = advise(MANY, TARGET, n_components=3, only=UNSAMPLED)
+    assert {advice.plan.mechanism for advice in ranked} <= set(UNSAMPLED)
+    assert ranked[0].plan.mechanism == "analyze_gauss"
+    assert not ranked[0].expects_noise
+    assert ranked[0].expected.captured[0] > 0.95
+    few = advise(FEW, TARGET, n_components=3, only=UNSAMPLED)
+    assert few[0].forecast.above_noise == 0
+    assert any(advice.expects_noise for advice in few)
+    epsilon = few[0].epsilon_needed()
+    assert epsilon is not None
+    (enough,) = advise(FEW, dataclasses.replace(TARGET, epsilon=epsilon), n_components=3, only=[few[0].plan.mechanism])
+    assert enough.forecast.above_noise == 3
+    assert not enough.expects_noise
+
+
+def test_without_a_delta_a_pure_mechanism_is_the_choice():
+    ranked = advise(MANY, dataclasses.replace(TARGET, delta=0.0), n_components=3)
+    assert {advice.plan.mechanism for advice in ranked} == {"wishart", "laplace", "exponential"}
+    assert ranked[0].plan.mechanism == "wishart"
+
+
+@pytest.mark.parametrize("name", UNSAMPLED)
+def test_more_epsilon_and_more_records_never_lower_what_is_expected(name):
+    lows = []
+    for records, epsilon in ((1_000, 0.1), (1_000, 1.0), (30_000, 1.0), (3_000_000, 1.0)):
+        problem = dataclasses.replace(MANY, records_at_most=records, n_features=12, spectrum="0.4,0.2,0.1")
+        (advice,) = advise(problem, dataclasses.replace(TARGET, epsilon=epsilon), n_components=3, only=[name])
+        lows.append(advice.expected.captured[0])
+    assert all(after >= before - 0.02 for before, after in pairwise(lows))
+    assert lows[-1] > 0.9
+
+
+@pytest.mark.parametrize("name", sorted(MECHANISMS))
+def test_a_flat_spectrum_is_noise_for_every_mechanism_and_intervals_are_ordered(name):
+    problem = dataclasses.replace(MANY, spectrum="flat", relation="zero_out", records_at_most=1_000_000)
+    (advice,) = advise(problem, TARGET, n_components=3, only=[name])
+    expected = advice.expected
+    assert advice.expects_noise
+    assert expected.random == pytest.approx(1.0)
+    for low, high in (expected.captured, expected.beyond_first):
+        assert 0.0 <= low <= high <= 1.0
+    assert advice.cost.time in ("seconds", "minutes", "hours")
+    assert advice.cost == cost_of(advice.mechanism, advice.plan)
+
+
+def test_refined_releases_have_an_interval_and_a_number_only_where_it_is_narrow():
+    plan = MECHANISMS["analyze_gauss"](n_components=3).plan(MANY, TARGET)
+    good = expect(MECHANISMS["analyze_gauss"](n_components=3), plan)
+    assert good.captured[0] < good.captured[1]
+    assert good.likely == pytest.approx(sum(good.captured) / 2)
+    doubtful = dataclasses.replace(good, captured=(0.4, 0.8))
+    assert doubtful.likely is None
+
+
+def test_hardly_more_than_random_directions_is_noise_where_no_component_is_above_it():
+    wide = Problem(n_features=3_000, clip_norm=1.0, records_at_most=8_000, spectrum="0.1,0.01,0.009")
+    (advice,) = advise(wide, dataclasses.replace(TARGET, epsilon=0.1, delta=1e-6), n_components=10, only=["wishart"])
+    assert advice.forecast.above_noise == 0
+    assert advice.expects_noise
+    barely = dataclasses.replace(advice.expected, captured=(0.02, 0.02), random=0.005)
+    assert barely.is_noise
+    assert not dataclasses.replace(barely, seen=True).is_noise
+
+
+def test_a_spectrum_that_is_none_is_refused_and_not_taken_for_a_refusal_of_each_mechanism():
+    with pytest.raises(InvalidInput, match="spectrum="):
+        advise(dataclasses.replace(MANY, n_features=6), TARGET, n_components=3)
+
+
+def test_one_component_has_no_first_one_to_leave_out():
+    (advice,) = advise(MANY, TARGET, n_components=1, only=["wishart"])
+    assert advice.expected.beyond_first == advice.expected.captured
+
+
+def test_a_budget_is_split_exactly_among_gaussian_releases():
+    gaussian, others = split_budget(TARGET, releases=12)
+    assert others == pytest.approx(1.0 / 12)
+    assert gaussian > 3 * others
+    assert gaussian_noise_multiplier(epsilon=gaussian, delta=1e-9) == pytest.approx(
+        gaussian_noise_multiplier(epsilon=1.0, delta=1e-9, releases=12), rel=1e-6
+    )
+    (gauss,) = advise(MANY, TARGET, n_components=3, releases=12, only=["analyze_gauss"])
+    assert gauss.plan.target.epsilon == pytest.approx(gaussian)
+    (wishart,) = advise(MANY, TARGET, n_components=3, releases=12, only=["wishart"])
+    assert wishart.plan.target.epsilon == pytest.approx(others)
+
+
+@pytest.mark.parametrize("wrong", [{"relation": "swap"}, {"center": "mean"}, {"spectrum": "rising"}])
+def test_words_that_are_none_are_refused(wrong):
+    facts = {"records_at_most": 10, "n_features": 5, "relation": "zero_out"}
+    with pytest.raises(InvalidInput):
+        public_problem(**{**facts, **wrong})
+
+
+def test_the_advisor_reads_no_rows():
+    assert RANDOM > 1.0
+    assert not any(hasattr(advisor, name) for name in ("Curator", "ArrayBlocks", "Reservation"))

@@ -22,11 +22,7 @@ from tests.estimators.child import SUBJECTS
 
 ROOT = Path(__file__).parents[2]
 CHILD = "tests.estimators.child"
-TESTS = (
-    *("tests/__init__.py", "tests/flows/__init__.py", "tests/flows/estimators", "tests/estimators"),
-    *("tests/storage/__init__.py", "tests/storage/artifacts/__init__.py"),
-    "tests/storage/artifacts/test_fitted_transformer.py",
-)
+TESTS = ("tests/__init__.py", "tests/flows/estimators", "tests/estimators", "tests/dpca/artifacts/test_subspace.py")
 """What is copied beside an environment: our tests of estimators, and what they take."""
 VERSIONS = ("1.6", "1.7", "1.8", "1.9")
 """The newest four minor versions."""
@@ -79,7 +75,8 @@ def run_tests(python: Path, folder: Path) -> str:
     SystemExit
         When one fails.
     """
-    command: list[str | Path] = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/flows/estimators"]
+    options = ("-q", "-p", "no:cacheprovider", "-W", "error::flows.estimators.memory.RepeatedFitWarning")
+    command: list[str | Path] = [python, "-m", "pytest", *options, "tests/flows/estimators"]
     done = subprocess.run(command, cwd=folder, env=clean(), capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(done.stdout + done.stderr)

@@ -14,10 +14,10 @@ import numpy as np
 import sklearn
 from sklearn.utils.estimator_checks import check_estimator
 
+from dpca.artifacts.subspace import PrivateSubspace
 from flows import estimators
 from flows.estimators import PrivateMatrixFactorization, PrivatePCA
-from storage.artifacts.subspace import PrivateSubspace
-from tests.storage.artifacts import test_fitted_transformer
+from tests.dpca.artifacts import test_subspace
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,8 +61,8 @@ SUBJECTS = {
         left_out=NON_DETERMINISTIC,
     ),
     "PrivateSubspace, loaded": Subject(
-        makes=[partial(loaded, width) for width in test_fitted_transformer.WIDTHS],
-        exceptions=test_fitted_transformer.EXCEPTIONS,
+        makes=[partial(loaded, width) for width in test_subspace.WIDTHS],
+        exceptions=test_subspace.EXCEPTIONS,
     ),
 }
 

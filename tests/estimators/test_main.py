@@ -1,6 +1,6 @@
 """What ``make estimators`` calls a fault: anything that is not as its table says."""
 
-from tests.estimators.__main__ import VERSIONS, not_failed, unlisted
+from tests.estimators.__main__ import ROOT, TESTS, VERSIONS, not_failed, unlisted
 from tests.estimators.child import NON_DETERMINISTIC, SUBJECTS
 
 LISTED = "check_estimator_sparse_array"
@@ -33,3 +33,7 @@ def test_an_exception_that_fails_nowhere_is_a_fault() -> None:
     passed = {name: [{**result, "status": "passed"} for result in results] for name, results in AS_LISTED.items()}
     assert not_failed([passed, AS_LISTED]) == []
     assert not_failed([passed]) != []
+
+
+def test_what_is_copied_beside_an_environment_is_there() -> None:
+    assert [name for name in TESTS if not (ROOT / name).exists()] == []

@@ -17,10 +17,10 @@ from typing import Any
 import hatchling.build
 import numpy as np
 
-from storage.artifacts.files import write_artifact
-from storage.artifacts.subspace import PrivateSubspace
-from storage.registry.pointers import Pointer
-from storage.registry.reader import Registry
+from dpca.artifacts.files import write_artifact
+from dpca.artifacts.subspace import PrivateSubspace
+from dpca.registry.pointers import Pointer
+from dpca.registry.reader import Registry
 from tests.consumer.__main__ import ROOT
 from tests.web_server import flipped, serve_folder
 
@@ -37,7 +37,7 @@ ENGINES: Mapping[str, tuple[str, Sequence[str]]] = {
 """For each format its heading in the page, and what is installed for it."""
 _WRITE_SKOPS = f"""
 import sys
-from storage.registry import Registry
+from dpca.registry import Registry
 Registry.open(sys.argv[1]).export("{NAME}@champion", "census-map.skops", format="sklearn")
 """
 
@@ -143,7 +143,7 @@ def main() -> int:
         for engine, (heading, packages) in ENGINES.items():
             python = install(root / "environment", packages)
             if engine == "sklearn":
-                pip: list[Any] = [python, "-m", "pip", "install", "-qq", "--disable-pip-version-check", "--no-deps"]
+                pip: list[Any] = [python, "-m", "pip", "install", "-qq", "--disable-pip-version-check"]
                 subprocess.run([*pip, root / wheel], check=True)
             for case, subspace in cases.items():
                 found = check_engine(engine, python, root / case, subspace)

@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from dpca.registry.reader import Registry
 from flows.refresh import run_refresh
-from flows.requests.subspace import SubspaceRequest
+from flows.requests import SubspaceRequest
 from storage.datasets.ingest_options import IngestOptions
 from storage.ledger.ledger import Ledger
-from storage.registry.reader import Registry
 from storage.workspace import Workspace
 
 NAME, DATASET, DELTA, FEATURES = "people-map", "people", 1e-6, 8

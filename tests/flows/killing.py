@@ -19,13 +19,12 @@ from typing import Any
 
 import numpy as np
 
+from dpca.backends.local import LocalPlace
 from flows import ingest as _ingest  # noqa: F401, a fork finds it imported
 from flows.cli import build_app, main
-from storage.backends.local import LocalPlace
 from storage.datasets.catalog import Catalog
-from storage.formats.batch import RowBatch, make_canonical
-from storage.formats.rejects import Rejects
-from storage.formats.svmlight_parser import SvmlightParser
+from storage.formats.batch import Rejects, RowBatch, make_canonical
+from storage.formats.svmlight import SvmlightParser
 from storage.workspace import Workspace
 from tests.crash.processes import start, stop, wait_for
 

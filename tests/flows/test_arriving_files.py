@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from prefect.client.orchestration import SyncPrefectClient
 
+from dpca.errors import Conflict
 from flows import refresh as subject
 from flows.ingest import FILE_FAULT, REPORTS, ingest_opened, ingest_source
-from flows.requests.base import NO_LOOP_ASKS
+from flows.requests import NO_LOOP_ASKS
 from storage.datasets.inbox import Arrival, Inbox
 from storage.datasets.ingest_options import IngestOptions
-from storage.errors import Conflict
 from storage.workspace import Workspace
 from tests.flows.arriving import (
     DATASET,

@@ -17,16 +17,14 @@ from distributed import Client, LocalCluster
 from scipy import sparse
 
 from flows.clusters.connecting import NO_CLUSTER
-from flows.clusters.launchers import WORKER_SETTINGS
+from flows.clusters.dask_clusters import WORKER_SETTINGS
 from flows.ingest import ingest_source
-from flows.orchestration.prefect_stages import directly
+from flows.orchestration.stage_calls import directly
 from flows.releases.stages import make_release
-from flows.requests.base import Request
-from flows.requests.subspace import SubspaceRequest
-from flows.requests.tensor import TensorRequest
+from flows.requests import Request, SubspaceRequest, TensorRequest
 from flows.settings import Settings
 from storage.datasets.ingest_options import IngestOptions
-from storage.ledger import secret_keys
+from storage.ledger import releases
 from storage.workspace import Workspace
 from tests.crash.fuse import Fuse
 
@@ -134,7 +132,7 @@ def release(patch: pytest.MonkeyPatch, template: Path, home: Path, mechanism: st
     shutil.copytree(template, home)
     patch.setenv("DPCA_HOME", str(home))
     patch.setenv("DPCA_STATE_FOLDER", f"{home}-state")
-    patch.setattr(secret_keys, "new_key", lambda: KEY)
+    patch.setattr(releases, "new_key", lambda: KEY)
     return str(make_release(directly, REQUESTS[mechanism], Settings(cluster=cluster))["digest"])
 
 
@@ -165,6 +163,7 @@ def test_a_worker_killed_half_way_through_a_sum_changes_no_bit(
     assert digest == alone[mechanism]
 
 
+@pytest.mark.audit_only
 def test_another_key_gives_other_bits(
     bench: Bench, alone: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

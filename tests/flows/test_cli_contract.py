@@ -10,15 +10,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from storage.errors import Corrupt
-from storage.registry.reader import Registry
+from dpca.errors import Corrupt
+from dpca.registry.reader import Registry
 from tests.flows.conftest import FIT, Command, facts_of
 from tests.flows.loaded_modules import loaded_by
 
 COMMANDS = {
     "dataset": ("ingest", "list", "show", "verify", "remove"),
     "budget": ("open", "show", "history", "abandon", "close"),
-    "subspace": ("fit", "transform"),
+    "subspace": ("fit", "evaluate"),
+    "transform": ("INPUT", "--output"),
+    "recommend": ("USER_FILE", "--count"),
     "registry": ("list", "show", "promote", "verify", "export"),
 }
 OPTIONS = {
@@ -29,7 +31,7 @@ OPTIONS = {
         "--components --epsilon --delta --clip-norm --publish --mechanism --settings --run-key --workers "
         "--allow-large-delta --direct --dry-run --yes --json"
     ),
-    ("subspace", "transform"): "--output --json",
+    ("transform",): "--output --json",
     ("registry", "export"): "--format --output --json",
     ("demo",): "--home --json",
 }
@@ -294,7 +296,7 @@ def test_one_flipped_byte_of_any_file_fails_every_reader(released: Path, dpca: C
                 ("registry", "show", "sub", "--json"),
                 ("registry", "promote", "sub@1", "champion", "--json"),
                 ("registry", "export", "sub", "--output", tmp_path / "out.npz", "--json"),
-                ("subspace", "transform", "sub", rows, "--output", tmp_path / "out.npy", "--json"),
+                ("transform", "sub", rows, "--output", tmp_path / "out.npy", "--json"),
             ):
                 dpca(*words).complaint(1)
             with pytest.raises(Corrupt):
@@ -345,6 +347,20 @@ def test_a_dry_run_loads_no_orchestrator_no_cluster_no_rows_and_no_charts(words:
     shown, loaded = loaded_by(*words, "--dry-run", heavy=heavy.split())
     assert loaded == []
     assert "noise_multiplier" in shown
+
+
+_OF_OTHERS = (
+    "flows.families.completion flows.families.tensors flows.families.evaluation flows.families.streams "
+    "flows.remote_ledger.remote_workspace flows.sites flows.commands.budget dpca_tasks.audit"
+)
+
+
+@pytest.mark.usefixtures("ready")
+def test_a_direct_fit_loads_no_orchestrator_no_cluster_no_other_family_and_no_audit() -> None:
+    heavy = ("prefect", "distributed", "dask", *_OF_OTHERS.split())
+    shown, loaded = loaded_by(*FIT, "--direct", "--yes", "--json", heavy=heavy)
+    assert loaded == []
+    assert json.loads(shown)["artifact"] == "sub@1"
 
 
 _ENDS = """

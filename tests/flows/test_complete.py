@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import sqlalchemy as sa
 
-from dpca_tasks.queries import tiled_sum
-from flows.recommend import read_ratings
-from storage.artifacts.embeddings import ItemEmbeddings
+from dpca.artifacts.embeddings import ItemEmbeddings
+from dpca.errors import BadSource
+from dpca.registry.reader import Registry
+from dpca_tasks.queries import joint_sum
+from flows.transform import read_ratings
 from storage.database import tables
-from storage.errors import BadSource
-from storage.registry.reader import Registry
 from storage.workspace import Workspace
 from tests.flows.conftest import Command, facts_of
 
@@ -67,13 +67,17 @@ def test_ratings_become_embeddings_with_which_a_user_predicts(user_file: Path, d
     assert [row["item"] for row in predicted] == list(ITEMS)
     expected = embeddings.predict([0, 5], [5.0, 0.0])
     assert [row["predicted"] for row in predicted] == pytest.approx(expected.tolist(), abs=1e-6)
-    best = json.loads(dpca("completion", "recommend", "taste", user_file, "--count", "2", "--json").out)
+    best = json.loads(dpca("recommend", "taste", user_file, "--count", "2", "--json").out)
     unrated = sorted(predicted[1:5], key=lambda row: -row["predicted"])
     assert [row["predicted"] for row in best] == [row["predicted"] for row in unrated[:2]]
     user_file.write_text("item,rating\nzardoz,5\n")
-    assert "item 'zardoz' is unknown" in dpca("completion", "recommend", "taste", user_file).complaint(1)
+    assert "item 'zardoz' is unknown" in dpca("recommend", "taste", user_file).complaint(1)
     user_file.write_text("item,rating\nalien,nan\n")
-    assert "not a finite number" in dpca("completion", "recommend", "taste", user_file).complaint(1)
+    assert "not a finite number" in dpca("recommend", "taste", user_file).complaint(1)
+    vectors = (user_file.with_name("rows.npy"), "--output", user_file.with_name("scores.npy"))
+    assert "taste@1 is a set of item embeddings, which transforms no rows" in dpca(
+        "transform", "taste", *vectors
+    ).complaint(1)
     assert "a subspace is needed" in dpca("subspace", "refit", "taste", "--components", 1, "--publish", "x").complaint(
         1
     )
@@ -94,7 +98,7 @@ def test_a_reference_is_to_be_had_by_insisting_alone_and_voids_the_budget(dpca: 
     described = json.loads(dpca("registry", "show", "taste", "--json").out)
     assert (described["mechanism"], described["private"]) == ("als", False)
     assert "NOT PRIVATE" in repr(Registry.open().load("taste", ItemEmbeddings))
-    assert len(json.loads(dpca("completion", "recommend", "taste", user_file, "--json").out)) == 4
+    assert len(json.loads(dpca("recommend", "taste", user_file, "--json").out)) == 4
     assert dpca(*COMPLETE).status == 3  # the budget is void
 
 
@@ -121,7 +125,7 @@ def test_a_release_in_tiles_is_charged_once_and_its_record_is_whole(
     dpca: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rounds of six items in tiles of two: a step and three tiles each, all in the ledger."""
-    monkeypatch.setattr(tiled_sum, "TILE", 2 * 5)
+    monkeypatch.setattr(joint_sum, "TILE", 2 * 5)
     ended = dpca(*COMPLETE, "--settings", "rounds=2")
     assert ended.status == 0, ended.err
     assert json.loads(ended.out)["spent"] == pytest.approx(8.0, abs=1e-2)
@@ -139,9 +143,9 @@ def test_a_release_in_tiles_is_charged_once_and_its_record_is_whole(
         ({"--ratings-between": "low:high"}, "must be a range A:B"),
         ({"--rank": "6"}, "rank=6 must be at least 1 and below the 6 items"),
         ({"--delta": "0.5"}, "not below 1/records_at_most"),
-        ({"--mechanism": "svd"}, "is unknown"),
+        ({"--mechanism": "svd"}, "mechanism='svd' is not one of auto, "),
         ({"--settings": "speed=3"}, "has no setting 'speed'"),
-        ({"--settings": "rounds=0"}, "at least 1"),
+        ({"--settings": "rounds=0"}, "greater than or equal to 1"),
     ],
 )
 @pytest.mark.usefixtures("films")
@@ -174,19 +178,19 @@ def test_records_of_several_rows_are_refused(dpca: Command, tmp_path: Path) -> N
         ("film,stars\nalien,5\n", "no columns item and rating"),
     ],
 )
-@pytest.mark.parametrize("verb", ["recommend", "predict"])
+@pytest.mark.parametrize("words", [("recommend",), ("completion", "predict")], ids=" ".join)
 def test_a_file_without_ratings_is_refused_in_one_line(
-    user_file: Path, dpca: Command, verb: str, text: str, rule: str
+    user_file: Path, dpca: Command, words: tuple[str, ...], text: str, rule: str
 ) -> None:
     user_file.write_text(text)
-    assert rule in dpca("completion", verb, "taste", user_file).complaint(1)
+    assert rule in dpca(*words, "taste", user_file).complaint(1)
 
 
 def test_a_subspace_is_no_set_of_embeddings_and_a_missing_file_is_named(
     released: Path, user_file: Path, dpca: Command
 ) -> None:
     assert (released / "registry").exists()
-    complaint = dpca("completion", "recommend", "sub", user_file).complaint(1)
+    complaint = dpca("recommend", "sub", user_file).complaint(1)
     assert "sub@1 is a subspace, and a set of item embeddings is needed" in complaint
     assert "cannot be read" in dpca("completion", "predict", "sub", user_file.with_name("none.csv")).complaint(1)
 
@@ -208,7 +212,7 @@ def test_embeddings_are_evaluated_for_the_curator_without_a_trace_and_for_all_at
     assert 0 < found["rmse"] < 5
     assert 0 <= found["ndcg"] <= 1
     assert "--delta" in dpca(*evaluate, "--release", "--epsilon", "1", "--direct", "--yes").complaint(2)
-    assert "epsilon=0.0 must be positive" in dpca(*[word if word != "2" else "0" for word in buy]).complaint(1)
+    assert "epsilon=0.0 must be greater than 0" in dpca(*[word if word != "2" else "0" for word in buy]).complaint(1)
     assert "nothing was charged" in dpca(*[word if word != "2" else "90" for word in buy]).complaint(3)
     assert {path: path.read_bytes() for path in home.rglob("*") if path.is_file()} == before
 

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import sqlalchemy as sa
 
+from dpca.artifacts.tensor import TensorComponents
+from dpca.registry.reader import Registry
 from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.queries.base import RowSum
 from flows.cli import main
-from storage.artifacts.tensor import TensorComponents
 from storage.database import tables
-from storage.registry.reader import Registry
 from storage.workspace import Workspace
 from tests.flows.conftest import Command, facts_of, isolate
 
@@ -85,7 +85,7 @@ def test_documents_become_topics_with_their_words(dpca: Command, tmp_path: Path)
 
     rows = np.array([[2, 1, 0, 0, 0, 0], [0, 0, 0, 1, 2, 3]])
     np.save(tmp_path / "mine.npy", rows)
-    assert dpca("tensor", "transform", "topics", tmp_path / "mine.npy", "--output", tmp_path / "w.npy").status == 0
+    assert dpca("transform", "topics", tmp_path / "mine.npy", "--output", tmp_path / "w.npy").status == 0
     np.testing.assert_allclose(np.load(tmp_path / "w.npy"), [[1, 0], [0, 1]], atol=0.05)
 
 
@@ -191,15 +191,15 @@ def _answers() -> list[Any]:
     ("changed", "left_out", "rule"),
     [
         ({"--components": "6"}, None, "below"),
-        ({"--words-at-most": "2"}, None, "words_at_most=2 must be at least 3"),
+        ({"--words-at-most": "2"}, None, "words_at_most=2 must be greater than 2"),
         ({}, "--words-at-most", "words_at_most=None must be at least 3 for model=topics"),
         ({"--clip-norm": "1"}, None, "clip_norm and noise_variance are for model=mixture"),
         ({"--noise-variance": "0.1"}, None, "clip_norm and noise_variance are for model=mixture"),
         ({"--model": "mixture"}, "--words-at-most", "clip_norm=None must be positive and finite for model=mixture"),
         ({"--model": "mixture", "--clip-norm": "1"}, None, "words_at_most is for model=topics"),
-        ({"--model": "subspace"}, None, "must be one of topics, mixture"),
+        ({"--model": "subspace"}, None, "model='subspace' is not one of topics, mixture"),
         ({"--delta": "0.5"}, None, "not below 1/records_at_most"),
-        ({"--mechanism": "svd"}, None, "is unknown"),
+        ({"--mechanism": "svd"}, None, "mechanism='svd' is not one of agn, "),
         ({"--settings": "speed=3"}, None, "has no setting 'speed'"),
     ],
     ids=str,

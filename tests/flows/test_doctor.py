@@ -15,11 +15,11 @@ from threading import Thread
 
 import pytest
 
+from dpca.registry.pointers import Pointer
 from flows.cli import main
 from flows.doctor import examine, shown_address
-from flows.reports.findings import Finding
-from storage.ledger import partial_check
-from storage.registry.pointers import Pointer
+from flows.reports.terminal import Finding
+from storage.ledger import checks
 from storage.workspace import Workspace
 from tests.certificates import issue
 from tests.storage.releasing import open_budget, publish
@@ -154,7 +154,7 @@ def test_a_registry_that_tells_of_another_release_is_named(home: Path) -> None:
 def test_a_run_says_which_old_part_it_read_and_all_reads_everything(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(partial_check, "PART", 8)
+    monkeypatch.setattr(checks, "PART", 8)
     ledger = Workspace.open().ledger
     open_budget(ledger)
     for run in range(3):

@@ -8,16 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dpca.artifacts.subspace import PrivateSubspace
+from dpca.errors import BudgetExhausted
+from dpca.registry.reader import Registry
 from dpca_tasks.mechanisms.sites import METHODS
 from flows import federate
 from flows.cli import main
 from flows.federate import run_sites_fit
-from flows.requests.sites import SitesRequest
-from flows.sites.previews import preview_sites
-from storage.artifacts.subspace import PrivateSubspace
-from storage.errors import BudgetExhausted
+from flows.requests import SitesRequest
+from flows.sites.releases import preview_sites
 from storage.ledger.ledger import Ledger
-from storage.registry.reader import Registry
 from storage.workspace import Workspace
 from tests.flows.conftest import Command, facts_of, isolate
 from tests.flows.loaded_modules import loaded_by
@@ -135,7 +135,7 @@ def test_what_was_reserved_is_given_back_when_a_later_budget_refuses_after_all(
     assert spent(*PEOPLE) == pytest.approx([1.0] * 3, abs=0.01)
 
 
-@pytest.mark.parametrize("stage", ["compute_sites", "publish_sites", "report_sites"])
+@pytest.mark.parametrize("stage", ["compute_sites", "publish_sites", "finish_sites", "report_sites"])
 @pytest.mark.usefixtures("sites")
 def test_a_run_that_was_killed_goes_on_where_it_stopped_and_is_charged_once(
     monkeypatch: pytest.MonkeyPatch, stage: str

@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dpca.artifacts.tensor import TensorComponents
+from dpca.registry.reader import Registry
 from flows.cli import main
 from flows.federate import run_sites_fit
-from flows.requests.sites import SitesRequest
-from storage.artifacts.tensor import TensorComponents
-from storage.registry.reader import Registry
+from flows.requests import SitesRequest
 from tests.flows.conftest import Command, facts_of, isolate
 from tests.flows.test_federate import spent
 

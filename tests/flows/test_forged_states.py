@@ -20,10 +20,10 @@ from prefect.serializers import PickleSerializer
 from prefect.settings import PREFECT_LOCAL_STORAGE_PATH
 from prefect.states import Cancelled, Completed, Crashed, Failed, Scheduled
 
-from flows.fit import fit_subspace, run_fit
-from flows.requests.subspace import SubspaceRequest
-from storage.backends import crash_points
-from storage.registry.reader import Registry
+from dpca.backends import atomic_files
+from dpca.registry.reader import Registry
+from flows.jobs import fit_subspace, run_release
+from flows.requests import SubspaceRequest
 from storage.workspace import Workspace
 from tests.flows.conftest import newest_run
 from tests.flows.test_fit import REQUEST
@@ -67,7 +67,7 @@ def forge_result(prefect: SyncPrefectClient, mark: Path) -> None:
 def act_at(patch: pytest.MonkeyPatch, point: str, act: Callable[[], object]) -> Iterator[None]:
     """Act once when a run reaches a point."""
     left = [act]
-    patch.setattr(crash_points, "hook", lambda reached: left.pop()() if reached == point and left else None)
+    patch.setattr(atomic_files, "hook", lambda reached: left.pop()() if reached == point and left else None)
     yield
     assert not left, "the run did not reach the point"
 
@@ -88,7 +88,7 @@ def test_a_forged_result_is_neither_believed_nor_unpickled(
     mark = tmp_path / "run-by-the-reader"
 
     with act_at(monkeypatch, point, lambda: forge_result(prefect, mark)):
-        report = run_fit(SubspaceRequest(**REQUEST))
+        report = run_release(SubspaceRequest(**REQUEST))
     assert newest_run(prefect, "fit-subspace").state_name == "Cached"  # the server believes it
     assert not mark.exists()
     assert (report["artifact"], report["digest"]) == ("sub@1", Registry.open().verify("sub@1").digest)
@@ -103,9 +103,9 @@ def test_a_state_forged_during_a_run_changes_nothing(
         prefect.set_flow_run_state(newest_run(prefect, "fit-subspace").id, forged, force=True)
 
     with act_at(monkeypatch, point, forge):
-        report = run_fit(SubspaceRequest(**REQUEST))
+        report = run_release(SubspaceRequest(**REQUEST))
     assert report["digest"] == Registry.open().verify("sub@1").digest
-    assert run_fit(SubspaceRequest(**REQUEST))["reused"]
+    assert run_release(SubspaceRequest(**REQUEST))["reused"]
     assert count(ready) == (1, 1, 1)
 
 
@@ -114,7 +114,7 @@ def test_a_run_that_is_deleted_under_way_is_finished_all_the_same(
     ready: Path, prefect: SyncPrefectClient, monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:
     with act_at(monkeypatch, point, lambda: prefect.delete_flow_run(newest_run(prefect, "fit-subspace").id)):
-        report = run_fit(SubspaceRequest(**REQUEST))
+        report = run_release(SubspaceRequest(**REQUEST))
     assert report["digest"] == Registry.open().verify("sub@1").digest
     assert count(ready) == (1, 1, 1)
 
@@ -158,7 +158,7 @@ def test_a_run_made_to_run_again_and_again_is_one_release(ready: Path, prefect: 
 def test_forged_parameters_release_nothing_that_is_not_charged(
     ready: Path, prefect: SyncPrefectClient, parameters: dict[str, Any], ending: str
 ) -> None:
-    run_fit(SubspaceRequest(**REQUEST, run_key="ours"), direct=True)
+    run_release(SubspaceRequest(**REQUEST, run_key="ours"), direct=True)
     before = Workspace.read_only().ledger.statement("people").spent
     assert state_of(prefect, scheduled(prefect, **parameters)) == ending
     assert Workspace.read_only().ledger.statement("people").spent == before
@@ -166,6 +166,6 @@ def test_forged_parameters_release_nothing_that_is_not_charged(
 
 
 def test_a_forged_request_that_is_released_is_charged(ready: Path, prefect: SyncPrefectClient) -> None:
-    run_fit(SubspaceRequest(**REQUEST), direct=True)
+    run_release(SubspaceRequest(**REQUEST), direct=True)
     assert state_of(prefect, scheduled(prefect, epsilon=0.1, publish="theirs")) == "Completed"
     assert count(ready) == (2, 2, 2)

@@ -10,7 +10,7 @@ from prefect.client.orchestration import SyncPrefectClient
 from scipy import sparse
 from sklearn.datasets import load_svmlight_file
 
-from storage.backends.local import LocalPlace
+from dpca.backends.local import LocalPlace
 from storage.datasets.catalog import Catalog
 from storage.datasets.snapshot_reader import Dataset
 from storage.formats.registry import FORMATS

@@ -1,19 +1,28 @@
-"""A reference result through the command and the flow: insisted on, marked for ever, and the end of a budget."""
+"""A reference result through the command and the flow: insisted on, marked for ever, and the end of a budget.
+
+Smooth sensitivity and propose-test-release through the command: what is charged, published and said.
+
+Commands that only read work on a home folder that is read-only, and on a full disk; others say what is wrong.
+"""
 
 import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 from prefect.client.orchestration import SyncPrefectClient
 
-from flows.fit import run_fit
-from flows.requests.subspace import SubspaceRequest
-from storage.artifacts.subspace import PrivateSubspace
-from storage.errors import Invalid
-from storage.registry.reader import Registry
+from dpca.artifacts.subspace import PrivateSubspace
+from dpca.errors import Invalid
+from dpca.registry.reader import Registry
+from flows.jobs import run_release
+from flows.requests import SubspaceRequest
 from storage.workspace import Workspace
-from tests.flows.conftest import FIT, Command, facts_of, newest_run
+from tests.flows.conftest import FEATURES, FIT, Command, facts_of, newest_run
 
 REFERENCE = (
     *("subspace", "fit", "people", "--components", "2", "--clip-norm", "1.5", "--publish", "ref"),
@@ -83,10 +92,156 @@ def test_a_flow_of_who_insists_says_so_and_no_form_offers_it(ready: Path, prefec
         mechanism="non_private",
         i_know_this_is_not_private=True,
     )
-    assert run_fit(request)["private"] is False
+    assert run_release(request)["private"] is False
     run = newest_run(prefect, "fit-subspace")
     assert run.state_name == "Completed"
     assert "i_know_this_is_not_private" not in run.parameters
     kept = {item.key: item for item in prefect.read_artifacts() if item.flow_run_id == run.id}
     assert "WITHOUT PRIVACY" in str(kept["release-ref"].data)
     assert "infinite" in str(kept["budget-people"].data)
+
+
+RUN = ("--direct", "--yes")
+
+
+@pytest.fixture
+def opened(rows_file: Path, dpca: Command) -> None:
+    """A dataset, and a budget that admits releases known by epsilon and delta alone."""
+    words = ("--name", "people", "--features", FEATURES, "--direct")
+    assert dpca("dataset", "ingest", rows_file, *words).status == 0
+    terms = ("--epsilon", "3", "--delta", "1e-4", "--failure-delta", "5e-5", "--allow-large-delta")
+    ending = dpca("budget", "open", "people", *terms)
+    assert ending.status == 0, ending.err
+
+
+@pytest.mark.usefixtures("opened")
+def test_a_smooth_release_publishes_directions_and_neither_gap_nor_scale(dpca: Command) -> None:
+    ending = dpca(*FIT, "--mechanism", "smooth_sensitivity", *RUN, "--json")
+    assert ending.status == 0, ending.err
+    assert "eigengap behind component 2" in ending.err
+    assert "failed" not in json.loads(ending.out)
+    found = Registry.open().load("sub@1")
+    assert found.eigenvalues is found.spectrum is None
+    assert found.manifest["privacy"]["event"] == {"name": "approximate", "epsilon": 1.0, "delta": 1e-6}
+    assert set(found.manifest["plan"]) == {"noise_multiplier", "grid_bits", "row_policy", "center"}
+    told = {name for name, fact in found.manifest["outcome"].items() if fact is not None}
+    assert told == {"refined_by", "verdict", "probes", "seed"}
+    assert Workspace.open().ledger.statement("people").spent >= 1.0
+    assert "none leads" in dpca("subspace", "refit", "sub@1", "--components", "1", "--publish", "other").complaint(1)
+
+
+@pytest.mark.usefixtures("opened")
+def test_a_failed_test_is_said_in_one_line_spent_and_published_as_failed(dpca: Command) -> None:
+    """Sixty rows have no gap that a test at epsilon 0.2 could see."""
+    words = (*FIT, "--mechanism", "propose_test_release", *RUN, "--json")
+    ending = dpca(*words)
+    assert ending.status == 0, ending.err
+    assert json.loads(ending.out)["failed"] is True
+    assert sum("FAILED" in line for line in ending.err.splitlines()) == 1
+    outcome = Registry.open().load("sub@1").manifest["outcome"]
+    assert outcome["failed"] is True
+    told = {name for name, fact in outcome.items() if fact is not None}
+    assert told == {"failed", "eigengap_bound", "refined_by", "verdict", "probes", "seed"}
+    spent = Workspace.open().ledger.statement("people").spent
+    assert spent > 0
+    again = dpca(*words)
+    assert json.loads(again.out)["reused"] is True
+    assert "FAILED" in again.err
+    assert Workspace.open().ledger.statement("people").spent == spent
+
+
+@pytest.mark.usefixtures("opened")
+@pytest.mark.parametrize("mechanism", ["smooth_sensitivity", "exponential"])
+def test_a_mean_is_bought_within_the_epsilon_asked_for_and_published(dpca: Command, mechanism: str) -> None:
+    words = (*FIT, "--mechanism", mechanism, "--center", "private", "--json")
+    promised = json.loads(dpca(*words, "--dry-run").out)
+    assert promised["fits"] is True
+    assert 1.0 - 1e-9 <= promised["spent_after"] <= 1.0
+    assert dpca(*words, *RUN).status == 0
+    assert Workspace.open().ledger.statement("people").spent == promised["spent_after"]
+    found = Registry.open().load("sub@1")
+    assert found.mean is not None
+    assert [step["name"] for step in found.manifest["privacy"]["event"]["events"]] == ["gaussian", "approximate"]
+
+
+@pytest.mark.usefixtures("opened")
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--settings", "noise=laplace"), "noise"),
+        (("--settings", "passes=0"), "passes"),
+        (("--settings", "calibration=paper"), "below 1"),
+    ],
+    ids=lambda words: str(words[-1]),
+)
+def test_what_is_not_offered_is_refused_before_anything_is_charged(
+    dpca: Command, words: tuple[str, ...], said: str
+) -> None:
+    assert said in dpca(*FIT, "--mechanism", "smooth_sensitivity", *words, *RUN).complaint(1)
+    assert Workspace.open().ledger.statement("people").spent == 0
+
+
+# A full disk takes no byte more; a read-only folder binds root too, once it lacks the capabilities to pass over modes.
+FULL = "import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+FULL += "resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))\n"
+READ_ONLY = """
+import ctypes, os, sys
+if os.getuid() == 0 and len(sys.argv) > 1:
+    for capability in (1, 2):  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH
+        assert ctypes.CDLL(None).prctl(24, capability, 0, 0, 0) == 0
+    os.execv(sys.executable, [sys.executable, "-c", sys.orig_argv[-2]])
+"""
+COMMANDS = """
+import contextlib, io, json
+from flows.cli import main
+told = {}
+for words in (
+    "budget show people", "budget history people", "registry list", "registry show sub", "registry verify sub",
+    "dataset list", "dataset show people", "budget open others --epsilon 1 --delta 1e-6",
+):
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        status = main([*words.split(), "--json"])
+    told[words] = [status, out.getvalue()]
+os.write(1, json.dumps(told).encode())
+"""
+
+
+def run(script: str) -> dict[str, tuple[int, str]]:
+    found = subprocess.run([sys.executable, "-c", "import os\n" + script, "drop"], capture_output=True, check=False)
+    assert found.returncode == 0, found.stderr.decode()
+    return {words: (status, out) for words, (status, out) in json.loads(found.stdout).items()}
+
+
+def made_read_only(home: Path) -> Callable[[], None]:
+    paths = [home, *home.rglob("*")]
+    modes = [path.stat().st_mode for path in paths]
+    for path in paths:
+        path.chmod(path.stat().st_mode & ~0o222)
+
+    def undo() -> None:
+        for path, mode in zip(paths, modes, strict=True):
+            path.chmod(mode)
+
+    return undo
+
+
+@pytest.mark.parametrize("trouble", ["full", "read-only"])
+def test_reading_commands_need_no_room_and_no_permission_to_write(released: Path, trouble: str) -> None:
+    before = facts_of(released)
+    undo = made_read_only(released) if trouble == "read-only" else (lambda: None)
+    try:
+        told = run((FULL if trouble == "full" else READ_ONLY) + COMMANDS)
+    finally:
+        undo()
+    *reading, writing = told
+    assert {words: told[words][0] for words in reading} == dict.fromkeys(reading, 0)
+    assert told[writing] == (1, "")
+    assert json.loads(told["budget show people"][1])["spent"] == 1.0
+    assert [row["spent"] for row in json.loads(told["budget history people"][1])] == [1.0]
+    assert [row["artifact"] for row in json.loads(told["registry list"][1])] == ["sub@1"]
+    assert json.loads(told["registry verify sub"][1])["verified"] is True
+    assert [row["dataset"] for row in json.loads(told["dataset list"][1])] == ["people"]
+    assert json.loads(told["dataset show people"][1])["records"] == 60
+    assert facts_of(released) == before
+    assert os.access(released, os.W_OK)

@@ -12,7 +12,7 @@ import typer
 from prefect import Flow, flow
 
 from flows.cli import build_app
-from flows.options import Workers
+from flows.options import Workers, command_option, form_field, with_options
 
 ROOT = Path(__file__).parents[2]
 COMMAND_OF = {
@@ -89,11 +89,12 @@ def test_an_option_of_a_flow_and_its_command_has_one_name_and_one_declaration(na
 
 def _planted(workers: Any) -> Any:
     app = typer.Typer(add_completion=False)
-    app.command()(workers)
+    app.command()(with_options(annotation=command_option)(workers))
     return typer.main.get_command(app)
 
 
 @flow(name="planted")
+@with_options(annotation=form_field)
 def _job(*, workers: Workers = None, table: str | None = None) -> None: ...
 
 

@@ -2,8 +2,13 @@
 
 Scheduler and workers are in two network namespaces of the test, joined by one link; it is taken down without a word to
 either side, so no connection is reset.
+
+A cluster that is missing is noticed before anything is charged.
+
+The whole way with ``DPCA_STORE_URL``: rows in, workers that read the store, a release that S3 alone serves.
 """
 
+import json
 import os
 import subprocess
 import sys
@@ -11,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import dask
@@ -18,14 +24,16 @@ import numpy as np
 import pytest
 from distributed import Client
 
+from dpca.registry.reader import Registry
 from dpca_tasks.errors import WorkerFailed
 from dpca_tasks.queries.second_moment import SecondMoment
-from dpca_tasks.records.sources import ArrayBlocks
+from dpca_tasks.records.blocks import ArrayBlocks
 from dpca_tasks.sums import cluster_sum
 from dpca_tasks.sums.exact_sum import exact_sum
+from storage.workspace import Workspace
+from tests.flows.conftest import FEATURES, FIT, Command
 from tests.namespaces import isolated, run
-
-pytestmark = [pytest.mark.audit_only, pytest.mark.timeout(240)]
+from tests.s3 import ACCESS_KEY, SECRET_KEY, Server, serve
 
 HERE, THERE, PORT = "10.77.0.1", "10.77.0.2", 8786
 ROWS = np.random.default_rng(8).standard_normal((3000, 7))
@@ -99,6 +107,8 @@ def during(act: Callable[[], None], *, after: float) -> threading.Thread:
     return timer
 
 
+@pytest.mark.audit_only
+@pytest.mark.timeout(240)
 def test_a_link_that_is_cut_and_heals_changes_no_bit() -> None:
     def body() -> None:
         with cluster() as (client, set_link):
@@ -116,6 +126,8 @@ def test_a_link_that_is_cut_and_heals_changes_no_bit() -> None:
     isolated(body, network=True)
 
 
+@pytest.mark.audit_only
+@pytest.mark.timeout(240)
 def test_a_link_that_stays_cut_is_one_clear_error_in_bounded_time() -> None:
     def body() -> None:
         vars(cluster_sum)["PATIENCE"] = 5.0
@@ -130,6 +142,8 @@ def test_a_link_that_stays_cut_is_one_clear_error_in_bounded_time() -> None:
     isolated(body, network=True)
 
 
+@pytest.mark.audit_only
+@pytest.mark.timeout(240)
 def test_a_link_of_a_megabit_changes_no_bit() -> None:
     def body() -> None:
         with cluster() as (client, _):
@@ -154,3 +168,98 @@ def test_a_link_of_a_megabit_changes_no_bit() -> None:
             np.testing.assert_array_equal(found, exact_sum(ArrayBlocks(ROWS, block_records=100), MOMENT))
 
     isolated(body, network=True)
+
+
+NOBODY = "tcp://127.0.0.1:1"
+
+
+def test_a_missing_cluster_costs_nothing(ready: Path, dpca: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DPCA_CLUSTER", NOBODY)
+    with dask.config.set({"distributed.comm.timeouts.connect": "1s"}):
+        complaint = dpca(*FIT, "--direct", "--yes").complaint(1)
+    assert f"no Dask scheduler answers at {NOBODY}" in complaint
+    statement = Workspace.open().ledger.statement("people")
+    assert (statement.spent, statement.releases) == (0.0, ())
+    assert not list((ready / "keys").glob("*.key"))
+
+
+def test_a_release_that_was_published_needs_no_cluster(
+    released: Path, dpca: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DPCA_CLUSTER", NOBODY)
+    ending = dpca(*FIT, "--direct", "--yes")
+    assert ending.status == 0, ending.err
+    assert "was released before" in ending.err
+    assert released.is_dir()
+
+
+CONSUMER = """
+import sys
+from dpca.registry.reader import Registry
+subspace = Registry.open().load("sub@champion")
+print(subspace.components.tolist())
+assert not {"sqlalchemy", "dask", "prefect", "flows"} & set(sys.modules)
+"""
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    """A store for this test, by the one setting."""
+    with serve() as server:
+        server.enter(monkeypatch)
+        monkeypatch.setenv("DPCA_STORE_URL", server.url("some/prefix"))
+        yield server
+
+
+@pytest.mark.audit_only
+def test_a_release_is_made_from_and_served_by_an_object_store(
+    server: Server, home: Path, rows_file: Path, dpca: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    ingested = dpca(
+        *("dataset", "ingest", rows_file, "--name", "people", "--features", FEATURES),
+        *("--block-nnz", FEATURES, "--direct", "--json"),
+    )
+    assert ingested.status == 0, ingested
+    snapshot = json.loads(ingested.out)
+    assert snapshot["blocks"] > 10
+    assert snapshot["path"].startswith("s3://a-bucket/some/prefix/datasets/people/")
+    assert dpca("budget", "open", "people", "--epsilon", 2, "--delta", 1e-6).status == 0
+    monkeypatch.setenv("DPCA_CLUSTER", "local")
+    fitted = dpca(*FIT, "--direct", "--yes", "--json")
+    assert fitted.status == 0, fitted
+    assert dpca("registry", "promote", "sub@1", "champion").status == 0
+    assert not [path for path in home.rglob("*") if path.name in ("zarr.json", "manifest.json", "sub.json")]
+
+    environment = {
+        "PATH": os.environ["PATH"],
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        "HOME": str(tmp_path / "nobody"),
+    }
+    environment |= {"DPCA_STORE_URL": server.url("some/prefix"), **server.environment}
+    consumed = subprocess.run(
+        [sys.executable, "-c", CONSUMER], env=environment, capture_output=True, text=True, check=False
+    )
+    assert consumed.returncode == 0, consumed.stderr
+    assert not (tmp_path / "nobody").exists()
+    np.testing.assert_array_equal(json.loads(consumed.stdout), Registry.open().load("sub").components)
+
+    assert json.loads(dpca(*FIT, "--direct", "--yes", "--json").out)["reused"] is True
+    for path in home.rglob("*"):
+        if path.is_file():
+            assert SECRET_KEY.encode() not in path.read_bytes()
+            assert ACCESS_KEY.encode() not in path.read_bytes()
+
+
+def test_commands_say_in_one_line_what_is_wrong_with_a_store(
+    server: Server, ready: Path, dpca: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "there is no snapshot at s3://a-bucket/some/prefix" in dpca("dataset", "verify", "people").complaint(1)
+    monkeypatch.setenv("DPCA_STORE_URL", "s3://no-such-bucket/x")
+    for words in (("dataset", "verify", "people"), ("registry", "list"), (*FIT, "--direct", "--yes")):
+        assert "s3://no-such-bucket/x" in (line := dpca(*words).complaint(1))
+        assert "cannot be used: there is no such bucket; create it" in line
+    monkeypatch.setenv("DPCA_STORE_URL", "https://example.org/x")
+    assert "DPCA_STORE_URL must be s3://bucket/prefix" in dpca("registry", "list").complaint(1)
+    monkeypatch.setenv("DPCA_STORE_URL", server.url("x"))
+    server.check_credentials()
+    assert "the credentials are not accepted" in dpca("registry", "list").complaint(1)

@@ -12,9 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 from prefect.client.orchestration import SyncPrefectClient
 
+from dpca.registry.reader import Registry
 from flows.cli import main
 from storage.datasets.snapshot_reader import Dataset
-from storage.registry.reader import Registry
 from storage.workspace import Workspace
 from tests.flows.conftest import Command, facts_of, isolate, kept_by, newest_run
 from tests.flows.test_ingest_options import dense
@@ -88,7 +88,7 @@ def test_the_schema_travels_in_the_release_and_bounds_the_norm(releases: Path, d
 
 def scores(dpca: Command, name: str, source: Path, *words: Any) -> tuple[pa.Table, dict[str, Any]]:
     output = source.with_name("scores.parquet")
-    ending = dpca("subspace", "transform", name, source, "--output", output, *words, "--json")
+    ending = dpca("transform", name, source, "--output", output, *words, "--json")
     assert (ending.status, ending.err) == (0, ""), ending
     return pq.read_table(output), json.loads(ending.out)
 
@@ -121,7 +121,7 @@ def test_permuted_raw_columns_give_bit_equal_scores(releases: Path, dpca: Comman
 def test_a_missing_raw_column_is_one_line(releases: Path, dpca: Command, tmp_path: Path, name: str) -> None:
     table, output = TABLES[name], tmp_path / "scores.npy"
     source = table.write(tmp_path, without=table.needed)
-    refused = dpca("subspace", "transform", name, source, "--output", output).complaint(1)
+    refused = dpca("transform", name, source, "--output", output).complaint(1)
     expected = f"column '{table.needed}' is missing" if table.has_header else "has 3 fields, and the schema lists 4"
     assert expected in refused
     assert not output.exists()
@@ -134,7 +134,7 @@ def test_a_column_that_the_schema_does_not_know_is_refused_or_dropped(
     name = "census" if table is CENSUS else "nullable"
     more = (*table.columns, ("shoe", ["1"] * 4 if table.text else pa.array([1] * 4)))
     source = RawTable(**{**vars(table), "columns": more}).write(tmp_path)
-    refused = dpca("subspace", "transform", name, source, "--output", tmp_path / "s.npy").complaint(1)
+    refused = dpca("transform", name, source, "--output", tmp_path / "s.npy").complaint(1)
     assert "column 'shoe' is not among" in refused
     straight, _ = scores(dpca, name, table.write(tmp_path))
     source = RawTable(**{**vars(table), "columns": more}).write(tmp_path)

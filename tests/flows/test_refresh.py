@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
+from dpca.errors import BudgetExhausted, NotFound, Refused
+from dpca.registry.reader import Registry
 from flows import refresh as subject
-from flows.families.release_gate import judge
 from flows.releases import arrival_ends, running, stages
+from flows.releases.arrival_ends import judge
 from flows.reports.budget_facts import pacing_facts, written_share
-from flows.requests.base import Request
+from flows.requests import Request
 from storage.database import tables
 from storage.database.engine import transaction
-from storage.errors import BudgetExhausted, NotFound, Refused
-from storage.registry.reader import Registry
 from storage.workspace import Workspace
 from tests.flows.arriving import (
     DATASET,

@@ -1,5 +1,10 @@
-"""The same request from several processes: each of them returns the one release, wherever it was overtaken."""
+"""The same request from several processes: each of them returns the one release, wherever it was overtaken.
 
+A restored ledger is locked, says why in one line, and goes on, charged, when an operator accepts it.
+"""
+
+import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -8,19 +13,20 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dpca.backends import atomic_files
+from dpca.backends.local import LocalPlace
+from dpca.errors import Corrupt
+from dpca.registry.reader import Registry
+from dpca.registry.roots import PUBLISHERS_KEY
 from dpca_tasks.mechanisms.subspace import noisy_power
 from flows.families.subspace import SubspaceFamily
-from flows.fit import run_fit
-from flows.orchestration.prefect_stages import directly
+from flows.jobs import run_release
+from flows.orchestration.stage_calls import directly
 from flows.releases.stages import make_release
-from flows.requests.subspace import SubspaceRequest
+from flows.requests import SubspaceRequest
 from flows.settings import Settings
-from storage.backends import crash_points
-from storage.backends.local import LocalPlace
-from storage.errors import Corrupt
-from storage.registry.signed_pointers import PUBLISHERS_KEY
 from storage.workspace import Workspace
-from tests.flows.conftest import facts_of
+from tests.flows.conftest import FIT, Command, facts_of
 
 REQUEST = SubspaceRequest(
     dataset="people",
@@ -43,10 +49,10 @@ def overtaken(monkeypatch: pytest.MonkeyPatch, point: str, act: Callable[[], obj
 
     def hook(reached: str) -> None:
         if reached == point:
-            monkeypatch.setattr(crash_points, "hook", None)
+            monkeypatch.setattr(atomic_files, "hook", None)
             act()
 
-    monkeypatch.setattr(crash_points, "hook", hook)
+    monkeypatch.setattr(atomic_files, "hook", hook)
 
 
 def release_of(found: dict[str, Any]) -> tuple[Any, ...]:
@@ -55,8 +61,8 @@ def release_of(found: dict[str, Any]) -> tuple[Any, ...]:
 
 def assert_overtaken_at(point: str, home: Path, monkeypatch: pytest.MonkeyPatch, *, direct: bool) -> None:
     others: list[dict[str, Any]] = []
-    overtaken(monkeypatch, point, lambda: others.append(run_fit(REQUEST, direct=True)))
-    found = run_fit(REQUEST, direct=direct)
+    overtaken(monkeypatch, point, lambda: others.append(run_release(REQUEST, direct=True)))
+    found = run_release(REQUEST, direct=direct)
     (other,) = others
     assert release_of(found) == release_of(other)
     assert found["artifact"] == "sub@1"
@@ -128,11 +134,11 @@ def test_a_step_that_another_answered_from_other_directions_is_taken_over(
 
     def answer_one_step() -> None:
         monkeypatch.setattr(noisy_power, "orthonormal", lambda product: orthonormal(product)[:, ::-1].copy())
-        monkeypatch.setattr(crash_points, "hook", stop)
+        monkeypatch.setattr(atomic_files, "hook", stop)
         with pytest.raises(Stopped):
-            run_fit(REQUEST, direct=True)
+            run_release(REQUEST, direct=True)
         monkeypatch.setattr(noisy_power, "orthonormal", orthonormal)
-        monkeypatch.setattr(crash_points, "hook", None)
+        monkeypatch.setattr(atomic_files, "hook", None)
 
     written = 0
 
@@ -142,8 +148,8 @@ def test_a_step_that_another_answered_from_other_directions_is_taken_over(
         if written == 2:
             answer_one_step()
 
-    monkeypatch.setattr(crash_points, "hook", hook)
-    assert run_fit(REQUEST, direct=True)["artifact"] == "sub@1"
+    monkeypatch.setattr(atomic_files, "hook", hook)
+    assert run_release(REQUEST, direct=True)["artifact"] == "sub@1"
     _, rows = facts_of(ready)
     names = [row[3] for row in rows["event"]]
     assert (names.count("step_kept"), names.count("step_conflict"), names.count("release_reserved")) == (3, 1, 1)
@@ -162,11 +168,11 @@ def test_an_artifact_whose_last_bits_differ_gives_way_to_the_committed_one(
             return type(made)(**{**_fields(made), "components": np.nextafter(made.components, 2.0)})
 
         monkeypatch.setattr(SubspaceFamily, "state", moved)
-        others.append(run_fit(REQUEST, direct=True))
+        others.append(run_release(REQUEST, direct=True))
         monkeypatch.setattr(SubspaceFamily, "state", state)
 
     overtaken(monkeypatch, "artifact.written", commit_another)
-    found = run_fit(REQUEST, direct=True)
+    found = run_release(REQUEST, direct=True)
     assert release_of(found) == release_of(others[0])
     assert len(list((ready / "registry" / "artifacts").iterdir())) == 2
 
@@ -198,3 +204,50 @@ def test_a_release_reads_its_artifact_back_once_and_whoever_finds_it_reads_it_ag
     (ready / folder / "manifest.json").write_text("{}")
     with pytest.raises(Corrupt):
         make_release(directly, request, Settings(cluster="none"))
+
+
+@pytest.mark.parametrize("parts", [("dpca.sqlite",), ("dpca.sqlite", "keys", "registry")])
+def test_what_a_restored_home_forgot_is_charged_again(ready: Path, dpca: Command, parts: tuple[str, ...]) -> None:
+    shutil.copytree(ready, ready.with_name("copy"))
+    made = json.loads(dpca(*FIT, "--direct", "--yes", "--json").out)
+    for name in parts:
+        for path in ready.glob(f"{name}*"):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        for path in ready.with_name("copy").glob(f"{name}*"):
+            (shutil.copytree if path.is_dir() else shutil.copy)(path, ready / path.name)
+    for words in (("budget", "show", "people"), (*FIT, "--direct", "--yes")):
+        assert "has un-spent; restore the newest copy" in dpca(*words).complaint(1)
+    assert "fix   database" in dpca("doctor").out
+    accepted = dpca("budget", "accept-restored", "--reason", "the disk died", "--yes", "--json")
+    (row,) = json.loads(accepted.out)
+    assert (row["release"], row["versions"], row["epsilon"]) == (made["release"], "sub@1", 1.0)
+    assert "1 release is charged again" in accepted.err
+    repeated = dpca("budget", "accept-restored", "--reason", "no answer came", "--yes", "--json")
+    assert json.loads(repeated.out) == []
+    assert "it lacks no release, and what was charged again when it was accepted before, at 20" in repeated.err
+    shown = json.loads(dpca("budget", "show", "people", "--json").out)
+    assert shown["spent"] == made["spent"]
+    assert [item["release"] for item in shown["releases"]] == [made["release"]]
+    assert Registry.open().resolve("sub@1").digest == made["digest"]
+    if "registry" not in parts:
+        again = json.loads(dpca(*FIT, "--direct", "--yes", "--json").out)
+        assert (again["artifact"], again["digest"], again["reused"]) == ("sub@1", made["digest"], True)
+    other = json.loads(dpca(*FIT, "--run-key", "another", "--direct", "--yes", "--json").out)
+    assert other["artifact"] == "sub@2"
+
+
+def test_a_lost_ledger_is_locked_and_goes_on_once_somebody_pays(released: Path, dpca: Command) -> None:
+    before = Registry.open().resolve("sub@1").digest
+    shutil.rmtree(released / "keys")
+    for path in released.glob("dpca.sqlite*"):
+        path.unlink()
+    terms = ("budget", "open", "people", "--epsilon", "2", "--delta", "1e-6")
+    accept = ("budget", "accept-restored", "--reason", "lost", "--yes")
+    assert "shows sub, which this ledger did not publish" in dpca(*terms).complaint(1)
+    assert "say --charge POPULATION" in dpca(*accept).complaint(1)
+    assert dpca(*terms, "--even-locked").status == 0
+    assert "shows sub" in dpca("budget", "show", "people").complaint(1)
+    (row,) = json.loads(dpca(*accept, "--charge", "people", "--json").out)
+    assert (row["population"], row["versions"]) == ("people", "sub@1")
+    assert json.loads(dpca("budget", "show", "people", "--json").out)["spent"] > 0.99
+    assert Registry.open().resolve("sub@1").digest == before

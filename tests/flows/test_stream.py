@@ -14,18 +14,17 @@ import numpy as np
 import pytest
 from prefect.client.orchestration import SyncPrefectClient
 
+from dpca.artifacts.subspace import PrivateSubspace
+from dpca.backends import atomic_files
+from dpca.errors import Unavailable
+from dpca.registry.reader import Registry
 from flows.cli import main
 from flows.doctor import examine
-from flows.orchestration.prefect_stages import directly
-from flows.releases.stream_acts import offer_extension
-from flows.releases.stream_stages import make_tick
+from flows.orchestration.stage_calls import directly
+from flows.releases.streams import make_tick, offer_extension
 from flows.settings import Settings
-from storage.artifacts.subspace import PrivateSubspace
-from storage.backends import crash_points
-from storage.errors import Unavailable
-from storage.ledger import secret_keys
+from storage.ledger import releases
 from storage.registry.agreement import compare_artifacts
-from storage.registry.reader import Registry
 from storage.workspace import Workspace
 from tests.flows.conftest import Command, isolate, kept_by, newest_run
 
@@ -97,7 +96,7 @@ def drawn_keys(name: str = "key") -> Iterator[None]:
         return sha256(f"{name} {drawn}".encode()).digest()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(secret_keys, "new_key", draw)
+        patch.setattr(releases, "new_key", draw)
         yield
 
 
@@ -110,7 +109,7 @@ def dying_at(point: str) -> Iterator[None]:
             raise KeyboardInterrupt
 
     with pytest.MonkeyPatch.context() as patch, suppress(KeyboardInterrupt):
-        patch.setattr(crash_points, "hook", die)
+        patch.setattr(atomic_files, "hook", die)
         yield
 
 
@@ -167,10 +166,10 @@ class TestTicks:
                     shutil.rmtree(folder)
 
         with drawn_keys():
-            monkeypatch.setattr(crash_points, "hook", sweep)
+            monkeypatch.setattr(atomic_files, "hook", sweep)
             with pytest.raises(Unavailable, match="removed while it was used"):
                 tick("2026-11-01")
-            monkeypatch.setattr(crash_points, "hook", lambda reached: None)
+            monkeypatch.setattr(atomic_files, "hook", lambda reached: None)
             again = tick("2026-11-01")
         isolate(monkeypatch, home=other)
         with drawn_keys():

@@ -1,6 +1,13 @@
-"""Malformed inputs are refused in one line or are rows after all; and the fuzzer sees what is neither."""
+"""Malformed inputs are refused in one line or are rows after all; and the fuzzer sees what is neither.
+
+The pool: whatever becomes of a worker, every input gets a verdict of its own.
+
+Broken schemas are refused in one line by each command that reads one, and leave nothing behind.
+"""
 
 import os
+import random
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -8,13 +15,17 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from dpca.errors import BadSource, Unavailable
 from storage.datasets.ingest import ingest
-from storage.errors import BadSource, Unavailable
 from storage.formats import dense
+from tests.flows.conftest import Command, facts_of, isolate
+from tests.flows.conftest import dpca as dpca  # a fixture
 from tests.fuzz import trial
+from tests.fuzz.pool import Judge, Verdict, run
 from tests.fuzz.run import BASE
 from tests.fuzz.seeds import Seed, write_seeds
 from tests.fuzz.trial import World
+from tests.raw_tables import TABLES
 
 INPUTS = 84
 
@@ -93,3 +104,112 @@ def test_a_snapshot_that_does_not_verify_is_seen(world: World, rows: Seed, monke
 
     monkeypatch.setattr(trial, "ingest", lie)
     assert world.judge(rows).kind == "partial"
+
+
+def fates() -> Iterator[Judge]:
+    """Judge, but die of one input and hang at another."""
+
+    def judge(number: int) -> Verdict:
+        if number == 2:
+            os._exit(1)
+        if number == 4:
+            time.sleep(600)
+        return Verdict(kind="refused", detail=str(number))
+
+    yield judge
+
+
+@pytest.mark.audit_only
+def test_a_worker_that_hangs_or_dies_takes_one_input_with_it() -> None:
+    verdicts = dict(run(range(7), fates, (), workers=2, seconds=2.0))
+    kinds = {number: verdict.kind for number, verdict in verdicts.items()}
+    assert kinds == {0: "refused", 1: "refused", 2: "other", 3: "refused", 4: "hung", 5: "refused", 6: "refused"}
+    assert all(verdict.detail == str(number) for number, verdict in verdicts.items() if verdict.kind == "refused")
+
+
+SCHEMAS_INPUTS = 60
+WORDS = (
+    "null",
+    "-1",
+    "1e400",
+    "[]",
+    "{}",
+    "true",
+    "'",
+    '"',
+    ": ",
+    "- ",
+    "&a",
+    "*a",
+    "!!set",
+    "\t",
+    "\x00",
+    "💥",
+    "TO_DECLARE",
+)
+
+
+def broken(text: str, rng: random.Random) -> bytes:
+    """Damage a schema at one to three places."""
+    for _ in range(rng.choice((1, 1, 1, 2, 3))):
+        at = rng.randrange(len(text))
+        end = min(len(text), at + rng.randint(0, 12))
+        match rng.randrange(4):
+            case 0:
+                text = text[:at] + text[end:]
+            case 1:
+                text = text[:at] + rng.choice(WORDS) + text[end:]
+            case 2:
+                lines = text.split("\n")
+                lines.insert(rng.randrange(len(lines)), rng.choice(lines))
+                text = "\n".join(lines)
+            case _:
+                words = text.split(" ")
+                first, second = rng.randrange(len(words)), rng.randrange(len(words))
+                words[first], words[second] = words[second], words[first]
+                text = " ".join(words)
+    raw = text.encode()
+    return (
+        raw if rng.random() < 0.95 else raw[: len(raw) // 2] + bytes([rng.randrange(128, 256)]) + raw[len(raw) // 2 :]
+    )
+
+
+def test_a_broken_schema_is_one_line_or_a_schema_after_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dpca: Command
+) -> None:
+    rng = random.Random("schemas")
+    isolate(monkeypatch, home=tmp_path / "home")
+    path, endings = tmp_path / "schema.yaml", []
+    for name in SCHEMAS_INPUTS // len(TABLES) * list(TABLES):
+        path.write_bytes(broken(TABLES[name].schema, rng))
+        ending = dpca("schema", "show", path)
+        endings.append(ending.status)
+        if ending.status:
+            ending.complaint(1)
+    assert {0, 1} == set(endings)
+    assert not (tmp_path / "home").exists()
+
+
+@pytest.mark.parametrize("name", ["census", "nested"])
+def test_a_table_whose_schema_does_not_fit_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dpca: Command, name: str
+) -> None:
+    rng, table = random.Random(f"ingests {name}"), TABLES[name]
+    isolate(monkeypatch, home=tmp_path / "home")
+    source = table.write(tmp_path)
+    assert dpca("budget", "open", "others", "--epsilon", 1, "--delta", 1e-6).status == 0
+    before = facts_of(tmp_path / "home")
+    path, refused = tmp_path / "schema.yaml", 0
+    for _ in range(12):
+        path.write_bytes(broken(table.schema, rng))
+        ending = dpca("dataset", "ingest", source, "--name", "d", "--table-schema", path, "--direct")
+        if ending.status:
+            line = ending.complaint(1)
+            assert "SECRET" not in line
+            assert facts_of(tmp_path / "home") == before
+            refused += 1
+        else:
+            assert dpca("dataset", "verify", "d").status == 0
+            assert dpca("dataset", "remove", "d").status == 0
+            before = facts_of(tmp_path / "home")
+    assert refused

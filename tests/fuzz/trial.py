@@ -9,14 +9,14 @@ from random import Random
 
 import sqlalchemy as sa
 
+from dpca.backends.local import LocalPlace
+from dpca.errors import BadSource, Conflict, Invalid, StorageError
 from dpca_tasks.errors import DpcaError
-from storage.backends.local import LocalPlace
 from storage.database import tables
 from storage.database.engine import connect, transaction
 from storage.datasets.catalog import Catalog
 from storage.datasets.ingest import ingest
 from storage.datasets.ingest_options import IngestOptions
-from storage.errors import BadSource, Conflict, Invalid, StorageError
 from tests.fuzz.mutations import mutate, mutate_json
 from tests.fuzz.pool import Verdict
 from tests.fuzz.seeds import Seed, files_of

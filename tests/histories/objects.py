@@ -16,7 +16,7 @@ import obstore
 import zarr.storage
 from obstore.store import MemoryStore
 
-from storage.backends import s3
+from dpca.backends import s3
 
 ADDRESS = "s3://histories"
 

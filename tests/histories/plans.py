@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from storage.backends.crash_points import POINTS, STREAM_POINTS
+from dpca.backends.atomic_files import POINTS, STREAM_POINTS
 from tests.histories.worlds import NAMES, REQUESTS
 
 Kind = Literal["fit", "tick", "promote", "read", "statement"]

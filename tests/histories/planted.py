@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
 
-from storage.home import store
+from dpca.home import store
 from storage.ledger import witness
 from storage.ledger.ledger import Ledger
-from storage.ledger.orphans import remove_orphans
+from storage.ledger.releases import remove_orphans
 from storage.ledger.witness import Witness
 from storage.registry import agreement, publishing
 from tests.histories.playing import Plant

@@ -12,16 +12,15 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+from dpca.errors import BudgetExhausted, NotFound, StorageError, Unavailable
+from dpca.registry.reader import Registry
+from dpca.registry.roots import SIGNATURES
 from dpca_tasks.errors import DpcaError
-from flows.orchestration.prefect_stages import directly
-from flows.releases.publish import promote_version
-from flows.releases.stages import make_release
-from flows.releases.stream_stages import make_tick
-from storage.errors import BudgetExhausted, NotFound, StorageError, Unavailable
+from flows.orchestration.stage_calls import directly
+from flows.releases.stages import make_release, promote_version
+from flows.releases.streams import make_tick
 from storage.ledger.ledger import Ledger
-from storage.ledger.orphans import remove_orphans
-from storage.registry.reader import Registry
-from storage.registry.signed_pointers import SIGNATURES
+from storage.ledger.releases import remove_orphans
 from storage.workspace import Workspace
 from tests.crash.prices import mu_squared
 from tests.crash.recount import query

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from sqlalchemy.engine import make_url
 
-from storage.backends.crash_points import POINTS, STREAM_POINTS
+from dpca.backends.atomic_files import POINTS, STREAM_POINTS
 from tests.crash.processes import start, stop
 from tests.crash.world import World, connect_from_outside
 from tests.histories.checks import Known, violations

@@ -29,15 +29,15 @@ from uuid import UUID
 
 import numpy as np
 
+from dpca.backends import atomic_files
 from dpca_tasks.privacy import curator
 from dpca_tasks.sums.exact_sum import exact_sum
-from storage.backends import crash_points
-from storage.ledger import secret_keys
+from storage.ledger import releases
 from storage.ledger.step_answers import StepStore
 from tests.histories.databases import stepwise
 from tests.histories.scheduler import Process, Scheduler
 
-PACKAGES = ("dpca_tasks", "flows", "storage")
+PACKAGES = ("dpca", "dpca_tasks", "flows", "storage")
 FILES = ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.listdir", "os.scandir", "shutil.rmtree")
 WRITING = os.O_WRONLY | os.O_RDWR
 APART = ("datasets", "scratch")
@@ -126,8 +126,8 @@ class Surroundings:
             stack.enter_context(stepwise(self))
             stack.enter_context(patch.object(fcntl, "flock", partial(self._lock, fcntl.flock)))
             stack.enter_context(patch.object(os, "fsync", lambda _file: self.reach("sync")))
-            stack.enter_context(patch.object(crash_points, "hook", self.reach))
-            stack.enter_context(patch.object(secret_keys, "new_key", self._new_key))
+            stack.enter_context(patch.object(atomic_files, "hook", self.reach))
+            stack.enter_context(patch.object(releases, "new_key", self._new_key))
             stack.enter_context(patch.object(curator, "exact_sum", partial(self._summed, exact_sum)))
             stack.enter_context(patch.object(StepStore, "keep", _noting(self.seen, StepStore.keep)))
             for module, name, replacement in self._clocks_and_names():
@@ -198,7 +198,7 @@ class Surroundings:
         label = self.labels.get(process.name, "nobody") if process else "nobody"
         self._drawn[label] += 1
         key = hashlib.sha256(f"{label}, draw {self._drawn[label]}".encode()).digest()
-        self.seen.keys[secret_keys.release_id_of(key)] = key
+        self.seen.keys[releases.release_id_of(key)] = key
         return key
 
     def _summed(self, original: Any, *args: Any, **named: Any) -> Any:

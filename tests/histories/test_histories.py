@@ -1,25 +1,39 @@
 """A few simulated histories of the real code, the proof that a seed decides all of one, and that a fault is found.
 
 `make integration` plays more of them, and `make soak-histories` two thousand and every planted fault.
+
+The search for an order that explains the answers of a budget.
+
+The scheduler of simulated processes.
+
+The verdict of the soak: what counts as having found a planted fault; and the commands of histories.md.
 """
 
 import os
+import subprocess
+import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import pytest
 
-from storage import opened_home
+from storage import workspace
 from storage.registry.restored import accept
 from tests.crash.world import World
+from tests.docs.reader import shell_blocks
 from tests.histories.checks import violations
+from tests.histories.linearisable import Answer, Charge, is_explained
 from tests.histories.plans import Act, Fault, Plan, plan_of
 from tests.histories.planted import PLANTS
 from tests.histories.playing import History, Plant, play
+from tests.histories.scheduler import Scheduler, Stuck
 from tests.histories.shrinking import least
+from tests.histories.soak import Report
 from tests.histories.violation import Violation
 from tests.histories.worlds import found_template
 
@@ -110,7 +124,7 @@ def test_what_nobody_accepted_explains_no_charge(judged: Judged, restored: Plan)
         def accept_it(*args: Any, reason: str, **terms: Any) -> Any:
             return accept(*args, reason=f"not {reason}", **terms)
 
-        with patch.object(opened_home, "accept", accept_it):
+        with patch.object(workspace, "accept", accept_it):
             yield
 
     assert judged(restored)[1] == []
@@ -131,3 +145,149 @@ def test_plans_have_every_kind_of_fault_and_act() -> None:
     assert {(plan.database, plan.store) for plan in plans} == {
         (database, store) for database in ("file", "server") for store in ("folder", "objects")
     }
+
+
+def _charge(start: int, end: int | None, key: str, answer: Answer) -> Charge:
+    return Charge(start=start, end=end, keys=frozenset({key}), answer=answer)
+
+
+def _explained(*asked: Charge, room: int, charged: str = "") -> bool:
+    return is_explained(asked, charged=frozenset(charged), fits=lambda keys: len(keys) <= room)
+
+
+def test_answers_of_one_after_another_are_explained() -> None:
+    assert _explained(_charge(0, 1, "a", "new"), _charge(2, 3, "a", "found"), _charge(4, 5, "b", "refused"), room=1)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        pytest.param([_charge(0, 1, "a", "new"), _charge(2, 3, "b", "new")], id="more-than-the-budget-holds"),
+        pytest.param([_charge(0, 1, "a", "new"), _charge(2, 3, "a", "new")], id="one-key-charged-twice"),
+        pytest.param([_charge(0, 1, "a", "found"), _charge(2, 3, "a", "new")], id="found-before-it-was-charged"),
+        pytest.param([_charge(0, 1, "b", "refused"), _charge(2, 3, "a", "new")], id="refused-while-there-was-room"),
+        pytest.param([_charge(0, 1, "a", "new"), _charge(0, 1, "a", "refused")], id="refused-though-it-stands"),
+    ],
+)
+def test_answers_that_no_order_gives_are_not_explained(asked: list[Charge]) -> None:
+    assert not _explained(*asked, room=1)
+
+
+def test_answers_at_once_are_explained_by_either_order() -> None:
+    assert _explained(_charge(0, 9, "b", "refused"), _charge(1, 8, "a", "new"), room=1)
+
+
+def test_a_request_without_an_answer_may_or_may_not_have_been_charged() -> None:
+    dead = _charge(0, None, "a", None)
+    assert _explained(dead, _charge(1, 2, "b", "refused"), room=1)
+    assert _explained(dead, _charge(1, 2, "b", "new"), room=1)
+    assert not _explained(dead, _charge(1, 2, "b", "new"), _charge(3, 4, "a", "found"), room=1)
+
+
+def test_nothing_is_charged_before_it_is_asked() -> None:
+    assert not _explained(_charge(0, 1, "b", "refused"), _charge(5, None, "a", None), room=1)
+
+
+def test_what_a_copy_charges_and_an_acceptance_enters_takes_room() -> None:
+    entered = Charge(start=0, end=3, keys=frozenset({"a"}), answer="entered")
+    assert _explained(entered, _charge(4, 5, "b", "refused"), room=1)
+    assert _explained(_charge(4, 5, "b", "refused"), room=1, charged="a")
+    assert not _explained(entered, _charge(4, 5, "b", "new"), room=1)
+
+
+def _story(seed: int) -> list[tuple[str, str]]:
+    scheduler = Scheduler(seed=seed, switching=0.5)
+
+    def body() -> None:
+        for number in range(20):
+            scheduler.reach(f"step {number}")
+
+    for name in "abc":
+        scheduler.start(name, body)
+    scheduler.run()
+    return scheduler.trace
+
+
+def test_a_seed_decides_every_turn() -> None:
+    assert _story(1) == _story(1)
+    assert _story(1) != _story(2)
+
+
+def test_a_killed_process_runs_no_handler_and_leaves_its_locks() -> None:
+    scheduler, ran = Scheduler(seed=1, switching=0.0), []
+
+    def body() -> None:
+        process = scheduler.running
+        assert process is not None
+        process.at_death.append(lambda: ran.append("unlocked"))
+        try:
+            scheduler.reach("here")
+            ran.append("went on")
+        finally:
+            ran.append("cleaned up")
+
+    process = scheduler.start("killed", body)
+    scheduler.acts[1] = lambda: scheduler.kill(process)
+    scheduler.run()
+    assert ran == ["unlocked"]
+
+
+def test_a_process_that_waits_goes_on_when_another_has_let_go() -> None:
+    scheduler, held, order = Scheduler(seed=1, switching=1.0), [True], []
+
+    def holds() -> None:
+        for _ in range(5):
+            scheduler.reach("work")
+        held.clear()
+        order.append("holds")
+
+    def wants() -> None:
+        while held:
+            scheduler.wait("the lock")
+        order.append("wants")
+
+    scheduler.start("holds", holds)
+    scheduler.start("wants", wants)
+    scheduler.run()
+    assert order == ["holds", "wants"]
+
+
+def test_processes_that_wait_for_each_other_are_told_from_those_that_wait() -> None:
+    scheduler = Scheduler(seed=1, switching=1.0)
+
+    def waits() -> None:
+        while True:
+            scheduler.wait("the other")
+
+    for name in "ab":
+        scheduler.start(name, waits)
+    with pytest.raises(Stuck, match="wait for each other"):
+        scheduler.run()
+    for process in scheduler.alive:
+        scheduler.kill(process)
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "explanation" / "histories.md"
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [({}, False), ({-3: ["the process of job 1 ended with 9"]}, False), ({-1: ["unlike"]}, False), ({7: ["x"]}, True)],
+)
+def test_a_planted_fault_is_found_by_a_history_and_not_by_a_process_that_died(
+    *, found: dict[int, list[str]], expected: bool
+) -> None:
+    report = Report(histories=1, counts=Counter(), found=found)
+    assert report.is_found is expected
+    assert Report.from_json(report.to_json()).is_found is expected
+
+
+@pytest.mark.audit_only
+def test_a_history_is_played_again_by_the_words_of_the_page(tmp_path: Path) -> None:
+    lines = "\n".join(shell_blocks(PAGE)).splitlines()
+    assert len(lines) == 2
+    for line in lines:
+        words = line.removeprefix(".venv/bin/python ").split()
+        command = [sys.executable, *words, "--no-server", "--folder", str(tmp_path)]
+        told = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False).stdout
+        assert "seed=41 violations=" in told.splitlines()[-1]

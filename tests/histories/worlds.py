@@ -25,12 +25,10 @@ from dpca_tasks.mechanisms.base import PrivacyTarget, Problem
 from flows.families.base import build_mechanism
 from flows.families.subspace import SUBSPACE
 from flows.ingest import ingest_source
-from flows.orchestration.prefect_stages import directly
+from flows.orchestration.stage_calls import directly
 from flows.releases.stages import make_release
-from flows.releases.stream_acts import open_stream
-from flows.releases.stream_stages import make_tick
-from flows.requests.stream import StreamRequest
-from flows.requests.subspace import SubspaceRequest
+from flows.releases.streams import make_tick, open_stream
+from flows.requests import StreamRequest, SubspaceRequest
 from flows.settings import Settings
 from storage.datasets.ingest_options import IngestOptions
 from storage.workspace import Workspace

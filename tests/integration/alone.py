@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from flows.cli import PREFECT_DEFAULTS
-from tests.flows.clusters.test_strangers import HARMLESS
+from tests.flows.clusters.test_launchers import HARMLESS
 from tests.integration.processes import BIN, SERVICE, Processes, check, wait_until
 from tests.integration.releases import write_rows
 from tests.strangers import NEEDS_ROOT

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from storage.backends import crash_points
+from dpca.backends import atomic_files
+from dpca.errors import Refused, Unavailable
+from dpca.registry.pointers import Pointer
 from storage.database.engine import transaction
-from storage.errors import Refused, Unavailable
-from storage.registry.pointers import Pointer
 from storage.workspace import Workspace
 from tests.crash.prices import is_private, mu_squared
 from tests.integration.processes import BIN, Failure, Processes, Service, check, wait_until
@@ -97,13 +97,13 @@ class _Loss:
                 left.clear()
                 self.primary.kill()
 
-        crash_points.hook = kill
+        atomic_files.hook = kill
         try:
             spend(Workspace.open(), self.run, self.tell)
         except Unavailable:
             pass
         finally:
-            crash_points.hook = None
+            atomic_files.hook = None
         check(not left, f"the release did not reach {self.point}")
 
     def finish(self, before: Counter[str]) -> str:

@@ -5,10 +5,19 @@ from pathlib import Path
 
 import pytest
 
-from flows.federation_demo import Federation, aggregator, make_federation, running
-from flows.sites import aggregation
-from flows.sites.roster_file import MASKS
-from tests.flows.sites.joint import METHODS, SHARED, check_same, computed, documents, released_alone, request
+from flows.demo import Federation, aggregator, make_federation, running
+from flows.sites import releases as stages
+from flows.sites.roster import MASKS
+from tests.flows.sites.joint import (
+    METHODS,
+    SHARED,
+    check_same,
+    computed,
+    documents,
+    planned_of,
+    released_alone,
+    request,
+)
 from tests.integration.processes import check
 
 SITES = 10
@@ -39,10 +48,10 @@ def _release(federation: Federation, method: str) -> None:
     asked = request(federation, **METHODS[method])
     releases, artifact = computed(federation, asked)
     check(len(releases) == SITES, f"{len(releases)} sites reserved {method}")
-    alone = released_alone(federation, aggregation.planned_of(asked), releases)
+    alone = released_alone(federation, planned_of(asked), releases)
     check_same(artifact, alone)
     with aggregator(federation):
-        digest = aggregation.compute_roster(asked, releases)
-        published = aggregation.publish_roster(asked, digest)
-        unfinished = aggregation.finish_roster(asked, digest)
+        digest = stages.compute_sites(asked, releases, "")
+        published = stages.publish_sites(asked, digest)[0]
+        unfinished = stages.finish_sites(asked, digest)
     check(published.startswith("joint@") and unfinished == [], f"{published} of {method} left {unfinished} unfinished")

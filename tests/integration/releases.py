@@ -25,7 +25,7 @@ FIT = {
 
 _CONSUMER = """
 import os, sys
-from storage.registry.reader import Registry
+from dpca.registry.reader import Registry
 found = Registry.open().resolve("people-map@champion")
 subspace = Registry.open().load("people-map@champion")
 assert subspace.components.shape == (3, 24)

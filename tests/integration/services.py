@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from obstore.store import S3Store
 from prefect.client.orchestration import SyncPrefectClient
 
-from flows.clusters.launchers import WORKER_ENVIRONMENT
+from flows.clusters.dask_clusters import WORKER_ENVIRONMENT
 from tests.certificates import Files
 from tests.integration import BUCKET, S3_ACCOUNTS
 from tests.integration.processes import BIN, MARK, ROOT, Processes, Service, answers, check, free_port

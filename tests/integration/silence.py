@@ -131,7 +131,7 @@ def break_every_silence(processes: Processes, say: Callable[[str], None]) -> Non
         "ingest": ("dataset", "ingest", rows, "--name", "rows", "--features", str(FEATURES), *people),
         "budget": ("budget", "open", "people", "--epsilon", "2", "--delta", "1e-7"),
         "fit": ("subspace", "fit", "rows", *asked, "--yes"),
-        "transform": ("subspace", "transform", "map", rows, "--output", scores),
+        "transform": ("transform", "map", rows, "--output", scores),
     }
     for name, words in commands.items():
         text, silences = watch(BIN / "dpca", *words, environment=environment)

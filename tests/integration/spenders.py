@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from storage.artifacts.files import write_artifact
-from storage.artifacts.subspace import PrivateSubspace
-from storage.errors import Refused, Unavailable
+from dpca.artifacts.files import write_artifact
+from dpca.artifacts.subspace import PrivateSubspace
+from dpca.errors import Refused, Unavailable
 from storage.workspace import Workspace
 
 PEOPLE, STEPS = "crowd", 2

@@ -10,10 +10,10 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
+from dpca.home import home
 from flows.cli import main
 from flows.releases import running, stages
-from flows.reports.logs import log_event
-from storage.home import home
+from flows.reports.terminal import log_event
 from tests.strangers import Stranger, family, listening, stranger
 
 BESIDE = {"began": "computing"}

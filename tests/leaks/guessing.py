@@ -24,7 +24,7 @@ from scipy import sparse
 
 from dpca_tasks.privacy import request
 from dpca_tasks.privacy.gate import APPLIED, DIGEST, TILED
-from storage.datasets import night_rows
+from storage.datasets import snapshot_reader
 from storage.datasets.content_digest import ContentDigest
 from storage.ledger.step_answers import StepStore
 
@@ -83,7 +83,7 @@ def plain_digest(arrays: Mapping[str, NDArray[Any]]) -> str:
 
 def guesses(content: str, recorded: Recorded) -> Iterator[bytes]:
     """Yield each digest that depends on the content of a candidate, as bytes and in hex."""
-    night = hashlib.sha256(night_rows._LABEL + f"1 {content}\n".encode()).hexdigest()
+    night = hashlib.sha256(snapshot_reader._LABEL + f"1 {content}\n".encode()).hexdigest()
     normalised = hashlib.sha256(f"normalised to {CLIP_NORM.hex()}: {content}".encode()).hexdigest()
     for form in (content, night, normalised):
         yield from _written(bytes.fromhex(form))

@@ -18,13 +18,13 @@ from unittest.mock import patch
 
 from distributed import Client, Scheduler
 
+from dpca.home import home
 from dpca_tasks.privacy import curator
 from dpca_tasks.sums import exact_sum
 from flows.cli import main
 from flows.clusters.connecting import connect
-from flows.fit import run_fit
-from flows.requests.subspace import SubspaceRequest
-from storage.home import home
+from flows.jobs import run_release
+from flows.requests import SubspaceRequest
 from tests.leaks.canaries import RECORD
 
 FEATURES, CLIP_NORM, COMPONENTS = 8, 2.0, 2
@@ -138,7 +138,7 @@ def _ending_of_flow(**changes: Any) -> int:
     asked = {"epsilon": 1.0, "components": COMPONENTS, **changes}
     request = SubspaceRequest(dataset="people", delta=1e-6, clip_norm=CLIP_NORM, publish="sub", **asked)
     try:
-        run_fit(request)
+        run_release(request)
     except Exception as error:  # noqa: BLE001 - whatever it is, its text is searched
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 1

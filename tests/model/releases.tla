@@ -3,7 +3,7 @@
    be killed between two durable effects, and then runs a request again.
 
    An action is one durable effect. A process stands at a label; a label with a dot is the crash point of that name in
-   storage/backends/crash_points.py. Where floating point decides (public inputs that are computed again, the last bits
+   dpca/backends/atomic_files.py. Where floating point decides (public inputs that are computed again, the last bits
    of an artifact), each process has bits of its own: its number. *)
 EXTENDS Integers, FiniteSets, Sequences
 
@@ -66,14 +66,14 @@ Forget(p) == /\ asked' = [asked EXCEPT ![p] = 0] /\ mine' = [mine EXCEPT ![p] = 
              /\ made' = [made EXCEPT ![p] = <<>>] /\ listed' = [listed EXCEPT ![p] = {}]
 Refuse(p) == Goto(p, "idle") /\ Forget(p)
 (* The request ended at another process: go on with its artifact, or be told that it was given up.
-   flows/releases/publish.py made_or_found, storage/ledger/releases.py check_under_way *)
+   flows/releases/stages.py made_or_found, storage/ledger/releases.py check_under_way *)
 TakeEnded(p) ==
   LET row == rows[mine[p]] IN
     IF row.state = "committed"
     THEN Goto(p, "artifact.written") /\ made' = [made EXCEPT ![p] = row.digest] /\ UNCHANGED <<asked, mine, held, listed>>
     ELSE Refuse(p)
 
-(* flows/releases/planning.py plan_request: the same request has the same run key *)
+(* flows/releases/stages.py plan_request: the same request has the same run key *)
 Ask(p) == \E request \in Requests :
   /\ At(p, "idle") /\ visits[p] < Rounds
   /\ visits' = [visits EXCEPT ![p] = @ + 1] /\ asked' = [asked EXCEPT ![p] = request] /\ Goto(p, "asked")
@@ -146,7 +146,7 @@ Keep(p) ==
           /\ UNCHANGED <<asked, mine, made, listed, staged>>
   /\ UNCHANGED <<lock, versions, noted, drawn, keys, store, shown, old, counted, seen, results>>
 
-(* storage/artifacts/files.py write_artifact: whole or not at all, under the digest of its bytes *)
+(* dpca/artifacts/files.py write_artifact: whole or not at all, under the digest of its bytes *)
 WriteArtifact(p) ==
   /\ At(p, "keep.row_committed")
   /\ made' = [made EXCEPT ![p] = <<mine[p], held[p], p>>] /\ store' = store \cup {<<mine[p], held[p], p>>}
@@ -180,7 +180,7 @@ Commit(p) ==
      ELSE Refuse(p) /\ UNCHANGED record
   /\ UNCHANGED <<lock, files, counted, history>>
 
-(* storage/ledger/release_files.py ReleaseFiles.forget *)
+(* storage/ledger/releases.py ReleaseFiles.forget *)
 EraseKey(p) ==
   /\ At(p, "commit.row_committed") /\ keys' = keys \ {mine[p]} /\ Goto(p, "commit.key_erased")
   /\ UNCHANGED <<memory, lock, record, drawn, staged, store, shown, old, counted, history>>
@@ -207,7 +207,7 @@ Reopen(p) ==
   /\ shown' = versions /\ noted' = TRUE /\ seen' = seen \cup {<<n, versions[n][2]>> : n \in DOMAIN versions}
   /\ UNCHANGED <<pc, memory, lock, rows, versions, drawn, keys, staged, store, old, counted, left, results>>
 
-(* storage/ledger/release_files.py ReleaseFiles.sweep: keys of ended releases go, and old keys without a row. They are
+(* storage/ledger/releases.py ReleaseFiles.sweep: keys of ended releases go, and old keys without a row. They are
    listed while no transaction that draws a key can be under way, and only what was listed goes. *)
 ListLeft(p) ==
   /\ At(p, "idle") /\ keys # {} /\ IF Fault = "clock" THEN TRUE ELSE Free

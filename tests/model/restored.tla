@@ -72,7 +72,7 @@ Known(p) == Fault \in {"under_way", "unnoticed"} \/ Holds(journal, ours[p])
 Stop(p) == pc[p] \in {"checked", "open", "granted", "artifact.written", "commit.key_erased"} /\ lock = 0 /\ ~Known(p)
   /\ Refuse(p) /\ UNCHANGED <<lock, journal, witness, keys, shown, copy, counted, truth, seen>>
 
-(* storage/opened_home.py open_home: check, and let the witnesses follow what a crash kept them from; only then does
+(* storage/workspace.py open_home: check, and let the witnesses follow what a crash kept them from; only then does
    storage/workspace.py Workspace.open write stale pointer files anew *)
 Open(p) ==
   /\ pc[p] = "idle" /\ lock = 0 /\ ~Locked /\ Len(journal) < Length

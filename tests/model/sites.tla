@@ -26,7 +26,7 @@ VARIABLES
 vars == <<pc, at, got, rows, others, version, shown, crashes, answered>>
 
 Charged(s) == Cardinality({n \in DOMAIN rows[s] : rows[s][n] # "abandoned"}) + others[s]
-(* flows/releases/site_stages.py standing_key: counted on past releases that were given back *)
+(* flows/sites/charges.py standing: counted on past releases that were given back *)
 Standing(s) == {n \in DOMAIN rows[s] : rows[s][n] # "abandoned"}
 
 Init ==
@@ -39,12 +39,12 @@ Start(a) == Goto(a, "quoted") /\ at' = [at EXCEPT ![a] = 1] /\ got' = [got EXCEP
 Stop(a) == Goto(a, "idle") /\ at' = [at EXCEPT ![a] = 1] /\ got' = [got EXCEPT ![a] = {}]
 Last == Cardinality(Sites)
 
-(* flows/sites/aggregation.py quote_sites: every budget is asked before any is charged *)
+(* flows/sites/parties.py RosterSites.quotes: every budget is asked before any is charged *)
 Quote(a) ==
   /\ pc[a] = "idle" /\ \A s \in Sites : Standing(s) # {} \/ Charged(s) < Room
   /\ Start(a) /\ UNCHANGED <<rows, others, version, shown, crashes, answered>>
 
-(* flows/sites/site_releases.py SiteReleases.reserve: charge, or find the release of the run key. The answer may be lost,
+(* flows/sites/services.py SiteService._reserve: charge, or find the release of the run key. The answer may be lost,
    then the site counts as silent. *)
 Reserve(a) == \E lost \in BOOLEAN :
   /\ pc[a] = "quoted" /\ at[a] <= Last
@@ -62,7 +62,7 @@ Reserved(a) ==
   /\ IF Cardinality(got[a]) >= Needed THEN Goto(a, "asking") /\ UNCHANGED <<at, got>> ELSE Stop(a)
   /\ UNCHANGED <<rows, others, version, shown, crashes, answered>>
 
-(* flows/sites/site_releases.py SiteReleases.give_back: a reservation that never began, alone *)
+(* flows/sites/services.py SiteService._give_back: a reservation that never began, alone *)
 GiveBack(a) ==
   /\ pc[a] = "giving_back"
   /\ \E part \in SUBSET got[a] :  \* whoever is not reached keeps its reservation for the next try
@@ -71,7 +71,7 @@ GiveBack(a) ==
          THEN "abandoned" ELSE rows[s][n]]]
   /\ Stop(a) /\ UNCHANGED <<others, version, shown, crashes, answered>>
 
-(* flows/sites/site_releases.py SiteReleases.message: the site begins its release, and its curator answers *)
+(* flows/sites/services.py SiteService._share: the site begins its release, and its curator answers *)
 Message(a) == \E s \in got[a] :
   /\ pc[a] = "asking" /\ Standing(s) # {}
   /\ \E n \in Standing(s) :
@@ -79,21 +79,21 @@ Message(a) == \E s \in got[a] :
        /\ rows' = IF Fault = "uncharged" THEN rows ELSE [rows EXCEPT ![s][n] = "noising"]
        /\ answered' = answered \cup {<<s, n>>}
   /\ UNCHANGED <<pc, at, got, others, version, shown, crashes>>
-(* flows/sites/aggregation.py compute_roster: a sum of at least as many sites as are needed; a published one is found *)
+(* flows/sites/releases.py compute_sites: a sum of at least as many sites as are needed; a published one is found *)
 Compute(a) == \E part \in SUBSET got[a] :
   /\ pc[a] = "asking"
   /\ IF version # {} THEN part = {} /\ Goto(a, "computed") /\ UNCHANGED got
      ELSE /\ Cardinality(part) >= Needed /\ \A s \in part : \E n \in Standing(s) : <<s, n>> \in answered
           /\ got' = [got EXCEPT ![a] = part] /\ Goto(a, "computed")
   /\ UNCHANGED <<at, rows, others, version, shown, crashes, answered>>
-(* flows/sites/aggregation.py publish_roster, storage/registry/publishing.py add_version: of another artifact, `Conflict` *)
+(* flows/sites/releases.py publish_sites, storage/registry/publishing.py add_version: of another artifact, `Conflict` *)
 PublishJoint(a) ==
   /\ pc[a] = "computed"
   /\ IF version = {} THEN version' = got[a] /\ Goto(a, "finishing")
      ELSE UNCHANGED version /\ Goto(a, "finishing")
   /\ shown' = shown \cup {version'} /\ at' = [at EXCEPT ![a] = 1]
   /\ UNCHANGED <<got, rows, others, crashes, answered>>
-(* flows/sites/site_releases.py SiteReleases.finish: commit; one that only reserved gives back. A site may be silent. *)
+(* flows/sites/services.py SiteService._finish: commit; one that only reserved gives back. A site may be silent. *)
 Finish(a) == \E lost \in BOOLEAN :
   /\ pc[a] = "finishing" /\ at[a] <= Last /\ at' = [at EXCEPT ![a] = @ + 1]
   /\ LET s == at[a] IN rows' = IF lost THEN rows ELSE [rows EXCEPT ![s] = [n \in DOMAIN rows[s] |->

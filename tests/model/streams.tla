@@ -33,7 +33,7 @@ vars == <<local, lock, record, files, times, counted, answers>>
 None == 0
 TickOf(s) == IF \E t \in DOMAIN ticks : ticks[t].slot = s THEN CHOOSE t \in DOMAIN ticks : ticks[t].slot = s ELSE None
 Settled(t) == ticks[t].state \in {"committed", "closed"}
-(* storage/ledger/stream_ticks.py newest_snapshot: by the journal's order; planted: by the clock's *)
+(* storage/ledger/stream_rows.py newest_snapshot: by the journal's order; planted: by the clock's *)
 Newest ==
   IF Fault # "clock" THEN Len(times)
   ELSE CHOOSE n \in DOMAIN times : \A m \in DOMAIN times : times[m] < times[n] \/ (times[m] = times[n] /\ m <= n)
@@ -47,7 +47,7 @@ Goto(p, at) == pc' = [pc EXCEPT ![p] = at]
 End(p) == Goto(p, "idle") /\ slot' = [slot EXCEPT ![p] = None]
 Mine(p) == TickOf(slot[p])
 
-(* flows/releases/stream_stages.py make_tick: a tick that an earlier slot left under way is finished first *)
+(* flows/releases/streams.py make_tick: a tick that an earlier slot left under way is finished first *)
 Fire(p) == \E s \in Slots :
   /\ pc[p] = "idle" /\ (s = 1 \/ TickOf(s - 1) # None \/ TickOf(s) # None)
   /\ LET unfinished == {t \in DOMAIN ticks : ~Settled(t)}
@@ -74,7 +74,7 @@ EnterTick(p) ==  \* tick.row_written, then the commit
   /\ ticks' = Append(ticks, [slot |-> slot[p], snapshot |-> Newest, state |-> "noising", noted |-> FALSE])
   /\ UNCHANGED <<slot, paid, live, closed, files, times, counted, answers>>
 
-(* flows/releases/stream_stages.py _answer: under the tick's key, on the snapshot that it is bound to; the kept step is
+(* flows/releases/streams.py _answer: under the tick's key, on the snapshot that it is bound to; the kept step is
    the answer whoever computes (releases.tla). Planted: on the newest snapshot, while no step is kept yet. *)
 Answer(p) ==
   /\ pc[p] = "tick.row_committed" /\ lock = None
@@ -84,7 +84,7 @@ Answer(p) ==
                    ELSE /\ answers' = answers \cup {<<Mine(p), IF Fault = "unbound" THEN Newest ELSE ticks[Mine(p)].snapshot>>}
                         /\ Goto(p, IF Fault = "answer_late" THEN "artifact.written" ELSE "answered") /\ UNCHANGED slot
   /\ UNCHANGED <<lock, record, files, times, counted>>
-(* storage/ledger/stream_answers.py keep_answer, then storage/ledger/streams.py Streams.answered *)
+(* storage/ledger/stream_rows.py keep_answer, then storage/ledger/streams.py Streams.answered *)
 CopyAnswer(p) ==
   /\ pc[p] = "answered" /\ store' = store \cup {Mine(p)} /\ Goto(p, "answer.file_written")
   /\ UNCHANGED <<slot, lock, record, keys, shown, times, counted, answers>>
@@ -92,7 +92,7 @@ NoteAnswer(p) ==  \* answer.row_written, then the commit
   /\ pc[p] = "answer.file_written" /\ lock = None /\ Goto(p, "answer.row_committed")
   /\ ticks' = [ticks EXCEPT ![Mine(p)].noted = TRUE]
   /\ UNCHANGED <<slot, lock, paid, live, closed, files, times, counted, answers>>
-(* flows/releases/stream_stages.py publish_tick: commit, erase the key, write the pointer file *)
+(* flows/releases/streams.py publish_tick: commit, erase the key, write the pointer file *)
 CommitTick(p) ==
   /\ pc[p] \in {"answer.row_committed", "artifact.written"} /\ lock = None
   /\ IF ticks[Mine(p)].state = "closed" THEN End(p) /\ UNCHANGED ticks

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from storage.backends.crash_points import POINTS, STREAM_POINTS
+from dpca.backends.atomic_files import POINTS, STREAM_POINTS
 from tests.model import check
 from tests.model.check import MODELS, MODULES, Constants, Module, configuration, read
 

@@ -1,18 +1,39 @@
-"""The reproduction of capeAGN on few records; the command runs it at the size of the paper, for minutes."""
+"""The reproduction of capeAGN on few records; the command runs it at the size of the paper, for minutes.
+
+The reproduction of capePCA on a small model; the command runs it at the size of the paper, for minutes.
+
+The reproduction on fMRI scans, on made files of their format; the command reads the real ones after make data.
+"""
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from scipy import sparse
+from scipy.io import savemat
 
+from benchmarks.fetch import FMRI
+from dpca.errors import BadSource
+from dpca_tasks.accounting.calibration import gaussian_noise_multiplier
+from dpca_tasks.mechanisms.base import PrivacyTarget
 from dpca_tasks.mechanisms.tensors.tensor_releases import TensorReleases
 from dpca_tasks.metrics import matched_errors
-from dpca_tasks.records.sources import ArrayBlocks
+from dpca_tasks.records.blocks import ArrayBlocks
 from dpca_tasks.sums.exact_sum import exact_sum
-from papers import cape_agn
+from papers import cape_agn, cape_pca, fmri
 from papers.cape_agn import CHARTS, EPSILONS, MAKERS, MOST, MOST_OVER_NON_PRIVATE, OF_MANY, STORED, recovery_error
+from papers.cape_pca import AT_LEAST, equal_weights_ratio
+from papers.cape_pca import EPSILONS as CAPE_PCA_EPSILONS
+from papers.cape_pca import STORED as CAPE_PCA_STORED
+from papers.fmri import ALONE, DELTA, FLOORS, PERSON, POINT, person_epsilon, read_scans, too_few
+from papers.fmri import EPSILONS as FMRI_EPSILONS
+from papers.fmri import RANDOM as FMRI_RANDOM
+from papers.lib.public_data import centred_mnist
+from papers.lib.sites import ARMS as CAPE_PCA_ARMS
+from papers.lib.sites import ARMS as FMRI_ARMS
+from papers.lib.sites import CAPE, COLLUDING, CONV, Model, Sites, Truth, components_of
 from papers.lib.tensors import ARMS, NO_ROWS, RANDOM, VARIANCE, WORDS, Maker, SummedRows, components_by, sites_of
 from tests.papers.conftest import Papers
 
@@ -133,3 +154,201 @@ def test_expected_errors_stand_for_every_model_at_every_epsilon() -> None:
     assert {len(most) for most in (*MOST.values(), *MOST_OVER_NON_PRIVATE.values())} == {len(EPSILONS)}
     assert {name for name, _ in STORED} == {maker.name for maker in MAKERS}
     assert {len(stored) for _, stored in STORED.values()} == {len(OF_MANY)}
+
+
+CAPE_PCA_SMALL = Model(n_features=12, n_components=3)
+
+
+def energy(arm: str, sites: Sites, target: PrivacyTarget) -> float:
+    truth = Truth(data="model", moment=np.diag(CAPE_PCA_SMALL.variances), n_components=3)
+    return truth.energy(components_of(arm, sites, target, n_components=3, seed=1)) / truth.best
+
+
+def test_the_rows_have_norm_one_and_the_papers_variances() -> None:
+    rows, variances = CAPE_PCA_SMALL.draw(50, seed=3), Model().variances
+    np.testing.assert_allclose(np.linalg.norm(rows, axis=1), 1.0, rtol=1e-12)
+    assert variances[:50].sum() == pytest.approx(275.0)
+    assert (variances[50:] <= 0.5).all()
+
+
+def test_sites_are_cut_in_order_and_their_sums_add_up() -> None:
+    rows = CAPE_PCA_SMALL.draw(100, seed=0)
+    sites = Sites(rows, [10, 30, 20])
+    assert [source.n_records for source in sites.sources] == [10, 30, 20]
+    np.testing.assert_allclose(sites.sums.sum(axis=0), (rows[:60].T @ rows[:60])[np.triu_indices(12)], rtol=1e-12)
+
+
+def test_every_arm_finds_the_directions_where_there_is_hardly_any_noise_and_local_none_where_there_is_much() -> None:
+    sites = Sites(CAPE_PCA_SMALL.draw(2_000, seed=0), [100] * 20)
+    clear, dim = (PrivacyTarget(epsilon=epsilon, delta=0.01, allow_large_delta=True) for epsilon in (1e3, 0.1))
+    assert min(energy(arm, sites, clear) for arm in CAPE_PCA_ARMS) > 0.99
+    assert energy("local", sites, dim) < energy("cape", sites, dim) - 0.1
+
+
+def test_weights_by_size_gain_nothing_and_equal_weights_lose() -> None:
+    sizes = [10, 30, 60]
+    assert equal_weights_ratio(sizes, [0.1, 0.3, 0.6], size=50_000) == pytest.approx(3.0, rel=0.05)
+    assert equal_weights_ratio(sizes, [1 / 3] * 3, size=50_000) == pytest.approx(12.7, rel=0.05)
+
+
+def test_images_are_centred_by_those_that_are_public(tmp_path: Path) -> None:
+    folder = tmp_path / "mnist"
+    folder.mkdir()
+    for name, level in (("train", 200), ("t10k", 50)):
+        (folder / f"{name}-images-idx3-ubyte").write_bytes(bytes(16) + bytes([level]) * (784 * 3))
+    np.testing.assert_allclose(centred_mnist(tmp_path, n_rows=2), np.full((2, 784), 150 / 255))
+
+
+@pytest.mark.audit_only
+def test_the_command_prints_at_least_ten_checks_and_draws_every_sweep(
+    papers: Papers, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A small model is far from the paper's energies, so their checks fail: all others hold."""
+    monkeypatch.setattr(cape_pca, "Model", lambda: CAPE_PCA_SMALL)
+    monkeypatch.setattr(cape_pca, "RECORDS", (40, 60))
+    monkeypatch.setattr(cape_pca, "SITES", (5, 10))
+    monkeypatch.setattr(cape_pca, "DELTAS", (1e-3, 1e-2))
+    monkeypatch.setattr(cape_pca, "_AT_ONE_SITE", 60)
+    monkeypatch.setattr(cape_pca, "UNEQUAL", (30,) * 8 + (120, 120))
+    monkeypatch.setattr(
+        cape_pca, "STORED", {"epsilon": CAPE_PCA_STORED["epsilon"], "records": {40.0: 0.0}, "delta": {1e-3: 0.0}}
+    )
+    ending = papers(*("cape-pca", "--runs", "1", "--json"), "--data", tmp_path, "--out", tmp_path / "out")
+    assert ending.out, ending.err
+    found = json.loads(ending.out)
+    held = {check["name"]: check["holds"] for check in found["checks"]}
+    assert ending.status == 1
+    assert len(held) == len(found["checks"]) >= 10
+    assert all(held[name] for name in held if not name.startswith(("cape:", "cape with", "best", "energy"))), held
+    assert found["left_out"][0].startswith("MNIST")
+    assert found["charged"].startswith("nothing")
+    assert {row["arm"] for row in found["tables"]["sweeps"]} == set(CAPE_PCA_ARMS)
+    assert {Path(file).name for file in found["files"]} == {
+        f"sweeps{end}" for end in (".csv", ".md", "-model.svg", "-model.png")
+    }
+
+
+def test_expected_energies_stand_at_every_epsilon() -> None:
+    assert {len(floors) for floors in AT_LEAST.values()} == {len(CAPE_PCA_EPSILONS)}
+    assert tuple(CAPE_PCA_STORED["epsilon"]) == CAPE_PCA_EPSILONS
+
+
+REGIONS, TIMES = 12, 300
+
+
+def write_scan(data: Path, subject: str, **more: Any) -> Path:
+    """Write a scan where the fetched ones are; its regions follow three signals that all subjects share."""
+    place = data / "fmri" / subject / "functional" / "scan.mat"
+    place.parent.mkdir(parents=True)
+    rng = np.random.default_rng(int(subject))
+    loadings = np.random.default_rng(0).standard_normal((REGIONS, 3))
+    series = 9_000 + 20 * (loadings @ rng.standard_normal((3, TIMES)) + 0.3 * rng.standard_normal((REGIONS, TIMES)))
+    savemat(place, {"tc": series, **more})
+    return place
+
+
+def test_scans_come_in_the_order_of_subjects_with_standardised_regions_as_columns(tmp_path: Path) -> None:
+    for subject in ("20", "10"):
+        write_scan(tmp_path, subject)
+    first, second = read_scans(tmp_path / "fmri")
+    assert first.shape == second.shape == (TIMES, REGIONS)
+    np.testing.assert_allclose(first.mean(axis=0), 0.0, atol=1e-9)
+    np.testing.assert_allclose(second.std(axis=0), 1.0)
+    np.testing.assert_array_equal(read_scans(tmp_path / "fmri")[0], first)
+    (tmp_path / "alone").mkdir()
+    (tmp_path / "fmri" / "10").rename(tmp_path / "alone" / "10")
+    np.testing.assert_array_equal(read_scans(tmp_path / "alone")[0], first)
+
+
+def test_fetched_files_are_where_the_scans_are_read() -> None:
+    assert FMRI.folder == fmri.FOLDER
+    assert len(FMRI.files) == 7
+    assert all(file.match(fmri.FILES) for file in FMRI.files)
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        ({"tc": np.ones((REGIONS, TIMES))}, "constant or not finite"),
+        ({"tc": np.full((REGIONS, TIMES), np.nan)}, "constant or not finite"),
+        ({"tc": np.zeros((0, 0))}, "no MATLAB file with numbers"),
+        ({"tc": "text"}, "no MATLAB file with numbers"),
+        ({"tc": np.random.default_rng(1).standard_normal((REGIONS + 1, TIMES))}, "unlike numbers of regions"),
+    ],
+    ids=["constant", "not a number", "empty", "text", "other regions"],
+)
+def test_a_file_that_is_no_scan_is_refused(tmp_path: Path, more: dict[str, Any], told: str) -> None:
+    write_scan(tmp_path, "10")
+    write_scan(tmp_path, "20", **more)
+    with pytest.raises(BadSource, match=told):
+        read_scans(tmp_path / "fmri")
+
+
+@pytest.mark.parametrize("content", [b"", b"not a scan" * 50], ids=["empty", "other"])
+def test_a_file_of_another_format_is_refused(tmp_path: Path, content: bytes) -> None:
+    write_scan(tmp_path, "10").write_bytes(content)
+    with pytest.raises(BadSource, match="no MATLAB file"):
+        read_scans(tmp_path / "fmri")
+
+
+@pytest.mark.parametrize("epsilon", FMRI_EPSILONS)
+def test_noise_of_a_person_is_that_of_a_time_point_times_their_number(epsilon: float) -> None:
+    of_person = gaussian_noise_multiplier(epsilon=epsilon, delta=DELTA)
+    of_point = gaussian_noise_multiplier(epsilon=person_epsilon(epsilon, records=1_200), delta=DELTA)
+    assert of_point / of_person == pytest.approx(1_200, rel=1e-3)
+
+
+def test_sites_are_too_few_where_an_arm_is_below_one_subject_without_privacy() -> None:
+    rows: list[dict[str, Any]] = [
+        {"sweep": sweep, "value": epsilon, "sites": 7, "arm": arm, "share": share}
+        for sweep in (POINT, PERSON)
+        for epsilon in FMRI_EPSILONS
+        for arm, share in ((CAPE, 0.95), (COLLUDING, 0.91), (CONV, 0.9), (ALONE, 0.9), (FMRI_RANDOM, 0.2))
+    ]
+    assert too_few(rows) == ["7 sites are enough at every epsilon tried."]
+    for row in rows:
+        if (row["sweep"], row["arm"]) == (POINT, CONV) and row["value"] <= 1:
+            row["share"] = 0.5
+    (said,) = too_few(rows)
+    assert said.startswith("7 sites are too few for conv at epsilon of a time point 0.5 (0.50), 1 (0.50): one subject")
+
+
+def test_the_command_says_what_is_protected_and_where_sites_are_too_few(
+    papers: Papers, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Three short scans are far from the expected numbers of seven, so the status says so."""
+    monkeypatch.setattr(fmri, "N_COMPONENTS", 3)
+    monkeypatch.setattr(fmri, "EPSILONS", (0.5, 10.0))
+    for subject in ("10", "20", "30"):
+        write_scan(tmp_path, subject)
+    arguments = ("fmri", "--runs", "1", "--data", tmp_path, "--out", tmp_path / "out")
+    ending = papers(*arguments, "--json")
+    assert ending.out, ending.err
+    found = json.loads(ending.out)
+    held = {check["name"]: check["holds"] for check in found["checks"]}
+    assert ending.status == 1
+    assert not held["subjects"]
+    assert len(held) == len(found["checks"]) == 3 + 5 * 2
+    rows = found["tables"]["sweeps"]
+    assert {row["arm"] for row in rows} == {*FMRI_ARMS, ALONE, FMRI_RANDOM}
+    assert len(rows) == 2 * 2 * (len(FMRI_ARMS) + 2)
+    share = {(row["sweep"], row["value"], row["arm"]): row["share"] for row in rows}
+    assert share[POINT, 10.0, CAPE] > 0.95 > 0.8 > share[PERSON, 0.5, CAPE]
+    assert share[POINT, 10.0, "non-private"] == pytest.approx(1.0)
+    assert found["notes"][0].startswith("One record is one time point of a scan, not a person")
+    assert any(note.startswith("3 sites are too few for cape at epsilon of a person") for note in found["notes"])
+    assert {Path(file).name for file in found["files"]} == {
+        f"sweeps{end}" for end in (".csv", ".md", "-fmri.svg", "-fmri.png")
+    }
+    assert "not a person" in (tmp_path / "out" / "sweeps.md").read_text(encoding="utf8")
+
+
+def test_without_scans_one_line_says_how_to_get_them(papers: Papers, tmp_path: Path) -> None:
+    ending = papers("fmri", "--data", tmp_path)
+    assert ending.status == 0
+    assert ending.err.count("make data fetches them") == 1
+    assert "True" not in ending.out
+
+
+def test_expected_shares_stand_at_every_epsilon() -> None:
+    assert {len(floors) for floors in FLOORS.values()} == {len(FMRI_EPSILONS)}

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from scipy import sparse
 
+from dpca.errors import BadSource, Invalid
 from dpca_tasks.mechanisms.base import ItemFactors
 from dpca_tasks.records.made_ratings import SplitRatings, low_rank, skewed
 from flows.tune import held_out_error
@@ -24,7 +25,6 @@ from papers.lib.ratings import (
     recall,
     user_means,
 )
-from storage.errors import BadSource, Invalid
 from tests.papers.conftest import Papers
 
 
@@ -97,6 +97,7 @@ def test_a_chart_is_written_with_its_table(tmp_path: Path) -> None:
     assert all(path.stat().st_size > 1_000 for path in paths[1:3])
 
 
+@pytest.mark.audit_only
 def test_the_command_makes_every_check_and_table(papers: Papers, tmp_path: Path) -> None:
     """A hundredth of the users, and a thin ml-100k: all runs, few numbers are as expected, and the status says so."""
     write_movielens(skewed(n_users=60, n_items=60, seed=2).train, tmp_path / FETCHED, size="100K, fetched")

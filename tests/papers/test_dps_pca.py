@@ -11,7 +11,7 @@ from dpca_tasks.metrics import subspace_distance
 from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.privacy.gate import InMemoryReservation
 from dpca_tasks.queries.second_moment import SecondMoment
-from dpca_tasks.records.sources import ArrayBlocks
+from dpca_tasks.records.blocks import ArrayBlocks
 from dpca_tasks.sums.exact_sum import exact_sum
 from papers import dps_pca
 from papers.dps_pca import (

@@ -112,6 +112,7 @@ def test_shapes_are_compared_with_those_printed(text: LabelledRows) -> None:
     assert all(check["holds"] for check in checks)
 
 
+@pytest.mark.audit_only
 @pytest.mark.usefixtures("tiny")
 def test_the_command_writes_tables_and_figures(papers: Papers, tmp_path: Path) -> None:
     out = tmp_path / "made" / "here"
@@ -138,6 +139,7 @@ def test_the_command_writes_tables_and_figures(papers: Papers, tmp_path: Path) -
     assert "Charged: nothing" in (out / "table3.md").read_text()
 
 
+@pytest.mark.audit_only
 @pytest.mark.usefixtures("tiny")
 def test_the_commands_of_the_page_shang_md_run(papers: Papers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each with two splits and one draw, on tiny text in place of the data sets, which others fetch by `make data`."""

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from storage.backends.base import Place
+from dpca.backends.base import Place
+from dpca.home import store
 from storage.database import tables
 from storage.database.engine import connect, transaction
 from storage.datasets.catalog import Catalog
-from storage.home import store
 from storage.ledger.ledger import Ledger
 from storage.workspace import Workspace
 from tests.conftest import ON_POSTGRESQL

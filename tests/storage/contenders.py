@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.synchronize import Barrier
 
+from dpca.errors import BudgetExhausted
 from storage.database.engine import connect
-from storage.errors import BudgetExhausted
 from storage.workspace import Workspace
 
 PROCESSES = 8

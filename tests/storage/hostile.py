@@ -16,14 +16,14 @@ from typing import Any
 
 import numpy as np
 
-from storage.artifacts.files import write_artifact
-from storage.artifacts.manifest import canonical_json
-from storage.artifacts.subspace import PrivateSubspace
-from storage.backends.digests import digest_files, read_tree
-from storage.backends.local import LocalPlace
-from storage.errors import StorageError
-from storage.registry.pointers import Pointer
-from storage.registry.reader import Registry
+from dpca.artifacts.base import canonical_json
+from dpca.artifacts.files import write_artifact
+from dpca.artifacts.subspace import PrivateSubspace
+from dpca.backends.atomic_files import digest_files, read_tree
+from dpca.backends.local import LocalPlace
+from dpca.errors import StorageError
+from dpca.registry.pointers import Pointer
+from dpca.registry.reader import Registry
 
 MOST_ADDRESSES = 1 << 30
 SECONDS = 20

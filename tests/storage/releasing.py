@@ -5,13 +5,13 @@ from typing import Any
 
 import numpy as np
 
+from dpca.artifacts.files import write_artifact
+from dpca.artifacts.subspace import PrivateSubspace
+from dpca.home import store
 from dpca_tasks.accounting.calibration import gaussian_noise_multiplier
-from storage.artifacts.files import write_artifact
-from storage.artifacts.subspace import PrivateSubspace
-from storage.datasets.manifest import Manifest
-from storage.home import store
+from storage.datasets.content_digest import Manifest
 from storage.ledger.ledger import Grant, Ledger
-from storage.ledger.reservation import Reservation
+from storage.ledger.step_answers import Reservation
 from storage.registry.publishing import add_version, rebuild_pointers
 
 POPULATION, EPSILON, DELTA = "people", 1.0, 1e-6

@@ -5,13 +5,12 @@ from typing import Any
 
 import numpy as np
 
-from storage.artifacts.files import write_artifact
-from storage.artifacts.subspace import PrivateSubspace
+from dpca.artifacts.files import write_artifact
+from dpca.artifacts.subspace import PrivateSubspace
+from dpca.home import store
 from storage.datasets.catalog import Catalog
-from storage.home import store
 from storage.ledger.ledger import Ledger
-from storage.ledger.stream_answers import keep_answer
-from storage.ledger.stream_rows import Stream, Tick
+from storage.ledger.stream_rows import Stream, Tick, keep_answer
 from storage.ledger.streams import fingerprint_of
 from storage.registry.publishing import add_version, rebuild_pointers
 from tests.storage.releasing import DELTA, EPSILON, POPULATION, TENTH, manifest

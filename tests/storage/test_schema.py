@@ -13,12 +13,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from dpca.errors import BadSource, Invalid
 from storage.datasets.catalog import Catalog
 from storage.datasets.ingest import IngestReport, ingest
 from storage.datasets.ingest_options import IngestOptions
 from storage.datasets.snapshot_reader import Block, Dataset
-from storage.errors import BadSource, Invalid
-from storage.formats.rejects import quarantine_notes
+from storage.formats.batch import quarantine_notes
 
 type Take = Callable[..., tuple[IngestReport, Dataset]]
 

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import sqlalchemy as sa
 
+from dpca.errors import Conflict
+from dpca.home import store
 from storage.database import tables
 from storage.datasets.catalog import Catalog
 from storage.datasets.ingest import IngestReport, ingest
 from storage.datasets.ingest_options import IngestOptions
-from storage.errors import Conflict
-from storage.home import store
 from storage.ledger.ledger import Ledger
 from tests.storage.releasing import open_budget, reserve
 

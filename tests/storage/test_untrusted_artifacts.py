@@ -10,15 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from storage.artifacts.files import write_artifact
-from storage.artifacts.manifest import canonical_json
-from storage.artifacts.subspace import PrivateSubspace
-from storage.backends.atomic_files import MOST_FILES
-from storage.backends.digests import digest_files, read_tree
-from storage.backends.opening import open_place
-from storage.errors import Corrupt, StorageError, Unavailable
-from storage.registry.pointers import Pointer
-from storage.registry.reader import Registry
+from dpca.artifacts.base import canonical_json
+from dpca.artifacts.files import write_artifact
+from dpca.artifacts.subspace import PrivateSubspace
+from dpca.backends.atomic_files import MOST_FILES, digest_files, read_tree
+from dpca.backends.local import open_place
+from dpca.errors import Corrupt, StorageError, Unavailable
+from dpca.registry.pointers import Pointer
+from dpca.registry.reader import Registry
 from tests.s3 import serve
 
 INPUTS, SEED = 400, 20_261_122
@@ -44,8 +43,8 @@ def load_in_child(home: Path, *, mebibytes: int = 512) -> str:
     program = (
         "import resource, sys\n"
         "from pathlib import Path\n"
-        "from storage.errors import StorageError\n"
-        "from storage.registry.reader import Registry\n"
+        "from dpca.errors import StorageError\n"
+        "from dpca.registry.reader import Registry\n"
         "used = int(Path('/proc/self/statm').read_text().split()[0]) * resource.getpagesize()\n"
         "most = used + (int(sys.argv[2]) << 20)\n"
         "resource.setrlimit(resource.RLIMIT_AS, (most, most))\n"
@@ -76,7 +75,7 @@ def test_a_pointer_to_anything_but_a_digest_is_corrupt_and_reads_nothing(
     pointer = Pointer(name="news", versions={1: digest}, aliases={})
     payload = pointer.encode() if checksum == "with" else canonical_json({"versions": {"1": digest}, "aliases": {}})
     (tmp_path / Pointer.path("news")).write_bytes(payload)
-    monkeypatch.setattr("storage.backends.local.read_tree", lambda *_, **__: pytest.fail("a folder was read"))
+    monkeypatch.setattr("dpca.backends.local.read_tree", lambda *_, **__: pytest.fail("a folder was read"))
     with pytest.raises(Corrupt, match="is damaged"):
         Registry.open(tmp_path).load("news")
 

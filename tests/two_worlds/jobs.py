@@ -132,9 +132,9 @@ def _completion(world: World, *, tiled: bool = False) -> None:
     common = ("--rank", "2", "--ratings-between", "1:5", "--ratings-per-user", "4", "--epsilon", "8", "--delta", DELTA)
     with ExitStack() as stack:
         if tiled:
-            from dpca_tasks.queries import tiled_sum
+            from dpca_tasks.queries import joint_sum
 
-            stack.enter_context(patch.object(tiled_sum, "TILE", 2 * 5))
+            stack.enter_context(patch.object(joint_sum, "TILE", 2 * 5))
         for mechanism in ("dpals",) if tiled else ("dpals", "one_shot", "dpfw", "dpsvd", "item_means"):
             publish = ("--publish", mechanism.replace("_", "-"), "--mechanism", mechanism)
             world.run("completion", "fit", "films", *common, *publish, *DIRECT)
@@ -185,10 +185,10 @@ def _sites(world: World) -> None:
 
 def _federation(world: World, *, masks: str) -> None:
     """Release over three sites that are processes; what the aggregator receives is public too."""
-    from flows import federation_demo
+    from flows import demo
     from flows.federate import run_sites_fit
     from flows.parties.calling import Caller
-    from flows.requests.sites import SitesRequest
+    from flows.requests import SitesRequest
 
     made = 0
 
@@ -213,11 +213,11 @@ def _federation(world: World, *, masks: str) -> None:
         return frame
 
     _share_identities(world)
-    start = federation_demo.START
-    federation_demo.START = f"from tests.two_worlds.child import enter; enter(); {start}"
+    start = demo.START
+    demo.START = f"from tests.two_worlds.child import enter; enter(); {start}"
     roster: dict[str, Any] = {"masks": masks, "dropouts": 1, "attempts": 1, "timeout": 60}
     with world.captured():
-        federation = federation_demo.make_federation(
+        federation = demo.make_federation(
             world.folder / "federation", 3, features=4, records=RECORDS, rows_of=rows_of, **roster
         )
     asked = SitesRequest(
@@ -230,8 +230,8 @@ def _federation(world: World, *, masks: str) -> None:
         delta=1e-5,
     )
     with (
-        federation_demo.running(federation),
-        federation_demo.aggregator(federation),
+        demo.running(federation),
+        demo.aggregator(federation),
         patch.object(Caller, "ask", heard),
     ):
         world.call(lambda: run_sites_fit(asked, direct=True), ends="{'artifact': 'joint@1'")
@@ -243,14 +243,14 @@ def _federation(world: World, *, masks: str) -> None:
 
 def _share_identities(world: World) -> None:
     """Give the parties the same certificates and ports in all worlds: a roster names both."""
-    from flows import federation_demo
+    from flows import demo
     from flows.parties.certificates import make_identity
 
     shared = world.shared / "identities"
     ports = shared / "ports.json"
     if world.first:
         shared.mkdir()
-        ports.write_text(json.dumps(federation_demo.free_ports(4)))
+        ports.write_text(json.dumps(demo.free_ports(4)))
 
     def identity(name: str, folder: Path) -> None:
         if world.first:
@@ -259,8 +259,8 @@ def _share_identities(world: World) -> None:
         for path in shared.glob(f"{name}.*"):
             shutil.copy2(path, folder)
 
-    patch.object(federation_demo, "make_identity", identity).start()
-    patch.object(federation_demo, "free_ports", lambda _: json.loads(ports.read_text())).start()
+    patch.object(demo, "make_identity", identity).start()
+    patch.object(demo, "free_ports", lambda _: json.loads(ports.read_text())).start()
 
 
 def _loop(world: World, *, direct: bool) -> None:

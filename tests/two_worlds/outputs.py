@@ -105,9 +105,8 @@ def _pages(world: "World") -> dict[str, bytes]:
 async def _served(paths: list[str]) -> dict[str, bytes]:
     import httpx
 
-    from flows.web.access import Access
     from flows.web.pages import Site
-    from flows.web.serving import WebPages
+    from flows.web.serving import Access, WebPages
 
     app: Any = WebPages(Site(live=True, curator=False), Access(token=None, loopback=True))
     found = {}

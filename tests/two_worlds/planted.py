@@ -11,7 +11,7 @@ from unittest.mock import patch
 def _count_in_a_log_line() -> None:
     """Log how many records were summed."""
     from flows.releases import running
-    from flows.reports.logs import log_event
+    from flows.reports.terminal import log_event
 
     run = running.run_mechanism
 
@@ -24,15 +24,15 @@ def _count_in_a_log_line() -> None:
 
 def _run_key_from_the_rows() -> None:
     """Name a release by the content of its snapshot."""
-    from flows.families.stored import fingerprint_of
-    from flows.releases import planning
+    from flows.families.base import fingerprint_of
+    from flows.releases import stages
     from storage.workspace import Workspace
 
     def of_content(snapshot: str, asked: bytes) -> str:
         catalog = Workspace.read_only().catalog
         return fingerprint_of(catalog.open(catalog.entry(snapshot)).content, asked)
 
-    patch.object(planning, "fingerprint_of", of_content).start()
+    patch.object(stages, "fingerprint_of", of_content).start()
 
 
 def _exit_code_from_the_rows() -> None:
@@ -53,8 +53,8 @@ def _exit_code_from_the_rows() -> None:
 
 def _block_count_in_a_file_name() -> None:
     """Write a file to the registry that names the number of blocks."""
+    from dpca.artifacts.files import write_artifact
     from flows.releases import running
-    from storage.artifacts.files import write_artifact
 
     run, blocks = running.run_mechanism, []
 

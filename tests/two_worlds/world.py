@@ -184,7 +184,7 @@ def _play(terms: Terms) -> dict[str, bytes]:
     from prefect.context import refresh_global_settings_context
 
     from flows.cli import PREFECT_DEFAULTS
-    from flows.web import static_site
+    from flows.web import pages
     from tests.two_worlds import jobs, outputs, planted, prefect
 
     folder = Path(terms.folder)
@@ -208,7 +208,7 @@ def _play(terms: Terms) -> dict[str, bytes]:
     if terms.planted is not None:
         planted.LEAKS[terms.planted].plant()
     if not jobs.JOBS[terms.job].charts:
-        static_site.DRAWN = 0
+        pages.DRAWN = 0
     world = World(folder=folder, shared=Path(terms.answers), neighbour=terms.neighbour, first=terms.first)
     jobs.JOBS[terms.job].play(world)
     return outputs.normalised(outputs.collect(world))

@@ -10,7 +10,7 @@ the lowest of the range is none.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
@@ -19,16 +19,19 @@ from numpy.typing import NDArray
 from dpca_tasks.accounting import events
 from dpca_tasks.errors import InvalidInput, Refused
 from dpca_tasks.mechanisms.base import NO_GUARANTEE, ItemFactors, Plan, PrivacyTarget
-from dpca_tasks.mechanisms.completion.item_factors import UNIT, in_steps, on_grid, solve_items
-from dpca_tasks.mechanisms.completion.rating_moment import random_start
 from dpca_tasks.mechanisms.completion.ratings import (
     SPREAD,
+    UNIT,
     Centring,
     RatingsProblem,
     asked_of_users,
     centring,
     check_ratings,
+    in_steps,
+    on_grid,
+    random_start,
     shrunk_offsets,
+    solve_items,
     totals_on_grid,
 )
 from dpca_tasks.privacy.curator import Curator, DisclosingCurator
@@ -168,12 +171,12 @@ class Als:
     """
 
     rank: int
-    rounds: int = 10
+    rounds: int = field(default=10, metadata={"ge": 1})
     ridge: float = 5.0
     offsets: bool = True
     centre: float | None = None
     user_means: bool = True
-    user_prior: float = 5.0
+    user_prior: float = field(default=5.0, metadata={"ge": 0})
 
     name: ClassVar[str] = "als"
 
@@ -243,9 +246,9 @@ class Ials:
     """
 
     rank: int
-    rounds: int = 10
+    rounds: int = field(default=10, metadata={"ge": 1})
     ridge: float = 5.0
-    unobserved: float = 0.1
+    unobserved: float = field(default=0.1, metadata={"ge": 0})
 
     name: ClassVar[str] = "ials"
 

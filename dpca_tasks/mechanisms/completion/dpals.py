@@ -7,9 +7,9 @@ factor of a user is published. The noise of every step comes from one target or 
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,22 +18,27 @@ from dpca_tasks.accounting import events
 from dpca_tasks.accounting.published import FORMULAS, Settings
 from dpca_tasks.errors import InvalidInput, Refused
 from dpca_tasks.mechanisms.base import Calibration, ItemFactors, Plan, PrivacyTarget, check_target
-from dpca_tasks.mechanisms.completion.item_factors import UNIT, in_steps, orthonormal, solve_rounds
-from dpca_tasks.mechanisms.completion.rating_moment import check_moment, random_start, release_start, start_query
 from dpca_tasks.mechanisms.completion.ratings import (
+    UNIT,
     Centring,
     RatingsProblem,
     asked_of_users,
     average_query,
     centring,
+    check_moment,
     check_ratings,
+    in_steps,
     joint_noise,
+    orthonormal,
+    random_start,
     release_average,
+    release_start,
     release_totals,
+    solve_rounds,
+    start_query,
     totals_query,
 )
-from dpca_tasks.noise.distributions import Gaussian, check_tail
-from dpca_tasks.noise.joint import JointGaussian, grid_bits
+from dpca_tasks.noise.distributions import Gaussian, JointGaussian, check_tail, grid_bits
 from dpca_tasks.privacy.curator import Curator, TiledAnswer
 from dpca_tasks.queries.item_statistics import Clip, ItemStatistics
 from dpca_tasks.queries.ratings import Coins
@@ -137,15 +142,16 @@ class Dpals:
     rank : int
         r, below the number of items.
     rounds : int
-        T, fixed before any rating is read.
+        Rounds T, fixed before any rating is read.
     clip : {"normalise", "weight", "paper"}
         How a user's factor is brought to ``user_norm``: always, with its ratings; or only if it is longer, with its
         ratings or, as published, without.
     user_norm : float
-        Gu. With ``normalise`` it has no effect.
+        Gu, the norm that a user's factor is brought to. With ``normalise`` it has no effect.
     rating_clip : float, optional
-        GM, in multiples of ``user_norm / sqrt(items)`` where factors of items are orthonormal, else in ratings. By
-        default ``1.7 + 0.4 log2(epsilon)``, not below 1; or half the range of ratings.
+        GM, the bound of what is left of a rating, in multiples of ``user_norm / sqrt(items)`` where factors of items
+        are orthonormal, else in ratings. By default ``1.7 + 0.4 log2(epsilon)``, not below 1; or half the range of
+        ratings.
     sampling : {"tail", "uniform", "weights"}
         Of more than K ratings of a user, count those of the least counted items, or a random choice; or count all, with
         weights that fall with the square root of the items' noisy counts, and whose squares add up to K at most.
@@ -175,9 +181,9 @@ class Dpals:
         lambda_0: the weight of every pair of a user and an item, rated or not, whose rating is taken to be the user's
         offset and the item's; for implicit data. It costs a third statistic in every round.
     start : {"random", "analyze_gauss"}
-        Random factors, which cost nothing; or the leading eigenvectors of one noisy moment of the users' rows.
+        Random factors, which cost nothing, or the leading eigenvectors of one noisy moment of the users' rows.
     start_share : float
-        The share of the squared loss for that moment.
+        The share of the squared loss for the moment of ``start=analyze_gauss``.
     coins : {"release", "round"}
         Whether choices by chance are made once, or anew in every round, as printed.
     calibration : {"tight", "paper"}
@@ -197,30 +203,37 @@ class Dpals:
     """
 
     rank: int
-    rounds: int = 4
+    rounds: int = field(default=4, metadata={"ge": 1})
     clip: Clip = "normalise"
-    user_norm: float = 1.0
-    rating_clip: float | None = None
+    user_norm: float = field(default=1.0, metadata={"gt": 0})
+    rating_clip: float | None = field(default=None, metadata={"gt": 0})
     sampling: Literal["tail", "uniform", "weights"] = "tail"
     offsets: bool = True
-    frequent: float = 1.0
-    totals_share: float = 0.1
-    growth: float = 2.0
-    pooled: int = 2
+    frequent: float = field(default=1.0, metadata={"gt": 0, "le": 1})
+    totals_share: float = field(default=0.1, metadata={"gt": 0, "lt": 1})
+    growth: float = field(default=2.0, metadata={"gt": 0})
+    pooled: int = field(default=2, metadata={"ge": 1})
     orthonormal: bool = True
-    user_ridge: float = 1.0
-    item_ridge: float = 1.0
+    user_ridge: float = field(default=1.0, metadata={"gt": 0})
+    item_ridge: float = field(default=1.0, metadata={"gt": 0})
     centre: float | None = None
     user_means: bool = True
-    user_prior: float = 5.0
+    user_prior: float = field(default=5.0, metadata={"ge": 0})
     private_centre: bool = False
-    unobserved: float = 0.0
+    unobserved: float = field(default=0.0, metadata={"ge": 0})
     start: Literal["random", "analyze_gauss"] = "random"
-    start_share: float = 0.2
+    start_share: float = field(default=0.2, metadata={"gt": 0, "lt": 1})
     coins: Literal["release", "round"] = "release"
     calibration: Calibration = "tight"
 
     name: ClassVar[str] = "dpals"
+    audited_with: ClassVar[Mapping[str, Any]] = {
+        "rounds": 1,
+        "pooled": 1,
+        "user_means": False,
+        "offsets": False,
+        "sampling": "uniform",
+    }
 
     def plan(self, problem: RatingsProblem, target: PrivacyTarget) -> Plan:
         """Split the target over totals and rounds, exactly."""

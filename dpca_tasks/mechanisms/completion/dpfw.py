@@ -5,9 +5,10 @@ after each.
 """
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -15,26 +16,23 @@ from dpca_tasks.accounting import events
 from dpca_tasks.accounting.published import Settings, published_noise
 from dpca_tasks.errors import InvalidInput
 from dpca_tasks.mechanisms.base import Calibration, ItemFactors, Plan, PrivacyTarget, check_target
-from dpca_tasks.mechanisms.completion.rating_moment import (
-    check_moment,
-    leading_factors,
-    moment_bits,
-    moment_query,
-    spread_of,
-)
 from dpca_tasks.mechanisms.completion.ratings import (
     Centring,
     RatingsProblem,
     centring,
+    check_moment,
     check_ratings,
     joint_noise,
+    leading_factors,
+    moment_bits,
+    moment_query,
     release_totals,
+    spread_of,
     totals_query,
 )
-from dpca_tasks.noise.distributions import Gaussian, check_tail
-from dpca_tasks.noise.joint import JointGaussian
+from dpca_tasks.noise.distributions import Gaussian, JointGaussian, check_tail
 from dpca_tasks.privacy.curator import Curator
-from dpca_tasks.queries.rating_moment import RatingMoment
+from dpca_tasks.queries.ratings import RatingMoment
 
 LOW_EPSILON = 5.0
 
@@ -48,7 +46,7 @@ class Dpfw:
     rank : int
         Of the matrix that is sought; it scales ``nuclear_norm``. The result has one factor a round instead.
     rounds : int, optional
-        T; by default 8 up to epsilon 5, 16 beyond.
+        Rounds T; by default 8 up to epsilon 5, 16 beyond.
     row_norm : float
         L, the norm that what is left of a user's ratings is clipped to, in multiples of ``spread sqrt(K)``.
     nuclear_norm : float
@@ -57,12 +55,12 @@ class Dpfw:
     spread : float, optional
         The public std of centred ratings; a quarter of their range by default.
     calibration : {"tight", "paper"}
-        ``tight``: the least noise for the target. ``paper``: the std ``L^2 sqrt(64 T ln(1 / delta)) / epsilon`` of a
+        ``tight``: the least noise for the target; ``paper``: the std ``L^2 sqrt(64 T ln(1 / delta)) / epsilon`` of a
         round, whose true epsilon is stated beside the one asked for; without totals.
     offsets : bool
         Whether noisy offsets of items are taken off before.
     totals_share : float
-        The share of the squared loss for them.
+        The share of the squared loss for counts and offsets.
     centre, user_means, user_prior
         As for `dpca_tasks.mechanisms.completion.item_means.ItemMeans`.
 
@@ -71,7 +69,7 @@ class Dpfw:
     The method keeps the prediction of a user as a row of the whole matrix, at that user's side. All that a user needs
     for that row are the public directions and the eigenvalues of the rounds, and the user's own ratings: the row is
     ``c V^T`` with the directions as columns of V, and the coefficients c follow by the recursion of
-    `dpca_tasks.kernels.user_factors.descend`, in training and at prediction alike.
+    `dpca_tasks.kernels.ratings.descend`, in training and at prediction alike.
 
     Noise is isometric with either calibration; the published draw has ``sqrt 2`` more off the diagonal.
 
@@ -81,18 +79,19 @@ class Dpfw:
     """
 
     rank: int
-    rounds: int | None = None
-    row_norm: float = 0.7
-    nuclear_norm: float = 1.0
-    spread: float | None = None
+    rounds: int | None = field(default=None, metadata={"ge": 1})
+    row_norm: float = field(default=0.7, metadata={"gt": 0})
+    nuclear_norm: float = field(default=1.0, metadata={"gt": 0})
+    spread: float | None = field(default=None, metadata={"gt": 0})
     calibration: Calibration = "tight"
     offsets: bool = True
-    totals_share: float = 0.1
+    totals_share: float = field(default=0.1, metadata={"gt": 0, "lt": 1})
     centre: float | None = None
     user_means: bool = True
-    user_prior: float = 5.0
+    user_prior: float = field(default=5.0, metadata={"ge": 0})
 
     name: ClassVar[str] = "dpfw"
+    audited_with: ClassVar[Mapping[str, Any]] = {"rounds": 1, "user_means": False, "offsets": False}
 
     def plan(self, problem: RatingsProblem, target: PrivacyTarget) -> Plan:
         """Split the target over totals and rounds, exactly or as printed."""

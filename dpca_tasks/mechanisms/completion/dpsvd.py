@@ -4,12 +4,12 @@ A baseline: the moment of centred rows, each divided by the square root of its n
 them, with noise for a whole user rather than for one rating.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 from dpca_tasks.mechanisms.base import ItemFactors, Plan, PrivacyTarget
-from dpca_tasks.mechanisms.completion.rating_moment import OneMoment, spread_of
-from dpca_tasks.mechanisms.completion.ratings import RatingsProblem, centring
+from dpca_tasks.mechanisms.completion.ratings import OneMoment, RatingsProblem, centring, spread_of
 from dpca_tasks.privacy.curator import Curator
 
 
@@ -22,13 +22,13 @@ class Dpsvd:
     rank : int
         r, below the number of items.
     row_norm : float
-        L, which weighted rows are clipped to, in multiples of ``spread``.
+        The norm L that weighted rows are clipped to, in multiples of ``spread``.
     spread : float, optional
         The public std of centred ratings; a quarter of their range by default.
     offsets : bool
         Whether noisy offsets of items are taken off before.
     totals_share : float
-        The share of the squared loss for them.
+        The share of the squared loss for counts and offsets.
     user_ridge : float
         The ridge of users' regressions, in multiples of rank / items.
     centre, user_means, user_prior
@@ -38,7 +38,7 @@ class Dpsvd:
     -----
     The published noise protects one rating, and its clip is of entries. Here the norm of a user's weighted row is
     bounded by L, so that the same noise protects the user: the sensitivity is ``L^2``
-    (`dpca_tasks.queries.rating_moment`).
+    (`dpca_tasks.queries.ratings`).
 
     References
     ----------
@@ -46,16 +46,17 @@ class Dpsvd:
     """
 
     rank: int
-    row_norm: float = 1.0
-    spread: float | None = None
+    row_norm: float = field(default=1.0, metadata={"gt": 0})
+    spread: float | None = field(default=None, metadata={"gt": 0})
     offsets: bool = True
-    totals_share: float = 0.1
-    user_ridge: float = 1.0
+    totals_share: float = field(default=0.1, metadata={"gt": 0, "lt": 1})
+    user_ridge: float = field(default=1.0, metadata={"gt": 0})
     centre: float | None = None
     user_means: bool = True
-    user_prior: float = 5.0
+    user_prior: float = field(default=5.0, metadata={"ge": 0})
 
     name: ClassVar[str] = "dpsvd"
+    audited_with: ClassVar[Mapping[str, Any]] = {"user_means": False, "offsets": False}
 
     def plan(self, problem: RatingsProblem, target: PrivacyTarget) -> Plan:
         """Split the target over totals, if they are needed, and the moment, exactly."""

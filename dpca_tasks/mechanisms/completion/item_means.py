@@ -1,8 +1,9 @@
 """Offsets of items alone: the baseline that a factorisation has to beat, and the better choice where users are few."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from dpca_tasks.mechanisms.base import ItemFactors, Plan, PrivacyTarget, check_target
 from dpca_tasks.mechanisms.completion.ratings import (
@@ -37,9 +38,10 @@ class ItemMeans:
     rank: int
     centre: float | None = None
     user_means: bool = True
-    user_prior: float = 5.0
+    user_prior: float = field(default=5.0, metadata={"ge": 0})
 
     name: ClassVar[str] = "item_means"
+    audited_with: ClassVar[Mapping[str, Any]] = {"user_means": False}
 
     def plan(self, problem: RatingsProblem, target: PrivacyTarget) -> Plan:
         """Calibrate the noise of the one step."""

@@ -5,12 +5,12 @@ each of several rounds; under skewed popularity the moment is biased by what is 
 """
 
 import math
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
 
 from dpca_tasks.mechanisms.base import ItemFactors, Plan, PrivacyTarget
-from dpca_tasks.mechanisms.completion.rating_moment import OneMoment, spread_of
-from dpca_tasks.mechanisms.completion.ratings import RatingsProblem, centring
+from dpca_tasks.mechanisms.completion.ratings import OneMoment, RatingsProblem, centring, spread_of
 from dpca_tasks.privacy.curator import Curator
 
 
@@ -25,7 +25,7 @@ class OneShot:
     scaling : {"normalise", "clip"}
         Whether every user's row is brought to the same norm, or only longer ones are scaled down to ``row_norm``.
     row_norm : float
-        L, in multiples of ``spread sqrt(K)``. With ``normalise`` it has no effect.
+        The norm L that a row is clipped to, in multiples of ``spread sqrt(K)``. With ``normalise`` it has no effect.
     spread : float, optional
         The public std of centred ratings; a quarter of their range by default.
     diagonal_passes : int
@@ -33,7 +33,7 @@ class OneShot:
     offsets : bool
         Whether noisy offsets of items are taken off before.
     totals_share : float
-        The share of the squared loss for them.
+        The share of the squared loss for counts and offsets.
     user_ridge : float
         The ridge of users' regressions, in multiples of rank / items.
     centre, user_means, user_prior
@@ -47,17 +47,18 @@ class OneShot:
 
     rank: int
     scaling: Literal["normalise", "clip"] = "normalise"
-    row_norm: float = 1.0
-    spread: float | None = None
-    diagonal_passes: int = 3
+    row_norm: float = field(default=1.0, metadata={"gt": 0})
+    spread: float | None = field(default=None, metadata={"gt": 0})
+    diagonal_passes: int = field(default=3, metadata={"ge": 0})
     offsets: bool = True
-    totals_share: float = 0.1
-    user_ridge: float = 1.0
+    totals_share: float = field(default=0.1, metadata={"gt": 0, "lt": 1})
+    user_ridge: float = field(default=1.0, metadata={"gt": 0})
     centre: float | None = None
     user_means: bool = True
-    user_prior: float = 5.0
+    user_prior: float = field(default=5.0, metadata={"ge": 0})
 
     name: ClassVar[str] = "one_shot"
+    audited_with: ClassVar[Mapping[str, Any]] = {"user_means": False, "offsets": False, "diagonal_passes": 0}
 
     def plan(self, problem: RatingsProblem, target: PrivacyTarget) -> Plan:
         """Split the target over totals, if they are asked for, and the moment, exactly."""

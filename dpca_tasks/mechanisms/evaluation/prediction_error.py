@@ -15,10 +15,9 @@ from numpy.typing import NDArray
 from dpca_tasks.accounting.calibration import gaussian_noise_multiplier
 from dpca_tasks.errors import InvalidInput
 from dpca_tasks.mechanisms.base import Estimate, Plan, PrivacyTarget, Terms, check_target
-from dpca_tasks.noise.distributions import Gaussian, check_tail
-from dpca_tasks.noise.joint import JointGaussian, grid_bits
+from dpca_tasks.noise.distributions import Gaussian, JointGaussian, check_tail, grid_bits
 from dpca_tasks.privacy.curator import Curator, DisclosingCurator
-from dpca_tasks.queries.prediction_scores import SCORES, PredictionScores
+from dpca_tasks.queries.ratings import SCORES, PredictionScores
 
 type Array = NDArray[np.float64]
 

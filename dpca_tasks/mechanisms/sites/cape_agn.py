@@ -8,7 +8,7 @@ the noise of both rounds protects its records whatever is asked, and what is ask
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from dpca_tasks.errors import InvalidInput
 from dpca_tasks.mechanisms.base import Components, Plan, PrivacyTarget, check_target
-from dpca_tasks.mechanisms.sites.cape import Cape
 from dpca_tasks.mechanisms.sites.joint_plan import (
+    Cape,
     JointPlan,
     Parties,
     Seats,
@@ -30,21 +30,21 @@ from dpca_tasks.mechanisms.sites.joint_plan import (
     shared_roster,
     weighted_scale,
 )
-from dpca_tasks.mechanisms.tensors.tensor_moments import Eigenspace
 from dpca_tasks.mechanisms.tensors.tensor_releases import (
     CORE_SENSITIVITY,
     POINT_FACTOR,
     SCORE_FACTOR,
+    Eigenspace,
     TensorProblem,
     TensorReleases,
     asked_along,
 )
 from dpca_tasks.privacy.request import in_data_units
 from dpca_tasks.queries.base import RowSum
-from dpca_tasks.queries.point_triples import PointTriples
 from dpca_tasks.queries.rounded_product import DIRECTION_BITS
+from dpca_tasks.queries.words import PointTriples
 from dpca_tasks.sites.roster import Roster
-from dpca_tasks.sites.shares import share_bits
+from dpca_tasks.sites.rounds import share_bits
 from dpca_tasks.threads import one_thread
 
 ROUNDS = 2
@@ -76,13 +76,13 @@ class CapeAgn:
     """
 
     n_components: int
-    point_factor: float = POINT_FACTOR
-    score_factor: float = SCORE_FACTOR
-    colluders: int | None = None
-    dropouts: int = 0
+    point_factor: float = field(default=POINT_FACTOR, metadata={"ge": 1})
+    score_factor: float = field(default=SCORE_FACTOR, metadata={"ge": 1})
+    colluders: int | None = field(default=None, metadata={"ge": 0})
+    dropouts: int = field(default=0, metadata={"ge": 0})
 
     name: ClassVar[str] = "cape_agn"
-    rounds: ClassVar[int] = ROUNDS
+    rounds: ClassVar[int] = field(default=ROUNDS, metadata={"ge": 1})
 
     def plan(
         self,

@@ -4,15 +4,15 @@ Without colluders and dropouts the sum has the noise of one owner's release, sqr
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from numpy.typing import NDArray
 
 from dpca_tasks.mechanisms.base import PrivacyTarget, Problem, Subspace, check_request
 from dpca_tasks.mechanisms.released_moment import decompose, moment_query, plan_moment
-from dpca_tasks.mechanisms.sites.cape import Cape
 from dpca_tasks.mechanisms.sites.joint_plan import (
+    Cape,
     JointPlan,
     Parties,
     Seats,
@@ -29,7 +29,7 @@ from dpca_tasks.mechanisms.sites.joint_plan import (
 from dpca_tasks.noise.distributions import Symmetric
 from dpca_tasks.privacy.request import in_data_units
 from dpca_tasks.queries.base import RowSum
-from dpca_tasks.sites.shares import share_bits
+from dpca_tasks.sites.rounds import share_bits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,11 +58,11 @@ class CapePca:
     """
 
     n_components: int
-    colluders: int | None = None
-    dropouts: int = 0
+    colluders: int | None = field(default=None, metadata={"ge": 0})
+    dropouts: int = field(default=0, metadata={"ge": 0})
 
     name: ClassVar[str] = "cape_pca"
-    rounds: ClassVar[int] = 1
+    rounds: ClassVar[int] = field(default=1, metadata={"ge": 1})
 
     def plan(
         self,

@@ -5,7 +5,7 @@ for colluders. A round's directions depend on opened sums alone.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -17,14 +17,16 @@ from dpca_tasks.mechanisms.noise_level import product_edge
 from dpca_tasks.mechanisms.noisy_products import (
     FINEST,
     Iterate,
+    check_rounds,
+    iterate_truncated,
     on_grid,
     plan_products,
     product_noise,
     product_query,
     start_directions,
 )
-from dpca_tasks.mechanisms.sites.cape import Cape
 from dpca_tasks.mechanisms.sites.joint_plan import (
+    Cape,
     JointPlan,
     Parties,
     Seats,
@@ -35,13 +37,12 @@ from dpca_tasks.mechanisms.sites.joint_plan import (
     shared_roster,
     weighted_scale,
 )
-from dpca_tasks.mechanisms.truncated_rounds import check_rounds, iterate_truncated
 from dpca_tasks.noise.distributions import Gaussian
 from dpca_tasks.privacy.request import in_data_units
 from dpca_tasks.queries.base import RowSum
 from dpca_tasks.queries.rounded_product import MomentProduct
 from dpca_tasks.sites.roster import Roster
-from dpca_tasks.sites.shares import share_bits
+from dpca_tasks.sites.rounds import share_bits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,12 +66,12 @@ class DpsPcaOfSites:
     """
 
     n_components: int
-    rows_kept: int = 50
-    iterations: int = 8
-    burn_in: int = 3
-    message_clip: float = 0.25
-    colluders: int | None = None
-    dropouts: int = 0
+    rows_kept: int = field(default=50, metadata={"ge": 1})
+    iterations: int = field(default=8, metadata={"ge": 1})
+    burn_in: int = field(default=3, metadata={"ge": 0})
+    message_clip: float = field(default=0.25, metadata={"gt": 0, "le": 1})
+    colluders: int | None = field(default=None, metadata={"ge": 0})
+    dropouts: int = field(default=0, metadata={"ge": 0})
 
     name: ClassVar[str] = "dps_pca"
 

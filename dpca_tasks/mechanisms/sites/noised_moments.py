@@ -7,7 +7,7 @@ guarantee with the noise of one release of one owner.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import numpy as np
@@ -214,8 +214,8 @@ class ConvAgn:
     """
 
     n_components: int
-    point_factor: float = POINT_FACTOR
-    score_factor: float = SCORE_FACTOR
+    point_factor: float = field(default=POINT_FACTOR, metadata={"ge": 1})
+    score_factor: float = field(default=SCORE_FACTOR, metadata={"ge": 1})
 
     name: ClassVar[str] = "conv_agn"
     sites_used: ClassVar[int | None] = None

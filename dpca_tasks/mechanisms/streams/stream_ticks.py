@@ -23,8 +23,7 @@ from dpca_tasks.mechanisms.base import Plan, PrivacyTarget, Problem, check_reque
 from dpca_tasks.mechanisms.noise_level import least_visible, semicircle_edge
 from dpca_tasks.mechanisms.released_moment import moment_query, noise_facts
 from dpca_tasks.mechanisms.streams.stream_estimate import coefficients
-from dpca_tasks.noise.distributions import Symmetric, check_tail
-from dpca_tasks.noise.joint import grid_bits
+from dpca_tasks.noise.distributions import Symmetric, check_tail, grid_bits
 from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.queries.streamed_moment import StreamedMoment
 

@@ -27,9 +27,9 @@ from dpca_tasks.mechanisms.noisy_products import Centre, start_directions
 from dpca_tasks.mechanisms.released_moment import decompose, moment_query, noise_facts, plan_moment, release_moment
 from dpca_tasks.noise.distributions import Symmetric, UpperTriangle
 from dpca_tasks.privacy.curator import Curator
-from dpca_tasks.privacy.released_operator import NoisedOperator
-from dpca_tasks.queries.augmented_moment import CONSTANT
+from dpca_tasks.privacy.tiled_noise import NoisedOperator
 from dpca_tasks.queries.operator_product import DIRECTION_BITS
+from dpca_tasks.queries.second_moment import CONSTANT
 
 
 def decompose_unformed(curator: Curator, plan: Plan, noise: Symmetric, *, n_components: int) -> Subspace:
@@ -102,7 +102,7 @@ class AnalyzeGauss:
     n_components : int
         k, below the number of features.
     calibration : {"tight", "paper"}
-        ``tight``: the least noise that is (epsilon, delta)-DP. ``paper``: the upper-triangle draw with std
+        ``tight``: the least noise that is (epsilon, delta)-DP; ``paper``: the upper-triangle draw with std
         ``sqrt(2 ln(1.25 / delta)) / epsilon``, proved for epsilon below 1 and one row more or less; the event is
         that of the Gaussian which it is.
     form : {"auto", "dense", "operator"}

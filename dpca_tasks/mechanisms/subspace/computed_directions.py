@@ -4,7 +4,7 @@ With ``center=private`` a mean is released first and subtracted from the records
 (`dpca_tasks.mechanisms.noisy_products`).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,7 @@ from dpca_tasks.noise.distributions import check_tail
 from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.privacy.eigensolver import Eigensolver
 from dpca_tasks.privacy.noised_directions import PerturbationMechanism
-from dpca_tasks.queries.eigensolver_product import BITS
+from dpca_tasks.queries.operator_product import BITS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,17 +29,18 @@ class OnEigenpairs:
     ----------
     n_components : int
         The number k of components, below the number of features.
-    passes, oversampling : int
-        The passes over the rows, and the columns of a block beyond k + 1; see `Eigensolver`. Fixed before any row is
-        read.
+    passes : int
+        Passes over the rows, fixed before any row is read; see `Eigensolver`.
+    oversampling : int
+        Columns of a block beyond k + 1, fixed before any row is read.
     allow_uncertified : bool
         Accept an eigensolver that may not converge, so that the guarantee has a condition; see
         `dpca_tasks.privacy.eigensolver`.
     """
 
     n_components: int
-    passes: int = 24
-    oversampling: int = 8
+    passes: int = field(default=24, metadata={"ge": 1})
+    oversampling: int = field(default=8, metadata={"ge": 0})
     allow_uncertified: bool = False
 
     def solver(self, problem: Problem, shift: NDArray[np.int64] | None = None) -> Eigensolver:

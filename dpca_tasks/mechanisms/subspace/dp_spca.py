@@ -6,17 +6,17 @@ the averaged iterates alone leave.
 """
 
 import math
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dpca_tasks.accounting import events
-from dpca_tasks.accounting.calibration_cache import cached_sampled_multiplier
 from dpca_tasks.accounting.epsilon_bracket import epsilon_bracket
 from dpca_tasks.accounting.published import Settings, dp_spca_bound, published_noise
-from dpca_tasks.accounting.subsampled import sampled_gaussian_is_private
+from dpca_tasks.accounting.subsampled import cached_sampled_multiplier, sampled_gaussian_is_private
 from dpca_tasks.errors import InvalidInput, Refused
 from dpca_tasks.mechanisms.base import Calibration, Plan, PrivacyTarget, Problem, Subspace, check_request
 from dpca_tasks.mechanisms.noise_level import product_edge
@@ -52,15 +52,15 @@ class DpSpca:
     rate : float
         q, the probability with which a record is in a batch.
     steps : int
-        T.
+        Batches in all, T.
     integrated_time : float
-        ``T eta``, with the step size eta on the second moment over n_ref squared clip norms; ``inf`` replaces V by
-        the product in every step. Times the relative gap it should pass ``ln d`` by a few units.
+        The number of steps times the step size, ``T eta``, on the second moment over n_ref squared clip norms; ``inf``
+        replaces V by the product in every step. Times the relative gap it should pass ``ln d`` by a few units.
     form : {"batches", "one_row"}
         ``one_row`` is the paper's: ``q = 1 / n_ref`` and ``T = n_ref``, whatever `rate` and `steps` say, so that a
         batch has one row on average, none or several at times.
     calibration : {"tight", "paper"}
-        ``tight``: the least noise whose loss distribution keeps the guarantee. ``paper``: the printed noise, for
+        ``tight``: the least noise whose loss distribution keeps the guarantee; ``paper``: the printed noise, for
         ``form=one_row``, where its lemma covers the request and its loss distribution agrees; see the notes.
     mu : float, optional
         The free mu of the printed noise, in (0, 1); without it, the one of least noise. For ``calibration=paper``.
@@ -90,14 +90,15 @@ class DpSpca:
     """
 
     n_components: int
-    rate: float = 0.1
-    steps: int = 100
-    integrated_time: float = 1000.0
+    rate: float = field(default=0.1, metadata={"gt": 0, "le": 1})
+    steps: int = field(default=100, metadata={"ge": 1})
+    integrated_time: float = field(default=1000.0, metadata={"gt": 0})
     form: Literal["batches", "one_row"] = "batches"
     calibration: Calibration = "tight"
-    mu: float | None = None
+    mu: float | None = field(default=None, metadata={"gt": 0, "lt": 1})
 
     name: ClassVar[str] = "dp_spca"
+    audited_with: ClassVar[Mapping[str, Any]] = {"steps": 2, "rate": 0.5}
 
     def plan(self, problem: Problem, target: PrivacyTarget) -> Plan:
         """Calibrate all steps together."""

@@ -6,17 +6,18 @@ DP-SPCA on the same budget is more accurate: sampling error is small next to the
 """
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dpca_tasks.accounting import events
 from dpca_tasks.accounting.calibration import gaussian_noise_multiplier
-from dpca_tasks.accounting.calibration_cache import cached_sampled_multiplier
 from dpca_tasks.accounting.published import Settings, refusal
+from dpca_tasks.accounting.subsampled import cached_sampled_multiplier
 from dpca_tasks.errors import InvalidInput
 from dpca_tasks.mechanisms.base import Calibration, Plan, PrivacyTarget, Problem, Subspace, check_request
 from dpca_tasks.mechanisms.noise_level import product_edge
@@ -52,7 +53,7 @@ class DpVrpca:
     n_components : int
         k.
     epochs : int
-        m, each with one full release.
+        Epochs m, each with one full release.
     inner_steps : int
         Steps in an epoch. The first of every later epoch needs no correction: nothing has moved yet.
     rate : float
@@ -85,14 +86,15 @@ class DpVrpca:
     """
 
     n_components: int
-    epochs: int = 5
-    inner_steps: int = 10
-    rate: float = 0.1
-    share: float = 0.6
-    integrated_time: float = 150.0
+    epochs: int = field(default=5, metadata={"ge": 1})
+    inner_steps: int = field(default=10, metadata={"ge": 2})
+    rate: float = field(default=0.1, metadata={"gt": 0, "le": 1})
+    share: float = field(default=0.6, metadata={"gt": 0, "lt": 1})
+    integrated_time: float = field(default=150.0, metadata={"gt": 0})
     calibration: Calibration = "tight"
 
     name: ClassVar[str] = "dp_vrpca"
+    audited_with: ClassVar[Mapping[str, Any]] = {"epochs": 1, "inner_steps": 2, "rate": 0.5}
 
     def plan(self, problem: Problem, target: PrivacyTarget) -> Plan:
         """Give the full releases their share exactly, and the corrections the rest by their loss distribution."""

@@ -5,8 +5,9 @@ one-round form releases the second moment once, and truncates without further no
 """
 
 import dataclasses
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,16 +21,19 @@ from dpca_tasks.mechanisms.eigenpairs import leading_eigenpairs
 from dpca_tasks.mechanisms.noise_level import product_edge
 from dpca_tasks.mechanisms.noisy_products import (
     Iterate,
+    check_rounds,
+    iterate_truncated,
     mean_noise,
     mean_share,
     on_grid,
+    ordered,
     plan_products,
     product_noise,
     product_query,
     release_centre,
+    truncated_step,
 )
 from dpca_tasks.mechanisms.released_moment import plan_moment, release_moment
-from dpca_tasks.mechanisms.truncated_rounds import check_rounds, iterate_truncated, ordered, truncated_step
 from dpca_tasks.noise.distributions import Gaussian, Symmetric
 from dpca_tasks.privacy.curator import Curator
 
@@ -58,7 +62,7 @@ class DpsPca:
         The bound on the norm of a record's message in squared clip norms; 1 clips nothing. Around a mean it is 1, since
         centring afterwards needs whole messages.
     calibration : {"tight", "paper"}
-        ``tight``: T Gaussians composed exactly. ``paper``: std ``2 T sqrt(2 ln(2 T / delta)) / epsilon`` for rows of
+        ``tight``: T Gaussians composed exactly; ``paper``: std ``2 T sqrt(2 ln(2 T / delta)) / epsilon`` for rows of
         norm 1, proved for epsilon below T; the event is that of the Gaussians which it is.
 
     Notes
@@ -76,14 +80,15 @@ class DpsPca:
     """
 
     n_components: int
-    rows_kept: int = 50
+    rows_kept: int = field(default=50, metadata={"ge": 1})
     form: Literal["rounds", "one_round"] = "rounds"
-    iterations: int = 8
-    burn_in: int = 3
-    message_clip: float = 0.25
+    iterations: int = field(default=8, metadata={"ge": 1})
+    burn_in: int = field(default=3, metadata={"ge": 0})
+    message_clip: float = field(default=0.25, metadata={"gt": 0, "le": 1})
     calibration: Calibration = "tight"
 
     name: ClassVar[str] = "dps_pca"
+    audited_with: ClassVar[Mapping[str, Any]] = {"iterations": 2}
 
     def plan(self, problem: Problem, target: PrivacyTarget) -> Plan:
         """Calibrate the rounds to the target, or one release."""

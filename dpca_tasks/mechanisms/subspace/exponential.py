@@ -34,12 +34,12 @@ class Exponential:
     n_components : int
         k, below the number of features.
     sampler : {"peeling", "gibbs"}
-        ``peeling``: one direction after the other, each an exact draw among those orthogonal to the ones before it.
-        ``gibbs``: all at once by a Markov chain, at k times the slope; its guarantee is **not certified**.
+        ``peeling``: one direction after the other, each an exact draw among those orthogonal to the ones before it;
+        ``gibbs``: all at once by a Markov chain, at k times the slope; without a certified guarantee.
     allow_uncertified : bool
         Insist on ``gibbs``.
     calibration : {"tight", "paper"}
-        ``tight``: the largest slope that keeps the guarantee. ``paper``: the printed slope of ``epsilon / 2``, for one
+        ``tight``: the largest slope that keeps the guarantee; ``paper``: the printed slope of ``epsilon / 2``, for one
         draw of all directions, which costs and is charged half of epsilon unless records are replaced.
 
     Notes
@@ -50,7 +50,7 @@ class Exponential:
     privacy loss within an interval of length r that holds 0, on all orthonormal V, or on those of a public subspace.
 
     *Cost.* Without a delta r is epsilon, divided among the k draws of peeling. With one it is the largest r that
-    `dpca_tasks.accounting.bounded_range` proves: exact for one draw, and for several the better of a share each and of
+    `dpca_tasks.accounting.calibration` proves: exact for one draw, and for several the better of a share each and of
     zCDP. The requested guarantee is charged.
 
     *Gibbs.* Its chain tends to one draw from the whole distribution, which costs epsilon once. A chain of finite length

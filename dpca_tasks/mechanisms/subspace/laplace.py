@@ -8,7 +8,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from dpca_tasks.accounting.pure import laplace_noise_multiplier
+from dpca_tasks.accounting.calibration import laplace_noise_multiplier
 from dpca_tasks.mechanisms.base import Plan, PrivacyTarget, Problem, Subspace, check_request
 from dpca_tasks.mechanisms.released_moment import decompose, plan_moment, release_moment
 from dpca_tasks.noise.distributions import SymmetricLaplace

@@ -14,8 +14,7 @@ from dpca_tasks.forecast.noise_forecast import forecast
 from dpca_tasks.mechanisms.base import Calibration, Plan, PrivacyTarget, Problem, Subspace, check_request, grid_warnings
 from dpca_tasks.mechanisms.noise_level import least_visible, semicircle_edge
 from dpca_tasks.mechanisms.released_moment import decompose, moment_from, moment_query
-from dpca_tasks.noise.distributions import Symmetric, check_tail
-from dpca_tasks.noise.joint import grid_bits
+from dpca_tasks.noise.distributions import Symmetric, check_tail, grid_bits
 from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.queries.base import SQRT_2_UP
 from dpca_tasks.queries.locally_noised import LocallyNoised
@@ -33,7 +32,7 @@ class LocalGaussian:
     n_components : int
         k, below the number of features.
     calibration : {"tight", "paper"}
-        ``tight``: the least noise that is (epsilon, delta)-DP. ``paper``: the printed std ``sqrt(2 ln(1.25 / delta)) /
+        ``tight``: the least noise that is (epsilon, delta)-DP; ``paper``: the printed std ``sqrt(2 ln(1.25 / delta)) /
         epsilon`` on the diagonal, proved for epsilon below 1, and ``sqrt 2`` less off it, which gives the same privacy;
         the event is that of the Gaussian which it is.
 

@@ -26,7 +26,7 @@ class ModSulq:
     n_components : int
         k, below the number of features.
     calibration : {"tight", "paper"}
-        ``tight``: the least std that is (epsilon, delta)-DP. ``paper``: the printed std, for replace_one.
+        ``tight``: the least std that is (epsilon, delta)-DP; ``paper``: the printed std, for replace_one.
 
     Notes
     -----

@@ -4,8 +4,9 @@ Analyze Gauss dominates it in accuracy (the power method is a post-processing of
 it when d^2 is unaffordable. Each iteration is one durable step of the release.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -41,9 +42,9 @@ class NoisyPower:
     n_components : int
         k.
     iterations : int
-        L, fixed before any row is read; the noise multiplier grows like its square root.
+        Noisy products L, fixed before any row is read; the noise multiplier grows like its square root.
     oversampling : int
-        Extra directions carried along, p = k + oversampling.
+        Extra directions carried along, ``p = k + oversampling``.
     averaging : {"projectors", "last"}
         The leading directions of the second half's projectors, or of the last product alone, as published.
     calibration : {"tight", "paper"}
@@ -63,12 +64,13 @@ class NoisyPower:
     """
 
     n_components: int
-    iterations: int = 8
-    oversampling: int = 3
+    iterations: int = field(default=8, metadata={"ge": 1})
+    oversampling: int = field(default=3, metadata={"ge": 0})
     averaging: Literal["projectors", "last"] = "projectors"
     calibration: Calibration = "tight"
 
     name: ClassVar[str] = "noisy_power"
+    audited_with: ClassVar[Mapping[str, Any]] = {"iterations": 2}
 
     def plan(self, problem: Problem, target: PrivacyTarget) -> Plan:
         """Split the target over the iterations, exactly."""

@@ -43,6 +43,7 @@ class ProposeTestRelease(OnEigenpairs):
     """
 
     name: ClassVar[str] = "propose_test_release"
+    needs_gap: ClassVar[bool] = True
 
     def plan(self, problem: Problem, target: PrivacyTarget) -> Plan:
         """Divide the target between the test and the noise."""

@@ -63,6 +63,7 @@ class SmoothSensitivity(OnEigenpairs):
     noise: Shape = "gaussian"
     calibration: Calibration = "tight"
     name: ClassVar[str] = "smooth_sensitivity"
+    needs_gap: ClassVar[bool] = True
 
     def plan(self, problem: Problem, target: PrivacyTarget) -> Plan:
         """Calibrate shift and smoothness to the target."""

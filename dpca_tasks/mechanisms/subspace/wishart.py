@@ -1,7 +1,7 @@
 """The symmetrised Wishart mechanism: the default without a delta.
 
 A difference of two independent Wishart matrices has a density whose logarithm moves by at most ``t / 2c`` when
-the sum moves by nuclear norm t; `dpca_tasks.noise.wishart` holds the proof.
+the sum moves by nuclear norm t; `dpca_tasks.noise.pure_matrices` holds the proof.
 """
 
 import math
@@ -11,7 +11,7 @@ from typing import ClassVar
 from dpca_tasks.accounting.published import Settings, refusal
 from dpca_tasks.mechanisms.base import Calibration, Plan, PrivacyTarget, Problem, Subspace, check_request
 from dpca_tasks.mechanisms.released_moment import decompose, moment_query, plan_moment, release_moment
-from dpca_tasks.noise.wishart import WishartDifference
+from dpca_tasks.noise.pure_matrices import WishartDifference
 from dpca_tasks.privacy.curator import Curator
 
 
@@ -29,7 +29,7 @@ class Wishart:
     Notes
     -----
     Pure epsilon-DP, for any requested delta, which may be 0. The noise is made in floats: what that leaves open
-    is said in `dpca_tasks.noise.wishart`, and `laplace` has an exact sampler.
+    is said in `dpca_tasks.noise.pure_matrices`, and `laplace` has an exact sampler.
 
     The published mechanism adds one Wishart matrix W. It is positive semi-definite, so an output Y with ``Y - S``
     semi-definite but ``Y - S - x x^T`` not has density zero for one of two neighbours: at ``d + 1`` degrees of

@@ -1,13 +1,9 @@
-"""The tensor mechanisms: one module each, all with one interface, and the table of their names."""
+"""The tensor mechanisms: one file each, all with one interface, and the table of their names."""
 
-from typing import Any
+from dpca_tasks.mechanisms.registered import Mechanisms
 
-from dpca_tasks.mechanisms.tensors.agn import Agn
-from dpca_tasks.mechanisms.tensors.avn import Avn
-from dpca_tasks.mechanisms.tensors.non_private import NonPrivate
-
-MECHANISMS: dict[str, type[Any]] = {mechanism.name: mechanism for mechanism in (Agn, Avn)}
+MECHANISMS = Mechanisms.of_folder(__name__, besides=("non_private", "tensor_releases"))
 """The private mechanisms by name; all of them are audited."""
 
-REFERENCES: dict[str, type[Any]] = {NonPrivate.name: NonPrivate}
+REFERENCES = Mechanisms(__name__, {"otd": "non_private"})
 """The reference mechanisms, which are not private and need an acknowledgement."""

@@ -4,7 +4,7 @@ The second moment is released in full, the third only along the leading eigenvec
 numbers, whose noise has the law of noise on all ``D^3`` of them seen along these directions.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from dpca_tasks.accounting import events
@@ -36,12 +36,14 @@ class Agn:
         K, below the number of features. Fewer are found where noise hides them; the result says so.
     split : float
         The share of the squared loss for the second moment.
-    point_factor, score_factor : float
-        Of a mixture. ``clip_norm`` over the root mean square of points, ``sqrt(m^2 + D s2)`` for means of norm m and
-        noise of variance s2: from it follows what m is, publicly. And the bound of a point's K scores over theirs,
-        ``sqrt(m^2 + K s2)``. Less clips points, more adds noise.
+    point_factor : float
+        Of a mixture: ``clip_norm`` over the root mean square of points, ``sqrt(m^2 + D s2)`` for means of norm m and
+        noise of variance s2. From it follows what m is, publicly.
+    score_factor : float
+        Of a mixture: the bound of a point's K scores over their root mean square, ``sqrt(m^2 + K s2)``. Less clips
+        points, more adds noise.
     calibration : {"tight", "paper"}
-        ``tight``: the least noise for the target. ``paper``: ``sqrt(2 ln(1.25 / (delta / 2))) / (epsilon / 2)`` in each
+        ``tight``: the least noise for the target; ``paper``: ``sqrt(2 ln(1.25 / (delta / 2))) / (epsilon / 2)`` in each
         release, on the upper triangle of the second moment as printed; the plan states the epsilon that it really
         gives, which is charged, and names the conditions of its theorem that do not hold.
 
@@ -58,9 +60,9 @@ class Agn:
     """
 
     components: int
-    split: float = 0.5
-    point_factor: float = POINT_FACTOR
-    score_factor: float = SCORE_FACTOR
+    split: float = field(default=0.5, metadata={"gt": 0, "lt": 1})
+    point_factor: float = field(default=POINT_FACTOR, metadata={"ge": 1})
+    score_factor: float = field(default=SCORE_FACTOR, metadata={"ge": 1})
     calibration: Calibration = "tight"
 
     name: ClassVar[str] = "agn"

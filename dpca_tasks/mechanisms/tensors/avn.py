@@ -1,10 +1,10 @@
 """AVN: topics or the means of a mixture without a delta, from moments with pure noise of a random length."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import ClassVar
 
-from dpca_tasks.accounting.rounding import float_down, float_up
+from dpca_tasks.accounting.events import float_down, float_up
 from dpca_tasks.mechanisms.base import Components, Plan, PrivacyTarget, check_target
 from dpca_tasks.mechanisms.tensors.tensor_releases import (
     POINT_FACTOR,
@@ -15,7 +15,7 @@ from dpca_tasks.mechanisms.tensors.tensor_releases import (
     plan_releases,
     run_releases,
 )
-from dpca_tasks.noise.radial_laplace import CubeRadial, SymmetricRadial
+from dpca_tasks.noise.pure_matrices import CubeRadial, SymmetricRadial
 from dpca_tasks.privacy.curator import Curator
 
 
@@ -36,7 +36,7 @@ class Avn:
     -----
     Pure epsilon-DP, for any requested delta, which may be 0, with the l2 sensitivities of `Agn` and noise of density
     ``exp(-|b| / s)``: about ``sqrt(p)`` times as long as a Gaussian's for p coordinates. The notes of
-    `dpca_tasks.noise.radial_laplace` state the limits of the sampler's floating point.
+    `dpca_tasks.noise.pure_matrices` state the limits of the sampler's floating point.
 
     References
     ----------
@@ -44,9 +44,9 @@ class Avn:
     """
 
     components: int
-    split: float = 0.5
-    point_factor: float = POINT_FACTOR
-    score_factor: float = SCORE_FACTOR
+    split: float = field(default=0.5, metadata={"gt": 0, "lt": 1})
+    point_factor: float = field(default=POINT_FACTOR, metadata={"ge": 1})
+    score_factor: float = field(default=SCORE_FACTOR, metadata={"ge": 1})
 
     name: ClassVar[str] = "avn"
 

@@ -4,7 +4,7 @@ It is not in the table of mechanisms: it makes no claim, so it is not audited, a
 acknowledgement. Words are counted and points are clipped as for the others, so that only the noise differs.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from dpca_tasks.accounting import events
@@ -38,8 +38,8 @@ class NonPrivate:
     """
 
     components: int
-    point_factor: float = POINT_FACTOR
-    score_factor: float = SCORE_FACTOR
+    point_factor: float = field(default=POINT_FACTOR, metadata={"ge": 1})
+    score_factor: float = field(default=SCORE_FACTOR, metadata={"ge": 1})
 
     name: ClassVar[str] = "otd"
 

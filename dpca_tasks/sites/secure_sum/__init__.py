@@ -27,7 +27,7 @@ two phases; while t answer, the sum of those whose message came is opened, else 
 secret of a site include ``t - C >= 1`` of honest ones, so server and colluders alone open nothing.
 
 **Noise.** An opened sum has ``t`` senders at least, of whose noise C parts may be known: at least ``t - C = S - D - C``
-parts are not. That is the H of `dpca_tasks.sites.roster.Roster`, by which `dpca_tasks.sites.shares` calibrates, so that
+parts are not. That is the H of `dpca_tasks.sites.roster.Roster`, by which `dpca_tasks.sites.rounds` calibrates, so that
 ``v = (Delta / mu)^2 / (t - C)``: the released integers and charges are those of masks from a dealer.
 
 **A lying server**, and up to C sites with it. The condition is ``2 t > S + C``; a `Participants` without it is refused.

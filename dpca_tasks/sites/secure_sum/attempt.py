@@ -1,22 +1,286 @@
-"""Both sides of one attempt of a secure sum.
+"""One attempt of a secure sum: both sides, and phases 1 and 2, roster and keys.
+
+Phase 2, keys: all sites learn each other's keys of this attempt, signed.
+
+Site to server: `Keys`, two public keys, a commitment to the seed of the site's own mask, and whose integers of this
+noise it helped to open before, if any. Server to sites: `KeyList`, all frames of `Keys` as they came. A site checks
+every signature, which is over the same context or none, finds its own frame unchanged, and sends each other site a
+share of its mask seed and a share of its masking key, under a cipher that is bound to the list it saw.
+
+Phase 1, the roster: the server proposes a sum, which each site compares with what it knows itself.
+
+Server to site: `Begin`, all of the context. A site holds the roster that its operator agreed to, plans the query
+itself, and never begins an attempt twice. It answers with its keys, signed for this context: the signatures of all are
+the proof that all were shown the same roster.
+
+Both sides of one attempt of a secure sum.
 
 A site's side of one attempt: one frame in, one frame out, phase after phase.
 
 The server's side of one attempt: all sites are asked at once, phase by phase, and those that answer go on.
 """
 
+import hashlib
 import logging
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from threading import Lock
-from typing import Any
+from typing import Any, ClassVar, Self
 
-from dpca_tasks.errors import MessageRefused, SiteSilent
-from dpca_tasks.sites.secure_sum.keys import ServerKeys
-from dpca_tasks.sites.secure_sum.opening import Total
-from dpca_tasks.sites.secure_sum.roster import SiteRoster, propose
-from dpca_tasks.sites.secure_sum.session import ServerPhase, SitePhase, SiteSession
-from dpca_tasks.sites.secure_sum.wire import Scene
+from dpca_tasks.errors import InvalidInput, MessageRefused, SiteSilent
+from dpca_tasks.noise.keystream import SecretKey
+from dpca_tasks.sites.roster import Address
+from dpca_tasks.sites.secure_sum.opening import SharesOf, Total
+from dpca_tasks.sites.secure_sum.session import (
+    SHARE_BYTES,
+    Pairing,
+    PublicKeys,
+    ServerPhase,
+    SitePhase,
+    SiteSession,
+    commit,
+    split,
+)
+from dpca_tasks.sites.secure_sum.shares import SealedShares, ServerShares, SiteShares
+from dpca_tasks.sites.secure_sum.wire import (
+    DIGEST_BYTES,
+    HEAD_BYTES,
+    KEY_BYTES,
+    LONGEST_SESSION,
+    Context,
+    Frames,
+    Reader,
+    Received,
+    Scene,
+    Telegram,
+    attempt_key,
+    encode,
+    opened_key,
+    write_places,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Keys(Telegram):
+    """A site's public keys of one attempt."""
+
+    public: PublicKeys
+
+    kind: ClassVar[int] = 2
+    title: ClassVar[str] = "keys"
+    is_signed: ClassVar[bool] = True
+
+    def body(self, scene: Scene) -> bytes:
+        """Return the encoded body."""
+        public = self.public
+        return public.sealing + public.masking + public.commitment + write_places(public.opened, scene)
+
+    @classmethod
+    def longest(cls, scene: Scene) -> int:
+        """Return the bytes of every body."""
+        return 3 * KEY_BYTES + scene.bitmap_bytes
+
+    @classmethod
+    def parse(cls, reader: Reader, scene: Scene) -> Self:
+        """Return the message of a body."""
+        sealing, masking, commitment = (reader.take(KEY_BYTES) for _ in range(3))
+        opened = reader.places(scene)
+        return cls(public=PublicKeys(sealing=sealing, masking=masking, commitment=commitment, opened=opened))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyList(Frames[Keys]):
+    """The keys of all sites that sent theirs."""
+
+    kind: ClassVar[int] = 3
+    title: ClassVar[str] = "the list of keys"
+    of: ClassVar[type[Any]] = Keys
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SiteKeys(SitePhase[KeyList]):
+    """A site that has sent its keys."""
+
+    sealing: Pairing
+    masking: Pairing
+    self_seed: SecretKey = field(repr=False)
+    sent: bytes
+
+    expects: ClassVar[type[Any]] = KeyList
+
+    def answer(self, received: Received[KeyList]) -> tuple[bytes, SitePhase[Any]]:
+        """Share seed and key with the sites of the list."""
+        scene, place = self.session.scene, self.session.place
+        frames = received.message.frames
+        self.check_enough(frozenset(frames), KeyList.title)
+        if frames[place].raw != self.sent:
+            raise MessageRefused("the list holds other keys of this site than it sent; the server lies: stop.")
+        keys = {other: one.message.public for other, one in frames.items()}
+        shown = [key for one in keys.values() for key in (one.sealing, one.masking)]
+        if len(set(shown)) < len(shown):
+            raise MessageRefused("two keys of the list are equal, and a site could pose as another; begin another.")
+        listed = hashlib.sha256(received.raw).digest()
+        seeds, secrets = (
+            split(
+                secret.secret, threshold=scene.participants.threshold, places=scene.sites, entropy=self.session.entropy
+            )
+            for secret in (self.self_seed, self.masking.secret)
+        )
+        sealed = {}
+        for other, one in keys.items():
+            if other != place:
+                text = b"".join(share[other].to_bytes(SHARE_BYTES, "little") for share in (seeds, secrets))
+                sealed[other] = self.sealing.seal(text, to=other, public=one.sealing, bound_to=listed)
+        return self.session.send(SealedShares(sealed=sealed)), SiteShares(
+            session=self.session,
+            sealing=self.sealing,
+            masking=self.masking,
+            self_seed=self.self_seed,
+            keys=keys,
+            listed=listed,
+            own=SharesOf(seed=seeds[place], key=secrets[place]),
+        )
+
+
+@dataclass(kw_only=True)
+class ServerKeys(ServerPhase[Keys]):
+    """The server while it collects keys."""
+
+    expects: ClassVar[type[Any]] = Keys
+
+    def close(self) -> tuple[dict[int, bytes], ServerShares]:
+        """Return the list for each site that sent its keys, and the next phase."""
+        self.check_enough()
+        frame = encode(KeyList(frames=self.received), self.scene)
+        keys = {place: one.message.public for place, one in self.received.items()}
+        return dict.fromkeys(sorted(keys), frame), ServerShares(scene=self.scene, awaited=self.present, keys=keys)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Begin(Telegram):
+    """The proposal of a sum."""
+
+    context: Context
+
+    kind: ClassVar[int] = 1
+    title: ClassVar[str] = "a proposal"
+    is_signed: ClassVar[bool] = False
+
+    def body(self, scene: Scene) -> bytes:
+        """Return the encoded body."""
+        context, session = self.context, self.context.session.encode()
+        numbers = (context.address.round, context.address.attempt, context.words)
+        return b"".join(
+            [
+                len(session).to_bytes(2, "little"),
+                session,
+                *(number.to_bytes(8, "little") for number in numbers),
+                context.participants,
+                context.asked,
+            ]
+        )
+
+    @classmethod
+    def longest(cls, scene: Scene) -> int:
+        """Return the most bytes of a body."""
+        return _LONGEST
+
+    @classmethod
+    def parse(cls, reader: Reader, scene: Scene) -> Self:
+        """Return the message of a body."""
+        context = _parse_context(reader)
+        if context != scene.context:
+            raise MessageRefused("a proposal says another context than its head; begin another attempt.")
+        return cls(context=context)
+
+
+_LONGEST = 2 + LONGEST_SESSION + 3 * 8 + 2 * DIGEST_BYTES
+
+
+def propose(scene: Scene) -> bytes:
+    """Return the server's first frame."""
+    return encode(Begin(context=scene.context), scene)
+
+
+def read_proposal(raw: bytes) -> Context:
+    """Return what a proposal says, before anything is known of it; a site looks up roster and query by that.
+
+    Raises
+    ------
+    MessageRefused
+        When it is no proposal.
+    """
+    if raw[5:6] != bytes([Begin.kind]) or not HEAD_BYTES < len(raw) <= HEAD_BYTES + _LONGEST:
+        raise MessageRefused(f"{len(raw)} bytes came where a proposal is expected; begin an attempt.")
+    return _parse_context(Reader(raw[HEAD_BYTES:]))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SiteRoster(SitePhase[Begin]):
+    """A site before its first message."""
+
+    expects: ClassVar[type[Any]] = Begin
+
+    def receive(self, raw: bytes) -> tuple[bytes, SitePhase[Any]]:
+        """Say which part of a proposal differs from what this site knows, if one does; else answer it."""
+        if raw[5:6] == bytes([Begin.kind]):
+            said, known = read_proposal(raw), self.session.scene.context
+            for part, facts in (
+                ("session", (said.session, known.session)),
+                ("round and attempt", (said.address, known.address)),
+                ("roster or identity keys", (said.participants, known.participants)),
+                ("query", (said.asked, known.asked)),
+                ("number of integers", (said.words, known.words)),
+            ):
+                if facts[0] != facts[1]:
+                    raise MessageRefused(
+                        f"the server proposes another {part} than this site knows; it may lie, or one of the "
+                        "two has an old roster: compare them."
+                    )
+        return SitePhase.receive(self, raw)
+
+    def answer(self, received: Received[Begin]) -> tuple[bytes, SitePhase[Any]]:
+        """Remember the attempt, and send keys drawn for it."""
+        session = self.session
+        context = session.scene.context
+        mark = session.entropy(16)
+        if session.memory.remember(attempt_key(context.session, context.address), mark) != mark:
+            address = context.address
+            raise MessageRefused(
+                f"attempt {address.attempt} of round {address.round} was begun here before, and is never begun twice; "
+                "begin one with a higher number."
+            )
+        sealing, masking = (
+            Pairing(scene=session.scene, place=session.place, secret=session.draw_key()) for _ in range(2)
+        )
+        self_seed = session.draw_key()
+        roster = session.scene.participants.roster
+        opened = session.memory.recall(opened_key(roster.digest, round_index=context.address.round))
+        public = PublicKeys(
+            sealing=sealing.public,
+            masking=masking.public,
+            commitment=commit(self_seed, session.scene),
+            opened=frozenset() if opened is None else Reader(opened).places(session.scene),
+        )
+        frame = session.send(Keys(public=public))
+        return frame, SiteKeys(session=session, sealing=sealing, masking=masking, self_seed=self_seed, sent=frame)
+
+
+def _parse_context(reader: Reader) -> Context:
+    size = reader.integer(2)
+    try:
+        session = reader.take(size).decode()
+        round_index, attempt, count = (reader.integer(8) for _ in range(3))
+        participants, asked = reader.take(DIGEST_BYTES), reader.take(DIGEST_BYTES)
+        address = Address(round=round_index, attempt=attempt)
+        context = Context(session=session, address=address, participants=participants, asked=asked, words=count)
+    except (UnicodeDecodeError, InvalidInput):
+        raise MessageRefused("a proposal names no session, or numbers beyond all bounds; begin an attempt.") from None
+    if not reader.is_done():
+        raise MessageRefused("a proposal is followed by more bytes, which no message is; send it alone.")
+    return context
+
 
 logger = logging.getLogger("dpca.sites")
 

@@ -15,12 +15,21 @@ from numpy.typing import NDArray
 
 from dpca_tasks.errors import MessageRefused
 from dpca_tasks.noise.keystream import SecretKey
-from dpca_tasks.sites.secure_sum.agreements import Pairing, PublicKeys, commit
-from dpca_tasks.sites.secure_sum.double_masks import add_mask, own_mask_key, sign_of
-from dpca_tasks.sites.secure_sum.participants import DIGEST_BYTES, opened_key
-from dpca_tasks.sites.secure_sum.session import ServerPhase, SitePhase
-from dpca_tasks.sites.secure_sum.shamir import PRIME, SHARE_BYTES, recover
+from dpca_tasks.sites.secure_sum.session import (
+    PRIME,
+    SHARE_BYTES,
+    Pairing,
+    PublicKeys,
+    ServerPhase,
+    SitePhase,
+    add_mask,
+    commit,
+    own_mask_key,
+    recover,
+    sign_of,
+)
 from dpca_tasks.sites.secure_sum.wire import (
+    DIGEST_BYTES,
     Frames,
     Reader,
     Received,
@@ -28,6 +37,7 @@ from dpca_tasks.sites.secure_sum.wire import (
     Telegram,
     check_ascending,
     encode,
+    opened_key,
     write_places,
 )
 

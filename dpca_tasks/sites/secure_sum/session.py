@@ -1,23 +1,218 @@
-"""A site's session in one secure sum, and the interface of the phases through which it and the server go.
+"""A site's session in one secure sum, with the secrets that it shares and the masks that it adds.
+
+Shamir's sharing of a 32-byte secret: any t shares give it back, fewer tell nothing.
+
+Integers modulo the least prime above ``2^256``, exact. A share is the value at a site's place, 1, 2 and so on, of a
+polynomial of degree ``t - 1`` whose other coefficients are uniform.
+
+>>> shares = split(bytes(31) + b"!", threshold=2, places=3)
+>>> recover({2: shares[1], 3: shares[2]})[-1:]
+b'!'
+
+What two sites agree on without the server: the seed of their masks, and the cipher of what they send each other.
+
+Each draws two X25519 keys an attempt. HKDF-SHA256 binds what comes of a pair of keys to the context, which covers
+session, round, attempt, roster and query, and to the pair.
+
+The two masks of a masked sum: those of pairs, which cancel, and the site's own, which is opened with the sum.
+
+A site's session in one secure sum, and the interface of the phases through which it and the server go.
 
 A phase takes one type of message. Whatever is refused changes nothing: the phase stays, and nothing leaves.
 """
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from numpy.typing import NDArray
 
 from dpca_tasks.errors import InvalidInput, MessageRefused, SiteSilent
-from dpca_tasks.noise.keystream import SecretKey
-from dpca_tasks.sites.masks import Masks
-from dpca_tasks.sites.secure_sum.participants import Identity, Memory
-from dpca_tasks.sites.secure_sum.shamir import Entropy
-from dpca_tasks.sites.secure_sum.wire import Received, Scene, Telegram, decode, encode, longest_frame
+from dpca_tasks.noise.keystream import WORDS_PER_TILE, SecretKey, subkey, words
+from dpca_tasks.sites.roster import Address, Masks, Roster
+from dpca_tasks.sites.secure_sum.wire import Identity, Memory, Received, Scene, Telegram, decode, encode, longest_frame
+
+PRIME = 2**256 + 297
+SECRET_BYTES = 32
+SHARE_BYTES = 33
+
+Entropy = Callable[[int], bytes]
+"""Returns so many random bytes; the operating system's but in tests."""
+
+
+def split(secret: bytes, *, threshold: int, places: int, entropy: Entropy = os.urandom) -> list[int]:
+    """Return the shares of places 1 to ``places``."""
+    if len(secret) != SECRET_BYTES or not 1 <= threshold <= places:
+        raise InvalidInput(
+            f"a secret of {len(secret)} bytes, threshold={threshold} and places={places} must be {SECRET_BYTES} bytes "
+            "and 1 <= threshold <= places; correct them."
+        )
+    # 64 bytes modulo the prime are uniform up to 2^-255.
+    coefficients = [int.from_bytes(entropy(64), "little") % PRIME for _ in range(threshold - 1)]
+    coefficients.append(int.from_bytes(secret, "little"))
+    return [_value(coefficients, at) for at in range(1, places + 1)]
+
+
+def recover(shares: Mapping[int, int]) -> bytes:
+    """Return the secret of as many shares, by place, as its threshold.
+
+    Raises
+    ------
+    MessageRefused
+        When the shares are certainly not of one secret. Whoever knows a hash of the secret compares that too.
+    """
+    total = 0
+    for place, share in shares.items():
+        weight = 1
+        for other in shares:
+            if other != place:
+                weight = weight * other * pow(other - place, -1, PRIME) % PRIME
+        total += weight * share
+    total %= PRIME
+    if total >= 2 ** (8 * SECRET_BYTES):
+        raise MessageRefused("shares of a secret do not belong together; void the attempt and begin another.")
+    return total.to_bytes(SECRET_BYTES, "little")
+
+
+def _value(coefficients: list[int], at: int) -> int:
+    """Return a polynomial's value, by Horner's rule, its highest coefficient first."""
+    value = 0
+    for coefficient in coefficients:
+        value = (value * at + coefficient) % PRIME
+    return value
+
+
+TAG_BYTES = 16
+"""How much longer a sealed text is."""
+_NONCE = bytes(12)  # of a key that encrypts one message
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublicKeys:
+    """What a site shows of its secrets of an attempt.
+
+    Parameters
+    ----------
+    sealing, masking : bytes of length 32
+        The public keys under which others send it shares, and agree with it on masks.
+    commitment : bytes of length 32
+        That of the seed of its own mask.
+    opened : frozenset of int
+        The sites whose integers under this noise it helped to open in an earlier attempt; empty if there was none.
+    """
+
+    sealing: bytes
+    masking: bytes
+    commitment: bytes
+    opened: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pairing:
+    """One site's side of its agreements: a private key, and its place."""
+
+    scene: Scene
+    place: int
+    secret: SecretKey = field(repr=False)
+
+    @property
+    def public(self) -> bytes:
+        """The public key."""
+        return X25519PrivateKey.from_private_bytes(self.secret.secret).public_key().public_bytes_raw()
+
+    def mask_seed(self, other: int, *, public: bytes) -> SecretKey:
+        """Return the seed of the masks of this site and another, the same on both sides."""
+        pair = b"".join(place.to_bytes(2, "little") for place in sorted((self.place, other)))
+        return subkey(self._agree(other, public), label="masks of a pair", info=self.scene.context.digest + pair)
+
+    def seal(self, text: bytes, *, to: int, public: bytes, bound_to: bytes) -> bytes:
+        """Encrypt the one text that this site sends to another."""
+        return self._cipher(self.place, to, public, other=to).encrypt(_NONCE, text, bound_to)
+
+    def unseal(self, sealed: bytes, *, sender: int, public: bytes, bound_to: bytes) -> bytes:
+        """Decrypt the one text that another site sent to this one."""
+        try:
+            return self._cipher(sender, self.place, public, other=sender).decrypt(_NONCE, sealed, bound_to)
+        except InvalidTag:
+            raise MessageRefused(
+                f"shares from site {self.scene.name(sender)!r} were changed, or made for another list of keys than "
+                "this site was shown; the server may lie: begin another attempt."
+            ) from None
+
+    def _cipher(self, sender: int, receiver: int, public: bytes, *, other: int) -> ChaCha20Poly1305:
+        way = sender.to_bytes(2, "little") + receiver.to_bytes(2, "little")
+        key = subkey(self._agree(other, public), label="shares on their way", info=self.scene.context.digest + way)
+        return ChaCha20Poly1305(key.secret)
+
+    def _agree(self, other: int, public: bytes) -> bytes:
+        private = X25519PrivateKey.from_private_bytes(self.secret.secret)
+        try:
+            return private.exchange(X25519PublicKey.from_public_bytes(public))
+        except ValueError:
+            raise MessageRefused(
+                f"the key of site {self.scene.name(other)!r} agrees with nobody's; begin another attempt without it."
+            ) from None
+
+
+def commit(self_seed: SecretKey, scene: Scene) -> bytes:
+    """Return the commitment to a seed: a hash of 32 random bytes, which hides them and fits no others."""
+    return subkey(self_seed.secret, label="commitment", info=scene.context.digest).secret
+
+
+@dataclass(slots=True, kw_only=True)
+class DoubleMasks:
+    """A site's masks of one attempt; see `dpca_tasks.sites.roster.Masks`."""
+
+    scene: Scene
+    site: str
+    self_seed: SecretKey = field(repr=False)
+    pair_seeds: Mapping[int, SecretKey] = field(repr=False)
+    used: int = 0
+    """How often the mask was taken."""
+
+    def mask(self, address: Address, *, roster: Roster, size: int) -> NDArray[np.uint64]:
+        """Return the mask of the attempt."""
+        context = self.scene.context
+        if (address, roster.digest, size) != (context.address, self.scene.participants.roster.digest, context.words):
+            raise InvalidInput(
+                f"masks of {context.words} integers were agreed on for another attempt, roster or query; "
+                "ask for what the server proposed."
+            )
+        self.used += 1
+        mask = np.zeros(size, np.uint64)
+        add_mask(mask, own_mask_key(self.self_seed, self.scene), sign=1)
+        place = self.scene.participants.place(self.site)
+        for other, seed in self.pair_seeds.items():
+            add_mask(mask, seed, sign=sign_of(place, other))
+        return mask
+
+
+def own_mask_key(self_seed: SecretKey, scene: Scene) -> SecretKey:
+    """Return the key of a site's own mask."""
+    return subkey(self_seed.secret, label="own mask", info=scene.context.digest)
+
+
+def sign_of(place: int, other: int) -> int:
+    """Return the sign under which the site at a place adds the mask that it shares with another."""
+    return 1 if place < other else -1
+
+
+def add_mask(total: NDArray[np.uint64], key: SecretKey, *, sign: int) -> None:
+    """Add the words of a key to a total, or subtract them, modulo ``2^64``, in place."""
+    for start in range(0, total.size, WORDS_PER_TILE):
+        stop = min(start + WORDS_PER_TILE, total.size)
+        drawn = words(key, stream=0, start=start, stop=stop)
+        if sign > 0:
+            total[start:stop] += drawn
+        else:
+            total[start:stop] -= drawn
+
 
 Contribute = Callable[[Masks], NDArray[np.uint64]]
 """Returns a site's noised integers under masks that it is given; it reads the rows, unless they were read before."""

@@ -1,14 +1,37 @@
-"""A bracket holds the true epsilon, of closed forms and beside dp-accounting, and its ends agree or it says so."""
+"""A bracket holds the true epsilon, of closed forms and beside dp-accounting, and its ends agree or it says so.
 
+What one Wishart matrix costs is what the densities of its one decisive number say.
+
+The joint view of noised messages against explicit conditioning of Gaussians.
+
+The range of an exponential mechanism's privacy loss: never above what holds, and near it.
+"""
+
+import itertools
 import math
+from fractions import Fraction
 
 import dp_accounting
+import numpy as np
 import pytest
 from dp_accounting.pld import common, privacy_loss_distribution
-from scipy import optimize
+from hypothesis import given
+from hypothesis import strategies as st
+from mpmath import mp
+from scipy import integrate, optimize, stats
 from scipy.stats import norm
 
 from dpca_tasks.accounting import epsilon_bracket as module
+from dpca_tasks.accounting.calibration import gaussian_epsilon, gaussian_noise_multiplier, largest_range
+from dpca_tasks.accounting.closed_brackets import (
+    gain_over_equal_weights,
+    least_noise,
+    rosters_mu,
+    usual_colluders,
+    view_mu,
+    wishart_delta,
+    wishart_epsilon,
+)
 from dpca_tasks.accounting.epsilon_bracket import epsilon_bracket
 from dpca_tasks.accounting.events import (
     Event,
@@ -154,3 +177,197 @@ def test_an_answer_without_noise_has_no_epsilon() -> None:
 def test_a_bracket_out_of_its_domain_is_refused(delta: float, within: float) -> None:
     with pytest.raises(InvalidInput, match="delta="):
         epsilon_bracket(gaussian(1.0), delta=delta, within=within)
+
+
+@pytest.mark.parametrize(
+    ("degrees", "scale", "epsilon"), [(4, 1.0, 0.3), (7, 3.0, 0.1), (40, 1.0, 0.05), (2, 5.0, 1.0)]
+)
+def test_delta_is_the_larger_of_the_two_integrals_that_define_it(degrees: float, scale: float, epsilon: float) -> None:
+    law = stats.chi2(degrees, scale=scale)
+
+    def lost(first: float, second: float) -> float:
+        def above(t: float) -> float:
+            return max(float(law.pdf(t - first) - math.exp(epsilon) * law.pdf(t - second)), 0.0)
+
+        end = float(law.isf(1e-14)) + 1
+        edges = [0.0, 1.0, *np.geomspace(1.001, end, 12)]
+        return float(sum(integrate.quad(above, a, b, epsabs=1e-12)[0] for a, b in itertools.pairwise(edges)))
+
+    expected = max(lost(0.0, 1.0), lost(1.0, 0.0))
+    assert wishart_delta(degrees, scale=scale, epsilon=epsilon) == pytest.approx(expected, abs=1e-8)
+
+
+@pytest.mark.parametrize(("epsilon", "delta"), [(0.1, 0.0328), (1.0, 0.283)])
+def test_the_published_matrix_has_a_delta_that_no_epsilon_covers(epsilon: float, delta: float) -> None:
+    found = wishart_delta(2, scale=3 / (2 * epsilon), epsilon=epsilon)
+    assert found == pytest.approx(delta, rel=2e-3)
+    assert wishart_delta(2, scale=3 / (2 * epsilon), epsilon=100.0) == found
+    assert wishart_epsilon(2, scale=3 / (2 * epsilon), delta=delta / 2) == math.inf
+
+
+def test_many_degrees_of_freedom_are_as_noisy_as_a_gaussian() -> None:
+    """At p = 1e4 and d = 123 the std off the diagonal is 12.59 where Analyze Gauss has 12.31."""
+    scale = optimize.brentq(lambda c: wishart_delta(1e4, scale=c, epsilon=0.1) - 1e-3, 0.01, 1.0)
+    assert scale * math.sqrt(1e4 + 122) == pytest.approx(12.59, abs=0.005)
+    assert gaussian_noise_multiplier(epsilon=0.1, delta=1e-3) / math.sqrt(2) == pytest.approx(12.31, abs=0.005)
+
+
+def test_the_epsilon_found_holds_and_little_less_does_not() -> None:
+    found = wishart_epsilon(50, scale=1.0, delta=1e-3)
+    assert wishart_delta(50, scale=1.0, epsilon=found) <= 1e-3 < wishart_delta(50, scale=1.0, epsilon=found * 0.99999)
+
+
+def conditioned_mu(sites, colluders, share, mask):
+    """The shift of site 0's message in the covariance of honest messages, given the colluders' masks."""
+    masks = mask * (np.eye(sites) - 1 / sites)
+    seen, honest = np.arange(sites - colluders, sites), np.arange(sites - colluders)
+    given = masks[np.ix_(honest, honest)]
+    if colluders:
+        cross = masks[np.ix_(honest, seen)]
+        given = given - cross @ np.linalg.solve(masks[np.ix_(seen, seen)], cross.T)
+    return np.sqrt(np.linalg.inv(given + share * np.eye(len(honest)))[0, 0])
+
+
+@pytest.mark.parametrize(("sites", "colluders"), [(2, 0), (5, 0), (5, 1), (10, 3), (30, 9), (4, 3)])
+@pytest.mark.parametrize(("share", "mask"), [(0.1, 1.0), (1.0, 50.0), (0.3, 0.01)])
+def test_the_view_is_that_of_conditioned_gaussians(sites, colluders, share, mask):
+    found = view_mu(sensitivity=2.0, honest=sites - colluders, share_variance=share, mask_variance=mask)
+    assert found == pytest.approx(2.0 * conditioned_mu(sites, colluders, share, mask), rel=1e-10)
+
+
+@pytest.mark.parametrize(("colluders", "epsilon"), [(0, 1.39), (3, 1.55)])
+def test_printed_variances_give_more_than_they_claim(colluders, epsilon):
+    """Ten sites at (1, 1e-5), where one message alone has a mu of 0.2681."""
+    mu = 0.268086 * view_mu(sensitivity=1.0, honest=10 - colluders, share_variance=0.1, mask_variance=1.0)
+    assert gaussian_epsilon(noise_multiplier=1 / mu, delta=1e-5) == pytest.approx(epsilon, abs=0.01)
+
+
+def test_the_least_noise_gives_the_worst_site_its_mu_and_every_other_more():
+    rng = np.random.default_rng(8)
+    for honest in (1, 3, 8):
+        weights, mus = rng.uniform(0.1, 1, 8).tolist(), rng.uniform(0.2, 2, 8).tolist()
+        share = least_noise(weights=weights, sensitivities=[1.5] * 8, mus=mus) / honest
+        reached = [view_mu(sensitivity=1.5 * w, honest=honest, share_variance=share) for w in weights]
+        assert max(np.array(reached) / mus) == pytest.approx(1.0, rel=1e-12)
+
+
+def test_the_same_message_in_two_sums_is_their_difference():
+    everyone, without_last = [1, 1, 1, 1], [1, 1, 1, 0]
+    terms = {"sensitivity": 1.0, "share_variance": 0.25}
+    np.testing.assert_allclose(rosters_mu([everyone], **terms), 1.0)
+    np.testing.assert_allclose(rosters_mu([everyone, everyone], **terms), 1.0, err_msg="a resend tells nothing new")
+    np.testing.assert_allclose(rosters_mu([everyone, without_last], **terms), [2 / 3**0.5] * 3 + [2.0])
+    leave_one_out = 1 - np.eye(4)
+    np.testing.assert_allclose(rosters_mu(leave_one_out, **terms), 2.0)
+
+
+def test_the_gain_over_equal_weights_is_least_for_equal_sizes():
+    """Proposition 1, over all ways to divide 12 records over 3 sites, and its extremes for 1,000 over 10."""
+    parts = [p for p in itertools.product(range(1, 11), repeat=3) if sum(p) == 12]
+    gains = {p: gain_over_equal_weights(p) for p in parts}
+    assert min((gain, parts) for parts, gain in gains.items())[1] == (4, 4, 4)
+    assert sorted(max((gain, parts) for parts, gain in gains.items())[1]) == [1, 1, 10]
+    assert gain_over_equal_weights([100] * 10) == pytest.approx(10.0)
+    assert gain_over_equal_weights([1] * 9 + [991]) == pytest.approx(90_000, rel=1e-4)
+
+
+def test_someone_has_to_be_honest():
+    assert [usual_colluders(sites) for sites in (1, 3, 4, 10)] == [0, 0, 1, 3]
+    with pytest.raises(InvalidInput, match="honest"):
+        view_mu(sensitivity=1.0, honest=0, share_variance=1.0)
+
+
+EPSILONS = st.floats(-3.0, 1.3).map(lambda power: 10.0**power)
+DELTAS = st.floats(-12.0, -0.5).map(lambda power: 10.0**power)
+
+
+def two_point(loss, found):
+    """Return losses and probabilities of the law on ``loss`` and ``loss - r`` whose likelihood ratio has mean 1."""
+    likely = (mp.exp(found) - mp.exp(loss)) / (mp.exp(found) - 1)
+    return ((loss, likely), (loss - found, 1 - likely))
+
+
+def hockey_stick(laws, epsilon):
+    """Return the exact delta of independent losses."""
+    total = mp.mpf(0)
+    for choice in itertools.product(*laws):
+        loss = sum(part[0] for part in choice)
+        chance = math.prod(part[1] for part in choice)
+        total += chance * max(mp.mpf(0), 1 - mp.exp(mp.mpf(epsilon) - loss))
+    return total
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "delta", "expected"), [(0.1, 1e-3, 0.1215), (1.0, 1e-3, 1.0516), (1.0, 0.0, 1.0), (1.0, 1e-6, 1.0015)]
+)
+def test_it_has_the_values_of_the_sheet_rounded_down(epsilon, delta, expected):
+    assert 0 <= largest_range(epsilon=epsilon, delta=delta) - expected < 1e-4
+
+
+@given(epsilon=EPSILONS, delta=DELTAS)
+def test_one_draw_is_private_and_one_float_more_is_not(epsilon, delta):
+    """The worst loss of a range r is the two-point law at ``(epsilon + r) / 2``."""
+    found = largest_range(epsilon=epsilon, delta=delta)
+    assert found > epsilon
+    with mp.workdps(60):
+        for value, private in ((found, True), (math.nextafter(found, math.inf), False)):
+            exact = mp.mpf(value)
+            worst = two_point((mp.mpf(epsilon) + exact) / 2, exact)
+            assert (hockey_stick([worst], epsilon) <= mp.mpf(delta)) is private
+
+
+@given(epsilon=EPSILONS, delta=DELTAS, place=st.floats(0.0, 1.0))
+def test_no_two_point_law_is_worse(epsilon, delta, place):
+    found = largest_range(epsilon=epsilon, delta=delta)
+    with mp.workdps(40):
+        assert hockey_stick([two_point(mp.mpf(found) * place, mp.mpf(found))], epsilon) <= mp.mpf(delta)
+
+
+@pytest.mark.parametrize("draws", [2, 3, 5])
+@pytest.mark.parametrize(("epsilon", "delta"), [(0.1, 1e-3), (1.0, 1e-3), (1.0, 1e-6), (4.0, 1e-6)])
+def test_several_draws_keep_their_guarantee_together(epsilon, delta, draws):
+    """Every combination of nine two-point laws a draw, exactly."""
+    found = mp.mpf(largest_range(epsilon=epsilon, delta=delta, draws=draws))
+    with mp.workdps(30):
+        places = [two_point(found * place / 8, found) for place in range(9)]
+        worst = max(
+            hockey_stick(laws, epsilon)
+            for laws in itertools.combinations_with_replacement(places, draws)
+            if draws < 5 or len(set(laws)) == 1
+        )
+    assert worst <= delta
+
+
+def test_without_delta_the_draws_share_epsilon_exactly():
+    for draws in (1, 2, 3, 7, 10):
+        found = largest_range(epsilon=0.7, delta=0.0, draws=draws)
+        assert draws * Fraction(found) <= Fraction(0.7) < draws * Fraction(math.nextafter(found, 1.0))
+
+
+def test_many_draws_have_more_than_a_share_of_epsilon():
+    """By zCDP: at (1, 1e-6) ten draws have 0.139 each instead of 0.1; two are better off apart."""
+    assert largest_range(epsilon=1.0, delta=1e-6, draws=10) == pytest.approx(0.1396, abs=1e-4)
+    assert largest_range(epsilon=1.0, delta=1e-6, draws=2) == pytest.approx(0.5009, abs=1e-4)
+
+
+def test_more_privacy_never_gives_a_larger_range():
+    found = [largest_range(epsilon=1.0, delta=delta, draws=4) for delta in np.geomspace(1e-300, 0.5, 20)]
+    assert (np.diff(found) >= 0).all()
+    assert largest_range(epsilon=1.0, delta=0.0, draws=4) <= found[0]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"epsilon": 0.0},
+        {"epsilon": 1e10},
+        {"epsilon": 1e-9, "delta": 0.0},
+        {"delta": 1.0},
+        {"delta": -0.1},
+        {"draws": 0},
+    ],
+    ids=str,
+)
+def test_what_has_no_range_is_refused(change):
+    with pytest.raises(InvalidInput):
+        largest_range(**{"epsilon": 1.0, "delta": 1e-6, "draws": 1, **change})

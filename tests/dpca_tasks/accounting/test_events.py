@@ -1,25 +1,36 @@
-"""Events are plain data, and their steps can be counted, found and walked without a list of them."""
+"""Events are plain data, and their steps can be counted, found and walked without a list of them.
+
+An event is of the closed table, or it is refused; its parts are counted, however they are nested.
+"""
 
 import itertools
 import json
 import math
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dpca_tasks.accounting import events as core
+from dpca_tasks.accounting.epsilon_bracket import epsilon_bracket
 from dpca_tasks.accounting.events import (
+    KINDS,
     Event,
+    Parts,
     approximate,
     composed,
     count_steps,
     gaussian,
     laplace,
+    loss_event,
+    parts_of,
     poisson_sampled,
     self_composed,
     step_at,
     steps,
 )
+from dpca_tasks.accounting.filters import build_filter
 from dpca_tasks.errors import InvalidInput, StepMismatch
 
 multipliers = st.floats(min_value=1e-3, max_value=1e3)
@@ -130,3 +141,130 @@ def test_names_outside_the_table_are_refused() -> None:
     for read in (count_steps, composed, lambda event: next(steps(event)), lambda event: step_at(event, 0)):
         with pytest.raises(InvalidInput, match="not known"):
             read(stranger)
+
+
+GAUSSIAN = {"name": "gaussian", "noise_multiplier": 2.0}
+SAMPLED = {"name": "poisson_sampled", "rate": 0.5, "event": GAUSSIAN}
+
+multipliers_of_parts = st.floats(1e-3, 1e6)
+leaves = st.one_of(
+    multipliers_of_parts.map(core.gaussian),
+    multipliers_of_parts.map(core.laplace),
+    st.builds(core.approximate, st.floats(0, 50), st.floats(0, 0.5)),
+    st.builds(lambda z, rate: core.poisson_sampled(core.gaussian(z), rate), multipliers_of_parts, st.floats(1e-6, 1)),
+)
+nested = st.recursive(
+    leaves,
+    lambda inner: st.one_of(
+        st.lists(inner, min_size=1, max_size=3).map(lambda events: core.composed(*events)),
+        st.builds(core.self_composed, inner, st.integers(1, 1000)),
+    ),
+    max_leaves=6,
+)
+
+
+@given(nested)
+def test_every_step_that_the_core_plans_is_counted_once(event: core.Event) -> None:
+    parts = parts_of(json.loads(json.dumps(event)))
+    counted = sum(sum(table.values()) for table in (parts.gaussians, parts.sampled, parts.approximate))
+    assert counted == core.count_steps(event)
+
+
+def test_equal_parts_are_counted_together() -> None:
+    thrice = {"name": "self_composed", "event": GAUSSIAN, "count": 3}
+    event = {"name": "composed", "events": [thrice, GAUSSIAN, {"name": "self_composed", "event": thrice, "count": 2}]}
+    assert parts_of(event) == Parts(gaussians={2.0: 10})
+
+
+def test_sampling_everyone_is_no_sampling() -> None:
+    assert parts_of({**SAMPLED, "rate": 1.0}) == parts_of(GAUSSIAN)
+
+
+def test_a_sample_of_all_stays_one_where_records_are_replaced() -> None:
+    """Its multiplier is that for an emptied record: as a Gaussian of replaced ones it would cost too little."""
+    ((rate, _),) = parts_of({**SAMPLED, "rate": 1.0}, replaced=True).sampled
+    assert rate == 1.0
+    event = {"name": "poisson_sampled", "rate": 1.0, "event": core.gaussian(10.0)}
+    whole, plain = (
+        build_filter("gdp", epsilon=1.0, delta=1e-6, failure_delta=5e-7, replaced=True).charge(event, delta=1e-7)
+        for event in (event, core.gaussian(10.0))
+    )
+    assert whole[2] > 3.9 * plain[2]  # two steps of mu 1 / 10 add up to 2 / 10, by itself dearer still
+
+
+def test_laplace_noise_is_pure_and_its_epsilon_not_rounded_down() -> None:
+    ((epsilon, delta),) = parts_of({"name": "laplace", "noise_multiplier": 3.0}).approximate
+    assert 1 / 3 < epsilon < 1 / 3 + 1e-15
+    assert delta == 0
+
+
+def test_sampled_parts_are_composed_as_dp_accounting_does() -> None:
+    import dp_accounting as dp
+
+    event = {"name": "self_composed", "event": SAMPLED, "count": 7}
+    once = dp.PoissonSampledDpEvent(0.5, dp.GaussianDpEvent(2.0))
+    assert loss_event(parts_of(event)) == dp.ComposedDpEvent([dp.SelfComposedDpEvent(once, 7)])
+
+
+BAD: list[Any] = [
+    *(None, 3, [], {}, {"name": "gaussian"}, {"name": "secret", "noise_multiplier": 1.0}, {"name": ["gaussian"]}),
+    {**GAUSSIAN, "comment": "more"},
+    *({"name": name, "noise_multiplier": z} for name in ("gaussian", "laplace") for z in (0, -1.0, float("nan"))),
+    *({"name": "gaussian", "noise_multiplier": z} for z in (float("inf"), "2", True, None, 10**400)),
+    *({"name": "approximate", "epsilon": e, "delta": 0.0} for e in (-1.0, float("inf"), float("nan"), "1")),
+    *({"name": "approximate", "epsilon": 1.0, "delta": d} for d in (-1e-9, 1.0, float("nan"), "0", None)),
+    *({**SAMPLED, "rate": rate} for rate in (0.0, -0.1, 1.1, float("nan"), "0.5")),
+    {**SAMPLED, "event": {"name": "laplace", "noise_multiplier": 1.0}},
+    {**SAMPLED, "event": {**GAUSSIAN, "comment": "more"}},
+    *({"name": "composed", "events": events} for events in ([], None, [GAUSSIAN, {}])),
+    *({"name": "self_composed", "event": GAUSSIAN, "count": count} for count in (0, -1, 1.0, True, None)),
+]
+
+
+@pytest.mark.parametrize("event", BAD, ids=str)
+def test_what_is_not_of_the_table_is_refused(event: Any) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        parts_of(event)
+    assert all(name in str(refused.value) for name in KINDS)
+
+
+EXAMPLES: dict[str, core.Event] = {
+    "gaussian": core.gaussian(2),
+    "laplace": core.laplace(3.0),
+    "approximate": core.approximate(1, 1e-6),
+    "poisson_sampled": core.poisson_sampled(core.gaussian(2.0), 0.5),
+    "stream_tick": core.stream_tick("a" * 32, 3, 2.0),
+    "non_private": core.non_private(),
+    "composed": core.composed(core.gaussian(2.0), core.laplace(1.0)),
+    "self_composed": core.self_composed(core.gaussian(2.0), 3),
+}
+
+
+def test_every_kind_has_an_example() -> None:
+    assert EXAMPLES.keys() == KINDS.keys()
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_what_a_builder_makes_is_what_the_reader_takes(name: str) -> None:
+    event = json.loads(json.dumps(EXAMPLES[name]))
+    assert event["name"] == name
+    assert set(event) == {"name", *KINDS[name].fields}
+    assert core.checked(event) == event
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_kind_has_events_inside_or_is_accounted_for_as_a_step(name: str) -> None:
+    assert (KINDS[name].inside is None) == (KINDS[name].part is not None)
+    assert epsilon_bracket(EXAMPLES[name], delta=1e-3).upper > 0, "its loss is known too"
+
+
+@pytest.mark.parametrize("field", ["noise_multiplier", "epsilon", "delta", "rate", "count"])
+def test_builder_and_reader_refuse_the_same_numbers(field: str) -> None:
+    for name, event in EXAMPLES.items():
+        if field in KINDS[name].fields:
+            for bad in (-1.0, float("nan"), float("inf"), True):
+                fields = {**{key: event[key] for key in KINDS[name].fields}, field: bad}
+                with pytest.raises(InvalidInput, match=f"{field}="):
+                    KINDS[name].build(**fields)
+                with pytest.raises(InvalidInput, match="record one that is"):
+                    parts_of({"name": name, **fields})

@@ -7,17 +7,17 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from dpca_tasks.accounting.calibration import gaussian_noise_multiplier
+from dpca_tasks.accounting.calibration import UNITS, gaussian_noise_multiplier, units_of
 from dpca_tasks.accounting.factorisation import (
     EXCESS,
     MOST_TICKS,
     Weights,
     choose_weights,
+    coefficients_of,
+    divided,
     extension_event,
     tree_factors,
 )
-from dpca_tasks.accounting.gaussian import UNITS, units_of
-from dpca_tasks.accounting.power_series import coefficients_of, divided
 from dpca_tasks.errors import InvalidInput
 
 YEAR = choose_weights("sqrt", ticks=365)

@@ -1,9 +1,16 @@
-"""Filters charge every event enough, admit whole budgets, and are not talked out of delta."""
+"""Filters charge every event enough, admit whole budgets, and are not talked out of delta.
+
+A share of a budget is the largest that every run gets: all are admitted, and with the next float the last is not.
+
+A budget's history says what its numbers of the day said, in time that grows with the releases alone.
+"""
 
 import functools
+import itertools
 import json
 import math
 from collections.abc import Mapping, Sequence
+from fractions import Fraction
 from typing import Any
 
 import mpmath
@@ -14,8 +21,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import integrate, stats
 
-from dpca_tasks.accounting.calibration import gaussian_noise_multiplier
-from dpca_tasks.accounting.charges import add, encode, total_of
+from dpca_tasks.accounting import calibration, filters, prices
+from dpca_tasks.accounting.calibration import UNITS, gaussian_noise_multiplier, laplace_noise_multiplier, largest_units
+from dpca_tasks.accounting.events import parts_of
 from dpca_tasks.accounting.filters import (
     DELTA_UNITS,
     ORDERS,
@@ -23,11 +31,18 @@ from dpca_tasks.accounting.filters import (
     PrivacyFilter,
     RenyiFilter,
     build_filter,
+    burn_down,
 )
-from dpca_tasks.accounting.gaussian import UNITS, largest_units
-from dpca_tasks.accounting.parts import parts_of
-from dpca_tasks.accounting.prices import MOST, RENYI_UNITS, dominating_units, loss_epsilon
-from dpca_tasks.accounting.pure import laplace_noise_multiplier
+from dpca_tasks.accounting.prices import (
+    MOST,
+    RENYI_UNITS,
+    Charge,
+    add,
+    dominating_units,
+    encode,
+    loss_epsilon,
+    total_of,
+)
 from dpca_tasks.accounting.subsampled import sampled_gaussian_noise_multiplier
 from dpca_tasks.errors import InvalidInput
 
@@ -377,3 +392,199 @@ def test_sampled_steps_of_small_epsilon_are_not_priced_by_the_grid() -> None:
 def test_an_unknown_filter_is_refused() -> None:
     with pytest.raises(InvalidInput, match="choose one of gdp, renyi"):
         build_filter("pld", epsilon=1.0, delta=1e-6)
+
+
+DELTA = 1e-6
+GAUSSIAN = {"name": "gaussian", "noise_multiplier": 4.0}
+KNOWN = {"name": "approximate", "epsilon": 0.2, "delta": 1e-8}
+BEFORE = {
+    "nothing": [],
+    "gaussian": [GAUSSIAN],
+    "pure": [PURE],
+    "mixed": [PURE, GAUSSIAN, KNOWN, PURE],
+}
+TERMS = {
+    f"{kind}, {'set aside' if aside else 'none set aside'}": {"kind": kind, "failure_delta": aside}
+    for kind, aside in (("gdp", 0.0), ("gdp", DELTA / 10), ("renyi", DELTA / 10))
+}
+
+
+def charged(rules: PrivacyFilter, before: list[dict[str, Any]]) -> prices.Charge:
+    """Return the total after those events that are admitted."""
+    total = rules.zero
+    for event in before:
+        after = prices.add(total, rules.charge_after(total, event, delta=DELTA))
+        total = after if rules.admits(after) or event["name"] == "non_private" else total
+    return total
+
+
+def one_by_one(rules: PrivacyFilter, total: prices.Charge, *, epsilon: float, delta: float) -> int:
+    """Count the runs as the ledger would admit them."""
+    event = {"name": "gaussian", "noise_multiplier": gaussian_noise_multiplier(epsilon=epsilon, delta=delta)}
+    for count in itertools.count():
+        total = prices.add(total, rules.charge_after(total, event, delta=delta))
+        if not rules.admits(total):
+            return count
+    raise AssertionError
+
+
+@pytest.mark.parametrize("before", BEFORE.values(), ids=BEFORE)
+@pytest.mark.parametrize("terms", TERMS.values(), ids=TERMS)
+@pytest.mark.parametrize(("runs", "delta"), [(1, DELTA), (52, DELTA), (7, 1e-4)])
+def test_every_run_gets_its_share_and_the_next_float_is_too_much(
+    terms: dict[str, Any], before: list[dict[str, Any]], runs: int, delta: float
+) -> None:
+    rules = build_filter(**terms, epsilon=4.0, delta=DELTA)
+    total = charged(rules, before)
+    each = filters.largest_epsilon(rules, total, runs=runs, delta=delta)
+    assert one_by_one(rules, total, epsilon=each, delta=delta) >= runs
+    assert one_by_one(rules, total, epsilon=math.nextafter(each, math.inf), delta=delta) < runs
+    assert filters.admitted_runs(rules, total, epsilon=each, delta=delta) == runs
+    after = filters.total_after_runs(rules, total, runs=runs, epsilon=each, delta=delta)
+    assert after is not None
+    assert rules.admits(after)
+    assert rules.remaining(after) < 0.02 * each
+
+
+@pytest.mark.parametrize("kind", ["gdp", "renyi"])
+@pytest.mark.parametrize("epsilon", [1e-6, 0.01, 0.7, 3.9, 4.1, 50.0])
+def test_runs_that_fit_are_those_that_are_admitted_one_by_one(kind: str, epsilon: float) -> None:
+    rules = build_filter(kind, epsilon=4.0, delta=DELTA)
+    for before in ([], [PURE, GAUSSIAN]):
+        total = charged(rules, before)
+        count = filters.admitted_runs(rules, total, epsilon=epsilon, delta=DELTA)
+        if epsilon >= 0.1:
+            assert count == one_by_one(rules, total, epsilon=epsilon, delta=DELTA)
+        else:
+            event = {"name": "gaussian", "noise_multiplier": gaussian_noise_multiplier(epsilon=epsilon, delta=DELTA)}
+            charge = rules.charge(event, delta=DELTA)
+            totals = [prices.add(total, tuple(runs * unit for unit in charge)) for runs in (count, count + 1)]
+            assert [rules.admits(each) for each in totals] == [True, False]
+
+
+def test_a_single_run_may_be_charged_by_itself_where_the_composition_is_dearer() -> None:
+    """The Renyi filter admits a first Gaussian of the whole budget alone, which its orders would not."""
+    rules = build_filter("renyi", epsilon=4.0, delta=DELTA)
+    assert filters.largest_epsilon(rules, rules.zero, runs=1, delta=DELTA) >= 4.0 * (1 - 1e-12)
+    assert filters.largest_epsilon(rules, rules.zero, runs=2, delta=DELTA) < 3.0
+
+
+def test_one_run_gets_all_that_remains() -> None:
+    for kind, before in itertools.product(("gdp", "renyi"), BEFORE.values()):
+        rules = build_filter(kind, epsilon=4.0, delta=DELTA)
+        total = charged(rules, before)
+        each = filters.largest_epsilon(rules, total, runs=1, delta=DELTA)
+        assert rules.remaining(total) <= each <= rules.remaining(total) * (1 + 1e-6)
+
+
+def test_nothing_left_and_more_runs_than_units_give_no_share() -> None:
+    rules = build_filter("gdp", epsilon=4.0, delta=DELTA)
+    voided = charged(rules, [{"name": "non_private"}])
+    spent = charged(rules, [{"name": "approximate", "epsilon": 4.0, "delta": 0.0}])
+    for total, runs in ((voided, 1), (spent, 1), (spent, 52), (rules.zero, 2**57)):
+        assert filters.largest_epsilon(rules, total, runs=runs, delta=DELTA) == 0.0
+    assert filters.admitted_runs(rules, voided, epsilon=0.1, delta=DELTA) == 0
+
+
+@pytest.mark.parametrize(("runs", "delta"), [(0, DELTA), (-1, DELTA), (True, DELTA), (3, 0.0), (3, 1.0)])
+def test_a_pace_outside_its_domain_is_refused(runs: int, delta: float) -> None:
+    rules = build_filter("gdp", epsilon=4.0, delta=DELTA)
+    with pytest.raises(InvalidInput):
+        filters.largest_epsilon(rules, rules.zero, runs=runs, delta=delta)
+
+
+BURN_DOWN_GAUSSIAN = {"name": "gaussian", "noise_multiplier": 30.0}
+BURN_DOWN_PURE = {"name": "approximate", "epsilon": 0.01, "delta": 0.0}
+BURN_DOWN_KNOWN = {"name": "approximate", "epsilon": 0.02, "delta": 1e-9}
+TINY = {"name": "gaussian", "noise_multiplier": 1e7}
+HUGE = {"name": "gaussian", "noise_multiplier": 0.05}
+
+BURN_DOWN_TERMS: dict[str, dict[str, Any]] = {
+    "gdp": {"kind": "gdp", "epsilon": 3.0, "delta": 1e-6},
+    "gdp, with failures": {"kind": "gdp", "epsilon": 3.0, "delta": 1e-6, "failure_delta": 1e-7},
+    "gdp, generous": {"kind": "gdp", "epsilon": 900.0, "delta": 1e-5, "failure_delta": 1e-6},
+    "renyi": {"kind": "renyi", "epsilon": 5.0, "delta": 1e-6, "failure_delta": 1e-7},
+}
+COURSES = {
+    "gaussians": [BURN_DOWN_GAUSSIAN] * 12,
+    "opened by pure ones": [
+        BURN_DOWN_PURE,
+        BURN_DOWN_PURE,
+        BURN_DOWN_KNOWN,
+        BURN_DOWN_GAUSSIAN,
+        BURN_DOWN_GAUSSIAN,
+        BURN_DOWN_PURE,
+        BURN_DOWN_KNOWN,
+        BURN_DOWN_GAUSSIAN,
+    ],
+    "sizes from nothing to all": [TINY, TINY, BURN_DOWN_GAUSSIAN, HUGE, BURN_DOWN_GAUSSIAN],
+}
+
+
+def totals_of(rules: PrivacyFilter, course: list[dict[str, Any]]) -> list[Charge]:
+    totals = [rules.zero]
+    for event in course:
+        totals.append(prices.add(totals[-1], rules.charge_after(totals[-1], event, delta=1e-9)))
+    return totals[1:]
+
+
+@pytest.mark.parametrize("course", COURSES.values(), ids=COURSES)
+@pytest.mark.parametrize("terms", BURN_DOWN_TERMS.values(), ids=BURN_DOWN_TERMS)
+def test_numbers_are_those_of_the_day_or_on_the_safe_side_by_almost_nothing(
+    terms: dict[str, Any], course: list[dict[str, Any]]
+) -> None:
+    rules = build_filter(**terms)
+    totals = totals_of(rules, course)
+    found = burn_down(rules, totals)
+    exact = [(rules.spent(total), rules.remaining(total)) for total in totals]
+    assert found[-1] == exact[-1]
+    for (spent, remaining), (least, most) in zip(found, exact, strict=True):
+        assert least <= spent <= least + 2e-11 * (1 + least)
+        assert most - 2e-8 * (1 + most) <= remaining <= most
+        assert f"{spent:.6g}" == f"{least:.6g}"
+
+
+def test_a_voided_budget_has_spent_without_bound_from_then_on() -> None:
+    rules = build_filter("gdp", epsilon=3.0, delta=1e-6)
+    before = totals_of(rules, [BURN_DOWN_GAUSSIAN] * 3)
+    void = prices.add(before[-1], (0, 0, MOST, 0))
+    assert burn_down(rules, [*before, void, void])[-2:] == [(math.inf, 0.0)] * 2
+
+
+def test_nothing_was_spent_where_nothing_was_released() -> None:
+    assert burn_down(build_filter("gdp", epsilon=3.0, delta=1e-6), []) == []
+
+
+@pytest.mark.parametrize("releases", [20, 2_400])
+def test_searches_with_fifty_digits_do_not_grow_with_the_number_of_releases(
+    releases: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rules = build_filter("gdp", epsilon=50.0, delta=1e-6)
+    charge = rules.charge({"name": "gaussian", "noise_multiplier": 310.0}, delta=1e-9)
+    asked: list[int] = []
+    is_private = calibration.is_private
+
+    def counted(units: int, *, epsilon: float, delta: float) -> bool:
+        asked.append(units)
+        return is_private(units, epsilon=epsilon, delta=delta)
+
+    monkeypatch.setattr(calibration, "is_private", counted)
+    burn_down(rules, list(itertools.accumulate([charge] * releases, prices.add)))
+    assert 0 < len(asked) < 200
+
+
+@pytest.mark.parametrize("delta", [1e-12, 1e-6, 1e-2])
+@pytest.mark.parametrize("mu", [1e-4, 0.03, 1.0, 9.0])
+def test_floats_agree_with_fifty_digits(mu: float, delta: float) -> None:
+    units = math.ceil(Fraction(mu) ** 2 * calibration.UNITS)
+    exact = calibration.smallest_epsilon(units, delta)
+    (found,) = calibration.float_epsilons(*(np.array([number]) for number in (units / calibration.UNITS, delta)))
+    if exact == 0.0:
+        assert math.isnan(found)
+    else:
+        assert found == pytest.approx(exact, rel=1e-9, abs=1e-11)
+
+
+def test_a_stored_charge_is_read_as_it_was_written() -> None:
+    charge = (1, 2**127 - 1, 0, 2**64)
+    assert prices.decode(prices.encode(charge)) == charge

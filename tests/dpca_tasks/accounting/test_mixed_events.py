@@ -12,12 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpca_tasks.accounting import events
-from dpca_tasks.accounting.calibration import gaussian_noise_multiplier
-from dpca_tasks.accounting.charges import Charge, add
+from dpca_tasks.accounting.calibration import UNITS, gaussian_noise_multiplier, units_of
+from dpca_tasks.accounting.events import parts_of
 from dpca_tasks.accounting.filters import DELTA_UNITS, EPSILON_UNITS, ORDERS, PrivacyFilter, RenyiFilter, build_filter
-from dpca_tasks.accounting.gaussian import UNITS, units_of
-from dpca_tasks.accounting.parts import parts_of
-from dpca_tasks.accounting.prices import RENYI_UNITS, own_price
+from dpca_tasks.accounting.prices import RENYI_UNITS, Charge, add, own_price
 
 type Event = Mapping[str, Any]
 

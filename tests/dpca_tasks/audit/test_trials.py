@@ -1,13 +1,17 @@
-"""Which trials of an audit choose, and which are counted."""
+"""Which trials of an audit choose, and which are counted.
+
+The statistics of an audit, against scipy and by their own promise.
+"""
 
 import dataclasses
 from typing import Any
 
+import numpy as np
 import pytest
+from scipy.stats import beta, binom
 
-from dpca_tasks.audit.neighbours import worst_neighbours
-from dpca_tasks.audit.subspace import SUBSPACE_AUDIT
-from dpca_tasks.audit.trials import audit_mechanism
+from dpca_tasks.audit.attacks import worst_neighbours
+from dpca_tasks.audit.trials import SUBSPACE_AUDIT, audit_mechanism, choose_event, epsilon_bound, proportion_bounds
 from dpca_tasks.mechanisms.subspace.analyze_gauss import AnalyzeGauss
 
 PAIRS = worst_neighbours("add_remove", n_features=2, clip_norm=1.0)
@@ -64,3 +68,45 @@ def test_a_single_pair_is_not_chosen():
     mechanism = Scripted(set())
     audit(mechanism, pairs=PAIRS[:1])
     assert mechanism.runs == 2 * TRIALS
+
+
+@pytest.mark.parametrize("miss", [0.025, 0.001])
+def test_the_bounds_are_those_of_clopper_and_pearson(miss):
+    counts = np.array([0, 1, 7, 40])
+    low, high = proportion_bounds(counts, trials=40, miss=miss)
+    np.testing.assert_allclose(low[1:], beta.ppf(miss, counts[1:], 41 - counts[1:]))
+    np.testing.assert_allclose(high[:-1], beta.ppf(1 - miss, counts[:-1] + 1, 40 - counts[:-1]))
+    assert (low[0], high[-1]) == (0.0, 1.0)
+
+
+@pytest.mark.parametrize("chance", [0.0, 0.003, 0.2, 0.5, 0.999, 1.0])
+def test_each_bound_misses_no_more_often_than_it_says(chance):
+    """Exact: the chance of a miss is added up over all counts."""
+    counts = np.arange(201)
+    low, high = proportion_bounds(counts, trials=200, miss=0.025)
+    weights = binom.pmf(counts, 200, chance)
+    assert weights[low > chance].sum() <= 0.025
+    assert weights[high < chance].sum() <= 0.025
+
+
+def test_nothing_seen_proves_nothing():
+    assert epsilon_bound(0, 0, trials=1000, delta=0.01, miss=0.025) == 0.0
+    assert epsilon_bound(12, 0, trials=1000, delta=0.02, miss=0.025) == 0.0  # delta explains it
+
+
+def test_certain_events_prove_as_much_as_their_number_allows():
+    found = epsilon_bound(1000, 0, trials=1000, delta=0.01, miss=0.025)
+    low = 0.025 ** (1 / 1000)
+    assert found == pytest.approx(np.log((low - 0.01) / (1 - low)))
+
+
+@pytest.mark.parametrize("upwards", [True, False])
+def test_the_event_is_found_in_either_direction(upwards):
+    """One in ten trials on one side is told by its value, the others are alike."""
+    rng = np.random.default_rng(5)
+    alike = rng.uniform(-1.0, 1.0, (2, 1000))
+    alike[0 if upwards else 1, :100] = 9.0 if upwards else -9.0
+    dull = rng.uniform(-1.0, 1.0, (2, 1000))
+    event = choose_event({"dull": (dull[0], dull[1]), "telling": (alike[0], alike[1])}, delta=0.001)
+    assert (event.statistic, event.upwards) == ("telling", upwards)
+    assert event.count((alike[0], alike[1])) == (100, 0)

@@ -1,22 +1,56 @@
 """Declared spectra: parts of all variance, descending, 1 in sum.
 
 Forecasts from public facts.
+
+Expected overlaps compared with draws. All seeds are fixed; tolerances are five standard errors or more.
+
+The forecast of completion mechanisms: against measured errors, and the advice that follows.
+
+The forecast of components agrees with simulated releases, whose noise is drawn as it is assumed.
 """
 
 import dataclasses
+import itertools
 import math
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.optimize import linear_sum_assignment
 
+from dpca_tasks.audit.attacks import RecordingCurator
 from dpca_tasks.errors import InvalidInput
+from dpca_tasks.forecast.expected_overlaps import (
+    Iterations,
+    overlaps_with_draws,
+    overlaps_with_iterations,
+    overlaps_with_matrix,
+    overlaps_with_noised,
+)
 from dpca_tasks.forecast.noise_forecast import epsilon_needed, forecast, forecast_of, spectrum_shares
+from dpca_tasks.forecast.rating_forecast import forecast as tensor_forecast_forecast
+from dpca_tasks.forecast.tensor_forecast import LARGEST_CORE, lengths_of, longest_row, noise_of, overlap_of, room_for
 from dpca_tasks.mechanisms.base import PrivacyTarget, Problem
+from dpca_tasks.mechanisms.completion.ratings import RatingsProblem
 from dpca_tasks.mechanisms.noise_level import edge_quantile
 from dpca_tasks.mechanisms.subspace import MECHANISMS
 from dpca_tasks.mechanisms.subspace.analyze_gauss import AnalyzeGauss
+from dpca_tasks.mechanisms.tensors.agn import Agn
+from dpca_tasks.mechanisms.tensors.avn import Avn
+from dpca_tasks.mechanisms.tensors.tensor_releases import (
+    TensorProblem,
+    TensorReleases,
+    components_of,
+    mixture_eigenspace,
+    moment_floor,
+)
+from dpca_tasks.noise.bingham import STEPS_PER_UNIT, Peeling
+from dpca_tasks.noise.distributions import NoiseDistribution
+from dpca_tasks.noise.keystream import subkey
+from dpca_tasks.privacy.gate import InMemoryReservation
+from dpca_tasks.queries.words import PointTriples, WordTriples
+from dpca_tasks.records.blocks import ArrayBlocks
 from tests.dpca_tasks.refinement.noisy import isometric_noise
 
 
@@ -142,3 +176,292 @@ def test_a_gap_that_is_declared_to_be_none_is_noise_where_directions_need_one():
 def test_a_plan_without_a_level_has_no_forecast():
     unlevelled = dataclasses.replace(planned(AnalyzeGauss(n_components=2)), level=None)
     assert forecast_of(unlevelled, n_components=2) is None
+
+
+ORDER, K = 120, 6
+EXPECTED_OVERLAPS_SPECTRA = {
+    "spikes": np.r_[200.0, 90.0, 60.0, 35.0, np.ones(ORDER - 4)],
+    "power": 900.0 / np.arange(1.0, ORDER + 1.0),
+    "slow": 200.0 * np.arange(1.0, ORDER + 1.0) ** -0.3,
+    "flat": np.full(ORDER, 10.0),
+}
+
+each_spectrum = pytest.mark.parametrize("strengths", EXPECTED_OVERLAPS_SPECTRA.values(), ids=EXPECTED_OVERLAPS_SPECTRA)
+
+
+def captured(overlaps, strengths):
+    return float(overlaps @ strengths / np.sort(strengths)[-K:].sum())
+
+
+def wishart_noise(rng, std):
+    one, other = (rng.standard_normal((ORDER + 1, ORDER)) for _ in range(2))
+    return (one.T @ one - other.T @ other) * std / np.sqrt(2.0 * (ORDER + 1))
+
+
+@pytest.mark.parametrize("wishart", [False, True], ids=["semicircle", "wishart"])
+@pytest.mark.parametrize("std", [3.0, *(pytest.param(std, marks=pytest.mark.audit_only) for std in (1.0, 9.0))])
+@each_spectrum
+def test_leading_eigenvectors_of_a_noisy_matrix_capture_what_is_expected(strengths, std, wishart):
+    expected = captured(overlaps_with_matrix(strengths, n_components=K, noise_std=std, wishart=wishart), strengths)
+    rng, found = np.random.default_rng(3), []
+    for draw in range(12):
+        noise = wishart_noise(rng, std) if wishart else std * isometric_noise(ORDER, seed=draw)
+        vectors = np.linalg.eigh(np.diag(strengths) + noise)[1][:, -K:]
+        found.append(captured((vectors**2).sum(axis=1), strengths))
+    assert expected == pytest.approx(np.mean(found), abs=0.03)
+
+
+@pytest.mark.parametrize("scale", [0.2, 1.0, 4.0])
+@each_spectrum
+def test_directions_drawn_one_by_one_capture_what_is_expected(strengths, scale):
+    overlaps = overlaps_with_draws(strengths, n_components=K, scale=scale)
+    peeling = Peeling(n_components=K, epsilon=1.0, delta=0.0)
+    found = []
+    for draw in range(4):
+        key = subkey(bytes([draw]) * 32, label="noise", info=b"")
+        rows = peeling.draw(key, np.diag(strengths), scale=scale) / STEPS_PER_UNIT
+        found.append(captured((rows**2).sum(axis=0), strengths))
+    assert captured(overlaps, strengths) == pytest.approx(np.mean(found), abs=0.08)
+
+
+def test_components_without_variance_are_drawn_as_well():
+    """Two directions hold everything, and the scale is such that the draws find a fifth of it."""
+    strengths = np.where(np.arange(40) < 2, 20.0, 0.0)
+    peeling = Peeling(n_components=2, epsilon=1.0, delta=0.0)
+    found = []
+    for draw in range(40):
+        key = subkey(bytes([draw]) * 32, label="noise", info=b"")
+        rows = peeling.draw(key, np.diag(strengths), scale=4.0) / STEPS_PER_UNIT
+        found.append(captured((rows**2).sum(axis=0), strengths))
+    expected = captured(overlaps_with_draws(strengths, n_components=2, scale=4.0), strengths)
+    assert expected == pytest.approx(np.mean(found), abs=0.06)
+    assert expected < 0.4
+
+
+@each_spectrum
+def test_overlaps_sum_to_the_number_of_directions_and_no_noise_finds_the_best(strengths):
+    iterations = Iterations(n_components=K, steps=6, noise_std=2.0, width=K + 2)
+    for overlaps in (
+        overlaps_with_matrix(strengths, n_components=K, noise_std=2.0),
+        overlaps_with_draws(strengths, n_components=K, scale=1.0),
+        overlaps_with_noised(strengths, n_components=K, noise=0.5),
+        overlaps_with_iterations(strengths, iterations),
+    ):
+        assert overlaps.sum() == pytest.approx(K)
+        assert overlaps.min() >= -1e-12
+        assert overlaps.max() <= 1.0 + 1e-9
+    assert captured(overlaps_with_matrix(strengths, n_components=K, noise_std=0.0), strengths) == pytest.approx(1.0)
+    assert captured(overlaps_with_noised(strengths, n_components=K, noise=np.inf), strengths) == pytest.approx(
+        K / ORDER * strengths.sum() / np.sort(strengths)[-K:].sum()
+    )
+
+
+def test_binning_of_many_weak_strengths_changes_nothing_seen():
+    many = np.r_[400.0, 200.0, np.full(1_198, 0.5)]
+    fewer_bins = overlaps_with_matrix(many, n_components=2, noise_std=3.0)
+    theta = np.array([400.0, 200.0]) - 0.5
+    assert fewer_bins[:2] == pytest.approx(1.0 - 9.0 * 1_200 / theta**2, abs=0.01)
+
+
+PAPER = RatingsProblem(n_features=1000, low=-8.0, high=8.0, ratings_per_user=170, records_at_most=5_000)
+STARS = RatingsProblem(n_features=2500, low=0.5, high=5.0, ratings_per_user=50, records_at_most=8_000)
+SETTINGS = {5_000: 170, 10_000: 184, 20_000: 198, 50_000: 216}
+"""Users of the task of rank 5, and how many of their ratings are counted."""
+
+
+def ranked(problem, epsilon, *, rank=5, **others):
+    return tensor_forecast_forecast(problem, PrivacyTarget(epsilon=float(epsilon), delta=1e-5), rank=rank, **others)
+
+
+def missed(name, problem, epsilon, **others):
+    return next(each.missed for each in ranked(problem, epsilon, **others) if each.mechanism == name)
+
+
+@pytest.mark.parametrize(
+    ("users", "rated", "measured"),
+    [
+        (5_000, 170, {1: 0.529, 5: 0.142, 10: 0.099, 20: 0.083}),
+        (50_000, 216, {1: 0.0457, 5: 0.0235, 10: 0.0222, 20: 0.0216}),
+    ],
+)
+def test_the_error_of_one_moment_is_foreseen(users, rated, measured):
+    """Measured on ratings of rank 5 without noise, of std 1: one run each, of all the budget on the moment."""
+    problem = dataclasses.replace(PAPER, records_at_most=users, ratings_per_user=rated)
+    for epsilon, error in measured.items():
+        assert missed("one_shot", problem, epsilon, signal=1.0) == pytest.approx(error, rel=0.15)
+
+
+def test_the_error_of_alternation_is_foreseen_where_it_has_converged():
+    """Medians of five runs at n = 20,000, without totals."""
+    problem = dataclasses.replace(PAPER, records_at_most=20_000, ratings_per_user=198)
+    for epsilon, error in {1: 0.307, 5: 0.0947, 10: 0.0578, 20: 0.0363}.items():
+        assert missed("dpals", problem, epsilon, signal=1.0) == pytest.approx(error, rel=0.15)
+
+
+@pytest.mark.parametrize("signal", [None, 1.0, 0.5])
+def test_one_moment_is_advised_but_for_many_users_and_much_budget(signal):
+    """As measured: one_shot wins in 15 of the 16 settings of the task of rank 5, dpals in the last."""
+    for users, rated in SETTINGS.items():
+        problem = dataclasses.replace(PAPER, records_at_most=users, ratings_per_user=rated)
+        advised = {epsilon: ranked(problem, epsilon, signal=signal)[0].mechanism for epsilon in (1, 5, 10, 20)}
+        assert [advised[epsilon] for epsilon in (1, 5, 10)] == ["one_shot"] * 3
+        assert advised[20] == ("dpals" if users == 50_000 else "one_shot")
+
+
+@pytest.mark.parametrize("signal", [None, 0.35, 1.0])
+def test_offsets_alone_are_advised_where_noise_outweighs_factors(signal):
+    best, *others = ranked(STARS, 1, rank=8, signal=signal)
+    assert best.mechanism == "item_means"
+    assert all(other.captured < 0.05 for other in others)
+
+
+def test_alternation_is_advised_for_sparse_ratings_and_many_users():
+    assert ranked(dataclasses.replace(STARS, records_at_most=16_000), 10, rank=8)[0].mechanism == "dpals"
+
+
+def test_more_users_more_budget_and_the_weaker_neighbours_never_cost_accuracy():
+    for name in ("dpals", "one_shot"):
+        less = [missed(name, dataclasses.replace(PAPER, records_at_most=n), 1) for n in (5_000, 20_000, 80_000)]
+        assert less == sorted(less, reverse=True)
+        assert missed(name, PAPER, 8) < missed(name, PAPER, 1)
+        assert missed(name, dataclasses.replace(PAPER, relation="replace_one"), 1) > missed(name, PAPER, 1)
+
+
+@pytest.mark.parametrize("signal", [0.0, 1.5, float("nan")])
+def test_a_part_of_variance_that_is_none_is_refused(signal):
+    with pytest.raises(InvalidInput, match="part of variance"):
+        ranked(PAPER, 1, signal=signal)
+
+
+COLUMNS, RECORDS, RUNS = 60, 10_000, 6
+
+
+def symmetric(rng, order, std, *, axes):
+    """Isometric noise: an array of independent numbers, averaged over the orders of its axes."""
+    noise = rng.standard_normal((order,) * axes) * std
+    return sum(noise.transpose(axis) for axis in itertools.permutations(range(axes))) / math.factorial(axes)
+
+
+def found_share(seed, count, *, moment_std, core_std):
+    """Release moments of orthonormal centres of equal weight; return the share of centres that is found."""
+    rng = np.random.default_rng(seed)
+    centres = np.linalg.qr(rng.standard_normal((COLUMNS, count)))[0].T
+    moment = RECORDS / count * centres.T @ centres + symmetric(rng, COLUMNS, moment_std, axes=2)
+    floor = moment_floor(COLUMNS, noise_std=moment_std)
+    space = mixture_eigenspace(moment, n_components=count, floor=floor, n_records=RECORDS, noise_variance=0.0)
+    scores = centres @ space.directions
+    core = RECORDS / count * np.einsum("ni,nj,nk->ijk", scores, scores, scores)
+    noisy = core + symmetric(rng, len(core), core_std, axes=3)
+    components = components_of(noisy, space, model="mixture").components
+    padded = np.vstack([components, np.zeros((count, COLUMNS))])
+    cosines = centres @ padded.T / np.maximum(np.linalg.norm(padded, axis=1), 1e-12)
+    rows, columns = linear_sum_assignment(-cosines)
+    return float((cosines[rows, columns] > 0.65).mean())
+
+
+@pytest.mark.parametrize("count", [4, 10])
+@pytest.mark.parametrize(
+    ("above_moment", "above_core", "low", "high"),
+    [(1.3, 1.3, 0.95, 1.0), (2.0, 1.2, 0.9, 1.0), (0.5, 5.0, 0.0, 0.25), (2.0, 0.4, 0.0, 0.75)],
+    ids=["room", "room in the third", "none in the second", "little in the third"],
+)
+def test_components_are_found_where_there_is_room(count, above_moment, above_core, low, high):
+    """Means of six draws from fixed seeds, with margins beyond any of thirty draws that were looked at."""
+    edge = RECORDS / count / above_moment
+    overlap = overlap_of(RECORDS / count, edge)
+    moment_std = edge / math.sqrt(2 * COLUMNS)
+    core_std = RECORDS / count * max(overlap, 0.1) ** 3 / (above_core * LARGEST_CORE * math.sqrt(count))
+    seen = room_for(
+        count,
+        n_records=RECORDS,
+        n_features=COLUMNS,
+        length=lambda _: 1.0,
+        moment_std=moment_std,
+        core_std=lambda *_: core_std,
+    )
+    assert (seen.room >= count) is (min(above_moment, above_core) > 1)
+    shares = [found_share(seed, count, moment_std=moment_std, core_std=core_std) for seed in range(RUNS)]
+    assert low <= np.mean(shares) <= high
+
+
+def test_more_records_leave_more_room_and_nobody_leaves_none():
+    rooms = [
+        room_for(5, n_records=n, n_features=50, length=lambda _: 1.0, moment_std=10.0, core_std=lambda *_: 10.0).room
+        for n in (1, 1_000, 10_000, 1e9)
+    ]
+    assert rooms == sorted(rooms)
+    assert (rooms[0], rooms[-1]) == (0, 49)
+
+
+def test_the_largest_value_of_noise_of_order_three_is_that_of_the_spherical_model():
+    """The best of 40 starts, of three draws; finite sizes stay below the limit, by less than a sixth at 20."""
+    rng, order, largest = np.random.default_rng(3), 20, []
+    for _ in range(3):
+        noise = symmetric(rng, order, 1.0, axes=3).reshape(order, -1)
+        points = rng.standard_normal((40, order))
+        for _ in range(100):
+            once = (points @ noise).reshape(-1, order, order)
+            points = (once @ points[:, :, None])[:, :, 0] + 4.0 * points
+            points /= np.linalg.norm(points, axis=1, keepdims=True)
+        once = (points @ noise).reshape(-1, order, order)
+        largest.append(np.einsum("rij,ri,rj->r", once, points, points).max())
+    assert 0.84 * LARGEST_CORE < np.mean(largest) / math.sqrt(order) < LARGEST_CORE
+
+
+@pytest.mark.parametrize("overlap", [1.0, 0.87, 0.0])
+def test_rows_of_released_directions_are_about_as_long_as_assumed(overlap):
+    """Topics of words of their own, evenly used; directions off by the stated cosine, at random."""
+    rng, features, count = np.random.default_rng(4), 200, 5
+    topics = np.kron(np.eye(count), np.ones(features // count)) * math.sqrt(count / features)
+    noise = np.linalg.qr(rng.standard_normal((features, count)))[0].T
+    longest = np.linalg.norm(overlap * topics + math.sqrt(1 - overlap**2) * noise, axis=0).max()
+    assumed = longest_row(count, n_features=features, length=math.sqrt(count / features), overlap=overlap)
+    assert assumed == pytest.approx(longest, rel=0.5)
+    assert assumed > 0.95 * longest
+
+
+def of_model(model, rng):
+    """Return the terms of a model, and 3,000 records of three components that are as it is assumed."""
+    which = rng.integers(0, 3, 3000)
+    if model == "topics":
+        chances = np.kron(np.eye(3), np.ones(4)) / 4
+        rows = np.stack([rng.multinomial(8, chances[topic]) for topic in which])
+        return {"n_features": 12, "model": model, "words_at_most": 8}, rows
+    rows = np.eye(12)[which] + math.sqrt(0.02) * rng.standard_normal((3000, 12))
+    facts = {"n_features": 12, "model": model, "clip_norm": 1.3 * math.sqrt(1 + 12 * 0.02), "noise_variance": 0.02}
+    return facts, rows
+
+
+@pytest.mark.parametrize("model", ["topics", "mixture"])
+@pytest.mark.parametrize("relation", ["add_remove", "replace_one"])
+@pytest.mark.parametrize(
+    "mechanism",
+    [Agn(components=3), Avn(components=3), Agn(components=3, calibration="paper")],
+    ids=["agn", "avn", "paper"],
+)
+def test_the_noise_that_is_forecast_is_that_of_the_release(mechanism, relation, model):
+    """That of the second moment exactly; that of the third as far as the length of rows of directions is known."""
+    facts, rows = of_model(model, np.random.default_rng(5))
+    problem = TensorProblem(**facts, relation=relation, records_at_most=3000)
+    plan = mechanism.plan(problem, PrivacyTarget(epsilon=5.0, delta=1e-5))
+    curator = RecordingCurator(
+        ArrayBlocks(rows.astype(float)), InMemoryReservation(event=plan.event, relation=relation)
+    )
+    result = mechanism.run(curator, plan)
+    releases = TensorReleases(problem=problem, components=3)
+    length = lengths_of(releases, declared=None)
+    assert length(3) == pytest.approx(0.5 if model == "topics" else 1.0)
+    noise = noise_of(plan, releases, length=length)
+    assert noise.moment_std * math.sqrt(2 * 12) == pytest.approx(result.outcome["floor"])
+    query, distribution, _ = curator.recorded[1]
+    assert isinstance(query, WordTriples | PointTriples)
+    assert isinstance(distribution, NoiseDistribution)
+    asked = query.layout.order
+    drawn = distribution.noise_multiplier * (math.sqrt(math.comb(asked + 2, 3) + 1) if mechanism.name == "avn" else 1)
+    overlap = overlap_of(1000 * length(3) ** 2, result.outcome["floor"])
+    assert noise.core_std(asked, overlap) == pytest.approx(drawn * query.sensitivity("l2") * query.unit, rel=0.35)
+
+
+def test_a_declared_length_is_taken_as_it_is():
+    problem = TensorProblem(n_features=12, model="topics", words_at_most=8)
+    assert lengths_of(TensorReleases(problem=problem, components=3), declared=0.25)(7) == 0.25

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from scipy import sparse
 
-from dpca_tasks.kernels import dense_products, outer_products, panels, products
-from dpca_tasks.kernels.long_records import add_long_products
+from dpca_tasks.kernels import dense_products, outer_products, products
+from dpca_tasks.kernels.dense_products import add_long_products
 from dpca_tasks.queries.rounded_product import UNLIMITED
 from dpca_tasks.queries.second_moment import SecondMoment
-from dpca_tasks.records.sources import ArrayBlocks
+from dpca_tasks.records.blocks import ArrayBlocks
 from dpca_tasks.sums.partial_sums import fold
 
 BITS = 14
@@ -142,7 +142,7 @@ def test_packed_rows_give_the_same_bits_on_a_processor_that_multiplies_no_pairs(
     program = """
 import numpy as np
 from scipy import sparse
-from dpca_tasks.kernels.int16_pairs import MULTIPLIES_PAIRS
+from dpca_tasks.kernels.outer_products import MULTIPLIES_PAIRS
 from dpca_tasks.kernels.outer_products import add_packed_outer_products, is_packed
 assert not MULTIPLIES_PAIRS and not is_packed(1.0, 500)
 rows = np.random.default_rng(0).integers(-(2**14), 2**14 + 1, (43, 33))
@@ -201,7 +201,7 @@ def expected_products(rows, sizes, directions, direction_bits, most=4**BITS):
 
 PRODUCTS: tuple[Any, ...] = (
     products.add_moment_products,
-    panels.add_near_moment_products,
+    products.add_near_moment_products,
     dense_products.add_dense_moment_products,
 )
 
@@ -241,17 +241,17 @@ def test_panels_add_the_same_at_every_width_and_flush_of_their_floats(width, mon
     directions = on_grid(rng, FEATURES, width, 24)
     expected = moment_products(products.add_moment_products, rows, sizes, directions, 24)
     for records_at_once in (1, 2, 1 << 20):
-        monkeypatch.setattr(panels, "EXACT_BITS", 2 * BITS + records_at_once.bit_length() - 1)
-        added = moment_products(panels.add_near_moment_products, rows, sizes, directions, 24)
+        monkeypatch.setattr(products, "EXACT_BITS", 2 * BITS + records_at_once.bit_length() - 1)
+        added = moment_products(products.add_near_moment_products, rows, sizes, directions, 24)
         np.testing.assert_array_equal(added, expected)
 
 
 def test_panels_are_chosen_by_sizes_alone():
     """Near directions, and blocks of as many stored values as features."""
     directions = np.zeros((products.FAR // 8 - 1, 8), np.int64)
-    assert panels.is_near(len(directions), directions)
-    assert not panels.is_near(len(directions) - 1, directions)
-    assert not panels.is_near(10 * products.FAR, np.zeros((products.FAR // 8, 8), np.int64))
+    assert products.is_near(len(directions), directions)
+    assert not products.is_near(len(directions) - 1, directions)
+    assert not products.is_near(10 * products.FAR, np.zeros((products.FAR // 8, 8), np.int64))
 
 
 def test_records_longer_than_a_strip_are_whole():

@@ -18,8 +18,8 @@ import pytest
 from scipy import special, stats
 
 from dpca_tasks.accounting import events
+from dpca_tasks.accounting.events import Relation
 from dpca_tasks.accounting.factorisation import choose_weights
-from dpca_tasks.accounting.relation import Relation
 from dpca_tasks.audit.attacks import rebuilt_products
 from dpca_tasks.audit.trials import TARGET
 from dpca_tasks.mechanisms.base import Problem
@@ -37,9 +37,9 @@ from dpca_tasks.queries.locally_noised import LocallyNoised
 from dpca_tasks.queries.operator_product import DIRECTION_BITS
 from dpca_tasks.queries.poisson_sampled import PoissonSampled, SampledPasses, sampled
 from dpca_tasks.queries.rounded_product import MomentProduct, on_direction_grid
-from dpca_tasks.records.sources import ArrayBlocks
+from dpca_tasks.records.blocks import ArrayBlocks
 from dpca_tasks.sums.exact_sum import exact_sum
-from flows.families.table import FAMILIES
+from flows.families.base import every_family, family_named
 from tests.mechanism_table import FORMS
 
 RUNS, FALSE_ALARMS, SITES = 400, 1e-6, 3
@@ -131,9 +131,11 @@ def run_steps() -> list[Step]:
     return [Step("sequential", passes, noise, events.poisson_sampled(noise.event, 0.5), ArrayBlocks(np.zeros((2, 6))))]
 
 
-FAMILY_CASES = {f"{family.name}-{name}": (family, name) for family in FAMILIES.values() for name in family.audit.names}
-FAMILY_CASES |= {f"subspace-{name}": (FAMILIES["subspace"], name) for name in FORMS}
-del FAMILY_CASES["subspace-exponential"]  # draws directions, which tests/dpca_tasks/noise/test_bingham.py compares
+FAMILY_CASES = {f"{family.name}-{name}": (family, name) for family in every_family() for name in family.audit.names}
+FAMILY_CASES |= {f"subspace-{name}": (family_named("subspace"), name) for name in FORMS}
+del FAMILY_CASES[
+    "subspace-exponential"
+]  # draws directions, which tests/dpca_tasks/noise/test_discrete_gaussian.py compares
 SITE_CASES = METHODS | TENSOR_METHODS
 TESTS = len(FAMILY_CASES) + 2 * len(SITE_CASES) + 3
 

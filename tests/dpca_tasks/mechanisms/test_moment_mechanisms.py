@@ -1,24 +1,41 @@
-"""Mechanisms on one noised second moment: what they charge, refuse, center and keep."""
+"""Mechanisms on one noised second moment: what they charge, refuse, center and keep.
+
+Whole releases, from rows to what is published of them: edge cases, bits, and the order and signs of columns.
+
+Smooth sensitivity and propose-test-release: results, refusals, outcomes, and planted bugs.
+"""
 
 import json
 import math
 
 import numpy as np
 import pytest
+from threadpoolctl import threadpool_limits
 
 from dpca_tasks.accounting import events
 from dpca_tasks.accounting.calibration import gaussian_epsilon
+from dpca_tasks.audit.attacks import Neighbours
+from dpca_tasks.audit.trials import TARGET as PERTURBING_MECHANISMS_TARGET
 from dpca_tasks.errors import InvalidInput, Refused
 from dpca_tasks.mechanisms.base import PrivacyTarget, Problem
-from dpca_tasks.mechanisms.released_moment import KEPT
+from dpca_tasks.mechanisms.prior_releases import QuantileClip
+from dpca_tasks.mechanisms.released_moment import KEPT, Moment, decompose
+from dpca_tasks.mechanisms.subspace import MECHANISMS
 from dpca_tasks.mechanisms.subspace.analyze_gauss import AnalyzeGauss
 from dpca_tasks.mechanisms.subspace.laplace import LaplaceMoment
 from dpca_tasks.mechanisms.subspace.mod_sulq import ModSulq
 from dpca_tasks.mechanisms.subspace.noisy_power import NoisyPower
+from dpca_tasks.mechanisms.subspace.propose_test_release import ProposeTestRelease
+from dpca_tasks.mechanisms.subspace.smooth_sensitivity import SmoothSensitivity
 from dpca_tasks.mechanisms.subspace.wishart import Wishart
+from dpca_tasks.privacy import eigensolver, noised_directions
 from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.privacy.gate import InMemoryReservation
-from dpca_tasks.records.sources import ArrayBlocks, NormalisedBlocks
+from dpca_tasks.privacy.noised_directions import ProposedGap, SmoothNoise
+from dpca_tasks.records.blocks import ArrayBlocks, NormalisedBlocks
+from dpca_tasks.refinement.refined_release import refine_release
+from flows.families.restated_subspace import state_subspace
+from tests.mechanism_table import RELATIONS
 
 D = 6
 TARGET = PrivacyTarget(epsilon=0.5, delta=1e-6)
@@ -152,3 +169,266 @@ def test_normalised_rows_all_count_alike():
     alike = run(mechanism, problem(), TARGET, NormalisedBlocks(ArrayBlocks(made), length=1.0))
     assert abs(clipped.components[0, 0]) > 0.9
     assert abs(alike.components[0, 1]) > 0.9
+
+
+FORMED = ("analyze_gauss", "mod_sulq", "wishart", "laplace")
+REFINED_RELEASES_PURE = ("wishart", "laplace")
+KEY = bytes(range(32))
+
+
+def release(rows, *, mechanism="analyze_gauss", k=1, epsilon=1.0, center="none", relation="add_remove"):
+    """Release under a fixed key; return what the mechanism returns."""
+    problem = Problem(
+        n_features=rows.shape[1], clip_norm=1.0, center=center, relation=relation, records_at_most=100_000
+    )
+    chosen = MECHANISMS[mechanism](n_components=k)
+    plan = chosen.plan(
+        problem, PrivacyTarget(epsilon=epsilon, delta=0.0 if mechanism in REFINED_RELEASES_PURE else 1e-6)
+    )
+    reservation = InMemoryReservation(event=plan.event, relation=plan.problem.relation, key=KEY)
+    return chosen.run(Curator(ArrayBlocks(rows), reservation), plan)
+
+
+def published(raw, *, k, method="auto"):
+    """Refine and state a release, as a fit does."""
+    refined = refine_release(raw, n_components=k, method=method)
+    return state_subspace(refined, raw=raw, keep_matrix=32.0, warnings=(), manifest={})
+
+
+def spiky(features, n_rows=4_000):
+    """Rows of norm at most 1 with three directions of a few features each."""
+    rng, directions = np.random.default_rng(2), np.zeros((3, features))
+    for direction in directions:
+        direction[rng.choice(features, min(6, features), replace=False)] = 1.0
+    rows = rng.standard_normal((n_rows, 3)) * [1.0, 0.7, 0.5] @ directions
+    return rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1.0)
+
+
+ROWS = {
+    "no signal": lambda features: np.zeros((50, features)),
+    "one spike": lambda features: np.tile(np.eye(features)[0], (1_000, 1)),
+    "ties": lambda features: np.tile(np.eye(features), (50, 1)),
+}
+
+
+@pytest.mark.parametrize("center", ["none", "private"])
+@pytest.mark.parametrize(("features", "k"), [(2, 1), (20, 3), (20, 19)])
+@pytest.mark.parametrize("mechanism", FORMED)
+def test_every_edge_case_of_a_release_publishes_plain_numbers(mechanism, features, k, center):
+    for made in ROWS.values():
+        for epsilon in (0.01, 1e3):
+            raw = release(made(features), mechanism=mechanism, k=k, epsilon=epsilon, center=center)
+            for count, method in ((k, "auto"), ("auto", "eb")):
+                found = published(raw, k=count, method=method)
+                json.dumps(dict(found.manifest), allow_nan=False)
+                size = found.n_components
+                np.testing.assert_allclose(found.components @ found.components.T, np.eye(size), atol=1e-8)
+                told = found.outcome
+                assert np.isfinite(found.eigenvalues).all()
+                assert all(told[name] is None or 0.0 <= told[name] <= 1.0 for name in ("share", "cv", "cv_low"))
+                ratios = told["explained_variance_ratio"] or ()
+                assert math.fsum(ratios) <= 1.0 + 1e-12
+                assert all(ratio >= 0.0 for ratio in ratios)
+
+
+def test_without_a_signal_a_release_says_nothing_of_the_best_subspace():
+    """The keys are fixed; another would show a component in one of a hundred."""
+    told = published(release(np.zeros((50, 30)), k=3), k=3).outcome
+    assert told["above_noise"] == 0
+    assert told["cv"] is told["cv_low"] is None
+
+
+@pytest.mark.parametrize("mechanism", FORMED)
+def test_a_single_feature_has_no_subspace_and_is_refused_before_anything_is_drawn(mechanism):
+    with pytest.raises(InvalidInput, match="n_components"):
+        release(np.ones((10, 1)), mechanism=mechanism)
+
+
+@pytest.mark.parametrize("mechanism", ["analyze_gauss", "mod_sulq"])
+@pytest.mark.parametrize("center", ["none", "private"])
+def test_a_release_is_published_with_the_same_bytes_twice_and_on_one_and_two_threads(mechanism, center):
+    rows, found = spiky(160, 2_000), []
+    for threads in (1, 2, 2):
+        with threadpool_limits(threads):
+            found.append(published(release(rows, mechanism=mechanism, k=4, center=center), k=4))
+    assert {each.refined_by for each in found} != {"none"}
+    for name in ("components", "eigenvalues", "spectrum", "matrix", "mean"):
+        assert len({np.asarray(getattr(each, name)).tobytes() for each in found}) == 1, name
+    assert len({json.dumps(dict(each.manifest)) for each in found}) == 1
+
+
+def test_order_signs_and_unit_of_columns_change_the_columns_and_no_fact():
+    """Noise is part of the released matrix, which is moved as a whole."""
+    raw, rng, unit = release(spiky(80), k=4), np.random.default_rng(3), 7.3
+    assert raw.released is not None
+    places, signs = rng.permutation(80), rng.choice([-1.0, 1.0], 80)
+    moved = unit * (raw.released * np.outer(signs, signs))[np.ix_(places, places)]
+    noise = {**raw.noise, "std": unit * raw.noise["std"], "step": unit * raw.noise["step"]}
+    other = decompose(Moment(matrix=moved, released=moved, noise=noise), n_components=4)
+    here, there = (published(each, k=4) for each in (raw, other))
+    expected = (here.components * signs)[:, places]
+    np.testing.assert_allclose(there.components.T @ there.components, expected.T @ expected, atol=1e-8)
+    np.testing.assert_allclose(there.eigenvalues, unit * here.eigenvalues, rtol=1e-10)
+    in_units = ("captured", "captured_low", "noise_std", "noise_edge")
+    for name, fact in here.outcome.items():
+        if name in in_units:
+            assert there.outcome[name] == pytest.approx(unit * fact), name
+        elif name in ("share", "share_low", "cv", "cv_low", "explained_variance_ratio"):
+            assert there.outcome[name] == pytest.approx(fact), name
+        elif name != "noise":
+            assert there.outcome[name] == fact, name
+    assert here.refined_by != "none"
+
+
+def test_the_size_of_the_noise_that_a_release_states_is_that_of_its_matrix():
+    """Of 5,000 draws off the diagonal of a release of nothing: a deviation of 1 %, and five are allowed."""
+    raw = release(np.zeros((50, 101)), k=3)
+    assert raw.released is not None
+    drawn = raw.released[np.triu_indices(101, 1)]
+    assert drawn.std() == pytest.approx(raw.noise["std"], rel=0.05)
+    assert np.diag(raw.released).std() == pytest.approx(math.sqrt(2) * raw.noise["std"], rel=0.36)
+
+
+PERTURBING_MECHANISMS_D, K = 7, 2
+COUNTS = (9000, 6000, 500, 400, 300, 200, 100)
+CLEAR = np.repeat(np.eye(PERTURBING_MECHANISMS_D), COUNTS, axis=0)
+FLAT = np.repeat(np.eye(PERTURBING_MECHANISMS_D), [3] * PERTURBING_MECHANISMS_D, axis=0)
+CLAIM = PrivacyTarget(epsilon=2.0, delta=1e-6)
+EVERY = [
+    SmoothSensitivity(n_components=K),
+    SmoothSensitivity(n_components=K, noise="spherical_t"),
+    SmoothSensitivity(n_components=K, noise="cauchy"),
+    ProposeTestRelease(n_components=K),
+]
+
+
+def run_of_perturbing_mechanisms(mechanism, rows, *, key=bytes(32), claim=CLAIM, **facts):
+    plan = mechanism.plan(Problem(n_features=PERTURBING_MECHANISMS_D, clip_norm=1.0, **facts), claim)
+    reservation = InMemoryReservation(event=json.loads(json.dumps(plan.event)), relation=plan.problem.relation, key=key)
+    return mechanism.run(Curator(ArrayBlocks(rows), reservation), plan)
+
+
+@pytest.mark.parametrize("relation", RELATIONS)
+@pytest.mark.parametrize("mechanism", EVERY, ids=repr)
+def test_a_clear_plane_is_found_and_a_flat_spectrum_is_noise(mechanism, relation):
+    found = run_of_perturbing_mechanisms(mechanism, CLEAR, relation=relation).components
+    assert np.linalg.norm(found[:, :K]) ** 2 > 1.98
+    noise = [
+        run_of_perturbing_mechanisms(mechanism, FLAT, relation=relation, key=bytes([i] * 32)).components
+        for i in range(20)
+    ]
+    assert np.mean([np.linalg.norm(one[:, :K]) ** 2 for one in noise]) < 1.2
+
+
+@pytest.mark.parametrize("noise", ["spherical_t", "cauchy"])
+def test_pure_noise_costs_no_delta(noise):
+    mechanism = SmoothSensitivity(n_components=K, noise=noise)
+    for delta in (0.0, 1e-6):
+        plan = mechanism.plan(
+            Problem(n_features=PERTURBING_MECHANISMS_D, clip_norm=1.0), PrivacyTarget(epsilon=2.0, delta=delta)
+        )
+        assert plan.event == events.approximate(2.0, 0.0)
+        assert plan.noise_multiplier == pytest.approx(2 * math.sqrt(PERTURBING_MECHANISMS_D * K) / 2.0)
+
+
+def test_the_noise_of_the_paper_is_offered_below_one_with_its_real_epsilon():
+    mechanism = SmoothSensitivity(n_components=K, calibration="paper")
+    problem = Problem(n_features=PERTURBING_MECHANISMS_D, clip_norm=1.0)
+    plan = mechanism.plan(problem, PrivacyTarget(epsilon=0.5, delta=1e-6))
+    tight = SmoothSensitivity(n_components=K).plan(problem, PrivacyTarget(epsilon=0.5, delta=1e-6))
+    assert plan.real_epsilon is not None
+    assert plan.real_epsilon < 0.25
+    assert plan.noise_multiplier > 2 * tight.noise_multiplier
+    assert tight.real_epsilon is None
+    with pytest.raises(Refused, match="below 1"):
+        mechanism.plan(problem, CLAIM)
+    with pytest.raises(InvalidInput, match="one calibration"):
+        SmoothSensitivity(n_components=K, noise="spherical_t", calibration="paper").plan(problem, CLAIM)
+
+
+@pytest.mark.parametrize("mechanism", [EVERY[0], EVERY[3]], ids=lambda mechanism: mechanism.name)
+class TestRefusals:
+    def test_a_solver_that_may_not_converge_is_refused_unless_insisted_on(self, mechanism, monkeypatch):
+        wide = Problem(n_features=eigensolver.COMPLETE_UP_TO + 1, clip_norm=1.0)
+        with pytest.raises(Refused, match="allow_uncertified"):
+            mechanism.plan(wide, CLAIM)
+        insisted = type(mechanism)(n_components=K, allow_uncertified=True)
+        plan = insisted.plan(wide, CLAIM)
+        assert not plan.certified
+        assert any("converges" in warning for warning in plan.warnings)
+        monkeypatch.setattr(eigensolver, "COMPLETE_UP_TO", 0)
+        assert not insisted.plan(Problem(n_features=900, clip_norm=1.0), CLAIM).certified
+        assert mechanism.plan(Problem(n_features=200, clip_norm=1.0), CLAIM).certified
+
+    def test_a_plan_says_what_gap_it_needs(self, mechanism):
+        assert (
+            "eigengap behind component 2"
+            in mechanism.plan(Problem(n_features=PERTURBING_MECHANISMS_D, clip_norm=1.0), CLAIM).warnings[0]
+        )
+
+
+def test_a_quantile_clip_takes_its_part_first():
+    mechanism = QuantileClip(mechanism=ProposeTestRelease(n_components=K), quantile=0.9)
+    found = run_of_perturbing_mechanisms(mechanism, 3.0 * CLEAR)
+    assert found.clip_norm == pytest.approx(3.0, rel=0.3)
+    assert found.outcome["failed"] is False
+    assert np.linalg.norm(found.components[:, :K]) ** 2 > 1.98
+
+
+def test_the_outcome_of_a_test_is_public_and_consistent():
+    passed, failed = (run_of_perturbing_mechanisms(EVERY[3], rows).outcome for rows in (CLEAR, FLAT))
+    assert set(passed) == {"failed", "eigengap_bound", "noise_std"}
+    assert passed["failed"] is False
+    assert 5300 < passed["eigengap_bound"] < 5500
+    assert 0 < passed["noise_std"] < 1e-3
+    assert failed["failed"] is True
+    assert set(failed) == {"failed", "eigengap_bound"}
+    assert run_of_perturbing_mechanisms(EVERY[0], CLEAR).outcome is None
+
+
+@pytest.mark.audit
+@pytest.mark.parametrize("noise", ["spherical_t", pytest.param("cauchy", marks=pytest.mark.audit_only)])
+def test_pure_claims_stand(attack, noise):
+    finding = attack(SmoothSensitivity(n_components=1, noise=noise), relation="add_remove", trials=300)
+    assert finding.passed
+    assert finding.delta == 0.0
+
+
+@pytest.mark.audit
+@pytest.mark.parametrize(
+    ("mechanism", "law", "method", "factor"),
+    [
+        (SmoothSensitivity(n_components=1), SmoothNoise, "scale", 6),
+        (SmoothSensitivity(n_components=1, noise="spherical_t"), SmoothNoise, "scale", 16),
+        (ProposeTestRelease(n_components=1), ProposedGap, "noise_std", 6),
+    ],
+    ids=["smooth", "pure", "tested"],
+)
+def test_noise_that_is_too_small_is_found(attack, monkeypatch, mechanism, law, method, factor):
+    real = getattr(law, method)
+    monkeypatch.setattr(law, method, lambda self, *given: real(self, *given) / factor)
+    finding = attack(mechanism, relation="add_remove", trials=300)
+    assert finding.bound > PERTURBING_MECHANISMS_TARGET.epsilon
+
+
+@pytest.mark.audit
+def test_a_gap_that_is_published_with_little_noise_is_found(attack, monkeypatch):
+    """On neighbours whose gaps differ by one, and whose directions do not."""
+    monkeypatch.setattr(noised_directions, "laplace_noise_multiplier", lambda *, epsilon: 0.1)
+    rows = np.repeat(np.eye(2), [201, 20], axis=0)
+    pair = Neighbours(name="widened", left=ArrayBlocks(rows), right=ArrayBlocks(rows[1:]))
+    finding = attack(ProposeTestRelease(n_components=1), relation="add_remove", pairs=[pair], trials=100)
+    assert finding.bound > PERTURBING_MECHANISMS_TARGET.epsilon
+
+
+def test_a_replaced_record_takes_twice_the_noise():
+    """In the squared distance a factor of 4; over keys the mean of thirty is within a fifth of its value."""
+    claim = PrivacyTarget(epsilon=1.0, delta=1e-3, allow_large_delta=True)
+    spread = {}
+    for relation in ("add_remove", "replace_one"):
+        found = [
+            run_of_perturbing_mechanisms(EVERY[0], CLEAR, key=bytes([i] * 32), relation=relation, claim=claim)
+            for i in range(30)
+        ]
+        spread[relation] = np.mean([K - np.linalg.norm(one.components[:, :K]) ** 2 for one in found])
+    assert 3 < spread["replace_one"] / spread["add_remove"] < 5.5

@@ -28,7 +28,7 @@ from dpca_tasks.privacy.gate import InMemoryReservation
 from dpca_tasks.privacy.sampled_loop import toss
 from dpca_tasks.queries.base import RowSum
 from dpca_tasks.queries.poisson_sampled import PoissonSampled
-from dpca_tasks.records.sources import ArrayBlocks
+from dpca_tasks.records.blocks import ArrayBlocks
 
 D, N = 6, 3000
 TARGET = PrivacyTarget(epsilon=4.0, delta=1e-5)

@@ -12,18 +12,15 @@ from dpca_tasks.errors import InvalidInput, Refused, StepMismatch
 from dpca_tasks.noise.distributions import Symmetric
 from dpca_tasks.privacy.curator import Curator, Site
 from dpca_tasks.privacy.gate import Gate, InMemoryReservation
-from dpca_tasks.queries.augmented_moment import CentredMoment
 from dpca_tasks.queries.counts import NormHistogram
 from dpca_tasks.queries.rounded_product import MomentProduct
-from dpca_tasks.queries.second_moment import SecondMoment
-from dpca_tasks.records.sources import ArrayBlocks
-from dpca_tasks.sites.masks import Address, deal_masks, open_total
-from dpca_tasks.sites.rounds import open_round
+from dpca_tasks.queries.second_moment import CentredMoment, SecondMoment
+from dpca_tasks.records.blocks import ArrayBlocks
+from dpca_tasks.sites.roster import Address, deal_masks, open_total
+from dpca_tasks.sites.rounds import SymmetricShare, open_round
 from dpca_tasks.sites.secure_sum.attempt import SiteMachine, open_sum
-from dpca_tasks.sites.secure_sum.participants import Context, Participants
 from dpca_tasks.sites.secure_sum.session import SiteSession
-from dpca_tasks.sites.secure_sum.wire import Scene
-from dpca_tasks.sites.shares import SymmetricShare
+from dpca_tasks.sites.secure_sum.wire import Context, Participants, Scene
 from dpca_tasks.sums.exact_sum import exact_sum
 from storage.workspace import Workspace
 from tests.dpca_tasks.sites.rosters import roster_of

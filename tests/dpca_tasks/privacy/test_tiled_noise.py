@@ -1,16 +1,28 @@
-"""Noise that is never formed: the matrix that the law draws, times integers, exactly, wherever and however often."""
+"""Noise that is never formed: the matrix that the law draws, times integers, exactly, wherever and however often.
 
+One noised matrix that is never formed: every product belongs to the one that a release would have kept.
+
+A step in tiles: one event, one noise stream, one stored answer a tile, whatever happens between them.
+"""
+
+import dataclasses
 import os
 import signal
 
 import numpy as np
 import pytest
-from scipy import stats
+from scipy import sparse, stats
 
-from dpca_tasks.errors import InvalidInput
-from dpca_tasks.noise.distributions import Symmetric, UpperTriangle
+from dpca_tasks.accounting import events
+from dpca_tasks.errors import InvalidInput, StepMismatch
+from dpca_tasks.mechanisms.base import PrivacyTarget
+from dpca_tasks.mechanisms.completion.dpals import Dpals
+from dpca_tasks.mechanisms.completion.ratings import RatingsProblem
+from dpca_tasks.noise.distributions import Gaussian, JointGaussian, Symmetric, UpperTriangle
 from dpca_tasks.noise.keystream import subkey
 from dpca_tasks.privacy import tiled_noise
+from dpca_tasks.privacy.curator import Curator, Rows
+from dpca_tasks.privacy.gate import Arrays, InMemoryReservation
 from dpca_tasks.privacy.tiled_noise import (
     DrawnPanel,
     NoiseOperator,
@@ -20,6 +32,12 @@ from dpca_tasks.privacy.tiled_noise import (
     draw_panel,
     multiply,
 )
+from dpca_tasks.queries import joint_sum
+from dpca_tasks.queries.item_statistics import ItemStatistics
+from dpca_tasks.queries.second_moment import CentredMoment, SecondMoment
+from dpca_tasks.records.blocks import ArrayBlocks
+from dpca_tasks.sums import partial_sums
+from tests.dpca_tasks.queries.rating_queries import ITEMS, RANK, statistics
 
 KEY = subkey(bytes(range(32)), label="noise", info=b"")
 SCALE = 2.0**28
@@ -135,3 +153,330 @@ def test_neither_key_nor_noise_shows():
     assert repr(KEY.secret) not in repr(panel)
     assert repr(draw_panel(panel)) == "DrawnPanel()"
     assert draw_panel(panel).__sizeof__() == 8 * 8 * 8
+
+
+D = 30
+ROWS = np.random.default_rng(2).standard_normal((90, D)) / 3
+LAW = Symmetric(noise_multiplier=4.0)
+QUERY = SecondMoment(n_features=D, clip_norm=2.0, relation="add_remove", bits=12)
+RELEASED_OPERATOR_KEY = bytes(range(32))
+
+
+def reserved(event=LAW.event):
+    return InMemoryReservation(event=event, key=RELEASED_OPERATOR_KEY)
+
+
+def curator(reservation=None, *, rows=ROWS, **options):
+    return Curator(ArrayBlocks(rows, block_records=17), reservation or reserved(), **options)
+
+
+def directions_of_released_operator(width=6, seed=0, order=D):
+    columns = np.linalg.qr(np.random.default_rng(seed).standard_normal((order, width)))[0]
+    return np.rint(columns * 2**15).astype(np.int64)
+
+
+class Changed(ArrayBlocks):
+    """Other rows under the same content: what a fault or a program that changed would make of a snapshot."""
+
+    def __init__(self):
+        super().__init__(np.vstack([ROWS[:-1], ROWS[:1]]))
+        self.content = ArrayBlocks(ROWS, block_records=17).content
+
+
+@pytest.mark.parametrize("law", [LAW, UpperTriangle(noise_multiplier=4.0)], ids=lambda law: type(law).__name__)
+@pytest.mark.parametrize("kind", [SecondMoment, CentredMoment])
+def test_products_are_exactly_those_of_the_matrix_that_a_release_forms(kind, law):
+    query = kind(n_features=D, clip_norm=2.0, relation="add_remove", bits=12)
+    formed = curator(reserved(law.event)).release(query, law)
+    operator = curator(reserved(law.event)).release_operator(query, law)
+    identity = np.eye(operator.order, dtype=np.int64) << 15
+    np.testing.assert_array_equal(operator.product(identity), formed)
+    steps = np.rint(formed / query.unit * query.steps_per_unit).astype(np.int64).astype(object)
+    asked = directions_of_released_operator(order=operator.order)
+    exact = (steps @ asked.astype(object)).astype(np.float64) * (query.unit / query.steps_per_unit / 2**15)
+    np.testing.assert_array_equal(operator.product(asked), exact)
+
+
+def test_a_cluster_gives_the_bits_of_one_process(client):
+    here, there = (curator(client=where).release_operator(QUERY, LAW) for where in (None, client))
+    for seed in range(3):
+        np.testing.assert_array_equal(
+            there.product(directions_of_released_operator(seed=seed)),
+            here.product(directions_of_released_operator(seed=seed)),
+        )
+
+
+@pytest.mark.parametrize("products", [1, 3])
+def test_a_resumed_run_gives_the_same_bits(products):
+    reservation = reserved()
+    first = curator(reservation).release_operator(QUERY, LAW)
+    before = [first.product(directions_of_released_operator(seed=seed)) for seed in range(products)]
+    again = curator(reservation).release_operator(QUERY, LAW)
+    for seed in range(products):
+        np.testing.assert_array_equal(again.product(directions_of_released_operator(seed=seed)), before[seed])
+
+
+def test_a_resumed_run_may_ask_for_other_products_of_the_same_matrix():
+    reservation = reserved()
+    curator(reservation).release_operator(QUERY, LAW).product(directions_of_released_operator())
+    other = curator(reservation).release_operator(QUERY, LAW).product(directions_of_released_operator(seed=9))
+    np.testing.assert_array_equal(
+        other, curator().release_operator(QUERY, LAW).product(directions_of_released_operator(seed=9))
+    )
+
+
+def test_what_is_kept_does_not_grow_with_the_products():
+    reservation = reserved()
+    operator = curator(reservation).release_operator(QUERY, LAW)
+    for seed in range(3):
+        operator.product(directions_of_released_operator(seed=seed))
+    assert {name: array.shape for name, array in reservation.steps[0].items()} == {
+        "answer": (D, 4),
+        "question": (39,),
+        "public.directions": (D, 4),
+    }
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_a_product_from_other_rows_does_not_leave(resumed):
+    """Equal noise on two unlike sums would give their difference."""
+    reservation = reserved()
+    first = curator(reservation)
+    operator = first.release_operator(QUERY, LAW)
+    operator.product(directions_of_released_operator())
+    if resumed:
+        operator = Curator(Changed(), reservation).release_operator(QUERY, LAW)
+    else:
+        object.__setattr__(first._rows, "source", Changed())
+    with pytest.raises(StepMismatch, match="dataset verify"):
+        operator.product(directions_of_released_operator(seed=1))
+
+
+@pytest.mark.parametrize(
+    "change", [{"rows": ROWS[:-1]}, {"query": dataclasses.replace(QUERY, clip_norm=1.0)}], ids=["rows", "query"]
+)
+def test_another_question_is_refused(change):
+    reservation = reserved()
+    curator(reservation).release_operator(QUERY, LAW).product(directions_of_released_operator())
+    asked = {"rows": ROWS, "query": QUERY, **change}
+    with pytest.raises(StepMismatch, match="another request"):
+        curator(reservation, rows=asked["rows"]).release_operator(asked["query"], LAW).product(
+            directions_of_released_operator()
+        )
+
+
+def test_a_step_has_one_form():
+    formed, applied = reserved(), reserved()
+    curator(formed).release(QUERY, LAW)
+    with pytest.raises(StepMismatch, match="another request"):
+        curator(formed).release_operator(QUERY, LAW).product(directions_of_released_operator())
+    curator(applied).release_operator(QUERY, LAW).product(directions_of_released_operator())
+    with pytest.raises(StepMismatch, match="another request"):
+        curator(applied).release(QUERY, LAW)
+
+
+def test_it_takes_one_reserved_step():
+    asking = curator(reserved(events.self_composed(LAW.event, 2)))
+    one, two = (asking.release_operator(QUERY, LAW) for _ in range(2))
+    assert not np.array_equal(
+        one.product(directions_of_released_operator()), two.product(directions_of_released_operator())
+    )
+    with pytest.raises(StepMismatch, match="not reserved"):
+        asking.release_operator(QUERY, LAW)
+
+
+@pytest.mark.parametrize(
+    ("law", "error"),
+    [(Symmetric(noise_multiplier=3.9), StepMismatch), (Gaussian(noise_multiplier=4.0), InvalidInput)],
+    ids=["less noise", "layout"],
+)
+def test_a_law_that_does_not_fit_is_refused(law, error):
+    with pytest.raises(error):
+        curator().release_operator(QUERY, law)
+
+
+def test_directions_that_could_overflow_are_refused():
+    with pytest.raises(InvalidInput, match="orthonormal"):
+        curator().release_operator(QUERY, LAW).product(4 * directions_of_released_operator())
+
+
+RELEASED_TILES_LAW = JointGaussian(noise_multiplier=3.0)
+OF_ITEM = RANK * (RANK + 1) // 2 + RANK
+GRAM = {"unobserved": 0.3 * np.eye(RANK), "gram_share": 0.2}
+
+
+def ratings(users=60):
+    rng = np.random.default_rng(3)
+    return sparse.csr_array(rng.integers(1, 6, (users, ITEMS)) * (rng.random((users, ITEMS)) < 0.7).astype(float))
+
+
+def reserved_of_released_tiles(**options):
+    return InMemoryReservation(event=RELEASED_TILES_LAW.event, relation="zero_out", key=bytes(32), **options)
+
+
+def curator_of_released_tiles(reservation=None, *, block_records=16, **options):
+    return Curator(
+        ArrayBlocks(ratings(), block_records=block_records), reservation or reserved_of_released_tiles(), **options
+    )
+
+
+@pytest.fixture
+def tiny(monkeypatch):
+    """Tiles of two items."""
+    monkeypatch.setattr(joint_sum, "TILE", 2 * OF_ITEM + 1)
+
+
+@pytest.mark.parametrize("changes", [{}, GRAM], ids=["two parts", "three parts"])
+@pytest.mark.parametrize("items", [1, 2, 3, ITEMS])
+def test_tiles_of_any_size_are_the_whole_answer(monkeypatch, items, changes):
+    query = statistics("zero_out", **changes)
+    whole = curator_of_released_tiles().release_parts(query, RELEASED_TILES_LAW)
+    monkeypatch.setattr(joint_sum, "TILE", items * OF_ITEM)
+    answer = curator_of_released_tiles(block_records=7).release_tiles(query, RELEASED_TILES_LAW)
+    assert [tile.last - tile.first for tile in answer.tiles][:-1] == [items] * (-(-ITEMS // items) - 1)
+    found = answer.whole()
+    assert found.keys() == whole.keys()
+    assert all((found[name] == whole[name]).all() for name in whole)
+
+
+@pytest.mark.usefixtures("tiny")
+def test_a_cluster_gives_the_same_tiles(client):
+    query = statistics("zero_out", **GRAM)
+    alone, spread = (
+        curator_of_released_tiles(block_records=5, client=at).release_tiles(query, RELEASED_TILES_LAW).whole()
+        for at in (None, client)
+    )
+    assert all((alone[name] == spread[name]).all() for name in alone)
+
+
+@pytest.mark.usefixtures("tiny")
+def test_no_sum_is_larger_than_a_tile(monkeypatch):
+    monkeypatch.setattr(Rows, "sum", lambda *_, **__: pytest.fail("all of it was summed"))
+    reservation = reserved_of_released_tiles()
+    answer = curator_of_released_tiles(reservation).release_tiles(statistics("zero_out"), RELEASED_TILES_LAW)
+    answer.whole()
+    assert [stored["answer"].size for stored in reservation.steps.values()] == [
+        4,
+        *(tile.size for tile in answer.tiles),
+    ]
+
+
+class Crashing(InMemoryReservation):
+    """A reservation whose process ends before, or just after, it stores its n-th answer."""
+
+    __slots__ = ()
+
+    def keep(self, step, arrays):
+        if len(self.steps) == CRASH["before"]:
+            raise KeyboardInterrupt
+        stored = super().keep(step, arrays)
+        if len(self.steps) == CRASH["after"]:
+            raise KeyboardInterrupt
+        return stored
+
+
+CRASH = {"before": -1, "after": -1}
+
+
+@pytest.mark.usefixtures("tiny")
+@pytest.mark.parametrize("where", ["before", "after"])
+@pytest.mark.parametrize("at", range(1, 6))
+def test_a_crash_in_any_tile_resumes_to_the_same_answer(monkeypatch, where, at):
+    query = statistics("zero_out")
+    steps: dict[int, Arrays] = {}
+    whole = curator_of_released_tiles().release_tiles(query, RELEASED_TILES_LAW).whole()
+    monkeypatch.setitem(CRASH, where, at - (where == "before"))
+    crashing = Crashing(event=RELEASED_TILES_LAW.event, relation="zero_out", key=bytes(32), steps=steps)
+    with pytest.raises(KeyboardInterrupt):
+        curator_of_released_tiles(crashing).release_tiles(query, RELEASED_TILES_LAW).whole()
+    before = dict(steps)
+    resumed = curator_of_released_tiles(reserved_of_released_tiles(steps=steps))
+    found = resumed.release_tiles(resumed.with_stored_inputs(query), RELEASED_TILES_LAW).whole()
+    assert all((found[name] == whole[name]).all() for name in whole)
+    assert all(steps[place] is before[place] for place in before), "no stored answer is made again"
+
+
+def test_a_resumed_step_keeps_its_tiles_when_another_version_would_cut_others(monkeypatch):
+    query, steps = statistics("zero_out"), dict[int, Arrays]()
+    whole = curator_of_released_tiles().release_parts(query, RELEASED_TILES_LAW)
+    monkeypatch.setattr(joint_sum, "TILE", 2 * OF_ITEM)
+    curator_of_released_tiles(reserved_of_released_tiles(steps=steps)).release_tiles(query, RELEASED_TILES_LAW).read(0)
+    monkeypatch.setattr(joint_sum, "TILE", 3 * OF_ITEM)
+    resumed = curator_of_released_tiles(reserved_of_released_tiles(steps=steps)).release_tiles(
+        query, RELEASED_TILES_LAW
+    )
+    assert [tile.first for tile in resumed.tiles] == list(range(0, ITEMS, 2))
+    found = resumed.whole()
+    assert all((found[name] == whole[name]).all() for name in whole)
+
+
+@pytest.mark.usefixtures("tiny")
+def test_a_step_in_tiles_is_one_answer_to_one_request():
+    steps: dict[int, Arrays] = {}
+    curator_of_released_tiles(reserved_of_released_tiles(steps=steps)).release_tiles(
+        statistics("zero_out"), RELEASED_TILES_LAW
+    ).whole()
+    for other in (statistics("zero_out", ridge=0.2), statistics("zero_out", rating_clip=1.0)):
+        with pytest.raises(StepMismatch, match="answered for another request"):
+            curator_of_released_tiles(reserved_of_released_tiles(steps=steps)).release_tiles(other, RELEASED_TILES_LAW)
+    with pytest.raises(StepMismatch, match="answered for another request"):
+        curator_of_released_tiles(reserved_of_released_tiles(steps=steps)).release_parts(
+            statistics("zero_out"), RELEASED_TILES_LAW
+        )
+    once = curator_of_released_tiles(reserved_of_released_tiles(steps=steps))
+    once.release_tiles(statistics("zero_out"), RELEASED_TILES_LAW)
+    with pytest.raises(StepMismatch, match="not reserved"):
+        once.release_tiles(statistics("zero_out"), RELEASED_TILES_LAW)
+
+
+@pytest.mark.usefixtures("tiny")
+@pytest.mark.parametrize(("room", "times"), [(1 << 20, 1), (0, 4)])
+def test_users_are_solved_once_a_step_where_there_is_room(monkeypatch, room, times):
+    own, prepared = ItemStatistics.prepare, []
+
+    def counting(self, block):
+        prepared.append(block.first_record)
+        return own(self, block)
+
+    whole = curator_of_released_tiles().release_tiles(statistics("zero_out"), RELEASED_TILES_LAW).whole()
+    monkeypatch.setattr(ItemStatistics, "prepare", counting)
+    monkeypatch.setattr(partial_sums, "OWN_MEMORY", room)
+    found = (
+        curator_of_released_tiles(block_records=20).release_tiles(statistics("zero_out"), RELEASED_TILES_LAW).whole()
+    )
+    assert sorted(prepared) == sorted([0, 20, 40] * times)
+    assert all((found[name] == whole[name]).all() for name in whole)
+
+
+@pytest.mark.usefixtures("tiny")
+def test_what_a_killed_worker_held_is_made_again(alone):
+    query = statistics("zero_out")
+    whole = curator_of_released_tiles().release_tiles(query, RELEASED_TILES_LAW).whole()
+    asked = curator_of_released_tiles(block_records=5, client=alone)
+    answer = asked.release_tiles(query, RELEASED_TILES_LAW)
+    first = answer.read(0)
+    assert asked._rows.residency.prepared, "users' factors stay on the worker between tiles"
+    (process,) = alone.run(os.getpid).values()
+    os.kill(process, signal.SIGKILL)
+    found = [first, *(answer.read(at) for at in range(1, len(answer.tiles)))]
+    for name in whole:
+        assert (np.concatenate([parts[name] for parts in found]) == whole[name]).all()
+
+
+@pytest.mark.parametrize("settings", [{}, {"unobserved": 0.5, "orthonormal": False}, {"sampling": "weights"}])
+def test_a_release_in_tiles_is_the_one_of_whole_rounds(monkeypatch, settings):
+    """Pooled rounds read their earlier statistics back, tile by tile."""
+    facts = RatingsProblem(n_features=ITEMS, low=1.0, high=5.0, ratings_per_user=4, records_at_most=60)
+    mechanism = Dpals(rank=RANK, rounds=3, **settings)
+    plan = mechanism.plan(facts, PrivacyTarget(epsilon=5.0, delta=1e-4))
+    found = []
+    for tile in (joint_sum.TILE, OF_ITEM):
+        monkeypatch.setattr(joint_sum, "TILE", tile)
+        reservation = InMemoryReservation(event=plan.event, key=bytes(32))
+        factors = mechanism.run(Curator(ArrayBlocks(ratings()), reservation), plan).factors
+        assert factors is not None
+        found.append(factors)
+        assert events.count_steps(plan.event) == 4
+        assert len(reservation.steps) == (4 if tile > 1000 else 4 + 3 * ITEMS)
+    np.testing.assert_array_equal(found[0], found[1])
+    assert found[0].any()

@@ -5,7 +5,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from dpca_tasks.records.sources import ArrayBlocks
+from dpca_tasks.records.blocks import ArrayBlocks
 from dpca_tasks.sums.exact_sum import exact_sum
 from tests.dpca_tasks.queries.query_table import full
 

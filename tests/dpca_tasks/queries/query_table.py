@@ -8,20 +8,15 @@ import numpy as np
 from dpca_tasks.accounting.factorisation import Weights
 from dpca_tasks.layouts import unpack_cube, unpack_symmetric
 from dpca_tasks.noise.keystream import subkey
-from dpca_tasks.privacy import sensitivities
-from dpca_tasks.queries.augmented_moment import CentredMoment
-from dpca_tasks.queries.captured_energies import CapturedEnergies
-from dpca_tasks.queries.clipped_product import ClippedProduct, ReplacedProduct
+from dpca_tasks.privacy import request
 from dpca_tasks.queries.counts import NormHistogram, RejectedRecords
 from dpca_tasks.queries.locally_noised import LocallyNoised
-from dpca_tasks.queries.point_triples import PointTriples
 from dpca_tasks.queries.poisson_sampled import PoissonSampled, sampled
-from dpca_tasks.queries.recentred_moment import ShiftedMoment, on_shift_grid
-from dpca_tasks.queries.record_mean import RecordMean
-from dpca_tasks.queries.rounded_product import MomentProduct, on_direction_grid
-from dpca_tasks.queries.second_moment import SecondMoment
+from dpca_tasks.queries.recentred_moment import CapturedEnergies, ShiftedMoment, on_shift_grid
+from dpca_tasks.queries.rounded_product import ClippedProduct, MomentProduct, ReplacedProduct, on_direction_grid
+from dpca_tasks.queries.second_moment import CentredMoment, RecordMean, SecondMoment
 from dpca_tasks.queries.streamed_moment import StreamedMoment
-from dpca_tasks.queries.words import WordPairs, WordTriples
+from dpca_tasks.queries.words import PointTriples, WordPairs, WordTriples
 
 D = 4
 RELATIONS = ("add_remove", "zero_out", "replace_one")
@@ -271,7 +266,7 @@ OF_WORDS = (word_pairs, word_triples, triples_of_short_rows, triples_of_long_dir
 def norms_of(build):
     """The norms of a query's rows."""
     kind = build("zero_out", 12).kind
-    return tuple(norm for norm in NORMS if any((row.query, row.norm) == (kind, norm) for row in sensitivities.TABLE))
+    return tuple(norm for norm in NORMS if any((row.query, row.norm) == (kind, norm) for row in request.TABLE))
 
 
 TABLE = {build: norms_of(build) for build in BUILDERS}

@@ -6,10 +6,8 @@ import numpy as np
 
 from dpca_tasks.layouts import unpack_stack, unpack_symmetric
 from dpca_tasks.queries.item_statistics import ItemStatistics
-from dpca_tasks.queries.prediction_scores import PredictionScores
-from dpca_tasks.queries.rating_means import ItemTotals, UserMeans
-from dpca_tasks.queries.rating_moment import RatingMoment
-from dpca_tasks.records.sources import ArrayBlocks
+from dpca_tasks.queries.ratings import ItemTotals, PredictionScores, RatingMoment, UserMeans
+from dpca_tasks.records.blocks import ArrayBlocks
 from dpca_tasks.sums.exact_sum import exact_sum
 
 ITEMS, RANK, MOST = 7, 3, 4

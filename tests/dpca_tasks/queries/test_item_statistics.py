@@ -9,11 +9,11 @@ import pytest
 from scipy import sparse
 
 from dpca_tasks.errors import InvalidInput
-from dpca_tasks.kernels import user_factors
+from dpca_tasks.kernels import ratings as user_factors
 from dpca_tasks.noise.keystream import subkey
 from dpca_tasks.queries import item_statistics
 from dpca_tasks.queries.item_statistics import ItemStatistics
-from dpca_tasks.records.sources import ArrayBlocks
+from dpca_tasks.records.blocks import ArrayBlocks
 from dpca_tasks.sums.exact_sum import exact_sum
 from tests.dpca_tasks.queries.rating_queries import ITEMS, MOST, RANK, joint_norm, moved, statistics, totals
 
@@ -133,7 +133,7 @@ def planted(monkeypatch, bug):
         monkeypatch.setattr(item_statistics, "grid_ratings", early)
     if bug == "duplicates unmerged":
         monkeypatch.setattr("dpca_tasks.queries.ratings.canonical", lambda block, n_features: block)
-        monkeypatch.setattr("dpca_tasks.records.sources.canonical", lambda block, n_features: block)
+        monkeypatch.setattr("dpca_tasks.records.blocks.canonical", lambda block, n_features: block)
     if bug == "weights not scaled":
         plain = lambda indices, row_ptr, weights, *_: np.rint(64 * weights[indices]).astype(np.int32)  # noqa: E731
         monkeypatch.setattr(item_statistics, "balanced_weights", plain)

@@ -1,4 +1,7 @@
-"""Records around a public mean: what each stands for is short in exact integers, and what is summed is their moment."""
+"""Records around a public mean: what each stands for is short in exact integers, and what is summed is their moment.
+
+Squares along and off directions: whole parts of each record's norm, as in dense arithmetic, within their bounds.
+"""
 
 import dataclasses
 import itertools
@@ -13,9 +16,11 @@ from hypothesis.extra import numpy as hnp
 from dpca_tasks.errors import InvalidInput
 from dpca_tasks.kernels.gridding import SHIFT_BITS
 from dpca_tasks.layouts import unpack_symmetric
-from dpca_tasks.queries.eigensolver_product import BITS, DIRECTION_BITS, ExactProduct, on_direction_grid
-from dpca_tasks.queries.recentred_moment import ShiftedMoment, lifted, moment_around, on_shift_grid
-from dpca_tasks.records.sources import ArrayBlocks
+from dpca_tasks.queries.operator_product import BITS, EIGENSOLVER_DIRECTION_BITS, ExactProduct
+from dpca_tasks.queries.operator_product import on_direction_grid as on_eigensolver_grid
+from dpca_tasks.queries.recentred_moment import CapturedEnergies, ShiftedMoment, lifted, moment_around, on_shift_grid
+from dpca_tasks.queries.rounded_product import on_direction_grid
+from dpca_tasks.records.blocks import ArrayBlocks
 from dpca_tasks.sums.exact_sum import exact_sum
 from tests.strategies import entries, rows
 
@@ -108,7 +113,7 @@ def test_blocks_and_kernels_move_no_bit(density):
     np.testing.assert_array_equal(whole, exact_sum(ArrayBlocks(ROWS, record_rows=[3] * 30, density=0.1), query()))
 
 
-DIRECTIONS = on_direction_grid(np.linalg.qr(np.random.default_rng(4).standard_normal((D, 3)))[0], shifted=True)
+DIRECTIONS = on_eigensolver_grid(np.linalg.qr(np.random.default_rng(4).standard_normal((D, 3)))[0], shifted=True)
 
 
 def product(**changes):
@@ -123,10 +128,10 @@ def test_products_around_a_mean_are_exact():
     for record in stands_for(asked.plain, source):
         exact += record.T @ (record @ DIRECTIONS.astype(object))
     found = asked.product(exact_sum(source, asked))
-    unit = 2.0 ** -(2 * (BITS + SHIFT_BITS) + DIRECTION_BITS)
+    unit = 2.0 ** -(2 * (BITS + SHIFT_BITS) + EIGENSOLVER_DIRECTION_BITS)
     np.testing.assert_allclose(found, exact.astype(float) * unit, rtol=1e-12, atol=1e-13)
     matrix = asked.plain.matrix(exact_sum(source, asked.plain))
-    np.testing.assert_allclose(found, matrix @ (DIRECTIONS / 2.0**DIRECTION_BITS), atol=1e-12)
+    np.testing.assert_allclose(found, matrix @ (DIRECTIONS / 2.0**EIGENSOLVER_DIRECTION_BITS), atol=1e-12)
     assert asked.layout.size == exact_sum(source, asked).size
 
 
@@ -140,7 +145,7 @@ def test_limbs_of_the_largest_records_stay_small():
     """So that 2^33 rows fit: records, mean and direction along one axis, in either sign."""
     for sign, row in itertools.product((1, -1), (1, -1)):
         along = np.zeros((D, 1), np.int64)
-        along[0] = sign << DIRECTION_BITS
+        along[0] = sign << EIGENSOLVER_DIRECTION_BITS
         asked = product(directions=along, shift=on_shift_grid(np.eye(D)[0]))
         limbs = exact_sum(ArrayBlocks(9.0 * row * np.eye(D)[:1]), asked)
         assert np.abs(limbs).max() <= 2**29
@@ -204,3 +209,117 @@ def test_a_record_opposite_to_the_mean_attains_the_bound_and_no_more():
     packed = exact_sum(ArrayBlocks(np.array([[-3.0, 0.0]])), asked)
     assert np.linalg.eigvalsh(asked.matrix(packed))[-1] == pytest.approx(1.0, abs=1e-3)
     assert np.trace(unpack_symmetric(packed / 4.0**13, 3)) == pytest.approx(0.5, abs=1e-3)
+
+
+N, CAPTURED_ENERGIES_D, CAPTURED_ENERGIES_BITS = 300, 12, 13
+RNG = np.random.default_rng(3)
+SHORT = RNG.standard_normal((N, CAPTURED_ENERGIES_D)) * 0.05 * np.arange(CAPTURED_ENERGIES_D, 0, -1) ** 0.5
+CAPTURED_ENERGIES_DIRECTIONS = np.linalg.qr(RNG.standard_normal((CAPTURED_ENERGIES_D, 4)))[0]
+CAPTURED_ENERGIES_MEAN = RNG.standard_normal(CAPTURED_ENERGIES_D) * 0.05
+RELATIONS = ("add_remove", "zero_out", "replace_one")
+
+
+def energies(
+    relation="add_remove",
+    *,
+    directions=CAPTURED_ENERGIES_DIRECTIONS,
+    mean=None,
+    bits=CAPTURED_ENERGIES_BITS,
+    clip_norm=1.0,
+):
+    return CapturedEnergies(
+        n_features=len(directions),
+        clip_norm=clip_norm,
+        relation=relation,
+        bits=bits,
+        directions=on_direction_grid(directions),
+        shift=None if mean is None else on_shift_grid(mean / clip_norm),
+    )
+
+
+def summed(rows, query, **others):
+    return exact_sum(ArrayBlocks(rows, **others), query) / query.steps_per_unit
+
+
+def dense(rows, directions=CAPTURED_ENERGIES_DIRECTIONS):
+    squares = ((rows @ directions) ** 2).sum(axis=0)
+    return np.array([squares[0], squares[1:].sum(), (rows**2).sum() - squares.sum()])
+
+
+def test_sums_are_those_of_dense_arithmetic():
+    assert np.linalg.norm(SHORT, axis=1).max() < 1, "nothing is clipped"
+    np.testing.assert_allclose(summed(SHORT, energies()), dense(SHORT), rtol=2e-3)
+    np.testing.assert_allclose(summed(SHORT * 3.0, energies(clip_norm=3.0)), dense(SHORT), rtol=2e-3)
+
+
+def test_around_a_mean_they_are_those_of_rows_less_the_mean():
+    assert np.linalg.norm(SHORT - CAPTURED_ENERGIES_MEAN, axis=1).max() < 1
+    np.testing.assert_allclose(
+        summed(SHORT, energies(mean=CAPTURED_ENERGIES_MEAN)), dense(SHORT - CAPTURED_ENERGIES_MEAN), rtol=2e-3
+    )
+    np.testing.assert_allclose(
+        summed(SHORT, energies(mean=np.zeros(CAPTURED_ENERGIES_D))), summed(SHORT, energies()), rtol=2e-3
+    )
+
+
+def test_rows_of_one_record_are_clipped_together_and_long_ones_count_one():
+    rows = np.array([[3.0, 0.0, 0.0], [0.0, 4.0, 0.0], [0.0, 0.0, 0.0]])
+    query = energies(directions=np.eye(3)[:, :2])
+    np.testing.assert_allclose(summed(rows, query, record_rows=[2, 1]), [9 / 25, 16 / 25, 0.0], atol=1e-3)
+    np.testing.assert_allclose(summed(rows, query), [1.0, 1.0, 0.0], atol=1e-3)
+
+
+@pytest.mark.parametrize("mean", [None, CAPTURED_ENERGIES_MEAN], ids=["origin", "mean"])
+def test_sums_have_the_same_bits_in_blocks_of_any_size(mean):
+    query = energies(mean=mean)
+    whole = exact_sum(ArrayBlocks(SHORT), query)
+    for size in (1, 7, 299):
+        assert np.array_equal(exact_sum(ArrayBlocks(SHORT, block_records=size), query), whole)
+
+
+@pytest.mark.parametrize("mean", [None, np.eye(CAPTURED_ENERGIES_D)[0]], ids=["origin", "mean"])
+@pytest.mark.parametrize(
+    "directions",
+    [CAPTURED_ENERGIES_DIRECTIONS, np.ones((CAPTURED_ENERGIES_D, 3)), -np.eye(CAPTURED_ENERGIES_D)],
+    ids=["few", "alike", "all"],
+)
+def test_a_record_adds_parts_of_its_norm_and_none_is_negative(mean, directions):
+    query = energies(directions=directions, mean=mean, bits=6)
+    for row in np.vstack(
+        [
+            SHORT[:20] * 50.0,
+            np.eye(CAPTURED_ENERGIES_D),
+            -np.eye(CAPTURED_ENERGIES_D),
+            np.full((1, CAPTURED_ENERGIES_D), np.nan),
+            np.full((1, CAPTURED_ENERGIES_D), 1e200),
+        ]
+    ):
+        parts = exact_sum(ArrayBlocks(row[None]), query)
+        assert (parts >= 0).all()
+        assert parts.sum() <= query.steps_per_unit
+
+
+@pytest.mark.parametrize("relation", RELATIONS)
+@pytest.mark.parametrize("norm", ["l1", "l2"])
+def test_the_stated_sensitivity_is_attained(relation, norm):
+    query = energies(relation, directions=np.eye(3)[:, :2])
+    mine, other = summed(np.eye(3)[:1], query), summed(np.eye(3)[1:2], query)
+    moved = mine - other if relation == "replace_one" else mine
+    assert np.linalg.norm(moved, 1 if norm == "l1" else 2) == pytest.approx(query.sensitivity(norm), rel=1e-12)
+
+
+def test_around_a_mean_an_emptied_record_is_priced_like_a_replaced_one():
+    at_mean = energies("zero_out", directions=np.eye(3)[:, :2], mean=np.eye(3)[0])
+    assert at_mean.sensitivity("l2") == energies("replace_one").sensitivity("l2")
+    emptied = summed(np.zeros((1, 3)), at_mean)
+    mine = summed(np.array([[0.99, 0.0, 0.99]]) / 0.99, at_mean)
+    assert np.abs(mine - emptied).sum() > 1.4, "a record that is added moves the sum by 1 at most"
+
+
+def test_what_is_not_proved_or_not_exact_is_refused():
+    with pytest.raises(InvalidInput, match="not stated"):
+        energies().sensitivity("nuclear")
+    with pytest.raises(InvalidInput, match="at most 1"):
+        energies(directions=2.0 * CAPTURED_ENERGIES_DIRECTIONS)
+    with pytest.raises(InvalidInput, match="steps in one unit"):
+        energies(mean=CAPTURED_ENERGIES_MEAN, bits=14)

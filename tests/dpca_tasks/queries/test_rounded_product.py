@@ -1,14 +1,45 @@
-"""The product with public directions, against plain linear algebra."""
+"""The product with public directions, against plain linear algebra.
+
+Clipped contributions: the bound for a replaced record is attained and never exceeded; a clip of 1 is none.
+
+The moment's own matrix, applied: exact for any rows, any blocks, and sums beyond 64 bits.
+
+The unrounded product: the same integers as plain arithmetic of any size, for any blocks.
+"""
 
 import dataclasses
+import math
+from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from dpca_tasks.errors import InvalidInput
-from dpca_tasks.queries.rounded_product import MomentProduct, on_direction_grid
-from dpca_tasks.records.sources import ArrayBlocks
+from dpca_tasks.layouts import unpack_symmetric
+from dpca_tasks.queries import operator_product
+from dpca_tasks.queries.operator_product import BITS as EIGENSOLVER_PRODUCT_BITS
+from dpca_tasks.queries.operator_product import (
+    EIGENSOLVER_DIRECTION_BITS,
+    LIMB_BITS,
+    LIMBS,
+    ExactProduct,
+    UnroundedProduct,
+    as_words,
+    carried,
+)
+from dpca_tasks.queries.rounded_product import (
+    ClippedProduct,
+    MomentProduct,
+    ReplacedProduct,
+    on_direction_grid,
+    replaced_bound,
+)
+from dpca_tasks.queries.second_moment import CentredMoment, SecondMoment
+from dpca_tasks.records.blocks import ArrayBlocks
 from dpca_tasks.sums.exact_sum import exact_sum
+from tests.strategies import rows
 
 
 def query(directions, **changes):
@@ -41,3 +72,280 @@ def test_the_digest_covers_the_directions():
     other[0, 0] -= 2.0**-24
     assert query(directions).digest() == query(directions).digest()
     assert query(directions).digest() != query(other).digest()
+
+
+D, WIDTH, BITS = 8, 3, 14
+DIRECTIONS = on_direction_grid(np.eye(D, WIDTH))
+CLIPS = (0.1, 0.25, 0.5, 0.577, 0.6, 0.8, 1.0)
+
+
+def clipped(clip, *, relation="replace_one", directions=DIRECTIONS):
+    return ClippedProduct(
+        n_features=D, clip_norm=1.0, relation=relation, bits=BITS, directions=directions, message_clip=clip
+    )
+
+
+def contribution(query, record):
+    rows = np.atleast_2d(record)
+    return exact_sum(ArrayBlocks(rows, record_rows=[len(rows)]), query) / query.steps_per_unit
+
+
+def worst_rows(clip, *, width=WIDTH):
+    """Unit rows whose scores have norm c and cosine u, and whose other parts are equal: the proof's worst case."""
+    cosine = max(-1.0, -(1 - clip**2) / (2 * clip**2)) if width > 1 else -1.0
+    scores = clip * np.array([[1.0, 0.0], [cosine, math.sqrt(1 - cosine**2)]])
+    rows = np.zeros((2, D))
+    rows[:, : min(2, width)] = scores[:, : min(2, width)]
+    rows[:, -1] = math.sqrt(1 - clip**2)
+    return rows
+
+
+@pytest.mark.parametrize("clip", CLIPS)
+def test_the_bound_for_a_replaced_record_is_attained(clip):
+    query = clipped(clip)
+    first, second = worst_rows(clip)
+    moved = np.linalg.norm(contribution(query, first) - contribution(query, second))
+    bound = replaced_bound(clip, width=WIDTH)
+    assert moved == pytest.approx(bound, rel=2e-3)
+    assert moved <= query.sensitivity("l2") <= max(bound, math.sqrt(2) * clip) * 1.02
+
+
+def stretched(rng, mean):
+    """A record of some rows, long or short along the directions."""
+    record = rng.standard_normal((rng.integers(1, 4), D)) * np.exp(rng.normal(0.0, 2.0, D)) + mean
+    return record / np.linalg.norm(record) * rng.choice([0.3, 1.0, 1.0, 5.0])
+
+
+@pytest.mark.parametrize("clip", CLIPS)
+def test_no_pair_of_records_of_any_rows_is_further_apart(clip):
+    """Records of several rows as well: the proof holds for all positive semi-definite moments of trace at most 1."""
+    rng, query = np.random.default_rng(3), clipped(clip)
+    worst = worst_rows(clip)
+    found = 0.0
+    for _ in range(100):
+        near = rng.choice([0.0, 0.05, 0.5])
+        one, other = (row + near * rng.standard_normal((rng.integers(1, 3), D)) for row in worst)
+        if rng.random() < 0.5:
+            one, other = stretched(rng, one[0]), stretched(rng, -one[0] * rng.choice([0, 1]))
+        moved = np.linalg.norm(contribution(query, one) - contribution(query, other))
+        alone = np.linalg.norm(contribution(query, one))
+        assert alone <= clipped(clip, relation="add_remove").sensitivity("l2")
+        assert moved <= query.sensitivity("l2")
+        found = max(found, moved)
+    assert found >= 0.9 * replaced_bound(clip, width=WIDTH)
+
+
+def test_without_a_clip_the_sum_is_that_of_whole_contributions():
+    rows = np.random.default_rng(5).standard_normal((60, D))
+    facts: dict[str, Any] = {
+        "n_features": D,
+        "clip_norm": 2.0,
+        "relation": "replace_one",
+        "bits": 8,
+        "directions": DIRECTIONS,
+    }
+    for source in (ArrayBlocks(rows), ArrayBlocks(rows, record_rows=[2] * 30)):
+        whole = exact_sum(source, ReplacedProduct(**facts))
+        np.testing.assert_array_equal(exact_sum(source, ClippedProduct(**facts, message_clip=1.0)), whole)
+
+
+@pytest.mark.parametrize(("relation", "expected"), [("add_remove", 0.25), ("zero_out", 0.25), ("replace_one", 0.4842)])
+def test_less_noise_is_needed_for_clipped_contributions(relation, expected):
+    assert clipped(0.25, relation=relation).sensitivity("l2") == pytest.approx(expected, rel=5e-3)
+    one = clipped(0.8, relation=relation, directions=DIRECTIONS[:, :1]).sensitivity("l2")
+    assert one <= 1.01, "along one direction no two records are further apart"
+
+
+def test_directions_that_are_no_contraction_cost_twice_the_clip():
+    long = np.full((D, WIDTH), 1 << 24)
+    assert clipped(0.25, directions=long).sensitivity("l2") == 0.5
+    assert clipped(0.25).sensitivity("l2") < 0.49
+
+
+@pytest.mark.parametrize("clip", [0.0, -0.1, 1.01, math.nan, 1e-9])
+def test_a_clip_outside_the_grid_is_refused(clip):
+    with pytest.raises(InvalidInput, match="message_clip"):
+        clipped(clip)
+
+
+OPERATOR_PRODUCT_D = 4
+KINDS = (SecondMoment, CentredMoment)
+
+
+def moment(kind=SecondMoment, *, bits=12, relation="add_remove"):
+    return kind(n_features=OPERATOR_PRODUCT_D, clip_norm=1.0, relation=relation, bits=bits)
+
+
+def value(words):
+    """The integers that two words stand for, of any size."""
+    return words[0].astype(object) * 2**32 + words[1].astype(object)
+
+
+def applied(source, asked, query):
+    return exact_sum(source, UnroundedProduct.of(query, asked)).reshape(2, *asked.shape)
+
+
+def identity(query):
+    return np.eye(query.layout.order, dtype=np.int64) << 15
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=40)
+@given(data=st.data())
+def test_the_identity_gives_the_moment_itself(kind, data):
+    """So its sensitivity is the moment's, which is proved and attacked there."""
+    query = moment(kind, bits=data.draw(st.sampled_from([2, 12, 14])))
+    per_record = data.draw(st.sampled_from([1, 2]))
+    made = data.draw(rows(n_features=OPERATOR_PRODUCT_D, min_rows=2, max_rows=4))
+    made = made[: len(made) // per_record * per_record]
+    source = ArrayBlocks(made, record_rows=[per_record] * (len(made) // per_record), block_records=1)
+    whole = unpack_symmetric(exact_sum(source, query).astype(np.float64), query.layout.order)
+    found = value(carried(applied(source, identity(query), query)))
+    np.testing.assert_array_equal(found, whole.astype(np.int64).astype(object) * 2**15)
+
+
+@pytest.mark.parametrize("relation", ["add_remove", "zero_out", "replace_one"])
+@settings(max_examples=50)
+@given(data=st.data())
+def test_no_neighbour_moves_the_matrix_beyond_the_stated_sensitivity(relation, data):
+    query = moment(relation=relation, bits=data.draw(st.sampled_from([2, 6, 12])))
+    common, mine, other = (
+        data.draw(rows(n_features=OPERATOR_PRODUCT_D, min_rows=low, max_rows=low)) for low in (2, 1, 1)
+    )
+    there = {"add_remove": [], "zero_out": [np.zeros((1, OPERATOR_PRODUCT_D))], "replace_one": [other]}[relation]
+    left, right = (
+        value(applied(ArrayBlocks(np.vstack([common, *part])), identity(query), query)) for part in ([mine], there)
+    )
+    moved = np.linalg.norm((left - right).astype(np.float64)) / 2**15 / query.steps_per_unit
+    assert moved <= query.sensitivity("l2") * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_blocks_and_splits_are_performance_settings(kind, monkeypatch):
+    made = np.random.default_rng(0).standard_normal((23, OPERATOR_PRODUCT_D))
+    query = moment(kind)
+    asked = np.random.default_rng(1).integers(-(2**14), 2**14, (query.layout.order, 3))
+    whole = carried(applied(ArrayBlocks(made), asked, query))
+    monkeypatch.setattr(operator_product, "_ROWS_AT_ONCE", 2)
+    for size in (1, 7, 23):
+        np.testing.assert_array_equal(carried(applied(ArrayBlocks(made, block_records=size), asked, query)), whole)
+
+
+def test_rows_are_kept_on_the_moments_grid():
+    query = moment()
+    asked = UnroundedProduct.of(query, identity(query))
+    assert asked.plain is query
+    block = ArrayBlocks(np.eye(OPERATOR_PRODUCT_D)).read(0)
+    np.testing.assert_array_equal(asked.grid(block).values, query.grid(block).values)
+
+
+@given(st.lists(st.integers(-(2**61), 2**61), min_size=1, max_size=4), st.integers(1, 2**12))
+def test_words_hold_sums_beyond_64_bits(numbers, times):
+    total = as_words(np.array(numbers)) * times
+    expected = [number * times for number in numbers]
+    assert value(total).tolist() == expected
+    high, low = carried(total)
+    assert value(np.stack([high, low])).tolist() == expected
+    assert ((low >= 0) & (low < 2**32)).all()
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        np.full((OPERATOR_PRODUCT_D + 1, 1), 1),
+        np.full((OPERATOR_PRODUCT_D, 1), 2**15),
+        np.full((OPERATOR_PRODUCT_D, 1), 2**40),
+    ],
+    ids=["shape", "norm", "size"],
+)
+def test_directions_that_could_overflow_are_refused(asked):
+    with pytest.raises(InvalidInput, match="orthonormal"):
+        UnroundedProduct.of(moment(), asked)
+
+
+def test_it_has_no_noise_of_its_own():
+    query = moment()
+    with pytest.raises(InvalidInput, match="release_operator"):
+        UnroundedProduct.of(query, identity(query)).sensitivity("l2")
+
+
+EIGENSOLVER_PRODUCT_D, EIGENSOLVER_PRODUCT_WIDTH = 7, 3
+RNG = np.random.default_rng(8)
+ROWS = RNG.standard_normal((60, EIGENSOLVER_PRODUCT_D)) * (RNG.random((60, EIGENSOLVER_PRODUCT_D)) < 0.6)
+EIGENSOLVER_PRODUCT_DIRECTIONS = np.rint(
+    np.linalg.qr(RNG.standard_normal((EIGENSOLVER_PRODUCT_D, EIGENSOLVER_PRODUCT_WIDTH)))[0]
+    * 2.0**EIGENSOLVER_DIRECTION_BITS
+).astype(np.int64)
+
+
+def query_of_eigensolver_product(directions=EIGENSOLVER_PRODUCT_DIRECTIONS, **changes):
+    facts = {
+        "n_features": EIGENSOLVER_PRODUCT_D,
+        "clip_norm": 1.0,
+        "relation": "add_remove",
+        "bits": EIGENSOLVER_PRODUCT_BITS,
+        "directions": directions,
+    }
+    return ExactProduct(**(facts | changes))
+
+
+def integers(asked, source):
+    """Add up ``x^T (x V)`` in Python's integers."""
+    total = np.zeros(asked.directions.shape, object)
+    for at in range(source.n_blocks):
+        block = asked.grid(source.read(at))
+        for first, last in zip(block.row_ptr[:-1], block.row_ptr[1:], strict=True):
+            row = np.zeros(EIGENSOLVER_PRODUCT_D, object)
+            row[block.indices[first:last]] = [int(value) for value in block.values[first:last]]
+            total += np.outer(row, row @ asked.directions.astype(object))
+    return total
+
+
+@pytest.mark.parametrize(
+    "rows", [ROWS, -10 * np.eye(EIGENSOLVER_PRODUCT_D), ROWS[:0]], ids=["some", "at the bound", "none"]
+)
+def test_the_limbs_are_the_exact_integers(rows):
+    source, asked = ArrayBlocks(rows, record_rows=None), query_of_eigensolver_product()
+    limbs = exact_sum(source, asked).reshape(LIMBS, EIGENSOLVER_PRODUCT_D, EIGENSOLVER_PRODUCT_WIDTH).astype(object)
+    whole = sum(limbs[at] << LIMB_BITS * at for at in range(LIMBS))
+    expected = integers(asked, source)
+    assert (whole == expected).all()
+    product = asked.product(exact_sum(source, asked))
+    np.testing.assert_allclose(
+        product, expected.astype(float) / 2.0 ** (2 * EIGENSOLVER_PRODUCT_BITS + EIGENSOLVER_DIRECTION_BITS), rtol=1e-15
+    )
+
+
+def test_the_product_does_not_depend_on_blocks():
+    one, other = (exact_sum(ArrayBlocks(ROWS, block_records=size), query_of_eigensolver_product()) for size in (100, 7))
+    np.testing.assert_array_equal(one, other)
+
+
+def test_limbs_of_the_largest_rows_stay_small():
+    """So that 2^33 rows fit: a row and a direction along one axis, in either sign."""
+    for sign in (1, -1):
+        along = np.zeros((EIGENSOLVER_PRODUCT_D, 1), np.int64)
+        along[0] = sign * 2**EIGENSOLVER_DIRECTION_BITS
+        limbs = exact_sum(ArrayBlocks(np.eye(EIGENSOLVER_PRODUCT_D)[:1]), query_of_eigensolver_product(along))
+        assert np.abs(limbs).max() <= 2 ** (EIGENSOLVER_PRODUCT_BITS + LIMB_BITS + 1)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"directions": EIGENSOLVER_PRODUCT_DIRECTIONS[1:]},
+        {"directions": 2 * EIGENSOLVER_PRODUCT_DIRECTIONS},
+        {"bits": EIGENSOLVER_PRODUCT_BITS + 1},
+        {"clip_norm": 0.0},
+    ],
+    ids=["rows", "length", "bits", "clip norm"],
+)
+def test_what_could_overflow_is_refused(changes):
+    with pytest.raises(InvalidInput):
+        query_of_eigensolver_product(**changes)
+
+
+def test_it_shows_neither_directions_nor_a_sensitivity():
+    assert "directions" not in repr(query_of_eigensolver_product())
+    with pytest.raises(InvalidInput, match="moment_product"):
+        query_of_eigensolver_product().sensitivity("l2")

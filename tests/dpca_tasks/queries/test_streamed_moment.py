@@ -16,12 +16,10 @@ from dpca_tasks.layouts import unpack_symmetric
 from dpca_tasks.noise.distributions import Symmetric, UpperTriangle
 from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.privacy.gate import InMemoryReservation
-from dpca_tasks.queries.augmented_moment import CentredMoment
 from dpca_tasks.queries.base import RowSum
-from dpca_tasks.queries.record_mean import RecordMean
-from dpca_tasks.queries.second_moment import SecondMoment
+from dpca_tasks.queries.second_moment import CentredMoment, RecordMean, SecondMoment
 from dpca_tasks.queries.streamed_moment import StreamedMoment
-from dpca_tasks.records.sources import ArrayBlocks, NormalisedBlocks
+from dpca_tasks.records.blocks import ArrayBlocks, NormalisedBlocks
 from dpca_tasks.sums.exact_sum import exact_sum
 
 D = 2

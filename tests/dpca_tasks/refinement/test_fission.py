@@ -15,10 +15,9 @@ import pytest
 
 from dpca_tasks.errors import Refused
 from dpca_tasks.mechanisms.eigenpairs import leading_eigenpairs
-from dpca_tasks.refinement import fission, leading_pairs, noisy_moment, spectral_shrinkage
-from dpca_tasks.refinement.fission import SHORT, depth, nearly_leading_eigenpairs, shortened
-from dpca_tasks.refinement.noisy_moment import NoisyMoment, standardised
-from dpca_tasks.refinement.spectral_shrinkage import Method, frames, width
+from dpca_tasks.refinement import leading_pairs, noisy_moment
+from dpca_tasks.refinement.leading_pairs import SHORT, depth, nearly_leading_eigenpairs, shortened
+from dpca_tasks.refinement.noisy_moment import Method, NoisyMoment, frames, standardised, width
 from dpca_tasks.threads import one_thread
 from tests.dpca_tasks.refinement.noisy import KNOWN, held, isometric_noise, noisy, planted
 
@@ -48,7 +47,7 @@ def test_pairs_above_the_noise_are_found_and_the_others_hold_as_much(matrix):
 
 
 def test_too_few_products_would_be_caught(monkeypatch):
-    monkeypatch.setattr(fission, "DEEPER", 0.5)
+    monkeypatch.setattr(leading_pairs, "DEEPER", 0.5)
     assert held(SIGNAL, nearly_leading_eigenpairs(RELEASED, COUNT)[1]) < 0.97 * held(
         SIGNAL, leading_eigenpairs(RELEASED, COUNT)[1]
     )
@@ -119,7 +118,7 @@ def fission_errors(module, *, draws=80, share=0.5, second_moment=KNOWN):
         truth = (second_moment * np.outer(standard.signs, standard.signs))[np.ix_(standard.order, standard.order)]
         held: dict[Method, list[float]] = {method: [] for method in methods}
         for probe, sign in product(range(module.PROBES), (1.0, -1.0)):
-            noise = sign * fission.public_noise(order, stream=1_000 + seed, probe=probe)
+            noise = sign * leading_pairs.public_noise(order, stream=1_000 + seed, probe=probe)
             louder = (standard.moment + share * math.sqrt(2) * noise) / math.hypot(1.0, share)
             pairs = nearly_leading_eigenpairs(louder, width(order, 3))
             for method, (_, columns) in frames(louder, n_components=3, methods=methods, pairs=pairs).items():
@@ -131,12 +130,12 @@ def fission_errors(module, *, draws=80, share=0.5, second_moment=KNOWN):
 
 @pytest.fixture
 def few_probes(monkeypatch):
-    monkeypatch.setattr(fission, "PROBES", 2)
+    monkeypatch.setattr(leading_pairs, "PROBES", 2)
     return ("PROBES, FEW = 4, 2", "PROBES, FEW = 2, 2")
 
 
 def test_the_score_by_eigenvalues_is_unbiased():
-    errors = eigenvalue_errors(fission)
+    errors = eigenvalue_errors(leading_pairs)
     assert abs(error_in_standard_errors(errors)) < SURE
     assert errors.std() / math.sqrt(len(errors)) < 0.3  # so that a bias of 1.2 would show
 
@@ -145,10 +144,12 @@ def test_the_stated_deviation_of_that_score_is_that_of_its_error():
     stated = []
     for seed in range(100):
         standard = standardised(noisy(KNOWN, seed=seed))
-        stated.append(fission.score_by_eigenvalues(standard, np.linalg.eigvalsh(standard.moment)[::-1], n_components=3))
+        stated.append(
+            leading_pairs.score_by_eigenvalues(standard, np.linalg.eigvalsh(standard.moment)[::-1], n_components=3)
+        )
     assert (
         np.median([score.std for score in stated if score is not None])
-        > 0.9 * eigenvalue_errors(fission, draws=100).std()
+        > 0.9 * eigenvalue_errors(leading_pairs, draws=100).std()
     )
 
 
@@ -166,13 +167,13 @@ def report_errors(module, *, draws=40):
 
 
 def test_the_stated_deviation_of_scores_by_fission_is_no_less_than_that_of_their_error():
-    errors, stated = report_errors(fission)
+    errors, stated = report_errors(leading_pairs)
     assert math.sqrt(np.mean(stated**2)) > errors.std(ddof=1)
 
 
 def test_the_deviation_of_probes_alone_is_caught():
     errors, stated = report_errors(
-        planted(fission, ("math.sqrt(2.0 * fixed + 4.0 * moved + spread)", "math.sqrt(spread)"))
+        planted(leading_pairs, ("math.sqrt(2.0 * fixed + 4.0 * moved + spread)", "math.sqrt(spread)"))
     )
     assert math.sqrt(np.mean(stated**2)) < 0.7 * errors.std(ddof=1)
 
@@ -187,23 +188,23 @@ def test_the_deviation_of_probes_alone_is_caught():
     ids=["t^2 for 2 t^2", "sign", "all j"],
 )
 def test_a_wrong_inner_sum_is_caught(change):
-    assert abs(error_in_standard_errors(eigenvalue_errors(planted(fission, change)))) > 2 * SURE
+    assert abs(error_in_standard_errors(eigenvalue_errors(planted(leading_pairs, change)))) > 2 * SURE
 
 
 @pytest.mark.parametrize("wrong", [math.sqrt(2), math.sqrt(1 / 2)], ids=["s for t", "s/2 for t"])
 def test_another_size_of_noise_is_caught(wrong):
-    assert abs(error_in_standard_errors(eigenvalue_errors(fission, stated_std=wrong))) > 2 * SURE
+    assert abs(error_in_standard_errors(eigenvalue_errors(leading_pairs, stated_std=wrong))) > 2 * SURE
 
 
 def test_scores_by_fission_are_unbiased_for_any_rule(few_probes):
-    for errors in fission_errors(fission).values():
+    for errors in fission_errors(leading_pairs).values():
         assert abs(error_in_standard_errors(errors)) < SURE
         assert errors.std() / math.sqrt(len(errors)) < 0.8
 
 
 def test_exchanged_parts_are_caught(few_probes):
     wrong = planted(
-        fission,
+        leading_pairs,
         few_probes,
         ("scale = share * _DIAGONAL", "scale = _DIAGONAL / share"),
         ("-sign * _DIAGONAL / share", "-sign * _DIAGONAL * share"),
@@ -213,8 +214,8 @@ def test_exchanged_parts_are_caught(few_probes):
 
 
 def test_probes_with_one_sign_are_caught_by_the_spread(few_probes):
-    right = fission_errors(fission, draws=30)
-    wrong = planted(fission, few_probes, ("for sign in (1.0, -1.0)", "for sign in (1.0, 1.0)"))
+    right = fission_errors(leading_pairs, draws=30)
+    wrong = planted(leading_pairs, few_probes, ("for sign in (1.0, -1.0)", "for sign in (1.0, 1.0)"))
     for method, errors in fission_errors(wrong, draws=30).items():
         assert errors.std() > 1.3 * right[method].std()
 
@@ -222,7 +223,7 @@ def test_probes_with_one_sign_are_caught_by_the_spread(few_probes):
 def test_scores_of_a_rule_that_does_not_converge_are_unbiased(few_probes):
     """Of 300 columns probes see what a few products find, and many of them are at the edge of the noise."""
     assert depth(len(WIDER), width(len(WIDER), 3))
-    for errors in fission_errors(fission, draws=24, second_moment=WIDER).values():
+    for errors in fission_errors(leading_pairs, draws=24, second_moment=WIDER).values():
         assert abs(error_in_standard_errors(errors)) < SURE
         assert errors.std() / math.sqrt(len(errors)) < 1.5
 
@@ -234,8 +235,8 @@ def test_a_rule_that_starts_from_the_release_is_caught(few_probes, monkeypatch):
         standard = standardised(noisy(WIDER, seed=seed))
         values, rows = np.linalg.eigh(standard.moment)
         own = values[:-14:-1], rows.T[:-14:-1]
-        monkeypatch.setattr(fission, "nearly_leading_eigenpairs", lambda *_, own=own: own)
-        score = fission.score_by_fission(standard, {"none": own[1][:3].T}, share=0.5, stream=seed)["none"]
+        monkeypatch.setattr(leading_pairs, "nearly_leading_eigenpairs", lambda *_, own=own: own)
+        score = leading_pairs.score_by_fission(standard, {"none": own[1][:3].T}, share=0.5, stream=seed)["none"]
         truth = (WIDER * np.outer(standard.signs, standard.signs))[np.ix_(standard.order, standard.order)]
         errors.append(score.total - np.einsum("ij,jk,ik->", own[1][:3], truth, own[1][:3], optimize=True))
     assert error_in_standard_errors(errors) > 2 * SURE
@@ -247,9 +248,9 @@ def test_probes_that_know_the_noise_are_caught(few_probes, monkeypatch):
     for seed in range(30):
         standard = standardised(noisy(KNOWN, seed=seed))
         own = (standard.released - KNOWN[np.ix_(standard.order, standard.order)]) / math.sqrt(2)
-        monkeypatch.setattr(fission, "public_noise", lambda *_, own=own, **__: own)
+        monkeypatch.setattr(leading_pairs, "public_noise", lambda *_, own=own, **__: own)
         columns = frames(standard.moment, n_components=3, methods=("none",))["none"][1]
-        score = fission.score_by_fission(standard, {"none": columns}, share=0.5, stream=0)["none"]
+        score = leading_pairs.score_by_fission(standard, {"none": columns}, share=0.5, stream=0)["none"]
         seen = frames(
             (standard.moment + 0.5 * math.sqrt(2) * own) / math.hypot(1, 0.5), n_components=3, methods=("none",)
         )
@@ -259,10 +260,10 @@ def test_probes_that_know_the_noise_are_caught(few_probes, monkeypatch):
 
 
 def test_probes_are_fresh_alike_in_every_direction_and_the_same_for_all_releases():
-    first, second = (fission.public_noise(60, stream=1, probe=probe) for probe in (0, 1))
-    assert np.array_equal(first, fission.public_noise(60, stream=1, probe=0))
+    first, second = (leading_pairs.public_noise(60, stream=1, probe=probe) for probe in (0, 1))
+    assert np.array_equal(first, leading_pairs.public_noise(60, stream=1, probe=0))
     assert not np.allclose(first, second)
-    assert not np.allclose(first, fission.public_noise(60, stream=2, probe=0))
+    assert not np.allclose(first, leading_pairs.public_noise(60, stream=2, probe=0))
     assert np.array_equal(first, first.T)
     # a chi-square of 1,830 degrees of freedom over its mean: 5 standard deviations are 0.17
     assert (first**2).sum() / (60 * 61 / 2) == pytest.approx(1.0, abs=0.17)
@@ -273,8 +274,8 @@ def test_nothing_of_a_release_but_the_matrix_and_public_numbers_goes_into_a_refi
     names = set(inspect.signature(NoisyMoment).parameters)
     assert names == {"matrix", "noise_std", "noise", "constant", "step", "eigenvalues", "vectors"}
     assert set(inspect.signature(leading_pairs.refine).parameters) == {"moment", "n_components", "method"}
-    assert set(inspect.signature(fission.public_noise).parameters) == {"order", "stream", "probe"}
-    for module in (fission, noisy_moment, leading_pairs, spectral_shrinkage):
+    assert set(inspect.signature(leading_pairs.public_noise).parameters) == {"order", "stream", "probe"}
+    for module in (leading_pairs, noisy_moment, leading_pairs, noisy_moment):
         imported = [line for line in inspect.getsource(module).splitlines() if "import" in line]
         assert not any(
             word in line for line in imported for word in ("keystream", "dpca_tasks.noise.", "privacy", "queries")
@@ -284,10 +285,10 @@ def test_nothing_of_a_release_but_the_matrix_and_public_numbers_goes_into_a_refi
 def test_noise_that_is_no_isometric_normal_is_refused():
     extended = NoisyMoment(matrix=KNOWN + isometric_noise(40, seed=0), noise_std=1.0, constant=0.5)
     with pytest.raises(Refused, match="score by fission"):
-        fission.score_by_eigenvalues(standardised(extended), np.arange(39.0)[::-1], n_components=3)
+        leading_pairs.score_by_eigenvalues(standardised(extended), np.arange(39.0)[::-1], n_components=3)
     wishart = standardised(NoisyMoment(matrix=KNOWN, noise_std=1.0, noise="wishart"))
     with pytest.raises(Refused, match="score normal noise only"):
-        fission.score_by_fission(wishart, {"none": np.eye(40)[:, :3]}, share=0.5, stream=0)
+        leading_pairs.score_by_fission(wishart, {"none": np.eye(40)[:, :3]}, share=0.5, stream=0)
 
 
 def test_the_published_upper_triangle_is_topped_up_on_its_diagonal(monkeypatch):
@@ -299,11 +300,11 @@ def test_the_published_upper_triangle_is_topped_up_on_its_diagonal(monkeypatch):
         matrix = second_moment + triangle + np.triu(triangle, 1).T
         return NoisyMoment(matrix=matrix, noise_std=1.0, noise="upper_triangle")
 
-    assert abs(error_in_standard_errors(eigenvalue_errors(fission, moment=upper_triangle))) < SURE
+    assert abs(error_in_standard_errors(eigenvalue_errors(leading_pairs, moment=upper_triangle))) < SURE
     diagonals = [np.diag(standardised(upper_triangle(np.zeros((40, 40)), seed=seed)).released) for seed in range(100)]
     assert np.var(diagonals) == pytest.approx(2.0, abs=0.25)  # 5 standard deviations of 4,000 draws are 0.22
 
 
 def test_eigenvalues_that_tie_across_the_kth_have_no_score():
     standard = standardised(NoisyMoment(matrix=np.eye(20), noise_std=0.1))
-    assert fission.score_by_eigenvalues(standard, np.full(20, 10.0), n_components=3) is None
+    assert leading_pairs.score_by_eigenvalues(standard, np.full(20, 10.0), n_components=3) is None

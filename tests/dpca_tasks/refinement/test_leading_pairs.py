@@ -13,10 +13,9 @@ from scipy.linalg import hadamard
 from dpca_tasks.errors import InvalidInput, Refused
 from dpca_tasks.mechanisms import noise_level
 from dpca_tasks.mechanisms.eigenpairs import leading_eigenpairs
-from dpca_tasks.refinement import fission, leading_pairs, noisy_moment, spectral_shrinkage
+from dpca_tasks.refinement import leading_pairs, noisy_moment
 from dpca_tasks.refinement.leading_pairs import REQUESTS, refine, refine_kept_pairs
-from dpca_tasks.refinement.noisy_moment import NoisyMoment
-from dpca_tasks.refinement.spectral_shrinkage import METHODS
+from dpca_tasks.refinement.noisy_moment import METHODS, NoisyMoment
 from dpca_tasks.threads import one_thread
 from tests.dpca_tasks.refinement.noisy import KNOWN, captured, isometric_noise, noisy, planted, signal
 
@@ -115,9 +114,11 @@ def test_methods_are_compared_on_the_same_probes(monkeypatch):
 
 
 def test_probes_of_their_own_for_each_method_would_be_caught(monkeypatch):
+    own = leading_pairs.score_by_fission
+
     def apart(standard, subspaces, *, share, stream):
         return {
-            method: fission.score_by_fission(standard, {method: columns}, share=share, stream=stream + number)[method]
+            method: own(standard, {method: columns}, share=share, stream=stream + number)[method]
             for number, (method, columns) in enumerate(subspaces.items())
         }
 
@@ -129,7 +130,7 @@ def test_probes_of_their_own_for_each_method_would_be_caught(monkeypatch):
 @pytest.mark.parametrize(
     ("module", "change"),
     [
-        (spectral_shrinkage, ("strengths = spike_strengths(values, order=order)", "strengths = values")),
+        (noisy_moment, ("strengths = spike_strengths(values, order=order)", "strengths = values")),
         (noise_level, ("edge = 2.0 * math.sqrt(order)", "edge = 0.0 * math.sqrt(order)")),
     ],
     ids=["eigenvalues for strengths", "no edge"],
@@ -138,10 +139,10 @@ def test_eigenvalues_taken_for_strengths_are_caught(module, change, monkeypatch)
     second_moment = few_features()
     right = mean_captured(second_moment, 5, "eb")
     wrong = planted(module, change)
-    if module is spectral_shrinkage:
+    if module is noisy_moment:
         monkeypatch.setattr(leading_pairs, "frames", wrong.frames)
     else:
-        monkeypatch.setattr(spectral_shrinkage, "spike_strengths", wrong.spike_strengths)
+        monkeypatch.setattr(noisy_moment, "spike_strengths", wrong.spike_strengths)
     assert mean_captured(second_moment, 5, "eb") < right - 0.03
 
 
@@ -180,25 +181,23 @@ def noise_of_a_step(module):
 
 def test_a_step_of_message_passing_has_noise_of_unit_size():
     """Twelve draws have a standard error of 0.008."""
-    assert noise_of_a_step(spectral_shrinkage) == pytest.approx(1.0, abs=0.03)
+    assert noise_of_a_step(noisy_moment) == pytest.approx(1.0, abs=0.03)
 
 
 @pytest.mark.parametrize("change", ["+ before", "- 0.0 * before"], ids=["flipped", "missing"])
 def test_a_wrong_onsager_term_is_caught(change):
-    wrong = planted(
-        spectral_shrinkage, ("_product(matrix, directions) - before", f"_product(matrix, directions) {change}")
-    )
+    wrong = planted(noisy_moment, ("_product(matrix, directions) - before", f"_product(matrix, directions) {change}"))
     assert noise_of_a_step(wrong) > 1.03
 
 
 def test_the_jacobian_is_that_of_differences():
     rng = np.random.default_rng(0)
     noisy_rows = rng.standard_normal((30, 3)) * np.array([3.0, 2.0, 1.0])
-    rows = spectral_shrinkage._fitted(noisy_rows)
+    rows = noisy_moment._fitted(noisy_rows)
 
     def mean_at(at):
         energies = np.maximum((noisy_rows**2).mean(axis=0) - 1.0, 0.02)
-        variances = 1.0 + spectral_shrinkage.SCALES[:, None] * energies
+        variances = 1.0 + noisy_moment.SCALES[:, None] * energies
         base = -0.5 * ((noisy_rows**2) @ (1 / variances).T + np.log(variances).sum(axis=1))
         moved = -0.5 * ((at**2) @ (1 / variances).T + np.log(variances).sum(axis=1))
         weights = rows.scale_weights * np.exp(moved - base)
@@ -285,7 +284,12 @@ def test_pairs_that_are_known_are_not_computed_again(method, monkeypatch):
     moment = noisy(few_features(80, 6), seed=4)
     expected = refine(moment, n_components=4, method=method)
     values, vectors = leading_eigenpairs(moment.matrix, 80)
-    monkeypatch.setattr(noisy_moment, "leading_eigenpairs", None)
+
+    def of_small(matrix, count):
+        assert len(matrix) < 80, "pairs of the release itself are computed"
+        return leading_eigenpairs(matrix, count)
+
+    monkeypatch.setattr(noisy_moment, "leading_eigenpairs", of_small)
     known = NoisyMoment(matrix=moment.matrix, noise_std=1.0, eigenvalues=values, vectors=vectors[:20])
     np.testing.assert_allclose(refine(known, n_components=4, method=method).components, expected.components, atol=1e-8)
 
@@ -368,7 +372,7 @@ def test_what_is_no_release_is_refused(matrix, noise_std):
         refine(NoisyMoment(matrix=np.eye(2), noise_std=1.0), n_components=3)
     with pytest.raises(InvalidInput):
         refine(NoisyMoment(matrix=np.eye(2), noise_std=1.0), n_components=1, method="best")  # type: ignore[arg-type]
-    assert (fission.PROBES, fission.FEW, fission.WIDE) == (4, 2, 500)
+    assert (leading_pairs.PROBES, leading_pairs.FEW, leading_pairs.WIDE) == (4, 2, 500)
 
 
 def four_columns(order=300):

@@ -10,17 +10,17 @@ import dask
 import pytest
 from distributed import Client, LocalCluster
 
+from dpca.errors import Unavailable
+from dpca.home import WORKERS
 from dpca_tasks.errors import InvalidInput, Refused, WorkerFailed
 from dpca_tasks.sums.cluster_sum import await_workers, gather
-from flows.clusters import connecting as subject
+from flows.clusters import dask_clusters as subject
 from flows.clusters.certificates import cluster_security
 from flows.clusters.connecting import NO_CLUSTER, check_address, connect, open_cluster
-from flows.clusters.launchers import ALLOCATOR, WORKER_SETTINGS
+from flows.clusters.dask_clusters import ALLOCATOR, WORKER_SETTINGS
 from flows.reports.terminal import STDERR
 from flows.settings import Settings, cluster_settings
 from storage.datasets.staging import scratch_folder
-from storage.errors import Unavailable
-from storage.home import WORKERS
 from tests.certificates import Files, issue
 from tests.flows.clusters.local_clusters import in_process, under_tls
 

@@ -14,9 +14,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from flows.estimators import releasing
+from dpca.backends import atomic_files
+from flows.estimators import base
 from flows.releases.running import charge_release
-from storage.backends import crash_points
 from storage.workspace import Workspace
 from tests.flows.estimators.rows import NEIGHBOUR, ROWS, model
 
@@ -29,7 +29,7 @@ def fitted(slot: str, rows: Any) -> Any:
 
 
 def killed(point: str) -> None:
-    crash_points.hook = lambda reached: os.kill(os.getpid(), signal.SIGKILL) if reached == point else None
+    atomic_files.hook = lambda reached: os.kill(os.getpid(), signal.SIGKILL) if reached == point else None
     fitted(point, ROWS)
 
 
@@ -42,7 +42,7 @@ def together(folder: Path, number: int) -> None:
             time.sleep(0.01)
         return charge_release(*arguments)
 
-    setattr(releasing, charge_release.__name__, charge_together)
+    setattr(base, charge_release.__name__, charge_together)
     made = fitted(TOGETHER, (ROWS, NEIGHBOUR)[number])
     (folder / f"{number}.json").write_text(json.dumps([made.components_.tobytes().hex(), made.published_]))
 

@@ -11,8 +11,8 @@ import pandas as pd
 import pytest
 from sklearn.base import clone
 
+from dpca.errors import BudgetExhausted, Conflict, Invalid
 from flows.estimators import InMemoryBudget, PrivatePCA, RepeatedFitWarning, memory
-from storage.errors import BudgetExhausted, Conflict, Invalid
 from tests.flows.estimators.rows import NEIGHBOUR, ROWS, TERMS, model
 
 

@@ -16,15 +16,15 @@ import pytest
 import sqlalchemy as sa
 from scipy import sparse
 
+from dpca import errors
+from dpca.errors import BudgetExhausted, Conflict, Invalid, NotFound
+from dpca.registry import Registry
 from dpca_tasks.errors import InvalidInput, Refused
-from flows.estimators import PrivateMatrixFactorization, RepeatedFitWarning, releasing
+from flows.estimators import PrivateMatrixFactorization, RepeatedFitWarning, base
 from flows.estimators.tables import Entries, Table, TableRows
-from storage import errors
 from storage.database import tables
 from storage.datasets.ingest import ingest
-from storage.errors import BudgetExhausted, Conflict, Invalid, NotFound
 from storage.ledger.releases import Release
-from storage.registry import Registry
 from storage.workspace import PopulationBudget, Workspace
 from tests.flows.estimators.forks import POINTS, TOGETHER
 from tests.flows.estimators.rows import NEIGHBOUR, ROWS, model
@@ -141,6 +141,7 @@ def of_slot(budget: PopulationBudget, slot: str) -> Release:
     return release
 
 
+@pytest.mark.audit_only
 @pytest.mark.parametrize("point", POINTS)
 def test_a_slot_whose_process_was_killed_is_finished_from_the_rows_that_were_charged(
     forked_budget: PopulationBudget, point: str
@@ -209,7 +210,7 @@ def test_slots_of_two_populations_are_two_releases(budget: PopulationBudget) -> 
 
 def test_a_slot_that_an_operator_gave_up_is_refused(budget: PopulationBudget) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(releasing, "finish_release", lambda *_: 1 / 0)
+        patch.setattr(base, "finish_release", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             model(slot="night", budget=budget).fit(ROWS)
     (release,) = budget.statement().releases
@@ -288,7 +289,7 @@ def test_rows_on_their_way_into_the_home_are_closed_to_others(
             modes.update(path.stat().st_mode & 0o077 for path in (file, *file.parents[:3]))
         return ingest(source, **options)
 
-    monkeypatch.setattr("flows.estimators.releasing.ingest", watched)
+    monkeypatch.setattr("flows.estimators.base.ingest", watched)
     before = os.umask(0)
     try:
         model(budget=budget).fit(rows)

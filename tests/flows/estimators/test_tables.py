@@ -1,5 +1,12 @@
-"""Whatever holds the rows, they are the same rows; and what need not be in memory as a whole never is."""
+"""Whatever holds the rows, they are the same rows; and what need not be in memory as a whole never is.
 
+Tables that hold no numbers, or no rows, are refused by one line, by every estimator and by what they release.
+"""
+
+import functools
+from collections.abc import Callable
+from decimal import Decimal
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +20,18 @@ import pytest
 from dask.delayed import delayed
 from numpy.typing import NDArray
 from scipy import sparse
+from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 
-from flows.estimators import InMemoryBudget
+from dpca.errors import Invalid
+from flows.estimators import InMemoryBudget, PrivateMatrixFactorization, PrivatePCA
 from flows.estimators.tables import Columns, Entries, Table, TableRows
-from storage.errors import Invalid
 from tests.flows.estimators.rows import ROWS, TERMS, model
 
 NAMES = pd.Index(list("abcde"))
 FRAME = pd.DataFrame(ROWS, columns=NAMES)
 CHUNKED = da.from_array(ROWS, chunks=(1_000, 2))
-pytestmark = pytest.mark.filterwarnings("ignore:The 'future.infer_string' option")  # anndata sets it
+# anndata sets it
 
 
 def annotated(rows: Any) -> anndata.AnnData:
@@ -69,6 +77,7 @@ def content(table: Table) -> str:
     return TableRows(table).content
 
 
+@pytest.mark.filterwarnings("ignore:The 'future.infer_string' option")
 @pytest.mark.parametrize("kind", TABLES)
 def test_columns_are_learned_from_a_table_whose_values_are_not_read(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -83,6 +92,7 @@ def test_columns_are_learned_from_a_table_whose_values_are_not_read(
     assert hasattr(estimator, "feature_names_in_") is named
 
 
+@pytest.mark.filterwarnings("ignore:The 'future.infer_string' option")
 @pytest.mark.parametrize("kind", TABLES)
 def test_equal_rows_are_the_same_rows_with_equal_scores_whatever_holds_them(kind: str, tmp_path: Path) -> None:
     make, named = TABLES[kind]
@@ -117,6 +127,7 @@ class Watched:
         return delayed(lambda: ROWS[first : first + 500])()
 
 
+@pytest.mark.filterwarnings("ignore:The 'future.infer_string' option")
 @pytest.mark.parametrize("mechanism", ["analyze_gauss", "noisy_power"])
 def test_a_dask_array_is_computed_a_chunk_at_a_time(mechanism: str, monkeypatch: pytest.MonkeyPatch) -> None:
     watched = Watched(monkeypatch)
@@ -127,6 +138,7 @@ def test_a_dask_array_is_computed_a_chunk_at_a_time(mechanism: str, monkeypatch:
     assert scores[:7].compute() == pytest.approx(fitted.transform(ROWS[:7]))
 
 
+@pytest.mark.filterwarnings("ignore:The 'future.infer_string' option")
 def test_rows_in_a_file_are_read_a_slice_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("flows.estimators.tables._PIECE_VALUES", 5_000)
     held = backed(ROWS, tmp_path)
@@ -138,6 +150,7 @@ def test_rows_in_a_file_are_read_a_slice_at_a_time(tmp_path: Path, monkeypatch: 
     assert fitted.transform(held) == pytest.approx(fitted.transform(pd.DataFrame(ROWS, columns=NAMES)))
 
 
+@pytest.mark.filterwarnings("ignore:The 'future.infer_string' option")
 @pytest.mark.parametrize("size", [1, 7, 5_000, 1 << 22])
 def test_the_size_of_pieces_changes_nothing(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     first = content(Table.in_memory(ROWS[:50], entries=Entries()))
@@ -149,6 +162,7 @@ def test_the_size_of_pieces_changes_nothing(size: int, monkeypatch: pytest.Monke
     assert read.tolist() == ROWS[:50].ravel().tolist()
 
 
+@pytest.mark.filterwarnings("ignore:The 'future.infer_string' option")
 def test_pieces_are_checked_as_rows_in_memory_are() -> None:
     bad: NDArray[np.float64] = np.where(ROWS[3_500, 0] == ROWS, np.nan, ROWS)
     with pytest.raises(ValueError, match="NaN"):
@@ -165,6 +179,7 @@ def test_pieces_are_checked_as_rows_in_memory_are() -> None:
         TableRows(Table(n_features=5, pieces=[lambda: ROWS[:1]]))
 
 
+@pytest.mark.filterwarnings("ignore:The 'future.infer_string' option")
 @pytest.mark.parametrize(
     "rows",
     [
@@ -198,6 +213,7 @@ OTHERS = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:The 'future.infer_string' option")
 @pytest.mark.parametrize("other", OTHERS)
 def test_other_columns_than_those_of_the_fit_are_refused(other: str) -> None:
     fitted = model().fit(FRAME)
@@ -207,8 +223,90 @@ def test_other_columns_than_those_of_the_fit_are_refused(other: str) -> None:
         fitted.transform(annotated(ROWS)[:, NAMES[::-1]])
 
 
+@pytest.mark.filterwarnings("ignore:The 'future.infer_string' option")
 def test_a_table_that_changes_between_two_readings_is_refused() -> None:
     pieces = iter([ROWS[:9], ROWS[:8]])
     rows = TableRows(Table(n_features=5, pieces=[lambda: next(pieces)]))
     with pytest.raises(Invalid, match="changed while they were read"):
         rows.read(0)
+
+
+BIG = 10**400
+
+
+def without_x() -> anndata.AnnData:
+    return anndata.AnnData(X=None, obs=pd.DataFrame(index=list("ab")), var=pd.DataFrame(index=list("vwxyz")))
+
+
+STRANGE: dict[str, Any] = {
+    "huge integers": [[BIG, 1, 1, 1, 1]] * 3,
+    "huge in objects": np.array([[BIG, 1, 1, 1, 1]] * 3, dtype=object),
+    "huge in a frame": pd.DataFrame({name: [BIG] * 3 for name in "vwxyz"}),
+    "huge fractions": [[Fraction(BIG), 1, 1, 1, 1]] * 3,
+    "AnnData without X": without_x,
+    "an empty AnnData": anndata.AnnData,
+    "an empty frame": pd.DataFrame(),
+    "a frame without rows": pd.DataFrame({name: [] for name in "vwxyz"}),
+    "no list": [],
+    "an empty list": [[]],
+    "no rows": np.empty((0, 5)),
+    "no columns": np.empty((5, 0)),
+    "no stored rows": sparse.csr_array((0, 5)),
+    "complex numbers": [[1j, 1, 1, 1, 1]] * 3,
+    "complex columns": pd.DataFrame({name: [1j] * 3 for name in "vwxyz"}),
+    "texts": [["4711 or so"] * 5] * 3,
+    "bytes": [[b"4711 or so"] * 5] * 3,
+    "nested lists": [[[1]] * 5] * 3,
+    "ragged lists": [[1] * 5, [1] * 4, [1] * 5],
+    "nested and ragged": [[[1], 1, 1, 1, 1]] * 3,
+    "signalling decimals": [[Decimal("sNaN")] * 5] * 3,
+    "records": np.zeros(3, dtype=[("a", int), ("b", float)]),
+    "a number": 3,
+    "nothing": None,
+    "a set": {1, 2},
+}
+
+
+@functools.cache
+def fitted() -> tuple[PrivatePCA, PrivateMatrixFactorization]:
+    """Return both estimators, fitted."""
+    factors = PrivateMatrixFactorization(
+        n_components=1, epsilon=1.0, delta=1e-6, ratings_between=(1, 5), ratings_per_user=5, budget=InMemoryBudget()
+    )
+    return model(budget=InMemoryBudget()).fit(ROWS), factors.fit(np.clip(np.abs(ROWS[:50]) + 1, 1, 5))
+
+
+@pytest.mark.filterwarnings(
+    "ignore:The 'future.infer_string' option",  # anndata sets it
+    "ignore:X has feature names",
+)
+@pytest.mark.parametrize("rows", STRANGE.values(), ids=STRANGE)
+@pytest.mark.parametrize("method", ["fit", "transform", "predict", "artifact"])
+def test_what_is_no_table_of_numbers_is_refused_by_one_line(rows: Any, method: str) -> None:
+    rows = rows() if callable(rows) else rows  # AnnData warns where it is made
+    pca, factors = fitted()
+    calls: dict[str, list[Callable[[Any], Any]]] = {
+        "fit": [clone(pca).fit, clone(factors).fit],
+        "transform": [pca.transform, factors.transform],
+        "predict": [pca.inverse_transform, factors.predict, factors.inverse_transform],
+        "artifact": [pca.artifact_.transform, pca.artifact_.inverse_transform],
+    }
+    if method == "artifact" and getattr(rows, "shape", ()) == (0, 5):  # what was released has scores for no row, too
+        assert pca.artifact_.transform(rows).shape == (0, pca.n_components_)
+        return
+    for call in calls[method]:
+        with pytest.raises((ValueError, TypeError)) as caught:
+            call(rows)
+        assert len(str(caught.value).splitlines()) == 1
+        assert "4711" not in str(caught.value)
+
+
+@pytest.mark.filterwarnings(
+    "ignore:The 'future.infer_string' option",  # anndata sets it
+    "ignore:X has feature names",
+)
+@pytest.mark.parametrize("kind", [Decimal, Fraction, str, int])
+def test_numbers_of_other_types_are_read(kind: Callable[[int], Any]) -> None:
+    pca, _ = fitted()
+    rows = [[kind(at) for at in range(5)]] * 2
+    assert pca.transform(rows).tolist() == pca.transform(np.tile(np.arange(5.0), (2, 1))).tolist()

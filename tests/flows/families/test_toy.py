@@ -8,25 +8,24 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import typer
 
+from dpca.artifacts.files import KINDS
+from dpca.artifacts.subspace import PrivateSubspace
+from dpca.errors import Invalid
+from dpca.registry.reader import Registry
 from dpca_tasks.accounting import events
 from dpca_tasks.audit.trials import audit_mechanism
 from dpca_tasks.errors import InvalidInput
-from dpca_tasks.noise.distributions import Gaussian
-from dpca_tasks.noise.joint import JointGaussian
-from dpca_tasks.privacy import sensitivities
+from dpca_tasks.noise.distributions import Gaussian, JointGaussian
+from dpca_tasks.privacy import request
 from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.privacy.gate import InMemoryReservation
 from dpca_tasks.queries.joint_sum import Part
-from dpca_tasks.records.sources import ArrayBlocks
+from dpca_tasks.records.blocks import ArrayBlocks
 from dpca_tasks.sums.exact_sum import exact_sum
 from flows import cli
-from flows.families.table import FAMILIES
-from storage.artifacts.kinds import KINDS
-from storage.artifacts.subspace import PrivateSubspace
-from storage.errors import Invalid
-from storage.registry.reader import Registry
+from flows.families.base import FAMILIES
+from flows.jobs import FLOWS
 from storage.workspace import Workspace
 from tests.flows.conftest import FEATURES, FIT, Command, facts_of
 from tests.flows.families import toy
@@ -39,19 +38,12 @@ PROFILE = (
 
 @pytest.fixture(autouse=True)
 def _rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The rows of the tables: a family, a kind of artifact, a sensitivity, and a command."""
-    family = toy.ToyFamily()
-    monkeypatch.setitem(FAMILIES, family.name, family)
-    monkeypatch.setitem(KINDS, toy.ToyProfile.kind, toy.ToyProfile)
-    monkeypatch.setitem(sensitivities._ROWS, (toy.ROW.query, toy.ROW.distributions[0]), toy.ROW)
-    build = cli.build_app
-
-    def with_profile() -> typer.Typer:
-        app = build()
-        app.add_typer(toy.app, name="profile")
-        return app
-
-    monkeypatch.setattr(cli, "build_app", with_profile)
+    """The rows of the tables: a family, its flow, a kind of artifact, a sensitivity, and a command."""
+    monkeypatch.setitem(FAMILIES, toy.ToyFamily.name, f"{toy.__name__}:TOY")
+    monkeypatch.setitem(FLOWS, toy.ToyFamily.name, toy.profile_columns)
+    monkeypatch.setitem(KINDS, toy.ToyProfile.kind, f"{toy.__name__}:ToyProfile")
+    monkeypatch.setitem(request._ROWS, (toy.ROW.query, toy.ROW.distributions[0]), toy.ROW)
+    monkeypatch.setitem(cli.NOUNS, "profile", f"{toy.__name__}:app")
 
 
 @pytest.mark.parametrize("way", [("--direct",), ()], ids=["direct", "prefect"])

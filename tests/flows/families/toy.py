@@ -11,29 +11,26 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 import typer
 from numpy.typing import NDArray
-from prefect import flow
 from pydantic import Field
 
+from dpca.artifacts.base import Artifact, checked_manifest, frozen, npz
 from dpca_tasks.accounting.calibration import gaussian_noise_multiplier
-from dpca_tasks.accounting.relation import Relation
-from dpca_tasks.audit.neighbours import AuditSubject, Neighbours, worst_neighbours
+from dpca_tasks.accounting.events import Relation
+from dpca_tasks.audit.attacks import AuditSubject, Neighbours, worst_neighbours
 from dpca_tasks.layouts import Layout
 from dpca_tasks.mechanisms.base import Mechanism, Plan, PrivacyTarget, Terms, check_target
-from dpca_tasks.noise.joint import JointGaussian
+from dpca_tasks.noise.distributions import JointGaussian
 from dpca_tasks.privacy.curator import Curator
-from dpca_tasks.privacy.sensitivities import Row
+from dpca_tasks.privacy.request import Row
 from dpca_tasks.queries.joint_sum import JointSum, Part
 from dpca_tasks.records.blocks import RowBlock
-from flows.commands.releasing import Direct, Json, Yes, release
+from flows.commands.releasing import fit_command
 from flows.families.base import Family, PlannedRelease, build_mechanism, release_facts
-from flows.options import DryRun, Workers, command_option, form_field, with_options
-from flows.releases.stages import release_in_flow, run_release
-from flows.requests.base import MECHANISM, Request
-from storage.artifacts.base import Artifact, frozen, npz
-from storage.artifacts.manifest import checked_manifest
+from flows.jobs import release_flow
+from flows.requests import MECHANISM, Request
 from storage.datasets.catalog import Entry
 from storage.ledger.budgets import RECORDS_AT_MOST
-from storage.options import Handling
+from storage.options import Handling, option_record
 
 BITS, COUNT_STEPS = 10, 1 << 6
 
@@ -172,7 +169,7 @@ class ToyProfile(Artifact):
         return f"{len(self.counts)} columns"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@option_record
 class ToyRequest(Request):
     """A request for a profile."""
 
@@ -245,35 +242,14 @@ class ToyFamily(Family[ToyRequest, Profile]):
         return ToyProfile(energies=result.energies, counts=result.counts, manifest=manifest)
 
 
-@flow(name="toy-profile", persist_result=False, log_prints=False)
-@with_options(ToyRequest, annotation=form_field)
-def profile_columns(*, workers: Workers = None, **request: Any) -> Any:
-    """Release a profile: the flow of the family."""
-    return release_in_flow(ToyRequest, request, workers=workers)
+TOY = ToyFamily()
 
 
-def run_profile(request: ToyRequest, **options: Any) -> dict[str, Any]:
-    """Run the job from this process."""
-    return run_release(request, profile_columns, **options)
+profile_columns = release_flow(ToyRequest, "toy-profile", "Release a profile: the flow of the family.")
 
 
 app = typer.Typer()
-
-
-@app.command("profile")
-@with_options(ToyRequest, annotation=command_option, omitted_is_none=True)
-def profile(
-    *,
-    workers: Workers = None,
-    direct: Direct = False,
-    dry_run: DryRun = False,
-    yes: Yes = False,
-    as_json: Json = False,
-    **request: Any,
-) -> None:
-    """Release a profile: the command of the family."""
-    asked = ToyRequest(**request)
-    release(asked, f"{__name__}:run_profile", workers=workers, direct=direct, dry_run=dry_run, yes=yes, as_json=as_json)
+app.command("profile")(fit_command(ToyRequest, "Release a profile: the command of the family."))
 
 
 @app.callback()

@@ -1,37 +1,45 @@
-"""Stages: what Prefect is allowed to keep of them, for every flow and every task there is."""
+"""Stages: what Prefect is allowed to keep of them, for every flow and every task there is.
+
+A run has one progress card, and none after its end: done, refused, failed or killed.
+"""
 
 import ast
 import dataclasses
 import importlib
 import inspect
 import pkgutil
+import time
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from datetime import timedelta
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
 from prefect import Flow, flow
 from prefect.cache_policies import NO_CACHE
 from prefect.client.orchestration import SyncPrefectClient
-from prefect.client.schemas.objects import State
+from prefect.client.schemas.objects import Artifact, State
+from prefect.context import TaskRunContext
 from prefect.exceptions import TerminationSignal
 from prefect.states import Completed, Failed
 
+from dpca.errors import BadSource, BudgetExhausted, Corrupt, Unavailable
 from dpca_tasks.errors import DpcaError, IncompleteSum, InvalidInput, WorkerFailed
-from flows.families.table import FAMILIES
+from flows.families.base import every_family
+from flows.jobs import run_release
+from flows.orchestration import prefect_artifacts
 from flows.orchestration import prefect_stages as subject
-from flows.orchestration.prefect_stages import (
-    ENDINGS,
-    RETRY_DELAYS,
-    StageEnded,
-    as_task,
-    directly,
-    finish,
-    in_flow,
-)
-from storage.errors import BadSource, BudgetExhausted, Corrupt, Unavailable
+from flows.orchestration.prefect_stages import RETRY_DELAYS, as_task, finish, in_flow
+from flows.orchestration.stage_calls import ENDINGS, StageEnded, directly
+from flows.releases import running, stages
+from flows.requests import SubspaceRequest
+from storage.workspace import Workspace
+from tests.flows.conftest import newest_run
 
 FOLDER = str(Path(inspect.getfile(StageEnded)).parents[1])
 MODULES = [importlib.import_module(found.name) for found in pkgutil.walk_packages([FOLDER], "flows.")]
@@ -79,7 +87,7 @@ def _is_public_result(kind: Any) -> bool:
 
 
 def test_requests_of_every_family_are_public() -> None:
-    assert all(_is_public(family.request) for family in FAMILIES.values())
+    assert all(_is_public(family.request) for family in every_family())
 
 
 def test_the_walk_finds_the_flows_and_their_stages() -> None:
@@ -117,7 +125,7 @@ def test_tasks_are_made_in_one_place() -> None:
     for path in Path(FOLDER).rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ImportFrom) and node.module == "prefect":
-                allowed = {"prefect_stages.py": {"Task"}, "checks.py": {"Flow"}}.get(path.name, {"flow"})
+                allowed = {"prefect_stages.py": {"Task"}, "jobs.py": {"Flow", "flow"}}.get(path.name, {"flow"})
                 assert {alias.name for alias in node.names} <= allowed, path
             assert not (isinstance(node, ast.Import) and node.names[0].name == "prefect"), path
 
@@ -261,3 +269,151 @@ def test_results_pass_through() -> None:
     assert in_flow(lambda run: run is not None) is True
     assert as_task(divmod).fn(7, 2) == (3, 1)
     assert finish(lambda: Completed(data=in_flow(lambda _: 5))) == 5
+
+
+def _request(**others: Any) -> SubspaceRequest:
+    asked = {"dataset": "people", "components": 2, "epsilon": 0.5, "delta": 1e-6, "clip_norm": 1.5, "publish": "sub"}
+    return SubspaceRequest(**{**asked, **others})
+
+
+def _cards(prefect: SyncPrefectClient) -> list[Artifact]:
+    return [card for card in prefect.read_artifacts() if card.type == "progress"]
+
+
+@pytest.fixture
+def seen(prefect: SyncPrefectClient, monkeypatch: pytest.MonkeyPatch) -> list[list[Artifact]]:
+    """The cards that are there while a release is computed."""
+    found: list[list[Artifact]] = []
+    finish = running.finish_release
+
+    def finish_release(*args: Any, progress: Any, **others: Any) -> str:
+        progress(1, 2)  # as a cluster does
+        found.append(_cards(prefect))
+        progress(2, 2)
+        found.append(_cards(prefect))
+        return finish(*args, progress=progress, **others)
+
+    monkeypatch.setattr(stages, "finish_release", finish_release)
+    return found
+
+
+@pytest.mark.usefixtures("ready")
+def test_a_run_has_one_card_which_names_its_release_alone_and_goes_with_it(
+    prefect: SyncPrefectClient, seen: list[list[Artifact]]
+) -> None:
+    report = run_release(_request())
+    run = newest_run(prefect, "fit-subspace")
+    ((first,), (card,)) = seen
+    assert (first.id, first.data, card.data) == (card.id, 50.0, 100.0)
+    assert (card.flow_run_id, card.key) == (run.id, f"progress-release-{report['release']}")
+    assert card.description == f"release {report['release']}"
+    assert _cards(prefect) == []
+
+
+@pytest.mark.usefixtures("ready")
+@pytest.mark.parametrize("kind", [RuntimeError, SystemExit])
+def test_a_failed_run_leaves_no_card(
+    prefect: SyncPrefectClient, seen: list[list[Artifact]], monkeypatch: pytest.MonkeyPatch, kind: type[BaseException]
+) -> None:
+    def breaks(*_: Any, **__: Any) -> None:
+        raise kind
+
+    monkeypatch.setattr(running, "write_artifact", breaks)
+    with pytest.raises(Exception, match=r"^$|stage failed"):
+        run_release(_request())
+    assert len(seen[-1]) == 1
+    assert _cards(prefect) == []
+
+
+@pytest.mark.usefixtures("ready")
+def test_the_card_of_a_killed_run_is_removed_by_the_next(
+    prefect: SyncPrefectClient, seen: list[list[Artifact]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:  # as if the process died before it could remove it
+        patch.setattr(SyncPrefectClient, "delete_artifact", lambda *_: None)
+        run_release(_request())
+    (left,) = _cards(prefect)
+    run_release(_request(run_key="next"))
+    assert left.id not in {card.id for card in seen[-1]}
+    assert _cards(prefect) == []
+
+
+@pytest.mark.usefixtures("ready")
+def test_a_card_that_another_run_removed_comes_back(
+    prefect: SyncPrefectClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prefect_artifacts, "UPDATE_EVERY", 0.0)
+    found: list[list[Artifact]] = []
+
+    def finish_release(*_: Any, progress: Any, **__: Any) -> str:
+        progress(1, 4)
+        prefect.delete_artifact(_cards(prefect)[0].id)
+        progress(2, 4)
+        progress(3, 4)
+        found.append(_cards(prefect))
+        raise RuntimeError
+
+    monkeypatch.setattr(stages, "finish_release", finish_release)
+    with pytest.raises(RuntimeError):
+        run_release(_request())
+    assert [card.data for card in found[0]] == [75.0]
+    assert _cards(prefect) == []
+
+
+@pytest.mark.usefixtures("ready")
+def test_the_card_of_a_run_that_goes_on_is_left_until_it_is_silent_for_long(
+    prefect: SyncPrefectClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[int] = []
+
+    def finish_release(*_: Any, progress: Any, **__: Any) -> str:
+        progress(1, 4)
+        for patience in (prefect_artifacts.FORSAKEN, timedelta(0)):
+            monkeypatch.setattr(prefect_artifacts, "FORSAKEN", patience)
+            with prefect_artifacts.progress_card("release other") as other:
+                other(1, 2)
+                found.append(len(_cards(prefect)))
+        raise RuntimeError
+
+    monkeypatch.setattr(stages, "finish_release", finish_release)
+    with pytest.raises(RuntimeError):
+        run_release(_request())
+    assert found == [2, 1]
+
+
+@pytest.mark.usefixtures("ready")
+def test_a_direct_run_shows_none(prefect: SyncPrefectClient, seen: list[list[Artifact]]) -> None:
+    run_release(_request(), direct=True)
+    assert seen
+    assert not any(seen)
+    assert Workspace.read_only().registry.names() == ["sub"]
+
+
+def test_a_report_that_is_under_way_when_the_run_ends_leaves_no_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cluster reports from threads: one is in a call of Prefect while the run fails, another comes after the end."""
+    cards, calling = set[str](), Event()
+
+    def create(*_: Any, **__: Any) -> str:
+        cards.add("card")
+        return "card"
+
+    def update(card: str, _: float) -> None:
+        calling.set()
+        time.sleep(0.2)
+
+    class Prefect:
+        def delete_artifact(self, card: str) -> None:
+            cards.remove(card)
+
+    monkeypatch.setattr(prefect_artifacts, "_client", lambda: nullcontext(Prefect()))
+    monkeypatch.setattr(prefect_artifacts, "_remove_left", lambda *_: None)
+    monkeypatch.setattr(TaskRunContext, "get", lambda: "a task")
+    monkeypatch.setattr(prefect_artifacts, "create_progress_artifact", create)
+    monkeypatch.setattr(prefect_artifacts, "update_progress_artifact", update)
+    with ThreadPoolExecutor(1) as pool, prefect_artifacts.progress_card("release r") as show:
+        show(1, 2)
+        pool.submit(show, 2, 2)
+        assert calling.wait(10)
+        assert cards == {"card"}
+    show(2, 2)
+    assert cards == set()

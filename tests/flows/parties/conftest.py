@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from flows.parties import connections
+from flows.parties import listening
 from flows.parties.calling import Caller, Post
 from flows.parties.certificates import (
     calling_context,
@@ -22,8 +22,7 @@ from flows.parties.certificates import (
     make_identity,
     read_certificate,
 )
-from flows.parties.connections import Listener
-from flows.parties.listening import address_of, bind, server_of
+from flows.parties.listening import Listener, address_of, bind, server_of
 
 MOST, FLOOD = 24, 120
 
@@ -77,7 +76,7 @@ def parties(tmp_path: Path) -> Callable[[int], Party]:
 @pytest.fixture
 def serving(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., str]]:
     """Return what serves an application at loopback, with few connections, and returns its address."""
-    monkeypatch.setattr(connections, "MOST", MOST)
+    monkeypatch.setattr(listening, "MOST", MOST)
     with ExitStack() as stack:
 
         def serve(app: Any, **more: Any) -> str:

@@ -10,7 +10,7 @@ import socket
 import ssl
 from collections.abc import Mapping
 
-from flows.parties.frames import LONGEST_HEAD, MAGIC
+from flows.parties.calling import LONGEST_HEAD, MAGIC
 
 _HOST = b"Host: x\r\n"
 

@@ -9,15 +9,14 @@ from typing import Any
 import pytest
 from numpy.typing import NDArray
 
+from dpca.errors import StorageError
 from dpca_tasks.errors import DpcaError, Refused, SiteSilent
-from flows.parties.calling import Caller
-from flows.parties.frames import Frame, decode, encode
-from flows.parties.refusals import told
-from flows.remote_ledger import client, workspaces
-from flows.remote_ledger.client import Connection
-from flows.remote_ledger.config import READER, RUNNER, Client
-from flows.remote_ledger.service import LedgerService
-from storage.errors import StorageError
+from flows.parties.calling import Caller, Frame, decode, encode
+from flows.parties.listening import told
+from flows.remote_ledger import remote_workspace
+from flows.remote_ledger.messages import Answer
+from flows.remote_ledger.remote_workspace import Connection
+from flows.remote_ledger.service import READER, RUNNER, Client, LedgerService
 from storage.workspace import Workspace
 
 PEOPLE = "people"
@@ -92,14 +91,14 @@ class Apart:
             ),
         )
         self.caller = Loopback(self.service, "runner")
-        patch.setattr(client, "PAUSES", (0.0, 0.0))
-        patch.setattr(workspaces, "connect", lambda *_: Connection(self.caller))
+        patch.setattr(remote_workspace, "PAUSES", (0.0, 0.0))
+        patch.setattr(remote_workspace, "connect", lambda *_: Connection(self.caller))
         for name, value in {"URL": "https://127.0.0.1:1", "CERT": "none.pem", "KEY": "none.key"}.items():
             patch.setenv(f"DPCA_LEDGER_{name}", value)
 
     def ask(self, route: str, /, *, by: str = "runner", **asked: Any) -> Any:
         """Ask as a client does."""
-        return Connection(Loopback(self.service, by)).ask(route, **asked)
+        return Connection(Loopback(self.service, by)).ask(route, Answer[Any], **asked)
 
     def journal(self) -> list[str]:
         """Return the names of all entries of the journal, in order."""

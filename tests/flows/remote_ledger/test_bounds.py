@@ -5,17 +5,17 @@ from typing import Any
 
 import pytest
 
-from dpca_tasks.accounting import events, parts, prices
+from dpca.errors import Invalid
+from dpca_tasks.accounting import events, prices
 from dpca_tasks.accounting.events import Event
 from dpca_tasks.accounting.filters import PrivacyFilter
-from flows.families.stored import stored_request
-from flows.releases.planning import plan_request
+from flows.families.base import stored_request
+from flows.releases.stages import plan_request
 from flows.remote_ledger import checks
-from flows.remote_ledger.checks import LONGEST_REQUEST, MOST_PARTS, MOST_PLACES, check_bounds
-from flows.remote_ledger.messages import Priced
+from flows.remote_ledger.checks import MOST_PARTS, MOST_PLACES, check_bounds
+from flows.remote_ledger.messages import LONGEST_REQUEST, Priced
 from flows.remote_ledger.workspaces import open_workspace
-from flows.requests.subspace import SubspaceRequest
-from storage.errors import Invalid
+from flows.requests import SubspaceRequest
 from tests.flows.remote_ledger.apart import PEOPLE, Apart
 
 REQUEST = SubspaceRequest(dataset=PEOPLE, components=2, epsilon=1.0, delta=1e-6, clip_norm=1.5, publish="sub")
@@ -91,18 +91,19 @@ def test_a_delta_that_no_search_reaches_is_refused(apart: Apart, asked: dict[str
 
 def test_a_request_is_of_bounded_length(apart: Apart, asked: dict[str, Any]) -> None:
     before = apart.told()
-    with pytest.raises(Invalid, match="bytes of the request"):
+    with pytest.raises(Invalid, match=f"at most {LONGEST_REQUEST} bytes"):
         apart.ask("reserve", **asked | {"request": asked["request"] | {"more": "a" * LONGEST_REQUEST}})
     assert apart.told() == before
 
 
 def test_what_mechanisms_plan_is_inside() -> None:
-    for event in (
+    several: tuple[events.Event, ...] = (
         events.gaussian(4.0),
         sampled(0.35, rate=1e-3, count=1000),
         sampled(1.2, rate=1e-5, count=100_000),
         events.composed(events.laplace(10.0), *[events.gaussian(40.0), sampled(3.0, count=20)] * 1000),
-    ):
+    )
+    for event in several:
         asked = Priced(population=PEOPLE, event=dict(event), epsilon=1.0, delta=1e-6)
         check_bounds(asked, replaced=False)
         check_bounds(asked, replaced=True)
@@ -112,11 +113,11 @@ def test_a_delta_beside_the_losses_asks_for_no_endless_grid(monkeypatch: pytest.
     """At a delta of nearly all the mass an epsilon is tiny, and a thousandth of it would be a grid of any size."""
     asked: list[float] = []
 
-    def noted(priced: parts.Parts, *, interval: float) -> Any:
+    def noted(priced: events.Parts, *, interval: float) -> Any:
         asked.append(interval)
-        return parts.composed_losses(priced, interval=max(interval, 1e-5))
+        return events.composed_losses(priced, interval=max(interval, 1e-5))
 
     monkeypatch.setattr(prices, "composed_losses", noted)
-    least = prices.loss_epsilon(parts.Parts(sampled={(1e-2, 1.0): 1}), delta=3.8292e-3)
+    least = prices.loss_epsilon(events.Parts(sampled={(1e-2, 1.0): 1}), delta=3.8292e-3)
     assert 0 < least < 1e-4
     assert min(asked) >= 1e-6

@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
+from dpca.errors import Refused, StorageError
 from dpca_tasks.accounting import events, filters, prices
 from flows.remote_ledger import pricing
-from flows.remote_ledger.client import Connection
-from flows.remote_ledger.config import RUNNER, Client
+from flows.remote_ledger.messages import Answer
 from flows.remote_ledger.pricing import Pricing
-from flows.remote_ledger.service import LedgerService
-from storage.errors import Refused, StorageError
+from flows.remote_ledger.remote_workspace import Connection
+from flows.remote_ledger.service import RUNNER, Client, LedgerService
 from tests.flows.remote_ledger.apart import Apart, Loopback
 
 HOSTILE = tuple(f"hostile-{number}" for number in range(4))
@@ -71,7 +71,7 @@ class Unable(Pricing):
 
 def quote(service: LedgerService, client: str, event: dict[str, Any]) -> Any:
     asked = {"population": client, "event": event, "epsilon": 40.0, "delta": 1e-7}
-    return Connection(Loopback(service, client)).ask("quote", **asked)
+    return Connection(Loopback(service, client)).ask("quote", Answer[Any], **asked)
 
 
 def seconds(service: LedgerService, event: dict[str, Any]) -> float:

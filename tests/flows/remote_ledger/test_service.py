@@ -3,24 +3,29 @@
 import dataclasses
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import yaml  # type: ignore[import-untyped]
 
+from dpca.artifacts.files import read_artifact, write_artifact
+from dpca.errors import Corrupt, Finished, Invalid, NotFound, StorageError, Unavailable
+from dpca.errors import Refused as NotAllowed
 from dpca_tasks.accounting import events
 from dpca_tasks.errors import DpcaError, InvalidInput, Refused
-from flows.families.stored import stored_request
-from flows.parties.frames import CARRIED, decode, encode
-from flows.releases.planning import plan_request
+from flows.families.base import stored_request
+from flows.parties.calling import CARRIED, decode, encode, packed
+from flows.parties.certificates import fingerprint_of, make_identity
 from flows.releases.running import finish_release
-from flows.remote_ledger import messages
-from flows.remote_ledger.client import Connection, RemoteLedger
+from flows.releases.stages import plan_request
+from flows.remote_ledger.messages import Answer, Begun, written
+from flows.remote_ledger.remote_workspace import Connection, RemoteLedger
+from flows.remote_ledger.service import read_config
 from flows.remote_ledger.workspaces import open_workspace
-from flows.requests.subspace import SubspaceRequest
-from storage.artifacts.files import read_artifact, write_artifact
-from storage.errors import Corrupt, Finished, Invalid, NotFound, StorageError, Unavailable
-from storage.errors import Refused as NotAllowed
+from flows.requests import SubspaceRequest
+from storage.ledger.releases import Grant
 from tests.flows.remote_ledger.apart import PEOPLE, Apart, Loopback
 
 REQUEST = SubspaceRequest(dataset=PEOPLE, components=2, epsilon=1.0, delta=1e-6, clip_norm=1.5, publish="sub")
@@ -85,8 +90,8 @@ def test_a_release_is_charged_for_what_it_states(apart: Apart, asked: dict[str, 
     for cheap in (events.gaussian(50.0), events.approximate(1e-300, 0.0)):
         assert "what is charged is what is stated" in str(refusal(apart, "reserve", **asked | {"event": dict(cheap)}))
     plan = asked["request"]["plan"] | {"printed": True}
-    for event in (events.gaussian(50.0), events.approximate(0.0, 0.0), asked["event"]):
-        refusal(apart, "reserve", **asked | {"event": dict(event), "request": asked["request"] | {"plan": plan}})
+    for other in (events.gaussian(50.0), events.approximate(0.0, 0.0), asked["event"]):
+        refusal(apart, "reserve", **asked | {"event": dict(other), "request": asked["request"] | {"plan": plan}})
 
 
 def begun(apart: Apart, asked: dict[str, Any]) -> str:
@@ -226,8 +231,6 @@ def test_nobody_is_told_of_the_releases_of_others(apart: Apart, asked: dict[str,
     for route, more in routes.items():
         found = refusal(apart, route, by="others", release=release, **more)
         assert str(found).replace(release, "0" * 32) == unknown
-    assert apart.ask("states", by="others", releases=[release, "0" * 32]) == {}
-    assert apart.ask("states", releases=[release, "0" * 32]) == {release: "noising"}
     for route in ("budget", "statement", "history"):
         assert "none of those" in str(refusal(apart, route, by="others", population=PEOPLE))
         assert str(refusal(apart, route, population="nobody")).replace("nobody", PEOPLE) == str(
@@ -237,8 +240,8 @@ def test_nobody_is_told_of_the_releases_of_others(apart: Apart, asked: dict[str,
         hidden = str(refusal(apart, route, by="others", **{name: known}))
         assert hidden == str(refusal(apart, route, **{name: "none"})).replace("none", known)
     assert apart.ask("find", by="others", run_key=asked["run_key"]) is None
-    for releases in (release, [release[:31]], [release.upper() + "0"], [1], [release] * 1001, None):
-        refusal(apart, "states", releases=releases)
+    for other in (release[:31], release.upper() + "0", [release], 1, None):
+        assert isinstance(refusal(apart, "release", release=other), Invalid)
 
 
 def test_a_run_key_is_of_a_population(apart: Apart, asked: dict[str, Any]) -> None:
@@ -308,6 +311,8 @@ def test_a_key_is_told_of_a_release_that_began_and_did_not_end(apart: Apart, ask
 
 FORMS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "a fact more": lambda asked: asked | {"void": True},
+    "many facts more": lambda asked: asked | {str(at): at for at in range(10_000)},
+    "another fact": lambda asked: {("void" if name == "event" else name): asked[name] for name in asked},
     "a fact less": lambda asked: {name: asked[name] for name in asked if name != "event"},
     "an empty run key": lambda asked: asked | {"run_key": ""},
     "a run key of control characters": lambda asked: asked | {"run_key": "a\0b"},
@@ -325,7 +330,7 @@ def test_a_request_of_another_form_is_refused_whole(apart: Apart, asked: dict[st
     (route,) = (route for route in apart.service.routes() if route.path == "/v1/reserve")
     for form in FORMS.values():
         with pytest.raises((Invalid, InvalidInput)):
-            route.answer("runner", {}, decode(messages.sent(form(asked)), most=1 << 20))
+            route.answer("runner", {}, decode(encode(*packed(written(form(asked)))), most=1 << 20))
     with pytest.raises(Refused, match="carries no frame"):
         route.answer("runner", {}, decode(encode({"length": 9}, {CARRIED: np.zeros(1, np.uint64)}), most=8))
     assert apart.told() == before
@@ -346,10 +351,52 @@ def test_what_the_ledger_cannot_use_is_not_told(
 def test_a_lost_answer_is_asked_for_again_and_nothing_is_done_twice(apart: Apart, asked: dict[str, Any]) -> None:
     apart.caller.cut = {"reserve", "begin", "keep"}
     connection = Connection(apart.caller)
-    grant = connection.ask("reserve", **asked)
-    assert connection.ask("begin", release=grant["release_id"])["relation"] == "add_remove"
-    assert connection.ask("keep", release=grant["release_id"], step=0, digest="0" * 64) == "0" * 64
-    assert connection.ask("keep", release=grant["release_id"], step=0, digest="1" * 64) == "0" * 64
+    release = connection.ask("reserve", Answer[Grant], **asked).release_id
+    assert connection.ask("begin", Answer[Begun], release=release).relation == "add_remove"
+    assert connection.ask("keep", Answer[str], release=release, step=0, digest="0" * 64) == "0" * 64
+    assert connection.ask("keep", Answer[str], release=release, step=0, digest="1" * 64) == "0" * 64
     assert apart.caller.lost == ["reserve", "begin", "keep"]
     names = apart.journal()
     assert [names.count(name) for name in ("release_reserved", "release_begun", "step_kept")] == [1, 1, 1]
+
+
+CLIENT = {"name": "runner", "certificate": "runner.pem", "role": "runner", "populations": ["people"]}
+
+
+def configured(folder: Path, **others: Any) -> Path:
+    for name in ("ledger", "runner", "reader"):
+        if not (folder / f"{name}.pem").exists():
+            make_identity(name, folder)
+    content = {"listen": "127.0.0.1:0", "key": "ledger.key", "clients": [CLIENT], **others}
+    (folder / "ledger.yaml").write_text(yaml.safe_dump(json.loads(json.dumps(content))))  # no aliases
+    return folder / "ledger.yaml"
+
+
+def test_a_configuration_names_its_clients(tmp_path: Path) -> None:
+    found = read_config(configured(tmp_path))
+    (client,) = found.clients
+    assert (client.role, client.populations) == ("runner", frozenset({"people"}))
+    assert client.fingerprint == fingerprint_of((tmp_path / "runner.pem").read_text())
+    assert (found.key, found.certificate) == (tmp_path / "ledger.key", tmp_path / "ledger.pem")
+
+
+@pytest.mark.parametrize(
+    ("others", "line"),
+    [
+        ({"clients": []}, "clients of .* at least 1 item"),
+        ({"clients": ["runner"]}, "clients.0 of .* valid dictionary"),
+        ({"clients": [CLIENT | {"role": "owner"}]}, "clients.0.role of .* 'runner' or 'reader'"),
+        ({"clients": [CLIENT | {"populations": "people"}]}, "clients.0.populations of .* valid frozenset"),
+        ({"clients": [CLIENT | {"name": ""}]}, "clients.0.name of .* at least 1 character"),
+        ({"clients": [CLIENT | {"spends": True}]}, "clients.0.spends of .* not permitted"),
+        ({"clients": [CLIENT, CLIENT | {"certificate": "reader.pem"}]}, "have one name"),
+        ({"clients": [CLIENT, CLIENT | {"name": "another"}]}, "have one key"),
+        ({"clients": [CLIENT | {"certificate": "none.pem"}]}, "one certificate in PEM"),
+        ({"more": 1}, "more of .* not permitted"),
+        ({"listen": 8790}, "listen of .* valid string"),
+        ({"clients": [CLIENT | {"name": " "}]}, "clients.0.name of .* match"),
+    ],
+)
+def test_another_is_refused(tmp_path: Path, others: dict[str, Any], line: str) -> None:
+    with pytest.raises(InvalidInput, match=line):
+        read_config(configured(tmp_path, **others))

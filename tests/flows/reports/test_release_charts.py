@@ -1,16 +1,145 @@
-"""Charts of released numbers: what they say in words, and that they draw what they are given."""
+"""The colours of charts: readable on their ground, and apart for every eye.
 
+Charts of released numbers: what they say in words, and that they draw what they are given.
+
+The largest loadings of a component.
+"""
+
+import itertools
 import re
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
-from flows.reports.charts import THEMES, render, theme_of
-from flows.reports.release_charts import budget_chart, loadings_chart, scree_chart
-from flows.reports.spectrum import Spectrum
+from dpca.artifacts.subspace import PrivateSubspace
+from dpca.errors import Invalid
+from flows.reports.release_charts import (
+    THEMES,
+    budget_chart,
+    check_chart_file,
+    loadings_chart,
+    render,
+    scree_chart,
+    theme_of,
+    write_chart,
+)
+from flows.reports.spectrum import Spectrum, top_loadings
+
+LEAST_CONTRAST = 4.5  # WCAG 2, text of any size
+APART = 20.0  # a difference of colours (CIE 1976) that is seen at a glance; 2.3 is just noticed
+
+# Machado, Oliveira and Fernandes 2009, severity 1, on linear RGB
+SIGHT = {
+    "full": [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]],
+    "no red": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
+    "no green": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]],
+    "no blue": [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.303900]],
+}
+
+
+def linear(color: str) -> NDArray[np.float64]:
+    values = np.array([int(color[at : at + 2], 16) for at in (1, 3, 5)]) / 255.0
+    return np.where(values <= 0.04045, values / 12.92, ((values + 0.055) / 1.055) ** 2.4)
+
+
+def luminance(color: str) -> float:
+    return float(linear(color) @ [0.2126, 0.7152, 0.0722])
+
+
+def contrast(one: str, other: str) -> float:
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def lab(rgb: NDArray[np.float64]) -> NDArray[np.float64]:
+    xyz = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]) @ rgb
+    scaled = xyz / [0.9505, 1.0, 1.089]
+    x, y, z = np.where(scaled > 216 / 24389, np.cbrt(scaled), (24389 / 27 * scaled + 16) / 116)
+    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
+
+
+def test_contrast_and_difference_are_those_of_their_standards() -> None:
+    assert contrast("#000000", "#ffffff") == pytest.approx(21.0)
+    assert contrast("#777777", "#ffffff") == pytest.approx(4.48, abs=0.01)
+    assert lab(linear("#ffffff")) == pytest.approx([100.0, 0.0, 0.0], abs=0.05)
+
+
+@pytest.mark.parametrize("name", THEMES)
+def test_all_that_is_read_has_contrast_to_what_it_stands_on(name: str) -> None:
+    theme = theme_of(name)
+    for color in (theme.text, theme.muted, theme.signal, theme.against, *theme.series):
+        assert contrast(color, theme.ground) >= LEAST_CONTRAST, color
+    for color in (theme.text, theme.muted, theme.signal, theme.against):
+        assert contrast(color, theme.band) >= LEAST_CONTRAST, color
+
+
+@pytest.mark.parametrize("sight", SIGHT)
+@pytest.mark.parametrize("name", THEMES)
+def test_what_a_chart_tells_apart_by_colour_is_apart_for_every_eye(name: str, sight: str) -> None:
+    theme = theme_of(name)
+    seen = [
+        lab(np.clip(np.array(SIGHT[sight]) @ linear(color), 0.0, 1.0))
+        for color in (theme.signal, theme.against, theme.muted)
+    ]
+    for one, other in itertools.combinations(seen, 2):
+        assert np.linalg.norm(one - other) > APART
+
+
+def test_a_theme_that_nobody_drew_is_refused() -> None:
+    with pytest.raises(Invalid, match="'sepia' is unknown; a chart is drawn light or dark"):
+        theme_of("sepia")
+
+
+SEEN = Spectrum(eigenvalues=(160.0, 40.0, 10.0, 5.0, -1.0), n_components=3, noise_edge=12.0)
+
+
+@pytest.mark.parametrize("form", ["svg", "png"])
+def test_equal_charts_are_equal_bytes_also_from_several_threads(form: str) -> None:
+    with ThreadPoolExecutor(3) as pool:
+        drawn = set(pool.map(lambda _: render(scree_chart(SEEN), format=form), range(4)))
+    assert len(drawn) == 1
+    other = Spectrum(eigenvalues=(160.0, 41.0), n_components=1, noise_edge=12.0)
+    assert render(scree_chart(other), format=form) not in drawn
+
+
+def test_the_svg_has_its_text_as_text_its_finding_as_title_and_no_date() -> None:
+    picture = render(scree_chart(SEEN, name="sub@1")).decode()
+    assert "<title>2 of 5 eigenvalues stand above the noise</title>" in picture
+    assert ">sub@1: released eigenvalues, largest first</text>" in picture
+    assert "<dc:date>" not in picture
+
+
+def test_a_png_is_twice_as_fine_as_a_page_of_600_pixels_shows() -> None:
+    picture = render(scree_chart(SEEN), format="png")
+    assert picture.startswith(b"\x89PNG")
+    assert int.from_bytes(picture[16:20]) == 1200
+
+
+def test_a_format_without_a_writer_is_refused() -> None:
+    with pytest.raises(Invalid, match="'jpg' is unknown; a chart is written as svg or png"):
+        render(scree_chart(SEEN), format="jpg")
+
+
+@pytest.mark.parametrize("name", ["a.svg", "a.png"])
+def test_a_file_holds_what_is_rendered(tmp_path: Path, name: str) -> None:
+    write_chart(scree_chart(SEEN), tmp_path / name)
+    assert (tmp_path / name).read_bytes() == render(scree_chart(SEEN), format=name[-3:])
+
+
+@pytest.mark.parametrize("name", ["a.jpg", "a", "missing/a.png"])
+def test_a_picture_of_another_format_or_place_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(Invalid, match=r"\.png or \.svg file in an existing folder"):
+        check_chart_file(tmp_path / name)
+
 
 VERDICT = "2 of 3 components stand above the noise; the subspace holds at least .93 of the variance that 3 could hold."
-SEEN = Spectrum(eigenvalues=(160.0, 40.0, 10.0, 5.0, -1.0), n_components=3, noise_edge=12.0, verdict=VERDICT)
+RELEASE_CHARTS_SEEN = Spectrum(
+    eigenvalues=(160.0, 40.0, 10.0, 5.0, -1.0), n_components=3, noise_edge=12.0, verdict=VERDICT
+)
 ROWS = [{"feature": "hours", "loading": 0.8}, {"feature": "age", "loading": -0.5}, {"feature": "pay", "loading": 0.1}]
 
 
@@ -35,7 +164,7 @@ def budget(*remaining: float | None, epsilon: float = 4.0, **more: Any) -> dict[
 
 
 def test_a_scree_has_the_verdict_as_title_and_names_what_it_shows() -> None:
-    figure = scree_chart(SEEN, name="sub@1")
+    figure = scree_chart(RELEASE_CHARTS_SEEN, name="sub@1")
     assert figure.get_label() == "2 of 3 components stand above the noise"
     words = said(figure)
     for text in (
@@ -66,7 +195,7 @@ def test_a_spectrum_without_anything_to_draw_is_an_empty_picture(values: tuple[f
 def test_a_release_of_noise_is_named_in_the_colour_of_a_warning() -> None:
     lost = Spectrum(eigenvalues=(8.0, 7.0), n_components=2, noise_edge=12.0)
     assert theme_of("light").against == scree_chart(lost).texts[0].get_color()
-    assert theme_of("light").text == scree_chart(SEEN).texts[0].get_color()
+    assert theme_of("light").text == scree_chart(RELEASE_CHARTS_SEEN).texts[0].get_color()
 
 
 def test_loadings_have_their_names_and_numbers_and_what_the_component_sets_apart() -> None:
@@ -114,7 +243,7 @@ def test_a_budget_says_when_nothing_was_released_and_when_it_is_void() -> None:
 def test_every_chart_stands_on_the_ground_of_its_theme(theme: str) -> None:
     look = theme_of(theme)
     for figure in (
-        scree_chart(SEEN, theme=theme),
+        scree_chart(RELEASE_CHARTS_SEEN, theme=theme),
         loadings_chart(ROWS, component=1, theme=theme),
         budget_chart(budget(3.0), theme=theme),
     ):
@@ -122,3 +251,73 @@ def test_every_chart_stands_on_the_ground_of_its_theme(theme: str) -> None:
         assert f"fill: {look.ground}" in picture
         others = {color for name, other in THEMES.items() if name != theme for color in (other.text, other.ground)}
         assert not any(color in picture for color in others)
+
+
+COMPONENTS = np.array([[0.48, 0.0, -0.64, 0.6], [0.0, 1.0, 0.0, 0.0]])
+
+
+def test_loadings_come_by_size_and_by_name() -> None:
+    subspace = PrivateSubspace(components=COMPONENTS, manifest={"feature_names": ["a", "b", "c", "d"]})
+    found = top_loadings(subspace, component=1, count=2)
+    assert found == [{"feature": "c", "loading": -0.64}, {"feature": "d", "loading": 0.6}]
+
+
+def test_columns_without_names_are_counted_from_one_and_zeros_left_out() -> None:
+    subspace = PrivateSubspace(components=COMPONENTS, manifest={})
+    assert top_loadings(subspace, component=2) == [{"feature": "column 2", "loading": 1.0}]
+    assert len(top_loadings(subspace, component=1)) == 3
+
+
+@pytest.mark.parametrize("component", [0, 3, -1])
+def test_a_component_that_was_not_released_is_refused(component: int) -> None:
+    with pytest.raises(Invalid, match=r"none of the release's, 1 to 2; name one"):
+        top_loadings(PrivateSubspace(components=COMPONENTS, manifest={}), component=component)
+
+
+def made(*values: float, k: int = 1, edge: float | None = 10.0) -> Spectrum:
+    return Spectrum(eigenvalues=values, n_components=k, noise_edge=edge)
+
+
+def bars(spectrum: Spectrum, width: int = 40) -> list[str]:
+    return spectrum.text(width=width).splitlines()[1:-1]
+
+
+def test_a_bar_is_shaded_as_far_as_noise_alone_reaches() -> None:
+    lines = bars(made(160.0, 40.0, 10.0, 5.0, 2.5, 0.0, -3.0))
+    assert [line.count("░") for line in lines] == [13, 13, 13, 7, 0, 0, 0]
+    assert [line.count("█") for line in lines] == [27, 14, 0, 0, 0, 0, 0]
+    assert [line.split()[-1] for line in lines] == ["160.0", "40.0", "10.0", "5.0", "2.5", "0.0", "-3.0"]
+
+
+def test_components_are_marked_and_what_is_above_the_noise_is_counted() -> None:
+    spectrum = made(160.0, 40.0, 10.0, 5.0, k=3)
+    assert [line[5] for line in bars(spectrum)] == ["●", "●", "●", " "]
+    assert spectrum.above_noise == 2
+    assert spectrum.text().splitlines()[-1].startswith("2 of 4 stand above the noise; ● marks the 3 ")
+
+
+def test_eigenvalues_far_down_are_counted_and_not_listed() -> None:
+    lines = bars(made(*np.linspace(99.0, 1.0, 64).tolist(), k=2))
+    assert len(lines) == 13
+    assert lines[-1].split() == ["…", "and", "52", "more"]
+
+
+def test_without_an_edge_nothing_is_called_noise() -> None:
+    spectrum = made(8.0, 4.0, 0.0, edge=None)
+    assert spectrum.above_noise is None
+    assert "░" not in spectrum.text()
+    assert "above the noise" not in spectrum.text()
+    assert spectrum.facts() == {"values": [8.0, 4.0, 0.0], "noise_edge": None, "above_noise": None}
+
+
+@pytest.mark.parametrize("values", [(-1.0,), (0.0, 0.0), (1e-300,), (1e300, 1e-300)])
+@pytest.mark.parametrize("edge", [None, 0.0, 10.0])
+def test_every_spectrum_can_be_drawn(values: tuple[float, ...], edge: float | None) -> None:
+    text = made(*values, edge=edge).text(width=20)
+    assert "nan" not in text
+    assert all(line.count("░") + line.count("█") <= 20 for line in text.splitlines()[1:-1])
+
+
+def test_a_release_of_directions_alone_has_no_spectrum() -> None:
+    with pytest.raises(Invalid, match="directions without eigenvalues"):
+        Spectrum.of(PrivateSubspace(components=np.eye(2, 3), manifest={}), noise_edge=None)

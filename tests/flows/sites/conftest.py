@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from flows.federation_demo import Federation, make_federation, running
+from flows.demo import Federation, make_federation, running
 from tests.flows.sites.joint import documents
 
 FEATURES, RECORDS = 12, 150

@@ -9,19 +9,19 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from dpca.artifacts.files import read_artifact
+from dpca.home import store
 from dpca_tasks.errors import SiteSilent
 from dpca_tasks.mechanisms.base import Components, Subspace
 from dpca_tasks.mechanisms.sites.joint_plan import LocalParties
 from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.privacy.gate import InMemoryReservation
-from flows.demo import own_home
-from flows.federation_demo import DELTA, Federation, aggregator
+from flows.demo import FEDERATION_DELTA, Federation, aggregator, own_home
 from flows.parties.calling import Caller
-from flows.requests.sites import SitesRequest
-from flows.sites import aggregation
-from flows.sites.joint_plans import PlannedJoint
-from storage.artifacts.files import read_artifact
-from storage.home import store
+from flows.requests import SitesRequest
+from flows.sites import releases as stages
+from flows.sites.plans import PlannedJoint, plan_over_roster
+from flows.sites.roster import read_roster
 from storage.workspace import Workspace
 
 TRUNCATED = {"rows_kept": "5", "iterations": "4", "burn_in": "2"}
@@ -53,7 +53,7 @@ def documents(rng: np.random.Generator, records: int, features: int) -> Callable
 
 
 def request(federation: Federation, **others: Any) -> SitesRequest:
-    given = {"method": "cape_pca", "components": 2, "clip_norm": 1.0, "epsilon": 1.0, "delta": DELTA}
+    given = {"method": "cape_pca", "components": 2, "clip_norm": 1.0, "epsilon": 1.0, "delta": FEDERATION_DELTA}
     return SitesRequest(**{**given, "roster": str(federation.roster), "publish": "joint", **others})
 
 
@@ -65,10 +65,10 @@ def at_home(federation: Federation, name: str) -> Iterator[Workspace]:
         yield Workspace.open()
 
 
-def released_alone(federation: Federation, planned: PlannedJoint, releases: list[str]) -> Subspace | Components:
+def released_alone(federation: Federation, planned: PlannedJoint, releases: dict[str, str]) -> Subspace | Components:
     """Return what the one-process form releases of the same rows, under the keys that the sites drew."""
     curators = []
-    for (name, release), plan in zip((each.split(":") for each in releases), planned.plan.sites, strict=True):
+    for (name, release), plan in zip(releases.items(), planned.plan.sites, strict=True):
         with at_home(federation, name) as workspace:
             reservation = workspace.ledger.begin(release)
             entry = workspace.catalog.current("rows")
@@ -79,11 +79,17 @@ def released_alone(federation: Federation, planned: PlannedJoint, releases: list
     return found
 
 
-def computed(federation: Federation, asked: SitesRequest) -> tuple[list[str], Any]:
+def planned_of(asked: SitesRequest) -> PlannedJoint:
+    """Plan a request over its roster, as every party does."""
+    assert asked.roster is not None
+    return plan_over_roster(read_roster(asked.roster), asked)
+
+
+def computed(federation: Federation, asked: SitesRequest) -> tuple[dict[str, str], Any]:
     """Reserve and compute; return the sites' releases, which are not finished yet, and the artifact."""
     with aggregator(federation):
-        releases = aggregation.reserve_roster(asked)
-        digest = aggregation.compute_roster(asked, releases)
+        releases = stages.reserve_sites(asked)
+        digest = stages.compute_sites(asked, releases, "")
         return releases, read_artifact(store(), digest)
 
 

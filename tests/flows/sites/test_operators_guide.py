@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.federation_demo import free_ports
+from flows.demo import free_ports
 from tests.docs.reader import DOCS, ROOT, shell_blocks
 
 GUIDE = DOCS / "how-to" / "sites-as-parties.md"

@@ -5,14 +5,14 @@ from typing import Any
 
 import numpy as np
 
-from storage.artifacts.base import Artifact
-from storage.artifacts.embeddings import ItemEmbeddings
-from storage.artifacts.estimate import PrivateEstimate
-from storage.artifacts.files import write_artifact
-from storage.artifacts.subspace import PrivateSubspace
-from storage.artifacts.tensor import TensorComponents
+from dpca.artifacts.base import Artifact
+from dpca.artifacts.embeddings import ItemEmbeddings
+from dpca.artifacts.estimate import PrivateEstimate
+from dpca.artifacts.files import write_artifact
+from dpca.artifacts.subspace import PrivateSubspace
+from dpca.artifacts.tensor import TensorComponents
 from storage.database import tables
-from storage.ledger import charged_totals, journal
+from storage.ledger import budgets, journal
 from storage.ledger.budgets import read_budget
 from storage.workspace import Workspace
 from tests.storage.releasing import calibrated, gaussian
@@ -176,7 +176,7 @@ def add_versions(name: str, count: int, *, after: int = 0) -> None:
         versions = [{**model, "version": last + 1 + at, "release_id": row["id"]} for at, row in enumerate(releases)]
         connection.execute(release.insert(), releases)
         connection.execute(version.insert(), versions)
-        added_up = vars(charged_totals)["_added_up"]
-        total = charged_totals.facts_of(added_up(connection, read_budget(connection, made["population"])))
+        added_up = vars(budgets)["_added_up"]
+        total = budgets.facts_of(added_up(connection, read_budget(connection, made["population"])))
         facts = {"population": made["population"], "release_id": releases[-1]["id"]}
         journal.append(connection, "release_reserved", **facts, detail=total)

@@ -1,18 +1,40 @@
-"""Lineage says where a version came from, and nothing that a site or the ledger keeps to itself."""
+"""Lineage says where a version came from, and nothing that a site or the ledger keeps to itself.
 
+Lists come from rows: a thousand versions cost the same few queries as three, and no artifact is read for them.
+
+Charts of pages: drawn once, in the colours of either theme.
+
+Differences are those of a direct computation on what was released, on the features that both versions name.
+"""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+import sqlalchemy as sa
 
+from dpca.artifacts import files
+from dpca.artifacts.subspace import PrivateSubspace
+from dpca.backends.local import LocalPlace
+from dpca.registry.pointers import Pointer
+from dpca_tasks.metrics import principal_angles
 from flows.reports.budget_facts import pacing_facts, runs_that_fit
-from flows.web.listing import overview_facts
+from flows.reports.release_charts import budget_chart, loadings_chart, render, scree_chart
+from flows.reports.spectrum import Spectrum
+from flows.web.differences import difference_facts, in_theme
+from flows.web.listing import name_facts, overview_facts
 from flows.web.page_facts import RUNS, Absent, address_of, budget_page, version_facts
 from flows.web.pages import Site
+from storage.database.engine import transaction
 from storage.ledger.ledger import Ledger
-from storage.registry.pointers import Pointer
 from storage.workspace import Workspace
 from tests.flows.conftest import Command
-from tests.flows.web.sample_home import JOINT, SPACED, Maker, subspace
+from tests.flows.web.sample_home import FEATURES, JOINT, NAMES, SPACED, Maker, add_versions, subspace
 
 
 def lineage(name: str, version: int = 1):
@@ -120,3 +142,182 @@ def test_a_damaged_pointer_is_marked_in_the_rows_of_its_own_name_alone(sample: P
     shown = dpca("budget", "show", "people")
     assert shown.status == 0
     assert "broken (pointer file damaged)" in shown.out
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
+    """Count statements of the database and files of the store that are read."""
+    counts: Counter[str] = Counter()
+    read = LocalPlace.read
+
+    def counted(place: LocalPlace, path: str, **terms: object) -> object:
+        counts["file"] += 1
+        return read(place, path, **terms)  # type: ignore[arg-type]
+
+    def executed(*_: object) -> None:
+        counts["statement"] += 1
+
+    monkeypatch.setattr(LocalPlace, "read", counted)
+    monkeypatch.setattr(files, "read_artifact", None)
+    sa.event.listen(sa.Engine, "before_cursor_execute", executed)
+    yield counts
+    sa.event.remove(sa.Engine, "before_cursor_execute", executed)
+
+
+@pytest.mark.parametrize("page", ["names/visits-map.html", "names/visits-map.json", "index.html"])
+def test_a_thousand_versions_are_listed_with_the_queries_of_three_and_no_file(
+    sample: Path, asked: Counter[str], page: str
+) -> None:
+    site = Site(live=True)
+    add_versions("visits-map", 1)  # which leaves no note of the total, as those below
+    asked.clear()
+    assert site.answer(page).status == 200
+    few = asked.copy()
+    add_versions("visits-map", 996, after=1)
+    asked.clear()
+    assert site.answer(page).status == 200
+    assert asked == few
+    assert asked["file"] == 0
+    assert 0 < asked["statement"] < 40
+    assert len(name_facts(Workspace.read_only(), "visits-map")["versions"]) == 1000
+
+
+def test_a_name_has_its_versions_newest_first_with_terms_dataset_and_aliases(shared: Path) -> None:
+    facts = name_facts(Workspace.read_only(), "visits-map")
+    assert [row["artifact"] for row in facts["versions"]] == ["visits-map@3", "visits-map@2", "visits-map@1"]
+    assert facts["aliases"] == {"champion": 1, "challenger": 3}
+    oldest = facts["versions"][-1]
+    asked = {"mechanism": "analyze_gauss", "dataset": "visits", "population": "people", "epsilon": 0.5, "delta": 1e-6}
+    assert oldest | asked == oldest
+    assert (oldest["aliases"], oldest["private"], oldest["sites"]) == (["champion"], True, 0)
+    moves = [(move["alias"], move["before"], move["version"]) for move in facts["alias_history"]]
+    newest_first = [("challenger", None, 3), ("champion", 2, 1), ("champion", 1, 2), ("champion", None, 1)]
+    assert moves == newest_first
+
+
+def test_joint_versions_ticks_and_exact_results_are_told_apart(shared: Path) -> None:
+    workspace = Workspace.read_only()
+    joint, tick, exact = (name_facts(workspace, name)["versions"][0] for name in ("joint-map", "nightly", "exact"))
+    assert (joint["sites"], joint["mechanism"], joint["population"]) == (2, None, None)
+    assert (tick["mechanism"], tick["dataset"]) == ("stream", "news")
+    assert (exact["private"], joint["private"]) == (False, True)
+    assert name_facts(workspace, "none")["versions"] == []
+
+
+def test_the_overview_has_each_name_once_and_each_budget_as_the_ledger_states_it(shared: Path) -> None:
+    workspace = Workspace.read_only()
+    facts = overview_facts(workspace)
+    assert [row["name"] for row in facts["names"]] == workspace.registry.names()
+    assert {row["name"]: row["versions"] for row in facts["names"]}["visits-map"] == 3
+    assert [row["population"] for row in facts["budgets"]] == sorted(["people", "open", SPACED])
+    for row in facts["budgets"]:
+        statement = workspace.ledger.statement(row["population"])
+        assert (row["spent"], row["remaining"]) == (statement.spent, statement.remaining)
+    with transaction(workspace.ledger.engine) as connection:
+        assert connection.exec_driver_sql("PRAGMA query_only").scalar() == 1
+
+
+SPECTRUM = Spectrum(eigenvalues=(900.0, 400.0, 60.0, 50.0, 30.0), n_components=3, noise_edge=100.0)
+ROWS = [{"feature": name, "loading": size} for name, size in (("#ffffff", 0.8), ("age", -0.5), ("pulse", 0.1))]
+RELEASE = {"release": "r" * 32, "epsilon": 0.5, "remaining": 3.4, "state": "committed", "time": "2026-11-23T10:00:00"}
+BUDGET = {"population": "people", "epsilon": 4.0, "delta": 1e-6, "remaining": 3.4, "spent": 0.5, "releases": [RELEASE]}
+
+
+def without_ids(chart: bytes) -> bytes:
+    """Drop the names of parts, which Matplotlib makes of their content, and so of their colours."""
+    return re.sub(rb'(id="|url\(#|href="#)[A-Za-z0-9_]+', rb"\1", chart)
+
+
+@pytest.mark.parametrize("chart", ["scree", "loadings", "budget"])
+def test_a_chart_in_a_theme_is_the_one_that_is_drawn_in_it(chart: str) -> None:
+    def drawn(theme: str) -> bytes:
+        match chart:
+            case "scree":
+                return render(scree_chart(SPECTRUM, name="a@1", theme=theme))
+            case "loadings":
+                return render(loadings_chart(ROWS, component=1, name="a@1", theme=theme))
+        facts = {**BUDGET, "releases": [{**RELEASE, "artifact": "a@1", "mechanism": "analyze_gauss", "event": {}}]}
+        return render(budget_chart(json.loads(json.dumps(facts)), theme=theme))
+
+    light, dark = drawn("light"), drawn("dark")
+    assert in_theme(light, "light") == light
+    assert without_ids(in_theme(light, "dark")) == without_ids(dark) != without_ids(light)
+
+
+def test_angles_and_held_variance_are_those_of_the_released_arrays(shared: Path) -> None:
+    workspace = Workspace.read_only()
+    left, right = (workspace.registry.load(f"visits-map@{n}", PrivateSubspace) for n in (1, 2))
+    facts = difference_facts(workspace, "visits-map@1", "visits-map@2")
+    np.testing.assert_allclose(facts["angles"], np.degrees(principal_angles(left.components, right.components)))
+    assert right.eigenvalues is not None
+    projected = right.components @ left.components.T @ left.components
+    expected = right.eigenvalues @ np.square(projected).sum(axis=1) / right.eigenvalues.sum()
+    assert facts["held_by_left"] == pytest.approx(expected)
+    assert 0.0 < facts["overlap"] < 1.0
+    assert [(row["left"], row["right"]) for row in facts["eigenvalues"]] == [(900.0, 900.0), (400.0,) * 2, (150.0,) * 2]
+    assert facts["features"] == FEATURES
+
+
+def test_a_version_does_not_differ_from_itself(shared: Path) -> None:
+    facts = difference_facts(Workspace.read_only(), "visits-map@1", "visits-map@1")
+    np.testing.assert_allclose(facts["angles"], 0.0, atol=1e-5)
+    assert (facts["overlap"], facts["held_by_left"], facts["held_by_right"]) == pytest.approx((1.0, 1.0, 1.0))
+    assert [row["change"] for row in facts["eigenvalues"]] == [0.0] * 3
+
+
+def test_versions_of_unlike_sizes_are_compared_as_far_as_they_go(shared: Path) -> None:
+    facts = difference_facts(Workspace.read_only(), "visits-map@1", "visits-map@3")
+    assert len(facts["angles"]) == 2
+    assert facts["eigenvalues"][2]["right"] is None
+    assert facts["eigenvalues"][2]["change"] is None
+
+
+def test_features_are_matched_by_name_in_any_order_and_number(sample: Path) -> None:
+    maker, order = Maker(), np.random.default_rng(0).permutation(FEATURES)
+    plain = subspace(seed=1)
+    turned = replace(
+        plain,
+        components=plain.components[:, order],
+        manifest={**plain.manifest, "feature_names": [NAMES[at] for at in order]},
+    )
+    for made in (plain, turned):
+        maker.publish("same", lambda made=made, **facts: replace(made, manifest={**made.manifest, **facts}))
+    facts = difference_facts(Workspace.read_only(), "same@1", "same@2")
+    np.testing.assert_allclose(facts["angles"], 0.0, atol=1e-5)
+    wider = replace(
+        plain,
+        components=np.eye(3, 5),
+        spectrum=None,
+        manifest={"feature_names": [*NAMES[:2], "new", "newer", "newest"], "mechanism": "analyze_gauss"},
+    )
+    maker.publish("same", lambda **facts: replace(wider, manifest={**wider.manifest, **facts}))
+    nameless = {name: fact for name, fact in wider.manifest.items() if name not in ("feature_names", "n_features")}
+    maker.publish("same", lambda **facts: replace(wider, manifest={**nameless, **facts}))
+    workspace = Workspace.read_only()
+    assert difference_facts(workspace, "same@1", "same@3")["features"] == 2
+    apart = difference_facts(workspace, "same@1", "same@4")
+    assert (apart["comparable"], apart["angles"]) == (False, None)
+
+
+def test_topics_are_matched_one_to_one_and_items_by_how_far_they_moved(shared: Path) -> None:
+    workspace = Workspace.read_only()
+    topics = difference_facts(workspace, "report-topics@1", "report-topics@2")
+    assert sorted(pair["left"] for pair in topics["pairs"]) == [1, 2]
+    assert sorted(pair["right"] for pair in topics["pairs"]) == [1, 2]
+    same = difference_facts(workspace, "report-topics@1", "report-topics@1")
+    assert [(pair["left"], pair["right"], pair["distance"]) for pair in same["pairs"]] == [(1, 1, 0.0), (2, 2, 0.0)]
+    left, right = (workspace.registry.load(f"taste@{n}") for n in (1, 2))
+    items = difference_facts(workspace, "taste@1", "taste@2")
+    furthest = int(np.argmax(np.abs(right.offsets - left.offsets)))
+    assert items["moved"][0]["feature"] == NAMES[furthest]
+    assert items["moved"][0]["change"] == pytest.approx((right.offsets - left.offsets)[furthest])
+
+
+def test_estimates_are_compared_by_their_numbers_and_two_kinds_not_at_all(shared: Path) -> None:
+    workspace = Workspace.read_only()
+    facts = difference_facts(workspace, "visits-map.evaluation@1", "visits-map.evaluation@1")
+    assert {"name": "share", "left": 0.66, "right": 0.66} in facts["numbers"]
+    with pytest.raises(Absent, match="only two of one kind"):
+        difference_facts(workspace, "visits-map@1", "taste@1")
+    with pytest.raises(Absent, match="versions 1 to 3"):
+        difference_facts(workspace, "visits-map@1", "visits-map@9")

@@ -1,4 +1,7 @@
-"""Every page is whole: facts and JSON agree, links lead somewhere, nothing comes from elsewhere, trouble has a page."""
+"""Every page is whole: facts and JSON agree, links lead somewhere, nothing comes from elsewhere, trouble has a page.
+
+The static site is the served one as files: whole or not at all, with links that lead to files of it.
+"""
 
 import json
 import os
@@ -14,11 +17,12 @@ from urllib.parse import unquote
 
 import pytest
 
-from flows.web import drawing, pages
+from flows.web import differences, pages
 from flows.web.pages import Site
 from storage.workspace import Workspace
-from tests.flows.conftest import facts_of, isolate
-from tests.flows.web.sample_home import SPACED
+from tests.docs.reader import DOCS, shell_blocks
+from tests.flows.conftest import Command, facts_of, isolate
+from tests.flows.web.sample_home import SPACED, add_versions
 
 LOOKS = ("light", "dark")
 VOID = {"meta", "link", "img", "input", "source", "br"}
@@ -158,7 +162,7 @@ def test_charts_are_drawn_once_in_both_looks_and_have_their_numbers_beside_them(
             assert source["srcset"] == image["src"].replace("-light", "-dark")
             assert source["media"] == "(prefers-color-scheme: dark)"
     address = "charts/versions/visits-map@1/scree"
-    drawing._scree.cache_clear()
+    differences._scree.cache_clear()
     light, dark, again = (site.answer(f"{address}-{theme}.svg") for theme in ("light", "dark", "light"))
     assert (light.status, light.media) == (200, "image/svg+xml")
     assert light.content is again.content
@@ -178,15 +182,15 @@ def test_charts_are_drawn_one_at_a_time_however_many_are_asked_for(site: Site, m
         under_way.pop()
         return b"drawn"
 
-    monkeypatch.setattr(drawing, "render", drawn)
-    drawing._scree.cache_clear()
-    drawing._loadings.cache_clear()
+    monkeypatch.setattr(differences, "render", drawn)
+    differences._scree.cache_clear()
+    differences._loadings.cache_clear()
     asked = [f"charts/versions/visits-two@1/{what}-{theme}.svg" for what in ("scree", "loadings") for theme in LOOKS]
     with ThreadPoolExecutor(4) as threads:
         assert {answer.content for answer in threads.map(site.answer, asked)} == {b"drawn"}
     assert most == [1] * 2  # the dark ones are the light ones in other colours
-    drawing._scree.cache_clear()
-    drawing._loadings.cache_clear()
+    differences._scree.cache_clear()
+    differences._loadings.cache_clear()
 
 
 def test_names_that_people_chose_are_text_and_no_markup(walked: dict[str, Page]) -> None:
@@ -307,3 +311,70 @@ def test_the_curator_sees_declared_facts_of_datasets_and_no_count(shared: Path) 
     assert "news" in Page(asked.answer("datasets.html").content).words
     assert "datasets.html" in [tag["href"] for tag in Page(asked.answer("index.html").content).of("a")]
     assert Site(live=True).answer("datasets.json").status == 404
+
+
+def test_every_link_of_every_file_leads_to_a_file(
+    sample: Path, dpca: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    typed = shell_blocks(DOCS / "how-to" / "web-page.md")[-1]
+    assert typed == "dpca site build public\n"
+    ended, out = dpca(*typed.split()[1:], "--json"), tmp_path / "public"
+    assert ended.status == 0, ended
+    written = {path.relative_to(out).as_posix(): path for path in out.rglob("*") if path.is_file()}
+    assert {"index.html", "index.json", "names/visits-map.html", "versions/taste@2.json"} <= written.keys()
+    assert not [path for path in written if "dataset" in path]
+    for name, path in written.items():
+        if not name.endswith(".html"):
+            continue
+        page = Page(path.read_bytes())
+        assert not page.of("form")
+        named = [tag["href"] for kind in ("a", "link") for tag in page.of(kind)]
+        named += [tag.get("src", tag.get("srcset", "")) for kind in ("img", "source") for tag in page.of(kind)]
+        for href in named:
+            if not href.startswith(("#", "data:")):
+                assert not re.match(r"[a-z]+:|/", href)
+                assert normpath(join(dirname(name), href.partition("#")[0])) in written, (name, href)
+    assert f'"pages": {sum(name.endswith(".html") for name in written)}' in ended.out
+
+
+def test_a_page_has_the_same_facts_as_the_served_one(sample: Path, dpca: Command, tmp_path: Path) -> None:
+    assert dpca("site", "build", tmp_path / "site").status == 0
+    for page in ("versions/visits-map@1.json", "budgets/people.json", "differences/visits-map@1/visits-map@2.json"):
+        assert (tmp_path / "site" / page).read_bytes() == Site(live=True).answer(page).content
+
+
+def test_charts_are_drawn_of_the_newest_versions_and_of_those_with_an_alias(
+    sample: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_versions("visits-map", 3)
+    monkeypatch.setattr(pages, "DRAWN", 2)
+    pages.build_site(tmp_path / "site", tell=lambda *_: None)
+    drawn = {path.name for path in (tmp_path / "site" / "charts" / "versions").glob("visits-map@*")}
+    listed = json.loads((tmp_path / "site" / "names" / "visits-map.json").read_text())
+    newest = len(listed["versions"])
+    expected = {newest, newest - 1, *listed["aliases"].values()}
+    assert drawn == {f"visits-map@{version}" for version in expected}
+    assert len(expected) < newest
+    undrawn = min({*range(1, newest + 1)} - expected)
+    assert "charts/" not in (tmp_path / "site" / "versions" / f"visits-map@{undrawn}.html").read_text()
+
+
+@pytest.mark.parametrize("kind", ["artifact", "ledger"])
+def test_a_page_that_cannot_be_made_leaves_nothing(sample: Path, dpca: Command, tmp_path: Path, kind: str) -> None:
+    damage(sample, kind)
+    dpca("site", "build", tmp_path / "out" / "site").complaint(1)
+    (tmp_path / "out").mkdir()
+    dpca("site", "build", tmp_path / "out" / "site").complaint(1)
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_nothing_is_written_over(sample: Path, dpca: Command, tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    assert "must be a new folder" in dpca("site", "build", tmp_path / "there").complaint(1)
+    assert "must be a new folder" in dpca("site", "build", tmp_path / "none" / "site").complaint(1)
+
+
+def test_an_empty_home_is_a_site_of_one_page(dpca: Command, home: Path, tmp_path: Path) -> None:
+    assert '"pages": 1' in dpca("site", "build", tmp_path / "site", "--json").out
+    assert not home.exists()

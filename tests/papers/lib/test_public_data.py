@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dpca.errors import BadSource, Invalid
 from papers.lib import public_data
 from papers.lib.public_data import CIFAR_FEATURES, MNIST, MNIST_LABELS, a9a, cifar10, made_text, mnist, real_sim
-from storage.errors import BadSource, Invalid
 
 TEXT = b"-1 3:0.5 20958:0.5\n+1 1:2 # a comment\n\n-1 2:1 1:1\n"
 

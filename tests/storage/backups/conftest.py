@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from dpca.home import key_folder, store
 from storage.backups.contents import MANIFEST, SIGNATURE, Contents, list_files
 from storage.backups.signatures import sign_manifest
-from storage.home import key_folder, store
 from storage.ledger.ledger import Ledger
 from storage.ledger.trail_export import export_trail, public_key, signing_key
 from storage.workspace import Workspace

@@ -10,20 +10,19 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from storage.backends.local import LocalPlace
-from storage.backups import rows as rows_of_backups
-from storage.backups.contents import MANIFEST, Contents
-from storage.backups.creating import create_backup
-from storage.backups.restoring import Target, restore_backup
+from dpca.backends.local import LocalPlace
+from dpca.errors import Conflict, Corrupt, Invalid, Refused
+from dpca.home import STAGING, database_url
+from dpca.registry.reader import Registry
+from storage.backups import copying as restoring
+from storage.backups.contents import MANIFEST, Contents, read_rows
+from storage.backups.copying import Target, create_backup, restore_backup
 from storage.backups.signatures import open_backup
 from storage.database import tables
 from storage.database.engine import connect_as_is
-from storage.errors import Conflict, Corrupt, Invalid, Refused
-from storage.home import STAGING, database_url
 from storage.ledger.ledger import Ledger
-from storage.ledger.orphans import remove_orphans
+from storage.ledger.releases import remove_orphans
 from storage.ledger.trail_export import KEY_FILE, signing_key
-from storage.registry.reader import Registry
 from storage.workspace import Workspace
 from tests.conftest import ON_POSTGRESQL
 from tests.s3 import Server
@@ -155,7 +154,7 @@ def test_one_that_is_cut_short_spends_nothing(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as cut:
-        cut.setattr(rows_of_backups, "read_rows", die)
+        cut.setattr(restoring, "read_rows", die)
         with pytest.raises(KeyboardInterrupt):
             restore_backup(tmp_path / "backup", into=Target.configured(), key=signed_by)
     with pytest.raises(Refused, match="did not publish"):
@@ -183,7 +182,7 @@ def test_one_that_was_cut_short_is_run_again_and_restores_all(
     with monkeypatch.context() as patch:
         for name in ("publish", "write"):
             patch.setattr(LocalPlace, name, cut(getattr(LocalPlace, name)))
-        patch.setattr(rows_of_backups, "read_rows", cut(rows_of_backups.read_rows))
+        patch.setattr(restoring, "read_rows", cut(read_rows))
         with pytest.raises(KeyboardInterrupt):
             restore_backup(tmp_path / "backup", into=Target.configured(), key=signed_by)
     restore_backup(tmp_path / "backup", into=Target.configured(), key=signed_by)

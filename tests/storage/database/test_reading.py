@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
+from dpca.errors import Corrupt, Refused, Unavailable
 from storage.database import tables
 from storage.database.engine import reading, transaction
-from storage.errors import Corrupt, Refused, Unavailable
-from storage.ledger import charged_totals, journal, journal_check, partial_check
+from storage.ledger import budgets, checks, journal
 from storage.ledger.budgets import Budget
 from storage.ledger.ledger import Ledger
 from storage.ledger.witness import Witnesses
@@ -59,14 +59,14 @@ def test_a_read_waits_for_no_writer(used: Ledger, read: str, monkeypatch: pytest
 def test_a_total_is_compared_with_the_journal_of_the_same_moment(
     used: Ledger, kind: str, read: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    home, told, runs = getattr(Workspace, kind)(), charged_totals._told, iter(range(10))
+    home, told, runs = getattr(Workspace, kind)(), budgets._told, iter(range(10))
 
     def another_charges_first(connection: sa.Connection, budget: Budget) -> object:
-        monkeypatch.setattr(charged_totals, "_told", told)
+        monkeypatch.setattr(budgets, "_told", told)
         reserve(used, f"between {next(runs)}", event=SMALL)
         return told(connection, budget)
 
-    monkeypatch.setattr(charged_totals, "_told", another_charges_first)
+    monkeypatch.setattr(budgets, "_told", another_charges_first)
     READS[read](home)
     assert used.find("between 0") is not None
 
@@ -76,29 +76,29 @@ def test_a_total_is_compared_with_the_journal_of_the_same_moment(
 def test_rows_are_compared_with_the_journal_of_the_same_moment(
     used: Ledger, kind: str, read: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    home, stored_rows = getattr(Workspace, kind)(), journal_check.stored_rows
+    home, stored_rows = getattr(Workspace, kind)(), checks.stored_rows
 
     def another_publishes_first(connection: sa.Connection, name: str, keys: object = None) -> object:
-        monkeypatch.setattr(journal_check, "stored_rows", stored_rows)
+        monkeypatch.setattr(checks, "stored_rows", stored_rows)
         publish(used, "between", event=SMALL)
         return stored_rows(connection, name)
 
-    monkeypatch.setattr(journal_check, "stored_rows", another_publishes_first)
+    monkeypatch.setattr(checks, "stored_rows", another_publishes_first)
     READS[read](home)
     assert used.find("between") is not None
 
 
 def test_a_partial_check_compares_one_state(used: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
-    before, between = used.look_over().known, partial_check._between
+    before, between = used.look_over().known, checks._between
 
     def another_publishes_first(connection: sa.Connection, first: int, last: int) -> object:
         found = between(connection, first, last)
-        monkeypatch.setattr(partial_check, "_between", between)
+        monkeypatch.setattr(checks, "_between", between)
         publish(used, "between", event=SMALL)
         return found
 
-    monkeypatch.setattr(partial_check, "_between", another_publishes_first)
-    monkeypatch.setattr(partial_check, "compare", lambda connection: pytest.fail("the partial check failed"))
+    monkeypatch.setattr(checks, "_between", another_publishes_first)
+    monkeypatch.setattr(checks, "compare", lambda connection: pytest.fail("the partial check failed"))
     assert used.look_over(before).known.entries == before.entries
 
 
@@ -187,18 +187,18 @@ def connects(path: Path) -> Iterator[str]:
                 found = {attribute} & {"connect", "raw_connection", "begin"}
             case ast.Attribute(attr="create_engine" as attribute):
                 found = {attribute}
-            case ast.ImportFrom(module="storage.database.connections" | "storage.database.engine", names=names):
+            case ast.ImportFrom(module="storage.database.engine", names=names):
                 found = {name.name for name in names} & {"begun", "schema_transaction"}
         if found and not (found == {"schema_transaction"} and path.name in OF_SCHEMAS):
             yield f"{path}: {', '.join(found)}"
 
 
-OF_SCHEMAS = ("opened_home.py", "restoring.py", "rehearsing.py")
+OF_SCHEMAS = ("workspace.py", "copying.py")
 """The files that create or upgrade tables."""
 
 
 def test_nothing_reaches_a_database_but_by_reading_or_by_a_transaction() -> None:
-    files = [path for folder in ("storage", "flows") for path in (ROOT / folder).rglob("*.py")]
+    files = [path for folder in ("dpca", "storage", "flows") for path in (ROOT / folder).rglob("*.py")]
     inside = ROOT / "storage" / "database"
     assert [found for path in files if inside not in path.parents for found in connects(path)] == []
 
@@ -210,7 +210,7 @@ def test_nothing_reaches_a_database_but_by_reading_or_by_a_transaction() -> None
         "with ledger.engine.begin() as connection: pass",
         "engine.raw_connection()",
         "import sqlalchemy as sa\nsa.create_engine('sqlite://')",
-        "from storage.database.connections import begun",
+        "from storage.database.engine import begun",
         "from storage.database.engine import schema_transaction",
     ],
 )

@@ -12,12 +12,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from storage.backends import crash_points
-from storage.datasets import first_seen
+from dpca.backends import atomic_files
+from dpca.errors import BadSource, Conflict
+from storage.datasets import whole_records
 from storage.datasets.catalog import Catalog
 from storage.datasets.ingest import IngestReport, ingest
 from storage.datasets.ingest_options import IngestOptions
-from storage.errors import BadSource, Conflict
 from storage.ledger import arrivals, journal
 from storage.ledger.ledger import Ledger
 from tests.crash.processes import forked
@@ -158,7 +158,7 @@ def test_an_id_is_the_same_whatever_format_it_comes_from(catalog: Catalog, take:
 
 
 def test_a_segment_may_have_many_files(catalog: Catalog, take: Take, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(first_seen, "PART_IDS", 3)
+    monkeypatch.setattr(whole_records, "PART_IDS", 3)
     take(*range(20))
     report = take(*range(30))
     numbers = {number: len(values) for number, values in seen(catalog, report).items()}
@@ -277,7 +277,7 @@ def test_segments_that_the_database_names_and_an_older_place_lacks_are_lost(cata
     assert seen(catalog, take(*"abc")) == expected({None: "abc"})
 
 
-KILLED = [(point, False, False) for point in (*crash_points.INGEST_POINTS, "folder.renamed")]
+KILLED = [(point, False, False) for point in (*atomic_files.INGEST_POINTS, "folder.renamed")]
 KILLED += [(point, True, True) for point in ("arrivals.published", "arrivals.recorded")]
 
 
@@ -290,7 +290,7 @@ def test_an_ingest_killed_at_any_point_gives_no_later_number_when_it_runs_again(
         take(*before)
 
     def die() -> None:
-        crash_points.hook = lambda reached: os.kill(os.getpid(), signal.SIGKILL) if reached == point else None
+        atomic_files.hook = lambda reached: os.kill(os.getpid(), signal.SIGKILL) if reached == point else None
         take(*"abc", block_nnz=1)
 
     assert forked(die) == -signal.SIGKILL
@@ -340,7 +340,7 @@ def test_blocks_of_a_killed_ingest_are_not_taken_for_those_of_other_arrivals(cat
     def die() -> None:
         from storage.datasets import ingest as ingesting
 
-        ingesting.publish = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[attr-defined]
+        ingesting.publish = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
         take(*"ab")
 
     take(*"z")

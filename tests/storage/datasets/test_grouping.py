@@ -1,5 +1,13 @@
-"""Pieces of rows come together in the order that DuckDB gives all of them at once, whatever fits into memory."""
+"""Pieces of rows come together in the order that DuckDB gives all of them at once, whatever fits into memory.
 
+Entries of any number of parts, pieces and batches come sorted, and every batch holds whole records.
+
+Ids that fill several batches have one rank for each text, and the ranks have no gap.
+
+The keyed hash of ids is the published one, whatever an array looks like in memory.
+"""
+
+import doctest
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -8,12 +16,15 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
 
-from storage.datasets.entry_sort import NO_COLUMN
-from storage.datasets.grouping import Grouping
+from storage.datasets import entry_sort, keyed_hash
+from storage.datasets.entry_sort import ENTRY, NO_COLUMN, EntrySort
+from storage.datasets.grouping import Grouping, IdTables
 from storage.datasets.keyed_hash import KEY_BYTES, keyed_hashes
-from storage.formats.batch import RowBatch, without_surplus
-from storage.formats.rejects import Rejects
+from storage.formats.batch import BATCH_VALUES, Rejects, RowBatch, without_surplus
 
 type Row = tuple[object, object, list[tuple[int, float]]]
 
@@ -161,3 +172,143 @@ def test_individuals_seen_earlier_come_first(kinds: tuple[str | None, str | None
         assert rows_of(map(without_surplus, grouping.batches())) == expected(
             added, most=2, number_of=numbers.__getitem__
         )
+
+
+def sorted_by_lexsort(entries: NDArray[np.void], *, by_line: bool) -> NDArray[np.void]:
+    keys = (entries["line"], entries["unit"]) if by_line else (entries["unit"],)
+    return entries[np.lexsort(keys)]  # stable
+
+
+def check(folder: Path, added: list[NDArray[np.void]], *, most: int, by_line: bool) -> list[NDArray[np.void]]:
+    """Sort entries that come in several calls, check order and whole records, and return the batches."""
+    sort = EntrySort(folder, by_line=by_line, most=most)
+    for some in added:
+        sort.add_entries(some)
+    batches = list(sort.records())
+    whole = np.concatenate([np.empty(0, ENTRY), *added])
+    expected = sorted_by_lexsort(whole, by_line=by_line)
+    found = np.concatenate([np.empty(0, ENTRY), *batches])
+    for name in ("unit", "line", "value"):
+        np.testing.assert_array_equal(found[name], expected[name])
+    units = [set(batch["unit"].tolist()) for batch in batches]
+    assert sum(map(len, units)) == len(set(whole["unit"].tolist())), "no record is in two batches"
+    return batches
+
+
+def drawn(sizes: list[int], rng: np.random.Generator) -> NDArray[np.void]:
+    """Draw the entries of units of these sizes, in random order; each value tells its place."""
+    entries = np.zeros(sum(sizes), ENTRY)
+    entries["unit"] = rng.permutation(np.repeat(np.arange(len(sizes)), sizes))
+    entries["line"] = rng.integers(-2, 3, len(entries))
+    return entries
+
+
+@settings(max_examples=80)
+@given(
+    sizes=st.lists(st.sampled_from([0, 1, 2, 3, 4, 5, 9, 17]), min_size=1, max_size=8),
+    most=st.integers(1, 9),
+    batch=st.integers(1, 12),
+    by_line=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_groups_larger_than_a_piece_and_a_batch_stay_whole(
+    tmp_path_factory: pytest.TempPathFactory, *, sizes: list[int], most: int, batch: int, by_line: bool, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    entries = drawn(sizes, rng)
+    entries["value"] = np.arange(len(entries))
+    added = np.array_split(entries, rng.integers(1, 6))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(entry_sort, "_LEAST_PIECE", 2)
+        patch.setattr(entry_sort, "BATCH_VALUES", batch)
+        check(tmp_path_factory.mktemp("sort"), added, most=most, by_line=by_line)
+
+
+@pytest.mark.parametrize("by_line", [True, False])
+def test_groups_larger_than_the_real_piece_stay_whole(tmp_path: Path, *, by_line: bool) -> None:
+    rng = np.random.default_rng(1)
+    entries = drawn([1, 5_000, 1_024, 1_025, 3, 2_500, 1], rng)
+    entries["value"] = np.arange(len(entries))
+    check(tmp_path, np.array_split(entries, 9), most=2_000, by_line=by_line)
+
+
+def test_a_record_longer_than_a_batch_is_one_batch(tmp_path: Path) -> None:
+    long = BATCH_VALUES + 10
+    entries = np.zeros(long + 2, ENTRY)
+    entries["unit"][[0, -1]] = 7, 1
+    batches = check(tmp_path, [entries], most=1 << 20, by_line=True)
+    assert [len(batch) for batch in batches] == [long, 2]
+
+
+BATCH = 2048
+"""Texts of a batch here, which is the least that DuckDB gives; an ingest reads many more."""
+
+
+@pytest.mark.parametrize("copies", [1, 3])
+def test_every_text_has_one_rank_however_many_batches_there_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, copies: int
+) -> None:
+    """Some texts are numbers, which come first in the order of their values."""
+    read = vars(IdTables)["_read"]
+    monkeypatch.setattr(IdTables, "_read", lambda tables, query: read(tables, query, BATCH))
+    distinct = 4 * BATCH // copies + 1_000
+    numbers = [str(number) for number in range(distinct // 2)]
+    words = [f"w{number:07d}" for number in range(distinct - len(numbers))]
+    rank_of = np.repeat(np.arange(distinct), copies)
+    order = np.random.default_rng(3).permutation(len(rank_of))
+    texts = pa.array(numbers + words).take(pa.array(rank_of[order]))
+    found = np.full(len(texts), -1)
+    batches = 0
+    with IdTables(tmp_path) as tables:
+        tables.add_texts("unit", texts.slice(0, 1_000), first_code=0)
+        tables.add_texts("unit", texts.slice(1_000), first_code=1_000)
+        for codes, ranks in tables.ranks("unit"):
+            assert (np.diff(ranks) >= 0).all()
+            found[codes] = ranks
+            batches += 1
+    assert batches > 3
+    np.testing.assert_array_equal(found, rank_of[order])
+
+
+KEY = bytes(range(16))
+SECOND = np.random.default_rng(7).bytes(16)
+OPENSSL = {
+    "": "a3817f04ba25a8e66df67214c7550293",
+    "x": "26f4794189a9b59d5b2510f6936caf80",
+    "x" * 7: "e20bdebe9af8a4df1ba2110f6526a300",
+    "x" * 8: "17ecee367b9c17829878d47505d06711",
+    "x" * 15: "37259b16aceaa45038fbcb8472b01f6c",
+    "x" * 16: "a71a96f473c4d7ccc4f747bf7f54247f",
+    "a" * 300: "1007a2d3dd88a7971ac0f5391d346560",
+}
+"""By ``openssl mac -macopt hexkey:000102...0f -macopt size:16 SIPHASH``."""
+
+
+def hexadecimal(ids: pa.Array, *, key: bytes = KEY) -> list[str]:
+    return [row.astype("<u8").tobytes().hex() for row in keyed_hashes(ids, key=key)]
+
+
+def test_it_is_siphash() -> None:
+    assert hexadecimal(pa.array(list(OPENSSL))) == list(OPENSSL.values())
+    assert doctest.testmod(keyed_hash).failed == 0
+
+
+def test_an_integer_hashes_as_its_decimal_text_and_no_other_spelling_does() -> None:
+    numbers = [7, -3, 0, 2**63 - 1, -(2**63)]
+    assert hexadecimal(pa.array(numbers)) == hexadecimal(pa.array(list(map(str, numbers))))
+    assert len({*hexadecimal(pa.array(["7", "07", "+7", " 7", "7 ", "7.0", "7\x00"]))}) == 7
+
+
+def test_slices_large_strings_and_chunks_hash_alike() -> None:
+    texts = ["", "b", "\u00e9t\u00e9", "d" * 40]
+    expected = hexadecimal(pa.array(texts))
+    assert hexadecimal(pa.array(texts, pa.large_string())) == expected
+    assert hexadecimal(pa.array(["x", *texts, "y"])[1:-1]) == expected
+    assert hexadecimal(pa.array([5, 6, 7])[1:2]) == hexadecimal(pa.array(["6"]))
+    assert hexadecimal(pa.array([], pa.string())) == []
+
+
+def test_another_key_gives_other_hashes() -> None:
+    ids = pa.array(range(1000))
+    assert not {*hexadecimal(ids)} & {*hexadecimal(ids, key=SECOND)}
+    assert len({*hexadecimal(ids)}) == 1000

@@ -1,8 +1,18 @@
-"""Ingest: one snapshot, whole and registered, or none and one clear line."""
+"""Ingest: one snapshot, whole and registered, or none and one clear line.
 
+A killed ingest leaves nothing that anybody sees, and the next one goes on or starts over.
+"""
+
+import errno
 import gzip
+import json
+import os
 import re
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +21,20 @@ import pytest
 import scipy.sparse as sp
 import sqlalchemy as sa
 
-from storage.backends.local import LocalPlace
+from dpca.backends.atomic_files import make_folder
+from dpca.backends.local import LocalPlace
+from dpca.errors import BadSource, Conflict, Invalid, Unavailable
 from storage.database import tables
 from storage.database.engine import connect, transaction
+from storage.datasets import staging as staging_module
 from storage.datasets.catalog import Catalog
 from storage.datasets.ingest import IngestReport, ingest
 from storage.datasets.ingest_options import IngestOptions
 from storage.datasets.snapshot_reader import Dataset
-from storage.errors import BadSource, Conflict, Invalid, Unavailable
+from storage.datasets.snapshot_writer import _PaddedRows
+from storage.datasets.staging import begin, scratch_folder
+from storage.datasets.whole_records import Progress
+from tests.storage.interrupted import Interrupted
 
 ROWS = "1 1:1 3:0.5\n-1\n1 3:3 2:4 1:0\n"
 
@@ -216,3 +232,267 @@ def test_progress_counts_bytes_up_to_the_end(home: Path, engine: sa.Engine, sour
     size = path.stat().st_size
     assert ("reading", size, size, 2) in seen
     assert seen[-1] == ("grouping", size, size, 3)
+
+
+OPEN = Path("/proc/self/fd")
+STAGING_ROWS = np.random.default_rng(8).random((3000, 4))
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from storage.database.engine import connect
+from storage.datasets.ingest import ingest
+from storage.datasets.ingest_options import IngestOptions
+calls = []
+def progress(phase, done, size, rows):
+    calls.append(done)
+    if len(calls) == int(sys.argv[2]):
+        os.kill(os.getpid(), signal.SIGKILL)
+folder = Path(sys.argv[1])
+engine = connect(f"sqlite:///{folder / 'dpca.sqlite'}")
+parts = [folder / f"{part}.npy" for part in range(6)]
+options = IngestOptions(block_nnz=400)
+ingest(parts, name="x", home=folder / "home", engine=engine, options=options, progress=progress)
+"""
+
+
+@pytest.fixture
+def parts(tmp_path: Path) -> list[Path]:
+    """Write the rows in six files, so that there are six batches."""
+    paths = [tmp_path / f"{part}.npy" for part in range(6)]
+    for path, rows in zip(paths, np.split(STAGING_ROWS, 6), strict=True):
+        np.save(path, rows)
+    return paths
+
+
+def take(catalog: Catalog, parts: list[Path], *, progress: Progress | None = None, **declared: Any) -> IngestReport:
+    options = IngestOptions(block_nnz=400, **declared)
+    return ingest(parts, name="x", home=catalog.home, engine=catalog.engine, options=options, progress=progress)
+
+
+def hidden(catalog: Catalog) -> list[Path]:
+    return sorted((catalog.home / "datasets/x").glob(".*"))
+
+
+@pytest.mark.parametrize("after", [1, 4])
+def test_a_killed_ingest_is_invisible_and_is_taken_up_again(
+    tmp_path: Path, catalog: Catalog, parts: list[Path], after: int
+) -> None:
+    ended = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path), str(after)], check=False)
+    assert ended.returncode == -signal.SIGKILL
+    assert catalog.entries() == []
+    (left,) = hidden(catalog)
+    resumed = take(catalog, parts, resume=True)
+    assert left.name == f".{resumed.snapshot}.partial"
+    assert hidden(catalog) == []
+    assert catalog.verify("x") == resumed.content_digest == take(catalog, parts).content_digest
+    assert {path.name for path in (catalog.home / "datasets/x" / resumed.snapshot).iterdir()} == {
+        "zarr.json",
+        "values",
+        "indices",
+        "row_nnz",
+        "extents",
+    }
+
+
+@pytest.mark.parametrize("blocks", [0, 3])
+def test_a_full_disk_keeps_the_blocks_that_are_whole(
+    catalog: Catalog, parts: list[Path], monkeypatch: pytest.MonkeyPatch, blocks: int
+) -> None:
+    write, writes = _PaddedRows.write, []
+
+    def until_full(self: _PaddedRows, block: int, *, alone: bool) -> bytes:
+        if block == blocks:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        writes.append(block)
+        return write(self, block, alone=alone)
+
+    monkeypatch.setattr(_PaddedRows, "write", until_full)
+    with pytest.raises(
+        Unavailable, match="No space left on device; make room or correct the permissions, and continue with --resume"
+    ):
+        take(catalog, parts)
+    assert catalog.entries() == []
+    assert len(hidden(catalog)) == (1 if blocks else 0)
+    monkeypatch.setattr(_PaddedRows, "write", write)
+    if blocks:
+        (left,) = hidden(catalog)
+        assert set(writes) == set(range(blocks))
+        assert left.name == f".{take(catalog, parts, resume=True).snapshot}.partial"
+        assert hidden(catalog) == []
+        assert catalog.verify("x") == take(catalog, parts).content_digest
+
+
+def test_an_ingest_stops_at_the_batch_that_passes_the_declared_number_of_records(
+    catalog: Catalog, parts: list[Path]
+) -> None:
+    """Six parts of 500 rows; the second passes 700, so that the third is never read."""
+    read: list[int] = []
+    with pytest.raises(BadSource, match="more than the declared 700 records"):
+        take(catalog, parts, records_at_most=700, progress=lambda phase, done, size, rows: read.append(done))
+    assert len(read) == 1  # told of a batch once the next is asked for
+    assert hidden(catalog) == []
+    assert take(catalog, parts, records_at_most=3000).records == 3000
+
+
+def test_without_resuming_leftovers_are_swept(catalog: Catalog, parts: list[Path]) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        take(catalog, parts, progress=Interrupted(3))
+    (left,) = hidden(catalog)
+    fresh = take(catalog, parts)
+    assert fresh.snapshot not in left.name
+    assert hidden(catalog) == []
+
+
+def test_only_the_same_request_is_taken_up(catalog: Catalog, parts: list[Path]) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        take(catalog, parts, progress=Interrupted(3))
+    (left,) = hidden(catalog)
+    other = take(catalog, parts, resume=True, dtype="float32")
+    assert other.snapshot not in left.name
+    assert hidden(catalog) == []
+
+
+@pytest.mark.parametrize("change", [lambda rows: rows + 1, lambda rows: rows[::-1]])
+def test_rows_that_changed_are_noticed(catalog: Catalog, parts: list[Path], change: Any) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        take(catalog, parts, progress=Interrupted(3))
+    status = parts[0].stat()
+    for part in parts:
+        size = part.stat().st_size
+        np.save(part, change(np.load(part)))
+        assert part.stat().st_size == size
+        os.utime(part, ns=(status.st_atime_ns, part.stat().st_mtime_ns))
+    (left,) = hidden(catalog)
+    for part in parts:
+        _restore_time(left, part)
+    with pytest.raises(Conflict, match="killed ingest has written"):
+        take(catalog, parts, resume=True)
+    assert hidden(catalog) == []
+    assert catalog.entries() == []
+
+
+def _restore_time(left: Path, part: Path) -> None:
+    """Give a file the time that the killed ingest saw."""
+    seen = {path: int(when) for path, _, when in json.loads((left / ".request").read_text())["files"]}
+    os.utime(part, ns=(seen[str(part)], seen[str(part)]))
+
+
+def test_a_block_that_was_torn_is_noticed(catalog: Catalog, parts: list[Path]) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        take(catalog, parts, progress=Interrupted(3))
+    (left,) = hidden(catalog)
+    chunk = next(path for path in (left / "values/c/0").iterdir())
+    chunk.write_bytes(chunk.read_bytes()[:-9])
+    with pytest.raises(Conflict, match="without resuming"):
+        take(catalog, parts, resume=True)
+
+
+def test_writers_of_one_name_do_not_touch_each_other(tmp_path: Path) -> None:
+    folder = tmp_path / "x"
+    options: dict[str, Any] = {"request": {"rows": 1}, "is_registered": lambda _: False, "discard": lambda _: None}
+    with begin(folder, resume=False, **options) as first:
+        first.block_written((1, 1, 1, 0, 0))
+        with begin(folder, resume=True, **options) as second:
+            assert first.path.is_dir()
+            assert second.path != first.path
+            assert not second.resumed
+        assert not second.path.exists()
+    assert not folder.exists()
+
+
+def test_a_snapshot_that_was_moved_but_never_registered_is_swept(tmp_path: Path) -> None:
+    folder = tmp_path / "x"
+    options: dict[str, Any] = {"request": {}, "resume": False, "discard": lambda _: None}
+    with begin(folder, is_registered=lambda _: False, **options) as first:
+        moved = first.path.rename(folder / first.snapshot)
+    (folder / "of another ledger").mkdir()
+    with begin(folder, is_registered=lambda _: False, **options):
+        assert not moved.exists()
+    assert (folder / "of another ledger").is_dir()
+
+
+def test_a_registered_snapshot_loses_the_notes_of_its_killed_writer(tmp_path: Path) -> None:
+    folder = tmp_path / "x"
+    options: dict[str, Any] = {"request": {}, "resume": False, "discard": lambda _: None}
+    with begin(folder, is_registered=lambda _: False, **options) as first:
+        first.block_written((1, 1, 1, 0, 0))
+        moved = first.path.rename(folder / first.snapshot)
+    (moved / "zarr.json").touch()
+    with begin(folder, is_registered=lambda snapshot: snapshot == first.snapshot, **options):
+        assert [path.name for path in moved.iterdir()] == ["zarr.json"]
+
+
+def test_quarantine_notes_without_a_snapshot_are_swept(tmp_path: Path) -> None:
+    folder = tmp_path / "x"
+    options: dict[str, Any] = {"request": {}, "resume": False, "discard": lambda _: None}
+    folder.mkdir()
+    kept, lost = (folder / f"{digit * 32}.rejected.csv" for digit in "ab")
+    kept.touch()
+    lost.touch()
+    with begin(folder, is_registered=lambda snapshot: snapshot == "a" * 32, **options) as living:
+        mine = folder / f"{living.snapshot}.rejected.csv"
+        mine.touch()
+        with begin(folder, is_registered=lambda snapshot: snapshot == "a" * 32, **options):
+            assert sorted(folder.glob("*.csv")) == sorted((kept, mine))
+
+
+def test_an_empty_folder_goes_and_who_waits_for_it_makes_it_again(tmp_path: Path) -> None:
+    folder = tmp_path / "x"
+    options: dict[str, Any] = {
+        "request": {},
+        "resume": False,
+        "is_registered": lambda _: False,
+        "discard": lambda _: None,
+    }
+
+    def come_and_go(_: int) -> bool:
+        with begin(folder, **options) as staging:
+            return staging.path.is_dir()
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(come_and_go, range(100)))
+    assert not folder.exists()
+
+
+def test_where_no_staging_is_made_nothing_stays_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost(_: str) -> None:
+        raise Unavailable("the store does not answer")
+
+    def full(path: Path, payload: bytes) -> None:
+        raise OSError(errno.ENOSPC, "no space", path)
+
+    folder, is_registered = tmp_path / "x", lambda _: False
+    for digit, request in (("a", {}), ("b", {"of": "others"})):
+        left = folder / f".{digit * 32}.partial"
+        make_folder(left)
+        (left / ".request").write_text(json.dumps(request))
+        (left / ".blocks").write_bytes(b"\1" * 40)
+    opened = len(list(OPEN.iterdir()))
+    with (
+        pytest.raises(Unavailable),
+        begin(folder, request={}, resume=True, is_registered=is_registered, discard=lost),
+    ):
+        pass
+    with begin(folder, request={}, resume=True, is_registered=is_registered, discard=lambda _: None) as staging:
+        assert staging.resumed
+        assert staging.snapshot == "a" * 32
+    with monkeypatch.context() as patch:
+        patch.setattr(staging_module, "write_atomically", full)
+        with (
+            pytest.raises(OSError, match="no space"),
+            begin(folder, request={}, resume=False, is_registered=is_registered, discard=lambda _: None),
+        ):
+            pass
+    assert not folder.exists()
+    assert len(list(OPEN.iterdir())) == opened
+
+
+def test_scratch_is_private_and_dead_scratch_is_swept(tmp_path: Path) -> None:
+    dead = tmp_path / "scratch" / "dead"
+    make_folder(dead)
+    with scratch_folder(tmp_path) as first, scratch_folder(tmp_path) as second:
+        assert first.stat().st_mode & 0o777 == second.stat().st_mode & 0o777 == 0o700
+        assert not dead.exists()
+        assert {first, second} == set((tmp_path / "scratch").iterdir())
+    assert list((tmp_path / "scratch").iterdir()) == []

@@ -10,12 +10,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from dpca.errors import BadSource, Invalid
 from storage.datasets.catalog import Catalog
 from storage.datasets.ingest import ingest
 from storage.datasets.ingest_options import IngestOptions
 from storage.datasets.snapshot_reader import Dataset
-from storage.errors import BadSource, Invalid
-from storage.formats.rejects import quarantine_notes
+from storage.formats.batch import quarantine_notes
 from storage.workspace import Workspace
 
 WIDE = b"who,a,b\nu1,1,2\nu2,3,4\nu2,5,6\nu3,7,8\n"

@@ -1,10 +1,17 @@
-"""Files as other programs write them are read, or refused by a line that says what to do."""
+"""Files as other programs write them are read, or refused by a line that says what to do.
 
+A record with a line break in quotes is one bad row; no line of it is a row, and no unknown end is guessed.
+"""
+
+import csv
 import decimal
+import gzip
+import io
 import shutil
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import anndata as ad
@@ -15,14 +22,19 @@ import pyarrow.parquet as pq
 import pytest
 import scipy.sparse as sp
 
-from storage.errors import BadSource, Invalid
+from dpca.errors import BadSource, Invalid
+from dpca.schemas.encoder import Encoder
+from dpca.schemas.schema import Schema
+from storage.datasets.ingest import ingest
+from storage.datasets.ingest_options import IngestOptions
+from storage.formats import delimited, text
+from storage.formats.batch import Quarantine, Rejects
 from storage.formats.declared import Declared
 from storage.formats.files import LocalFile, find_files
-from storage.formats.rejects import Quarantine, Rejects
 from storage.formats.sources import FilesReader, open_file
-from storage.schemas.encoder import Encoder
+from storage.workspace import Workspace
 
-pytestmark = pytest.mark.filterwarnings("ignore:The 'future.infer_string' option", "ignore::FutureWarning")  # anndata
+# anndata
 
 WIDE, TRIPLETS = "x,y\n1,2\n3,4\n", "row,column,value\na,0,1\nb,1,2\n"
 MTX = "%%MatrixMarket matrix coordinate {} general\n3 2 2\n1 1 5\n2 2 7\n"
@@ -41,15 +53,17 @@ def rows_of(path: Path, **declared: Any) -> np.ndarray:
     return np.concatenate(parts)
 
 
+@pytest.mark.filterwarnings("ignore:The 'future.infer_string' option", "ignore::FutureWarning")
 @pytest.mark.parametrize("ends", ["\r", "\n", "\r\n"])
 def test_any_line_end_that_the_first_line_has_gives_the_same_rows(tmp_path: Path, ends: str) -> None:
-    for name, text in (("a.csv", WIDE), ("a.tsv", WIDE.replace(",", "\t")), ("a.svm", "0 1:1 2:2\n0 1:3 2:4\n")):
-        (tmp_path / name).write_bytes(text.replace("\n", ends).encode())
+    for name, written in (("a.csv", WIDE), ("a.tsv", WIDE.replace(",", "\t")), ("a.svm", "0 1:1 2:2\n0 1:3 2:4\n")):
+        (tmp_path / name).write_bytes(written.replace("\n", ends).encode())
         assert rows_of(tmp_path / name).tolist() == [[1, 2], [3, 4]]
     (tmp_path / "a.mtx").write_bytes(MTX.format("integer").replace("\n", ends).encode())
     assert rows_of(tmp_path / "a.mtx").tolist() == [[5, 0], [0, 7], [0, 0]]
 
 
+@pytest.mark.filterwarnings("ignore:The 'future.infer_string' option", "ignore::FutureWarning")
 def test_mixed_line_ends_are_read_after_a_return_and_spoil_their_line_after_a_line_feed(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_bytes(b"x,y\r1,2\r\n3,4\n5,6")
     assert rows_of(tmp_path / "a.csv").tolist() == [[1, 2], [3, 4], [5, 6]]
@@ -58,6 +72,7 @@ def test_mixed_line_ends_are_read_after_a_return_and_spoil_their_line_after_a_li
         rows_of(tmp_path / "b.csv")
 
 
+@pytest.mark.filterwarnings("ignore:The 'future.infer_string' option", "ignore::FutureWarning")
 def test_no_row_of_an_unattended_text_without_a_header_decides_how_lines_end(tmp_path: Path) -> None:
     first, other = tmp_path / "a.csv", tmp_path / "b.csv"
     first.write_bytes(b"1\r,2\n3,4\n")
@@ -76,6 +91,7 @@ def test_no_row_of_an_unattended_text_without_a_header_decides_how_lines_end(tmp
 LARGE = 2**53 + 1
 
 
+@pytest.mark.filterwarnings("ignore:The 'future.infer_string' option", "ignore::FutureWarning")
 @pytest.mark.parametrize("kind", [pa.int64(), pa.uint64(), pa.decimal128(20, 0)], ids=str)
 def test_a_whole_number_that_float64_rounds_is_named_as_such_in_parquet(tmp_path: Path, kind: pa.DataType) -> None:
     numbers = [decimal.Decimal(LARGE)] if pa.types.is_decimal(kind) else [LARGE]
@@ -84,6 +100,7 @@ def test_a_whole_number_that_float64_rounds_is_named_as_such_in_parquet(tmp_path
         rows_of(tmp_path / "a.parquet")
 
 
+@pytest.mark.filterwarnings("ignore:The 'future.infer_string' option", "ignore::FutureWarning")
 @pytest.mark.parametrize("name", ["a.npy", "a.npz", "a.h5ad", "a.mtx"])
 def test_a_whole_number_that_float64_rounds_is_named_as_such(tmp_path: Path, name: str) -> None:
     values, path = np.array([[1, LARGE], [2, 3]]), tmp_path / name
@@ -100,6 +117,7 @@ def test_a_whole_number_that_float64_rounds_is_named_as_such(tmp_path: Path, nam
         rows_of(path)
 
 
+@pytest.mark.filterwarnings("ignore:The 'future.infer_string' option", "ignore::FutureWarning")
 def test_unsigned_matrix_market_is_read_and_never_skew(tmp_path: Path) -> None:
     (tmp_path / "a.mtx").write_text(MTX.format("unsigned-integer"))
     assert rows_of(tmp_path / "a.mtx").tolist() == [[5, 0], [0, 7], [0, 0]]
@@ -108,6 +126,7 @@ def test_unsigned_matrix_market_is_read_and_never_skew(tmp_path: Path) -> None:
         rows_of(tmp_path / "b.mtx")
 
 
+@pytest.mark.filterwarnings("ignore:The 'future.infer_string' option", "ignore::FutureWarning")
 def test_a_10x_file_is_cells_by_features_with_the_names_of_both(tmp_path: Path) -> None:
     matrix = sp.csr_array(np.array([[1, 0, 2], [0, 3, 0]]))
     for version, features in (("matrix", "features/id"), ("GRCh38", "genes")):
@@ -127,6 +146,7 @@ def test_a_10x_file_is_cells_by_features_with_the_names_of_both(tmp_path: Path) 
         assert batch.row_names.to_pylist() == ["AA-1", "CC-1"]
 
 
+@pytest.mark.filterwarnings("ignore:The 'future.infer_string' option", "ignore::FutureWarning")
 def test_a_store_without_x_is_refused_with_the_layer_that_could_be_it(tmp_path: Path) -> None:
     names: dict[str, Any] = {"obs": {"a": ["1", "2"]}, "var": {"b": ["1", "2", "3"]}}
     store = ad.AnnData(X=None, **names)
@@ -142,6 +162,7 @@ def test_a_store_without_x_is_refused_with_the_layer_that_could_be_it(tmp_path: 
             open_file(LocalFile(tmp_path / name), Declared())
 
 
+@pytest.mark.filterwarnings("ignore:The 'future.infer_string' option", "ignore::FutureWarning")
 def test_marker_files_of_a_folder_are_left_out(tmp_path: Path) -> None:
     (tmp_path / "part-0.csv").write_text(WIDE)
     for name in ("_SUCCESS", "_metadata", "_common_metadata", "part-0.csv.crc", ".part-0.csv.crc", ".DS_Store"):
@@ -150,6 +171,7 @@ def test_marker_files_of_a_folder_are_left_out(tmp_path: Path) -> None:
         assert [file.name for file in find_files([source])] == ["part-0.csv"]
 
 
+@pytest.mark.filterwarnings("ignore:The 'future.infer_string' option", "ignore::FutureWarning")
 @pytest.mark.parametrize(
     ("inside", "message"),
     [
@@ -169,6 +191,7 @@ def test_a_folder_of_which_the_files_alone_are_not_the_table_is_refused(
         find_files([tmp_path])
 
 
+@pytest.mark.filterwarnings("ignore:The 'future.infer_string' option", "ignore::FutureWarning")
 def test_the_files_of_partitions_can_be_named(tmp_path: Path) -> None:
     for year in ("2020", "2021"):
         (tmp_path / f"year={year}").mkdir()
@@ -176,6 +199,7 @@ def test_the_files_of_partitions_can_be_named(tmp_path: Path) -> None:
     assert len(find_files([tmp_path / "year=*" / "*"])) == 2
 
 
+@pytest.mark.filterwarnings("ignore:The 'future.infer_string' option", "ignore::FutureWarning")
 def test_fields_between_two_colons_are_read(tmp_path: Path) -> None:
     path = tmp_path / "ratings.csv"
     path.write_text("1::2::5::978300760\n1::3::3::978302109\n2::2::4::1\n")
@@ -197,6 +221,7 @@ def test_fields_between_two_colons_are_read(tmp_path: Path) -> None:
     assert rows_of(path, schema=encoder.schema, n_features=None).tolist() == [[1, 1], [1, 1]]
 
 
+@pytest.mark.filterwarnings("ignore:The 'future.infer_string' option", "ignore::FutureWarning")
 def test_every_pair_of_formats_is_read_or_refused_by_one_line(tmp_path: Path) -> None:
     (tmp_path / "w.csv").write_text(WIDE)
     (tmp_path / "t.csv").write_text(TRIPLETS)
@@ -221,6 +246,7 @@ def test_every_pair_of_formats_is_read_or_refused_by_one_line(tmp_path: Path) ->
         FilesReader([LocalFile(tmp_path / "t.mtx"), LocalFile(tmp_path / "t.csv")], Declared(n_features=2), Rejects())
 
 
+@pytest.mark.filterwarnings("ignore:The 'future.infer_string' option", "ignore::FutureWarning")
 def test_an_instant_is_a_day_of_the_declared_time_zone() -> None:
     late = pa.array([1_577_833_200], pa.timestamp("s")).cast(pa.timestamp("us", "UTC"))  # 2019-12-31 23:00 in UTC
     table = pa.table({"when": late, "text": ["2019-12-31T23:00:00+0000"], "plain": late.cast(pa.timestamp("us"))})
@@ -231,3 +257,180 @@ def test_an_instant_is_a_day_of_the_declared_time_zone() -> None:
         assert Encoder.of({"columns": columns}).transform(table).tolist() == [[day, day, 0.0]]
     with pytest.raises(Invalid, match="timezone: must name a time zone"):
         Encoder.of({"columns": [{"name": "when", **column, "timezone": "Mars/Base"}]}).transform(table)
+
+
+HEAD = b"who,a,note\n"
+SCHEMA = Schema.parse(
+    {
+        "unlisted": "drop",
+        "columns": [
+            {"name": "who", "kind": "id"},
+            {"name": "a", "kind": "numeric", "range": [0, 1000], "scale": "none"},
+        ],
+    }
+)
+
+
+def read(path: Path, rejects: Rejects | None = None, schema: Schema = SCHEMA) -> list[tuple[str | None, float]]:
+    """Read ids and values of all rows, None and 0 where a row is bad."""
+    found: list[tuple[str | None, float]] = []
+    with closing(open_file(path, Declared(schema=schema))) as reader:
+        for batch in reader.batches(Rejects() if rejects is None else rejects):
+            values = np.zeros(len(batch.places))
+            values[np.diff(batch.row_ptr) > 0] = batch.values
+            assert batch.unit_ids is not None
+            found += zip(batch.unit_ids.to_pylist(), values.tolist(), strict=True)
+    return found
+
+
+def quarantined(folder: Path, content: bytes, *, schema: Schema = SCHEMA) -> tuple[list[Any], list[str]]:
+    """Read a text and go on behind bad rows; return its rows and the lines of the bad ones."""
+    path = folder / "x.csv"
+    path.write_bytes(content)
+    rejects = Quarantine()
+    rejects.open(folder / "notes")
+    with closing(rejects):
+        rows = read(path, rejects, schema)
+    return rows, [line.split(",")[2] for line in (folder / "notes").read_text().splitlines()[1:]]
+
+
+BAD, GOOD = (None, 0.0), ("u3", 3.0)
+WHOLE = {
+    "a row in quotes": b'u1,1,"x\nu2,2,y\nz"\n',
+    "CRLF": b'u1,1,"x\r\nu2,2,y\r\nz"\r\n',
+    "a carriage return alone": b'u1,1,"x\ru2,2,y\n"\n',
+    "the id": b'"u1\nu2,2,y\n",1,x\n',
+    "doubled quotes": b'u1,1,"say ""x""\nu2,2,y\n"""\n',
+    "a blank line": b'u1,1,"x\n\n\nu2,2,y\n"\n',
+    "two such fields": b'u1,"\n1","x\nu2,2,y\n"\n',
+    "a field that opens where one closes": b'u1,1,"x\nu2,2",1,"\nu2,2,y\n"\n',
+    "quoted fields in quotes": b'u1,1,"x\n""u2"",""2"",""y""\n"\n',
+    "too many fields": b'u1,1,"x\nu2,2,y\n",5\n',
+    "a NUL byte": b'u1,1,"x\x00\nu2,2,y\n"\n',
+    "bytes that are not UTF-8": b'u1,1,"x\xff\nu2,2,y\n\xfe"\n',
+    "the last line without a newline": b'u1,1,"\nu2,2,y\n"',
+    "blanks behind the closing quote": b'u1,"1\nu2,2,y\n" ,x\n',
+}
+
+
+@pytest.mark.parametrize("record", WHOLE)
+def test_a_quoted_record_of_several_lines_is_one_bad_row(tmp_path: Path, record: str) -> None:
+    first = WHOLE[record]
+    if first.endswith(b"\n"):
+        assert quarantined(tmp_path, HEAD + first + b"u3,3,z\n") == ([BAD, GOOD], ["2"])
+    assert quarantined(tmp_path, HEAD + b"u3,3,z\n\n" + first) == ([GOOD, BAD], ["4"])
+
+
+LOST = {
+    "an open quote": (b'u1,1,"x\nu2,2,y\n', 2, 6, "note"),
+    "an open quote behind letters": (b'\xc3\xa4\xc3\xb6,1,"x\nu2,2,y\n', 2, 6, "note"),
+    "an open quote that a later row seems to close": (b'u1,1,"x\nu2,2,y\nu4,4,"z"\n', 2, 6, "note"),
+    "a quote that is not doubled": (b'u1,1,"he said "x\nu2,2,y\n"\n', 2, 6, "note"),
+    "a quote that is not doubled, on its line": (b'"u1"x,1,y\nu2,2,y\n', 2, 1, "who"),
+    "blanks before the quote": (b'u1,1, "x\nu2,2,y\n"\n', 2, 7, "note"),
+    "text behind the closing quote": (b'u1,1,"x\nu2,2,y\n"z\n', 2, 6, "note"),
+    "a quote on the last line": (b'u1,1,x\nu2,"', 3, 4, "a"),
+    "another one in the same record": (b'u1,"1\n","x\nu2,2,y\n', 3, 3, "note"),
+}
+
+
+@pytest.mark.parametrize("fault", LOST)
+@pytest.mark.parametrize("piece", [1 << 20, 16], ids=["one piece", "many pieces"])
+def test_a_file_is_refused_where_a_record_ends_unknown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str, piece: int
+) -> None:
+    monkeypatch.setattr(text, "PIECE", piece)
+    content, line, character, column = LOST[fault]
+    with pytest.raises(BadSource, match=rf"^line {line}: the quote at character {character} \(column '{column}'\) is"):
+        quarantined(tmp_path, HEAD + content)
+
+
+@pytest.mark.parametrize("fault", [*WHOLE.values(), *(content for content, *_ in LOST.values())])
+def test_the_first_bad_row_is_named_with_its_line(tmp_path: Path, fault: bytes) -> None:
+    (tmp_path / "x.csv").write_bytes(HEAD + b"u0,1,x\n" + fault)
+    with pytest.raises(BadSource, match=r"^line [34]"):
+        read(tmp_path / "x.csv")
+
+
+@pytest.mark.parametrize(
+    ("row", "kept"),
+    [
+        (b'u1,1,"a, b ""c"""\n', True),
+        (b'u1,1,5" wide and 3" high\n', True),
+        (b'u1,1,""\n', True),
+        (b'"u1","1","x"\r\n', True),
+        (b'u1,1,5" wide\n', False),
+        (b'u1,1,"a" b "c"\n', False),
+    ],
+)
+def test_quotes_within_a_line_take_no_other_line_with_them(tmp_path: Path, row: bytes, kept: bool) -> None:  # noqa: FBT001
+    rows, bad = quarantined(tmp_path, HEAD + row + b"u3,3,z\n")
+    assert rows == [("u1", 1.0) if kept else BAD, GOOD]
+    assert bad == ([] if kept else ["2"])
+
+
+@pytest.mark.parametrize("head", [b'who,a,"no\nte"\n', b'who,a,"note\n', b'who,"a" b,note\n', b'\xef\xbb\xbf"who,a\n'])
+def test_a_header_whose_quote_is_open_is_refused(tmp_path: Path, head: bytes) -> None:
+    with pytest.raises(BadSource, match=r"line 1: the quote at character [0-9]+ is not closed"):
+        quarantined(tmp_path, head + b"u1,1,x\n")
+
+
+def test_quotes_are_followed_in_every_encoding_and_with_every_sign(tmp_path: Path) -> None:
+    body = "who;a;note\nu1;1;'ä\nu2;2;y\n'\nu3;3;z\n"
+    for encoding in ("latin-1", "cp1252", "utf-16", "shift_jis", "iso2022_jp"):
+        written = {"encoding": encoding, "delimiter": ";", "quote": "'"}
+        content = body if encoding[0] != "s" and encoding[0] != "i" else body.replace("ä", "あ")
+        schema = Schema.parse({**SCHEMA.facts(), "text": written})
+        assert quarantined(tmp_path, content.encode(encoding), schema=schema) == ([BAD, GOOD], ["2"]), encoding
+    spoilt = b"who;a;note\nu1;1;'\x81\nu2;2;y\n'\nu3;3;z\n"
+    schema = Schema.parse({**SCHEMA.facts(), "text": {"encoding": "cp1252", "delimiter": ";", "quote": "'"}})
+    assert quarantined(tmp_path, spoilt, schema=schema) == ([BAD, GOOD], ["2"])
+    schema = Schema.parse({**SCHEMA.facts(), "text": {"encoding": "iso2022_jp", "delimiter": ";", "quote": "'"}})
+    with pytest.raises(BadSource, match="line 2 is not ISO2022_JP, so which quotes it opens"):
+        quarantined(tmp_path, spoilt, schema=schema)
+
+
+def test_a_line_too_long_to_follow_its_quotes_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delimited, "LONGEST", 1 << 10)
+    monkeypatch.setattr(text, "PIECE", 64)
+    content = HEAD + b'u1,1,"' + b"x" * (1 << 12) + b"\nu2,2,y\n" + b'"\nu3,3,z\n'
+    with pytest.raises(BadSource, match="line 2: longer than"):
+        quarantined(tmp_path, content)
+
+
+def drawn(seed: int) -> list[list[str]]:
+    """Draw rows whose notes hold quotes, delimiters, line breaks and rows that others might have written."""
+    rng = Random(seed)
+    parts = ['"', '""', ",", "\n", "\r\n", " ", "x", "é", "\nu9,9,9\n", '\n"u9",9,9\n', "\t", ""]
+    return [
+        [f"u{row}", str(row + 1), "".join(rng.choices(parts, k=rng.randint(0, 6)))] for row in range(rng.randint(1, 40))
+    ]
+
+
+@pytest.mark.parametrize("quoting", [csv.QUOTE_MINIMAL, csv.QUOTE_ALL], ids=["where needed", "everywhere"])
+@pytest.mark.parametrize("packing", [bytes, gzip.compress], ids=["plain", "gzip"])
+def test_no_line_of_a_written_record_becomes_a_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quoting: Any, packing: Callable[[bytes], bytes]
+) -> None:
+    """Twenty random tables, in pieces of any size: rows without line breaks are read, others are one bad row."""
+    for seed in range(20):
+        monkeypatch.setattr(text, "PIECE", Random(seed).choice([8, 64, 1 << 20]))
+        stream, rows = io.StringIO(newline=""), drawn(seed)
+        writer = csv.writer(stream, quoting=quoting, lineterminator=Random(seed).choice(["\n", "\r\n"]))
+        writer.writerows([["who", "a", "note"], *rows])
+        broken = ["\n" in note for _, _, note in rows]
+        found, bad = quarantined(tmp_path, packing(stream.getvalue().encode()))
+        assert len(bad) == sum(broken), seed
+        assert found == [BAD if no else (who, float(a)) for no, (who, a, _) in zip(broken, rows, strict=True)], seed
+
+
+def test_a_quoted_record_is_counted_once_and_makes_one_empty_record(home: Path, tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_bytes(b'who,a,b\nu1,"1\nu9,9,9\n",2\nu3,3,4\n')
+    engine = Workspace.open().ledger.engine
+    options = IngestOptions(features=2, unit_column="who", on_error="quarantine")
+    report = ingest(tmp_path / "x.csv", name="x", home=home, engine=engine, options=options)
+    assert (report.records, report.rows, report.quarantined) == (2, 2, 1)
+    (tmp_path / "y.csv").write_bytes(b'who,a,b\nu1,"1\nu9,9,9\n')
+    with pytest.raises(BadSource, match=r"y\.csv: line 2: the quote at character 4 \(column 'a'\)"):
+        ingest(tmp_path / "y.csv", name="y", home=home, engine=engine, options=options)
+    assert not list((home / "datasets").glob("y/*"))

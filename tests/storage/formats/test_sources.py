@@ -18,12 +18,11 @@ from hypothesis import strategies as st
 from numpy.typing import DTypeLike
 from sklearn.datasets import dump_svmlight_file
 
-from storage.errors import BadSource, Invalid, Unavailable
+from dpca.errors import BadSource, Invalid, Unavailable
 from storage.formats import csr, text
-from storage.formats.batch import RowBatch, make_canonical, stored_dtype
+from storage.formats.batch import Rejects, RowBatch, make_canonical, stored_dtype
 from storage.formats.declared import Declared
 from storage.formats.files import LocalFile
-from storage.formats.rejects import Rejects
 from storage.formats.sources import FilesReader, open_file
 
 

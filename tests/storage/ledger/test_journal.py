@@ -1,19 +1,34 @@
-"""The journal only grows, shows every change to it, and is missed when it is taken back."""
+"""The journal only grows, shows every change to it, and is missed when it is taken back.
+
+A row that was changed, removed or put in by hand does not agree with the journal, and is found.
+
+A look that goes on from an earlier one finds every edit: what was spent at once, and all else within a round.
+"""
 
 import json
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
+from dpca.errors import Corrupt, Invalid
 from storage.database import tables
 from storage.database.engine import connect, transaction
-from storage.errors import Corrupt, Invalid
-from storage.ledger import journal
+from storage.datasets.catalog import Catalog
+from storage.ledger import checks, journal
+from storage.ledger.budgets import read_budget
+from storage.ledger.checks import Compared, compare, compare_part, look_over
 from storage.ledger.journal import Head
+from storage.ledger.ledger import Ledger
+from storage.registry.publishing import add_version, promote
+from storage.workspace import Workspace
+from tests.storage.ledger.edits import EDITS
+from tests.storage.releasing import ANSWER, begin, commit, manifest, open_budget, reserve
+from tests.storage.streaming import open_stream, publish_tick, register
 
 SOON = 0.3  # seconds after which whoever does not wait has long gone on
 FIELDS: dict[str, Any] = {
@@ -135,3 +150,221 @@ def test_events_that_are_renumbered_over_a_gap_are_seen(engine: sa.Engine) -> No
     tamper(engine, tables.event.update().where(seq == 4).values(seq=3))
     with pytest.raises(Corrupt, match="event 3 of the journal"):
         verify(engine)
+
+
+def found(ledger: Ledger, statement: str) -> str:
+    """Edit a row, return what is said to it, and put the row back."""
+    with ledger.engine.connect() as connection:
+        assert connection.execute(sa.text(statement), {"zero": bytes(64)} if ":zero" in statement else {}).rowcount == 1
+        with pytest.raises(Corrupt) as caught:
+            compare(connection)
+        connection.rollback()
+    text = str(caught.value)
+    assert text.endswith("; restore the database from a copy, and accept it with `dpca budget accept-restored`.")
+    assert "\n" not in text
+    return text
+
+
+def test_what_happened_agrees_also_after_it_was_accepted_as_restored(used: Ledger) -> None:
+    count = used.verify()
+    assert Workspace.open(accept_restored="a drill").ledger.verify() == count + 1
+
+
+def test_a_row_that_was_edited_is_found(used: Ledger) -> None:
+    for statement, name, columns in EDITS.values():
+        text = found(used, statement)
+        assert text.startswith(f"the row of {name}")
+        assert f"does not say what the journal says ({columns});" in text
+
+
+def test_a_row_that_was_removed_is_missed(used: Ledger) -> None:
+    for row, name in {
+        "step": "step 0 of release ",
+        "alias WHERE alias = 'shadow'": "map@shadow",
+        "version": "map@1",
+    }.items():
+        text = found(used, f"DELETE FROM {row}")
+        assert text.startswith(f"the journal tells of {name}")
+        assert "whose row is gone" in text
+
+
+def test_a_row_that_was_put_in_is_found(used: Ledger) -> None:
+    columns = ", ".join(column.name for column in tables.release.c if column.name not in ("id", "run_key"))
+    text = found(used, f"INSERT INTO release (id, run_key, {columns}) SELECT 'x', 'x', {columns} FROM release LIMIT 1")
+    assert text.startswith("the journal knows nothing of release x, which has a row;")
+
+
+def test_the_ledger_says_so_when_it_is_verified(used: Ledger) -> None:
+    with used.engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE budget SET epsilon = 100")
+    with pytest.raises(Corrupt, match=r"the row of budget 'people' .* \(epsilon\)"):
+        used.verify()
+
+
+def test_a_budget_that_is_opened_twice_is_refused(budget: Ledger) -> None:
+    with budget.transaction() as connection:
+        terms = asdict(read_budget(connection, "people"))
+        del terms["population"]
+        journal.append(connection, "budget_opened", population="people", detail=terms)
+    with pytest.raises(Corrupt, match="the journal opens budget 'people' twice, and terms never change"):
+        budget.verify()
+
+
+AT_ONCE = ("a larger budget", "a smaller charge", "a refund", "another champion")
+"""The edits of a budget, an alias, or of what a population has spent."""
+PART = 5
+
+
+@pytest.fixture
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "PART", PART)
+
+
+def known_of(ledger: Ledger) -> Compared:
+    with transaction(ledger.engine) as connection:
+        return compare(connection)
+
+
+def after(ledger: Ledger, known: Compared) -> Compared:
+    """Look at what is new, which must be enough."""
+    with transaction(ledger.engine) as connection:
+        return compare_part(connection, known)[0]
+
+
+def looks_to_find(ledger: Ledger, known: Compared, statement: str, **values: Any) -> int | None:
+    """Edit something, return how many looks it takes to find it, at most a round, and put it back."""
+    with ledger.engine.connect() as connection:
+        assert connection.execute(sa.text(statement), values).rowcount > 0
+        for look in range(1, 2 + known.entries // PART):
+            try:
+                known = look_over(connection, known).known
+            except Corrupt:
+                connection.rollback()
+                return look
+        connection.rollback()
+    return None
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_a_row_that_was_edited_is_found_within_a_round(used: Ledger) -> None:
+    known = known_of(used)
+    for name, (statement, _, _) in EDITS.items():
+        values = {"zero": bytes(64)} if ":zero" in statement else {}
+        looks = looks_to_find(used, known, statement, **values)
+        assert looks is not None, name
+        assert name not in AT_ONCE or looks == 1, name
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_a_row_that_was_removed_or_put_in_is_found_at_once(used_on_sqlite: Ledger) -> None:
+    known = known_of(used_on_sqlite)
+    for statement in (
+        "DELETE FROM step",
+        "DELETE FROM alias WHERE alias = 'shadow'",
+        "DELETE FROM version",
+        "INSERT INTO version SELECT 'other', 1, digest, release_id, created_at FROM version",
+        "INSERT INTO alias VALUES ('map', 'third', 1)",
+    ):
+        assert looks_to_find(used_on_sqlite, known, statement) == 1, statement
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_any_entry_that_was_edited_dropped_or_exchanged_is_found_within_a_round(used_on_sqlite: Ledger) -> None:
+    known = known_of(used_on_sqlite)
+    edits = ("UPDATE event SET at = '2000-01-01' WHERE seq = :seq", "DELETE FROM event WHERE seq = :seq")
+    exchange = "UPDATE event SET seq = CASE seq WHEN :seq THEN -1 ELSE :seq END WHERE seq IN (:seq, :seq + 1)"
+    for seq in range(1, known.entries + 1):
+        for edit in edits:
+            assert looks_to_find(used_on_sqlite, known, edit, seq=seq) is not None, (edit, seq)
+        if seq < known.entries:
+            assert looks_to_find(used_on_sqlite, known, exchange, seq=seq) is not None, (exchange, seq)
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_a_total_that_was_edited_is_found_at_once_also_where_it_agrees_with_the_charges(used_on_sqlite: Ledger) -> None:
+    known = known_of(used_on_sqlite)
+    assert looks_to_find(used_on_sqlite, known, "UPDATE charged_total SET releases = releases + 1") == 1
+    count, charge = known.totals["people"]
+    forged = {**known.totals, "people": (count, (0,) * len(charge))}
+    with pytest.raises(Corrupt, match="another sum"):
+        after(used_on_sqlite, replace(known, totals=forged))
+
+
+def _new_budget(ledger: Ledger) -> None:
+    open_budget(ledger, "others")
+
+
+def _new_snapshot(ledger: Ledger) -> None:
+    catalog = Catalog(ledger.engine, ledger.home)
+    admitted = catalog.admit(name="news", population="people")
+    catalog.register(manifest(admitted, snapshot="t" * 32), path="datasets/news/t")
+
+
+def _new_alias(ledger: Ledger) -> None:
+    with ledger.transaction() as connection:
+        promote(connection, name="map", version=1, alias="third")
+
+
+def _second_name(ledger: Ledger) -> None:
+    with ledger.transaction() as connection:
+        release, digest = connection.exec_driver_sql("SELECT release_id, digest FROM version").one()
+        add_version(connection, name="other", digest=digest, release_id=release)
+
+
+def _ended(ledger: Ledger) -> None:
+    begun = begin(ledger, "begun")
+    begun.keep(0, ANSWER)
+    commit(ledger, begun.release_id)
+    ledger.abandon(reserve(ledger, "waiting").release_id)
+
+
+def _ticks(ledger: Ledger) -> None:
+    register(ledger, "u")
+    open_stream(ledger, ticks=3)
+    publish_tick(ledger)
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_whatever_happens_agrees_without_a_look_at_everything(used: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = known_of(used)
+    monkeypatch.setattr(checks, "PART", 30)
+    for happen in (_new_budget, _new_snapshot, _new_alias, _second_name, _ended, _ticks):
+        happen(used)
+        known = after(used, known)
+        assert replace(known, read_to=0) == replace(known_of(used), read_to=0), happen.__name__
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_the_parts_of_a_round_are_all_entries(used_on_sqlite: Ledger) -> None:
+    known = known_of(used_on_sqlite)
+    read: list[int] = []
+    for _ in range(-(-known.entries // PART)):
+        with transaction(used_on_sqlite.engine) as connection:
+            found = look_over(connection, known)
+        assert found.part is not None
+        read += range(found.part[0], found.part[1] + 1)
+        known = found.known
+    assert read == [*range(1, known.entries + 1)]
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_everything_is_read_where_the_earlier_look_is_of_another_history(used_on_sqlite: Ledger) -> None:
+    known = known_of(used_on_sqlite)
+    with transaction(used_on_sqlite.engine) as connection:
+        for other in (replace(known, head="f" * 64), replace(known, entries=known.entries + 1)):
+            assert look_over(connection, other).part is None
+    begin(used_on_sqlite, "one")
+    begin(used_on_sqlite, "two")
+    begin(used_on_sqlite, "three")
+    with transaction(used_on_sqlite.engine) as connection:
+        assert look_over(connection, known).known.read_to == known.entries + 7, "more was new than a look reads"
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_a_tick_that_nothing_pays_for_is_found_among_what_is_new(used_on_sqlite: Ledger) -> None:
+    known = known_of(used_on_sqlite)
+    with used_on_sqlite.transaction() as connection:
+        forged = "UPDATE release SET event = :event WHERE run_key = 'begun'"
+        connection.execute(sa.text(forged), {"event": '{"name": "stream_tick"}'})
+    with pytest.raises(Corrupt):
+        after(used_on_sqlite, known)

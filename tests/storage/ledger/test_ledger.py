@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
+from dpca.errors import BudgetExhausted, Conflict, Invalid, NotFound, Refused
 from dpca_tasks.accounting import filters
 from dpca_tasks.errors import InvalidInput
-from storage.errors import BudgetExhausted, Conflict, Invalid, NotFound, Refused
-from storage.ledger import secret_keys
+from storage.ledger import releases
 from storage.ledger.ledger import Ledger
 from storage.workspace import Workspace
 from tests.storage.releasing import (
@@ -130,7 +130,7 @@ def test_a_run_key_is_a_name(sqlite_budget: Ledger, run_key: str) -> None:
 
 
 def test_a_key_that_was_drawn_before_is_refused(budget: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(secret_keys, "new_key", lambda: b"k" * 32)
+    monkeypatch.setattr(releases, "new_key", lambda: b"k" * 32)
     first = reserve(budget, "a")
     with pytest.raises(Conflict, match="a key serves one release"):
         reserve(budget, "b")

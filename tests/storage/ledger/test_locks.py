@@ -3,20 +3,34 @@
 A transaction of SQLite locks the whole database when it begins, so a missing row lock has an effect on PostgreSQL
 alone, and there only in a race. These tests record statements instead: SQLAlchemy keeps ``FOR UPDATE`` in them,
 although it does not send that to SQLite.
+
+A reservation on a disk that is really full is charged with its key or not at all; no key is without a row.
+
+The numbers of ingests, and the rows of the tables of first-seen ids.
 """
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
-from storage.ledger import journal
+from dpca.backends import atomic_files
+from dpca.errors import Corrupt, Unavailable
+from storage.database import tables
+from storage.database.engine import reading
+from storage.datasets.catalog import Catalog
+from storage.ledger import arrivals, journal
+from storage.ledger.checks import compare
 from storage.ledger.ledger import Ledger
 from storage.workspace import Workspace
+from tests.namespaces import isolated, small_disk
 from tests.storage import streaming
-from tests.storage.releasing import begin, commit, open_budget, publish, reserve
+from tests.storage.releasing import begin, commit, event_names, key_names, manifest, open_budget, publish, reserve
+from tests.storage.streaming import begin_tick, open_stream, register
 
 
 @dataclass(slots=True)
@@ -131,3 +145,181 @@ def test_every_transaction_that_writes_a_charge_changes_its_total_under_the_lock
     assert len(changing) > 5
     for statements in changing:
         assert BUDGET in statements[: statements.index(("read", "charged_total"))]
+
+
+SIZE = 2048
+"""KiB of the disk."""
+LEVELS = (0, 1, 2, 3, 4, 6, 8, 10, 12, 16, 24, 32)
+"""Pages of 4 KiB that are free."""
+
+
+def release_ids(ledger: Ledger) -> set[str]:
+    table = tables.release.c
+    with reading(ledger.engine) as connection:
+        query = sa.select(table.id).where(table.state.in_(("reserved", "noising")), table.snapshot_id != "stream")
+        return set(connection.execute(query).scalars())
+
+
+def fill(home: Path, *, free: int) -> None:
+    """Fill a disk up to some free pages."""
+    (home / "filler").unlink(missing_ok=True)
+    space = os.statvfs(home)
+    with (home / "filler").open("wb") as filler:
+        os.posix_fallocate(filler.fileno(), 0, max(1, space.f_bavail - free) * space.f_bsize)
+
+
+def test_no_key_is_left_of_a_reservation_that_found_the_disk_full(home: Path) -> None:
+    """At some levels the key cannot be written, at others the row; with a last page or two the release is charged."""
+
+    def body() -> None:
+        small_disk(home, kib=SIZE)
+        ledger = Workspace.open().ledger
+        open_budget(ledger, epsilon=50.0)
+        register(ledger)
+        open_stream(ledger, ticks=40)
+        reserve(ledger, "with room")
+        refused = 0
+        for free in LEVELS:
+            fill(home, free=free)
+            for act in (lambda: reserve(ledger, f"run {free}"), lambda: begin_tick(ledger, f"night {free}")):  # noqa: B023
+                try:
+                    act()
+                except Unavailable:
+                    refused += 1
+                assert key_names(ledger) == release_ids(ledger)
+            (home / "filler").unlink()
+            for tick in ledger.streams.show("nightly")[1][-1:]:
+                ledger.streams.close_tick("nightly", tick.tick)
+        assert 4 <= refused < 2 * len(LEVELS)
+        assert Workspace.open().ledger.verify() > 0
+        assert key_names(ledger) == release_ids(ledger)
+
+    isolated(body)
+
+
+@pytest.mark.parametrize("point", ["reserve.key_written", "reserve.row_written"])
+def test_a_key_of_a_process_that_was_killed_goes_at_the_next_opening(
+    sqlite_budget: Ledger, monkeypatch: pytest.MonkeyPatch, point: str
+) -> None:
+    class Killed(BaseException):
+        """What a test raises in the place of a signal."""
+
+    def die(reached: str) -> None:
+        if reached == point:
+            raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(atomic_files, "hook", die)
+        with pytest.raises(Killed):
+            reserve(sqlite_budget)
+    assert len(key_names(sqlite_budget)) == 1
+    Workspace.open()
+    assert key_names(sqlite_budget) == set()
+
+
+def register_of_arrivals(ledger: Ledger, snapshot: str, *, number: int | None = None) -> int | None:
+    made = manifest(ledger.id, snapshot=snapshot * 32)
+    return Catalog(ledger.engine, ledger.home).register(made, path=f"datasets/{snapshot}", number=number).number
+
+
+def record(ledger: Ledger, epoch: str, segment: str, known: list[arrivals.Segment]) -> int | None:
+    with ledger.transaction() as connection:
+        arrivals.plan_segment(connection, epoch=epoch, segment=segment)
+    with ledger.transaction() as connection:
+        return arrivals.record_segment(connection, epoch=epoch, segment=segment, digest="d", known=known)
+
+
+def segments(ledger: Ledger, epoch: str) -> list[arrivals.Segment]:
+    with ledger.transaction() as connection:
+        return arrivals.segments_of(connection, epoch)
+
+
+@pytest.fixture
+def epoch(ledger: Ledger) -> str:
+    with ledger.transaction() as connection:
+        return arrivals.begin_epoch(connection, population="people", epoch="e1")
+
+
+def test_numbers_rise_with_registration_whoever_began_first(ledger: Ledger, epoch: str) -> None:
+    assert register_of_arrivals(ledger, "a") == 1
+    slow = record(ledger, epoch, "slow", [])
+    quick = record(ledger, epoch, "quick", segments(ledger, epoch))
+    assert (slow, quick) == (2, 3)
+    assert register_of_arrivals(ledger, "b", number=quick) == 3
+    assert register_of_arrivals(ledger, "c", number=slow) == 4  # not 2: a tick may be bound to the other by now
+    assert register_of_arrivals(ledger, "d") == 5
+    catalog = Catalog(ledger.engine, ledger.home)
+    assert [catalog.number(name * 32) for name in "abcd"] == [1, 3, 4, 5]
+    assert catalog.current("news").number == 5
+    assert ledger.verify() == len(event_names(ledger))
+
+
+def test_the_number_of_an_ingest_that_failed_is_not_used_again(ledger: Ledger, epoch: str) -> None:
+    assert record(ledger, epoch, "failed", []) == 1
+    assert register_of_arrivals(ledger, "a") == 2
+
+
+def test_a_segment_that_was_compared_with_others_than_those_there_gets_no_number(ledger: Ledger, epoch: str) -> None:
+    assert record(ledger, epoch, "first", []) == 1
+    assert record(ledger, epoch, "second", []) is None
+    (first,) = segments(ledger, epoch)
+    assert record(ledger, epoch, "third", [first]) == 2
+    with ledger.transaction() as connection:
+        assert arrivals.folders_of(connection, "people") == {"first", "second", "third"}
+        arrivals.lose_epoch(connection, epoch)
+    assert record(ledger, epoch, "fourth", segments(ledger, epoch)) is None
+
+
+def test_a_population_has_one_epoch_until_it_is_lost(ledger: Ledger, epoch: str) -> None:
+    with ledger.transaction() as connection:
+        assert arrivals.begin_epoch(connection, population="people", epoch="e2") == epoch
+        assert arrivals.begin_epoch(connection, population="others", epoch="e3") == "e3"
+        arrivals.lose_epoch(connection, epoch)
+        arrivals.lose_epoch(connection, epoch)
+        assert arrivals.epoch_of(connection, "people") is None
+        assert arrivals.begin_epoch(connection, population="people", epoch="e4") == "e4"
+    assert event_names(ledger).count("arrivals_lost") == 1
+    assert ledger.verify() == len(event_names(ledger))
+
+
+def test_accepting_a_restored_ledger_loses_every_epoch(ledger: Ledger, epoch: str) -> None:
+    Workspace.open(accept_restored="a test")
+    with ledger.transaction() as connection:
+        assert arrivals.epoch_of(connection, "people") is None
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE arrival_segment SET number = 9",
+        "UPDATE arrival_segment SET digest = 'x'",
+        "UPDATE arrival_epoch SET population = 'x'",
+        "UPDATE arrival_epoch SET lost_at = NULL WHERE lost_at IS NOT NULL",
+        "DELETE FROM arrival_segment",
+        "DELETE FROM arrival_epoch",
+    ],
+    ids=lambda statement: statement.lower().replace(" ", "-").replace("'", ""),
+)
+def test_rows_of_first_seen_ids_are_never_changed_or_deleted(ledger: Ledger, epoch: str, statement: str) -> None:
+    record(ledger, epoch, "first", [])
+    with ledger.transaction() as connection:
+        arrivals.lose_every_epoch(connection)
+    with pytest.raises(sa.exc.DBAPIError, match=r"never|once"), ledger.engine.begin() as connection:
+        connection.exec_driver_sql(statement)
+
+
+def test_numbers_changed_by_hand_are_found(ledger: Ledger) -> None:
+    register_of_arrivals(ledger, "a")
+    with ledger.transaction() as connection:
+        connection.exec_driver_sql("UPDATE snapshot SET number = 7")
+    with pytest.raises(Corrupt, match=r"does not say what the journal says \(number\)"), ledger.transaction() as found:
+        compare(found)
+
+
+def test_a_segment_put_in_by_hand_is_found(ledger: Ledger, epoch: str) -> None:
+    with ledger.transaction() as connection:
+        arrivals.plan_segment(connection, epoch=epoch, segment="planned")
+        compare(connection)
+        connection.exec_driver_sql("UPDATE arrival_segment SET number = 7, digest = 'x'")
+    with pytest.raises(Corrupt, match="knows nothing of segment of arrivals"), ledger.transaction() as found:
+        compare(found)

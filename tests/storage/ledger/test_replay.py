@@ -1,6 +1,6 @@
 """A row that was edited behind the triggers' back is refused before it is used, on both databases.
 
-`tests.storage.ledger.test_journal_check` edits the same rows and finds them by reading everything.
+`tests.storage.ledger.test_journal` edits the same rows and finds them by reading everything.
 """
 
 from collections.abc import Callable, Iterator
@@ -9,11 +9,11 @@ from contextlib import contextmanager
 import pytest
 import sqlalchemy as sa
 
+from dpca.errors import Corrupt
+from dpca.home import store
 from storage.database import tables
 from storage.database.engine import transaction
 from storage.datasets.catalog import Catalog
-from storage.errors import Corrupt
-from storage.home import store
 from storage.ledger import arrivals
 from storage.ledger.ledger import Ledger
 from storage.registry.publishing import add_version, promote, rebuild_pointers

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
+from dpca.backends import atomic_files
+from dpca.backends.atomic_files import STREAM_POINTS
+from dpca.errors import BudgetExhausted, Conflict, Corrupt, Invalid, NotFound, Refused
+from dpca_tasks.accounting.calibration import smallest_epsilon, units_of
 from dpca_tasks.accounting.events import gaussian, stream_tick
-from dpca_tasks.accounting.gaussian import smallest_epsilon, units_of
 from dpca_tasks.errors import InvalidInput
-from storage.backends import crash_points
-from storage.backends.crash_points import STREAM_POINTS
 from storage.database import tables
 from storage.datasets.catalog import Catalog
-from storage.errors import BudgetExhausted, Conflict, Corrupt, Invalid, NotFound, Refused
 from storage.ledger import releases
 from storage.ledger.ledger import Ledger
 from storage.ledger.stream_rows import enter_tick
@@ -236,7 +236,7 @@ class TestTicks:
         self, opened: Ledger, epochs: list[str | None], found: list[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         told = iter(epochs)
-        monkeypatch.setattr("storage.ledger.stream_ticks.epoch_of", lambda _: next(told))
+        monkeypatch.setattr("storage.ledger.stream_rows.epoch_of", lambda _: next(told))
         seen = []
         for slot in ("night 1", "night 2", "night 3"):
             seen.append(begin_tick(opened, slot))
@@ -268,14 +268,14 @@ def test_a_crash_at_any_point_leaves_one_charge_and_the_same_ticks(
             raise KeyboardInterrupt
 
     crashed = 0
-    monkeypatch.setattr(crash_points, "hook", die)
+    monkeypatch.setattr(atomic_files, "hook", die)
     for _ in range(3):
         with suppress(KeyboardInterrupt):
             run(sqlite_budget)
             break
         crashed += 1
     assert crashed
-    monkeypatch.setattr(crash_points, "hook", None)
+    monkeypatch.setattr(atomic_files, "hook", None)
     ledger = Workspace.open().ledger
     run(ledger)
     stream, ticks = ledger.streams.show(NAME)

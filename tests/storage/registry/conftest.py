@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from storage.backends.local import LocalPlace
+from dpca.backends.local import LocalPlace
 from tests.storage.registry.signed_registries import Publication, publication
 
 

@@ -8,17 +8,14 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from storage.artifacts.files import write_artifact
-from storage.artifacts.subspace import PrivateSubspace
-from storage.backends.base import Place
-from storage.errors import Corrupt, Refused
-from storage.registry.pointers import Pointer
-from storage.registry.reader import Registry
-from storage.registry.root_keys import init_root
-from storage.registry.roots import Publisher
-from storage.registry.signed_files import public_name
-from storage.registry.signed_pointers import PUBLISHERS_KEY, SignedPointer
-from storage.registry.signing import Signer, decoded, make_key, number_of, read_stored
+from dpca.artifacts.files import write_artifact
+from dpca.artifacts.subspace import PrivateSubspace
+from dpca.backends.base import Place
+from dpca.errors import Corrupt, Refused
+from dpca.registry.pointers import Pointer
+from dpca.registry.reader import Registry
+from dpca.registry.roots import PUBLISHERS_KEY, Publisher, SignedPointer, public_name
+from storage.registry.signing import Signer, decoded, init_root, make_key, number_of, read_stored
 
 NAME = "news"
 

@@ -3,16 +3,15 @@
 import json
 from pathlib import Path
 
-from storage.backends.local import LocalPlace
-from storage.errors import StorageError
-from storage.registry.pointers import Pointer
-from storage.registry.reader import Registry
-from storage.registry.roots import Root
-from storage.registry.signed_pointers import SignedPointer, signature_path
-from storage.registry.trust import Trust
+from dpca.backends.local import LocalPlace
+from dpca.errors import StorageError
+from dpca.registry.pointers import Pointer
+from dpca.registry.reader import Registry
+from dpca.registry.roots import Root, SignedPointer, signature_path
+from dpca.registry.trust import Trust
+from tests.dpca.registry.test_trust import Forgetful
 from tests.forger import forgeries
 from tests.storage.registry.signed_registries import NAME, PINNED, publication
-from tests.storage.registry.test_trust import Forgetful
 
 
 def is_refused(folder: Path) -> bool:

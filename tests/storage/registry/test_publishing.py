@@ -14,16 +14,16 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
-from storage.artifacts.files import write_artifact
-from storage.backends.local import LocalPlace
+from dpca.artifacts.files import write_artifact
+from dpca.backends.local import LocalPlace
+from dpca.errors import Conflict, Invalid, NotFound
+from dpca.registry.pointers import Pointer
+from dpca.registry.reader import Registry
 from storage.database import tables
 from storage.database.engine import connect, transaction
-from storage.errors import Conflict, Invalid, NotFound
 from storage.ledger import journal
-from storage.registry.pointers import Pointer
 from storage.registry.publishing import add_version, promote, rebuild_pointers
-from storage.registry.reader import Registry
-from tests.storage.artifacts.test_subspace import make_subspace
+from tests.dpca.artifacts.test_subspace import make_subspace
 
 RELEASES = [f"{number:032x}" for number in range(12)]
 DIGESTS = {release: release * 2 for release in RELEASES}

@@ -1,4 +1,7 @@
-"""Whatever is restored, copied or lost: nothing is un-spent in silence, and no version ever gets other bytes."""
+"""Whatever is restored, copied or lost: nothing is un-spent in silence, and no version ever gets other bytes.
+
+A stream goes on in a restored ledger only when every tick that was answered is known again; else it is closed.
+"""
 
 import shutil
 from collections.abc import Callable, Mapping
@@ -10,18 +13,19 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
+from dpca.errors import Conflict, Corrupt, Refused
+from dpca.home import store
+from dpca.registry.pointers import Pointer
+from dpca.registry.reader import Registry
 from storage.database import tables
 from storage.database.engine import connect
-from storage.errors import Conflict, Corrupt, Refused
-from storage.home import store
 from storage.ledger.ledger import Ledger
 from storage.registry.agreement import compare_artifacts
-from storage.registry.pointers import Pointer
 from storage.registry.publishing import promote, rebuild_pointers
-from storage.registry.reader import Registry
 from storage.workspace import Workspace
 from tests.s3 import Server
 from tests.storage.releasing import POPULATION, TENTH, begin, event_names, open_budget, publish, reserve
+from tests.storage.streaming import NAME, answer_tick, begin_tick, open_stream, publish_tick, register
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -369,3 +373,125 @@ def _put_back(ledger: Ledger, rows: Mapping[str, list[dict[str, Any]]]) -> None:
 
 def _die(*_: object) -> None:
     raise KeyboardInterrupt
+
+
+WHY = "a disk failed"
+
+
+@pytest.fixture
+def ledger_of_restored_streams(state: Path, home: Path) -> Ledger:
+    """Return a ledger with a budget and a snapshot, on SQLite."""
+    ledger = Workspace.open().ledger
+    open_budget(ledger)
+    register(ledger)
+    return ledger
+
+
+def save(home: Path) -> None:
+    shutil.copy(home / "dpca.sqlite", home.with_name("copy"))
+
+
+def restore_of_restored_streams(home: Path, *, forget: Path | None = None) -> None:
+    """Put the database back; without the witness apart, and the one beside the keys, it is another machine's."""
+    for path in home.glob("dpca.sqlite*"):
+        path.unlink()
+    shutil.copy(home.with_name("copy"), home / "dpca.sqlite")
+    if forget is not None:
+        shutil.rmtree(forget)
+
+
+def accepted() -> Ledger:
+    with pytest.raises(Refused):
+        Workspace.open()
+    workspace = Workspace.open(accept_restored=WHY)
+    workspace.ledger.verify()
+    return workspace.ledger
+
+
+@pytest.mark.parametrize("knows", ["witness", "registry"])
+def test_lost_ticks_are_entered_again_and_the_stream_goes_on(
+    ledger_of_restored_streams: Ledger, home: Path, state: Path, knows: str
+) -> None:
+    open_stream(ledger_of_restored_streams, ticks=5)
+    publish_tick(ledger_of_restored_streams, "night 1")
+    save(home)
+    for slot in ("night 2", "night 3"):
+        publish_tick(ledger_of_restored_streams, slot)
+    stream, ticks = ledger_of_restored_streams.streams.show(NAME)
+    spent = ledger_of_restored_streams.statement(POPULATION).spent
+    restore_of_restored_streams(home, forget=state if knows == "registry" else None)
+    again = accepted()
+    assert again.streams.show(NAME) == (stream, ticks)
+    assert again.statement(POPULATION).spent == spent
+    assert publish_tick(again, "night 2") == ticks[1]
+    assert publish_tick(again, "night 4").tick == 4
+    again.verify()
+
+
+def test_a_lost_stream_is_charged_again_with_its_ticks(ledger_of_restored_streams: Ledger, home: Path) -> None:
+    save(home)
+    stream = open_stream(ledger_of_restored_streams)
+    ticks = [publish_tick(ledger_of_restored_streams, "night 1")]
+    ledger_of_restored_streams.streams.close_tick(NAME, begin_tick(ledger_of_restored_streams, "night 2").tick)
+    ticks.append(ledger_of_restored_streams.streams.show(NAME)[1][1])
+    ticks.append(begin_tick(ledger_of_restored_streams, "night 3"))
+    digest = answer_tick(ledger_of_restored_streams, ticks[2])
+    spent = ledger_of_restored_streams.statement(POPULATION).spent
+    restore_of_restored_streams(home)
+    again = accepted()
+    assert again.statement(POPULATION).spent == spent
+    assert again.streams.show(NAME)[0] == stream
+    found = again.streams.show(NAME)[1]
+    assert [tick.state for tick in found] == ["committed", "closed", "noising"]
+    assert found[2].answer == digest
+    assert begin_tick(again, "night 3").release_id == ticks[2].release_id
+
+
+def test_a_stream_of_which_only_versions_are_left_is_charged_in_full_and_closed(
+    ledger_of_restored_streams: Ledger, home: Path, state: Path
+) -> None:
+    stream = open_stream(ledger_of_restored_streams)
+    for slot in ("night 1", "night 2"):
+        publish_tick(ledger_of_restored_streams, slot)
+    spent = ledger_of_restored_streams.statement(POPULATION).spent
+    for path in home.glob("dpca.sqlite*"):
+        path.unlink()
+    for folder in (state, home / "keys"):
+        shutil.rmtree(folder)
+    open_budget(Workspace.open(even_locked=True).ledger)
+    workspace = Workspace.open(accept_restored=WHY, charge_to=POPULATION)
+    assert workspace.ledger.statement(POPULATION).spent == spent
+    found, ticks = workspace.ledger.streams.show(NAME)
+    assert (found.id, found.is_live) == (stream.id, False)
+    assert [tick.state for tick in ticks] == ["committed", "committed"]
+    workspace.ledger.verify()
+
+
+def test_an_answer_that_no_tick_explains_closes_the_stream(
+    ledger_of_restored_streams: Ledger, home: Path, state: Path
+) -> None:
+    open_stream(ledger_of_restored_streams)
+    publish_tick(ledger_of_restored_streams, "night 1")
+    save(home)
+    answer_tick(ledger_of_restored_streams, begin_tick(ledger_of_restored_streams, "night 2"))
+    restore_of_restored_streams(home, forget=state)
+    again = accepted()
+    assert not again.streams.show(NAME)[0].is_live
+    with pytest.raises(Refused, match="closed for good"):
+        begin_tick(again, "night 2")
+
+
+def test_a_tick_between_published_ones_of_which_nothing_is_left_closes_the_stream(
+    ledger_of_restored_streams: Ledger, home: Path, state: Path
+) -> None:
+    stream = open_stream(ledger_of_restored_streams)
+    publish_tick(ledger_of_restored_streams, "night 1")
+    save(home)
+    ledger_of_restored_streams.streams.close_tick(NAME, begin_tick(ledger_of_restored_streams, "night 2").tick)
+    third = publish_tick(ledger_of_restored_streams, "night 3")
+    restore_of_restored_streams(home, forget=state)
+    again = accepted()
+    found, ticks = again.streams.show(NAME)
+    assert (found.id, found.is_live) == (stream.id, False)
+    assert [tick.state for tick in ticks] == ["committed", "closed", "committed"]
+    assert ticks[2].release_id == third.release_id

@@ -1,4 +1,7 @@
-"""A publisher signs what its ledger knows, under numbers that only grow, after crashes, restores and lost files too."""
+"""A publisher signs what its ledger knows, under numbers that only grow, after crashes, restores and lost files too.
+
+Keys are delegated, retired, revoked and replaced by the root alone, and a consumer follows from root to root.
+"""
 
 import errno
 import shutil
@@ -6,24 +9,47 @@ import sqlite3
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from storage.backends import crash_points
-from storage.errors import Conflict, Corrupt, Refused, Unavailable
-from storage.home import key_folder
+from dpca.artifacts.base import canonical_json
+from dpca.backends import atomic_files
+from dpca.backends.local import LocalPlace
+from dpca.errors import Conflict, Corrupt, Invalid, Refused, Unavailable
+from dpca.home import key_folder
+from dpca.registry.pointers import Pointer
+from dpca.registry.reader import Registry
+from dpca.registry.roots import (
+    PUBLISHERS_KEY,
+    Publisher,
+    Root,
+    SignedPointer,
+    digest_of,
+    public_name,
+    sign,
+    signature_path,
+)
+from dpca.registry.trust import Trust
 from storage.registry import signing
-from storage.registry.pointers import Pointer
-from storage.registry.reader import Registry
-from storage.registry.root_keys import init_root, update_root
-from storage.registry.roots import Publisher
-from storage.registry.signed_files import public_name
-from storage.registry.signed_pointers import PUBLISHERS_KEY, SignedPointer, signature_path
-from storage.registry.signing import NEXT_KEY, Signer, make_key, make_new_key, read_key
+from storage.registry.signing import NEXT_KEY, Signer, init_root, make_key, make_new_key, read_key, update_root
 from storage.workspace import Workspace
-from tests.storage.registry.signed_registries import PINNED, ROOT_KEY, numbered
+from tests.storage.registry.signed_registries import (
+    NAME as ROOTS_NAME,
+)
+from tests.storage.registry.signed_registries import (
+    PINNED,
+    ROOT_KEY,
+    Publication,
+    consumer,
+    key_of,
+    numbered,
+    publication,
+    put_back,
+    refusal,
+)
 from tests.storage.releasing import open_budget, publish
 
 NAME = "map"
@@ -71,7 +97,7 @@ def test_after_a_crash_the_old_or_the_new_state_is_signed_and_opening_finishes(
             raise KeyboardInterrupt
 
     with monkeypatch.context() as crash:
-        crash.setattr(crash_points, "hook", die)
+        crash.setattr(atomic_files, "hook", die)
         with pytest.raises(KeyboardInterrupt):
             workspace.promote(NAME, version=1, alias="champion")
     aliases = consumed().resolve(NAME).aliases
@@ -222,3 +248,80 @@ def test_a_signed_pointer_expires_where_days_are_set(workspace: Workspace, monke
     monkeypatch.setenv("DPCA_SIGNATURE_DAYS", "soon")
     with pytest.raises(ValueError, match="must be a whole number of days"):
         workspace.resign()
+
+
+SIGNED, PLAIN = SignedPointer.path(ROOTS_NAME), Pointer.path(ROOTS_NAME)
+
+
+class TestKeys:
+    def test_what_a_retired_key_signed_stays_and_a_new_key_goes_on(self, made: Publication) -> None:
+        old, after = made.publisher, read_key(made.signer.keys / "publisher-signing.key")
+        assert consumer(made).resolve(ROOTS_NAME).version == 1
+        new = make_key(made.home / "keys" / "publisher-signing.next.key")
+        root = update_root(made.place, [ROOT_KEY], delegate={public_name(new): ("*",)}, retire=[old])
+        assert root.publishers[old] == Publisher(state="retired", through={ROOTS_NAME: 1})
+        assert consumer(made).load(ROOTS_NAME).n_components == 2
+        made.publish(epsilon=2.0)
+        assert made.publisher == public_name(new)
+        for version in (1, 2):
+            assert consumer(made).load(f"{ROOTS_NAME}@{version}").manifest["privacy"]["epsilon"] == float(version)
+        pointer = Pointer(name=ROOTS_NAME, versions=made.versions, aliases={"champion": 1})
+        late = SignedPointer(pointer=pointer, number=9, now=str(digest_of(pointer.encode())), before=None)
+        put_back(made.place, {SIGNED: late.sign(after), PLAIN: pointer.encode()})
+        assert f"was retired after pointer 1 of '{ROOTS_NAME}'" in refusal(consumer(made))
+
+    def test_what_a_revoked_key_signed_is_refused_until_another_signs_it(self, made: Publication) -> None:
+        old, digest = made.publisher, made.versions[1]
+        update_root(made.place, [ROOT_KEY], revoke=[old])
+        assert "was revoked in version 2 of the root" in refusal(consumer(made))
+        new = made.change_key()
+        update_root(made.place, [ROOT_KEY], delegate={new: ("*",)})
+        assert "was revoked in version 3 of the root" in refusal(consumer(made))
+        stranger = sign({"artifact": digest}, role="artifact", keys=[key_of(7)])
+        made.point()
+        assert consumer(made).load(ROOTS_NAME).n_components == 2
+        put_back(made.place, {signature_path(digest): stranger})
+        assert "no publisher's" in refusal(consumer(made))
+        with pytest.raises(Refused, match="revoked for ever"):
+            update_root(made.place, [ROOT_KEY], delegate={old: ("*",)})
+
+    def test_a_root_signed_by_nobody_or_by_another_is_refused(self, made: Publication) -> None:
+        registry = consumer(made)
+        root = registry.trust.root(made.place) if registry.trust is not None else None
+        assert root is not None
+        forged = replace(root, version=2, publishers={public_name(key_of(9)): Publisher()})
+        put_back(made.place, {Root.path(2): sign(forged.facts(), role="root", keys=[key_of(9)])})
+        assert "no root that enough of its own keys signed" in refusal(registry)
+        own = replace(forged, keys=(public_name(key_of(9)),), publishers={})
+        put_back(made.place, {Root.path(2): sign(own.facts(), role="root", keys=[key_of(9)])})
+        assert "is not signed by 1 of the keys of version 1" in refusal(registry)
+        put_back(made.place, {Root.path(2): canonical_json({"signed": own.facts(), "signatures": {}})})
+        assert "no root that enough of its own keys signed" in refusal(registry)
+
+    def test_a_threshold_needs_so_many_keys(self, publishers_home: Path) -> None:
+        keys = [key_of(1), key_of(2)]
+        made = publication(publishers_home, LocalPlace(publishers_home), keys=keys)
+        pins = [public_name(key) for key in keys]
+        assert consumer(made, *pins).resolve(ROOTS_NAME).version == 1
+        with pytest.raises(Refused, match="needs 2 keys of the one before"):
+            update_root(made.place, keys[:1], revoke=[made.publisher])
+        root = Trust.pinned_to(made.place, pins).root(made.place)
+        alone = replace(root, version=2, threshold=1)
+        put_back(made.place, {Root.path(2): sign(alone.facts(), role="root", keys=keys[:1])})
+        assert "is not signed by 2 of the keys of version 1" in refusal(consumer(made, *pins))
+
+    def test_the_roots_own_keys_change_and_old_and_new_pins_lead_there(self, made: Publication) -> None:
+        new = key_of(3)
+        old = consumer(made)
+        old.resolve(ROOTS_NAME)
+        update_root(made.place, [ROOT_KEY, new], add=[public_name(new)], drop=[PINNED])
+        update_root(made.place, [new], revoke=[made.publisher])
+        assert "was revoked" in refusal(old)
+        assert "was revoked" in refusal(consumer(made, public_name(new)))
+        with pytest.raises(Refused, match="needs 1 keys of the one before"):
+            update_root(made.place, [ROOT_KEY], revoke=[made.publisher])
+
+    def test_a_pin_that_signed_no_root_is_refused(self, made: Publication) -> None:
+        assert "has no root signed by the pinned key" in refusal(consumer(made, public_name(key_of(8))))
+        with pytest.raises(Invalid, match="64 hex digits"):
+            consumer(made, "key")

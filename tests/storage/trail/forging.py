@@ -8,8 +8,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from storage.ledger.ledger import Ledger
 from storage.ledger.trail_export import export_trail
-from storage.trail.checkpoints import sign_checkpoint
-from storage.trail.entries import LEDGER, START, Subjects, hash_entry
+from storage.trail.checkpoints import LEDGER, START, Subjects, hash_entry, sign_checkpoint
 from storage.workspace import Workspace
 from tests.storage.releasing import calibrated, reserve
 

@@ -1,4 +1,7 @@
-"""An exported audit trail is checked by others: what it proves, and each edit that it does not survive."""
+"""An exported audit trail is checked by others: what it proves, and each edit that it does not survive.
+
+Every part of an exported trail counts: dropped, changed, duplicated, reordered, or taken from another ledger.
+"""
 
 import copy
 import hashlib
@@ -14,21 +17,21 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from dpca_tasks.accounting.charges import Charge, add
+from dpca.errors import Corrupt, Refused
+from dpca.home import state_folder
 from dpca_tasks.accounting.events import gaussian, stream_tick
 from dpca_tasks.accounting.factorisation import choose_weights, extension_event
 from dpca_tasks.accounting.filters import build_filter
+from dpca_tasks.accounting.prices import Charge, add
 from storage.database import tables
-from storage.errors import Corrupt, Refused
-from storage.home import state_folder
 from storage.ledger.ledger import Ledger
 from storage.ledger.trail_export import KEY_FILE
-from storage.ledger.witness_file import decode, encode
-from storage.trail import entries
-from storage.trail.checkpoints import JournalRoots
-from storage.trail.entries import hash_entry, tree_root, tree_roots
+from storage.ledger.witness import decode, encode
+from storage.trail import checkpoints as entries
+from storage.trail.checkpoints import JournalRoots, hash_entry, tree_root, tree_roots
 from storage.trail.verification import _replayed, _tick_charge, verify_trail
 from storage.workspace import Workspace
+from tests.forger import forgeries
 from tests.storage import streaming
 from tests.storage.releasing import POPULATION, calibrated, open_budget
 from tests.storage.trail.forging import (
@@ -381,3 +384,32 @@ def test_a_release_that_is_given_up_after_the_last_checkpoint_is_refused(workspa
     signed_anew(forged)
     with pytest.raises(Corrupt, match="of which the last checkpoint covers"):
         verify_trail(forged)
+
+
+def made(folder: Path) -> Trail:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DPCA_HOME", str(folder / "home"))
+        patch.setenv("DPCA_STATE_FOLDER", str(folder / "state"))
+        return exported(two_populations())
+
+
+def is_refused(trail: Trail, key: str) -> bool:
+    """Tell whether it is refused in one line."""
+    try:
+        verify_trail(trail, key=key)
+    except Corrupt as refused:
+        return "\n" not in str(refused)
+    return False
+
+
+def test_every_forged_part_of_a_trail_is_refused_in_one_line(tmp_path: Path) -> None:
+    trail, other = made(tmp_path / "one"), made(tmp_path / "other")
+    key = trail["checkpoints"][0]["key"]
+    verify_trail(trail, key=key)
+    accepted: list[str] = []
+    count = 0
+    for way, forged in forgeries(trail, other):
+        count += 1
+        accepted += [] if is_refused(forged, key) else [way]
+    assert count > 300
+    assert accepted == []

@@ -16,7 +16,7 @@ from dpca_tasks.noise.keystream import subkey
 from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.privacy.gate import InMemoryReservation
 from dpca_tasks.queries.base import StepSecrets
-from dpca_tasks.records.sources import ArrayBlocks
+from dpca_tasks.records.blocks import ArrayBlocks
 
 USERS, ITEMS, RANK, RATED = 3000, 60, 2, 25
 MU = {1: 0.2681, 2: 0.5016, 5: 1.1212, 10: 2.0004, 20: 3.4478}

@@ -1,4 +1,11 @@
-"""Analyze Gauss on rating rows: its price, what it learns, and that it can be resumed anywhere."""
+"""Analyze Gauss on rating rows: its price, what it learns, and that it can be resumed anywhere.
+
+The solution for items: the projection where it is needed, the ridge after it, and the frame that stays.
+
+Offsets of items: they approach the truth as noise vanishes, and are shrunk where there is much of it.
+
+Private Frank-Wolfe: its price, exact and as printed, what it learns, and that it can be resumed anywhere.
+"""
 
 import math
 
@@ -6,13 +13,21 @@ import numpy as np
 import pytest
 from scipy.special import log_ndtr, ndtr
 
+from dpca.artifacts.embeddings import ItemEmbeddings
 from dpca_tasks.accounting import events
+from dpca_tasks.audit.trials import audit_mechanism
 from dpca_tasks.errors import InvalidInput
+from dpca_tasks.mechanisms.base import PrivacyTarget
+from dpca_tasks.mechanisms.completion.dpfw import Dpfw
 from dpca_tasks.mechanisms.completion.dpsvd import Dpsvd
+from dpca_tasks.mechanisms.completion.item_means import ItemMeans
 from dpca_tasks.mechanisms.completion.one_shot import OneShot
-from dpca_tasks.mechanisms.completion.rating_moment import leading_factors
+from dpca_tasks.mechanisms.completion.ratings import RatingsProblem, leading_factors, orthonormal, pool, solve_items
+from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.privacy.gate import InMemoryReservation
-from tests.dpca_tasks.mechanisms.completion.test_dpals import RANK, low_rank, problem, run, target, unseen_error
+from dpca_tasks.records.blocks import ArrayBlocks
+from flows.families.completion import COMPLETION
+from tests.dpca_tasks.mechanisms.completion.test_dpals import MU, RANK, low_rank, problem, run, target, unseen_error
 
 __all__ = ["low_rank"]
 
@@ -96,3 +111,184 @@ def test_settings_out_of_their_domain_are_refused(wrong, rule):
 def test_more_items_than_a_moment_is_held_of_are_refused():
     with pytest.raises(InvalidInput, match="declare the items that matter, or use dpals"):
         plain().plan(problem(n_features=20_000), target(1))
+
+
+def test_the_projection_leaves_a_definite_matrix_as_it_is_and_cuts_what_is_negative():
+    definite, indefinite = np.diag([2.0, 1.0]), np.diag([2.0, -5.0])
+    solved = solve_items(np.stack([definite, indefinite]), np.ones((2, 2)), ridge=0.5)
+    assert solved[0] == pytest.approx([1 / 2.5, 1 / 1.5])
+    assert solved[1] == pytest.approx([1 / 2.5, 1 / 0.5])
+
+
+def test_an_orthonormal_frame_keeps_directions_and_rows_of_zeros():
+    rng = np.random.default_rng(1)
+    factors = rng.standard_normal((20, 3)) @ np.diag([5.0, 1.0, 0.2])
+    factors[4] = 0.0
+    made = orthonormal(factors)
+    assert made.T @ made == pytest.approx(np.eye(3), abs=1e-12)
+    assert not made[4].any()
+    symmetric = made.T @ factors
+    assert symmetric == pytest.approx(symmetric.T)
+    assert not orthonormal(np.zeros((4, 2))).any()
+
+
+def test_pooling_is_a_weighted_mean():
+    one, other = (1.0, np.ones((2, 1, 1)), np.zeros((2, 1))), (3.0, np.zeros((2, 1, 1)), np.ones((2, 1)))
+    outer, weighted = pool([one, other])
+    assert (outer == 0.25).all()
+    assert (weighted == 0.75).all()
+
+
+ITEMS = 8
+CLAIM = PrivacyTarget(epsilon=4.0, delta=0.1, allow_large_delta=True)
+OFFSETS = np.linspace(-0.7, 0.7, ITEMS)
+
+
+def run_of_item_means(epsilon, *, relation="add_remove"):
+    rng = np.random.default_rng(9)
+    ratings = np.clip(3 + OFFSETS + 0.5 * rng.standard_normal((2000, ITEMS)), 1, 5)
+    facts = RatingsProblem(
+        n_features=ITEMS, low=1.0, high=5.0, ratings_per_user=4, records_at_most=2000, relation=relation
+    )
+    mechanism = ItemMeans(rank=1)
+    plan = mechanism.plan(facts, PrivacyTarget(epsilon=epsilon, delta=1e-5))
+    reservation = InMemoryReservation(event=plan.event, relation=relation, key=bytes(32))
+    return mechanism.run(Curator(ArrayBlocks(ratings), reservation), plan), plan
+
+
+@pytest.mark.parametrize("relation", ["add_remove", "zero_out", "replace_one"])
+def test_offsets_and_counts_are_found_up_to_noise(relation):
+    result, plan = run_of_item_means(1e4, relation=relation)
+    assert result.factors is None
+    assert result.counts == pytest.approx(np.full(ITEMS, 1000), rel=0.15)
+    assert result.offsets == pytest.approx(OFFSETS, abs=0.08)
+    assert events.count_steps(plan.event) == 1
+
+
+def test_much_noise_shrinks_offsets_toward_the_centre():
+    noisy, _ = run_of_item_means(0.01)
+    assert np.abs(noisy.offsets).max() < 0.5  # the std that offsets are taken to have
+    assert (noisy.counts > 0).all()
+
+
+def test_an_empty_range_is_refused():
+    facts = RatingsProblem(n_features=ITEMS, low=5.0, high=1.0, ratings_per_user=4)
+    with pytest.raises(InvalidInput, match="the lower one first"):
+        ItemMeans(rank=1).plan(facts, PrivacyTarget(epsilon=1.0, delta=1e-6))
+
+
+@pytest.mark.audit_only
+@pytest.mark.audit
+@pytest.mark.parametrize("name", ["item_means", "dpals", "dpfw", "dpsvd", "one_shot"])
+@pytest.mark.parametrize("relation", ["add_remove", "replace_one"])
+def test_an_attack_finds_no_more_than_is_claimed_and_a_part_of_it(name, relation):
+    """The bound is wrong with probability at most 0.05; the keys are of a fixed seed, so the test does not vary."""
+    subject = COMPLETION.audit
+    finding = audit_mechanism(subject.build(name), relation=relation, subject=subject, target=CLAIM, trials=300)
+    assert finding.passed
+    assert finding.bound > 0.5
+
+
+def plain_of_dpfw(**changes):
+    """Without offsets: the data of these tests have none."""
+    return Dpfw(**{"rank": RANK, "offsets": False, "user_means": False, "spread": 1.0, **changes})
+
+
+def unseen_error_of_dpfw(result, whole, seen):
+    """The error of predictions of ratings that were not given, at the users' side."""
+    manifest = {"user_step": dict(result.user_step)}
+    items = ItemEmbeddings(factors=result.factors, offsets=result.offsets, low=-10.0, high=10.0, manifest=manifest)
+    found = [items.predict(np.flatnonzero(rated), row[rated])[~rated] for row, rated in zip(whole, seen, strict=True)]
+    return float(np.sqrt(np.mean((np.concatenate(found) - whole[~seen]) ** 2)))
+
+
+@pytest.mark.parametrize("epsilon", MU)
+def test_every_round_is_charged(epsilon):
+    plan = plain_of_dpfw(rounds=5).plan(problem(n_features=1000, records_at_most=50_000), target(epsilon))
+    mu = math.sqrt(sum(step["noise_multiplier"] ** -2 for step in events.steps(plan.event)))
+    assert mu == pytest.approx(MU[epsilon], rel=1e-3)
+    assert events.count_steps(plan.event) == 5
+    with_totals = Dpfw(rank=2).plan(problem(), target(epsilon))
+    assert events.count_steps(with_totals.event) == (9 if epsilon <= 5 else 17)
+    assert sum(step["noise_multiplier"] ** -2 for step in events.steps(with_totals.event)) == pytest.approx(
+        MU[epsilon] ** 2, rel=1e-3
+    )
+
+
+@pytest.mark.parametrize(("relation", "bound"), [("zero_out", 1.0), ("replace_one", math.sqrt(2.0))])
+def test_the_printed_noise_is_charged_by_what_it_is(relation, bound):
+    """Its std is ``sqrt(64 T ln(1 / delta)) / epsilon`` in squared norms of a row, in any relation."""
+    mechanism, facts = plain_of_dpfw(rounds=8, calibration="paper"), problem(relation=relation)
+    plan = mechanism.plan(facts, target(1))
+    (part,) = mechanism._query(facts, bits=1).parts.values()
+    assert part.scale * plan.noise_multiplier == pytest.approx(math.sqrt(64 * 8 * math.log(1e5)), rel=1e-12)
+    mu = bound * math.sqrt(8) / math.sqrt(64 * 8 * math.log(1e5))
+    epsilon = plan.real_epsilon
+    delta = ndtr(-epsilon / mu + mu / 2) - math.exp(epsilon + log_ndtr(-epsilon / mu - mu / 2))
+    assert delta == pytest.approx(1e-5, rel=1e-3)
+    assert epsilon < 0.25  # of the 1 that is claimed
+
+
+@pytest.mark.parametrize(("epsilon", "most"), [(2, 0.75), (20, 0.4), (1e5, 0.3)])
+def test_predictions_come_closer_to_ratings_that_were_not_given(low_rank, epsilon, most):
+    """Their std is 1, and the noise is of one fixed key."""
+    rows, whole, seen = low_rank
+    result = run(plain_of_dpfw(), rows, problem(), epsilon)
+    assert result.factors.shape == (60, 8 if epsilon <= 5 else 16)
+    assert unseen_error_of_dpfw(result, whole[:300], seen[:300]) < most
+
+
+@pytest.mark.parametrize("epsilon", [0.01, 1.0])
+def test_a_direction_that_is_all_noise_has_a_finite_gain(low_rank, epsilon):
+    """What a direction holds of a noisy moment may be negative; no gain is that of less than one clipped row."""
+    result = run(plain_of_dpfw(rounds=6), low_rank[0][:3], problem(records_at_most=300), epsilon)
+    gains, row_norm = np.array(result.user_step["gains"]), result.user_step["row_norm"]
+    most = plain_of_dpfw()._nuclear_norm(problem(records_at_most=300)) / row_norm
+    assert np.isfinite(gains).all()
+    assert np.isfinite(result.factors).all()
+    assert (gains > 0).all()
+    assert (gains <= most * (1 + 1e-12)).all()
+
+
+@pytest.mark.parametrize(
+    "moment", [-np.eye(60), np.zeros((60, 60)), 1e-12 * np.eye(60)], ids=["less", "none", "little"]
+)
+def test_a_moment_of_less_than_one_row_counts_as_one_row(monkeypatch, low_rank, moment):
+    monkeypatch.setattr(Curator, "release_parts", lambda *_: {"moment": moment})
+    facts = problem(records_at_most=300)
+    result = run(plain_of_dpfw(rounds=2), low_rank[0][:3], facts, 1)
+    most = plain_of_dpfw()._nuclear_norm(facts) / result.user_step["row_norm"]
+    assert result.user_step["gains"] == [pytest.approx(most, rel=1e-12)] * 2
+
+
+def test_blocks_do_not_change_a_bit_and_a_resumed_release_is_the_same_of_dpfw(low_rank):
+    rows, facts, mechanism = low_rank[0][:200], problem(records_at_most=200), Dpfw(rank=RANK, rounds=3)
+    plan = mechanism.plan(facts, target(5))
+    first = InMemoryReservation(event=plan.event, key=bytes(32))
+    whole = run(mechanism, rows, facts, 5, reservation=first)
+    assert len(first.steps) == 4
+    resumed = InMemoryReservation(event=plan.event, key=bytes(32), steps={at: first.steps[at] for at in range(2)})
+    for other in (
+        run(mechanism, rows, facts, 5, block_records=7),
+        run(mechanism, rows, facts, 5, reservation=resumed, block_records=1),
+    ):
+        assert other.user_step == whole.user_step
+        for name in ("factors", "offsets", "counts"):
+            assert (getattr(other, name) == getattr(whole, name)).all()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "rule"),
+    [
+        ({"rank": 0}, "below the 60 items"),
+        ({"rounds": 0}, "rounds at least 1"),
+        ({"row_norm": 0.0}, "row_norm"),
+        ({"nuclear_norm": math.inf}, "nuclear_norm"),
+        ({"spread": math.nan}, "spread"),
+        ({"offsets": True, "totals_share": 1.0}, "totals_share"),
+        ({"offsets": True, "calibration": "paper"}, "offsets=false"),
+    ],
+)
+def test_settings_out_of_their_domain_are_refused_of_dpfw(wrong, rule):
+    with pytest.raises(InvalidInput, match=rule):
+        plain_of_dpfw(**wrong).plan(problem(), target(1))

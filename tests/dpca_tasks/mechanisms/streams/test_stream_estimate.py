@@ -1,16 +1,26 @@
-"""Estimates of a stream: exact without noise, of the stated noise with it, and right where answers are missing."""
+"""Estimates of a stream: exact without noise, of the stated noise with it, and right where answers are missing.
+
+An aligned subspace is the same subspace, in coordinates as near as they can be.
+
+A stream's plan: one event, noise for all ticks, a grid for both factors; and ticks as ordinary releases.
+"""
+
+import math
 
 import numpy as np
 import pytest
 
 from dpca_tasks.accounting.factorisation import choose_weights
-from dpca_tasks.errors import InvalidInput
-from dpca_tasks.mechanisms.base import Problem
-from dpca_tasks.mechanisms.streams.stream_estimate import coefficients, combined, streamed_subspace
-from dpca_tasks.queries.augmented_moment import CONSTANT, CentredMoment
-from dpca_tasks.queries.second_moment import SecondMoment
+from dpca_tasks.errors import DpcaError, InvalidInput, StepMismatch
+from dpca_tasks.mechanisms.base import PrivacyTarget, Problem
+from dpca_tasks.mechanisms.streams.stream_estimate import align, coefficients, combined, streamed_subspace
+from dpca_tasks.mechanisms.streams.stream_ticks import plan_stream, release_tick, tick_noise, tick_query
+from dpca_tasks.privacy.curator import Curator
+from dpca_tasks.privacy.gate import InMemoryReservation
+from dpca_tasks.queries.second_moment import CONSTANT, CentredMoment, SecondMoment
 from dpca_tasks.queries.streamed_moment import StreamedMoment
-from dpca_tasks.records.sources import ArrayBlocks
+from dpca_tasks.records.blocks import ArrayBlocks
+from dpca_tasks.refinement.refined_release import refine_release
 from dpca_tasks.sums.exact_sum import exact_sum
 
 D, NIGHTS, TICKS = 3, 4, 12
@@ -127,3 +137,162 @@ def test_what_are_no_ticks_is_refused(kept):
         coefficients(WEIGHTS["sqrt"], kept=kept)
     with pytest.raises(InvalidInput):
         combined([], [])
+
+
+K, ALIGN_D = 4, 12
+
+
+def orthonormal(seed, *, near=None, apart=0.2):
+    rows = np.random.default_rng(seed).normal(size=(K, ALIGN_D))
+    return np.linalg.qr((rows if near is None else near + apart * rows / np.sqrt(ALIGN_D)).T)[0].T
+
+
+BEFORE = orthonormal(0)
+TONIGHT = orthonormal(1, near=BEFORE)[[2, 0, 3, 1]] * np.array([[-1.0], [1.0], [1.0], [-1.0]])
+
+
+@pytest.mark.parametrize("method", ["procrustes", "signs", "none"])
+def test_the_subspace_stays_the_same(method):
+    found = align(TONIGHT, BEFORE, method=method)
+    assert np.abs(found.components.T @ found.components - TONIGHT.T @ TONIGHT).max() < 1e-12
+    assert np.abs(found.components @ found.components.T - np.eye(K)).max() < 1e-12
+    assert found.rotation @ TONIGHT == pytest.approx(found.components, abs=1e-15)
+    assert found.cosines == pytest.approx(np.linalg.svd(TONIGHT @ BEFORE.T)[1], abs=1e-12)
+    assert not found.broke
+
+
+def test_procrustes_is_nearer_than_signs_and_signs_than_nothing():
+    turned, flipped, as_it_is = (
+        align(TONIGHT, BEFORE, method="procrustes"),
+        align(TONIGHT, BEFORE, method="signs"),
+        align(TONIGHT, BEFORE, method="none"),
+    )
+    nearest, near, far = (np.linalg.norm(found.components - BEFORE) for found in (turned, flipped, as_it_is))
+    assert nearest < 0.6 < near <= far
+    rng = np.random.default_rng(5)
+    for _ in range(50):
+        turn = np.linalg.qr(rng.normal(size=(K, K)))[0]
+        assert np.linalg.norm(turn @ TONIGHT - BEFORE) >= nearest
+
+
+def test_signs_follow_the_version_before_and_components_stay():
+    found = align(-BEFORE, BEFORE, method="signs")
+    assert found.components.tolist() == BEFORE.tolist()
+    assert np.array_equal(np.abs(align(TONIGHT, BEFORE, method="signs").components), np.abs(TONIGHT))
+    assert np.array_equal(align(TONIGHT, BEFORE, method="none").components, TONIGHT)
+
+
+def test_a_direction_without_counterpart_is_said():
+    other = np.eye(K, ALIGN_D)
+    other[-1] = np.eye(ALIGN_D)[-1]
+    found = align(other, np.eye(K, ALIGN_D), method="procrustes")
+    assert found.broke
+    assert found.cosines == pytest.approx([1.0, 1.0, 1.0, 0.0])
+
+
+def test_other_shapes_and_methods_are_refused():
+    with pytest.raises(InvalidInput, match="shape"):
+        align(TONIGHT, BEFORE[:2], method="procrustes")
+    with pytest.raises(InvalidInput, match="must be one of"):
+        align(TONIGHT, BEFORE, method="axes")  # type: ignore[arg-type]
+
+
+TARGET = PrivacyTarget(epsilon=1.0, delta=1e-6)
+STREAM_TICKS_D, STREAM_TICKS_TICKS = 6, 8
+STREAM_TICKS_WEIGHTS = choose_weights("sqrt", ticks=STREAM_TICKS_TICKS)
+
+
+def planned(*, weights=STREAM_TICKS_WEIGHTS, ticks=STREAM_TICKS_TICKS, target=TARGET, **facts):
+    problem = Problem(**{"n_features": STREAM_TICKS_D, "clip_norm": 2.0, **facts})
+    return plan_stream(problem, target, weights=weights, ticks=ticks, n_components=2)
+
+
+def released(plan, tick, source, *, key=0):
+    query = tick_query(
+        plan, weights=STREAM_TICKS_WEIGHTS, horizon=STREAM_TICKS_TICKS, tick=tick, arrivals=tuple(range(1, tick + 1))
+    )
+    reservation = InMemoryReservation(
+        event=plan.event, relation=plan.problem.relation, key=bytes([key, tick]) + bytes(30)
+    )
+    return release_tick(Curator(source, reservation), plan, query), tick_noise(plan, query)
+
+
+def test_a_year_has_the_event_of_one_release_and_the_published_grid():
+    year = choose_weights("sqrt", ticks=365)
+    plan = planned(weights=year, ticks=365, n_features=123)
+    assert plan.event == {"name": "gaussian", "noise_multiplier": plan.noise_multiplier}
+    assert plan.noise_multiplier == pytest.approx(4.224679, abs=5e-7)
+    assert plan.bits == 9
+    query = tick_query(plan, weights=year, horizon=365, tick=1, arrivals=(1,))
+    assert plan.noise_multiplier * query.sensitivity("l2") == pytest.approx(4.224679 * 2.941162**0.5, rel=1e-6)
+    assert query.steps_per_unit * plan.noise_multiplier * query.zeta <= 2**28 < 4 * query.steps_per_unit * 7.3
+
+
+@pytest.mark.parametrize("epsilon", [0.01, 1.0, 1e4])
+@pytest.mark.parametrize("strategy", [("sqrt", {}), ("power", {}), ("window", {"window": 30})])
+def test_every_grid_holds_the_noise_and_the_weights(epsilon, strategy):
+    name, settings = strategy
+    weights = choose_weights(name, ticks=STREAM_TICKS_TICKS, longest=30, **settings)
+    plan = planned(weights=weights, target=PrivacyTarget(epsilon=epsilon, delta=1e-6), relation="replace_one")
+    query = tick_query(plan, weights=weights, horizon=STREAM_TICKS_TICKS, tick=1, arrivals=(1,))
+    assert query.steps_per_unit <= 2**28
+    assert plan.noise_multiplier * query.sensitivity("l2") * query.steps_per_unit <= 2**28
+
+
+def test_the_forecast_is_that_of_the_last_estimate():
+    plan = planned()
+    factor = STREAM_TICKS_WEIGHTS.factors(STREAM_TICKS_TICKS)[-1]
+    alone = planned(weights=choose_weights("sqrt", ticks=1), ticks=1)
+    assert plan.level is not None
+    assert alone.level is not None
+    assert plan.level / alone.level == pytest.approx(factor, rel=1e-6)
+    assert planned(records_at_most=5).warnings
+
+
+def test_the_same_key_gives_the_same_bits_whatever_the_blocks():
+    rows, seen = np.random.default_rng(0).normal(size=(50, STREAM_TICKS_D)), np.repeat(range(1, 6), 10)
+    plan = planned()
+    first, _ = released(plan, 5, ArrayBlocks(rows, first_seen=seen))
+    again, _ = released(plan, 5, ArrayBlocks(rows, first_seen=seen, block_records=3))
+    other, _ = released(plan, 5, ArrayBlocks(rows, first_seen=seen), key=1)
+    assert np.array_equal(first, again)
+    assert not np.array_equal(first, other)
+
+
+def test_a_newer_snapshot_gives_other_noise_for_another_answer():
+    """Content is part of the digest, so unlike sums never have equal noise."""
+    rows, seen = np.random.default_rng(0).normal(size=(50, STREAM_TICKS_D)), np.repeat(range(1, 6), 10)
+    plan = planned()
+    bound, _ = released(plan, 4, ArrayBlocks(rows[:40], first_seen=seen[:40]))
+    newer, _ = released(plan, 4, ArrayBlocks(rows, first_seen=seen))
+    assert np.abs(bound - newer).max() > 0.1
+
+
+@pytest.mark.parametrize("relation", ["add_remove", "zero_out", "replace_one"])
+@pytest.mark.parametrize("center", ["none", "private"])
+def test_estimates_are_assessed_as_releases_are(relation, center):
+    """Strong signals, refined or not: the noise that is stated is that of the estimate."""
+    rng = np.random.default_rng(1)
+    rows = rng.normal(size=(8000, STREAM_TICKS_D)) * np.array([1.0, 0.7, 0.1, 0.1, 0.1, 0.1])
+    seen = np.repeat(range(1, STREAM_TICKS_TICKS + 1), 1000)
+    plan = planned(relation=relation, center=center, records_at_most=8000)
+    made = [released(plan, tick, ArrayBlocks(rows[seen <= tick], first_seen=seen[seen <= tick])) for tick in (1, 2, 3)]
+    multipliers = coefficients(STREAM_TICKS_WEIGHTS, kept=[1, 2, 3])
+    estimate = combined((answer for answer, _ in made), multipliers)
+    subspace = streamed_subspace(estimate, plan.problem, noise=made[-1][1], multipliers=multipliers, n_components=2)
+    found = refine_release(subspace, n_components=2, method="auto")
+    assert found.assessment.above_noise == 2
+    assert np.abs(found.subspace.components[:, :2]).min(axis=0).max() < 0.3
+    assert (subspace.mean is None) == (center == "none")
+    expected = made[-1][1]["std"] * math.sqrt(float(multipliers @ multipliers))
+    assert found.assessment.noise_std == pytest.approx(expected, rel=1e-12)
+
+
+def test_a_step_of_another_event_is_refused():
+    plan = planned()
+    query = tick_query(plan, weights=STREAM_TICKS_WEIGHTS, horizon=STREAM_TICKS_TICKS, tick=1, arrivals=(1,))
+    other = planned(target=PrivacyTarget(epsilon=2.0, delta=1e-6))
+    with pytest.raises(StepMismatch):
+        release_tick(Curator(ArrayBlocks(np.eye(STREAM_TICKS_D)), InMemoryReservation(event=other.event)), plan, query)
+    with pytest.raises(DpcaError):
+        planned(ticks=10**6)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpca_tasks.accounting import events
-from dpca_tasks.accounting.bounded_range import largest_range
+from dpca_tasks.accounting.calibration import largest_range
 from dpca_tasks.errors import InvalidInput, Refused, StepMismatch
 from dpca_tasks.layouts import unpack_symmetric
 from dpca_tasks.mechanisms.base import PrivacyTarget, Problem
@@ -22,7 +22,7 @@ from dpca_tasks.privacy.gate import InMemoryReservation
 from dpca_tasks.queries.counts import NormHistogram
 from dpca_tasks.queries.rounded_product import MomentProduct, on_direction_grid
 from dpca_tasks.queries.second_moment import SecondMoment
-from dpca_tasks.records.sources import ArrayBlocks
+from dpca_tasks.records.blocks import ArrayBlocks
 from dpca_tasks.sums.exact_sum import exact_sum
 from tests.strategies import rows
 

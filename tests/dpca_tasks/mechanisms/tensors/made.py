@@ -6,7 +6,7 @@ from dpca_tasks.mechanisms.base import PrivacyTarget
 from dpca_tasks.mechanisms.tensors.tensor_releases import TensorProblem
 from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.privacy.gate import InMemoryReservation
-from dpca_tasks.records.sources import ArrayBlocks
+from dpca_tasks.records.blocks import ArrayBlocks
 
 RECORDS = 4000
 TOPICS = np.array([[0.6, 0.4, 0.0, 0.0, 0.0], [0.0, 0.0, 0.3, 0.3, 0.4]])

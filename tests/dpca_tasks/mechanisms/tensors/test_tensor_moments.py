@@ -9,14 +9,14 @@ import math
 import numpy as np
 import pytest
 
-from dpca_tasks.mechanisms.tensors.tensor_moments import (
+from dpca_tasks.mechanisms.tensors.tensor_releases import (
     components_of,
     eigenspace,
     mixture_eigenspace,
     moment_floor,
     robust_power_method,
 )
-from dpca_tasks.noise.symmetric_weights import cube_weights, symmetric_weights
+from dpca_tasks.noise.distributions import cube_weights, symmetric_weights
 
 
 def orthogonal_tensor(*, order, values, seed):

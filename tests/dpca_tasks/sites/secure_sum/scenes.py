@@ -7,13 +7,10 @@ from typing import Any
 import numpy as np
 
 from dpca_tasks.noise.keystream import SecretKey
-from dpca_tasks.sites.masks import Address, masked
-from dpca_tasks.sites.secure_sum.attempt import SiteMachine
-from dpca_tasks.sites.secure_sum.keys import ServerKeys
-from dpca_tasks.sites.secure_sum.participants import Context, Identity, Participants
-from dpca_tasks.sites.secure_sum.roster import propose
+from dpca_tasks.sites.roster import Address, masked
+from dpca_tasks.sites.secure_sum.attempt import ServerKeys, SiteMachine, propose
 from dpca_tasks.sites.secure_sum.session import SiteSession
-from dpca_tasks.sites.secure_sum.wire import Scene
+from dpca_tasks.sites.secure_sum.wire import Context, Identity, Participants, Scene
 from tests.dpca_tasks.sites.rosters import roster_of
 
 ASKED = hashlib.sha256(b"a query").digest()

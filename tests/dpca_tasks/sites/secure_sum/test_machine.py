@@ -14,18 +14,11 @@ import pytest
 
 from dpca_tasks.errors import InvalidInput, MessageRefused, SiteSilent
 from dpca_tasks.noise.keystream import SecretKey
-from dpca_tasks.sites.secure_sum.agreements import Pairing
-from dpca_tasks.sites.secure_sum.attempt import SiteMachine
-from dpca_tasks.sites.secure_sum.double_masks import DoubleMasks
-from dpca_tasks.sites.secure_sum.keys import KeyList, Keys, ServerKeys
-from dpca_tasks.sites.secure_sum.masked_sums import Senders
+from dpca_tasks.sites.secure_sum.attempt import Begin, KeyList, Keys, ServerKeys, SiteMachine, propose
 from dpca_tasks.sites.secure_sum.opening import OpeningShares, Signatures, SignedSenders
-from dpca_tasks.sites.secure_sum.participants import Participants
-from dpca_tasks.sites.secure_sum.roster import Begin, propose
-from dpca_tasks.sites.secure_sum.session import SiteSession
-from dpca_tasks.sites.secure_sum.shamir import recover
-from dpca_tasks.sites.secure_sum.shares import Delivered
-from dpca_tasks.sites.secure_sum.wire import decode, encode
+from dpca_tasks.sites.secure_sum.session import DoubleMasks, Pairing, SiteSession, recover
+from dpca_tasks.sites.secure_sum.shares import Delivered, Senders
+from dpca_tasks.sites.secure_sum.wire import Participants, decode, encode
 from tests.dpca_tasks.sites.secure_sum.scenes import World, attempt, circle_of, identity_of, scene_of
 
 

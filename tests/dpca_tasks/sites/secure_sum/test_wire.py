@@ -1,23 +1,205 @@
-"""Decoders take exactly what encoders write: no byte less, more or other, and no message of another phase."""
+"""A participants is refused where one site could stand for two, or a lying server could have two sums opened.
 
+As many shares as the threshold give a secret back, and fewer fit every secret.
+
+Decoders take exactly what encoders write: no byte less, more or other, and no message of another phase.
+"""
+
+import contextlib
+import dataclasses
+import os
 import random
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from dpca_tasks.errors import MessageRefused
-from dpca_tasks.sites.secure_sum import keys, masked_sums, opening, roster, shares
-from dpca_tasks.sites.secure_sum.wire import HEAD_BYTES, Reader, Scene, decode, encode, longest_frame, write_places
-from tests.dpca_tasks.sites.secure_sum.scenes import World, circle_of, identity_of, scene_of
+from dpca_tasks.errors import InvalidInput, MessageRefused
+from dpca_tasks.sites.secure_sum import attempt, opening, shares
+from dpca_tasks.sites.secure_sum.session import PRIME, SiteSession, recover, split
+from dpca_tasks.sites.secure_sum.wire import (
+    HEAD_BYTES,
+    Participants,
+    Reader,
+    Scene,
+    decode,
+    encode,
+    longest_frame,
+    write_places,
+)
+from tests.dpca_tasks.sites.rosters import roster_of
+from tests.dpca_tasks.sites.secure_sum.scenes import Remembered, World, circle_of, identity_of, scene_of
+
+
+def one_line(found):
+    text = str(found.value)
+    return "\n" not in text and len(text) < 300
+
+
+@pytest.mark.parametrize(
+    ("size", "facts", "said"),
+    [
+        (1, {}, "a roster of 1 sites must have at least 2"),
+        (3, {"colluders": 3}, "colluders=3 and dropouts=0"),
+        (3, {"colluders": 4}, "colluders=4 and dropouts=0"),
+        (3, {"colluders": 1, "dropouts": 1}, "2 (S - D) > S + C; tolerate fewer, such as 0 dropouts"),
+        (10, {"colluders": 3, "dropouts": 4}, "tolerate fewer, such as 3 dropouts"),
+    ],
+    ids=["alone", "all collude", "more collude", "two sums of three", "two sums of ten"],
+)
+def test_rosters_that_protect_nobody_are_refused_in_one_line(size, facts, said):
+    with pytest.raises(InvalidInput) as found:
+        circle_of(size, **facts)
+    assert said in str(found.value)
+    assert one_line(found)
+
+
+def test_equal_names_are_refused():
+    roster = roster_of(3)
+    with pytest.raises(InvalidInput, match="sites a are named twice"):
+        dataclasses.replace(roster, members=(*roster.members, roster.members[0]))
+
+
+def test_equal_short_lacking_and_foreign_keys_are_refused():
+    roster = roster_of(3)
+    keys = {name: identity_of(name).public for name in roster.names}
+    for wrong, said in (
+        (keys | {"b": keys["a"]}, "sites a, b have the same identity key"),
+        (keys | {"b": keys["b"][:31]}, "of site 'b' has 31 bytes"),
+        ({"a": keys["a"], "b": keys["b"]}, "sites c are in the roster or among the identity keys alone"),
+        (keys | {"d": bytes(32)}, "sites d are in the roster or among the identity keys alone"),
+    ):
+        with pytest.raises(InvalidInput) as found:
+            Participants(roster=roster, keys=wrong)
+        assert said in str(found.value)
+        assert one_line(found)
+
+
+@pytest.mark.parametrize("size", range(2, 12))
+def test_the_threshold_lets_honest_sites_open_one_set_alone(size):
+    """By the number of honest sites: two sets of t signatures or shares each have a common honest signer."""
+    for colluders in range(size):
+        for dropouts in range(size - colluders):
+            threshold = size - dropouts
+            needed = max(0, threshold - colluders)
+            two_sets = needed == 0 or 2 * needed <= size - colluders
+            try:
+                participants = circle_of(size, colluders=colluders, dropouts=dropouts)
+            except InvalidInput:
+                assert two_sets
+            else:
+                assert not two_sets
+                assert participants.threshold - colluders == participants.roster.honest >= 1
+
+
+def test_the_digest_covers_roster_and_keys():
+    participants = circle_of(3)
+    others = [
+        Participants(roster=participants.roster, keys=participants.keys | {"a": identity_of("another").public}),
+        Participants(roster=dataclasses.replace(participants.roster, session="autumn"), keys=participants.keys),
+        circle_of(4).without("d"),
+    ]
+    assert others[2].digest == participants.digest
+    assert len({participants.digest, *(other.digest for other in others)}) == 3
+
+
+def test_a_smaller_circle_keeps_its_threshold_while_dropouts_last():
+    participants = circle_of(6, colluders=1, dropouts=2)
+    smaller = participants.without("c")
+    assert (smaller.names, smaller.threshold, smaller.roster.dropouts) == (tuple("abdef"), 4, 1)
+
+
+def test_a_signature_of_another_site_or_text_is_refused():
+    participants = circle_of(3)
+    signature = identity_of("a").sign(b"text")
+    participants.check_signature(0, text=b"text", signature=signature)
+    for place, text, signed in ((1, b"text", signature), (0, b"texts", signature), (0, b"text", signature[:-1])):
+        with pytest.raises(MessageRefused, match="forged or damaged"):
+            participants.check_signature(place, text=text, signature=signed)
+
+
+def test_a_site_with_an_identity_that_the_roster_does_not_name_takes_no_seat():
+    facts = {"scene": scene_of(circle_of(3)), "site": "a", "memory": Remembered(), "contribute": lambda masks: None}
+    with pytest.raises(InvalidInput, match="is not the one that the roster names"):
+        SiteSession(identity=identity_of("b"), **facts)
+
+
+def test_nothing_shows_a_secret():
+    identity = identity_of("a")
+    assert str(identity.secret.secret) not in repr(identity)
+
+
+@given(secret=st.binary(min_size=32, max_size=32), places=st.integers(1, 12), data=st.data())
+def test_any_shares_as_many_as_the_threshold_give_the_secret(secret, places, data):
+    threshold = data.draw(st.integers(1, places))
+    shares = split(secret, threshold=threshold, places=places)
+    chosen = data.draw(st.permutations(range(places)))[:threshold]
+    assert recover({place + 1: shares[place] for place in chosen}) == secret
+
+
+def test_one_share_too_few_fits_every_secret():
+    """Through t - 1 shares and any secret there is one polynomial of degree t - 1, so each secret is as likely."""
+    shares = split(os.urandom(32), threshold=3, places=3)
+    for secret in (0, 1, 2**256 - 1):
+        # The third share that would go with this secret, by interpolation at 0, 1, 2.
+        points = {0: secret, 1: shares[0], 2: shares[1]}
+        third = 0
+        for at, value in points.items():
+            weight = 1
+            for other in points:
+                if other != at:
+                    weight = weight * (3 - other) * pow(at - other, -1, PRIME) % PRIME
+            third = (third + weight * value) % PRIME
+        assert recover({1: shares[0], 2: shares[1], 3: third}) == secret.to_bytes(32, "little")
+
+
+def test_shares_of_too_few_or_of_two_secrets_give_another_value_or_are_refused():
+    one, other = (split(bytes([at]) * 32, threshold=3, places=5) for at in (1, 2))
+    for held in ({1: one[0], 2: one[1]}, {1: one[0], 2: one[1], 3: other[2]}):
+        found = b""
+        with contextlib.suppress(MessageRefused):  # of 297 values in 2^256
+            found = recover(held)
+        assert found != bytes([1]) * 32
+
+
+def test_a_value_beyond_32_bytes_is_refused():
+    with pytest.raises(MessageRefused, match="do not belong together"):
+        recover({1: PRIME - 1})
+
+
+def test_the_modulus_is_the_least_prime_above_two_to_the_256():
+    def is_prime(number):
+        odd, twos = number - 1, 0
+        while odd % 2 == 0:
+            odd, twos = odd // 2, twos + 1
+        for base in (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37):
+            power = pow(base, odd, number)
+            if power in (1, number - 1):
+                continue
+            if not any((power := power * power % number) == number - 1 for _ in range(twos - 1)):
+                return False
+        return True
+
+    assert [number for number in range(2**256 + 1, PRIME + 1, 2) if is_prime(number)] == [PRIME]
+
+
+@pytest.mark.parametrize(
+    ("size", "threshold", "places"), [(31, 1, 1), (32, 0, 1), (32, 3, 2)], ids=["short", "none", "more than places"]
+)
+def test_impossible_sharings_are_refused(size, threshold, places):
+    with pytest.raises(InvalidInput, match="1 <= threshold <= places"):
+        split(bytes(size), threshold=threshold, places=places)
+
 
 KINDS = (
-    roster.Begin,
-    keys.Keys,
-    keys.KeyList,
+    attempt.Begin,
+    attempt.Keys,
+    attempt.KeyList,
     shares.SealedShares,
     shares.Delivered,
-    masked_sums.MaskedSum,
-    masked_sums.Senders,
+    shares.MaskedSum,
+    shares.Senders,
     opening.SignedSenders,
     opening.Signatures,
     opening.OpeningShares,
@@ -27,8 +209,8 @@ KINDS = (
 def sent_in(world: World, scene: Scene) -> dict[Any, list[bytes]]:
     """Every true frame of each kind in one attempt: those of the server to each site, or of each site."""
     machines = world.machines(scene)
-    phase: Any = keys.ServerKeys(scene=scene, awaited=frozenset(machines))
-    sent, found = dict.fromkeys(machines, roster.propose(scene)), []
+    phase: Any = attempt.ServerKeys(scene=scene, awaited=frozenset(machines))
+    sent, found = dict.fromkeys(machines, attempt.propose(scene)), []
     while True:
         answers = {place: machines[place].receive(frame) for place, frame in sent.items()}
         found += [list(sent.values()), list(answers.values())]
@@ -113,9 +295,9 @@ def test_noise_is_refused(expected, scene):
     for size in (0, 1, HEAD_BYTES, 200, 5000):
         noise = drawn.randbytes(size)
         refused(noise, expected, scene)
-        head = encode(masked_sums.Senders(senders=frozenset()), scene)[:HEAD_BYTES]
+        head = encode(shares.Senders(senders=frozenset()), scene)[:HEAD_BYTES]
         framed = head[:5] + bytes([expected.kind]) + head[6:] + noise
-        if expected not in (masked_sums.Senders,):
+        if expected not in (shares.Senders,):
             refused(framed, expected, scene)
 
 
@@ -146,8 +328,8 @@ def test_a_message_of_another_sum_is_refused(other, frames, scene):
 
 
 def test_a_refusal_tells_no_content(frames, scene):
-    raw = frames[masked_sums.MaskedSum]
-    said = refused(raw[:-1] + bytes([raw[-1] ^ 1]), masked_sums.MaskedSum, scene)
+    raw = frames[shares.MaskedSum]
+    said = refused(raw[:-1] + bytes([raw[-1] ^ 1]), shares.MaskedSum, scene)
     assert raw[HEAD_BYTES : HEAD_BYTES + 8].hex() not in said
     assert said.startswith("a message in the name of site 'a' does not bear its signature")
 
@@ -161,8 +343,8 @@ def test_sites_beyond_the_roster_are_refused(scene):
 
 
 def test_a_proposal_is_read_before_anything_is_known_of_it(frames, scene):
-    raw = frames[roster.Begin]
-    assert roster.read_proposal(raw) == scene.context
-    for wrong in (raw[:-1], raw + b"\0", raw[:HEAD_BYTES], b"", frames[keys.KeyList], raw[:5] + b"\1" + bytes(9999)):
+    raw = frames[attempt.Begin]
+    assert attempt.read_proposal(raw) == scene.context
+    for wrong in (raw[:-1], raw + b"\0", raw[:HEAD_BYTES], b"", frames[attempt.KeyList], raw[:5] + b"\1" + bytes(9999)):
         with pytest.raises(MessageRefused):
-            roster.read_proposal(wrong)
+            attempt.read_proposal(wrong)

@@ -1,0 +1,27 @@
+"""The ``dpca`` command, and ``python -m dpca``: check that the pipeline's packages are ours, then run it."""
+
+import sys
+from pkgutil import resolve_name
+
+from dpca.errors import NotInstalled
+from dpca.installed import check_not_hidden, missing_package
+
+
+def main() -> int:
+    """Run the command; what is missing or hidden is one line."""
+    try:
+        check_not_hidden()
+        command = resolve_name("flows.cli:main")
+    except NotInstalled as error:
+        message = str(error)
+    except ModuleNotFoundError as error:
+        message = str(missing_package(error, what="the dpca command"))
+    else:
+        status: int = command()
+        return status
+    sys.stderr.write(f"dpca: {message}\n")
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,73 @@
+"""A private estimate of how good another release is: noisy sums, and the numbers that follow from them.
+
+Examples
+--------
+>>> found = PrivateEstimate(sums=np.array([6.0, 3.0]), manifest={"outcome": {"share": 0.66, "share_std": 0.02}})
+>>> found.outcome["share"]
+0.66
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpca.artifacts.base import Artifact, checked_manifest, frozen, npz
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PrivateEstimate(Artifact):
+    """Say how good a release is, from sums that left with noise.
+
+    Parameters
+    ----------
+    sums : array of shape (n_sums,)
+        As they were released.
+    manifest : mapping
+        Public facts. ``outcome`` has the estimates and their standard deviations by name, ``plan`` what was evaluated.
+
+    Raises
+    ------
+    Invalid
+        If the array or the manifest are not of this kind.
+    """
+
+    kind = "private_estimate"
+    noun = "private estimate"
+    dimensions = {"sums": ("sum",)}  # noqa: RUF012
+    exports = {"npz": npz}  # noqa: RUF012
+
+    sums: NDArray[np.float64]
+    manifest: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
+        """Check the fields, and freeze copies of them."""
+        sums = frozen("sums", self.sums, ndim=1)
+        object.__setattr__(self, "sums", sums)
+        facts = checked_manifest(self.manifest, kind=self.kind, facts={}, shape={"n_sums": sums.size})
+        object.__setattr__(self, "manifest", facts)
+
+    def __reduce__(self) -> tuple[partial["PrivateEstimate"], tuple[()]]:
+        """Rebuild through the constructor, so that a copy is as read-only as the original."""
+        return partial(PrivateEstimate, sums=self.sums, manifest=self.manifest), ()
+
+    @classmethod
+    def build(cls, arrays: Mapping[str, NDArray[np.float64]], manifest: Mapping[str, Any]) -> "PrivateEstimate":
+        """Build one from stored arrays and its manifest."""
+        return cls(sums=arrays["sums"], manifest=manifest)
+
+    @property
+    def outcome(self) -> Mapping[str, Any]:
+        """The estimates and their standard deviations by name; None where noise hides one."""
+        return self.manifest.get("outcome") or {}
+
+    def summary(self) -> dict[str, Any]:
+        """Return the estimates, and what they are of."""
+        return {"evaluated": self.manifest.get("plan", {}).get("evaluated"), **self.outcome}
+
+    def headline(self) -> str:
+        """Return what was estimated in words."""
+        return f"an estimate of how good {self.manifest.get('plan', {}).get('evaluated', 'a release')} is"

@@ -1,0 +1,237 @@
+"""A subspace in other tools' files: MLflow, ONNX and scikit-learn, with its lineage.
+
+The lineage of an exported artifact as tags: short texts by name, as model registries keep them.
+
+A subspace as a folder that MLflow loads as a Python function, written without MLflow.
+
+The folder holds ``MLmodel``, the arrays, and a loader that needs NumPy alone, so that whatever serves the model needs
+neither this package nor what it depends on. Nothing in it is a pickle.
+
+A subspace as an ONNX graph: ``scores = rows @ components.T - mean @ components.T``, in float64.
+
+The file is written byte by byte, as its protocol buffers are, so that nothing has to be installed for it. Field numbers
+are those of ``onnx.proto`` (IR version 8).
+
+A subspace as scikit-learn's own ``PCA``, in a file of skops: no pickle, and nothing of this package to load it.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from io import BytesIO
+from pathlib import Path
+from platform import python_version
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpca.artifacts.base import Artifact, LinearMap, canonical_json
+from dpca.errors import Invalid
+from dpca.installed import needing
+
+_FACTS = ("release", "mechanism", "code_version", "parent")
+_PRIVACY = ("epsilon", "delta", "relation", "unit", "rows_per_unit", "statement")
+
+
+def lineage_tags(artifact: Artifact, *, reference: str, digest: str) -> dict[str, str]:
+    """Return where an artifact came from and what it guarantees, by names that begin with ``dpca.``.
+
+    Parameters
+    ----------
+    artifact : Artifact
+    reference : str
+        Its name and version.
+    digest : str
+
+    Returns
+    -------
+    dict
+        Public facts alone; what is not declared is left out. ``dpca.input`` is there where the release takes encoded
+        columns, which a raw table has to become first.
+    """
+    manifest: Mapping[str, Any] = artifact.manifest
+    privacy: Mapping[str, Any] = manifest.get("privacy", {})
+    facts = {name: manifest.get(name) for name in _FACTS} | {name: privacy.get(name) for name in _PRIVACY}
+    known = {name: value for name, value in facts.items() if value is not None}
+    told = {
+        "artifact": reference,
+        "digest": f"sha256:{digest}",
+        "private": "yes" if artifact.is_private else "no",
+        **{name: value if isinstance(value, str) else repr(value) for name, value in known.items()},
+        **({"input": "columns as the release's encoder makes them"} if manifest.get("encoder") else {}),
+    }
+    return {f"dpca.{name}": text for name, text in told.items()}
+
+
+_LOADER = "dpca_subspace"
+_PYTHON = python_version()  # MLflow warns where the model is loaded by another one
+_ENVIRONMENT = f"python: {_PYTHON}\nbuild_dependencies: []\ndependencies:\n- -r requirements.txt\n"
+
+
+def mlflow_model(subspace: LinearMap, tags: Mapping[str, str]) -> dict[str, bytes]:
+    """Write a subspace as an MLflow model: its files by their paths.
+
+    Parameters
+    ----------
+    subspace : LinearMap
+    tags : mapping of str to str
+        The lineage: the model's metadata, and ``tags.json`` for whoever registers it.
+
+    Returns
+    -------
+    dict of str to bytes
+        The signature names the input columns where the release has names, so that MLflow takes them in any order and
+        refuses rows without one; else it is a matrix of that many columns.
+    """
+    names = subspace.feature_names
+    arrays: dict[str, Any] = {"components": subspace.components, "offset": np.zeros(subspace.n_components)}
+    if subspace.mean is not None:
+        arrays["offset"] = subspace.components @ subspace.mean
+    if names is not None:
+        arrays["names"] = np.array(list(names))
+    archive = BytesIO()
+    np.savez(archive, **arrays)
+    columns = [{"type": "double", "name": name, "required": True} for name in names or ()]
+    function = {
+        "loader_module": _LOADER,
+        "code": "code",
+        "data": "data",
+        "env": {"virtualenv": "python_env.yaml"},
+        "python_version": _PYTHON,
+    }
+    signature = {
+        "inputs": json.dumps(columns or [_matrix(subspace.n_features)]),
+        "outputs": json.dumps([_matrix(subspace.n_components)]),
+        "params": None,
+    }
+    return {
+        # JSON is YAML too, which is what MLflow reads.
+        "MLmodel": canonical_json({"flavors": {"python_function": function}, "metadata": tags, "signature": signature}),
+        "code/dpca_subspace.py": Path(__file__).with_name(f"{_LOADER}.py").read_bytes(),
+        "data/subspace.npz": archive.getvalue(),
+        "python_env.yaml": _ENVIRONMENT.encode(),
+        "requirements.txt": b"numpy>=2\n",
+        "tags.json": canonical_json(tags),
+    }
+
+
+def _matrix(width: int) -> dict[str, Any]:
+    return {"type": "tensor", "tensor-spec": {"dtype": "float64", "shape": [-1, width]}}
+
+
+_IR_VERSION, _OPERATORS = 8, 17
+_DOUBLE = 11
+_MOST_BYTES = 1 << 31  # of a message of protocol buffers
+
+
+def onnx_model(subspace: LinearMap, tags: Mapping[str, str]) -> bytes:
+    """Write a subspace as an ONNX model with one input, ``rows`` (n, d), and one output, ``scores`` (n, k).
+
+    Parameters
+    ----------
+    subspace : LinearMap
+    tags : mapping of str to str
+        The lineage, which becomes the model's metadata, beside ``feature_names`` as a JSON list, where there are any.
+
+    Raises
+    ------
+    Invalid
+        If it is larger than an ONNX file may be.
+    """
+    if 8 * subspace.components.size >= _MOST_BYTES // 2:
+        raise Invalid("a subspace of more than 1 GiB is more than an ONNX file holds; export npz, or fewer components")
+    arrays = {"components": np.ascontiguousarray(subspace.components.T)}
+    nodes = [_node("MatMul", ("rows", "components"), "scores")]
+    if subspace.mean is not None:
+        arrays["offset"] = subspace.components @ subspace.mean
+        nodes = [
+            _node("MatMul", ("rows", "components"), "products"),
+            _node("Sub", ("products", "offset"), "scores"),
+        ]
+    graph = _join(
+        *(_bytes(1, node) for node in nodes),
+        _text(2, "private_subspace"),
+        *(_bytes(5, _tensor(name, values)) for name, values in arrays.items()),
+        _bytes(11, _value("rows", subspace.n_features)),
+        _bytes(12, _value("scores", subspace.n_components)),
+    )
+    names = subspace.feature_names
+    facts = {**tags, **({"feature_names": json.dumps(list(names))} if names is not None else {})}
+    return _join(
+        _number(1, _IR_VERSION),
+        _text(2, "dpca-pipeline"),
+        _bytes(7, graph),
+        _bytes(8, _number(2, _OPERATORS)),
+        *(_bytes(14, _join(_text(1, name), _text(2, text))) for name, text in facts.items()),
+    )
+
+
+def _node(operator: str, inputs: Iterable[str], output: str) -> bytes:
+    return _join(*(_text(1, name) for name in inputs), _text(2, output), _text(3, output), _text(4, operator))
+
+
+def _tensor(name: str, values: NDArray[np.float64]) -> bytes:
+    sides = (_number(1, side) for side in values.shape)
+    return _join(*sides, _number(2, _DOUBLE), _text(8, name), _bytes(9, values.astype("<f8").tobytes()))
+
+
+def _value(name: str, width: int) -> bytes:
+    """Describe a matrix of any number of rows."""
+    shape = _join(_bytes(1, _text(2, "n")), _bytes(1, _number(1, width)))
+    return _join(_text(1, name), _bytes(2, _bytes(1, _join(_number(1, _DOUBLE), _bytes(2, shape)))))
+
+
+def _number(field: int, value: int) -> bytes:
+    return _varint(field << 3) + _varint(value)
+
+
+def _text(field: int, value: str) -> bytes:
+    return _bytes(field, value.encode())
+
+
+def _bytes(field: int, value: bytes) -> bytes:
+    return _varint(field << 3 | 2) + _varint(len(value)) + value
+
+
+def _join(*parts: bytes) -> bytes:
+    return b"".join(parts)
+
+
+def _varint(value: int) -> bytes:
+    """Write a number in groups of seven bits, the lowest first."""
+    found = bytearray()
+    while value >= 0x80:
+        found.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*found, value])
+
+
+def scikit_model(subspace: LinearMap, tags: Mapping[str, str]) -> bytes:
+    """Write a subspace as a fitted ``sklearn.decomposition.PCA``.
+
+    Parameters
+    ----------
+    subspace : LinearMap
+        One around the origin becomes a PCA whose mean is zero.
+    tags : mapping of str to str
+        The lineage, which becomes the attribute ``dpca_lineage_``.
+
+    Raises
+    ------
+    NotInstalled
+        If scikit-learn or skops is missing.
+    """
+    with needing("format sklearn", extra="sklearn"):
+        import skops.io
+        from sklearn.decomposition import PCA
+    found = PCA(n_components=subspace.n_components)
+    found.components_ = np.array(subspace.components)
+    found.mean_ = np.zeros(subspace.n_features) if subspace.mean is None else np.array(subspace.mean)
+    found.n_components_, found.n_features_in_ = subspace.n_components, subspace.n_features
+    if subspace.feature_names is not None:
+        found.feature_names_in_ = np.array(subspace.feature_names, dtype=object)
+    if (ratios := subspace.explained_variance_ratio) is not None:
+        found.explained_variance_ratio_ = ratios
+    found.dpca_lineage_ = dict(tags)
+    payload: bytes = skops.io.dumps(found)
+    return payload

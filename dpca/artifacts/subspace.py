@@ -1,0 +1,349 @@
+"""A private subspace in memory: released components, and the public facts about them.
+
+Everything here is post-processing of a noisy release; nothing here looks at private rows.
+
+Examples
+--------
+>>> subspace = PrivateSubspace(components=np.eye(2, 3), eigenvalues=np.array([5.0, 2.0]), manifest={})
+>>> subspace.transform([[1.0, 2.0, 3.0]])
+array([[1., 2.]])
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpca.artifacts.base import Artifact, checked_manifest, frozen, npz
+from dpca.artifacts.columns import checked_rows, rows_by_name
+from dpca.artifacts.exports import mlflow_model, onnx_model, scikit_model
+from dpca.artifacts.fitted_transformer import FittedTransformer, open_to_notes
+from dpca.errors import Invalid
+
+_FACTS = {"clip_norm": "number", "encoder": "facts", "feature_names": "names", "total_variance": "number"}
+_OF_ONE_NUMBER = (
+    *("captured", "captured_low", "share", "share_low", "cv", "cv_low"),
+    *("explained_variance_ratio", "probes", "seed", "verdict"),
+)
+_SHOWN = ("verdict", "refined_by", "above_noise", "share", "share_low", "cv", "cv_low", "noise_std")
+_ORTHONORMAL_WITHIN = 1e-6
+
+
+@open_to_notes
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PrivateSubspace(FittedTransformer, Artifact):
+    """Project rows onto released components, and back: a fitted transformer, also for scikit-learn.
+
+    Parameters
+    ----------
+    components : array of shape (n_components, n_features)
+        Orthonormal rows.
+    eigenvalues : array of shape (n_components,), data units squared, optional
+        Of the noisy second moment (not divided by the number of rows), in descending order. Some mechanisms release
+        directions alone.
+    spectrum : array of shape (n_released,), data units squared, optional
+        More eigenvalues of the released matrix, in descending order; for a scree plot. They hold its noise.
+    further : array of shape (n_released - n_components, n_features), optional
+        The directions of the rest of `spectrum`: they make other numbers of components free (`refit`).
+    leading : array of shape (n_released, n_features), optional
+        The directions of all of `spectrum`, where the components are refined ones and `matrix` was not kept.
+    matrix : array of shape (order * (order + 1) / 2,), optional
+        The released matrix itself, its upper triangle row by row; of one order more where rows were extended to be
+        centred. It makes every post-processing free (`dpca subspace refit`).
+    mean : array of shape (n_features,), optional
+        The released mean around which the components were taken; `transform` takes it off, `inverse_transform`
+        puts it back.
+    manifest : mapping
+        Public facts, by the names that a subspace may state, as plain JSON values. ``format``, ``kind``,
+        ``n_components`` and ``n_features`` are filled in. One of a release without privacy says so: `is_private`.
+
+    Raises
+    ------
+    Invalid
+        If the arrays do not have these properties, or the manifest holds anything else.
+
+    Guarantees
+    ----------
+    The arrays are private copies, float64 and read-only, also after pickling.
+    """
+
+    kind = "private_subspace"
+    noun = "subspace"
+    folder = "subspace.zarr"
+    dimensions = {  # noqa: RUF012 - ClassVar of the base
+        "components": ("component", "feature"),
+        "eigenvalues": ("component",),
+        "spectrum": ("rank",),
+        "further": ("direction", "feature"),
+        "mean": ("feature",),
+        "leading": ("rank", "feature"),
+        "matrix": ("entry",),
+    }
+    exports = {"npz": npz, "onnx": onnx_model, "mlflow": mlflow_model, "sklearn": scikit_model}  # noqa: RUF012
+
+    components: NDArray[np.float64]
+    eigenvalues: NDArray[np.float64] | None = None
+    spectrum: NDArray[np.float64] | None = None
+    further: NDArray[np.float64] | None = None
+    mean: NDArray[np.float64] | None = None
+    leading: NDArray[np.float64] | None = None
+    matrix: NDArray[np.float64] | None = None
+    manifest: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
+        """Check the fields, and freeze copies of them."""
+        components = frozen("components", self.components, ndim=2)
+        eigenvalues = None if self.eigenvalues is None else frozen("eigenvalues", self.eigenvalues, ndim=1)
+        spectrum = None if self.spectrum is None else frozen("spectrum", self.spectrum, ndim=1)
+        further = None if self.further is None else frozen("further", self.further, ndim=2)
+        mean = None if self.mean is None else frozen("mean", self.mean, ndim=1)
+        leading = None if self.leading is None else frozen("leading", self.leading, ndim=2)
+        matrix = None if self.matrix is None else frozen("matrix", self.matrix, ndim=1)
+        _check_components(components if further is None else _stacked(components, further))
+        if leading is not None:
+            _check_leading(leading, components, spectrum)
+        if matrix is not None:
+            _check_matrix(matrix, components.shape[1])
+        if further is not None and (spectrum is None or len(spectrum) != len(components) + len(further)):
+            raise Invalid(
+                "further directions need one value each in spectrum; pass the spectrum of all directions kept"
+            )
+        if mean is not None and len(mean) != components.shape[1]:
+            raise Invalid(f"a mean of {len(mean)} values; there is one a feature ({components.shape[1]}); pass all")
+        if eigenvalues is None and spectrum is not None:
+            raise Invalid("a spectrum without the eigenvalues of the components; pass both, or neither")
+        if eigenvalues is not None and len(eigenvalues) != len(components):
+            raise Invalid(
+                f"{len(eigenvalues)} eigenvalues for {len(components)} components; there is one a component; "
+                "pass the eigenvalues of the components kept"
+            )
+        for name, values in (("eigenvalues", eigenvalues), ("spectrum", spectrum)):
+            if values is not None and np.any(np.diff(values) > 0):
+                raise Invalid(f"{name} must be in descending order; sort them together with the components")
+        shape = {"n_components": components.shape[0], "n_features": components.shape[1]}
+        object.__setattr__(self, "components", components)
+        object.__setattr__(self, "eigenvalues", eigenvalues)
+        object.__setattr__(self, "spectrum", spectrum)
+        object.__setattr__(self, "further", further)
+        object.__setattr__(self, "mean", mean)
+        object.__setattr__(self, "leading", leading)
+        object.__setattr__(self, "matrix", matrix)
+        manifest = checked_manifest(self.manifest, kind=self.kind, facts=_FACTS, shape=shape)
+        names = manifest.get("feature_names")
+        if names is not None and len(names) != components.shape[1]:
+            raise Invalid(f"{len(names)} feature names; there is one a feature; declare {components.shape[1]}")
+        object.__setattr__(self, "manifest", manifest)
+
+    def __repr__(self) -> str:
+        """Show the guarantee, or in capitals that there is none."""
+        privacy = self.manifest.get("privacy", {})
+        promised = [f"{name}={privacy[name]!r}" for name in ("epsilon", "delta") if name in privacy]
+        facts = [f"n_components={self.n_components}", f"n_features={self.n_features}"]
+        facts += [f"mechanism={self.manifest['mechanism']!r}"] if "mechanism" in self.manifest else []
+        return f"PrivateSubspace({', '.join([*facts, *(promised if self.is_private else ['NOT PRIVATE'])])})"
+
+    def __reduce__(self) -> tuple[partial["PrivateSubspace"], tuple[()]]:
+        """Rebuild through the constructor, so that a copy is as read-only as the original."""
+        fields = {name: getattr(self, name) for name in self.__slots__}
+        return partial(PrivateSubspace, **fields), ()
+
+    @classmethod
+    def build(cls, arrays: Mapping[str, NDArray[np.float64]], manifest: Mapping[str, Any]) -> "PrivateSubspace":
+        """Build one from stored arrays and its manifest."""
+        return cls(**{"components": arrays["components"], **arrays}, manifest=manifest)
+
+    def summary(self) -> dict[str, Any]:
+        """Return the main facts of the subspace by name."""
+        return {
+            "clip_norm": self.manifest.get("clip_norm"),
+            "n_components": self.n_components,
+            "n_features": self.n_features,
+            "eigenvalues": None if self.eigenvalues is None else self.eigenvalues.tolist(),
+            **{name: self.outcome[name] for name in _SHOWN if name in self.outcome},
+        }
+
+    def headline(self) -> str:
+        """Return the numbers of components and features in words."""
+        return f"{self.n_components} components of {self.n_features} features"
+
+    @property
+    def n_components(self) -> int:
+        """Number of components."""
+        return int(self.components.shape[0])
+
+    @property
+    def n_features(self) -> int:
+        """Number of features of a row."""
+        return int(self.components.shape[1])
+
+    @property
+    def feature_names(self) -> Sequence[str] | None:
+        """The public names of the features, where there are any."""
+        names: Sequence[str] | None = self.manifest.get("feature_names")
+        return names
+
+    @property
+    def outcome(self) -> Mapping[str, Any]:
+        """The release's decisions and its assessment of itself; empty where there is none."""
+        return self.manifest.get("outcome") or {}
+
+    @property
+    def refined_by(self) -> str:
+        """The method that refined the components; ``none``: they are as the mechanism returned them."""
+        return str(self.outcome.get("refined_by", "none"))
+
+    @property
+    def explained_variance_ratio(self) -> NDArray[np.float64] | None:
+        """Each component's estimated part of all variance, without the noise; None where it cannot be estimated.
+
+        None is negative, and their sum is at most 1.
+        """
+        told = self.outcome.get("explained_variance_ratio")
+        return None if told is None else np.array(told, np.float64)
+
+    def refit(self, n_components: int, *, parent: str) -> "PrivateSubspace":
+        """Return the subspace of another number of components of the same release: free post-processing.
+
+        Parameters
+        ----------
+        n_components : int
+            At most the number of directions kept.
+        parent : str
+            The digest of this artifact, for the new one's manifest.
+
+        Raises
+        ------
+        Invalid
+            If the release kept fewer directions, or directions alone: without eigenvalues none leads the others. If
+            its components are refined ones, of which another number has to be refined anew.
+
+        Notes
+        -----
+        What the release says of itself is true of one number of components, so it is not taken over:
+        `flows.published.refit_release` states it anew.
+        """
+        if self.refined_by != "none":
+            raise Invalid(
+                f"these components were refined ({self.refined_by}), and another number is refined anew; use "
+                "`dpca subspace refit`"
+            )
+        if self.eigenvalues is None:
+            raise Invalid(
+                f"this release has {len(self.components)} directions without eigenvalues, of which none leads the "
+                "others; fit again with the number of components wanted"
+            )
+        basis = self.components if self.further is None else _stacked(self.components, self.further)
+        values = self.eigenvalues if self.further is None or self.spectrum is None else self.spectrum
+        if not 1 <= n_components <= len(basis):
+            raise Invalid(
+                f"{n_components} components; this release kept {len(basis)} directions; ask for 1 to {len(basis)}"
+            )
+        more = {"spectrum": values, "further": basis[n_components:]} if n_components < len(basis) else {}
+        facts = {name: value for name, value in self.manifest.items() if name != "n_components"}
+        if outcome := {name: value for name, value in self.outcome.items() if name not in _OF_ONE_NUMBER}:
+            facts["outcome"] = outcome
+        return PrivateSubspace(
+            components=basis[:n_components],
+            eigenvalues=values[:n_components],
+            mean=self.mean,
+            matrix=self.matrix,
+            manifest={**facts, "parent": parent},
+            **{"spectrum": self.spectrum, **more},
+        )
+
+    def transform(self, rows: Any) -> NDArray[np.float64]:
+        """Project rows onto the components.
+
+        Parameters
+        ----------
+        rows : array-like, scipy sparse array or matrix, data frame or AnnData of shape (n_rows, n_features)
+            Real, finite numbers; not scaled here, and centred only where a mean was released. Where rows and release
+            both name their columns, these are matched by name, in any order. A frame or table is a raw one where the
+            release has an `encoder`; arrays and AnnData objects are encoded already.
+
+        Returns
+        -------
+        array of shape (n_rows, n_components)
+            Scores: dense float64, also for sparse rows; a data frame where `set_output` asks for one. No rows give no
+            scores.
+
+        Raises
+        ------
+        Invalid
+            If `rows` has another shape or other columns, is not numeric, or holds NaN or infinity.
+        """
+        scores = np.asarray(self.checked(rows) @ self.components.T)
+        if self.mean is not None:
+            scores = scores - self.components @ self.mean
+        framed: NDArray[np.float64] = self.in_container(scores, rows)
+        return framed
+
+    def checked(self, rows: Any) -> Any:
+        """Return rows as a matrix of finite numbers, its columns in the order of the release where both name them."""
+        named = rows_by_name(rows, names=self.feature_names, noun=self.noun, encode=self.raw_encoding)
+        return checked_rows("rows", named, width=self.n_features, column="feature", noun=self.noun)
+
+    def inverse_transform(self, scores: Any) -> NDArray[np.float64]:
+        """Map scores back to rows: the point of the subspace with these scores.
+
+        Parameters
+        ----------
+        scores : array-like or scipy sparse array or matrix of shape (n_rows, n_components)
+
+        Returns
+        -------
+        array of shape (n_rows, n_features)
+            Dense float64.
+
+        Raises
+        ------
+        Invalid
+            If `scores` has another shape, is not numeric, or holds NaN or infinity.
+        """
+        matrix = checked_rows("scores", scores, width=self.n_components, column="component", noun=self.noun)
+        points = np.asarray(matrix @ self.components)
+        return points if self.mean is None else points + self.mean
+
+
+def _stacked(components: NDArray[np.float64], further: NDArray[np.float64]) -> NDArray[np.float64]:
+    if components.shape[1] != further.shape[1]:
+        raise Invalid(f"further directions of {further.shape[1]} features; components have {components.shape[1]}")
+    return np.vstack([components, further])
+
+
+def _check_leading(
+    leading: NDArray[np.float64], components: NDArray[np.float64], spectrum: NDArray[np.float64] | None
+) -> None:
+    if leading.shape[1] != components.shape[1] or spectrum is None or len(spectrum) != len(leading):
+        raise Invalid(
+            f"leading directions of shape {leading.shape} need one value each in spectrum, and the components' number "
+            "of features; pass the spectrum of all directions kept"
+        )
+    _check_components(leading)
+
+
+def _check_matrix(matrix: NDArray[np.float64], n_features: int) -> None:
+    lengths = [order * (order + 1) // 2 for order in (n_features, n_features + 1)]
+    if len(matrix) not in lengths:
+        raise Invalid(
+            f"a matrix of {len(matrix)} entries; an upper triangle of {n_features} features has {lengths[0]}, "
+            f"or {lengths[1]} where rows are centred; pass it whole"
+        )
+
+
+def _check_components(components: NDArray[np.float64]) -> None:
+    n_components, n_features = components.shape
+    if n_components > n_features:
+        raise Invalid(
+            f"{n_components} components for {n_features} features; "
+            "there are at most as many components as features; pass them as rows"
+        )
+    most = 1 + _ORTHONORMAL_WITHIN  # larger entries might overflow in the product
+    if (
+        np.abs(components).max() > most
+        or np.abs(components @ components.T - np.eye(n_components)).max() > _ORTHONORMAL_WITHIN
+    ):
+        raise Invalid("components must have orthonormal rows; orthonormalise them first")

@@ -1,0 +1,499 @@
+"""Files that survive a crash: whole, private, written once, and known by a digest.
+
+Named points between two durable effects, at which a test can stop the process.
+
+A row is *written* inside a transaction that may still fail, and *committed* after it. Every writer of a file, a
+folder or a record passes ``file``, ``folder``, ``record`` or ``witness``, so a release passes them several times.
+
+>>> "reserve.key_written" in POINTS
+True
+
+Folders and files closed to other users: how they are made, and the refusal of those that others can enter.
+
+Everything in a home is rows, noised steps, keys and the ledger, so one rule holds for all of it: folders have mode
+0700 and files 0600, whatever the umask. A home or key folder that was made otherwise is refused, until its owner closes
+it or insists.
+
+Files that are written once: of several processes that write the same one, the first wins.
+
+>>> import tempfile
+>>> path = Path(tempfile.mkdtemp()) / "note"
+>>> claim_file(path, b"mine"), claim_file(path, b"yours"), path.read_bytes()
+(True, False, b'mine')
+
+Make files survive a crash: written whole or not at all, and known by a digest.
+
+A file becomes visible by one rename of a synced temporary file; a folder becomes visible by one rename of a
+synced staged folder. Nothing here knows what the bytes mean.
+
+Examples
+--------
+>>> import tempfile
+>>> folder = Path(tempfile.mkdtemp())
+>>> write_atomically(folder / "note.txt", b"kept")
+>>> digest_tree(folder) == digest_files({"note.txt": b"kept"})
+True
+
+Digests of files and folders: a tree is known by the digest of its names, sizes and contents.
+"""
+
+import errno
+import hashlib
+import io
+import json
+import os
+import shutil
+import stat
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from uuid import uuid4
+
+from dpca.errors import Corrupt, Refused, StorageError, Unavailable
+
+POINTS = (
+    "file.synced",
+    "file.renamed",
+    "folder.synced",
+    "folder.renamed",
+    "record.committed",
+    "witness.synced",
+    "reserve.key_written",
+    "reserve.row_written",
+    "reserve.row_committed",
+    "begin.row_written",
+    "begin.row_committed",
+    "keep.file_written",
+    "keep.row_written",
+    "keep.row_committed",
+    "artifact.staged",
+    "artifact.written",
+    "commit.row_written",
+    "commit.row_committed",
+    "commit.key_erased",
+    "commit.staging_removed",
+    "pointer.signed",
+    "pointer.written",
+    "pointer.row_written",
+)
+
+STREAM_POINTS = (
+    "stream.row_written",
+    "stream.row_committed",
+    "tick.key_written",
+    "tick.row_written",
+    "tick.row_committed",
+    "answer.file_written",
+    "answer.row_written",
+    "answer.row_committed",
+)
+"""What a stream passes besides `POINTS`; each of its ticks passes most of both."""
+
+INGEST_POINTS = ("arrivals.key_written", "arrivals.planned", "arrivals.published", "arrivals.recorded")
+"""What an ingest with ids of individuals passes besides."""
+
+hook: Callable[[str], None] | None = None
+
+
+def reached(point: str) -> None:
+    """Report to a test that a point was reached; do nothing in production."""
+    known = (*POINTS, *STREAM_POINTS, *INGEST_POINTS)
+    if point not in known:
+        raise ValueError(f"crash point {point!r} is not one of {', '.join(known)}; add it to the table.")
+    if hook is not None:
+        hook(point)
+
+
+FOLDER, FILE = 0o700, 0o600
+OTHERS = 0o077
+"""The permission bits of the group and of others."""
+
+_YES = {"1", "true", "yes", "on"}
+
+
+def create_file(path: Path) -> None:
+    """Create an empty file of mode 0600, which must not exist."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, FILE)
+    try:
+        os.fchmod(descriptor, FILE)
+    finally:
+        os.close(descriptor)
+
+
+def close_tree(root: Path) -> None:
+    """Withdraw all permissions of others from a folder and everything in it."""
+    root.chmod(FOLDER)
+    for folder, folders, files in os.walk(root):
+        for name in folders:
+            os.chmod(f"{folder}/{name}", FOLDER)  # noqa: PTH101 - a path object takes longer than this
+        for name in files:
+            os.chmod(f"{folder}/{name}", FILE)  # noqa: PTH101
+
+
+def require_private(folder: Path, *, name: str) -> None:
+    """Refuse a folder that other users can enter, by itself or by where a link in it leads.
+
+    Parameters
+    ----------
+    folder : Path
+        An existing folder; a link is followed.
+    name : str
+        The setting that names it.
+
+    Raises
+    ------
+    Refused
+        When others can, unless ``DPCA_ALLOW_SHARED_HOME`` says that they may.
+    """
+    if is_insisted():
+        return
+    for found, remedy in openings(folder):
+        raise Refused(
+            f"{name}={folder} holds what no other user may see, and {found}; run `{remedy}`, "
+            "or set DPCA_ALLOW_SHARED_HOME=true if you trust all of them."
+        )
+
+
+def is_insisted() -> bool:
+    """Tell whether the operator admits folders that other users can enter."""
+    return is_yes("DPCA_ALLOW_SHARED_HOME")
+
+
+def is_yes(variable: str) -> bool:
+    """Tell whether a variable of the environment says yes."""
+    return os.environ.get(variable, "").strip().lower() in _YES
+
+
+def openings(folder: Path) -> Iterator[tuple[str, str]]:
+    """Yield each way in which others can enter a folder, and the command that closes it."""
+    for path in (folder, *_links(folder)):
+        with suppress(FileNotFoundError):
+            yield from _openings(path)
+
+
+def _links(folder: Path) -> list[Path]:
+    if not os.access(folder, os.R_OK):
+        return []
+    with os.scandir(folder) as entries:
+        return sorted(Path(entry.path) for entry in entries if entry.is_symlink())
+
+
+def _openings(path: Path) -> Iterator[tuple[str, str]]:
+    status = path.stat()
+    if status.st_uid in (os.geteuid(), 0) and not stat.S_IMODE(status.st_mode) & OTHERS:
+        return
+    target = path.resolve()
+    closed = FOLDER if stat.S_ISDIR(status.st_mode) else FILE
+    leads = f"{path} leads to {target}, which" if path.is_symlink() else f"{target}"
+    if status.st_uid not in (os.geteuid(), 0):
+        yield f"{leads} belongs to user {status.st_uid}", f"chown {os.geteuid()} {target}"
+    if stat.S_IMODE(status.st_mode) & OTHERS:
+        yield f"{leads} is open to other users (mode {stat.S_IMODE(status.st_mode):o})", f"chmod {closed:o} {target}"
+
+
+def claim_file(path: Path, payload: bytes) -> bool:
+    """Write a file whole, durably and for its owner alone, unless it stands; return whether it was written.
+
+    Guarantees
+    ----------
+    The file is whole as soon as it is there, also after a crash, and never changes.
+    """
+    temporary = path.with_name(f".{uuid4().hex}.tmp")
+    try:
+        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, FILE), "wb") as file:
+            file.write(payload)
+            file.flush()
+            os.fsync(file.fileno())
+        path.hardlink_to(temporary)
+        is_ours = True
+    except FileExistsError:
+        is_ours = False
+    finally:
+        temporary.unlink(missing_ok=True)
+    sync_folder(path.parent)  # of either: whoever wrote it may have been killed before
+    return is_ours
+
+
+MOST_BYTES = 1 << 34
+"""Bytes of a file, or of a published folder, at most that are read into memory."""
+MOST_FILES = 1 << 12
+"""Files of a published folder at most that are read at once."""
+_PIECE = 1 << 12
+_ATTEMPTS = 100
+
+
+@contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Turn failures to write below a folder into one clear error.
+
+    Raises
+    ------
+    Unavailable
+        When something below the folder cannot be written: the disk is full, or access is denied.
+    """
+    try:
+        yield
+    except StorageError:
+        raise
+    except OSError as error:
+        raise Unavailable(
+            f"{folder} cannot be written ({error.strerror or error}); make room or correct the permissions, "
+            "and run the same request again."
+        ) from None
+
+
+def sync_file(path: Path | str) -> None:
+    """Flush the content of one file to the disk."""
+    _sync(path, os.O_RDONLY)
+
+
+def sync_folder(path: Path | str) -> None:
+    """Flush the entries of one folder (names, renames, removals) to the disk."""
+    _sync(path, os.O_RDONLY | os.O_DIRECTORY)
+
+
+def sync_tree(root: Path) -> None:
+    """Flush every file and folder under `root`, and `root` itself, to the disk."""
+    for folder, _, names in os.walk(root, topdown=False):  # no path objects: each takes as long as a sync
+        for name in names:
+            sync_file(f"{folder}/{name}")
+        sync_folder(folder)
+
+
+def make_folder(path: Path) -> None:
+    """Create a folder and its missing parents, durably, for their owner alone; an existing one is left as it is."""
+    attempts = _ATTEMPTS
+    while not path.is_dir():
+        make_folder(path.parent)
+        attempts -= 1
+        try:
+            path.mkdir(mode=FOLDER, exist_ok=True)
+            path.chmod(FOLDER)  # whatever the umask
+            sync_folder(path.parent)
+        except (FileNotFoundError, FileExistsError):  # removed meanwhile, as empty folders are, or there can be none
+            if attempts <= 0:
+                raise
+
+
+def write_atomically(path: Path, payload: bytes) -> None:
+    """Write a file whole or not at all, durably, for its owner alone; an existing one is replaced.
+
+    Parameters
+    ----------
+    path : Path
+        Where the file appears. Its folder must exist.
+    payload : bytes
+        The whole content.
+
+    Guarantees
+    ----------
+    A reader sees the old content or the new content, also after a crash. A killed writer leaves at most a
+    hidden file ``.<random>.tmp`` beside it. The mode holds from the first byte on, whatever the umask.
+    """
+    temporary = path.with_name(f".{uuid4().hex}.tmp")
+    try:
+        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, FILE), "wb") as file:
+            os.fchmod(file.fileno(), FILE)
+            file.write(payload)
+            file.flush()
+            os.fsync(file.fileno())
+        reached("file.synced")
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    reached("file.renamed")
+    sync_folder(path.parent)
+
+
+def move_folder(staged: Path, address: Path) -> bool:
+    """Make a staged folder visible at its address, whole and durably, to its owner alone.
+
+    Parameters
+    ----------
+    staged : Path
+        A complete folder on the file system of `address`.
+    address : Path
+        Where it appears. The parent folder must exist.
+
+    Returns
+    -------
+    bool
+        False when something stands at `address` already; both are then left untouched.
+    """
+    close_tree(staged)
+    sync_tree(staged)
+    reached("folder.synced")
+    try:
+        staged.rename(address)
+    except OSError:
+        if address.exists():
+            return False
+        raise
+    reached("folder.renamed")
+    sync_folder(address.parent)
+    sync_folder(staged.parent)
+    return True
+
+
+def write_files(root: Path, files: Mapping[str, bytes]) -> None:
+    """Write files by their relative paths, and the folders that they need; `move_folder` then makes them durable."""
+    for folder in {relative.rpartition("/")[0] for relative in files}:  # no path objects: each takes as long as a write
+        os.makedirs(f"{root}/{folder}", exist_ok=True)  # noqa: PTH103
+    for relative, payload in files.items():
+        with open(f"{root}/{relative}", "wb") as file:  # noqa: PTH123
+            file.write(payload)
+
+
+def write_folder(path: Path, files: Mapping[str, bytes]) -> None:
+    """Write a new folder of files by their relative paths, whole or not at all, durably, for its owner alone.
+
+    Raises
+    ------
+    FileExistsError
+        If something stands there.
+    """
+    staged = path.with_name(f".{uuid4().hex}.tmp")
+    try:
+        write_files(staged, files)
+        if not move_folder(staged, path):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
+    finally:
+        shutil.rmtree(staged, ignore_errors=True)
+
+
+def read_file(path: Path | str, *, most: int) -> bytes:
+    """Read a regular file of a bounded size; anything else is refused before a byte of it is read.
+
+    Raises
+    ------
+    Corrupt
+        If it is a pipe or a device, which another person may have put there, or holds more than `most` bytes.
+    OSError
+        If it cannot be opened.
+    """
+    return read_with_status(path, most=most)[0]
+
+
+def read_with_status(path: Path | str, *, most: int) -> tuple[bytes, os.stat_result]:
+    """Read a file as `read_file` does; return its status of before it was read, too."""
+    with open_regular(path) as file:
+        status = os.fstat(file.fileno())
+        if status.st_size <= most:
+            pieces, length = [], 0
+            while length <= most and (piece := file.read(max(status.st_size - length, _PIECE) + 1)):
+                pieces.append(piece)
+                length += len(piece)
+                if length == status.st_size:
+                    break
+            if length <= most:
+                return b"".join(pieces), status
+    raise _irregular(path, most)
+
+
+@contextmanager
+def open_regular(path: Path | str) -> Iterator[io.FileIO]:
+    """Open a regular file once, to check and read it; links are followed, and a pipe is not waited for.
+
+    Raises
+    ------
+    Corrupt
+        If it is a pipe or a device, which another person may have put there.
+    OSError
+        If it cannot be opened, or is a folder.
+    """
+    with io.FileIO(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise _irregular(path, MOST_BYTES)
+        yield file
+
+
+def _irregular(path: Path | str, most: int) -> Corrupt:
+    return Corrupt(
+        f"{path} is no regular file of at most {most} bytes; what is published is; remove it, or restore it from a copy"
+    )
+
+
+def check_sizes(address: str, sizes: Collection[int], *, most: int) -> None:
+    """Refuse a folder that is more than is read into memory at once.
+
+    Raises
+    ------
+    Corrupt
+        If it has more than `MOST_FILES` files.
+    Unavailable
+        If they hold more than `most` bytes.
+    """
+    if len(sizes) > MOST_FILES:
+        raise Corrupt(
+            f"{address} holds more than {MOST_FILES} files; a published folder does not; restore it from a copy"
+        )
+    if sum(sizes) > most:
+        raise Unavailable(
+            f"{address} holds {sum(sizes)} bytes; this machine reads at most {most} at once; read it on a larger one, "
+            "or restore it from a copy"
+        )
+
+
+def _sync(path: Path | str, flags: int) -> None:
+    descriptor = os.open(path, flags)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def relative_paths(root: Path) -> list[str]:
+    """List the files under `root`, by relative POSIX path; anything but files and folders is an ``OSError``."""
+    # A link would let the same digest name bytes that live, and change, somewhere else.
+    found, folders = [], [""]
+    while folders:
+        below = folders.pop()
+        with os.scandir(f"{root}/{below}") as entries:  # no path objects: each takes as long as a look
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(f"{below}{entry.name}/")
+                elif entry.is_file(follow_symlinks=False):
+                    found.append(f"{below}{entry.name}")
+                else:
+                    raise OSError(f"{entry.path} is neither a file nor a folder; a digest covers only those; remove it")
+    return found
+
+
+def is_hidden(path: str) -> bool:
+    """Tell whether a file, or a folder that it lies in, has a name that begins with a dot."""
+    return any(name.startswith(".") for name in path.split("/"))
+
+
+def read_tree(root: Path, *, most: int = MOST_BYTES) -> dict[str, bytes]:
+    """Read every file under `root` into memory, by its relative POSIX path.
+
+    Raises
+    ------
+    Corrupt, Unavailable
+        As `check_sizes`, before anything is read.
+    """
+    sizes = {relative: os.lstat(f"{root}/{relative}").st_size for relative in relative_paths(root)}
+    check_sizes(str(root), sizes.values(), most=most)
+    return {relative: read_file(f"{root}/{relative}", most=size) for relative, size in sizes.items()}
+
+
+def digest_files(files: Mapping[str, bytes]) -> str:
+    """Digest files held in memory: SHA-256 of the sorted list of (path, size, sha256), in hex."""
+    return _digest((path, len(payload), hashlib.sha256(payload).hexdigest()) for path, payload in files.items())
+
+
+def digest_tree(root: Path) -> str:
+    """Digest every file under `root` as `digest_files` does, reading one piece at a time."""
+    return _digest(_entry(root, relative) for relative in relative_paths(root))
+
+
+def _entry(root: Path, relative: str) -> tuple[str, int, str]:
+    with (root / relative).open("rb") as file:
+        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+        return relative, file.tell(), sha256
+
+
+def _digest(entries: Iterable[tuple[str, int, str]]) -> str:
+    canonical = json.dumps(sorted(entries), separators=(",", ":"), ensure_ascii=True)
+    return hashlib.sha256(canonical.encode()).hexdigest()

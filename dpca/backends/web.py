@@ -1,0 +1,210 @@
+"""A registry behind a web server: read-only, by GET requests for named files.
+
+A web server tells nobody what a folder holds, so whoever reads here names each file (`dpca.artifacts.files`).
+The server is believed in nothing: what it sends is bounded, taken as it is stored, and checked by whoever asked for it.
+Proxies and authorities come from the environment: ``HTTPS_PROXY``, ``NO_PROXY``, ``SSL_CERT_FILE``.
+"""
+
+import re
+import ssl
+import time
+import weakref
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, NoReturn
+
+import httpx
+
+from dpca.backends.atomic_files import MOST_BYTES
+from dpca.backends.base import Stored
+from dpca.errors import Corrupt, Invalid, Refused, Unavailable
+
+if TYPE_CHECKING:
+    from zarr.abc.store import Store
+
+_URL = re.compile(
+    r"(https?)://([A-Za-z0-9](?:[A-Za-z0-9.-]*)|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?"
+    r"((?:/[A-Za-z0-9_~%+=@-][A-Za-z0-9._~%+=@-]*)*)/*"
+)
+_LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
+_REGISTRY = "/registry"
+_TIMEOUT = httpx.Timeout(30.0, connect=10.0)  # seconds; the first is for each piece of an answer
+_PAUSES = (0.25, 1.0)  # seconds before each further try
+_PASSING = (408, 429, 500, 502, 503, 504)
+_ABSENT = (403, 404, 410)  # object stores answer 403 for what is not there, where nobody may list
+_NOT_LET_IN = (401, 407)
+_SHOWN = 100
+
+
+@dataclass(frozen=True, slots=True, weakref_slot=True)
+class WebPlace:
+    """The folder above a registry that a web server hands out; see `dpca.backends.base.Place`.
+
+    Parameters
+    ----------
+    address : str
+        ``https://host/path/registry``, or the folder above it. ``http://`` is for this machine alone: a pointer that
+        travels in clear text may be replaced on its way. A pickle holds nothing else.
+
+    Raises
+    ------
+    Invalid
+        When it is no such URL.
+    Unavailable
+        When no client can be made of the environment's settings.
+    """
+
+    lists: ClassVar[bool] = False
+
+    address: str
+    _client: httpx.Client = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Take the URL apart; no request is made."""
+        found = _URL.fullmatch(self.address)
+        if not found or (found[1] == "http" and found[2] not in _LOOPBACK):
+            raise Invalid(
+                "the URL of a registry must be https://host/path/registry, without credentials, query and fragment; "
+                "http:// is for this machine alone; correct it"
+            )
+        object.__setattr__(self, "address", self.address.rstrip("/").removesuffix(_REGISTRY))
+        try:
+            client = httpx.Client(timeout=_TIMEOUT, follow_redirects=False, headers={"Accept-Encoding": "identity"})
+        except ImportError as error:
+            wanted = " ".join(str(error).split())
+            raise Unavailable(f"no connection can be made ({wanted}); install it, or use another proxy") from None
+        except (OSError, ValueError, httpx.InvalidURL) as error:
+            raise Unavailable(
+                f"no connection can be made ({type(error).__name__}); SSL_CERT_FILE, SSL_CERT_DIR and the proxies of "
+                "the environment must be usable; correct these variables"
+            ) from None
+        object.__setattr__(self, "_client", client)
+        weakref.finalize(self, client.close)  # connections are kept open from one file to the next
+
+    def __reduce__(self) -> tuple[type["WebPlace"], tuple[str]]:
+        """Pickle the address alone."""
+        return WebPlace, (f"{self.address}{_REGISTRY}",)
+
+    def at(self, path: str) -> str:
+        """Return the URL of a path."""
+        return f"{self.address}/{path}"
+
+    def read(self, path: str, *, most: int = MOST_BYTES) -> Stored:
+        """Read a file; failures that may pass are tried again."""
+        for pause in _PAUSES:
+            try:
+                return self._get(path, most=most)
+            except _Passing:
+                time.sleep(pause)
+        try:
+            return self._get(path, most=most)
+        except _Passing as failure:
+            raise Unavailable(str(failure)) from None
+
+    def names(self, folder: str) -> list[str]:
+        """Refuse to list a folder."""
+        raise Invalid(f"{self.at(folder)} cannot be listed; a web server hands out files by name; name an artifact")
+
+    def paths(self, folder: str) -> list[str]:
+        """Refuse to list a folder."""
+        return self.names(folder)
+
+    def tags(self, folder: str) -> dict[str, str | None]:
+        """Refuse to list a folder."""
+        return dict.fromkeys(self.names(folder))
+
+    def read_folder(self, folder: str, *, most: int = MOST_BYTES) -> dict[str, bytes]:
+        """Refuse to list a folder."""
+        return dict.fromkeys(self.names(folder), b"")
+
+    def holds(self, folder: str, *, marker: str) -> bool:
+        """Tell whether the marker can be read."""
+        try:
+            self.read(f"{folder}/{marker}")
+        except FileNotFoundError:
+            return False
+        return True
+
+    def write(self, path: str, payload: bytes, *, over: Stored | None) -> bool:
+        """Refuse to write."""
+        self._refuse()
+
+    def publish(self, staged: Path, folder: str, *, marker: str) -> bool:
+        """Refuse to write."""
+        self._refuse()
+
+    def remove(self, folder: str, *, marker: str) -> None:
+        """Refuse to write."""
+        self._refuse()
+
+    def zarr_store(self) -> "Store":
+        """Refuse: datasets are not handed out."""
+        self._refuse()
+
+    def reaching(self) -> AbstractContextManager[None]:
+        """Do nothing: `read` says what failed."""
+        return nullcontext()
+
+    def _refuse(self) -> NoReturn:
+        raise Refused(f"{self.address} is read-only; nothing is written through a web server; publish to its home")
+
+    def _get(self, path: str, *, most: int) -> Stored:
+        """Make one request, and take at most so many bytes of the answer."""
+        url = self.at(path)
+        try:
+            with self._client.stream("GET", url) as answer:
+                self._check(answer, url)
+                declared = answer.headers.get("Content-Length", "")
+                if declared.isdecimal() and int(declared) > most:
+                    raise _too_long(url, most)
+                payload = bytearray()
+                for piece in answer.iter_raw():
+                    payload += piece
+                    if len(payload) > most:
+                        raise _too_long(url, most)
+                return Stored(bytes(payload), answer.headers.get("ETag"))
+        except httpx.TimeoutException:
+            raise _Passing(
+                f"{url} does not answer in time; check the network, and run the same request again"
+            ) from None
+        except (httpx.TransportError, httpx.InvalidURL) as error:
+            raise self._failed(url, error) from None
+
+    def _check(self, answer: httpx.Response, url: str) -> None:
+        """Let nothing pass but a plain answer with the file itself."""
+        status = answer.status_code
+        if status in _ABSENT:
+            raise FileNotFoundError(f"{url} is not there, or not for everybody: the server answers {status}")
+        if status in _NOT_LET_IN:
+            raise Unavailable(f"{url} asks for credentials; none are sent over https; read it from s3:// or a folder")
+        if answer.has_redirect_location:
+            target = "".join(answer.headers["Location"].split())[:_SHOWN]
+            raise Unavailable(f"{url} redirects to {target!r}; redirects are not followed; open the registry there")
+        if status in _PASSING:
+            raise _Passing(f"{url} answers {status}; it should answer 200; run the same request again later")
+        if status != httpx.codes.OK:
+            raise Unavailable(f"{url} answers {status}; it must answer 200; ask whoever runs that server")
+        if answer.headers.get("Content-Encoding", "identity") != "identity":
+            raise Unavailable(f"{url} comes compressed; files are sent as they are stored; turn compression off there")
+
+    def _failed(self, url: str, error: Exception) -> Exception:
+        cause: BaseException | None = error
+        while cause is not None:
+            if isinstance(cause, ssl.SSLError):
+                return Unavailable(
+                    f"{url} shows no certificate that is trusted here; it must be signed by a known authority for that "
+                    "host; set SSL_CERT_FILE to your authority's certificates, or correct the URL"
+                )
+            cause = cause.__cause__ or cause.__context__
+        if isinstance(error, httpx.ConnectError):
+            return _Passing(f"{url} cannot be reached; check the host's name and the network, and try again")
+        return _Passing(f"{url} breaks off its answer; a file must come whole; run the same request again")
+
+
+class _Passing(Exception):
+    """A failure that may pass, in the words for who sees it in the end."""
+
+
+def _too_long(url: str, most: int) -> Corrupt:
+    return Corrupt(f"{url} holds more than {most} bytes; what is published does not; ask its publisher for a copy")

@@ -1,0 +1,163 @@
+"""The privacy unit, and a guarantee in one sentence: the one function that writes it, for every place that states it.
+
+>>> unit = PrivacyUnit(name="patient_id", rows=3)
+>>> privacy_statement(epsilon=0.186, delta=1e-7, relation="add_remove", unit=unit)
+'(0.186, 1e-7)-differential privacy when one patient (`patient_id`, at most 3 rows) is added or removed'
+>>> privacy_statement(epsilon=1.0, delta=0.0, relation="replace_one", unit=PrivacyUnit())
+'(1, 0)-differential privacy when one row is replaced by another'
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from decimal import ROUND_CEILING, Context, Decimal
+from typing import Any, Self
+
+from dpca.errors import Invalid
+
+ROW, NIGHT_ROW = "row", "row of one night"
+"""The units without ids: a row of a dataset, and a row of one snapshot of a stream."""
+WITHOUT_PRIVACY = "no differential privacy: the result is exact, and no guarantee is left for anybody in the rows"
+LONGEST = 100
+"""Characters of the name of ids."""
+
+_CHANGES: Mapping[str, str] = {
+    "add_remove": "is added or removed",
+    "zero_out": "is emptied",
+    "replace_one": "is replaced by another",
+}
+_MOST_ROWS = 2**63 - 1
+_DIGITS = Context(prec=6, rounding=ROUND_CEILING)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrivacyUnit:
+    """The contribution that a guarantee hides as a whole: one row, or all rows with one id.
+
+    Attributes
+    ----------
+    name : str
+        The name of the ids, such as ``patient_id``, usually that of their column; `ROW` where each row is a unit.
+    rows : int or None
+        The most rows of one unit in a snapshot, a declared and so public number; None where nothing is declared.
+
+    Raises
+    ------
+    Invalid
+        If the name cannot be printed everywhere as it is, or the number of rows is none.
+    """
+
+    name: str = ROW
+    rows: int | None = 1
+
+    def __post_init__(self) -> None:
+        """Check both."""
+        if self.name in (ROW, NIGHT_ROW):
+            if self.rows != 1:
+                raise Invalid(
+                    f"rows_per_unit={self.rows!r} needs ids that tell whose row each is; name them, as in --unit "
+                    "patient_id."
+                )
+            return
+        name, rows = self.name, self.rows
+        if not (isinstance(name, str) and 0 < len(name.strip()) == len(name) <= LONGEST) or not name.isprintable():
+            raise Invalid(
+                f"unit={_shown(name)} must be 1 to {LONGEST} printable characters without blanks around them, as the "
+                "name of a column of ids; choose such a name."
+            )
+        if "`" in name:
+            raise Invalid(f"unit={_shown(name)} has a backtick, which ends a name in Markdown; choose another name.")
+        if rows is not None and (isinstance(rows, bool) or not isinstance(rows, int) or not 1 <= rows <= _MOST_ROWS):
+            raise Invalid(f"rows_per_unit={rows!r} must be a whole number of at least 1; leave it out for no bound.")
+
+    @classmethod
+    def asked(cls, name: str | None, rows: int | None) -> Self:
+        """Return the unit of two options, of which a row is the default.
+
+        Raises
+        ------
+        Invalid
+            As the class; also where ids are given the name of the unit without ids.
+        """
+        if name is None:
+            return cls(rows=1 if rows is None else rows)
+        if name in (ROW, NIGHT_ROW):
+            raise Invalid(f"unit={name!r} is the unit without ids; leave it out, or give the ids another name.")
+        return cls(name=name, rows=rows)
+
+    @classmethod
+    def of(cls, privacy: Mapping[str, Any]) -> Self:
+        """Return the unit of a manifest's ``privacy``, which another person may have written."""
+        name = privacy.get("unit", ROW)
+        return cls(name=name, rows=1 if name in (ROW, NIGHT_ROW) else privacy.get("rows_per_unit"))
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """The unit as manifests, rows and messages state it."""
+        return {"unit": self.name, "rows_per_unit": self.rows}
+
+    @property
+    def noun(self) -> str:
+        """The noun of a unit: its name without a trailing ``_id`` if that is one or more plain words, else "unit"."""
+        if self.name in (ROW, NIGHT_ROW):
+            return self.name
+        stem = self.name[:-3] if self.name.lower().endswith("_id") else self.name
+        words = stem.replace("_", " ").split()
+        plain = all(letter.isalnum() or letter == "-" for word in words for letter in word)
+        return " ".join(words) if words and plain and words[0][0].isalpha() else "unit"
+
+    def covers(self, other: "PrivacyUnit") -> bool:
+        """Return whether data of another unit keep to this one: they have the same ids, and no more rows of a unit."""
+        if self.name != other.name:
+            return False
+        return self.rows is None or (other.rows is not None and other.rows <= self.rows)
+
+    def __str__(self) -> str:
+        """Write one such unit, as in a sentence."""
+        if self.name in (ROW, NIGHT_ROW):
+            return f"one {self.noun}"
+        most = "" if self.rows is None else f", at most {self.rows} row{'s' if self.rows > 1 else ''}"
+        return f"one {self.noun} (`{self.name}`{most})"
+
+
+def privacy_statement(*, epsilon: float | None, delta: float | None, relation: str, unit: PrivacyUnit) -> str:
+    """State a guarantee in one sentence, with numbers rounded up to six digits.
+
+    Parameters
+    ----------
+    epsilon, delta : float or None
+        None, or an infinite epsilon, is no guarantee.
+    relation : str
+        Of neighbouring datasets.
+    unit : PrivacyUnit
+    """
+    if epsilon is None or delta is None or not math.isfinite(epsilon):
+        return WITHOUT_PRIVACY
+    return f"({_up(epsilon)}, {_up(delta)})-differential privacy when {unit} {_CHANGES[relation]}"
+
+
+def stated_privacy(manifest: Mapping[str, Any]) -> str | None:
+    """Return the sentence of an artifact's manifest; None where its facts state no guarantee that can be read.
+
+    The epsilon is the real one where a printed formula gives less privacy than it says.
+    """
+    try:
+        privacy, plan = manifest["privacy"], manifest.get("plan", {})
+        if privacy.get("private") is False:
+            return WITHOUT_PRIVACY
+        real = max(float(privacy["epsilon"]), float(plan.get("real_epsilon_at_most", 0.0)))
+        unit = PrivacyUnit.of({"unit": privacy["unit"], **privacy})
+        return privacy_statement(epsilon=real, delta=float(privacy["delta"]), relation=privacy["relation"], unit=unit)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
+        return None
+
+
+def _up(number: float) -> str:
+    """Write a number in six digits, never less than it is."""
+    mantissa, _, exponent = f"{float(_DIGITS.create_decimal(Decimal(repr(float(number))))):g}".partition("e")
+    return f"{mantissa}e{int(exponent)}" if exponent else mantissa
+
+
+def _shown(name: object) -> str:
+    """Write what somebody gave as a name in a part of one line."""
+    return repr(name) if len(repr(name)) <= LONGEST else f"{repr(name)[:LONGEST]}..."

@@ -1,0 +1,250 @@
+"""Names of published artifacts, and the pointer file that maps versions and aliases to them.
+
+Names of published artifacts: ``name``, ``name@3``, ``name@alias`` and ``name@sha256:...``.
+
+The pointer file of a name, which maps each version and each alias to an artifact.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NoReturn, Self
+
+from dpca.artifacts.base import canonical_json, canonical_object
+from dpca.artifacts.files import DIGEST
+from dpca.backends.base import Place
+from dpca.errors import Corrupt, Invalid, NotFound
+
+LATEST = "latest"
+
+NAME_PATTERN = "[a-z][a-z0-9._-]{0,99}"
+VERSION_PATTERN = "[1-9][0-9]{0,8}"
+_NAME_RULE = "a lower-case letter, then up to 99 of a-z 0-9 . _ -"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reference:
+    """Name an artifact: a name, and a version, an alias or a digest; none of the three means the latest."""
+
+    name: str
+    version: int | None = None
+    alias: str | None = None
+    digest: str | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read ``name``, ``name@3``, ``name@champion``, ``name@latest`` or ``name@sha256:<hex>``.
+
+        Raises
+        ------
+        Invalid
+            If `text` is none of these.
+        """
+        found = re.fullmatch(f"({NAME_PATTERN})(?:@(?:({VERSION_PATTERN})|({NAME_PATTERN})|sha256:({DIGEST})))?", text)
+        if not found:
+            raise Invalid(
+                f"reference {text!r} is none of name, name@3, name@alias, name@sha256:<64 hex digits>; "
+                f"a name or alias is {_NAME_RULE}; correct it"
+            )
+        name, version, alias, digest = found.groups()
+        return cls(
+            name=name,
+            version=int(version) if version else None,
+            alias=None if alias == LATEST else alias,
+            digest=digest,
+        )
+
+
+def check_name(name: str) -> str:
+    """Return a name that artifacts may be published under.
+
+    Raises
+    ------
+    Invalid
+        If it breaks the rule.
+    """
+    if not re.fullmatch(NAME_PATTERN, name):
+        raise Invalid(f"name {name!r} is not allowed; a name is {_NAME_RULE}; choose another")
+    return name
+
+
+def check_alias(alias: str) -> str:
+    """Return an alias that a version may be given.
+
+    Raises
+    ------
+    Invalid
+        If it breaks the rule, or is the reserved ``latest``.
+    """
+    if alias == LATEST:
+        raise Invalid(f"alias {LATEST!r} is reserved; it always means the highest version; choose another")
+    if not re.fullmatch(NAME_PATTERN, alias):
+        raise Invalid(f"alias {alias!r} is not allowed; an alias is {_NAME_RULE}; choose another")
+    return alias
+
+
+FOLDER = "registry/names"
+_FILE = re.compile(rf"({NAME_PATTERN})\.json")
+_DIGEST_BYTES = 32
+MOST_BYTES = 1 << 24  # of a pointer file: 150,000 versions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resolved:
+    """One version of one name, with the aliases that point at it now; ``private`` unless it is a reference result."""
+
+    name: str
+    version: int
+    digest: str
+    aliases: tuple[str, ...]
+    private: bool = True
+
+    def __str__(self) -> str:
+        """Write the version as a reference, such as ``news@3``."""
+        return f"{self.name}@{self.version}"
+
+
+@dataclass(frozen=True, kw_only=True)  # no slots: what is encoded of thousands of versions is kept
+class Pointer:
+    """The content of one pointer file: every version of a name, its aliases, and which versions are not private.
+
+    Notes
+    -----
+    The file carries a checksum of itself, against damage: one flipped bit could otherwise move an alias.
+    """
+
+    name: str
+    versions: Mapping[int, str]
+    aliases: Mapping[str, int]
+    not_private: frozenset[int] = frozenset()
+
+    @staticmethod
+    def path(name: str) -> str:
+        """Return the path of the pointer file of a name in a place."""
+        return f"{FOLDER}/{name}.json"
+
+    def encode(self) -> bytes:
+        """Write the content of the file."""
+        return self._encoded
+
+    @cached_property
+    def _encoded(self) -> bytes:
+        checksum = hashlib.sha256(canonical_object(self.members)).hexdigest()
+        return canonical_object({**self.members, "checksum": canonical_json(checksum)})
+
+    @cached_property
+    def members(self) -> Mapping[str, bytes]:
+        """The facts, each as `dpca.artifacts.base.canonical_json` writes it."""
+        return {name: canonical_json(fact) for name, fact in self.facts().items()}
+
+    def facts(self) -> dict[str, Any]:
+        """Return what the file says, but for the checksum, as plain JSON values."""
+        versions = dict(zip(map(str, self.versions), self.versions.values(), strict=True))
+        marked = {"not_private": sorted(self.not_private)} if self.not_private else {}
+        return {"versions": versions, "aliases": dict(self.aliases), **marked}
+
+    @classmethod
+    def read(cls, place: Place, name: str) -> Self:
+        """Read the pointer file of a name.
+
+        Raises
+        ------
+        Corrupt
+            If it is not what `encode` writes.
+        NotFound
+            If there is none.
+        Unavailable
+            If this user cannot read it.
+        """
+        path = cls.path(name)
+        try:
+            payload = place.read(path, most=MOST_BYTES).payload
+        except FileNotFoundError:
+            if not place.lists:
+                raise NotFound(
+                    f"nothing named {name!r} can be read at {place.at('registry')}; a web server hands out files by "
+                    "name; correct the name or the URL"
+                ) from None
+            known = _listed(read_names(place))
+            raise NotFound(
+                f"nothing named {name!r} in {place.at('registry')}; it has {known}; see dpca registry list"
+            ) from None
+        try:
+            pointer = cls.from_facts(name, json.loads(payload))
+        except (ValueError, RecursionError):
+            pointer = None
+        if pointer is None or payload != pointer.encode():
+            raise Corrupt(
+                f"pointer file {place.at(path)} is damaged; it must list versions and aliases as published; "
+                "`dpca doctor` on the home of the ledger rebuilds it"
+            )
+        return pointer
+
+    @classmethod
+    def from_facts(cls, name: str, content: Any) -> Self | None:
+        """Build the pointer of a name from what `facts` returned; None where it is anything else."""
+        try:
+            told = content["versions"]
+            versions = dict(zip(map(int, told), map(str, told.values()), strict=True))
+            aliases = {str(alias): int(version) for alias, version in content["aliases"].items()}
+            not_private = frozenset(int(version) for version in content.get("not_private", ()))
+            digits = "".join(versions.values())
+            is_hex = len(bytes.fromhex(digits)) == _DIGEST_BYTES * len(versions) and digits == digits.lower()
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
+            return None
+        sound = (
+            versions
+            and versions.keys() >= not_private.union(aliases.values())
+            and all(re.fullmatch(VERSION_PATTERN, str(version)) for version in (min(versions), max(versions)))
+            and is_hex
+            and set(map(len, versions.values())) == {2 * _DIGEST_BYTES}
+            and all(re.fullmatch(NAME_PATTERN, alias) and alias != LATEST for alias in aliases)
+        )
+        return cls(name=name, versions=versions, aliases=aliases, not_private=not_private) if sound else None
+
+    def resolve(self, reference: Reference) -> Resolved:
+        """Find the version that a reference means."""
+        version: int | None = max(self.versions)
+        if reference.version is not None:
+            version = reference.version if reference.version in self.versions else None
+        elif reference.alias is not None:
+            version = self.aliases.get(reference.alias)
+        elif reference.digest is not None:
+            version = max((v for v, digest in self.versions.items() if digest == reference.digest), default=None)
+        return self._unknown(reference) if version is None else self.row(version)
+
+    def row(self, version: int) -> Resolved:
+        """Describe one version."""
+        aliases: tuple[str, ...] = ()
+        if version in self.aliases.values():
+            aliases = tuple(sorted(alias for alias, target in self.aliases.items() if target == version))
+        private = version not in self.not_private
+        return Resolved(
+            name=self.name, version=version, digest=self.versions[version], aliases=aliases, private=private
+        )
+
+    def _unknown(self, reference: Reference) -> NoReturn:
+        if reference.alias is not None:
+            asked, known = f"alias {reference.alias!r}", f"has {_listed(sorted(self.aliases))}"
+        elif reference.version is not None:
+            asked, known = f"version {reference.version}", f"has versions 1 to {max(self.versions)}"
+        else:
+            asked, known = f"version of digest {reference.digest}", f"has versions 1 to {max(self.versions)}"
+        raise NotFound(f"{self.name} has no {asked}; it {known}; see dpca registry list")
+
+
+def read_names(place: Place) -> Sequence[str]:
+    """Return the published names of a place, sorted."""
+    return sorted(found[1] for name in place.names(FOLDER) if (found := _FILE.fullmatch(name)))
+
+
+def read_tags(place: Place) -> dict[str, str | None]:
+    """Return the tag of each published name's pointer file."""
+    return {found[1]: tag for name, tag in place.tags(FOLDER).items() if (found := _FILE.fullmatch(name))}
+
+
+def _listed(words: Sequence[str]) -> str:
+    return ", ".join(words) or "none"

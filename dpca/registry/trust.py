@@ -1,0 +1,382 @@
+"""A consumer's trust in a registry: a pinned root key, and what is remembered of it.
+
+The memory of a consumer, in ``DPCA_STATE_FOLDER``: pinned root keys, and the newest root and pointers seen.
+
+What was seen only grows, under a lock, so several processes share it. Without a folder that can be written nothing is
+remembered, and that is said once: an older state put back between two processes would then go unnoticed.
+
+A consumer's trust in a registry: a pinned root key, and from there every pointer and artifact that is believed.
+
+Examples
+--------
+::
+
+    trust = Trust.pinned_to(place, ["<root key in hex>"])
+    pointer = trust.pointer(place, "news", root=trust.root(place))
+"""
+
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Self
+
+from dpca.artifacts.base import canonical_json
+from dpca.backends.atomic_files import make_folder, write_atomically, writing
+from dpca.backends.base import Place
+from dpca.errors import Conflict, Corrupt, Invalid, Refused, Unavailable
+from dpca.home import state_folder
+from dpca.registry.pointers import MOST_BYTES, Pointer
+from dpca.registry.roots import (
+    KEY,
+    Root,
+    SignedPointer,
+    digest_of,
+    first_root,
+    follow,
+    signature_path,
+    signer_of_artifact,
+)
+
+_LOG = logging.getLogger("dpca.storage.registry")
+_told: set[str] = set()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """The newest signed pointer of a name that a consumer saw.
+
+    Attributes
+    ----------
+    number : int
+    digest : str, of the signed file
+    complete : bool, whether the pointer file beside it was seen in the same state: it never falls back behind that
+    """
+
+    number: int
+    digest: str
+    complete: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What is remembered of one registry under one pin."""
+
+    folder: Path
+
+    @classmethod
+    def of(cls, address: str, keys: Sequence[str]) -> "Memory":
+        """Return the memory of a registry, trusted by some keys."""
+        return cls(_folder() / _short("\n".join([_one_spelling(address), *sorted(keys)])))
+
+    def root(self) -> Root | None:
+        """Return the newest root that was seen."""
+        found = _read_remembered(self.folder / "root.json")
+        try:
+            return None if found is None else Root.from_facts(found)
+        except ValueError:
+            raise _damaged(self.folder / "root.json") from None
+
+    def note_root(self, root: Root) -> None:
+        """Remember a root, if it is newer."""
+
+        def is_known() -> bool:
+            seen = self.root()
+            return seen is not None and seen.version >= root.version
+
+        self._write("root.json", root.facts(), unless=is_known)
+
+    def pointer(self, name: str) -> Seen | None:
+        """Return the newest signed pointer of a name that was seen."""
+        path = self._path(name)
+        found = _read_remembered(path)
+        try:
+            seen = None if found is None else Seen(**found)
+        except TypeError:
+            raise _damaged(path) from None
+        if seen is not None and [type(value) for value in asdict(seen).values()] != [int, str, bool]:
+            raise _damaged(path)
+        return seen
+
+    def note_pointer(self, name: str, seen: Seen) -> None:
+        """Remember a signed pointer, if it is newer."""
+
+        def is_known() -> bool:
+            before = self.pointer(name)
+            return before is not None and (before.number, before.complete) >= (seen.number, seen.complete)
+
+        self._write(self._path(name).name, asdict(seen), unless=is_known)
+
+    def _path(self, name: str) -> Path:
+        return self.folder / f"name-{name}.json"
+
+    def _write(self, name: str, facts: Mapping[str, Any], *, unless: Callable[[], bool]) -> None:
+        """Write a file under the lock, unless what is there is as new; say it once where it cannot be written."""
+        try:
+            with writing(self.folder):
+                make_folder(self.folder)
+                with (self.folder / ".lock").open("a") as lock:
+                    fcntl.flock(lock, fcntl.LOCK_EX)
+                    if not unless():
+                        write_atomically(self.folder / name, canonical_json(facts))
+        except Unavailable as error:
+            tell_once(
+                f"{str(error).partition(';')[0]}, so it is not remembered what was seen of this registry; an "
+                "older state "
+                "put back later would go unnoticed; set DPCA_STATE_FOLDER to a folder that can be written"
+            )
+
+
+def pinned(address: str) -> tuple[str, ...]:
+    """Return the root keys that are pinned for a registry, however it is spelled; none where it was not pinned."""
+    address = _one_spelling(address)
+    path = _pin_path(address)
+    found = _read_remembered(path)
+    if found is None:
+        return ()
+    if found.get("registry") != address or not isinstance(found.get("keys"), list):
+        raise _damaged(path)
+    return tuple(map(str, found["keys"]))
+
+
+def pin(address: str, keys: Sequence[str], *, replace: bool) -> None:
+    """Remember the root keys by which a registry is trusted.
+
+    Raises
+    ------
+    Conflict
+        If others are pinned already, and nobody said to replace them.
+    Unavailable
+        If the folder cannot be written.
+    """
+    address = _one_spelling(address)
+    before = pinned(address)
+    if before and set(before) != set(keys) and not replace:
+        raise Conflict(
+            f"{address} is pinned to key {', '.join(before)} already; another key is another keeper of its root; "
+            "ask its "
+            "publisher, and say --replace if that is so"
+        )
+    path = _pin_path(address)
+    with writing(path.parent):
+        make_folder(path.parent)
+        write_atomically(path, canonical_json({"registry": address, "keys": list(keys)}))
+
+
+def tell_once(text: str) -> None:
+    """Log a warning line, once in a process."""
+    if text not in _told:
+        _told.add(text)
+        _LOG.warning(text)
+
+
+def _folder() -> Path:
+    return state_folder() / "registries"
+
+
+def _pin_path(address: str) -> Path:
+    return _folder() / f"{_short(address)}.json"
+
+
+def _one_spelling(address: str) -> str:
+    """Return one address for all by which a registry is reached: links followed, hosts in small letters, no usual port.
+
+    Another spelling would else be another registry, for which nothing is pinned.
+    """
+    scheme, separator, rest = address.partition("://")
+    if not separator:
+        return os.path.realpath(address)
+    host, slash, path = rest.partition("/")
+    if scheme.lower() in ("http", "https"):
+        usual = {"http": ":80", "https": ":443"}[scheme.lower()]
+        host = host.lower().removesuffix(usual)
+    return f"{scheme.lower()}://{host}{slash}{path}"
+
+
+def _short(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def _read_remembered(path: Path) -> Any:
+    try:
+        found = json.loads(path.read_bytes())
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise Unavailable(f"{path} cannot be read ({error.strerror}); fix it, or set DPCA_STATE_FOLDER") from None
+    except (ValueError, RecursionError):
+        raise _damaged(path) from None
+    if not isinstance(found, dict):
+        raise _damaged(path)
+    return found
+
+
+def _damaged(path: Path) -> Corrupt:
+    return Corrupt(f"{path} is damaged; it holds what this user trusts and saw; restore it, or remove it and pin again")
+
+
+_ATTEMPTS = 10
+_MOST_SIGNATURE = 1 << 12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trust:
+    """Believe of one registry what the pinned root keys and the keys that they delegate to have signed.
+
+    Guarantees
+    ----------
+    Nothing is returned that is not signed by a key in good standing, or is older than what was seen before, by this
+    user and under this pin.
+    """
+
+    keys: tuple[str, ...]
+    memory: Memory
+
+    @classmethod
+    def pinned_to(cls, place: Place, keys: Sequence[str]) -> Self:
+        """Trust a registry by root keys, in hex; with several, each must have signed its root.
+
+        Raises
+        ------
+        Invalid
+            If one is no public key.
+        """
+        if not keys or not all(re.fullmatch(KEY, key) for key in keys):
+            raise Invalid(
+                f"{', '.join(map(str, keys)) or 'no key'!r} is no root key; one is 64 hex digits, as "
+                "`dpca registry root show` prints it; copy it whole"
+            )
+        return cls(keys=tuple(keys), memory=Memory.of(place.address, keys))
+
+    def root(self, place: Place) -> Root:
+        """Return the newest root, and remember it.
+
+        Raises
+        ------
+        Refused
+            If no root leads to it from the pinned key, or from the newest that was seen.
+        """
+        seen = self.memory.root()
+        root = follow(place, first_root(place, self.keys) if seen is None else seen)
+        if seen is None or root.version > seen.version:
+            self.memory.note_root(root)
+        return root
+
+    def pointer(self, place: Place, name: str, *, root: Root) -> Pointer:
+        """Read the pointer of a name.
+
+        Raises
+        ------
+        Refused
+            If it is not signed, or by a key that may not; if it expired; or if it is older than the one seen last.
+        Corrupt
+            If the signed pointer or the pointer file is not as it was signed.
+        NotFound
+            If there is none of this name.
+        """
+        read: tuple[bytes | None, bytes] | None = None
+        for _ in range(_ATTEMPTS):  # a publisher may write between two reads
+            seen = self.memory.pointer(name)  # first: what others see while this one reads is newer
+            plain, payload = _read(place, Pointer.path(name)), _read(place, SignedPointer.path(name))
+            if payload is None:
+                Pointer.read(place, name)
+                raise Refused(
+                    f"{place.at(Pointer.path(name))} is not signed, and a root key is pinned for this registry; "
+                    "nothing "
+                    "unsigned is believed then; ask its publisher to run `dpca registry resign`."
+                )
+            signed = _decoded(place, name, payload)
+            root.check(signed.key, name=name, number=signed.number, at=place.at(SignedPointer.path(name)))
+            if digest_of(plain) in (signed.now, signed.before):
+                self._compare(place, signed, seen, payload, complete=digest_of(plain) == signed.now)
+                return signed.pointer
+            if read == (plain, payload):
+                break
+            read = plain, payload
+        raise Corrupt(
+            f"pointer file {place.at(Pointer.path(name))} is not the one that was signed; it was changed, or an "
+            "older one "
+            "was put back; `dpca doctor` on the home of the ledger rebuilds it."
+        )
+
+    def check_artifact(self, place: Place, digest: str, *, name: str, root: Root) -> None:
+        """Check that a publisher signed an artifact.
+
+        Raises
+        ------
+        Refused
+            If nobody did, or a key that may not.
+        Corrupt
+            If the signature is false.
+        """
+        path = signature_path(digest)
+        payload = _read(place, path, most=_MOST_SIGNATURE)
+        if payload is None:
+            raise Refused(
+                f"artifact {digest} has no signature at {place.at(path)}; nothing unsigned is believed under a "
+                "pinned key; "
+                "ask its publisher to run `dpca registry resign`."
+            )
+        try:
+            key = signer_of_artifact(digest, payload)
+        except ValueError:
+            raise Corrupt(
+                f"{place.at(path)} is no true signature of that artifact; it must be as its publisher signed it; "
+                "`dpca registry resign` on the home of the ledger writes it anew."
+            ) from None
+        root.check(key, name=name, number=None, at=place.at(path))
+
+    def _compare(
+        self, place: Place, signed: SignedPointer, seen: Seen | None, payload: bytes, *, complete: bool
+    ) -> None:
+        """Refuse what is older than what was seen before, and remember what is newer."""
+        name, at = signed.pointer.name, place.at(SignedPointer.path(signed.pointer.name))
+        if signed.expires is not None and datetime.fromisoformat(signed.expires) < datetime.now(UTC):
+            raise Refused(
+                f"{at} expired at {signed.expires}; an expired pointer may be an old one that is shown for ever; "
+                "ask its "
+                "publisher to run `dpca registry resign`."
+            )
+        digest = str(digest_of(payload))
+        if seen is not None and signed.number < seen.number:
+            raise Refused(
+                f"{at} has number {signed.number}, and {seen.number} was seen here before; a pointer never goes "
+                "back; ask "
+                f"its publisher, who goes on with `dpca registry resign --above {seen.number}` after a loss."
+            )
+        if seen is not None and signed.number == seen.number and digest != seen.digest:
+            raise Refused(
+                f"{at} says something else under number {signed.number} than was seen here before; a number is given "
+                "once; ask its publisher to run `dpca registry resign`."
+            )
+        if seen is not None and signed.number == seen.number and seen.complete and not complete:
+            raise Refused(
+                f"pointer file {place.at(Pointer.path(name))} is older than the one seen here before; a pointer "
+                "never goes "
+                "back; `dpca doctor` on the home of the ledger rebuilds it."
+            )
+        if seen is None or (seen.number, seen.complete) < (signed.number, complete):
+            self.memory.note_pointer(name, Seen(number=signed.number, digest=digest, complete=complete))
+
+
+def _read(place: Place, path: str, *, most: int = MOST_BYTES) -> bytes | None:
+    try:
+        return place.read(path, most=most).payload
+    except FileNotFoundError:
+        return None
+
+
+def _decoded(place: Place, name: str, payload: bytes) -> SignedPointer:
+    try:
+        return SignedPointer.decode(name, payload)
+    except ValueError:
+        raise Corrupt(
+            f"signed pointer {place.at(SignedPointer.path(name))} is damaged, or of another name; it must be as its "
+            "publisher signed it; `dpca doctor` on the home of the ledger rebuilds it."
+        ) from None

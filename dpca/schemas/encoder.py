@@ -1,0 +1,344 @@
+"""Encode the raw columns of a table by a declared schema: one row of numbers a row, the same wherever it runs.
+
+>>> encoder = Encoder.of({"columns": [
+...     {"name": "age", "kind": "numeric", "range": [0, 100]},
+...     {"name": "sex", "kind": "categorical", "values": ["f", "m"], "others": "zero"},
+... ]})
+>>> encoder.transform(pa.table({"sex": ["m", "?"], "age": [50, 120]}))
+array([[0.5, 0. , 1. ],
+       [1. , 0. , 0. ]])
+>>> encoder.feature_names
+('age', 'sex=f', 'sex=m')
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date
+from functools import lru_cache
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from dpca.errors import BadSource, Invalid
+from dpca.schemas.canonical import Canonical, array_of, is_number, plain_cells
+from dpca.schemas.frames import column_at, column_labels, is_annotated, match_names, without_index
+from dpca.schemas.kinds import Boolean, Categorical, Column, Date, Drop, Id, Numeric, Value, Vector
+from dpca.schemas.schema import Schema
+
+_EPOCH = date(1970, 1, 1).toordinal()
+_SQUARES_WELL = 1e150  # squares of up to 65536 such numbers have a finite sum
+_NO_VALUE = "has a missing value; the schema refuses such rows"
+_NO_NUMBER = "has a value that is no finite number; correct or drop it"
+_NO_DATE = "has a value that no declared format reads as a date; correct or drop it"
+_NO_WORD = "has a value that the schema does not list; list it if it is public, or declare what becomes of others"
+_OUTSIDE = "has a value outside the declared range; the schema refuses such rows"
+_LENGTH = "has a list of another length than declared; correct or drop it"
+
+
+class Fault(NamedTuple):
+    """Rows that break one rule: which, the rule without any value, and the column."""
+
+    rows: NDArray[np.bool_]
+    reason: str
+    column: str
+
+
+@dataclass(frozen=True, slots=True)
+class Encoder:
+    """The encoding of raw tables that a schema declares.
+
+    Guarantees
+    ----------
+    A row's numbers depend on that row and the schema alone, to the bit: not on the order of columns, the file's format,
+    or the other rows. Their L2 norm is at most `norm_at_most`, up to rounding.
+    """
+
+    schema: Schema
+
+    @classmethod
+    def of(cls, facts: Mapping[str, Any]) -> Self:
+        """Return the encoder of a schema in plain JSON values, as an artifact states it.
+
+        Raises
+        ------
+        Invalid
+            If they are no schema.
+        """
+        return cls(_schema_of(json.dumps(facts, sort_keys=True)))
+
+    @property
+    def feature_names(self) -> tuple[str, ...]:
+        """The names of the features, in order."""
+        return self.schema.feature_names
+
+    @property
+    def norm_at_most(self) -> float:
+        """The public bound on the L2 norm of an encoded row."""
+        return self.schema.norm_at_most
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """The columns that become features."""
+        return tuple(column for column in self.schema.columns if not isinstance(column, Id | Drop))
+
+    def transform(self, rows: Any) -> NDArray[np.float64]:
+        """Encode a raw table.
+
+        Parameters
+        ----------
+        rows : Arrow table, or data frame of pandas or polars
+            Raw columns, found by their names in any order. Dropped columns and the one with the id of an individual may
+            be absent.
+
+        Returns
+        -------
+        float64 array of shape (n_rows, n_features)
+
+        Raises
+        ------
+        Invalid
+            If a column is missing, unknown or of another type, or the schema refuses a row; one line, without a value.
+        """
+        labels = None if is_annotated(rows) else column_labels(rows)
+        if labels is None:
+            raise Invalid("raw rows must name their columns; pass a data frame, an Arrow table, or `obs` of an AnnData")
+        rows = without_index(
+            rows, named=[column.name for column in self.schema.columns], drop_others=self.schema.unlisted == "drop"
+        )
+        if not hasattr(rows, "column_names"):
+            names = [str(label) for label in labels]
+            wanted = {column.name.partition(".")[0] for column in self.columns} | {c.name for c in self.columns}
+            arrays = {
+                name: self._arrow(name, column_at(rows, labels, at)) if name in wanted else pa.nulls(len(rows))
+                for at, name in enumerate(names)
+            }
+            if len(arrays) < len(names):
+                raise Invalid("two columns have the same name; rename one")
+            rows = pa.table(arrays)
+        rows = flat_table(rows)
+        self.match(rows.column_names, needs_unit=False)
+        try:
+            found, faults = self.encode({column.name: rows.column(column.name) for column in self.columns})
+        except BadSource as error:
+            raise Invalid(str(error)) from None
+        for row in range(len(found)):
+            for fault in faults:
+                if fault.rows[row]:
+                    raise Invalid(f"row {row}, column {fault.column!r}, {fault.reason}")
+            if not faults:
+                break
+        return found
+
+    def _arrow(self, name: str, column: Any) -> Any:
+        """Return a column of a data frame as an Arrow array; objects of several types by their texts."""
+        kind = getattr(column, "dtype", None)
+        if type(kind).__name__ == "SparseDtype":  # which Arrow does not read
+            column = column.sparse.to_dense()
+        try:
+            if hasattr(column, "to_arrow"):
+                return column.to_arrow()
+            if hasattr(column, "iloc") and str(kind) != "object":
+                return pa.Array.from_pandas(column)
+        except (pa.ArrowException, TypeError, ValueError, OverflowError):
+            pass
+        try:
+            return array_of(list(column), decimal=self.schema.text.decimal)
+        except (TypeError, ValueError, OverflowError):
+            raise Invalid(f"column {name!r} holds objects that are no text, numbers or dates; convert it") from None
+
+    def match(self, found: Sequence[str], *, needs_unit: bool, drop_others: bool = False) -> None:
+        """Check that a table with these columns can be encoded.
+
+        Raises
+        ------
+        Invalid
+            If one is missing, or another is there that the schema neither lists nor drops.
+        """
+        unit = self.schema.unit
+        wanted = [column.name for column in self.columns] + ([unit] if unit is not None and needs_unit else [])
+        dropped = self.dropped(found) | ({unit} if not needs_unit else set())
+        known = [name for name in found if name not in dropped]
+        match_names(known, wanted, noun="schema", drop_others=drop_others or self.schema.unlisted == "drop")
+
+    def dropped(self, found: Sequence[str]) -> set[str | None]:
+        """Return the columns of a table that the schema drops, with the fields of a struct that it drops."""
+        names = [column.name for column in self.schema.columns if isinstance(column, Drop)]
+        return {name for name in found if any(name == one or name.startswith(f"{one}.") for one in names)}
+
+    def encode(self, table: Mapping[str, pa.Array | pa.ChunkedArray]) -> tuple[NDArray[np.float64], list[Fault]]:
+        """Encode columns by name; return the numbers, and the rows that break a rule of the schema.
+
+        Raises
+        ------
+        BadSource
+            If a column has a type that its kind cannot have.
+        """
+        faults: list[Fault] = []
+        parts = []
+        canonical = Canonical(decimal=self.schema.text.decimal, missing_texts=self.schema.missing_texts)
+        for column in self.columns:
+            try:
+                cells = plain_cells(table[column.name])
+                parts.append(_ENCODERS[type(column)](column, cells, canonical, faults))
+            except BadSource as error:
+                raise BadSource(f"column {column.name!r}: {error}") from None
+            except pa.ArrowException:  # of a type that Arrow cannot convert
+                kind, wanted = table[column.name].type, type(column).__name__.lower()
+                raise BadSource(f"column {column.name!r}: it holds {kind}, which is not {wanted}; convert it") from None
+        return np.concatenate(parts, axis=1), faults
+
+
+def flat_table(table: pa.Table | pa.RecordBatch) -> pa.Table:
+    """Return a table with the fields of each struct as columns of their own: ``a.b`` for the field b of a."""
+    if isinstance(table, pa.RecordBatch):
+        table = pa.Table.from_batches([table])
+    while any(pa.types.is_struct(field.type) for field in table.schema):
+        table = table.flatten()
+    return table
+
+
+@lru_cache(maxsize=64)
+def _schema_of(facts: str) -> Schema:
+    try:
+        return Schema.parse(json.loads(facts))
+    except Invalid as error:
+        raise Invalid(f"the encoder of this release is no schema of this version: {error}") from None
+
+
+def _numeric(column: Numeric, cells: pa.Array, canonical: Canonical, faults: list[Fault]) -> NDArray[np.float64]:
+    numbers, missing = canonical.numbers(cells)
+    _refuse(faults, ~missing & ~np.isfinite(numbers), _NO_NUMBER, column)
+    numbers = _scaled(numbers, column.range, column.scale, column.outside, missing, faults, column)
+    return _with_missing(numbers[:, None], column, missing, faults, lambda value: _scale(value, column))
+
+
+def _date(column: Date, cells: pa.Array, canonical: Canonical, faults: list[Fault]) -> NDArray[np.float64]:
+    days, missing = canonical.days(cells, column.formats, timezone=column.timezone)
+    _refuse(faults, ~missing & np.isnan(days), _NO_DATE, column)
+    low, high = (float(end.toordinal() - _EPOCH) for end in column.range)
+    days = _scaled(days, (low, high), column.scale, column.outside, missing, faults, column)
+    return _with_missing(
+        days[:, None],
+        column,
+        missing,
+        faults,
+        lambda day: _scale_to(float(day.toordinal() - _EPOCH), (low, high), column.scale),
+    )
+
+
+def _boolean(column: Boolean, cells: pa.Array, canonical: Canonical, faults: list[Fault]) -> NDArray[np.float64]:
+    places, missing = canonical.places(cells, (*column.when_true, *column.when_false))
+    yes = (places >= 0) & (places < len(column.when_true))
+    _refuse(faults, ~missing & (places < 0), _NO_WORD, column)
+    return _with_missing(yes.astype(np.float64)[:, None], column, missing, faults, float)
+
+
+def _categorical(
+    column: Categorical, cells: pa.Array, canonical: Canonical, faults: list[Fault]
+) -> NDArray[np.float64]:
+    codes, missing = canonical.places(cells, column.values)
+    other = ~missing & (codes < 0)
+    if column.others == "refuse":
+        _refuse(faults, other, _NO_WORD, column)
+    if isinstance(column.missing, Value):
+        codes = np.where(missing, column.values.index(column.missing.value), codes)
+    hot = np.zeros((len(codes), len(column.values) + (column.others == "category")))
+    rows = np.flatnonzero(codes >= 0)
+    hot[rows, codes[rows]] = 1.0
+    if column.others == "category":
+        hot[other, -1] = 1.0
+    return _with_missing(hot, column, missing, faults, None)
+
+
+def _vector(column: Vector, cells: pa.Array, canonical: Canonical, faults: list[Fault]) -> NDArray[np.float64]:
+    kind = cells.type
+    if pa.types.is_null(kind):
+        cells = cells.cast(pa.list_(pa.float64()))
+    elif not (pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)):
+        raise BadSource(f"it holds {kind}; a vector is a list of numbers, as in Parquet; convert it")
+    absent = cells.is_null().to_numpy(zero_copy_only=False)
+    whole = ~absent & (pc.list_value_length(cells).fill_null(0).to_numpy(zero_copy_only=False) == column.length)
+    numbers = np.full((len(cells), column.length), np.nan)
+    items = cells.filter(pa.array(whole)).flatten()
+    if not (is_number(items.type) or pa.types.is_null(items.type)):
+        raise BadSource(f"it holds {kind}; a vector is a list of numbers, as in Parquet; convert it")
+    numbers[whole] = Canonical().numbers(items)[0].reshape(-1, column.length)
+    _refuse(faults, ~absent & ~whole, _LENGTH, column)
+    missing = absent | (whole & np.isnan(numbers).any(axis=1))
+    _refuse(faults, ~missing & whole & ~np.isfinite(numbers).all(axis=1), _NO_NUMBER, column)
+    if column.range is not None:
+        numbers = _scaled(numbers, column.range, column.scale, column.outside, missing, faults, column)
+    else:
+        assert column.norm is not None
+        largest = column.norm * _SQUARES_WELL
+        numbers = np.clip(np.where(np.isfinite(numbers), numbers, 0.0), -largest, largest) / column.norm
+        norms = np.sqrt(np.square(numbers).sum(axis=1))
+        if column.outside == "refuse":
+            _refuse(faults, ~missing & (norms > 1), _OUTSIDE, column)
+        numbers /= np.maximum(norms, 1.0)[:, None]
+    return _with_missing(numbers, column, missing, faults, None)
+
+
+_ENCODERS: dict[type[Column], Callable[..., NDArray[np.float64]]] = {
+    Numeric: _numeric,
+    Date: _date,
+    Boolean: _boolean,
+    Categorical: _categorical,
+    Vector: _vector,
+}
+
+
+def _refuse(faults: list[Fault], rows: NDArray[np.bool_], reason: str, column: Column) -> None:
+    if rows.any():
+        faults.append(Fault(rows, reason, column.name))
+
+
+def _scaled(
+    numbers: NDArray[np.float64],
+    ends: tuple[float, float],
+    scale: str,
+    outside: str,
+    missing: NDArray[np.bool_],
+    faults: list[Fault],
+    column: Column,
+) -> NDArray[np.float64]:
+    """Bring numbers into their range, and scale it; what is no number becomes the low end, and is set elsewhere."""
+    low, high = ends
+    numbers = np.where(np.isfinite(numbers), numbers, low)
+    if outside == "refuse":
+        beyond = (numbers < low) | (numbers > high)
+        _refuse(faults, ~missing & (beyond if beyond.ndim == 1 else beyond.any(axis=1)), _OUTSIDE, column)
+    return np.asarray(_scale_to(np.clip(numbers, low, high), ends, scale))
+
+
+def _scale(value: float, column: Numeric) -> float:
+    return float(_scale_to(value, column.range, column.scale))
+
+
+def _scale_to(numbers: Any, ends: tuple[float, float], scale: str) -> Any:
+    if scale == "none":
+        return numbers
+    parts = (numbers - ends[0]) / (ends[1] - ends[0])
+    return parts if scale == "unit" else 2.0 * parts - 1.0
+
+
+def _with_missing(
+    numbers: NDArray[np.float64],
+    column: Any,
+    missing: NDArray[np.bool_],
+    faults: list[Fault],
+    scaled: Callable[[Any], float] | None,
+) -> NDArray[np.float64]:
+    """Set the features of rows with a missing value by the column's rule."""
+    if isinstance(column.missing, Value):
+        if scaled is not None:
+            numbers[missing] = scaled(column.missing.value)
+        return numbers
+    if column.missing == "refuse":
+        _refuse(faults, missing, _NO_VALUE, column)
+    numbers[missing] = 0.0
+    return np.column_stack([numbers, missing.astype(np.float64)]) if column.missing == "category" else numbers

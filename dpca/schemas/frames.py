@@ -1,0 +1,299 @@
+"""Columns of data frames of any library, matched by name, and rows of numbers in memory.
+
+Columns of a table matched by name with those that are wanted, so that no order of columns gives wrong numbers.
+
+Only numpy is needed: whoever loads an artifact imports this.
+
+>>> match_names(["b", "a"], ["a", "b"], noun="release").tolist()
+[1, 0]
+>>> match_names(["a", "b"], ["a", "b"], noun="release") is None
+True
+
+Columns of data frames and tables of any library, found by the interface they share; none of them is imported.
+
+An index numbers or names rows, so it is no feature. Arrow and Parquet state the columns of a stored index; elsewhere
+its name alone shows one, and then nothing is guessed.
+
+Rows of numbers in memory, checked for what `numpy.asarray` drops in silence: masks, units, dates, categories.
+
+It needs numpy alone, since loading an artifact imports it.
+
+>>> plain_rows(np.ma.masked_array([[1.0, 2.0]], mask=[[False, True]]), missing=True)
+array([[ 1., nan]])
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from numbers import Integral
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpca.errors import Invalid
+
+
+def match_names(
+    found: Sequence[str], wanted: Sequence[str], *, noun: str, drop_others: bool = False
+) -> NDArray[np.intp] | None:
+    """Return the position among the found columns of each wanted one; None where they are the same in one order.
+
+    Parameters
+    ----------
+    found : sequence of str
+        The names of the columns of a table.
+    wanted : sequence of str
+        The public names.
+    noun : str
+        What wants them, for messages.
+    drop_others : bool
+        Whether columns that nobody wants are left out; else they are refused.
+
+    Raises
+    ------
+    Invalid
+        If a wanted column is missing, another one is there, or a name occurs twice, so that it says nothing.
+
+    Notes
+    -----
+    A message names a found column only where no wanted one is missing: else the first line of the table may hold no
+    names but a row.
+    """
+    if len(found) == len(wanted) and all(one == other for one, other in zip(found, wanted, strict=True)):
+        return None
+    positions = {name: column for column, name in enumerate(found)}
+    known = set(wanted)
+    missing = [name for name in wanted if name not in positions]
+    others = [name for name in positions if name not in known]
+    if missing:
+        strange = f" ({len(others)} of the {len(found)} that are there have other names)" if others else ""
+        raise Invalid(
+            f"column {_first(missing)} missing{strange}; this {noun} finds its {len(wanted)} columns by name; "
+            "add what is missing, or give it its name"
+        )
+    if len(positions) < len(found) or len(known) < len(wanted):
+        raise Invalid(
+            f"a name of a column occurs twice; this {noun} finds its columns by name where their order differs; rename "
+            "one, or give the columns in its order"
+        )
+    if others and not drop_others:
+        raise Invalid(
+            f"column {_first(others)} not among the {len(wanted)} that this {noun} knows; "
+            "leave out what it does not know"
+        )
+    return np.array([positions[name] for name in wanted], dtype=np.intp)
+
+
+def meaning(facts: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Return the part of a schema, in plain JSON values, that decides what the features of its rows mean.
+
+    How text is written, and columns without features, are no part of it.
+    """
+    if facts is None:
+        return None
+    columns = [column for column in facts["columns"] if column["kind"] not in ("id", "drop")]
+    return {"missing_texts": sorted(facts["missing_texts"]), "columns": columns}
+
+
+def changed_columns(saved: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
+    """Return the names of the columns that two schemas declare in unlike ways, or only one of them declares."""
+    one, other = ({column["name"]: column for column in meaning(facts)["columns"]} for facts in (saved, found))  # type: ignore[index]
+    return [name for name in {**one, **other} if one.get(name) != other.get(name)]
+
+
+def _first(names: Sequence[str]) -> str:
+    return f"{names[0]!r}{' is' if len(names) == 1 else f' and {len(names) - 1} more are'}"
+
+
+_INDEX = re.compile(r"|Unnamed: \d+(_level_\d+)?|__index_level_\d+__")
+"""The names that pandas gives to an index without a name when it writes it, and when it reads that again."""
+
+
+def feature_columns(
+    found: Sequence[str], *, index: Sequence[str] = (), named: Sequence[str] = (), drop_others: bool = False
+) -> list[str]:
+    """Return the columns of a table that may be features, in their order.
+
+    Parameters
+    ----------
+    found : sequence of str
+    index : sequence of str
+        The columns that the table calls its index.
+    named : sequence of str
+        The columns that are declared by name: they stay.
+    drop_others : bool
+        Whether a column that looks like an index is left out; else it is refused.
+
+    Raises
+    ------
+    Invalid
+        If a column looks like an index, and no declaration settles what it is.
+    """
+    kept, known, stored = [], set(named), set(index)
+    for at, name in enumerate(found):
+        if name not in known and (name in stored or _INDEX.fullmatch(name)):
+            if name in stored or drop_others:
+                continue
+            said = f"column {name!r} has the name of" if name else f"column {at + 1} has no name, like"
+            raise Invalid(
+                f"{said} the index of a data frame, which is no feature; leave it out (index=False), or rename it if "
+                "it is one; of a file, --feature-names or a --table-schema without it leave it out, and --unit-column "
+                "takes it for ids"
+            )
+        kept.append(name)
+    return kept
+
+
+def index_columns(schema: Any) -> tuple[str, ...]:
+    """Return the columns of an Arrow schema that its metadata call the index of a data frame."""
+    stated = (schema.pandas_metadata or {}).get("index_columns", ())
+    return tuple(name for name in stated if isinstance(name, str))  # a range is no column
+
+
+def without_index(rows: Any, *, named: Sequence[str] = (), drop_others: bool = False) -> Any:
+    """Return a frame or table without the columns of a stored index; anything else as it is.
+
+    Raises
+    ------
+    Invalid
+        As `feature_columns`.
+    """
+    labels = list(rows.columns) if hasattr(rows, "to_dask_array") and hasattr(rows, "columns") else column_labels(rows)
+    if labels is None or is_annotated(rows):
+        return rows
+    names = [str(label) for label in labels]
+    index = index_columns(rows.schema) if hasattr(rows, "column_names") else ()
+    kept = feature_columns(names, index=index, named=named, drop_others=drop_others)
+    return rows.select(kept) if index and len(kept) < len(names) else rows
+
+
+def column_labels(rows: Any) -> list[Any] | None:
+    """Return the labels of the columns of a frame, a table or an AnnData object; None of anything else."""
+    if is_annotated(rows):
+        return list(rows.var_names)
+    if hasattr(rows, "column_names"):  # an Arrow table
+        return list(rows.column_names)
+    if hasattr(rows, "columns") and hasattr(rows, "to_numpy"):
+        return list(rows.columns)
+    return None
+
+
+def is_annotated(rows: Any) -> bool:
+    """Return whether rows are an AnnData object: a matrix with names beside it."""
+    return hasattr(rows, "var_names") and hasattr(rows, "X")
+
+
+def column_at(rows: Any, labels: Sequence[Any], at: int) -> Any:
+    """Return one column of a frame or table, by position where labels may repeat."""
+    if hasattr(rows, "iloc"):
+        return rows.iloc[:, at]
+    return rows.column(at) if hasattr(rows, "column_names") else rows[labels[at]]
+
+
+_NO_NUMBERS = re.compile(r"date|time|duration|period|interval|month|categor|enum|dictionary|pint\[", re.IGNORECASE)
+"""Types of columns, of pandas, polars and Arrow, that numpy makes ticks, codes or bare numbers of."""
+_EXACT = 1 << 53
+_LARGE = "holds an integer beyond 2**53, which float64 rounds; scale or drop its column"
+_RULE = "declare it in a schema and pass what its encoder makes of it (see `dpca schema draft`), or convert it first"
+
+
+def plain_rows(rows: Any, *, name: str = "rows", missing: bool = False) -> Any:
+    """Return rows of which nothing is lost when they become float64.
+
+    Parameters
+    ----------
+    rows : array-like, scipy sparse, data frame, Arrow table, AnnData or Dask collection
+        What is computed later (AnnData, Dask) is checked by its types here; check its pieces when they are made.
+    name : str
+        The name of the rows in messages.
+    missing : bool
+        Whether NaN is a missing entry. Masked entries become NaN then; else they are refused.
+
+    Raises
+    ------
+    Invalid
+        If a column holds dates, durations or categories, or values are masked, have a unit, or are integers that
+        float64 does not hold.
+    """
+    if is_annotated(rows):
+        return rows
+    if hasattr(rows, "columns") and not isinstance(rows, np.ndarray):
+        return _plain_frame(rows, name, missing=missing)
+    if isinstance(rows, list | tuple):
+        rows = _plain_list(rows)
+    kind = getattr(getattr(rows, "dtype", None), "kind", "f")
+    if kind in "mMV":
+        raise Invalid(f"{name} holds {rows.dtype}, which is no number without a rule; {_RULE}")
+    unit = getattr(rows, "units", getattr(rows, "unit", None))  # of astropy, pint and unyt
+    if unit is not None:
+        raise Invalid(f"{name} has the unit {unit}, and a release keeps none; pass plain numbers of a declared unit")
+    if np.ma.isMaskedArray(rows):
+        if missing:
+            return np.ma.filled(rows.astype(np.float64), np.nan)
+        if np.ma.getmaskarray(rows).any():
+            raise Invalid(f"{name} has masked values, and a mask is missing data; fill them in, or drop their rows")
+        rows = rows.data
+    if kind == "O" and isinstance(rows, np.ndarray):
+        _check_objects(rows, name)
+    if kind in "iu" and rows.dtype.itemsize > 4 and not hasattr(rows, "__dask_graph__"):
+        _check_integers(rows.data if hasattr(rows, "tocsr") else rows, name)
+    return rows
+
+
+def _plain_frame(frame: Any, name: str, *, missing: bool) -> Any:
+    """Check the types of the columns of a frame; make sparse ones dense where a sparse one would mean other rows."""
+    kinds = dict(_types(frame))
+    if len(kinds) < len(frame.columns):
+        return frame  # names that repeat are refused by those who read it
+    for column, kind in kinds.items():
+        if _NO_NUMBERS.match(kind):
+            raise Invalid(f"column {column!r} of {name} holds {kind}, which is no number without a rule; {_RULE}")
+        if kind == "object":
+            _check_objects(np.asarray(frame[column], dtype=object), f"column {column!r} of {name}")
+        if "int64" in kind.lower() and hasattr(frame, "dtypes") and not hasattr(frame, "__dask_graph__"):
+            ends = (getattr(frame[column], end)() for end in ("min", "max"))
+            if any(isinstance(end, Integral) and abs(int(end)) > _EXACT for end in ends):
+                raise Invalid(f"column {column!r} of {name} {_LARGE}")
+    filled = [column for column, kind in kinds.items() if kind.startswith("Sparse[")]
+    if not filled:
+        return frame
+    if missing and any(frame.dtypes[column].fill_value == 0 for column in filled):
+        raise Invalid(
+            f"column {filled[0]!r} of {name} is sparse with 0 for what is not stored, which may be a rating or none; "
+            "pass a scipy sparse array of the ratings, or a dense frame with NaN where there is none"
+        )
+    if len(filled) == len(kinds) and all(frame.dtypes[column].fill_value == 0 for column in filled):
+        return frame  # scikit-learn keeps it sparse
+    return frame.assign(**{column: frame[column].sparse.to_dense() for column in filled})
+
+
+def _types(frame: Any) -> Iterable[tuple[str, str]]:
+    """Yield the names of the columns of a frame or table, and the names of their types."""
+    if hasattr(frame, "column_names"):
+        return ((field.name, str(field.type)) for field in frame.schema)
+    kinds = getattr(frame, "dtypes", None)
+    if kinds is None:
+        kinds = ["unknown"] * len(frame.columns)
+    return ((str(name), str(kind)) for name, kind in zip(frame.columns, kinds, strict=True))
+
+
+def _plain_list(rows: Any) -> Any:
+    """Return rows in a list as an array where their types matter; what is no array is left as it is."""
+    if any(map(np.ma.isMaskedArray, rows)):
+        return np.ma.stack(rows)
+    try:
+        array = np.asarray(rows)
+    except (TypeError, ValueError):  # ragged, and refused by those who read it
+        return rows
+    return array if array.dtype.kind in "mMViuO" else rows
+
+
+def _check_objects(values: NDArray[Any], name: str) -> None:
+    if any(isinstance(value, np.datetime64 | np.timedelta64) for value in values.ravel()):
+        raise Invalid(f"{name} holds dates or durations, which are no numbers without a rule; {_RULE}")
+
+
+def _check_integers(values: Any, name: str) -> None:
+    values = np.asarray(values)
+    if values.size and (values.max() > _EXACT or (values.dtype.kind == "i" and values.min() < -_EXACT)):
+        raise Invalid(f"{name} {_LARGE}")

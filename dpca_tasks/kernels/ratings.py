@@ -1,0 +1,523 @@
+"""Loops over ratings: by users, by items, and over a share that is hidden for scoring.
+
+Loops over users of a matrix of ratings.
+
+Loops over users of a matrix of ratings: which ratings are used, a user's own factor, and sums for each item.
+
+Everything about one user is computed from that user's row alone, in a fixed order, with ``+ - * / sqrt``: the same bits
+in any block. What is added up are integers.
+
+Loops that put the ratings of a user on a grid: clipped to a public range, one row a user.
+
+The loop over users of the Frank-Wolfe method: what is left of each user's ratings after the rounds so far.
+
+As in `dpca_tasks.kernels.ratings`, everything about one user is computed from that user's row alone, in a fixed
+order.
+
+Loops over users that hide a share of each user's ratings, and score predictions of the hidden ones.
+
+Everything about one user is computed from that user's row alone, in a fixed order: the same bits in any block.
+
+Loops over items: ratings sorted by item, and exact sums for each item over its raters.
+"""
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+NORMALISE, WEIGHT_CLIP, PAPER_CLIP = range(3)
+"""How a user's factor is brought to the bound: always, or only when longer, with or without the ratings."""
+_TINY, _HUGE = 1e-150, 1e150
+
+
+@njit(cache=True, nogil=True)
+def mixed(word: np.uint64, item: int) -> np.uint64:
+    """Mix a user's random word with an item's number, so that items are in an order of their own for each user."""
+    x = word + np.uint64(item) * np.uint64(0x9E3779B97F4A7C15)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+@njit(cache=True, nogil=True)
+def chosen_ratings(
+    indices: NDArray[np.integer],
+    row_ptr: NDArray[np.int64],
+    priorities: NDArray[np.float64],
+    most: int,
+    words: NDArray[np.uint64],
+) -> NDArray[np.bool_]:
+    """Mark at most ``most`` ratings of each user: those of the lowest priority, ties by chance; infinite ones never."""
+    chosen = np.zeros(indices.size, np.bool_)
+    for user in range(row_ptr.size - 1):
+        start, stop = row_ptr[user], row_ptr[user + 1]
+        count = 0
+        for at in range(start, stop):
+            chosen[at] = priorities[indices[at]] < np.inf
+            count += chosen[at]
+        if count <= most:
+            continue
+        coins = np.empty(stop - start, np.uint64)
+        for at in range(start, stop):
+            coins[at - start] = mixed(words[user], indices[at])
+        order = np.argsort(coins, kind="mergesort")
+        ranks = np.empty(stop - start)
+        for at in range(order.size):
+            ranks[at] = priorities[indices[start + order[at]]]
+        order = order[np.argsort(ranks, kind="mergesort")]
+        chosen[start:stop] = False
+        for at in range(most):
+            chosen[start + order[at]] = True
+    return chosen
+
+
+@njit(cache=True, nogil=True)
+def residuals(
+    values: NDArray[np.int32],
+    indices: NDArray[np.integer],
+    row_ptr: NDArray[np.int64],
+    low: float,
+    step: float,
+    offsets: NDArray[np.float64],
+    centre: float,
+    prior: float,
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return what is left of each rating without its item's offset and its user's, and the users' offsets.
+
+    A user's offset is the mean of ratings without item offsets, with ``prior`` ratings at ``centre`` added; for an
+    infinite ``prior`` it is the centre.
+    """
+    left = np.empty(values.size)
+    own = np.empty(row_ptr.size - 1)
+    for user in range(row_ptr.size - 1):
+        start, stop = row_ptr[user], row_ptr[user + 1]
+        total = 0.0
+        for at in range(start, stop):
+            left[at] = low + step * values[at] - offsets[indices[at]] - centre
+            total += left[at]
+        mean = total / (stop - start + prior) if stop > start and prior < np.inf else 0.0
+        for at in range(start, stop):
+            left[at] -= mean
+        own[user] = centre + mean
+    return left, own
+
+
+@njit(cache=True, nogil=True)
+def solve_users(
+    left: NDArray[np.float64],
+    indices: NDArray[np.integer],
+    row_ptr: NDArray[np.int64],
+    used: NDArray[np.bool_],
+    factors: NDArray[np.integer],
+    unit: float,
+    ridge: float,
+    bound: float,
+    unobserved: NDArray[np.float64],
+) -> NDArray[np.float64]:
+    """Return each user's factor: ``(ridge I + P + sum_j v_j v_j^T)^-1 sum_j clip(left_j, bound) v_j``, by Cholesky.
+
+    ``v_j`` is ``unit`` times the integers of item j; ratings that are not ``used`` are left out. P is ``unobserved``.
+    Inner loops run along rows, over entries that do not depend on each other.
+    """
+    rank = factors.shape[1]
+    solved = np.zeros((row_ptr.size - 1, rank))
+    matrix, column = np.empty((rank, rank)), np.empty(rank)
+    scaled = unit * factors
+    for user in range(row_ptr.size - 1):
+        matrix[:] = unobserved
+        right = solved[user]
+        for at in range(row_ptr[user], row_ptr[user + 1]):
+            if not used[at]:
+                continue
+            of_item = scaled[indices[at]]
+            rating = min(max(left[at], -bound), bound)
+            for a in range(rank):
+                value = of_item[a]
+                right[a] += rating * value
+                row = matrix[a]
+                for b in range(a + 1):
+                    row[b] += value * of_item[b]
+        for a in range(rank):
+            matrix[a, a] += ridge
+        for c in range(rank):
+            pivot = np.sqrt(max(matrix[c, c], ridge * 2.0**-40))
+            matrix[c, c] = pivot
+            for a in range(c + 1, rank):
+                column[a] = matrix[a, c] / pivot
+                matrix[a, c] = column[a]
+            for a in range(c + 1, rank):
+                row, entry = matrix[a], column[a]
+                for b in range(c + 1, a + 1):
+                    row[b] -= entry * column[b]
+        for a in range(rank):
+            entry = right[a]
+            for b in range(a):
+                entry -= matrix[a, b] * right[b]
+            right[a] = entry / matrix[a, a]
+        for a in range(rank - 1, -1, -1):
+            entry = right[a]
+            for b in range(a + 1, rank):
+                entry -= matrix[b, a] * right[b]
+            right[a] = entry / matrix[a, a]
+    return solved
+
+
+@njit(cache=True, nogil=True)
+def bound_users(
+    solved: NDArray[np.float64], user_norm: float, bits: int, rule: int
+) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
+    """Bring each factor to norm ``user_norm`` by a rule, on a grid where that is ``2^bits`` steps; return the scales.
+
+    The integer squares of a user sum to at most ``4^bits``, compared in int64. A factor that is not finite, or
+    vanishes, becomes 0.
+    """
+    gridded = np.zeros(solved.shape, np.int32)
+    scales = np.ones(solved.shape[0])
+    steps = 2.0**bits
+    for user in range(solved.shape[0]):
+        factor = solved[user]
+        largest = 0.0
+        for a in range(factor.size):
+            largest = max(largest, abs(factor[a])) if factor[a] == factor[a] else np.inf
+        if not _TINY < largest < _HUGE:
+            continue
+        squares = 0.0
+        for a in range(factor.size):
+            part = factor[a] / largest
+            squares += part * part
+        norm = largest * np.sqrt(squares)
+        scale = user_norm / norm
+        if rule != NORMALISE and scale > 1.0:
+            scale = 1.0
+        scales[user] = scale
+        within = np.int64(0)
+        for a in range(factor.size):
+            gridded[user, a] = np.int32(np.rint(factor[a] / norm * (norm * scale / user_norm) * steps))
+            within += np.int64(gridded[user, a]) ** 2
+        if within > np.int64(1) << 2 * bits:
+            for a in range(factor.size):
+                gridded[user, a] = np.int32(factor[a] / norm * (norm * scale / user_norm) * (steps * (1 - 2.0**-24)))
+    return gridded, scales
+
+
+@njit(cache=True, nogil=True)
+def grid_ratings(
+    left: NDArray[np.float64],
+    row_ptr: NDArray[np.int64],
+    scales: NDArray[np.float64],
+    bound: float,
+    bits: int,
+    rule: int,
+) -> NDArray[np.int32]:
+    """Scale ratings as their user's factor was, then clip them to ``bound``: ``2^bits`` steps of their grid."""
+    gridded = np.empty(left.size, np.int32)
+    steps = 2.0**bits
+    for user in range(row_ptr.size - 1):
+        scale = 1.0 if rule == PAPER_CLIP else scales[user]
+        for at in range(row_ptr[user], row_ptr[user + 1]):
+            rating = min(max(left[at] * scale, -bound), bound)
+            gridded[at] = np.int32(np.rint(rating / bound * steps))
+    return gridded
+
+
+@njit(cache=True, nogil=True)
+def first_rows(
+    values: NDArray[np.floating],
+    indices: NDArray[np.integer],
+    row_ptr: NDArray[np.int64],
+    record_ptr: NDArray[np.int64],
+    low: float,
+    high: float,
+    bits: int,
+) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int64]]:
+    """Keep the finite ratings of the first row of each record, clipped to ``[low, high]``, as steps above ``low``.
+
+    The range has ``2^bits`` steps. Rows are canonical: no item occurs twice in one.
+    """
+    kept_values = np.empty(values.size, np.int32)
+    kept_items = np.empty(values.size, np.int32)
+    starts = np.zeros(record_ptr.size, np.int64)
+    steps = 2.0**bits
+    kept = 0
+    for record in range(record_ptr.size - 1):
+        if record_ptr[record] < record_ptr[record + 1]:
+            row = record_ptr[record]
+            for at in range(row_ptr[row], row_ptr[row + 1]):
+                value = np.float64(values[at])
+                if np.isfinite(value):
+                    rating = min(max(value, low), high)
+                    kept_values[kept] = np.int32(np.rint((rating - low) / (high - low) * steps))
+                    kept_items[kept] = indices[at]
+                    kept += 1
+        starts[record + 1] = kept
+    return kept_values[:kept], kept_items[:kept], starts
+
+
+@njit(cache=True, nogil=True)
+def descend(
+    left: NDArray[np.float64],
+    indices: NDArray[np.integer],
+    row_ptr: NDArray[np.int64],
+    directions: NDArray[np.integer],
+    unit: float,
+    gains: NDArray[np.float64],
+    row_norm: float,
+    bound: float,
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return what is left of each rating, and each user's coefficients of the directions.
+
+    Ratings are clipped to ``bound``. Round t has the weight ``eta = 2 / (t + 2)``, t from 0: with d what is left of a
+    user's ratings, clipped to norm ``row_norm``, the user's prediction y becomes
+    ``(1 - eta) y + eta gains[t] (d . v_t) v_t``; the columns v_t are ``unit`` times integers.
+    """
+    rounds = gains.size
+    rest = np.empty(left.size)
+    coefficients = np.zeros((row_ptr.size - 1, rounds))
+    for user in range(row_ptr.size - 1):
+        start, stop = row_ptr[user], row_ptr[user + 1]
+        predicted = np.zeros(stop - start)
+        own = coefficients[user]
+        for at in range(start, stop):
+            rest[at] = min(max(left[at], -bound), bound)
+        for step in range(rounds):
+            squares, score = 0.0, 0.0
+            for at in range(start, stop):
+                gap = rest[at] - predicted[at - start]
+                squares += gap * gap
+                score += gap * (unit * directions[indices[at], step])
+            norm = np.sqrt(squares)
+            if norm > row_norm:
+                score *= row_norm / norm
+            eta = 2.0 / (step + 2.0)
+            for before in range(step):
+                own[before] *= 1.0 - eta
+            own[step] = eta * gains[step] * score
+            for at in range(start, stop):
+                move = own[step] * (unit * directions[indices[at], step])
+                predicted[at - start] = (1.0 - eta) * predicted[at - start] + move
+        for at in range(start, stop):
+            rest[at] -= predicted[at - start]
+    return rest, coefficients
+
+
+@njit(cache=True, nogil=True)
+def scale_rows(values: NDArray[np.float64], row_ptr: NDArray[np.int64], length: float, *, by_count: bool) -> None:
+    """Scale each row to norm ``length``, or divide it by the square root of its number of values; rows of 0 stay."""
+    for row in range(row_ptr.size - 1):
+        start, stop = row_ptr[row], row_ptr[row + 1]
+        squares = 0.0
+        for at in range(start, stop):
+            squares += values[at] * values[at]
+        scale = np.sqrt(float(stop - start)) if by_count else np.sqrt(squares) / length
+        if 0.0 < scale < np.inf:
+            for at in range(start, stop):
+                values[at] /= scale
+
+
+_SEED = np.uint64(0x5EED0FA5B11D)
+
+
+@njit(cache=True, nogil=True)
+def hidden_ratings(indices: NDArray[np.integer], row_ptr: NDArray[np.int64], one_in: int) -> NDArray[np.bool_]:
+    """Mark one in so many ratings of each user, at least one of two or more; of a single rating none.
+
+    Which ones follows from the items that the user rated, and from nothing else.
+    """
+    hidden = np.zeros(indices.size, np.bool_)
+    for user in range(row_ptr.size - 1):
+        start, stop = row_ptr[user], row_ptr[user + 1]
+        if stop - start < 2:
+            continue
+        word = np.uint64(0)
+        for at in range(start, stop):
+            word += mixed(_SEED, indices[at])
+        coins = np.empty(stop - start, np.uint64)
+        for at in range(start, stop):
+            coins[at - start] = mixed(word, indices[at])
+        order = np.argsort(coins, kind="mergesort")
+        for at in range(max(1, (stop - start) // one_in)):
+            hidden[start + order[at]] = True
+    return hidden
+
+
+@njit(cache=True, nogil=True)
+def add_prediction_scores(
+    values: NDArray[np.int32],
+    indices: NDArray[np.integer],
+    row_ptr: NDArray[np.int64],
+    hidden: NDArray[np.bool_],
+    own: NDArray[np.float64],
+    solved: NDArray[np.float64],
+    offsets: NDArray[np.float64],
+    factors: NDArray[np.integer],
+    unit: float,
+    low: float,
+    high: float,
+    step: float,
+    discounts: NDArray[np.int64],
+    bits: int,
+    total: NDArray[np.int64],
+) -> None:
+    """Add for each user with hidden ratings: the mean squared error over the squared range, Recall, NDCG, and 1.
+
+    Items are ranked by predicted rating, ties by number, without those that were not hidden. All four are from 0 to 1,
+    rounded to ``2^bits`` steps; ``discounts`` are those of the places of the list, in whole steps of any unit.
+    """
+    n_items, rank, count = offsets.size, solved.shape[1], discounts.size
+    scores = np.empty(n_items)
+    steps = 2.0**bits
+    for user in range(row_ptr.size - 1):
+        start, stop = row_ptr[user], row_ptr[user + 1]
+        n_hidden = 0
+        for at in range(start, stop):
+            n_hidden += hidden[at]
+        if n_hidden == 0:
+            continue
+        for item in range(n_items):
+            score = own[user] + offsets[item]
+            for a in range(rank):
+                score += solved[user, a] * (unit * factors[item, a])
+            score = min(max(score, low), high) if score == score else low
+            scores[item] = score
+        errors = 0.0
+        for at in range(start, stop):
+            if hidden[at]:
+                error = (scores[indices[at]] - (low + step * values[at])) / (high - low)
+                errors += error * error
+        for at in range(start, stop):
+            if not hidden[at]:
+                scores[indices[at]] = -np.inf
+        hits, gained = 0, np.int64(0)
+        for at in range(start, stop):
+            if hidden[at]:
+                place, mine = 0, scores[indices[at]]
+                for item in range(n_items):
+                    if scores[item] > mine or (scores[item] == mine and item < indices[at]):
+                        place += 1
+                if place < count:
+                    hits += 1
+                    gained += discounts[place]
+        ideal = np.int64(0)
+        for place in range(min(n_hidden, count)):
+            ideal += discounts[place]
+        total[0] += np.int64(np.rint(min(errors / n_hidden, 1.0) * steps))
+        total[1] += np.int64(np.rint(min(hits / min(n_hidden, count), 1.0) * steps))
+        total[2] += np.int64(np.rint(min(gained / ideal, 1.0) * steps))
+        total[3] += np.int64(1) << bits
+
+
+ROWS = 1 << 10
+"""Raters whose products BLAS adds at once: integers below ``2^53``, hence exact in any order."""
+
+
+@njit(cache=True, nogil=True)
+def balanced_weights(
+    indices: NDArray[np.integer],
+    row_ptr: NDArray[np.int64],
+    item_weights: NDArray[np.float64],
+    used: NDArray[np.bool_],
+    most: int,
+    bits: int,
+) -> NDArray[np.int32]:
+    """Scale the weights of each user's used ratings until their squares add up to ``min(most, number of ratings)``.
+
+    Weights are integers, in steps of ``2^-bits``; their squares are compared in int64.
+    """
+    weights = np.zeros(indices.size, np.int32)
+    steps = 2.0**bits
+    for user in range(row_ptr.size - 1):
+        start, stop = row_ptr[user], row_ptr[user + 1]
+        squares, count = 0.0, 0
+        for at in range(start, stop):
+            if used[indices[at]]:
+                squares += item_weights[indices[at]] ** 2
+                count += 1
+        if count == 0 or not squares > 0.0:
+            continue
+        bound = np.int64(min(count, most)) << 2 * bits
+        scale = np.sqrt(min(count, most) / squares) * steps
+        while True:
+            within = np.int64(0)
+            for at in range(start, stop):
+                if used[indices[at]]:
+                    weights[at] = np.int32(item_weights[indices[at]] * scale)
+                    within += np.int64(weights[at]) ** 2
+            if within <= bound:
+                break
+            scale *= 1 - 2.0**-20
+    return weights
+
+
+@njit(cache=True, nogil=True)
+def sort_by_item(
+    indices: NDArray[np.integer],
+    row_ptr: NDArray[np.int64],
+    weights: NDArray[np.int32],
+    ratings: NDArray[np.int32],
+    n_items: int,
+) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.int32], NDArray[np.int16]]:
+    """Return where each item's raters begin, the raters of weight above 0, their weights and their ratings."""
+    starts = np.zeros(n_items + 1, np.int64)
+    for at in range(indices.size):
+        if weights[at]:
+            starts[indices[at] + 1] += 1
+    for item in range(n_items):
+        starts[item + 1] += starts[item]
+    place = starts[:-1].copy()
+    raters = np.empty(starts[-1], np.int32)
+    of_raters = np.empty(starts[-1], np.int32)
+    rated = np.empty(starts[-1], np.int16)
+    for user in range(row_ptr.size - 1):
+        for at in range(row_ptr[user], row_ptr[user + 1]):
+            if weights[at]:
+                to = place[indices[at]]
+                raters[to], of_raters[to], rated[to] = user, weights[at], ratings[at]
+                place[indices[at]] = to + 1
+    return starts, raters, of_raters, rated
+
+
+@njit(cache=True, nogil=True)
+def add_item_sums(
+    users: NDArray[np.int16],
+    starts: NDArray[np.int64],
+    raters: NDArray[np.int32],
+    weights: NDArray[np.int32],
+    ratings: NDArray[np.int16],
+    first: int,
+    outer: NDArray[np.int64],
+    weighted: NDArray[np.int64],
+) -> None:
+    """Add ``q u u^T`` (packed upper triangle) and ``q rating u`` of all raters of items from ``first`` on, a row each.
+
+    A product has at most `ROWS` terms, each below ``2^43`` for weights below ``2^15`` and values up to ``2^14``.
+    """
+    rank = users.shape[1]
+    left, right = np.empty((ROWS, rank)), np.empty((ROWS, rank + 1))
+    for row in range(outer.shape[0]):
+        begin, end = starts[first + row], starts[first + row + 1]
+        for start in range(begin, end, ROWS):
+            count = min(ROWS, end - start)
+            for k in range(count):
+                weight = np.float64(weights[start + k])
+                right[k, rank] = weight * ratings[start + k]
+                of_user = users[raters[start + k]]
+                for a in range(rank):
+                    left[k, a] = of_user[a]
+                    right[k, a] = weight * of_user[a]
+            product = np.dot(left[:count].T, right[:count])
+            at = 0
+            for a in range(rank):
+                for b in range(a, rank):
+                    outer[row, at] += np.int64(product[a, b])
+                    at += 1
+                weighted[row, a] += np.int64(product[a, rank])
+
+
+def packed_gram(users: NDArray[np.int16]) -> NDArray[np.int64]:
+    """Return the upper triangle of ``U^T U``, exact: integers below ``2^53`` in each part of rows that BLAS adds."""
+    rank = users.shape[1]
+    total = np.zeros((rank, rank), np.int64)
+    for start in range(0, len(users), 1 << 20):
+        rows = users[start : start + (1 << 20)].astype(np.float64)
+        total += (rows.T @ rows).astype(np.int64)
+    return total[np.triu_indices(rank)]

@@ -1,0 +1,109 @@
+"""Plain functions for programs and notebooks: open a budget, and release a subspace, without Prefect.
+
+They do what the commands do, in this process. `dpca` shows them as `dpca.open_budget` and `dpca.fit_subspace`.
+"""
+
+from typing import Any
+
+from dpca.artifacts.subspace import PrivateSubspace
+from dpca.registry.reader import Registry
+from flows.releases.stages import release_directly
+from flows.requests import SubspaceRequest
+from storage.workspace import PopulationBudget, Workspace
+
+
+def open_budget(
+    population: str,
+    *,
+    epsilon: float,
+    delta: float,
+    dataset: str | None = None,
+    publish: str | None = None,
+    **terms: Any,
+) -> PopulationBudget:
+    """Open a population's budget in the ledger of this home, and return it to spend from.
+
+    Parameters
+    ----------
+    population : str
+        Whose rows are hidden, such as ``"patients"``.
+    epsilon, delta : float
+        Total privacy loss and total failure probability of everything that is ever released about the population.
+    dataset, publish : str, optional
+        As in `storage.workspace.Workspace.budget`.
+    **terms
+        Further terms, as in `storage.ledger.ledger.Ledger.open_budget`: ``relation``, ``filter``, ``unit``, ...
+
+    Returns
+    -------
+    PopulationBudget
+        The ``budget`` of `dpca.PrivatePCA` and `dpca.PrivateMatrixFactorization`. The same terms again are the same
+        budget.
+
+    Raises
+    ------
+    Conflict, Invalid, Refused
+        If it is open with other terms, or a term is not allowed.
+
+    See Also
+    --------
+    dpca.Budget : a budget in memory, which ends with the process.
+
+    Examples
+    --------
+    >>> import dpca
+    >>> import numpy as np
+    >>> budget = dpca.open_budget("patients", epsilon=4, delta=1e-6)
+    >>> model = dpca.PrivatePCA(1, epsilon=1, delta=1e-7, clip_norm=1, slot="2026-11", budget=budget)
+    >>> model.fit(np.ones((1000, 3))).published_
+    'subspace.patients@1'
+    """
+    workspace = Workspace.open()
+    workspace.ledger.open_budget(population, epsilon=epsilon, delta=delta, **terms)
+    return workspace.budget(population, dataset=dataset, publish=publish)
+
+
+def fit_subspace(dataset: str, *, workers: int | None = None, **options: Any) -> PrivateSubspace:
+    """Release a private subspace of a dataset, publish it, and return it; as ``dpca subspace fit --direct``.
+
+    The same request is the same release: a second call finds it, and costs nothing.
+
+    Parameters
+    ----------
+    dataset : str
+        A snapshot that `dpca dataset ingest` stored: ``name`` or ``name@number``.
+    workers : int, optional
+        Processes of a Dask cluster that is started for the sums; none by default.
+    **options
+        The fields of `flows.requests.SubspaceRequest`: ``components``, ``epsilon``, ``delta``, ``clip_norm``,
+        ``publish``, ``mechanism``, ``settings``, ...
+
+    Returns
+    -------
+    PrivateSubspace
+        The artifact, as `dpca.load` returns it.
+
+    Raises
+    ------
+    BudgetExhausted
+        If the budget does not admit it; nothing was charged.
+    InvalidInput, Invalid, NotFound, Refused
+        If an option is outside its domain, a name is unknown, or the ledger does not allow it.
+
+    Guarantees
+    ----------
+    The release is (``epsilon``, ``delta``)-differentially private in the relation of the population's budget.
+
+    See Also
+    --------
+    dpca.PrivatePCA : the same for rows in memory.
+
+    Examples
+    --------
+    >>> import dpca
+    >>> visits = dpca.fit_subspace("visits", components=2, epsilon=1, delta=1e-7, clip_norm=1, publish="visits-map")
+    >>> visits.n_components, dpca.load("visits-map@1").is_private
+    (2, True)
+    """
+    report = release_directly(SubspaceRequest(dataset=dataset, **options), workers=workers)
+    return Registry(Workspace.open().store).load(report["artifact"], PrivateSubspace)

@@ -1,0 +1,69 @@
+"""``dpca transform`` and ``dpca recommend``: what a consumer does with a release and a file, which goes nowhere."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flows.reports.activity import activity
+from flows.reports.terminal import print_facts, print_rows
+from storage.formats.registry import option_help
+
+Embeddings = Annotated[str, typer.Argument(metavar="NAME[@REF]", help="Published item embeddings.")]
+Ratings = Annotated[Path, typer.Argument(metavar="USER_FILE", help="CSV of one user: columns item and rating.")]
+Format = Annotated[str | None, typer.Option(help=option_help())]
+Header = Annotated[
+    bool | None, typer.Option("--header/--no-header", help="Whether CSV and TSV begin with the names of columns.")
+]
+IdColumn = Annotated[
+    str | None, typer.Option(help="Column of a table with the id of each row, for .parquet; .h5ad has names of rows.")
+]
+DropOthers = Annotated[
+    bool, typer.Option("--drop-others", help="Leave out columns that the release does not know; else refused.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def transform(
+    reference: Annotated[str, typer.Argument(metavar="NAME[@REF]", help="A published subspace, or tensor components.")],
+    source: Annotated[Path, typer.Argument(metavar="INPUT", help="A file of rows.")],
+    output: Annotated[Path, typer.Option(help="Where to write the scores: .npy, or .parquet with the ids of rows.")],
+    format: Format = None,  # noqa: A002
+    header: Header = None,
+    id_column: IdColumn = None,
+    drop_others: DropOthers = False,
+    as_json: Json = False,
+) -> None:
+    """Project the rows of INPUT onto a published subspace, or weigh tensor components for each of them.
+
+    The suffix of INPUT chooses one of the formats that --format lists; text may also end in .gz or .zst, and tables are
+    wide. Where INPUT and the subspace both name their columns, these are matched by name, in any order.
+    """
+    with activity("starting") as seen:
+        from flows.transform import transform_file
+
+        seen.step("reading and projecting rows")
+        found = transform_file(
+            reference,
+            source,
+            output,
+            format=format,
+            header=header,
+            id_column=id_column,
+            drop_others=drop_others,
+            watch=seen.rows,
+        )
+    print_facts(found, as_json=as_json)
+
+
+def recommend(
+    reference: Embeddings,
+    source: Ratings,
+    count: Annotated[int, typer.Option(min=1, help="How many items.")] = 10,
+    as_json: Json = False,
+) -> None:
+    """List the items that the user of USER_FILE would rate highest; the file is read here and goes nowhere."""
+    from flows.transform import recommend_items
+
+    rows = recommend_items(reference, source, count=count)
+    print_rows(rows, ("item", "predicted"), as_json=as_json, empty="the user has rated every item")

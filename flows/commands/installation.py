@@ -1,0 +1,200 @@
+"""``dpca demo``, ``doctor``, ``serve`` and ``backup``: try an installation, check it, show it, and copy it."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flows.reports.activity import activity
+from flows.reports.terminal import STDERR, outcome_line, print_facts, print_json
+
+backup_app = typer.Typer(help="Back up a home, rehearse the backup, and restore it.")
+
+Backup = Annotated[Path, typer.Argument(help="A folder that dpca backup create wrote.")]
+Key = Annotated[
+    str | None, typer.Option(help="The published key of the audit trail, which signed BACKUP; by default this home's.")
+]
+Passphrase = Annotated[Path | None, typer.Option(help="Check BACKUP by the first line of this file, too.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+def demo(
+    home: Annotated[
+        Path | None, typer.Option(help="The demo's folder; one of its own beside the platform's data by default.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Release a private subspace of the shipped a9a data, publish it, and read it back as a consumer.
+
+    All of it stays in a home of the demo's own, whatever DPCA_HOME and the other settings of places say.
+    """
+    with activity("starting"):
+        from dpca.installed import missing_package
+        from dpca.registry.reader import Registry
+        from flows import demo as job
+        from flows.families.restated_subspace import noise_edge_of
+        from flows.reports.release_charts import scree_chart, write_chart
+        from flows.reports.spectrum import Spectrum
+
+    with job.own_home(home) as folder:
+        with activity("preparing"):
+            job.prepare(STDERR.print)
+        with activity("releasing"):
+            report = job.release()
+        if report["reused"]:
+            STDERR.print("this release was made before: it is reused, and nothing was spent")
+        subspace = Registry.open().load(f"{job.SUBSPACE}@{job.ALIAS}")
+    scores = subspace.transform([[1.0] * subspace.n_features])
+    STDERR.print(f"read back as a consumer: one row of {subspace.n_features} features has {scores.shape[1]} scores")
+    file, plot = folder / "demo-spectrum.png", ""
+    spectrum = Spectrum.of(subspace, noise_edge=noise_edge_of(subspace))
+    try:
+        with activity("drawing the spectrum"):
+            write_chart(scree_chart(spectrum, name=report["artifact"]), file)
+        plot, said = str(file), f"the same as a picture: {file}"
+    except ModuleNotFoundError as error:
+        said = str(missing_package(error, what="a picture of it"))
+    STDERR.print(f"{spectrum.text()}\n{subspace.outcome.get('verdict', '')}\n{said}")
+    STDERR.print(f"look around with DPCA_HOME={folder}, in a shell of its own: `dpca serve` shows it in a browser")
+    if not as_json:
+        typer.echo(outcome_line(report))
+    places = {"home": str(folder), "plot": plot or None}
+    print_facts({**report, "alias": job.ALIAS, **places}, as_json=as_json)
+
+
+def doctor(
+    everything: Annotated[
+        bool, typer.Option("--all", help="Look at all entries, rows and manifests, and not at new and some old ones.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Check settings, versions, permissions, database, ledger, store, cluster, clock and Prefect; report what to fix.
+
+    No dataset is read and nothing is charged. The exit code is 1 when something must be fixed. A run looks at all that
+    is new in ledger and registry, at what was spent, and at the next part of what earlier runs saw.
+    """
+    with activity("examining"):
+        from flows.doctor import examine
+
+        findings = examine(everything=everything)
+    if as_json:
+        print_json([asdict(finding) for finding in findings])
+    else:
+        for finding in findings:
+            typer.echo(f"{finding.verdict:<4}  {finding.check:<8}  {finding.found}")
+            if finding.advice:
+                typer.echo(f"{'':<16}-> {finding.advice}")
+    if any(finding.verdict == "fix" for finding in findings):
+        raise typer.Exit(1)
+
+
+def serve(
+    host: Annotated[str, typer.Option(help="Where to listen; beyond loopback only with a token.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 takes any that is free.")] = 8410,
+    token_file: Annotated[
+        Path | None, typer.Option(help="A file of mode 0600 with the token to ask for; else DPCA_SERVE_TOKEN is.")
+    ] = None,
+    curator: Annotated[bool, typer.Option("--curator", help="Show the list of datasets too.")] = False,
+) -> None:
+    """Show versions, verdicts, differences and budgets as web pages, until the process is told to end.
+
+    The workspace is opened to read, and nothing is written. Every page has its facts as JSON beside it.
+    """
+    from flows.web.serving import serve_pages
+
+    serve_pages(host=host, port=port, token_file=token_file, curator=curator, ready=_say)
+
+
+def _say(address: str) -> None:
+    typer.echo(f"listening at {address}")
+
+
+@backup_app.command()
+def create(
+    output: Annotated[Path, typer.Argument(help="A new folder, outside the home.")],
+    datasets: Annotated[
+        bool, typer.Option("--datasets", help="Copy raw rows, too; whoever gets the backup then has them.")
+    ] = False,
+    passphrase_file: Annotated[
+        Path | None, typer.Option(help="Seal keys that sign under the first line of this file; without it none is in.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Copy database and registry at one point of the journal, whole or not at all; keys of releases never."""
+    from storage.backups.contents import facts_of
+    from storage.backups.copying import create_backup, note_date
+
+    passphrase = _read(passphrase_file)
+    with activity("copying"):
+        contents = create_backup(output, datasets=datasets, passphrase=passphrase)
+    note_date(contents.ledger, what="made", entries=contents.entries)
+    print_facts({"backup": str(output), **facts_of(contents)}, as_json=as_json)
+    if contents.missing:
+        first, *others = contents.missing
+        lost = f"{first} and {len(others)} more are" if others else f"{first} is"
+        STDERR.print(f"warning: {lost} lost or damaged")
+
+
+@backup_app.command()
+def verify(backup: Backup, key: Key = None, passphrase_file: Passphrase = None, as_json: Json = False) -> None:
+    """Check that BACKUP is signed, and every file the one that was written; `rehearse` proves more."""
+    from storage.backups.contents import facts_of
+    from storage.backups.signatures import open_backup
+
+    passphrase = _read(passphrase_file)
+    with activity("checking every file"):
+        contents = open_backup(backup, key=key, passphrase=passphrase)
+    print_facts({"backup": str(backup), **facts_of(contents)}, as_json=as_json)
+
+
+@backup_app.command()
+def rehearse(backup: Backup, key: Key = None, passphrase_file: Passphrase = None, as_json: Json = False) -> None:
+    """Restore BACKUP into a throw-away place, check all of it, and remove it; exit code 1 unless all of it holds."""
+    from dpca.home import database_url
+    from storage.backups.copying import note_date, rehearse_backup
+
+    passphrase = _read(passphrase_file)
+    with activity("rehearsing"):
+        found = rehearse_backup(backup, database_url=database_url(), key=key, passphrase=passphrase)
+    note_date(found.ledger, what="rehearsed", entries=found.entries)
+    if as_json:
+        print_facts(asdict(found), as_json=True)
+        return
+    typer.echo(
+        f"restored on {found.database} in {found.seconds:.1f} s: {found.entries} entries of ledger {found.ledger[:8]} "
+        f"hold together, {found.populations} populations have spent what they had, {found.versions} versions are whole "
+        f"({found.missing} files were missing), and it is locked until it is accepted"
+    )
+
+
+@backup_app.command()
+def restore(
+    backup: Backup,
+    only: Annotated[
+        list[str] | None, typer.Option(metavar="PART", help="database, keys or store; all of them by default.")
+    ] = None,
+    passphrase_file: Annotated[
+        Path | None, typer.Option(help="Check BACKUP and open its sealed keys with the first line of this file.")
+    ] = None,
+    key: Key = None,
+    as_json: Json = False,
+) -> None:
+    """Restore BACKUP into an empty home; the ledger stays locked until `dpca budget accept-restored`."""
+    from storage.backups.contents import facts_of
+    from storage.backups.copying import PARTS, Target, restore_backup
+
+    passphrase = _read(passphrase_file)
+    target = Target.configured()
+    with activity("restoring"):
+        contents = restore_backup(backup, into=target, only=only or PARTS, passphrase=passphrase, key=key)
+    print_facts({"home": str(target.home), **facts_of(contents)}, as_json=as_json)
+    if contents.keys and passphrase is None:
+        STDERR.print("the sealed keys were left in the backup; give --passphrase-file to restore them")
+    STDERR.print("next: restore a newer copy where there is one, or go on with `dpca budget accept-restored`")
+
+
+def _read(passphrase_file: Path | None) -> str | None:
+    from storage.backups.signatures import read_passphrase
+
+    return None if passphrase_file is None else read_passphrase(passphrase_file)

@@ -1,0 +1,479 @@
+"""Streams of subspaces: their terms, and the version of each tick.
+
+The terms of a stream: planned from public facts when it is opened, and read back at each tick.
+
+They hold the plan, the weights and everything else on which a tick's noise and grid depend, so that no later version
+of the program answers a tick of it otherwise.
+
+The version of a tick: the estimate of all kept answers, aligned with the tick before, as a private subspace.
+
+Everything here is post-processing of answers that were released and kept; no row is read.
+"""
+
+import dataclasses
+import hashlib
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpca.artifacts.base import canonical_json
+from dpca.artifacts.subspace import PrivateSubspace
+from dpca.errors import Conflict
+from dpca.privacy_unit import NIGHT_ROW, PrivacyUnit, privacy_statement
+from dpca.registry.pointers import check_name
+from dpca.schemas.frames import meaning
+from dpca_tasks.accounting.calibration import smallest_epsilon, units_of
+from dpca_tasks.accounting.events import Event, gaussian
+from dpca_tasks.accounting.factorisation import LONGEST, Strategy, Weights, choose_weights, extension_event
+from dpca_tasks.errors import InvalidInput
+from dpca_tasks.layouts import unpack_symmetric
+from dpca_tasks.mechanisms.base import Center, Plan, PrivacyTarget, Problem
+from dpca_tasks.mechanisms.streams.stream_estimate import (
+    align,
+    coefficients,
+    combined,
+    contrast_of,
+    measure_drift,
+    streamed_subspace,
+)
+from dpca_tasks.mechanisms.streams.stream_ticks import plan_stream, tick_noise, tick_query
+from dpca_tasks.noise.distributions import Symmetric
+from dpca_tasks.privacy.request import scale_in_steps
+from dpca_tasks.queries.streamed_moment import StreamedMoment
+from dpca_tasks.refinement.refined_release import RefinedRelease, refine_release
+from flows.families.base import code_version, records_facts
+from flows.families.restated_subspace import state_subspace
+from flows.requests import StreamRequest
+from storage.datasets.catalog import Entry
+from storage.ledger.stream_rows import Stream, Tick
+from storage.workspace import Workspace
+
+SLOTS: Mapping[str, str] = {"hourly": "%Y-%m-%dT%H", "daily": "%Y-%m-%d", "weekly": "%G-W%V", "monthly": "%Y-%m"}
+"""How a slot of a schedule is named, by the time at which it was planned."""
+
+_EXAMPLES = {"hourly": "2026-01-05T14", "daily": "2026-01-05", "weekly": "2026-W02", "monthly": "2026-01"}
+
+_APART = ("event", "target", "problem", "mechanism")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamTerms:
+    """The terms of a stream, as objects.
+
+    Attributes
+    ----------
+    facts : mapping, the terms as they are stored
+    plan : Plan
+    weights : Weights
+    """
+
+    facts: Mapping[str, Any]
+    plan: Plan
+    weights: Weights
+
+    @property
+    def horizon(self) -> int:
+        """The ticks for which the noise was calibrated."""
+        return int(self.facts["horizon"])
+
+    @property
+    def unit(self) -> PrivacyUnit:
+        """The unit of privacy: that of the budget, where ids tell the individuals of all nights, or a row of one."""
+        if self.facts["unit"] == "rows":
+            return PrivacyUnit(name=NIGHT_ROW)
+        return PrivacyUnit(name=self.facts["whose"], rows=self.facts["rows_per_unit"])
+
+    def statement(self, epsilon: float) -> str:
+        """Return the guarantee of ticks that have an epsilon together, in one sentence."""
+        delta, relation = float(self.facts["delta"]), self.plan.problem.relation
+        return privacy_statement(epsilon=epsilon, delta=delta, relation=relation, unit=self.unit)
+
+    @property
+    def answer(self) -> dict[str, Any]:
+        """What each tick estimates, as the functions of estimates take it."""
+        return {name: self.facts[name] for name in ("answer", "window", "half_life")}
+
+    def query(self, tick: int, arrivals: tuple[int, ...]) -> StreamedMoment:
+        """Return the query of a tick; ``arrivals`` are the numbers of the snapshots of all ticks up to it."""
+        return tick_query(self.plan, weights=self.weights, horizon=self.horizon, tick=tick, arrivals=arrivals)
+
+    def event_of(self, ticks: int, *, charged: int = 0) -> Event:
+        """Return the event by which ticks up to a number are charged, after others were."""
+        if self.weights.endless:
+            if charged:
+                raise InvalidInput(
+                    f"strategy={self.weights.strategy} has one charge for any number of ticks, and the noise of this "
+                    f"stream was bounded for {charged} when it was opened; open a new stream, with --ticks for more."
+                )
+            return self.plan.event
+        if not charged and ticks == self.horizon:
+            return self.plan.event
+        multiplier = float(self.facts["noise_multiplier"])
+        return extension_event(
+            self.weights, horizon=self.horizon, charged=charged, to=ticks, noise_multiplier=multiplier
+        )
+
+    def epsilon_of(self, event: Event) -> float:
+        """Return the epsilon of an event of the stream at its delta."""
+        if event == self.plan.event:
+            return float(self.facts["epsilon"])
+        return smallest_epsilon(units_of(float(event["noise_multiplier"])), float(self.facts["delta"]))
+
+    def slot_at(self, time: datetime) -> str:
+        """Name the slot of a time that a schedule planned.
+
+        Days, weeks and months are those of the time's own zone, so each has one slot when clocks change. Hours are
+        those of UTC, because a local hour comes twice in autumn.
+        """
+        schedule = self.facts["schedule"]
+        return (time.astimezone(UTC) if schedule == "hourly" else time).strftime(SLOTS[schedule])
+
+    def check_slot(self, slot: str) -> str:
+        """Return the name of a slot if it is written as `slot_at` writes it.
+
+        Raises
+        ------
+        InvalidInput
+            If it is another text, or no date of the calendar.
+        """
+        schedule, day = self.facts["schedule"], "-1" if self.facts["schedule"] == "weekly" else ""
+        try:
+            time = datetime.strptime(slot + day, SLOTS[schedule] + day.replace("1", "%u"))
+        except ValueError:
+            time = None
+        if time is None or time.strftime(SLOTS[schedule]) != slot:
+            raise InvalidInput(
+                f"slot {slot!r} names no slot of this {schedule} stream; write it like {_EXAMPLES[schedule]}, with all "
+                "digits and nothing around it."
+            )
+        return slot
+
+
+def plan_terms(workspace: Workspace, request: StreamRequest) -> StreamTerms:
+    """Check a request for a stream against catalog and budget, and plan it. No row is read.
+
+    Raises
+    ------
+    InvalidInput, Conflict
+        When it asks for what cannot be, or the dataset belongs to other people.
+    """
+    check_name(request.publish)
+    snapshot = workspace.catalog.current(request.dataset)
+    if snapshot.population != request.population:
+        raise Conflict(
+            f"dataset {request.dataset!r} belongs to population {snapshot.population!r}, not {request.population!r}; "
+            "name that population."
+        )
+    budget = workspace.ledger.budget(request.population)
+    budget.check_unit(snapshot.name, snapshot.privacy_unit)
+    weights, answer = _weights(request)
+    horizon = max(request.ticks or LONGEST, LONGEST) if weights.endless else int(request.ticks or 1)
+    if request.instalment is not None and (weights.endless or request.instalment > horizon):
+        raise InvalidInput(
+            f"instalment={request.instalment} must be part of a number of ticks, and of the strategy sqrt, which is "
+            "charged by them; leave it out."
+        )
+    problem = Problem(
+        n_features=snapshot.n_features,
+        clip_norm=request.clip_norm,
+        center=cast(Center, request.center),
+        relation=budget.relation,
+        **records_facts(snapshot),
+    )
+    target = PrivacyTarget(epsilon=request.epsilon, delta=request.delta, allow_large_delta=request.allow_large_delta)
+    plan = plan_stream(problem, target, weights=weights, ticks=horizon, n_components=request.components)
+    query = tick_query(plan, weights=weights, horizon=horizon, tick=1, arrivals=(0,))
+    asked = {item.name: getattr(request, item.name) for item in dataclasses.fields(request)}
+    (scale,) = scale_in_steps(query, Symmetric(noise_multiplier=plan.noise_multiplier))
+    facts = {
+        **{name: value for name, value in asked.items() if name not in ("ticks", "instalment")},
+        **{"answer": answer, "strategy": weights.strategy, "weights": weights.to_json(), "horizon": horizon},
+        **{"noise_multiplier": plan.noise_multiplier, "bits": plan.bits, "noise_in_steps": scale},
+        **{"query": f"{query.name} {query.version}", "features": features_of(workspace, snapshot)},
+        **{"unit": workspace.catalog.arrivals_of(snapshot.snapshot), "whose": snapshot.unit},
+        "rows_per_unit": budget.rows_per_unit,
+        **{"problem": dataclasses.asdict(problem)},
+        "plan": {name: fact for name, fact in dataclasses.asdict(plan).items() if name not in _APART},
+    }
+    return StreamTerms(facts=_as_stored(facts), plan=plan, weights=weights)
+
+
+def read_terms(facts: Mapping[str, Any]) -> StreamTerms:
+    """Return the terms of a stream as they were stored when it was opened."""
+    problem, plan = Problem(**facts["problem"]), dict(facts["plan"])
+    plan["notes"] = tuple(plan["notes"])
+    target = PrivacyTarget(epsilon=facts["epsilon"], delta=facts["delta"], allow_large_delta=facts["allow_large_delta"])
+    event = gaussian(facts["noise_multiplier"])
+    return StreamTerms(
+        facts=facts,
+        plan=Plan(mechanism="stream", problem=problem, target=target, event=event, **plan),
+        weights=Weights.from_json(facts["weights"]),
+    )
+
+
+def check_fits(workspace: Workspace, terms: StreamTerms, snapshot: Entry) -> None:
+    """Check that a snapshot has the columns and the individuals that a stream was opened for.
+
+    Raises
+    ------
+    Conflict
+        When it has others.
+    Refused
+        When it has more rows of an individual than the budget states.
+    """
+    if features_of(workspace, snapshot) != terms.facts["features"]:
+        raise Conflict(
+            f"the columns of {snapshot.name!r} are not those with which the stream was opened, and they never change; "
+            "ingest those columns, or close the stream and open another, which is charged anew."
+        )
+    if snapshot.unit != terms.facts["whose"]:
+        raise Conflict(
+            f"the individuals of {snapshot.name!r} are told by {snapshot.unit!r} now, and the stream was opened for "
+            f"{terms.facts['whose']!r}; ingest the data as before, or close the stream and open another, which is "
+            "charged anew."
+        )
+    workspace.ledger.budget(snapshot.population).check_unit(snapshot.name, snapshot.privacy_unit)
+
+
+def features_of(workspace: Workspace, snapshot: Entry) -> str:
+    """Return a digest of the columns of a snapshot: their number, names and declarations, where they have any."""
+    rows = workspace.catalog.open(snapshot)
+    names = rows.feature_names()
+    told = [snapshot.n_features, None if names is None else list(names), meaning(rows.encoder())]
+    return hashlib.sha256(canonical_json(told)).hexdigest()
+
+
+def _weights(request: StreamRequest) -> tuple[Weights, str]:
+    """Choose the weights of a request, and what its ticks estimate."""
+    window, half_life, strategy = request.window, request.half_life, request.strategy
+    if window is not None and half_life is not None:
+        raise InvalidInput(f"window={window} and half_life={half_life} are two estimates; state one of them.")
+    answer = "prefix" if window is None and half_life is None else ("decay" if window is None else "window")
+    if strategy == "auto":
+        strategy = "decay" if answer != "prefix" else ("power" if request.ticks is None else "sqrt")
+    if strategy in ("window", "decay") and answer == "prefix":
+        raise InvalidInput(f"strategy={strategy} needs --window or --half-life; state one.")
+    if strategy == "window" and window is None:
+        raise InvalidInput("strategy=window needs --window; state the ticks that count.")
+    chosen: dict[str, Any] = {}
+    if strategy == "window":
+        chosen["window"] = window
+    elif strategy == "decay":
+        chosen["half_life"] = float(window) if half_life is None and window is not None else half_life
+    return choose_weights(cast(Strategy, strategy), ticks=request.ticks, **chosen), answer
+
+
+def _as_stored(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return facts as they are read back from the ledger."""
+    return dict(json.loads(canonical_json(facts)))
+
+
+FIRST_TESTED = 8
+"""The first tick with a test for drift: a quarter of the answers is then two of them."""
+
+type Answers = Mapping[int, NDArray[np.int64]]
+"""The kept answers by tick, packed integers; each is read when it is asked for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Earlier:
+    """Versions of earlier ticks that a version is compared with, and the energies that earlier ones stated.
+
+    Attributes
+    ----------
+    before : PrivateSubspace or None, the version of the last tick that has one
+    halfway : PrivateSubspace or None, the version of tick t // 2, whose directions are tested for drift
+    """
+
+    before: PrivateSubspace | None = None
+    halfway: PrivateSubspace | None = None
+
+
+def state_tick(
+    terms: StreamTerms,
+    stream: Stream,
+    ticks: Sequence[Tick],
+    answers: Answers,
+    *,
+    earlier: Earlier,
+    epsilon: float,
+    feature_names: Sequence[str] | None,
+) -> PrivateSubspace:
+    """State the version of the last of some ticks.
+
+    Parameters
+    ----------
+    terms : StreamTerms
+    stream : Stream
+    ticks : sequence of Tick
+        All ticks up to it.
+    answers : mapping
+    earlier : Earlier
+    epsilon : float
+        Of all ticks that are charged.
+    feature_names : sequence of str, optional
+    """
+    tick, kept = ticks[-1], [number for number in answers if number <= ticks[-1].tick]
+    query = terms.query(tick.tick, tuple(each.number for each in ticks))
+    multipliers = coefficients(terms.weights, kept=kept, **terms.answer)
+    energies: list[float] = []
+    packed = combined(_read(answers, kept, query, energies), multipliers)
+    estimate = unpack_symmetric(packed * _step(query), query.layout.order)
+    noise = tick_noise(terms.plan, query)
+    problem, count = terms.plan.problem, int(terms.facts["components"])
+    found = streamed_subspace(estimate, problem, noise=noise, multipliers=multipliers, n_components=count)
+    refined = refine_release(found, n_components=count, method=terms.facts["refine"])
+    turned, told = _aligned(terms, refined, earlier.before)
+    drift = _drift(terms, query, answers, kept, energies, earlier.halfway, noise_std=float(noise["std"]))
+    missing = [number for number in range(1, tick.tick + 1) if number not in kept]
+    artifact = state_subspace(
+        turned,
+        raw=found,
+        keep_matrix=0.0,
+        warnings=_warnings(terms, tick, missing, told),
+        manifest={
+            **({} if feature_names is None else {"feature_names": list(feature_names)}),
+            "mechanism": terms.plan.mechanism,
+            "parameters": _parameters(terms),
+            "code_version": code_version(),
+            "plan": {
+                **{"noise_multiplier": terms.plan.noise_multiplier, "grid_bits": terms.plan.bits},
+                **{"row_policy": terms.facts["row_policy"], "center": problem.center},
+                "stream": {**lineage(terms, stream, tick), "factor": factor(terms, multipliers), "missing": missing},
+            },
+            "privacy": {
+                **{"epsilon": epsilon, "delta": terms.facts["delta"], "relation": problem.relation},
+                **terms.unit.facts,
+                **{"statement": terms.statement(epsilon), "records_at_most": problem.records_at_most},
+                "event": {
+                    **{"name": "stream_tick", "stream": stream.id, "tick": tick.tick},
+                    "noise_multiplier": terms.plan.noise_multiplier,
+                },
+            },
+            "release": tick.release_id,
+            "clip_norm": problem.clip_norm,
+        },
+    )
+    more = {"alignment": told, **({} if drift is None else {"drift": drift})}
+    return replace(artifact, manifest={**artifact.manifest, "outcome": {**artifact.outcome, **more}})
+
+
+def lineage(terms: StreamTerms, stream: Stream, tick: Tick) -> dict[str, Any]:
+    """Return what a version states of its stream and its tick, from which a restored ledger gets the tick back."""
+    return {
+        **{"id": stream.id, "fingerprint": stream.fingerprint, "strategy": terms.weights.strategy},
+        **{"tick": tick.tick, "ticks": stream.ticks, "slot": tick.slot, "snapshot_id": tick.snapshot_id},
+        **{"number": tick.number, "arrivals": tick.arrivals, "answer": tick.answer},
+    }
+
+
+def factor(terms: StreamTerms, multipliers: NDArray[np.float64]) -> float:
+    """Return the std of an estimate over that of one release with all of the stream's privacy.
+
+    Where records are replaced, a single release has root two of its sensitivity, and weights with signs more than that.
+    """
+    weights, replaced = terms.weights, terms.plan.problem.relation == "replace_one"
+    squared = weights.replaced_squared(terms.horizon) / 2 if replaced else weights.zeta_squared(terms.horizon)
+    return math.sqrt(float(squared)) * float(np.linalg.norm(multipliers))
+
+
+def _read(
+    answers: Answers, kept: Sequence[int], query: StreamedMoment, energies: list[float]
+) -> Iterator[NDArray[np.int64]]:
+    """Read the answers in order, and take down the trace of each."""
+    order = query.layout.order
+    diagonal = np.concatenate([[0], np.cumsum(np.arange(order, 1, -1))])[: query.n_features]
+    for tick in kept:
+        answer = answers[tick]
+        energies.append(float(answer[diagonal].sum()) * _step(query))
+        yield answer
+
+
+def _step(query: StreamedMoment) -> float:
+    return float(query.unit / query.steps_per_unit)
+
+
+def _aligned(
+    terms: StreamTerms, refined: RefinedRelease, before: PrivateSubspace | None
+) -> tuple[RefinedRelease, dict[str, Any]]:
+    """Turn the components of a version toward those of the one before; return what is stated of that."""
+    method = terms.facts["align"]
+    if before is None or before.components.shape != refined.subspace.components.shape:
+        return refined, {"method": method, "with": None}
+    found = align(refined.subspace.components, before.components, method=method)
+    told = {"method": method, "with": before.manifest["release"], "cosines": found.cosines.tolist()}
+    told |= {"rotation": found.rotation.tolist(), "broke": found.broke}
+    return replace(refined, subspace=replace(refined.subspace, components=found.components)), told
+
+
+def _drift(
+    terms: StreamTerms,
+    query: StreamedMoment,
+    answers: Answers,
+    kept: Sequence[int],
+    energies: Sequence[float],
+    halfway: PrivateSubspace | None,
+    *,
+    noise_std: float,
+) -> dict[str, Any] | None:
+    """Test whether what came in the last quarter of the ticks is like what came in the quarter before.
+
+    The directions are those of the version halfway, whose noise the later answers do not have. Arrivals are counted by
+    their energy, the trace of what came: noise on traces is independent of the noise on what is tested.
+    """
+    tick = kept[-1]
+    if halfway is None or tick < FIRST_TESTED:
+        return None
+    before, change = tick // 2, (tick // 2 + tick) // 2
+    if sum(before < number <= change for number in kept) < 2 or sum(number > change for number in kept) < 2:
+        return None
+    arrived = np.maximum(_arrivals(terms.weights.series, kept, energies), 0.0) / query.clip_norm**2
+    try:
+        contrast = contrast_of(terms.weights, kept=kept, before=before, change=change, counts=arrived.tolist())
+    except InvalidInput:  # too little arrived in one of the quarters to tell them apart
+        return None
+    packed = combined((answers[number] for number in contrast.ticks), contrast.multipliers)
+    difference = unpack_symmetric(packed * _step(query), query.layout.order)
+    inner = difference[: query.n_features, : query.n_features]
+    found = measure_drift(inner, halfway.components, contrast, noise_std=noise_std, clip_norm=query.clip_norm)
+    told = {"statistic": found.statistic, "degrees": found.degrees, "rho": found.rho, "p": found.p}
+    return {**told, "directions_of_tick": before, "change_after_tick": change}
+
+
+def _arrivals(series: NDArray[np.float64], kept: Sequence[int], energies: Sequence[float]) -> NDArray[np.float64]:
+    """Return the energy that came at each tick, from those of the answers: what older arrivals have in it taken off."""
+    arrived, weights = np.zeros(kept[-1]), np.zeros(kept[-1] + 1)
+    weights[: min(len(series), len(weights))] = series[: len(weights)]
+    for tick, energy in zip(kept, energies, strict=True):
+        arrived[tick - 1] = energy - weights[1:tick][::-1] @ arrived[: tick - 1]
+    return arrived
+
+
+def _parameters(terms: StreamTerms) -> dict[str, Any]:
+    names = ("refine", "align", "strategy", "answer", "window", "half_life", "schedule")
+    return {"n_components": terms.facts["components"], **{name: terms.facts[name] for name in names}}
+
+
+def _warnings(terms: StreamTerms, tick: Tick, missing: Sequence[int], told: Mapping[str, Any]) -> list[str]:
+    found = list(terms.plan.warnings)
+    if terms.facts["unit"] == "rows":
+        found.append(
+            "the unit of privacy is a row of one night: nothing tells whose rows they are, so somebody with rows of "
+            "many nights is protected for each of them, not for all; ingest with ids to protect people."
+        )
+    if tick.arrivals == "unknown":
+        found.append(
+            "when records came is not known any more, so all count as there from tick 1: as private, and newcomers "
+            "are undercounted; open a new stream to count them in full."
+        )
+    if missing:
+        found.append(f"answers of {len(missing)} ticks are missing, and the estimate is made without them.")
+    if told.get("broke"):
+        found.append("coordinates broke: some direction has no counterpart in the version before.")
+    return found

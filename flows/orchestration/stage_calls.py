@@ -1,0 +1,104 @@
+"""Calls of a stage in this process, the states in which one ends, and what Prefect is told; nothing here loads Prefect.
+
+A stage is a plain function of names and public numbers. `prefect_stages` calls it as a task of Prefect.
+
+An event of the resource ``dpca.NAME`` says what happened to the versions of a name, one of ``dpca.budget.POPULATION``
+what is left of a budget. Its facts are labels of the resource too, which automations match. The run and the deployment
+that it happened in are its related resources.
+"""
+
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext, suppress
+from typing import Any, Protocol
+
+from dpca.errors import BudgetExhausted, StorageError, Unavailable
+from dpca_tasks.errors import DpcaError, IncompleteSum, WorkerFailed
+from storage.database.engine import one_connection
+
+ENDINGS = {
+    "BudgetExhausted": "The budget does not admit this release; nothing was charged.",
+    "Refused": "The request was refused; the output of the command, or of the worker, states the reason.",
+    "Unavailable": "A database, store or cluster could not be used; the same request resumes what was begun.",
+    "StageFailed": "A stage failed; nothing un-noised was kept, and the same request resumes it.",
+}
+
+
+class StageEnded(DpcaError):
+    """A stage under Prefect ended in a named state, of which this process knows no more."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(ENDINGS[name])
+        self.name = name
+
+
+class Runner(Protocol):
+    """Calls a stage and returns its result."""
+
+    def __call__[**P, T](self, stage: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...  # noqa: D102
+
+
+def directly[**P, T](stage: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+    """Call a stage as a plain function, with one connection to the database."""
+    with one_connection():
+        return stage(*args, **kwargs)
+
+
+def ending(error: BaseException) -> str:
+    """Name the state in which an error ends a run."""
+    if isinstance(error, BudgetExhausted):
+        return "BudgetExhausted"
+    if isinstance(error, (Unavailable, WorkerFailed, IncompleteSum)):
+        return "Unavailable"
+    return "Refused" if isinstance(error, (DpcaError, StorageError)) else "StageFailed"
+
+
+def shown_progress(label: str) -> AbstractContextManager[Callable[[int, int], None]]:
+    """Show the progress of a sum on Prefect's card; nowhere in a process that has not loaded Prefect."""
+    if "prefect" not in sys.modules:
+        return nullcontext(lambda done, total: None)
+    from flows.orchestration.prefect_artifacts import progress_card
+
+    return progress_card(label)
+
+
+def emit_public_event(event: str, *, resource: str, facts: Mapping[str, Any]) -> None:
+    """Emit an event of the running flow; nothing outside of one, and nothing where Prefect's server does not answer."""
+    if not _in_run():
+        return
+    from prefect.events import emit_event
+
+    labels = {f"dpca.{name}": str(value) for name, value in facts.items() if isinstance(value, (str, int, float))}
+    with suppress(Exception):  # a release does not fail on who is told of it
+        emit_event(event=event, resource={**labels, "prefect.resource.id": resource}, payload=dict(facts))
+
+
+def stored_secret(name: str) -> str | None:
+    """Return what a Secret block of Prefect holds; None outside of a run, and where there is no such block.
+
+    Raises
+    ------
+    Unavailable
+        When Prefect's server does not answer.
+    """
+    if not _in_run():
+        return None
+    from prefect.blocks.system import Secret
+
+    try:
+        block: Any = Secret.load(name)
+    except ValueError:  # as Prefect says that there is none
+        return None
+    except Exception as error:  # noqa: BLE001 - of whatever kind, it is no answer
+        raise Unavailable(
+            f"block {name} of Prefect cannot be read ({type(error).__name__}); see whether its server answers."
+        ) from None
+    return str(block.get())
+
+
+def _in_run() -> bool:
+    if "prefect" not in sys.modules:
+        return False
+    from prefect.context import FlowRunContext, TaskRunContext
+
+    return FlowRunContext.get() is not None or TaskRunContext.get() is not None

@@ -1,0 +1,390 @@
+"""A workspace with the ledger that another process holds, and the checks of that ledger for `dpca doctor`.
+
+A `RemoteLedger` has the operations of a ledger in this process. A call whose answer is lost is made again: what it asks
+for is done once. A refusal is raised as the ledger raised it, with its line.
+"""
+
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from dpca import errors
+from dpca.backends.base import Place
+from dpca.errors import BudgetExhausted, Corrupt, Invalid, NotFound, Refused, StorageError, Unavailable
+from dpca.home import STAGING, readable_home, store, writable_home
+from dpca.registry.reader import Registry
+from dpca_tasks.accounting.events import Event
+from dpca_tasks.errors import InvalidInput, SiteSilent
+from flows.parties.calling import Caller, Frame, Post, packed, unpacked
+from flows.parties.certificates import days_left, read_certificate
+from flows.remote_ledger.messages import MOST_ANSWERED, PROTOCOL, Answer, Begun, Identity, Quoted, written
+from flows.reports.terminal import Finding
+from flows.settings import cluster_settings
+from storage.datasets.catalog import Entry, open_snapshot
+from storage.datasets.snapshot_reader import Dataset
+from storage.ledger.balance import Quote, Statement
+from storage.ledger.budgets import Budget
+from storage.ledger.journal import ENDED
+from storage.ledger.releases import Grant, Release, release_id_of
+from storage.ledger.step_answers import Reservation, StepStore
+
+PAUSES = (0.5, 1.0, 2.0, 5.0, 10.0)
+"""Seconds between the attempts of one call."""
+TIMEOUT = 120.0
+"""Seconds after which the ledger counts as silent."""
+CLOCK_SKEW = 5.0
+"""Seconds that two clocks may differ."""
+RENEW = 30
+"""Days before the end of a certificate from which it is noted."""
+
+_KINDS: Mapping[str, type[Exception]] = {
+    InvalidInput.__name__: InvalidInput,
+    **{
+        kind.__name__: kind
+        for kind in vars(errors).values()
+        if isinstance(kind, type) and issubclass(kind, StorageError)
+    },
+}
+
+
+def open_remote() -> "RemoteWorkspace":
+    """Open the workspace with the ledger of ``DPCA_LEDGER_URL`` to release in it."""
+    workspace = _remote(home=writable_home())
+    workspace.ledger.sweep()
+    return workspace
+
+
+def read_remote() -> "RemoteWorkspace":
+    """Open the same to read it."""
+    return _remote(home=readable_home())
+
+
+def check_remote_ledger() -> Iterator[Finding]:
+    """Ask the ledger of ``DPCA_LEDGER_URL`` who it is, and who asks it.
+
+    Raises
+    ------
+    Unavailable
+        When it does not answer.
+    Refused
+        When it and this process do not accept each other's certificates.
+    """
+    address = _address()
+    if address is None:
+        return
+    url, pinned, key = address
+    before = time.time()
+    said = connect(*address).ask("identify", Answer[Identity])
+    skew = max(before - said.time, said.time - time.time(), 0.0)
+    yield Finding(check="ledger", verdict="ok", found=f"{url} answers, ledger {said.ledger[:8]}")
+    role = f"{said.role} of {', '.join(said.populations) or 'no population'}"
+    ours, theirs = (days_left(read_certificate(path)) for path in (key.with_suffix(".pem"), pinned))
+    soon = min(ours, theirs) < RENEW
+    yield Finding(
+        check="certificate",
+        verdict="note" if soon else "ok",
+        found=f"{role}; ours ends in {ours:.0f} days, the ledger's in {theirs:.0f}",
+        advice="make a new one with dpca ledger key, and exchange it before" if soon else "",
+    )
+    here = version("dpca-pipeline")
+    yield Finding(
+        check="ledger's version",
+        verdict="ok" if here == said.version else "fix",
+        found=f"dpca {said.version} there, {here} here",
+        advice="" if here == said.version else "install one version on both sides: artifacts are compared by field",
+    )
+    yield Finding(
+        check="clock",
+        verdict="ok" if skew <= CLOCK_SKEW else "fix",
+        found=f"{skew:.0f} s apart from the ledger's",
+        advice="" if skew <= CLOCK_SKEW else "start a time service: schedule slots and certificates go by the clock",
+    )
+
+
+class LedgerCaller(Caller):
+    """Calls of a remote ledger, whose refusals are raised as the ledger raised them, with the same line."""
+
+    def refuse(self, status: int, said: Frame | None) -> None:
+        """Raise a refusal."""
+        if said is None:
+            raise Refused(
+                "the ledger failed at this request, and its log tells of what kind; what was charged stays charged: "
+                "run the same request again."
+            )
+        raise _KINDS.get(said.fact("kind", str), Refused)(said.fact("line", str))
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """Calls of a remote ledger, which are made again while it does not answer."""
+
+    caller: Caller = field(repr=False)
+
+    def ask[Value](self, route: str, kind: type[Answer[Value]], /, **asked: object) -> Value:
+        """Ask a ledger, and return its answer.
+
+        Raises
+        ------
+        Unavailable
+            When it does not answer for some time.
+        Invalid
+            When it answers in another form.
+        StorageError
+            As the ledger raised it.
+        """
+        for pause in (*PAUSES, None):
+            with suppress(SiteSilent):
+                answer = unpacked(self.caller.ask(f"/v1/{route}", *packed(written(asked)), most=MOST_ANSWERED))
+                break
+            if pause is not None:
+                time.sleep(pause)
+        else:
+            raise Unavailable("the ledger does not answer; what was charged stays charged: run the same request again.")
+        try:
+            return kind.model_validate_json(answer).value
+        except ValidationError:
+            raise Invalid("the ledger answered in another form; use one version of dpca here and there.") from None
+
+
+class RemoteLedger:
+    """A remote ledger; see `storage.ledger.balance.ReleaseLedger`.
+
+    Parameters
+    ----------
+    connection : Connection
+    home : Path
+        In whose ``staging`` noised steps are kept, which never leave this machine.
+
+    Raises
+    ------
+    Refused
+        When it speaks another version of the messages.
+    """
+
+    def __init__(self, connection: Connection, *, home: Path) -> None:
+        said = connection.ask("identify", Answer[Identity])
+        if said.protocol != PROTOCOL:
+            raise Refused("the remote ledger runs another version of dpca; use one version here and there.")
+        self.id = said.ledger
+        self.home = home
+        self.connection = connection
+
+    def budget(self, population: str) -> Budget:
+        """Return a population's terms."""
+        return self.connection.ask("budget", Answer[Budget], population=population)
+
+    def statement(self, population: str, *, newest: int | None = None, burn_down: bool = False) -> Statement:
+        """Return what was allowed, spent and left, with all releases or as many of the newest, and what each left."""
+        asked = {"population": population, "newest": newest, "burn_down": burn_down}
+        return self.connection.ask("statement", Answer[Statement], **asked)
+
+    def history(self, population: str, *, newest: int | None = None) -> list[dict[str, Any]]:
+        """Return what was spent and left after each release that is charged, oldest first, or after the newest."""
+        return self.connection.ask("history", Answer[list[dict[str, Any]]], population=population, newest=newest)
+
+    def quote(self, population: str, event: Event, *, epsilon: float, delta: float, void: bool = False) -> Quote:
+        """Quote an event without reserving it."""
+        _refuse_void(void)
+        asked = {"population": population, "event": dict(event), "epsilon": float(epsilon), "delta": float(delta)}
+        said = self.connection.ask("quote", Answer[Quoted], **asked)
+        refusal = None if said.refusal is None else BudgetExhausted(said.refusal)
+        return Quote(spent=said.spent, total=said.total, refusal=refusal)
+
+    def alerts(self, release_id: str) -> tuple[int, ...]:
+        """Return the percents left that this release's charge was the first to reach."""
+        return self.connection.ask("alerts", Answer[tuple[int, ...]], release=release_id)
+
+    def find(self, run_key: str, *, population: str | None = None) -> Release | None:
+        """Return the release of a run key: of a population, or of any that this client may ask about."""
+        return self.connection.ask("find", Answer[Release | None], run_key=run_key, population=population)
+
+    def release(self, release_id: str) -> Release:
+        """Return a release."""
+        return self.connection.ask("release", Answer[Release], release=release_id)
+
+    def reserve(
+        self,
+        population: str,
+        *,
+        run_key: str,
+        fingerprint: str,
+        event: Event,
+        epsilon: float,
+        delta: float,
+        snapshot_id: str,
+        request: Mapping[str, Any],
+        void: bool = False,
+    ) -> Grant:
+        """Charge a release, or find the one of this run key; the ledger prices the event itself."""
+        _refuse_void(void)
+        return self.connection.ask(
+            "reserve",
+            Answer[Grant],
+            population=population,
+            run_key=run_key,
+            fingerprint=fingerprint,
+            event=dict(event),
+            epsilon=float(epsilon),
+            delta=float(delta),
+            snapshot=snapshot_id,
+            request=dict(request),
+        )
+
+    def begin(self, release_id: str) -> Reservation:
+        """Pass the point of no return, or resume a release that passed it."""
+        begun = self.connection.ask("begin", Answer[Begun], release=release_id)
+        rows, keys = RemoteSteps(self.connection, release_id), RemoteKeys(self.connection)
+        steps = StepStore(rows, self.home / STAGING / release_id, release_id, keys)
+        return Reservation(
+            release_id=release_id, event=begun.event, relation=begun.relation, content=begun.content, _steps=steps
+        )
+
+    def sweep(self) -> None:
+        """Remove the steps of releases that ended, which a crash left here."""
+        for path in (self.home / STAGING).glob("[0-9a-f]" * 32):
+            with suppress(NotFound, Corrupt):
+                if self.release(path.name).state in ENDED:
+                    self.forget(path.name)
+
+    def forget(self, release_id: str) -> None:
+        """Remove the steps of a release that ended."""
+        shutil.rmtree(self.home / STAGING / release_id, ignore_errors=True)
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteKeys:
+    """The keys of releases under way, each requested when it is needed; see `storage.ledger.releases.Keys`."""
+
+    connection: Connection
+
+    def read(self, release_id: str) -> bytes:
+        """Return the key of a release that began.
+
+        Raises
+        ------
+        Corrupt
+            When it is not the key that the release is named after.
+        """
+        key = bytes.fromhex(self.connection.ask("key", Answer[str], release=release_id))
+        if release_id_of(key) != release_id:
+            raise Corrupt(f"the ledger has another key for release {release_id} than its own; close the release.")
+        return key
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteSteps:
+    """The rows of one release's steps; see `storage.ledger.step_answers.StepRows`."""
+
+    connection: Connection
+    release_id: str
+
+    def check(self) -> None:
+        """Check that the release did not end."""
+        self.find(0)
+
+    def find(self, step: int) -> str | None:
+        """Return the digest of a step's answer in a release that did not end."""
+        return self.connection.ask("step", Answer[str | None], release=self.release_id, step=step)
+
+    def settle(self, step: int, digest: str) -> str:
+        """Store the digest of a step's answer unless one is stored; return the stored one."""
+        return self.connection.ask("keep", Answer[str], release=self.release_id, step=step, digest=digest)
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteCatalog:
+    """The snapshots that a remote ledger knows, and their files; see `storage.datasets.catalog.Catalog`."""
+
+    connection: Connection
+    place: Place
+    ledger_id: str
+
+    def current(self, name: str) -> Entry:
+        """Return the current snapshot of a name."""
+        return self.connection.ask("current", Answer[Entry], dataset=name)
+
+    def entry(self, snapshot: str) -> Entry:
+        """Return a snapshot by its id, current or not."""
+        return self.connection.ask("snapshot", Answer[Entry], snapshot=snapshot)
+
+    def open(self, entry: Entry) -> Dataset:
+        """Open a snapshot."""
+        return open_snapshot(self.place, entry, ledger=self.ledger_id)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoteWorkspace:
+    """A workspace with a remote ledger: datasets, artifacts and staged steps are reached from here, no database is."""
+
+    ledger: RemoteLedger
+    home: Path
+    store: Place
+
+    @property
+    def catalog(self) -> RemoteCatalog:
+        """The datasets."""
+        return RemoteCatalog(self.ledger.connection, self.store, self.ledger.id)
+
+    @property
+    def registry(self) -> Registry:
+        """The published artifacts."""
+        return Registry(self.store)
+
+    def publish(self, release_id: str, *, name: str, artifact_digest: str, made: str | None = None) -> int:
+        """Commit a release with its artifact and publish it under the next version of a name; return the version."""
+        asked = {"release": release_id, "name": name, "artifact": artifact_digest, "made": made}
+        number = self.ledger.connection.ask("publish", Answer[int], **asked)
+        self.ledger.forget(release_id)
+        return number
+
+    def withhold(self, release_id: str, *, artifact_digest: str) -> None:
+        """Commit a release with its artifact, and publish it under no name."""
+        self.ledger.connection.ask("withhold", Answer[None], release=release_id, artifact=artifact_digest)
+        self.ledger.forget(release_id)
+
+
+def _remote(*, home: Path) -> RemoteWorkspace:
+    address = _address()
+    assert address is not None, "a remote ledger is set"
+    return RemoteWorkspace(ledger=RemoteLedger(connect(*address), home=home), home=home, store=store())
+
+
+def _address() -> tuple[str, Path, Path] | None:
+    """Return the address of the remote ledger of the settings, its certificate, and the key of this process.
+
+    Raises
+    ------
+    InvalidInput
+        When a setting is missing.
+    """
+    settings = cluster_settings()
+    if settings.ledger_url is None:
+        return None
+    if settings.ledger_cert is None or settings.ledger_key is None:
+        raise InvalidInput(
+            "DPCA_LEDGER_URL needs DPCA_LEDGER_CERT, the ledger's certificate, and DPCA_LEDGER_KEY, the key of this "
+            "process with its certificate beside it; set both."
+        )
+    return settings.ledger_url, settings.ledger_cert, settings.ledger_key
+
+
+@cache
+def connect(url: str, certificate: Path, key: Path) -> Connection:
+    """Return the connection of this process to a ledger, whose certificate is pinned."""
+    post = Post(name="the ledger", address=url, certificate=read_certificate(certificate))
+    return Connection(LedgerCaller(post, certificate=key.with_suffix(".pem"), key=key, timeout=TIMEOUT))
+
+
+def _refuse_void(void: bool) -> None:  # noqa: FBT001 - the value of the one argument
+    if void:
+        raise Refused(
+            "a release without privacy voids a budget for good, and is made where the ledger runs; ask its operator."
+        )

@@ -1,0 +1,488 @@
+"""Requests: what a user asks of each family. Each field states its type, default, help text and bounds once.
+
+The flow of a family, its form and its command are made from the fields of its request, see `flows.options`; a new
+option is one field here and the line that uses it. A request that breaks a rule of a field cannot be made: at a
+terminal, in a form, from Python and from a reservation it is refused by the same line.
+
+Requests load no family and no numerical library, so that the command line explains itself at once.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import field
+from typing import Annotated, Any, ClassVar
+
+from pydantic import BeforeValidator, Field, ValidationInfo
+
+from dpca.errors import Invalid
+from flows.options import settings_form, text_settings
+from storage.options import Handling, option_record
+
+MECHANISM = "Mechanism: how noise is added."
+NO_FORM_ASKS = ("i_know_this_is_not_private",)
+"""Options that no flow takes: what voids a budget is insisted on at a terminal, by somebody who waits."""
+NO_LOOP_ASKS = (*NO_FORM_ASKS, "run_key", "resume", "unattended")
+"""Options of a request or an ingest that a loop sets for each arrival, or never sets."""
+
+type Mechanisms = tuple[Mapping[str, type[Any]], Mapping[str, type[Any]]]
+"""The private mechanisms of a family and its references, by name."""
+
+
+def _subspaces() -> Mechanisms:
+    from dpca_tasks.mechanisms.subspace import MECHANISMS, REFERENCES
+
+    return MECHANISMS, REFERENCES
+
+
+def _completions() -> Mechanisms:
+    from dpca_tasks.mechanisms.completion import MECHANISMS, REFERENCES
+
+    return MECHANISMS, REFERENCES
+
+
+def _tensors() -> Mechanisms:
+    from dpca_tasks.mechanisms.tensors import MECHANISMS, REFERENCES
+
+    return MECHANISMS, REFERENCES
+
+
+def _methods() -> Mechanisms:
+    from dpca_tasks.mechanisms.sites import METHODS, TENSOR_METHODS
+
+    return {**METHODS, **TENSOR_METHODS}, {}
+
+
+def _one_of(load: Callable[[], Mechanisms], *others: str) -> Handling:
+    """Return the handling of a mechanism's name: any of a family, of which forms offer the private ones alone."""
+
+    def choices() -> tuple[str, ...]:
+        private, references = load()
+        return (*others, *sorted({*private, *references}))
+
+    return Handling(choices=choices, form=lambda: {"enum": [*others, *sorted(load()[0])]})
+
+
+def _settings_of(load: Callable[[], Mechanisms]) -> Handling:
+    return Handling(form=settings_form(lambda: load()[0]))
+
+
+def _as_text(given: Any, info: ValidationInfo) -> dict[str, str]:
+    return text_settings(given, of=info.data.get("mechanism") or info.data.get("method", ""))
+
+
+PublishedName = Annotated[
+    str, Field(description="Name under which each release becomes a version.", pattern="^[a-z][a-z0-9._-]{0,99}$")
+]
+AllowLargeDelta = Annotated[
+    bool,
+    Field(description="Insist on a delta that is not below one over the number of records."),
+    Handling(is_offered=False),
+]
+Settings = Annotated[Mapping[str, str], BeforeValidator(_as_text), Field(description="Parameters of the mechanism.")]
+"""Settings of the mechanism, or of the method, that stands before them."""
+RowPolicy = Annotated[
+    str,
+    Field(description="clip: scale long records down to the clip norm; normalise: scale all records to it."),
+    Handling(choices=("clip", "normalise")),
+]
+
+
+@option_record
+class Request:
+    """What determines a release of any family, and under which name it appears. Public in full.
+
+    ``settings`` are the mechanism's, as text: given as a mapping, pairs, the parts of a form, or None for none. A
+    family with settings declares them again, for its form. A reference mechanism has neither epsilon nor delta, and is
+    refused unless ``i_know_this_is_not_private``.
+    """
+
+    family: ClassVar[str]
+
+    dataset: Annotated[
+        str,
+        Field(description="Name of the dataset; its newest snapshot is read.", min_length=1),
+        Handling(is_argument=True),
+    ]
+    publish: PublishedName
+    mechanism: Annotated[str, Field(description=MECHANISM)]
+    epsilon: Annotated[
+        float | None, Field(description="Privacy loss to spend of the population's budget, each run; positive.", gt=0)
+    ]
+    delta: Annotated[
+        float | None,
+        Field(description="Failure probability of the guarantee; below 1/records, 0 for pure mechanisms.", ge=0, lt=1),
+    ]
+    settings: Annotated[Settings, Handling(is_offered=False)] = field(default_factory=dict)
+    run_key: Annotated[
+        str | None,
+        Field(
+            description="Names the release: same key, same release. Without it, each slot of a schedule is one of its "
+            "own."
+        ),
+    ] = None
+    allow_large_delta: AllowLargeDelta = False
+    i_know_this_is_not_private: Annotated[
+        bool,
+        Field(
+            description="Insist on a mechanism that is not private: marked so for ever, and no private one is "
+            "admitted after it."
+        ),
+    ] = False
+
+
+@option_record
+class SubspaceRequest(Request):
+    """A request for k components.
+
+    ``clip_norm`` is a number, or ``quantile:0.9`` to choose it privately.
+    """
+
+    family = "subspace"
+
+    components: Annotated[
+        Annotated[int, Field(ge=1)] | str,
+        Field(description="Number of components k, or auto: as many as stand above the noise."),
+    ]
+    clip_norm: Annotated[
+        float | str,
+        Field(description="Bound on a record's norm, from public knowledge; or quantile:0.9, chosen privately."),
+    ]
+    mechanism: Annotated[
+        str,
+        Field(
+            description="Mechanism: how noise is added; auto: what is expected to capture most, by public facts and "
+            "the spectrum."
+        ),
+        _one_of(_subspaces, "auto"),
+    ] = "analyze_gauss"
+    settings: Annotated[Settings, _settings_of(_subspaces)] = field(default_factory=dict)
+    row_policy: RowPolicy = "clip"
+    center: Annotated[
+        str,
+        Field(description="none: around the origin; private: around a mean that is released too."),
+        Handling(choices=("none", "private")),
+    ] = "none"
+    refine: Annotated[
+        str | None,
+        Field(
+            description="Denoise the components, free: none, eb, spikes, all, or auto, the best of them by its score. "
+            "By default auto where the matrix is formed, else none."
+        ),
+        Handling(choices=("auto", "none", "eb", "spikes", "all")),
+    ] = None
+    keep_matrix: Annotated[
+        float, Field(description="Megabytes up to which the artifact keeps the released matrix, for refits.", ge=0)
+    ] = 32.0
+    require_share: Annotated[
+        float | None,
+        Field(
+            description="Publish only if the lower bound of the captured variance, over the best that k could hold, "
+            "reaches this; else it is kept and charged.",
+            gt=0,
+            le=1,
+        ),
+    ] = None
+    hold_if_rejected: Annotated[
+        float | None,
+        Field(
+            description="Count rejected records with noise, within epsilon; refresh holds a release that lost a "
+            "larger share.",
+            ge=0,
+            lt=1,
+        ),
+    ] = None
+    spectrum: Annotated[
+        str | None,
+        Field(
+            description="Parts of all variance that the components hold, from public knowledge, for forecasts and "
+            "mechanism=auto: 0.3,0.1,0.05, or decay:A for parts like j^-A, or flat."
+        ),
+    ] = None
+    on_noise: Annotated[
+        str,
+        Field(
+            description="warn or refuse a release whose components will all be noise, as far as public facts tell; "
+            "refusing charges nothing."
+        ),
+        Handling(choices=("warn", "refuse")),
+    ] = "warn"
+
+
+_MECHANISM = (
+    "dpals: private alternating least squares; one_shot: eigenvectors of one noisy moment; dpfw: private "
+    "Frank-Wolfe; dpsvd: singular vectors of weighted rows; item_means: offsets of items alone, for few users; als "
+    "and ials: without privacy, to compare with; auto: what is expected to predict best, by public facts."
+)
+
+
+@option_record
+class CompletionRequest(Request):
+    """A request for item embeddings."""
+
+    family = "completion"
+
+    rank: Annotated[int, Field(description="Number of factors of an item, below the number of items.", ge=1)]
+    ratings_between: Annotated[
+        str, Field(description="Public range A:B of ratings, such as 1:5; others are clipped to it.")
+    ]
+    ratings_per_user: Annotated[
+        int, Field(description="How many ratings of one user are counted at most; public.", ge=1)
+    ]
+    mechanism: Annotated[str, Field(description=_MECHANISM), _one_of(_completions, "auto")] = "dpals"
+    settings: Annotated[Settings, _settings_of(_completions)] = field(default_factory=dict)
+    signal: Annotated[
+        float | None,
+        Field(
+            description="Part of the variance of ratings without offsets that factors explain, from public knowledge, "
+            "for advice and mechanism=auto alone; half by default.",
+            gt=0,
+            le=1,
+        ),
+    ] = None
+
+
+WordsAtMost = Annotated[
+    int | None,
+    Field(description="topics: how many words of one document are counted at most, from public knowledge.", gt=2),
+]
+NoiseVariance = Annotated[
+    float | None,
+    Field(
+        description="mixture: variance of the noise around centres in each column, from public knowledge; by default "
+        "it follows from what is released.",
+        ge=0,
+    ),
+]
+
+
+@option_record
+class TensorRequest(Request):
+    """A request for topics of documents, or for the centres of a mixture of points."""
+
+    family = "tensor"
+
+    model: Annotated[
+        str,
+        Field(
+            description="topics: each record is a document, counts of words of one topic; mixture: each is a point, a "
+            "centre and noise that is alike in all directions."
+        ),
+        Handling(choices=("topics", "mixture")),
+    ]
+    components: Annotated[int, Field(description="Number of components K, below the number of columns.", ge=1)]
+    mechanism: Annotated[
+        str,
+        Field(
+            description="agn: Gaussian noise; avn: pure, delta 0, with far more noise; otd: without privacy, to "
+            "compare with."
+        ),
+        _one_of(_tensors),
+    ] = "agn"
+    settings: Annotated[Settings, _settings_of(_tensors)] = field(default_factory=dict)
+    words_at_most: WordsAtMost = None
+    clip_norm: Annotated[
+        float | None,
+        Field(description="mixture: bound on a point's norm, from public knowledge; longer ones are clipped.", gt=0),
+    ] = None
+    noise_variance: NoiseVariance = None
+    component_length: Annotated[
+        float | None,
+        Field(
+            description="Euclidean length of a component, from public knowledge, for the forecast of a dry run alone; "
+            "by default topics share the words evenly, and centres lie as far out as the clip norm allows for.",
+            gt=0,
+        ),
+    ] = None
+
+
+SUBSPACE_MECHANISMS, COMPLETION_MECHANISMS = ("captured_share",), ("prediction_error",)
+
+
+@option_record
+class Evaluated:
+    """What is evaluated. It is a base of its own, so that commands take it before the dataset."""
+
+    artifact: Annotated[
+        str,
+        Field(description="The release to evaluate: NAME, NAME@VERSION or NAME@ALIAS.", min_length=1),
+        Handling(is_argument=True),
+    ]
+
+
+@option_record
+class EvaluationRequest(Request, Evaluated):
+    """A request for a private estimate of how good a release is."""
+
+    publish: Annotated[
+        str, Field(description="Name under which each estimate becomes a version; by default NAME.evaluation.")
+    ] = ""
+
+    def __post_init__(self) -> None:
+        """Name the estimate after what is evaluated, where it has no name of its own."""
+        if not self.publish:
+            object.__setattr__(self, "publish", f"{self.artifact.partition('@')[0]}.evaluation")
+
+
+@option_record
+class SubspaceEvaluationRequest(EvaluationRequest):
+    """A request for a private estimate of the variance that a subspace holds."""
+
+    family = "subspace_evaluation"
+
+    mechanism: Annotated[
+        str,
+        Field(description="captured_share: three noisy sums of squares, one event."),
+        Handling(choices=SUBSPACE_MECHANISMS),
+    ] = "captured_share"
+    delta: Annotated[
+        float,
+        Field(description="Failure probability of the guarantee; below 1/records. 0 takes Laplace noise.", ge=0, lt=1),
+    ] = 0.0
+
+
+@option_record
+class CompletionEvaluationRequest(EvaluationRequest):
+    """A request for a private estimate of how well item embeddings predict."""
+
+    family = "completion_evaluation"
+
+    mechanism: Annotated[
+        str,
+        Field(description="prediction_error: squared errors, Recall and NDCG, one event."),
+        Handling(choices=COMPLETION_MECHANISMS),
+    ] = "prediction_error"
+    count: Annotated[int, Field(description="How many items are recommended: the k of Recall@k and NDCG@k.", ge=1)] = 20
+
+
+@option_record
+class StreamRequest:
+    """A request for a stream of subspaces: one private release, from which every slot of a schedule has a version."""
+
+    dataset: Annotated[
+        str,
+        Field(description="Name of the dataset; each tick reads its newest snapshot.", min_length=1),
+        Handling(is_argument=True),
+    ]
+    population: Annotated[
+        str, Field(description="The people behind the dataset, whose budget pays once for all ticks.")
+    ]
+    publish: PublishedName
+    epsilon: Annotated[float, Field(description="Privacy loss of all ticks together; positive.", gt=0)]
+    delta: Annotated[
+        float, Field(description="Failure probability of the guarantee; below 1/records, and positive.", gt=0, lt=1)
+    ]
+    clip_norm: Annotated[
+        float,
+        Field(description="Bound on the norm of all that a record holds on a night, from public knowledge.", gt=0),
+    ]
+    components: Annotated[int, Field(description="Number of components k.", ge=1)]
+    ticks: Annotated[
+        int | None,
+        Field(description="Number of ticks; needed for sqrt. The others are charged once for any number.", ge=1),
+    ] = None
+    strategy: Annotated[
+        str,
+        Field(
+            description="How old data is weighted: sqrt for a known number of ticks, power for an open end, decay, "
+            "window; auto: decay with a window or half-life, else sqrt with a number of ticks, else power."
+        ),
+        Handling(choices=("auto", "sqrt", "power", "decay", "window")),
+    ] = "auto"
+    window: Annotated[int | None, Field(description="Estimate what arrived in the last so many ticks alone.", ge=1)] = (
+        None
+    )
+    half_life: Annotated[
+        float | None, Field(description="Estimate with weights that halve in so many ticks.", gt=0)
+    ] = None
+    instalment: Annotated[
+        int | None, Field(description="Charge only so many of the ticks now; stream extend pays for the rest.", ge=1)
+    ] = None
+    schedule: Annotated[
+        str,
+        Field(
+            description="What a slot is: ticks that start on the same day, or in the same week or month, of the "
+            "schedule's time zone are one, or in the same hour of UTC."
+        ),
+        Handling(choices=("hourly", "daily", "weekly", "monthly")),
+    ] = "daily"
+    align: Annotated[
+        str,
+        Field(
+            description="procrustes: turn components toward those of the tick before, so that coordinates do not "
+            "jump; signs: only choose their signs; none: as they are."
+        ),
+        Handling(choices=("procrustes", "signs", "none")),
+    ] = "procrustes"
+    row_policy: RowPolicy = "clip"
+    center: Annotated[
+        str,
+        Field(description="none: around the origin; private: around a mean that is estimated too."),
+        Handling(choices=("none", "private")),
+    ] = "none"
+    refine: Annotated[
+        str,
+        Field(
+            description="Denoise the components of each estimate, free: none, eb, spikes, all, or auto, the best of "
+            "them."
+        ),
+        Handling(choices=("auto", "none", "eb", "spikes", "all")),
+    ] = "auto"
+    allow_large_delta: AllowLargeDelta = False
+
+
+@option_record
+class SitesRequest:
+    """A request for k components over datasets of unlike populations, each charged in its own budget. Public in full.
+
+    ``settings`` are the method's, as text.
+    """
+
+    publish: PublishedName
+    method: Annotated[str, Field(description=MECHANISM.replace("Mechanism", "Method")), _one_of(_methods)]
+    components: Annotated[int, Field(description="Number of components k.", ge=1)]
+    epsilon: Annotated[float, Field(description="Privacy loss to spend of the budget of every site; positive.", gt=0)]
+    delta: Annotated[float, Field(description="Failure probability of the guarantee; below 1/records.", gt=0, lt=1)]
+    datasets: Annotated[
+        str, Field(description="Names of the datasets, one a site: A,B,C; the newest snapshot of each is read.")
+    ] = ""
+    roster: Annotated[
+        str | None, Field(description="The roster file of sites that are processes of their own, in place of datasets.")
+    ] = None
+    row_policy: RowPolicy = "clip"
+    clip_norm: Annotated[
+        float | None,
+        Field(description="Bound on a record's norm at every site, from public knowledge; topics have none.", gt=0),
+    ] = None
+    model: Annotated[
+        str | None,
+        Field(
+            description="For cape_agn, conv_agn and local_agn. topics: each record is a document, counts of words of "
+            "one topic; mixture: each is a point, a centre and noise that is alike in all directions."
+        ),
+        Handling(choices=("topics", "mixture")),
+    ] = None
+    words_at_most: WordsAtMost = None
+    noise_variance: NoiseVariance = None
+    settings: Annotated[Settings, Field(description="Parameters of the method."), _settings_of(_methods)] = field(
+        default_factory=dict
+    )
+    run_key: Annotated[str | None, Field(description="Names the joint release: same key, same release.")] = None
+    allow_large_delta: AllowLargeDelta = False
+
+    def __post_init__(self) -> None:
+        """Refuse a request that names both its datasets and a roster, or neither."""
+        if bool(self.datasets) == bool(self.roster):
+            raise Invalid(
+                "a joint release is over datasets of this home or over the sites of a roster; give --datasets A,B "
+                "or --roster FILE, one of the two."
+            )
+
+    @property
+    def bounds(self) -> dict[str, float]:
+        """What is stated of a model beside its name."""
+        found = {name: getattr(self, name) for name in ("words_at_most", "clip_norm", "noise_variance")}
+        return {name: value for name, value in found.items() if value is not None}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the datasets, in order."""
+        return tuple(name.strip() for name in self.datasets.split(",") if name.strip())

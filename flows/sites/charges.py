@@ -1,0 +1,138 @@
+"""The charge of one site in its ledger, and its release from then on.
+
+A charge is found by its run key, so the same request is charged once, by whatever process it is repeated. It is the
+same for a dataset among others of one home and for the site of a roster.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from threading import Lock
+from typing import Any
+
+from numpy.typing import NDArray
+
+from dpca_tasks.errors import Refused
+from dpca_tasks.mechanisms.base import Plan
+from dpca_tasks.privacy.curator import Curator
+from dpca_tasks.queries.base import RowSum
+from dpca_tasks.records.blocks import BlockSource
+from dpca_tasks.sites.roster import Roster
+from flows.families.base import rows_by_policy
+from flows.reports.terminal import log_event
+from flows.sites.plans import PlannedJoint
+from storage.datasets.catalog import Entry
+from storage.ledger.balance import Quote
+from storage.ledger.ledger import Grant, Ledger, Release, Reservation
+from storage.workspace import Workspace
+
+_ABANDONED = "abandoned"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SiteCharge:
+    """What a joint release charges one site for.
+
+    Parameters
+    ----------
+    entry : Entry
+        The snapshot that is read.
+    plan : Plan
+    run_key : str
+        Names the release in the site's ledger.
+    fingerprint : str
+        A digest of all that the run key stands for.
+    request : mapping
+        What the ledger stores of the request.
+    """
+
+    entry: Entry
+    plan: Plan
+    run_key: str
+    fingerprint: str
+    request: Mapping[str, Any]
+
+    def find(self, ledger: Ledger) -> Release | None:
+        """Return the release, if it is charged."""
+        return standing(ledger, self.run_key)[1]
+
+    def quote(self, ledger: Ledger) -> Quote:
+        """Return what the budget says to the charge."""
+        target = self.plan.target
+        return ledger.quote(self.entry.population, self.plan.event, epsilon=target.epsilon, delta=target.delta)
+
+    def check(self, ledger: Ledger) -> bool:
+        """Ask the budget, unless the release is charged already; return whether it is.
+
+        Raises
+        ------
+        BudgetExhausted
+            When the budget does not admit it.
+        """
+        if self.find(ledger) is not None:
+            return True
+        if (refusal := self.quote(ledger).refusal) is not None:
+            raise refusal
+        return False
+
+    def reserve(self, ledger: Ledger) -> Grant:
+        """Charge the release, or find it."""
+        grant = ledger.reserve(
+            self.entry.population,
+            run_key=standing(ledger, self.run_key)[0],
+            fingerprint=self.fingerprint,
+            event=self.plan.event,
+            epsilon=self.plan.target.epsilon,
+            delta=self.plan.target.delta,
+            snapshot_id=self.entry.snapshot,
+            request=self.request,
+        )
+        log_event("reserved", release=grant.release_id, population=self.entry.population, state=grant.state)
+        return grant
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class SiteRelease:
+    """A release under way at this site: its plan, its charge, and its curator from the first answer on."""
+
+    planned: PlannedJoint
+    release_id: str
+    curator: Curator | None = None
+    turn: Lock = field(default_factory=Lock)
+
+    def query(self, public: Mapping[str, NDArray[Any]], *, index: int) -> RowSum:
+        """Return what a round sums, as this site knows it, with the public arrays that are asked about."""
+        query: RowSum = self.planned.mechanism.query(self.planned.plan, index=index, public=public)
+        return query
+
+    @property
+    def roster(self) -> Roster:
+        """Who shares noise."""
+        if self.planned.plan.roster is None:
+            raise Refused(f"{self.planned.mechanism.name} has no rounds; ask for the site's own part.")
+        return self.planned.plan.roster
+
+
+def standing(ledger: Ledger, run_key: str) -> tuple[str, Release | None]:
+    """Return a run key, counted on past releases that were given back, and the release that it stands for, if any."""
+    number, counted = 1, run_key
+    while (found := ledger.find(counted)) is not None and found.state == _ABANDONED:
+        number += 1
+        counted = f"{run_key}/{number}"
+    return counted, found
+
+
+def begin_release(workspace: Workspace, row: Release, planned: PlannedJoint) -> tuple[BlockSource, Reservation]:
+    """Begin or resume a release; return the rows and the reservation of its curator."""
+    reservation = workspace.ledger.begin(row.id)
+    log_event("began", release=row.id, mechanism=planned.mechanism.name)
+    rows = workspace.catalog.open(workspace.catalog.entry(row.snapshot_id))
+    return rows_by_policy(rows, policy=planned.request.row_policy, clip_norm=planned.clip_norm), reservation
+
+
+def give_back(ledger: Ledger, release_id: str) -> bool:
+    """Abandon a release that never began; return whether it was that."""
+    if ledger.release(release_id).state != "reserved":
+        return False
+    ledger.abandon(release_id)
+    log_event("given_back", release=release_id)
+    return True

@@ -1,0 +1,561 @@
+"""All sites of a joint release together: datasets of one home, or the parties of a roster behind connections.
+
+The stages of a release are written against `Sites`. Each site is asked, charged and answers by itself; what differs is
+where its ledger is. Over datasets every site has its curator in this process, and their budgets are of one ledger,
+which publishes the release of the first. Over a roster each site has a ledger of its own behind a connection, and this
+process, the aggregator, reads no row: it publishes a joint release that names those of the sites.
+
+A site of a roster that does not answer within the timeout is silent. What it may answer is bounded by the plan.
+"""
+
+import dataclasses
+import os
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpca.errors import BudgetExhausted, Finished, StorageError, Unavailable
+from dpca_tasks.errors import InvalidInput, Refused, SiteSilent, StepTaken
+from dpca_tasks.mechanisms.base import Components, Plan, Subspace
+from dpca_tasks.mechanisms.sites.joint_plan import LocalParties, NoisedPart, noise_of
+from dpca_tasks.privacy.curator import Curator
+from dpca_tasks.queries.base import RowSum
+from dpca_tasks.sites.roster import Address, Message, Roster
+from dpca_tasks.sites.rounds import Opened, open_round
+from dpca_tasks.sites.secure_sum.attempt import Begin, Line, open_sum
+from flows.clusters.connecting import connect, reach_cluster
+from flows.parties.calling import Caller, Frame, packed, unpacked
+from flows.releases.running import summing, warn_of_budget
+from flows.releases.stages import digest_of
+from flows.reports.activity import begin_step
+from flows.reports.terminal import about, log_event, spending
+from flows.requests import SitesRequest
+from flows.settings import cluster_settings
+from flows.sites.charges import SiteCharge, begin_release, give_back
+from flows.sites.masks import longest_exchange, scene_of
+from flows.sites.plans import FAMILY, PlannedJoint, plan_over_datasets, plan_over_roster
+from flows.sites.roster import SECURE_SUM, read_roster
+from storage.workspace import Workspace
+
+RESENDS = 1
+_DEALING = 16  # bytes of the name of an attempt's seeds
+
+type Lineage = Sequence[Mapping[str, Any]]
+"""What is public of the release of each site of an artifact, as its manifest has it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quotes:
+    """What the budgets of all sites say to a release before it is charged.
+
+    Parameters
+    ----------
+    sites : sequence of mapping
+        What is public of each site, with ``exists``: it is charged already.
+    cost : str
+        Whose budgets are charged, and what is left of them.
+    refusal : BudgetExhausted, optional
+        The first.
+    """
+
+    sites: Sequence[dict[str, Any]]
+    cost: str
+    refusal: BudgetExhausted | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answered:
+    """What the sites of a release answered, post-processed, and what is to be stated of it.
+
+    Parameters
+    ----------
+    result : Subspace or Components
+    total : Plan
+        The noise that the result has; more than the planned one where sites were lost.
+    release_id : str
+        Under which it is published.
+    releases : mapping
+        Of each site that took part, its release.
+    feature_names, encoder
+        Those that the owners declared.
+    """
+
+    result: Subspace | Components
+    total: Plan
+    release_id: str
+    releases: Mapping[str, str]
+    feature_names: Sequence[str] | None = None
+    encoder: Mapping[str, Any] | None = None
+
+
+class Sites(Protocol):
+    """The interface of all sites of a release, in this home or behind connections; used as a context."""
+
+    @property
+    def planned(self) -> PlannedJoint:
+        """The release."""
+
+    def found(self) -> str:
+        """Return the digest of the artifact that it was released with; empty where it was not yet."""
+
+    def quotes(self) -> Quotes:
+        """Ask every budget; nothing is charged."""
+
+    def prepare(self, quotes: Quotes) -> None:
+        """Refuse to begin where a cluster, or more sites than may be lost, cannot be reached."""
+
+    def reserve(self, name: str) -> str:
+        """Charge a site, or find its release; return the release's id. Raises `SiteSilent`, `BudgetExhausted`."""
+
+    def give_back(self, names: Sequence[str]) -> None:
+        """Take back what was reserved just now, where it never began."""
+
+    def answer(self, releases: Mapping[str, str], address: str) -> Answered:
+        """Answer all rounds for what was reserved; ``address`` is the cluster of this home's sites."""
+
+    def publish(self, digest: str, sites: Lineage) -> tuple[int, str]:
+        """Publish the artifact under the request's name; return the version, and the digest that it has."""
+
+    def finish(self, digest: str, sites: Lineage) -> list[str]:
+        """Commit the release of every site with the artifact; return the sites that did not answer."""
+
+    def stated(self, sites: Lineage) -> list[dict[str, Any]]:
+        """Return what is reported of the sites of a published artifact."""
+
+    def __enter__(self) -> "Sites": ...  # noqa: D105
+
+    def __exit__(self, *_: object) -> bool | None: ...  # noqa: D105
+
+
+def sites_of(request: SitesRequest, workspace: Workspace, releases: Mapping[str, str] | None = None) -> Sites:
+    """Return the sites of a request; with the releases that were reserved, as these were planned."""
+    if request.roster is None:
+        return DatasetSites(request, workspace, releases)
+    return RosterSites(request, workspace)
+
+
+class DatasetSites(AbstractContextManager["DatasetSites"]):
+    """Datasets of one home, each with its population, budget and curator; see `Sites`.
+
+    Parameters
+    ----------
+    request : SitesRequest
+    workspace : Workspace
+    releases : mapping, optional
+        Those that were reserved: the snapshots are theirs, whatever was ingested since.
+    """
+
+    def __init__(self, request: SitesRequest, workspace: Workspace, releases: Mapping[str, str] | None = None) -> None:
+        self._request, self._workspace, self._ledger = request, workspace, workspace.ledger
+        self._reserved = {name: self._ledger.release(each) for name, each in (releases or {}).items()}
+        self._new: dict[str, str] = {}
+
+    def __exit__(self, *_: object) -> None:
+        """Close nothing: the home stays open."""
+
+    @cached_property
+    def planned(self) -> PlannedJoint:
+        """The release."""
+        lead = next(iter(self._reserved.values()), None)
+        snapshots = None if lead is None else lead.request["snapshots"]
+        return plan_over_datasets(self._workspace, self._request, snapshots)
+
+    @cached_property
+    def _charges(self) -> dict[str, SiteCharge]:
+        planned = self.planned
+        named = self._request.run_key or planned.fingerprint
+        stored = {
+            **dataclasses.asdict(self._request),
+            **{"mechanism": planned.mechanism.name, "family": FAMILY},
+            "snapshots": [entry.snapshot for entry in planned.snapshots],
+        }
+        return {
+            name: SiteCharge(
+                entry=entry,
+                plan=planned.plan_of(name),
+                run_key=f"{entry.population}/{FAMILY}/{named}",
+                fingerprint=planned.fingerprint,
+                request=stored,
+            )
+            for name, entry in zip(planned.names, planned.snapshots, strict=False)  # the first ones take part
+        }
+
+    def found(self) -> str:
+        """Return the digest of the artifact of the first site's release; empty where it is not committed."""
+        lead = self._charges[self.planned.names[0]].find(self._ledger)
+        if lead is None or lead.fingerprint != self.planned.fingerprint:
+            return ""
+        return lead.artifact_digest or ""
+
+    def quotes(self) -> Quotes:
+        """Compare the release with every budget."""
+        sites: list[dict[str, Any]] = []
+        costs, refusals = [], []
+        for name, charge in self._charges.items():
+            statement, quote = self._ledger.statement(charge.entry.population, newest=0), charge.quote(self._ledger)
+            exists = charge.find(self._ledger) is not None
+            after = statement.remaining if exists else statement.after(quote)
+            costs.append(spending(f"of budget {charge.entry.population!r}", remaining=statement.remaining, after=after))
+            if quote.refusal is not None and not exists:
+                refusals.append(quote.refusal)
+            sites.append(
+                {
+                    **{"dataset": name, "population": charge.entry.population},
+                    "noise_multiplier": charge.plan.noise_multiplier,
+                    **{"spent": statement.spent, "remaining": statement.remaining, "remaining_after": after},
+                    "exists": exists,
+                }
+            )
+        return Quotes(sites=sites, cost=", and ".join(costs), refusal=next(iter(refusals), None))
+
+    def prepare(self, quotes: Quotes) -> None:
+        """Reach a cluster that runs already, unless all is charged."""
+        if not all(site["exists"] for site in quotes.sites):
+            reach_cluster(cluster_settings())
+
+    def reserve(self, name: str) -> str:
+        """Charge a site's budget, or find its release."""
+        charge = self._charges[name]
+        grant = charge.reserve(self._ledger)
+        if grant.is_new:
+            self._new[name] = grant.release_id
+        warn_of_budget(self._ledger, grant.release_id, charge.entry.population)
+        return grant.release_id
+
+    def give_back(self, names: Sequence[str]) -> None:
+        """Abandon new reservations; where a budget cannot take one back, it stays for the next try."""
+        for name in names:
+            if name in self._new:
+                with suppress(StorageError):
+                    give_back(self._ledger, self._new[name])
+
+    def answer(self, releases: Mapping[str, str], address: str) -> Answered:
+        """Release what every site reserved, on the cluster at an address.
+
+        Raises
+        ------
+        StepMismatch
+            When this version plans another event for a site than the one reserved.
+        """
+        planned, rows = self.planned, self._reserved
+        for name, row in rows.items():
+            planned.check_reserved(name, row.event)
+        lead = rows[planned.names[0]]
+        with about(release=lead.id, run_key=lead.run_key), connect(address) as client:
+            begun = [begin_release(self._workspace, row, planned) for row in rows.values()]
+            begin_step("loading rows and code")
+            began, result = time.monotonic(), None
+            while result is None:
+                curators = [Curator(*each, client=client, progress=summing()) for each in begun]
+                with suppress(StepTaken):
+                    parties = LocalParties(curators=curators, roster=planned.plan.roster)
+                    result = planned.mechanism.run(parties, planned.plan)
+            log_event("computed", seconds=round(time.monotonic() - began, 3))
+        opened = self._workspace.catalog.open(planned.snapshots[0])
+        return Answered(
+            result=result,
+            total=planned.plan.total,
+            release_id=lead.id,
+            releases=releases,
+            feature_names=opened.feature_names(),
+            encoder=opened.encoder(),
+        )
+
+    def publish(self, digest: str, sites: Lineage) -> tuple[int, str]:
+        """Commit the first site's release, to which the version belongs; is it committed, its artifact is the one."""
+        lead, name = sites[0]["release"], self._request.publish
+        try:
+            return self._workspace.publish(lead, name=name, artifact_digest=digest), digest
+        except Finished:
+            digest = digest_of(self._ledger, lead)
+            return self._workspace.publish(lead, name=name, artifact_digest=digest), digest
+
+    def finish(self, digest: str, sites: Lineage) -> list[str]:
+        """Commit the others."""
+        for site in sites[1:]:
+            self._workspace.withhold(site["release"], artifact_digest=digest)
+        return []
+
+    def stated(self, sites: Lineage) -> list[dict[str, Any]]:
+        """Return the release of each site and what is left of its budget."""
+        found = []
+        for release in (self._ledger.release(site["release"]) for site in sites):
+            statement = self._ledger.statement(release.population, newest=0)
+            found.append(
+                {
+                    **{"population": release.population, "release": release.id},
+                    **{"spent": statement.spent, "remaining": statement.remaining},
+                }
+            )
+        return found
+
+
+class RosterSites(AbstractContextManager["RosterSites"]):
+    """The parties of a roster, asked at once, each over a connection of its own; see `Sites`.
+
+    They answer rounds as `dpca_tasks.mechanisms.sites.joint_plan.Parties`. The same request finds their releases by the
+    name that it gives the release: a site answers again from what it stored, so there is no new noise and no charge.
+
+    Parameters
+    ----------
+    request : SitesRequest
+    workspace : Workspace
+        The aggregator's, which publishes.
+    """
+
+    def __init__(self, request: SitesRequest, workspace: Workspace) -> None:
+        assert request.roster is not None
+        self._request, self._workspace, self.roster = request, workspace, read_roster(request.roster)
+        self.planned = plan_over_roster(self.roster, request)
+        """The release."""
+        self._pool = ThreadPoolExecutor(max_workers=len(self.planned.names), thread_name_prefix="site")
+        self._answered = self.planned.plan.roster  # the roster that answered last
+        self._took_part: set[str] = set()  # the sites whose sums, or own noised releases, the result is made of
+
+    def __exit__(self, *_: object) -> None:
+        """Close all connections."""
+        self._pool.shutdown()
+        if "parties" in self.__dict__:
+            for party in self.parties.values():
+                party.caller.close()
+
+    @cached_property
+    def parties(self) -> "dict[str, RemoteParty]":
+        """The connection of each site.
+
+        Raises
+        ------
+        InvalidInput
+            When this process has not the aggregator's key.
+        """
+        key = cluster_settings().sites_key
+        if key is None or not key.is_file():
+            raise InvalidInput(
+                "DPCA_SITES_KEY names no file, and sites answer the roster's aggregator alone; set it to the private "
+                "key of that certificate."
+            )
+        certificate = key.with_suffix(".pem")
+        if not certificate.is_file() or certificate.read_text("ascii") != self.roster.aggregator.certificate:
+            raise InvalidInput(
+                f"{certificate} is not the certificate that the roster names for the aggregator; put that beside the "
+                "key."
+            )
+        shown: dict[str, Any] = {"certificate": certificate, "key": Path(key), "timeout": self.roster.timeout}
+        sites = (self.roster.site(name) for name in self.planned.names)
+        return {site.name: RemoteParty(self.planned, Caller(site, **shown)) for site in sites}
+
+    def found(self) -> str:
+        """Return the digest of the artifact that the joint release was published with; empty where it was not yet."""
+        return self._workspace.digest_of_joint(self.planned.joint_id) or ""
+
+    def quotes(self) -> Quotes:
+        """Ask every site whether it would admit the release, unless it was published."""
+        names = self.planned.names
+        cost = f"of a budget of each of the sites {', '.join(names)}, of which their operators alone see what is left"
+        sites: list[dict[str, Any]] = []
+        for name in () if self.found() else names:
+            try:
+                exists = self.parties[name].caller.ask("/v1/quote", self.planned.facts).fact("exists", bool)
+                sites.append({"site": name, "answers": True, "exists": exists})
+            except SiteSilent:
+                sites.append({"site": name, "answers": False, "exists": False})
+            except BudgetExhausted as refused:
+                return Quotes(sites=(), cost=cost, refusal=refused)
+        return Quotes(sites=sites, cost=cost)
+
+    def prepare(self, quotes: Quotes) -> None:
+        """Refuse to begin when more sites are silent than the roster's attempts allow."""
+        spare = self.roster.attempts > 1 and self.planned.plan.roster is not None
+        silent = [site["site"] for site in quotes.sites if not site["answers"]]
+        if silent and not spare:
+            raise Unavailable(f"sites {', '.join(silent)} did not answer; run the same request when they are back.")
+
+    def reserve(self, name: str) -> str:
+        """Have a site charge its budget, or find its release."""
+        release: str = self.parties[name].caller.ask("/v1/reserve", self.planned.facts).fact("release", str)
+        return release
+
+    def give_back(self, names: Sequence[str]) -> None:
+        """Have sites abandon reservations that never began."""
+        self._tell_all("give_back", {}, names)
+
+    def answer(self, releases: Mapping[str, str], address: str) -> Answered:
+        """Have the sites answer all rounds."""
+        planned = self.planned
+        result = planned.mechanism.run(self, planned.plan)
+        log_event("computed", joint=planned.joint_id, sites=len(self._took_part))
+        total = planned.plan.total
+        if self._answered is not None and planned.plan.roster is not None:
+            total = noise_of(total, planned=planned.plan.roster, answered=self._answered)
+        return Answered(
+            result=result,
+            total=total,
+            release_id=planned.joint_id,
+            releases={
+                name: releases.get(name) or self.reserve(name)  # its answer to the reservation may have been lost
+                for name in planned.names
+                if name in self._took_part
+            },
+        )
+
+    def publish(self, digest: str, sites: Lineage) -> tuple[int, str]:
+        """Publish a joint release, which the sites' ledgers are charged for."""
+        name, joint_id = self._request.publish, self.planned.joint_id
+        return self._workspace.publish_joint(joint_id, name=name, artifact_digest=digest, sites=sites), digest
+
+    def finish(self, digest: str, sites: Lineage) -> list[str]:
+        """Have every site commit its release; a site that is not of the artifact gives back what it only reserved."""
+        part = [site["site"] for site in sites]
+        silent = self._tell_all("finish", {"artifact": digest}, part)
+        for name in (each for each in self.planned.names if each not in part):
+            with suppress(Refused):  # it reserved nothing: it was silent when the others did
+                silent += self._tell_all("finish", {"artifact": digest}, [name])
+        return silent
+
+    def stated(self, sites: Lineage) -> list[dict[str, Any]]:
+        """Return the release of each site: what is left of its budget, its operator alone sees."""
+        return [dict(site) for site in sites]
+
+    def open[Q: RowSum](self, query: Q, *, roster: Roster, index: int) -> Opened[Q]:
+        """Open the total of a round over a roster, or over a smaller one."""
+        dealing = os.urandom(_DEALING).hex()
+        for party in self.parties.values():
+            party.dealing = dealing
+        sites = [self.parties[name] for name in roster.names]
+        sum_over = self._secure_sum if self.roster.masks == SECURE_SUM else None
+        opened = open_round(
+            sites, query, roster=roster, index=index, resends=RESENDS, ask_all=self._pool.map, sum_over=sum_over
+        )
+        self._answered = opened.roster
+        self._took_part.update(opened.roster.names)
+        return opened
+
+    def _secure_sum(self, query: RowSum, *, roster: Roster, address: Address) -> tuple[NDArray[np.int64], Roster]:
+        """Open one attempt without a helper, the first that no site has begun, also in an earlier run."""
+
+        def ask(party: RemoteParty) -> int:
+            try:
+                return party.next_attempt(address.round)
+            except SiteSilent:
+                return 0
+
+        sites = [self.parties[name] for name in roster.names]
+        address = Address(round=address.round, attempt=max(self._pool.map(ask, sites)))
+        scene = scene_of(self.roster, query, roster=roster, address=address)
+        lines = {party.name: party.line(query, roster=roster, address=address) for party in sites}
+        total = open_sum(scene, lines)
+        lost = set(roster.names) - set(total.senders)
+        return total.integers, roster.without(*lost) if lost else roster
+
+    def noised_parts(self, part: NoisedPart, plans: Sequence[Plan]) -> list[NDArray[np.float64]]:
+        """Return what each site sends of the release that it noised."""
+        order = self.planned.plan.total.problem.n_features
+        most = 8 * order * order
+
+        def ask(party: RemoteParty) -> NDArray[np.float64]:
+            try:
+                array = party.ask("part", {}, most=most).arrays.get("part")
+            except SiteSilent as silent:
+                raise Unavailable(f"{silent} Its part is awaited: run the same request when it is back.") from None
+            mechanism, plan = self.planned.mechanism, self.planned.plan_of(party.name)
+            if array is None or array.dtype != np.float64 or not mechanism.is_part(array, plan):
+                raise Refused(f"site {party.name!r} sent a part in another form than planned.")
+            return array
+
+        parts = list(self._pool.map(ask, self.parties.values()))
+        self._took_part.update(self.planned.names)
+        return parts
+
+    def _tell_all(self, route: str, facts: dict[str, Any], names: Sequence[str]) -> list[str]:
+        """Tell sites something about the release at once; return the silent ones."""
+
+        def is_silent(party: RemoteParty) -> bool:
+            try:
+                party.ask(route, facts)
+            except SiteSilent:
+                return True
+            return False
+
+        silent = self._pool.map(is_silent, [self.parties[name] for name in names])
+        return [name for name, is_one in zip(names, silent, strict=True) if is_one]
+
+
+class RemoteParty:
+    """One site behind a connection; see `dpca_tasks.sites.rounds.Party`.
+
+    Parameters
+    ----------
+    planned : PlannedJoint
+    caller : Caller
+    """
+
+    def __init__(self, planned: PlannedJoint, caller: Caller) -> None:
+        self.name, self.caller, self._planned = caller.name, caller, planned
+        self._folder = f"/v1/releases/{planned.place}"
+        self.dealing = ""  # set for each attempt, the same at all sites
+
+    def ask(self, route: str, facts: dict[str, Any], **others: Any) -> Frame:
+        """Ask about the release."""
+        return self.caller.ask(f"{self._folder}/{route}", facts, **others)
+
+    def message(self, query: RowSum, *, roster: Roster, address: Address) -> Message:
+        """Return the site's masked share of a query's sum."""
+        facts = {
+            **{"round": address.round, "attempt": address.attempt, "dealing": f"{self.dealing}-{address.attempt}"},
+            **{"names": list(roster.names), "roster": roster.digest.hex()},
+        }
+        public, size = query.public_inputs(), query.layout.size
+        answer = self.ask("message", facts, arrays=public, most=8 * size)
+        words = answer.arrays.get("words")
+        about = {"round": address.round, "attempt": address.attempt, "roster": roster.digest.hex()}
+        if answer.facts != about or words is None or words.shape != (size,) or words.dtype != np.uint64:
+            raise Refused(f"site {self.name!r} answered another round, or in another form than planned.")
+        return Message(site=self.name, address=address, roster_digest=roster.digest, words=words)
+
+    def next_attempt(self, index: int) -> int:
+        """Return the first attempt of a round of secure sums that the site has not begun."""
+        return self.ask("attempt", {"round": index}).fact("next", int)
+
+    def line(self, query: RowSum, *, roster: Roster, address: Address) -> Line:
+        """Return the connection for one attempt of a secure sum; public arrays go with its first frame alone."""
+        most = longest_exchange(roster.size) + 8 * query.layout.size
+        about = {
+            **{"round": address.round, "attempt": address.attempt},
+            **{"names": list(roster.names), "roster": roster.digest.hex()},
+        }
+        public = dict(query.public_inputs())
+
+        def ask(raw: bytes) -> bytes:
+            facts, arrays = packed(raw)
+            is_first = raw[5] == Begin.kind
+            try:
+                return unpacked(self.ask("agree", about | facts, arrays=arrays | public, most=most))
+            except Refused as refused:
+                if is_first:
+                    raise
+                raise SiteSilent(str(refused)) from None  # it was restarted since: the others may go on
+            finally:
+                public.clear()
+
+        return ask
+
+    def with_stored_inputs[Q: RowSum](self, query: Q, *, roster: Roster, index: int) -> Q:
+        """Return the query of a round with the public inputs that an earlier run stored, if any."""
+        form = query.public_inputs()
+        if not form:
+            return query
+        mechanism, plan = self._planned.mechanism, self._planned.plan
+        most = sum(array.nbytes for array in mechanism.inputs(plan, index=index).values())
+        stored = self.ask("stored", {"round": index}, most=most).arrays
+        if not stored:
+            return query
+        found: Q = mechanism.query(plan, index=index, public=stored)
+        return found

@@ -1,0 +1,364 @@
+"""A joint release over sites, checked and planned from public facts before any budget is charged.
+
+The sites are datasets of one home, or the parties of a roster. Either way the request and the public facts of the sites
+give the plan: over datasets the facts are those of their snapshots and budgets, over a roster those of its file.
+
+Over a roster every party plans for itself, and nothing of a plan is taken from another party. A plan's digest covers
+what a site is charged and how its records are rounded; a site refuses a request whose digest is not its own. The
+request names the release: its session is made of the run key and a fingerprint of the sites and of all that is asked,
+so the same request is the same release at every site, at any time.
+"""
+
+import dataclasses
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from dpca.artifacts.base import canonical_json
+from dpca.privacy_unit import PrivacyUnit
+from dpca.registry.pointers import check_name
+from dpca.schemas.frames import meaning
+from dpca_tasks.accounting.events import Event
+from dpca_tasks.errors import InvalidInput, Refused, StepMismatch
+from dpca_tasks.mechanisms.base import Plan, PrivacyTarget, Problem
+from dpca_tasks.mechanisms.sites import METHODS, OVER_ROSTER, TENSOR_METHODS
+from dpca_tasks.mechanisms.sites.joint_plan import JointPlan, Seats
+from dpca_tasks.mechanisms.tensors.tensor_releases import TensorProblem
+from flows.families.base import build_with_settings, records_facts
+from flows.releases.stages import check_run_key
+from flows.requests import SitesRequest
+from flows.sites.roster import RosterFile
+from storage.datasets.catalog import Entry
+from storage.ledger.budgets import Budget
+from storage.registry.publishing import JOINT
+from storage.workspace import Workspace
+
+FAMILY = "sites"
+"""The family under which the ledgers store such a request."""
+
+OF_MODEL = ("model", "words_at_most", "noise_variance")
+"""The fields of a request that only the methods for components of a model have."""
+
+ASKED = {
+    **{"method": str, "components": int, "clip_norm": float, "epsilon": float, "delta": float, "row_policy": str},
+    **{"settings": dict, "run_key": str, "allow_large_delta": bool},
+    **{"model": str, "words_at_most": int, "noise_variance": float},
+}
+"""The facts of a request that reach a site, and their types; an empty run key is none."""
+
+MAY_LACK = {"clip_norm", *OF_MODEL}
+"""Those that a request may be without."""
+
+OF_THE_ROSTER = ("colluders", "dropouts")
+"""Settings that a roster fixes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedJoint:
+    """A joint release with everything that it will be.
+
+    Parameters
+    ----------
+    request, mechanism, plan
+    sites : tuple of str
+        The names of all sites, of which the first ``plan.sites`` take part.
+    unit : PrivacyUnit
+        That of the budget of every site.
+    fingerprint : str
+        A digest of the sites and of all that is asked.
+    session : str
+        Names the release at every site.
+    origin : mapping
+        Over a roster, its digest as ``roster``.
+    snapshots : tuple of Entry
+        Over datasets, one for each site.
+    """
+
+    request: SitesRequest
+    mechanism: Any
+    plan: JointPlan
+    sites: tuple[str, ...]
+    unit: PrivacyUnit
+    fingerprint: str
+    session: str
+    origin: Mapping[str, str] = field(default_factory=dict)
+    snapshots: tuple[Entry, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The sites that take part, in the order of the plan."""
+        return self.sites[: len(self.plan.sites)]
+
+    @property
+    def clip_norm(self) -> float:
+        """The bound on a record's norm; 1 where there is none."""
+        return 1.0 if self.request.clip_norm is None else self.request.clip_norm
+
+    @property
+    def place(self) -> str:
+        """The name of the release in paths."""
+        return hashlib.sha256(self.session.encode()).hexdigest()[:32]
+
+    @property
+    def joint_id(self) -> str:
+        """The id under which it is published over a roster."""
+        return JOINT + self.place
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What a site of a roster is told of it."""
+        return {**asked(self.request), **self.origin, "plan": self.digest}
+
+    @property
+    def digest(self) -> str:
+        """A hash of what every site is charged, and of its grid."""
+        made = self.plan.roster
+        charged = [[site.event, site.bits, site.noise_multiplier] for site in self.plan.sites]
+        facts = ["joint plan 1", self.session, charged, self.plan.total.bits, made.digest.hex() if made else ""]
+        return hashlib.sha256(canonical_json(facts)).hexdigest()
+
+    def plan_of(self, name: str) -> Plan:
+        """Return the plan of a site.
+
+        Raises
+        ------
+        Refused
+            When it takes no part.
+        """
+        if name not in self.names:
+            raise Refused(f"site {name!r} takes no part in this release, of {', '.join(self.names)}; leave it out.")
+        return self.plan.sites[self.names.index(name)]
+
+    def check_reserved(self, name: str, event: Event) -> None:
+        """Refuse to go on when this version plans another event for a site than the one reserved.
+
+        Raises
+        ------
+        StepMismatch
+            With what to do.
+        """
+        if event != self.plan_of(name).event:
+            raise StepMismatch(
+                "the plan is not the one reserved; finish this release with the version that reserved it."
+            )
+
+    def lineage(self, name: str, release: str) -> dict[str, Any]:
+        """Return what is public of the release of a site, which a roster names."""
+        plan = self.plan_of(name)
+        records = plan.problem.records_at_most if plan.problem.records_declared else None
+        named = {"site": name} if self.origin else {}
+        return {**named, "release": release, "event": plan.event, "records_at_most": records}
+
+
+def plan_over_roster(roster: RosterFile, request: SitesRequest) -> PlannedJoint:
+    """Check a request and plan it over a roster, from these two alone.
+
+    Raises
+    ------
+    InvalidInput
+        When it does not fit.
+    """
+    _check_request(request)
+    if request.method not in OVER_ROSTER:
+        raise InvalidInput(
+            f"method={request.method!r} is not one over a roster ({', '.join(sorted(OVER_ROSTER))}); take one of "
+            "these, or fit over datasets of one home."
+        )
+    check_model(request, {})
+    known = {each.name for each in dataclasses.fields(OVER_ROSTER[request.method])}
+    return _planned(
+        request,
+        terms=[
+            {"n_features": roster.features, "relation": roster.relation, "records_at_most": site.records}
+            for site in roster.sites
+        ],
+        fixed={name: getattr(roster, name) for name in OF_THE_ROSTER if name in known},
+        identity=roster.digest,
+        seats=roster.seats,
+        sites=roster.seats.names,
+        unit=roster.unit,
+        origin={"roster": roster.digest},
+    )
+
+
+def plan_over_datasets(
+    workspace: Workspace, request: SitesRequest, snapshots: Sequence[str] | None = None
+) -> PlannedJoint:
+    """Check a request against catalog and budgets, and plan it. No row is read, and nothing is charged.
+
+    Parameters
+    ----------
+    workspace : Workspace
+    request : SitesRequest
+    snapshots : sequence of str, optional
+        The snapshots of a release that was reserved; the newest of each dataset by default.
+
+    Raises
+    ------
+    InvalidInput
+        When there is one dataset, two have the same people, or their columns differ, or the units of their budgets.
+    Refused
+        When a dataset has another unit of privacy than its budget.
+    NotFound
+        When a dataset is not there, or its population has no budget.
+    """
+    _check_request(request)
+    names = request.names
+    if len(names) < 2:
+        raise InvalidInput(
+            f"datasets={request.datasets!r} names one dataset, and a sum over sites needs two at least; "
+            "name more as A,B, or fit this one with dpca subspace fit."
+        )
+    catalog = workspace.catalog
+    entries = [catalog.current(name) for name in names] if snapshots is None else [catalog.entry(s) for s in snapshots]
+    _check_populations(names, entries)
+    opened = [catalog.open(entry) for entry in entries]
+    _check_columns(names, entries, [rows.feature_names() for rows in opened])
+    for name, rows in zip(names[1:], opened[1:], strict=True):
+        if meaning(rows.encoder()) != meaning(opened[0].encoder()):
+            raise InvalidInput(
+                f"datasets {name!r} and {names[0]!r} were encoded by unlike schemas, and a sum over sites needs the "
+                "same at each; ingest them with one --table-schema."
+            )
+    check_model(request, {name: entry.privacy_unit for name, entry in zip(names, entries, strict=True)})
+    budgets = [workspace.ledger.budget(entry.population) for entry in entries]
+    _check_units(names, entries, budgets)
+    return _planned(
+        request,
+        terms=[
+            {"n_features": entry.n_features, "relation": budget.relation, **records_facts(entry)}
+            for entry, budget in zip(entries, budgets, strict=True)
+        ],
+        identity=[entry.snapshot for entry in entries],
+        sites=names,
+        unit=budgets[0].privacy_unit,
+        snapshots=tuple(entries),
+    )
+
+
+def asked(request: SitesRequest) -> dict[str, Any]:
+    """Return what of a request decides about the release."""
+    given = {name: getattr(request, name) for name in ASKED} | {"run_key": request.run_key or ""}
+    return {name: kind(given[name]) for name, kind in ASKED.items() if given[name] is not None}
+
+
+def request_of(facts: Mapping[str, Any]) -> SitesRequest:
+    """Read a request that another party sent.
+
+    Raises
+    ------
+    Refused
+        When it has other facts than a request, or in other forms.
+    """
+    settings = facts.get("settings")
+    forms = {name: type(value) for name, value in facts.items()}
+    known = {name: kind for name, kind in ASKED.items() if name in facts or name not in MAY_LACK}
+    if forms != known or not isinstance(settings, dict):
+        raise Refused("a request has other facts than this version knows; use one version at every party.")
+    if not all(isinstance(value, str) for value in settings.values()):
+        raise Refused("a request has settings that are no text; use one version at every party.")
+    return SitesRequest(roster="-", publish="joint", **{**facts, "run_key": facts["run_key"] or None})
+
+
+def check_model(request: SitesRequest, units: Mapping[str, PrivacyUnit]) -> None:
+    """Refuse a method without what it needs of the data, or with what is for others."""
+    if request.method in METHODS:
+        given = [name for name in OF_MODEL if getattr(request, name) is not None]
+        if given:
+            raise InvalidInput(
+                f"{given[0]}={getattr(request, given[0])} is for {', '.join(TENSOR_METHODS)}, and "
+                f"method={request.method} finds a subspace; leave it out, or take one of these."
+            )
+        if request.clip_norm is None:
+            raise InvalidInput(f"method={request.method} needs a bound on a record's norm; state --clip-norm.")
+    elif request.model is None:
+        raise InvalidInput(f"method={request.method} finds the components of a model; state --model topics or mixture.")
+    elif request.model == "topics" and request.row_policy != "clip":
+        raise InvalidInput(
+            f"row_policy={request.row_policy} scales counts, which topics leave as they are; leave it out."
+        )
+    elif request.model == "mixture":
+        for name, unit in units.items():
+            if unit.rows != 1:
+                raise InvalidInput(
+                    f"a record of dataset {name!r} may have several rows, and a mixture needs one row a point; ingest "
+                    "it without --units and --unit-column."
+                )
+
+
+def _check_request(request: SitesRequest) -> None:
+    check_name(request.publish)
+    if request.run_key is not None:
+        check_run_key(request.run_key)
+
+
+def _planned(
+    request: SitesRequest,
+    *,
+    terms: Sequence[Mapping[str, Any]],
+    identity: Any,
+    fixed: Mapping[str, Any] | None = None,
+    seats: Seats | None = None,
+    **others: Any,
+) -> PlannedJoint:
+    """Plan a request over sites with these columns, relations and records; ``identity`` is what they are known by."""
+    kind = {**METHODS, **TENSOR_METHODS}[request.method]
+    mechanism = build_with_settings(
+        kind, request.method, request.settings, see="dpca sites fit", n_components=request.components, **(fixed or {})
+    )
+    facts = asked(request)
+    decides = [facts.get(name) for name in ("epsilon", "delta", "clip_norm", "row_policy", *OF_MODEL)]
+    settings = [mechanism.name, dataclasses.asdict(mechanism)]
+    fingerprint = hashlib.sha256(canonical_json([identity, settings, decides])).hexdigest()
+    session = f"{request.run_key or ''}/{fingerprint}"
+    target = PrivacyTarget(epsilon=request.epsilon, delta=request.delta, allow_large_delta=request.allow_large_delta)
+    problems = [_problem_of(request, **each) for each in terms]
+    plan = mechanism.plan(problems, [target] * len(problems), session=session, seats=seats)
+    made: dict[str, Any] = {"mechanism": mechanism, "plan": plan, "fingerprint": fingerprint, "session": session}
+    return PlannedJoint(request=request, **made, **others)
+
+
+def _problem_of(request: SitesRequest, **terms: Any) -> Problem | TensorProblem:
+    """Return the public facts of a request at one site: ``terms`` are its columns, relation and records."""
+    if request.method in METHODS:
+        assert request.clip_norm is not None
+        return Problem(clip_norm=request.clip_norm, **terms)
+    return TensorProblem(**terms, **{name: getattr(request, name) for name in OF_MODEL}, clip_norm=request.clip_norm)
+
+
+def _check_populations(names: Sequence[str], entries: Sequence[Entry]) -> None:
+    people = [entry.population for entry in entries]
+    for name, entry in zip(names, entries, strict=True):
+        if people.count(entry.population) > 1:
+            twice = [other for other, same in zip(names, entries, strict=True) if same.population == entry.population]
+            raise InvalidInput(
+                f"datasets {', '.join(twice)} are both of population {entry.population!r}, and sites hold different "
+                f"people, each charged once; leave {name} out, or ingest it with a --population of its own."
+            )
+
+
+def _check_units(names: Sequence[str], entries: Sequence[Entry], budgets: Sequence[Budget]) -> None:
+    """Check that every dataset has the unit of its budget, and that all budgets have one unit: it is stated once."""
+    for name, entry, budget in zip(names, entries, budgets, strict=True):
+        budget.check_unit(name, entry.privacy_unit)
+        if budget.privacy_unit != budgets[0].privacy_unit:
+            raise InvalidInput(
+                f"the budget of dataset {names[0]!r} counts {budgets[0].privacy_unit} as the unit of privacy, and that "
+                f"of {name!r} counts {budget.privacy_unit}; a joint release states one unit, so open budgets of the "
+                "same --unit and --rows-per-unit."
+            )
+
+
+def _check_columns(names: Sequence[str], entries: Sequence[Entry], columns: Sequence[Sequence[str] | None]) -> None:
+    for name, entry, declared in zip(names[1:], entries[1:], columns[1:], strict=True):
+        if entry.n_features != entries[0].n_features:
+            raise InvalidInput(
+                f"dataset {name!r} has {entry.n_features} columns and {names[0]!r} has {entries[0].n_features}, and a "
+                "sum over sites needs the same at each; ingest them with the same --features."
+            )
+        if None not in (declared, columns[0]) and list(declared or ()) != list(columns[0] or ()):
+            raise InvalidInput(
+                f"the columns of datasets {name!r} and {names[0]!r} have unlike names, and a sum over sites needs the "
+                "same in one order; ingest them with the same columns."
+            )

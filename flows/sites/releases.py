@@ -1,0 +1,224 @@
+"""The stages of a joint release: reserve at every site, compute, publish, finish, report; and its preview.
+
+A joint release is one release in each site's budget, and one artifact, which lists them all. The budgets of all sites
+are asked before any is charged, and where one refuses after all, what the others reserved is given back. The same
+request again finds the release of each site, and goes on where it stopped, without new noise and at no further charge.
+No stage reads a row: the sites answer, as `flows.sites.parties` reaches them.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+from dpca.artifacts.files import read_manifest, write_artifact
+from dpca.artifacts.subspace import PrivateSubspace
+from dpca.artifacts.tensor import TensorComponents
+from dpca.errors import Finished
+from dpca_tasks.errors import SiteSilent
+from dpca_tasks.mechanisms.base import Components
+from dpca_tasks.mechanisms.noise_level import release_warnings
+from dpca_tasks.refinement.refined_release import refine_release
+from flows.families.base import plan_facts, plan_statement
+from flows.families.restated_subspace import state_subspace
+from flows.families.tensors import state_components
+from flows.reports.terminal import log_event
+from flows.requests import SitesRequest
+from flows.sites.parties import Answered, Quotes, Sites, sites_of
+from flows.sites.plans import PlannedJoint
+from storage.workspace import Workspace
+
+_KEPT_MEGABYTES = 32.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SitesPreview:
+    """What a joint release would do now: its noise, and what every site's budget says to it."""
+
+    planned: PlannedJoint
+    quotes: Quotes
+
+    @property
+    def exists(self) -> bool:
+        """Whether nothing more will be charged."""
+        return self.quotes.refusal is None and all(site["exists"] for site in self.quotes.sites)
+
+    @property
+    def statement(self) -> str:
+        """The guarantee of every site in one sentence."""
+        return plan_statement(self.planned.plan.sites[0], self.planned.unit)
+
+    @property
+    def question(self) -> str:
+        """What to ask before it is charged."""
+        request = self.planned.request
+        return f"Spend epsilon {request.epsilon:g} at delta {request.delta:g} {self.quotes.cost}?"
+
+    def facts(self) -> dict[str, Any]:
+        """Return the public facts of a dry run."""
+        plan, request = self.planned.plan.total, self.planned.request
+        return {
+            "method": self.planned.mechanism.name,
+            "relation": plan.problem.relation,
+            "epsilon": request.epsilon,
+            "delta": request.delta,
+            "statement": self.statement,
+            **({} if request.model is None else {"model": request.model}),
+            **request.bounds,
+            "row_policy": request.row_policy,
+            "noise_multiplier_of_the_total": plan.noise_multiplier,
+            **self.planned.origin,
+            "exists": self.exists,
+            "fits": self.quotes.refusal is None,
+            "sites": self.quotes.sites,
+            "warnings": list(plan.warnings),
+        }
+
+
+def preview_sites(request: SitesRequest) -> SitesPreview:
+    """Check and plan a joint release, and compare it with every budget; charge nothing, read no row."""
+    with sites_of(request, Workspace.read_only()) as sites:
+        return SitesPreview(planned=sites.planned, quotes=sites.quotes())
+
+
+def released_before(request: SitesRequest) -> str:
+    """Return the digest of the artifact that the request was released with; empty where it was not yet."""
+    with sites_of(request, Workspace.read_only()) as sites:
+        return sites.found()
+
+
+def reserve_sites(request: SitesRequest) -> dict[str, str]:
+    """Charge every site's budget, or find its release; return the releases' ids by the names of the sites, in order.
+
+    A site of a roster that is silent is left out, where the roster's attempts allow it.
+
+    Raises
+    ------
+    BudgetExhausted
+        When one of the budgets does not admit its part. None is charged.
+    Unavailable
+        When the cluster, or too many sites, cannot be reached.
+    """
+    with sites_of(request, Workspace.open()) as sites:
+        quotes = sites.quotes()
+        if quotes.refusal is not None:
+            raise quotes.refusal
+        sites.prepare(quotes)
+        reserved: dict[str, str] = {}
+        with _given_back(sites, reserved):
+            for name in sites.planned.names:
+                with suppress(SiteSilent):
+                    reserved[name] = sites.reserve(name)
+        log_event("reserved_at_sites", joint=sites.planned.joint_id, sites=len(reserved))
+        return reserved
+
+
+def compute_sites(request: SitesRequest, releases: dict[str, str], address: str) -> str:
+    """Have the sites answer all rounds, and write the artifact; return its digest. A released one is not made anew.
+
+    Raises
+    ------
+    StepMismatch
+        When this version plans another event for a site than the one reserved.
+    """
+    workspace = Workspace.open()
+    with sites_of(request, workspace, releases) as sites:
+        if known := sites.found():
+            return known
+        try:
+            answered = sites.answer(releases, address)
+        except Finished:
+            log_event("finished_by_another", joint=sites.planned.joint_id)
+            return sites.found()
+        return write_artifact(_state(sites.planned, answered), home=workspace.home, place=workspace.store)
+
+
+def publish_sites(request: SitesRequest, digest: str) -> tuple[str, str]:
+    """Publish the artifact as a version of the request's name; return ``name@version``, and the artifact's digest.
+
+    The digest is another one where another process was first.
+    """
+    workspace = Workspace.open()
+    with sites_of(request, workspace) as sites:
+        number, digest = sites.publish(digest, _lineage(workspace, digest))
+        return f"{request.publish}@{number}", digest
+
+
+def finish_sites(request: SitesRequest, digest: str) -> list[str]:
+    """Commit the release of every site with the artifact; return the sites that did not answer."""
+    workspace = Workspace.open()
+    with sites_of(request, workspace) as sites:
+        return sites.finish(digest, _lineage(workspace, digest))
+
+
+def report_sites(request: SitesRequest, artifact: str, unfinished: list[str], reused: bool) -> dict[str, Any]:  # noqa: FBT001 - a stage
+    """State a published joint release and what this home has of its sites, from public facts alone."""
+    workspace = Workspace.read_only()
+    shown = workspace.registry.show(artifact)
+    manifest = shown["manifest"]
+    outcome = manifest.get("outcome") or {}
+    with sites_of(request, workspace) as sites:
+        return {
+            "artifact": artifact,
+            "digest": shown["digest"],
+            "reused": reused,
+            "method": shown["mechanism"],
+            "relation": shown["relation"],
+            "epsilon": shown["epsilon"],
+            "delta": shown["delta"],
+            "statement": shown["statement"],
+            **{name: outcome[name] for name in ("verdict", "above_noise", "asked", "found") if name in outcome},
+            "warnings": manifest.get("warnings", []),
+            "sites": sites.stated(manifest["plan"]["sites"]),
+            **({"unfinished": unfinished} if unfinished else {}),
+        }
+
+
+@contextmanager
+def _given_back(sites: Sites, reserved: Mapping[str, str]) -> Iterator[None]:
+    """Give back what was reserved, should a later site refuse."""
+    try:
+        yield
+    except BaseException:
+        sites.give_back(list(reserved))
+        raise
+
+
+def _lineage(workspace: Workspace, digest: str) -> list[dict[str, Any]]:
+    sites: list[dict[str, Any]] = read_manifest(workspace.store, digest)["plan"]["sites"]
+    return sites
+
+
+def _state(planned: PlannedJoint, answered: Answered) -> PrivateSubspace | TensorComponents:
+    """State the result of a joint release with its public facts and every site's release."""
+    request, result, total = planned.request, answered.result, answered.total
+    lead = replace(planned.plan.sites[0], problem=total.problem)
+    parameters = dataclasses.asdict(planned.mechanism)
+    about: dict[str, Any] = {
+        "row_policy": request.row_policy,
+        **planned.origin,
+        "sites": [planned.lineage(name, release) for name, release in answered.releases.items()],
+    }
+    if isinstance(result, Components):
+        about |= {"model": request.model, **request.bounds}
+    else:
+        about["center"] = "none"
+        parameters |= {"refine": "none"}
+    names = {} if answered.feature_names is None else {"feature_names": list(answered.feature_names)}
+    facts = plan_facts(lead, parameters=parameters, release_id=answered.release_id, plan=about, unit=planned.unit)
+    stated: PrivateSubspace | TensorComponents
+    if isinstance(result, Components):
+        asked = {"n_features": total.problem.n_features, "asked": request.components}
+        stated = state_components(result, **asked, warnings=total.warnings, manifest={**names, **facts})
+    else:
+        assert request.clip_norm is not None
+        edge = None if total.noise_edge is None else total.noise_edge * request.clip_norm**2
+        stated = state_subspace(
+            refine_release(result, n_components=request.components, edge=edge),
+            raw=result,
+            keep_matrix=_KEPT_MEGABYTES,
+            warnings=release_warnings(total, result),
+            manifest={**names, **facts, "clip_norm": request.clip_norm},
+        )
+    return stated.with_encoder(answered.encoder)

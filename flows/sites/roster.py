@@ -1,0 +1,357 @@
+"""The roster file of sites that release together, and the configuration that each party reads it with.
+
+The roster is public, the same at every party, and fixed before a round::
+
+    features: 1000
+    relation: replace_one
+    unit: patient_id
+    rows_per_unit: 3
+    colluders: 1
+    attempts: 2
+    aggregator: {certificate: aggregator.pem}
+    helper: {address: "https://helper.example:8700", certificate: helper.pem}
+    sites:
+      - {name: north, address: "https://north.example:8700", certificate: north.pem, records: 4000}
+      - {name: south, address: "https://south.example:8700", certificate: south.pem, records: 9000, weight: 2}
+
+``unit`` and ``rows_per_unit`` are those with which every site opened its budget, and are left out for one row. A
+certificate is a PEM file, by its path from the folder of the roster. Every party computes the digest of all that
+decides about noise and trust from its own copy, and refuses a message about another one. Addresses and the timeout are
+not part of it: a site may move while a release is under way.
+
+The configuration of a site, or of the helper, is its operator's, and nobody else sees it::
+
+    name: north                       # as in the roster; helper, for the helper
+    roster: roster.yaml
+    key: north.key
+    listen: "0.0.0.0:8700"
+    dataset: scans                    # of this home, DPCA_HOME
+    limits: {epsilon: 1.0, delta: 1e-6, methods: [cape_pca, dps_pca]}
+
+Paths are from the folder of the file. The limits are for one release; what all releases together spend is the budget's.
+"""
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from dpca.artifacts.base import canonical_json
+from dpca.errors import Invalid
+from dpca.privacy_unit import PrivacyUnit
+from dpca_tasks.accounting.closed_brackets import usual_colluders
+from dpca_tasks.accounting.events import Relation
+from dpca_tasks.errors import InvalidInput, Refused
+from dpca_tasks.mechanisms.sites import OVER_ROSTER
+from dpca_tasks.mechanisms.sites.joint_plan import Seats
+from dpca_tasks.sites.secure_sum.wire import check_threshold
+from flows.parties.calling import Post
+from flows.parties.certificates import check_names, key_of, read_certificate, read_yaml, signing_key_of
+from flows.requests import SitesRequest
+
+RELATIONS = ("replace_one", "add_remove", "zero_out")
+HELPER, SECURE_SUM = "helper", "secure_sum"
+MASKS = (HELPER, SECURE_SUM)
+"""Where the masks of a roster come from."""
+_LONGEST = 128  # characters of a name
+_NEEDED = {"name", "roster", "key", "listen"}
+_OF_SITES = {"dataset", "limits"}
+_NEXT = "correct the roster file, at every party alike."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SitePost(Post):
+    """One site, with the public bound on its records and the weight of its sum."""
+
+    records: int
+    weight: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RosterFile:
+    """What is in a roster file, checked."""
+
+    features: int
+    relation: Relation
+    unit: PrivacyUnit
+    colluders: int
+    dropouts: int
+    attempts: int
+    timeout: float
+    masks: str
+    aggregator: Post
+    helper: Post | None
+    sites: tuple[SitePost, ...]
+
+    @property
+    def seats(self) -> Seats:
+        """Names, weights and attempts, as a plan takes them."""
+        return Seats(
+            names=tuple(site.name for site in self.sites),
+            weights=tuple(site.weight for site in self.sites),
+            attempts=self.attempts,
+        )
+
+    @property
+    def digest(self) -> str:
+        """A hash of everything that decides about noise and trust."""
+        parties = [self.aggregator, *([self.helper] if self.helper else []), *self.sites]
+        facts = [
+            ["roster file 1", self.features, self.relation, self.colluders, self.dropouts, self.attempts, self.masks],
+            [self.unit.name, self.unit.rows],
+            [[party.name, party.fingerprint] for party in parties],
+            [[site.records, site.weight] for site in self.sites],
+        ]
+        return hashlib.sha256(canonical_json(facts)).hexdigest()
+
+    def site(self, name: str) -> SitePost:
+        """Return a site by its name.
+
+        Raises
+        ------
+        InvalidInput
+            When it is not in the roster.
+        """
+        for site in self.sites:
+            if site.name == name:
+                return site
+        names = ", ".join(site.name for site in self.sites)
+        raise InvalidInput(f"site {name!r} is not in the roster ({names}); ask one that is.")
+
+
+def read_roster(path: Path | str) -> RosterFile:
+    """Read and check a roster file.
+
+    Raises
+    ------
+    InvalidInput
+        When it cannot be read, is of one site, has equal names or keys, or leaves nobody's noise unknown.
+    """
+    path = Path(path)
+    content = read_yaml(path, what="the roster file")
+    known = {*_names_of(RosterFile), "rows_per_unit"}
+    check_names(content, known=known, needed={"features", "aggregator", "sites"}, what=f"the roster file {path}")
+    listed = content["sites"]
+    if not isinstance(listed, Sequence) or isinstance(listed, str):
+        raise InvalidInput(f"sites of {path} is no list, and each site is an entry of it; {_NEXT}")
+    sites = tuple(_site(each, folder=path.parent) for each in listed)
+    masks = str(content.get("masks", HELPER))
+    if masks not in MASKS:
+        raise InvalidInput(f"masks={masks!r} is not one of {', '.join(MASKS)}; {_NEXT}")
+    relation = str(content.get("relation", "replace_one"))
+    if relation not in RELATIONS:
+        raise InvalidInput(f"relation={relation!r} is not one of {', '.join(RELATIONS)}; {_NEXT}")
+    made = RosterFile(
+        features=_whole(content, "features", least=1),
+        relation=relation,  # type: ignore[arg-type]
+        unit=_unit(content),
+        colluders=_whole(content, "colluders", least=0, default=usual_colluders(max(len(sites), 1))),
+        dropouts=_whole(content, "dropouts", least=0, default=0),
+        attempts=_whole(content, "attempts", least=1, default=1),
+        timeout=_timeout(content),
+        masks=masks,
+        aggregator=_post("aggregator", content["aggregator"], folder=path.parent, listens=False),
+        helper=_post("helper", content["helper"], folder=path.parent) if "helper" in content else None,
+        sites=sites,
+    )
+    _check(made)
+    return made
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What an operator admits of one release at most."""
+
+    epsilon: float
+    delta: float
+    methods: tuple[str, ...]
+
+    def check(self, request: SitesRequest) -> None:
+        """Refuse a request beyond them.
+
+        Raises
+        ------
+        Refused
+            With the limit.
+        """
+        if request.method not in self.methods:
+            raise Refused(
+                f"method={request.method!r} is not one that this site's operator admits ({', '.join(self.methods)}); "
+                "ask for one of them."
+            )
+        for name, most in (("epsilon", self.epsilon), ("delta", self.delta)):
+            if getattr(request, name) > most:
+                raise Refused(
+                    f"{name}={getattr(request, name):g} is above {most:g}, the most that this site's operator admits "
+                    "of one release; ask for less."
+                )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartyConfig:
+    """The configuration of a party that listens; dataset and limits are a site's."""
+
+    name: str
+    roster: RosterFile
+    certificate: Path
+    key: Path
+    listen: str
+    dataset: str = ""
+    limits: Limits | None = None
+
+    @property
+    def post(self) -> Post:
+        """What the roster says of this party."""
+        if self.limits is None:
+            assert self.roster.helper is not None
+            return self.roster.helper
+        return self.roster.site(self.name)
+
+
+def read_config(path: Path | str) -> PartyConfig:
+    """Read the configuration of a site, or of the helper where its name is that.
+
+    Raises
+    ------
+    InvalidInput
+        When it is not as it must be, or the roster does not name this party.
+    """
+    path = Path(path)
+    content = read_yaml(path, what="the configuration")
+    is_site = content.get("name") != HELPER
+    known = _NEEDED | {"certificate"} | (_OF_SITES if is_site else set())
+    check_names(content, known=known, needed=_NEEDED | (_OF_SITES if is_site else set()), what=f"{path}")
+    folder, name = path.parent, str(content["name"])
+    made = PartyConfig(
+        name=name,
+        roster=read_roster(folder / str(content["roster"])),
+        certificate=folder / str(content.get("certificate", f"{name}.pem")),
+        key=folder / str(content["key"]),
+        listen=str(content["listen"]),
+        dataset=str(content.get("dataset", "")),
+        limits=_limits(content["limits"], path) if is_site else None,
+    )
+    if not is_site and made.roster.helper is None:
+        raise InvalidInput(f"{path} is of a helper, and its roster has none; add one, or do without this service.")
+    if made.certificate.read_text(encoding="ascii") != made.post.certificate:
+        raise InvalidInput(
+            f"{made.certificate} is not the certificate that the roster names for {name}; give every party the roster "
+            "with the present one."
+        )
+    return made
+
+
+def _limits(content: Any, path: Path) -> Limits:
+    if not isinstance(content, Mapping):
+        raise InvalidInput(f"limits of {path} is no mapping with epsilon, delta and methods; state what is admitted.")
+    check_names(content, known=_names_of(Limits), needed=_names_of(Limits), what=f"limits of {path}")
+    methods = content["methods"]
+    if not isinstance(methods, list) or not methods or not set(map(str, methods)) <= set(OVER_ROSTER):
+        raise InvalidInput(f"limits of {path} must list methods of {', '.join(sorted(OVER_ROSTER))}; list some.")
+    numbers = {}
+    for name in ("epsilon", "delta"):
+        try:
+            numbers[name] = float(content[name])
+        except (TypeError, ValueError):
+            numbers[name] = math.nan
+        if not numbers[name] > 0:
+            raise InvalidInput(f"{name} in limits of {path} is no positive number; state the most of one release.")
+    return Limits(**numbers, methods=tuple(map(str, methods)))
+
+
+def _names_of(kind: type[Any]) -> set[str]:
+    """Return the names of a record's fields, which its file has."""
+    return {each.name for each in fields(kind)}
+
+
+def _check(roster: RosterFile) -> None:
+    names = [site.name for site in roster.sites]
+    if len(names) < 2:
+        raise InvalidInput(f"a roster of {len(names)} sites must have at least 2: the sum of one is its own; {_NEXT}")
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise InvalidInput(f"sites {', '.join(twice)} are named twice; give each site a name of its own.")
+    parties = [roster.aggregator, *([roster.helper] if roster.helper else []), *roster.sites]
+    keys: dict[bytes, str] = {}
+    for party in parties:
+        key = key_of(party.certificate)
+        if key in keys:
+            raise InvalidInput(
+                f"{keys[key]} and {party.name} have one key, and keys tell parties apart; give each one of its own."
+            )
+        keys[key] = party.name
+    if roster.colluders + roster.dropouts >= len(names):
+        raise InvalidInput(
+            f"colluders={roster.colluders} and dropouts={roster.dropouts} must leave one of {len(names)} sites: "
+            f"someone's noise has to stay unknown; {_NEXT}"
+        )
+    if roster.masks == SECURE_SUM:
+        for site in roster.sites:
+            signing_key_of(site.certificate)
+        check_threshold(len(names), colluders=roster.colluders, dropouts=roster.dropouts)
+    if roster.masks == HELPER and roster.helper is None:
+        raise InvalidInput(f"masks=helper needs a helper with address and certificate; {_NEXT}")
+
+
+def _site(content: Any, *, folder: Path) -> SitePost:
+    if not isinstance(content, Mapping):
+        raise InvalidInput(f"an entry of sites is no mapping with name, address, certificate and records; {_NEXT}")
+    name = str(content.get("name", "?"))
+    known = _names_of(SitePost)
+    check_names(content, known=known, needed=known - {"weight"}, what=f"site {name!r}")
+    if not name.isprintable() or not 0 < len(name.strip()) == len(name) <= _LONGEST or ":" in name or name == HELPER:
+        raise InvalidInput(
+            f"the name {name[:_LONGEST]!r} of a site must be a printable word of at most {_LONGEST} characters without "
+            f"a colon, and not {HELPER}; give it another."
+        )
+    post = _post(name, {k: content[k] for k in ("address", "certificate")}, folder=folder)
+    return SitePost(
+        name=post.name,
+        address=post.address,
+        certificate=post.certificate,
+        records=_whole(content, "records", least=1),
+        weight=_whole(content, "weight", least=1, default=1),
+    )
+
+
+def _post(name: str, content: Any, *, folder: Path, listens: bool = True) -> Post:
+    needed = {"address", "certificate"} if listens else {"certificate"}
+    if not isinstance(content, Mapping):
+        raise InvalidInput(f"{name} is no mapping with {' and '.join(sorted(needed))}; {_NEXT}")
+    check_names(content, known=needed, needed=needed, what=name)
+    address = str(content["address"]).rstrip("/") if listens else None
+    if address is not None and not _is_https(address):
+        raise InvalidInput(f"the address {address!r} of {name} is no https URL, and messages go by HTTPS; {_NEXT}")
+    return Post(name=name, address=address, certificate=read_certificate(folder / str(content["certificate"])))
+
+
+def _is_https(address: str) -> bool:
+    try:
+        parts = urlsplit(address)
+        return parts.scheme == "https" and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # no port, or half an address in brackets
+        return False
+
+
+def _whole(content: Mapping[str, Any], name: str, *, least: int, default: int | None = None) -> int:
+    value = content.get(name, default)
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise InvalidInput(f"{name}={value!r} must be a whole number, at least {least}; {_NEXT}")
+    return value
+
+
+def _unit(content: Mapping[str, Any]) -> PrivacyUnit:
+    rows = _whole(content, "rows_per_unit", least=1) if "rows_per_unit" in content else None
+    try:
+        return PrivacyUnit.asked(content.get("unit"), rows)
+    except Invalid as error:
+        raise InvalidInput(f"{str(error).rstrip('.')}; {_NEXT}") from None
+
+
+def _timeout(content: Mapping[str, Any]) -> float:
+    value = content.get("timeout", 60)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 86400:
+        raise InvalidInput(f"timeout={value!r} must be seconds above 0 and below a day; {_NEXT}")
+    return float(value)

@@ -1,0 +1,405 @@
+"""Make, restore and rehearse a backup.
+
+The dates of the last backup and the last rehearsal, in this machine's state folder, for `dpca doctor`.
+
+Make a backup: whole or not at all, of one point of the journal, while others go on.
+
+Writers wait while pointer files are read, so that these and the rows are of one point; everything else that is copied
+is never changed once it is there.
+
+Restore a backup into what is empty. The ledger is locked then, until an operator accepts it.
+
+No witness is ever restored: that it does not know the database is what locks it. Keys and files go first and the
+database last, in one transaction, so that a restore that was cut short has no ledger.
+
+Rehearse a backup: restore it into a throw-away place, look at everything that it holds, and remove it again.
+
+SQLite is rehearsed in a file of a temporary folder; PostgreSQL in a schema of its own beside the ledger's tables, which
+is dropped at the end. What is rehearsed is what `restore_backup` does, and what the next command would read.
+"""
+
+import json
+import secrets
+import shutil
+import tempfile
+import time
+from collections.abc import Collection, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from secrets import token_hex
+from typing import Any, Self
+from uuid import uuid4
+
+import sqlalchemy as sa
+from sqlalchemy.exc import ProgrammingError
+
+from dpca import home
+from dpca.artifacts.files import read_artifact
+from dpca.backends.atomic_files import FOLDER, make_folder, move_folder, write_atomically, writing
+from dpca.backends.base import Place
+from dpca.backends.local import LocalPlace
+from dpca.errors import Corrupt, Invalid, Refused
+from dpca.home import STAGING, key_folder, state_folder
+from dpca.registry.pointers import Pointer, read_names
+from storage.backups.contents import (
+    ARTIFACTS,
+    MANIFEST,
+    ROWS,
+    SEALED,
+    SIGNATURE,
+    STORE,
+    Contents,
+    copy_pointers,
+    copy_store,
+    list_files,
+    put_back,
+    read_rows,
+    refuse_full_database,
+    refuse_full_place,
+    write_rows,
+)
+from storage.backups.signatures import open_backup, seal, sealable_keys, sign_manifest, unseal
+from storage.database import tables
+from storage.database.engine import connect_as_is, migration_of, reading, schema_transaction, transaction
+from storage.ledger import journal
+from storage.ledger.balance import statement_of
+from storage.ledger.checks import compare
+from storage.ledger.journal import now
+from storage.ledger.trail_export import public_key, signing_key
+from storage.ledger.witness import Witness
+from storage.registry.agreement import compare_artifacts
+from storage.workspace import Workspace
+
+
+def note_date(ledger: str, *, what: str, entries: int) -> None:
+    """Note that a backup of so many entries was ``made`` or ``rehearsed`` now."""
+    path = _path(ledger)
+    with writing(path.parent):
+        make_folder(path.parent)
+        dates = {**read_dates(ledger), what: {"at": now(), "entries": entries}}
+        write_atomically(path, json.dumps(dates).encode())
+
+
+def read_dates(ledger: str) -> dict[str, Any]:
+    """Return when the last backup was ``made``, and one ``rehearsed``, with its entries; as far as it is known."""
+    try:
+        found = json.loads(_path(ledger).read_bytes())
+    except (OSError, RecursionError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _path(ledger: str) -> Path:
+    return state_folder() / ledger / "backups.json"
+
+
+def create_backup(to: Path, *, datasets: bool = False, passphrase: str | None = None) -> Contents:
+    """Back up the configured home: its database, its store, and under a passphrase the keys that sign.
+
+    Parameters
+    ----------
+    to : Path
+        A new folder, outside the home.
+    datasets : bool
+        Copy raw rows, too.
+    passphrase : str, optional
+        Without it no key is copied, and the manifest is signed alone.
+
+    Raises
+    ------
+    Refused
+        If something is there already, it is part of the home, or the ledger is locked.
+    Corrupt
+        If the journal does not hold together.
+    Unavailable
+        If something cannot be read or written.
+    """
+    workspace, to = Workspace.open(), to.absolute()
+    if to.exists() or to.is_symlink():
+        raise Refused(f"{to} exists, and a backup is never written over; name a new folder.")
+    if to.resolve().is_relative_to(workspace.home.resolve()):
+        raise Refused(f"{to} is part of the home, and would be lost with it; name a folder elsewhere.")
+    staged = to.with_name(f".{uuid4().hex}.tmp")
+    try:
+        with writing(to.parent):
+            make_folder(to.parent)
+            staged.mkdir(mode=FOLDER)
+            private = signing_key(key_folder())
+            contents = _copy(workspace, staged, datasets=datasets, passphrase=passphrase, signed_by=public_key(private))
+            manifest = contents.encode()
+            (staged / MANIFEST).write_bytes(manifest)
+            (staged / SIGNATURE).write_bytes(sign_manifest(manifest, private=private, passphrase=passphrase))
+            if not move_folder(staged, to):
+                raise Refused(f"{to} exists, and a backup is never written over; name a new folder.")
+    finally:
+        shutil.rmtree(staged, ignore_errors=True)
+    return contents
+
+
+def _copy(workspace: Workspace, staged: Path, *, datasets: bool, passphrase: str | None, signed_by: str) -> Contents:
+    engine, place = workspace.ledger.engine, workspace.store
+    with ExitStack() as stack:
+        with transaction(engine):  # writers wait
+            connection = stack.enter_context(reading(engine))
+            head = journal.head(connection)  # what is seen from here on
+            lost = copy_pointers(place, staged / STORE)
+        if journal.verify(connection) != head.seq:
+            raise Corrupt("the journal has gaps; restore the newest copy of the database.")
+        write_rows(connection, staged / ROWS)
+        lost += copy_store(connection, place, staged / STORE, ledger=head.ledger, datasets=datasets)
+        populations = connection.execute(sa.select(tables.budget.c.population)).scalars().all()
+        spent = {name: statement_of(connection, name, newest=0).spent for name in sorted(populations)}
+        migration = migration_of(connection)
+    keys = sealable_keys(key_folder()) if passphrase is not None else {}
+    if passphrase is not None and keys:
+        (staged / SEALED).write_bytes(seal(keys, passphrase=passphrase, ledger=head.ledger))
+    return Contents(
+        at=journal.now(),
+        code_version=version("dpca-pipeline"),
+        ledger=head.ledger,
+        entries=head.seq,
+        head=head.hash,
+        migration=str(migration),
+        database=engine.dialect.name,
+        datasets=datasets,
+        keys=tuple(sorted(keys)),
+        spent=spent,
+        missing=tuple(sorted(lost)),
+        files=list_files(staged),
+        signed_by=signed_by,
+    )
+
+
+PARTS = ("database", "keys", "store")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """Where a backup is restored to.
+
+    Attributes
+    ----------
+    home : Path
+    database_url : str
+    keys : Path
+    place : Place, of artifacts and datasets
+    """
+
+    home: Path
+    database_url: str
+    keys: Path
+    place: Place
+
+    @classmethod
+    def configured(cls) -> Self:
+        """Return the home that is configured, whose folder is made where it is missing."""
+        found = home.writable_home()
+        return cls(home=found, database_url=home.database_url(), keys=home.key_folder(), place=home.store())
+
+
+def restore_backup(
+    source: Path,
+    *,
+    into: Target,
+    only: Collection[str] = PARTS,
+    passphrase: str | None = None,
+    key: str | None = None,
+    datasets: bool = True,
+) -> Contents:
+    """Restore all of a backup, or some parts.
+
+    Parameters
+    ----------
+    source : Path
+        A backup, whose signature and files are checked first; see `storage.backups.signatures.open_backup`.
+    into : Target
+        Each part that is restored must be empty there.
+    only : collection of str
+        Of `PARTS`.
+    passphrase : str, optional
+        Opens the sealed keys; without it none is restored.
+    key : str, optional
+        The published key of the ledger's audit trail.
+    datasets : bool
+        Restore raw rows, if there are any in the backup.
+
+    Raises
+    ------
+    Corrupt
+        If the backup is damaged.
+    Refused
+        If a part is not empty, except for what a killed restore of this backup left, or nobody known signed the
+        backup; nothing was changed then.
+    """
+    if unknown := sorted(set(only) - set(PARTS)):
+        raise Invalid(f"part {unknown[0]!r} is none of {', '.join(PARTS)}; name one of them.")
+    contents = open_backup(source, key=key, passphrase=passphrase)
+    keys: dict[str, bytes] = {}
+    if "keys" in only and passphrase is not None and contents.keys:
+        sealed = b"".join(contents.pieces(source, SEALED))
+        keys = unseal(sealed, passphrase=passphrase, ledger=contents.ledger)
+    engine = connect_as_is(into.database_url) if "database" in only else None
+    if engine is not None:
+        with schema_transaction(engine) as connection:
+            refuse_full_database(connection, migration=contents.migration)
+    if "store" in only:
+        refuse_full_place(into.place, contents)
+    for name, secret in keys.items():
+        if (into.keys / name).exists() and (into.keys / name).read_bytes() != secret:
+            raise Refused(f"{into.keys / name} is another key; move it away, or restore the other parts with --only.")
+    with writing(into.home):
+        if "store" in only:
+            put_back(source, contents, into.place, home=into.home, datasets=datasets)
+        for name, secret in keys.items():
+            make_folder(into.keys)
+            write_atomically(into.keys / name, secret)
+        if engine is not None:
+            with _copied_rows(source, contents, into.home) as copied, schema_transaction(engine) as connection:
+                read_rows(connection, copied, migration=contents.migration)
+    return contents
+
+
+@contextmanager
+def _copied_rows(source: Path, contents: Contents, home: Path) -> Iterator[Path]:
+    """Copy the rows of a backup to a folder of the home, checked as they are copied."""
+    staged = home / STAGING / token_hex(16)
+    try:
+        make_folder(staged)
+        for path in contents.files:
+            if path.startswith(f"{ROWS}/"):
+                contents.copy(source, path, staged / path.removeprefix(f"{ROWS}/"))
+        yield staged
+    finally:
+        shutil.rmtree(staged, ignore_errors=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rehearsal:
+    """What a rehearsal proved: so much of one ledger was restored, and is what was backed up."""
+
+    ledger: str
+    entries: int
+    versions: int
+    populations: int
+    missing: int
+    database: str
+    seconds: float
+
+
+def rehearse_backup(
+    source: Path, *, database_url: str, passphrase: str | None = None, key: str | None = None
+) -> Rehearsal:
+    """Restore a backup elsewhere, check it, and leave nothing.
+
+    Parameters
+    ----------
+    source : Path
+    database_url : str
+        The configured one: a backup for PostgreSQL is rehearsed on that server.
+    passphrase, key : str, optional
+        As for `storage.backups.signatures.open_backup`.
+
+    Raises
+    ------
+    Corrupt
+        If anything that was restored is not what was backed up.
+    """
+    began = time.monotonic()
+    with _throw_away(database_url) as target:
+        parts, known = ("database", "store"), {"passphrase": passphrase, "key": key}
+        contents = restore_backup(source, into=target, only=parts, datasets=False, **known)
+        engine = connect_as_is(target.database_url)
+        with reading(engine) as connection:
+            _check_locked(connection, target.keys, entries=contents.entries)
+            found = journal.head(connection)
+            if (found.ledger, found.seq, found.hash) != (contents.ledger, contents.entries, contents.head):
+                raise _differs("the journal ends otherwise")
+            if compare(connection).entries != contents.entries:
+                raise _differs("the journal has gaps")
+            populations = connection.execute(sa.select(tables.budget.c.population)).scalars().all()
+            if {name: statement_of(connection, name, newest=0).spent for name in populations} != dict(contents.spent):
+                raise _differs("what was spent is another number")
+            versions = _check_pointers(connection, target.place)
+            _check_artifacts(connection, target.place, missing=contents.missing)
+            if not contents.missing:
+                compare_artifacts(connection, target.place)
+    return Rehearsal(
+        ledger=contents.ledger,
+        entries=contents.entries,
+        versions=versions,
+        populations=len(populations),
+        missing=len(contents.missing),
+        database=engine.dialect.name,
+        seconds=round(time.monotonic() - began, 3),
+    )
+
+
+def _check_locked(connection: sa.Connection, keys: Path, *, entries: int) -> None:
+    """Check that the restored ledger spends nothing before it is accepted."""
+    try:
+        Witness(keys).check(connection, journal.head(connection))
+    except Refused:
+        return
+    if entries > 1:
+        raise _differs("the restored ledger is not locked")
+
+
+def _check_pointers(connection: sa.Connection, place: Place) -> int:
+    """Check that pointer files show no version but those of the rows; return the number of these."""
+    rows = connection.execute(sa.select(tables.published)).all()
+    known = {(row.name, row.version): row.digest for row in rows}
+    for name in read_names(place):
+        for number, digest in Pointer.read(place, name).versions.items():
+            if known.get((name, number)) != digest:
+                raise _differs(f"the registry shows another {name}@{number}")
+    return len(known)
+
+
+def _check_artifacts(connection: sa.Connection, place: Place, *, missing: Collection[str]) -> None:
+    """Check each byte of the artifacts that were not lost before."""
+    digests = connection.execute(sa.select(tables.published.c.digest).distinct()).scalars().all()
+    for digest in digests:
+        if f"{ARTIFACTS}/{digest}" not in missing:
+            try:
+                read_artifact(place, digest)
+            except Corrupt:
+                raise _differs(f"artifact {digest} is not whole") from None
+
+
+@contextmanager
+def _throw_away(url: str) -> Iterator[Target]:
+    with (
+        tempfile.TemporaryDirectory(prefix="dpca-rehearsal-") as folder,
+        _throw_away_database(url, Path(folder)) as own,
+    ):
+        home = Path(folder)
+        yield Target(home=home, database_url=own, keys=home / "keys", place=LocalPlace(home))
+
+
+@contextmanager
+def _throw_away_database(url: str, folder: Path) -> Iterator[str]:
+    engine = connect_as_is(url)
+    if engine.dialect.name == "sqlite":
+        yield f"sqlite:///{folder / 'dpca.sqlite'}"
+        return
+    schema = f"dpca_rehearsal_{secrets.token_hex(8)}"
+    try:
+        with schema_transaction(engine) as connection:
+            connection.exec_driver_sql(f"CREATE SCHEMA {schema}")
+    except ProgrammingError:
+        raise Refused(
+            "the database's user may not make a schema, and PostgreSQL is rehearsed in one of its own; GRANT CREATE ON "
+            "DATABASE to it, or rehearse on SQLite with DPCA_DATABASE_URL unset."
+        ) from None
+    try:
+        own = sa.make_url(url).update_query_dict({"options": f"-csearch_path={schema}"})
+        yield own.render_as_string(hide_password=False)
+    finally:
+        with schema_transaction(engine) as connection:
+            connection.exec_driver_sql(f"DROP SCHEMA {schema} CASCADE")
+
+
+def _differs(found: str) -> Corrupt:
+    return Corrupt(f"the backup does not restore what it was made of ({found}); make another one.")

@@ -1,0 +1,373 @@
+"""Checks of a ledger: the journal against the rows, whole or in parts, streams included.
+
+The check that every tick is paid for: replayed from the journal, where the order of entries counts.
+
+A tick is the one release that is charged nothing. So each must be a tick of a stream that was charged, for at least
+that many ticks, before it began, that was not closed then, and whose earlier ticks were settled.
+
+The comparison of the journal with the database rows.
+
+An intact journal does not detect changes of other tables. This check replays the entries and compares the result with
+the rows. `storage.ledger.checks` goes on from what it found.
+
+Examples
+--------
+::
+
+    with reading(ledger.engine) as connection:
+        compare(connection)
+
+The check of a part of a ledger: all that is new since an earlier look, and the next part of what is old.
+
+What an earlier look found is trusted, because it lies where the keys do. New is what the journal told since, and every
+release that had not ended. Of older entries, the next `PART` are followed and replayed, each release among them with
+all its entries, so as many looks as there are parts read everything again. Whatever its age, every look finds a row
+that is missing or too many, an edited budget or alias, and a charge or state that changes what a population has spent.
+"""
+
+import json
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import batched, chain
+
+import sqlalchemy as sa
+
+from dpca.errors import Corrupt
+from dpca_tasks.accounting import prices
+from dpca_tasks.accounting.events import is_tick
+from dpca_tasks.accounting.prices import Charge
+from storage.database import tables
+from storage.database.engine import raw_rows
+from storage.ledger import journal
+from storage.ledger.journal import NAMES, NEXT, Entry, Key, Replay, Row, compare_told
+from storage.trail.checkpoints import START
+
+_SETTLED = ("release_committed", "release_closed")
+_NEXT = "restore the database from a copy, and accept it with `dpca budget accept-restored`."
+
+
+@dataclass(kw_only=True)
+class _Replayed:
+    """What the journal has said so far: events and charges of releases, ends, streams and their ticks."""
+
+    events: dict[str, dict[str, object]] = field(default_factory=dict)
+    charged: dict[str, bool] = field(default_factory=dict)
+    ended: set[str] = field(default_factory=set)
+    payers: dict[str, dict[int, str]] = field(default_factory=dict)
+    ticks: dict[str, list[str]] = field(default_factory=dict)
+    bound: set[str] = field(default_factory=set)
+
+
+def check_ticks(connection: sa.Connection) -> None:
+    """Replay the journal and check each tick when it begins.
+
+    Raises
+    ------
+    Corrupt
+        At the first tick that no live stream paid for, or that is out of order; and at a release that states to be a
+        tick of a stream and is none, or that states not to be one and is.
+    """
+    seen, table = _Replayed(), tables.event
+    of_ticks = table.c.name.in_(("stream_charged", "tick_begun"))
+    needed = set(connection.execute(sa.select(table.c.release_id).where(of_ticks)).scalars())
+    told = ("release_reserved", "stream_charged", "tick_begun", *_SETTLED)
+    columns = (table.c.name, table.c.release_id, table.c.detail)
+    query = sa.select(*columns).where(table.c.name.in_(told)).order_by(table.c.seq)
+    for name, release, text in chain.from_iterable(raw_rows(connection, query)):
+        match name:
+            case "release_reserved" if release not in needed and "stream_tick" not in text and "\\" not in text:
+                pass  # neither a tick, nor what pays for one
+            case "release_reserved":
+                detail = json.loads(text)
+                seen.events[release] = detail["event"]
+                seen.charged[release] = any(detail["charge"])
+            case "stream_charged":
+                detail = json.loads(text)
+                _check_payer(seen, release, detail["stream"])
+                seen.payers.setdefault(detail["stream"], {})[detail["ticks"]] = release
+            case "tick_begun":
+                detail = json.loads(text)
+                _check_tick(seen, release, stream=detail["stream"], tick=detail["tick"])
+                seen.ticks.setdefault(detail["stream"], []).append(release)
+                seen.bound.add(release)
+            case _:
+                seen.ended.add(release)
+    for release, event in seen.events.items():
+        if is_tick(event) and release not in seen.bound:
+            raise Corrupt(f"release {release} states to be a tick, and no stream has it; {_NEXT}")
+
+
+def _check_payer(seen: _Replayed, release: str, stream: str) -> None:
+    event = seen.events.get(release, {})
+    if event.get("name") != "gaussian" or not seen.charged[release]:
+        raise Corrupt(f"release {release} is said to pay for ticks of stream {stream} and was not charged; {_NEXT}")
+
+
+def _check_tick(seen: _Replayed, release: str, *, stream: str, tick: int) -> None:
+    event, payers = seen.events.get(release, {}), seen.payers.get(stream, {})
+    earlier = seen.ticks.get(stream, [])
+    stated = (event.get("name"), event.get("stream"), event.get("tick"))
+    name = f"tick {tick} of stream {stream}"
+    if stated != ("stream_tick", stream, tick):
+        raise Corrupt(f"{name} is a release that states another event; {_NEXT}")
+    if tick > max(payers, default=0) or seen.ended.intersection(payers.values()):
+        raise Corrupt(f"{name} began without a live stream that was charged for it; {_NEXT}")
+    if tick != len(earlier) + 1 or not seen.ended.issuperset(earlier):
+        raise Corrupt(f"{name} began before the one before it was settled; {_NEXT}")
+
+
+type Totals = Mapping[str, tuple[int, Charge]]
+"""How many releases each population has, and what all of them but the abandoned ones were charged."""
+
+_CHARGED = tuple(tables.release.c[name] for name in ("population", "state", "charge", "id"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compared:
+    """What a ledger held when it was found whole.
+
+    Attributes
+    ----------
+    entries : int, of the journal
+    head : str, the hash of the last of them
+    read_to : int, the entry up to which old ones were read again, after which the next look goes on
+    open : frozenset of str, the releases that had not ended
+    counts : mapping of table to int, its rows
+    aliases : mapping of (name, alias) to the version that it meant
+    totals : of the releases that had ended, by population
+    """
+
+    entries: int
+    head: str
+    read_to: int
+    open: frozenset[str]
+    counts: Mapping[str, int]
+    aliases: Mapping[Key, int]
+    totals: Totals
+
+
+def compare(connection: sa.Connection) -> Compared:
+    """Check the journal's chain and compare every row with it, in one snapshot or transaction.
+
+    Raises
+    ------
+    Corrupt
+        At the first entry or row that was changed, removed or inserted by hand, and at a tick that no charged stream
+        pays for. The message names columns but no values.
+    """
+    replay, count, head = Replay(), 0, START
+    for entries in journal.entries(connection):
+        count, head = journal.follow(entries, count=count, previous=head)
+        replay.take(entries)
+    for name, told in replay.told.items():
+        compare_told(name, told, stored_rows(connection, name), every=True)
+    if replay.tells_of_ticks:
+        check_ticks(connection)
+    open_now = replay.open_releases()
+    return Compared(
+        entries=count,
+        head=head,
+        read_to=count,
+        open=open_now,
+        counts={name: len(told) for name, told in replay.told.items()},
+        aliases={key: facts["version"] for key, facts in replay.told["alias"].items()},
+        totals=check_totals(connection, fresh=open_now),
+    )
+
+
+def stored_rows(connection: sa.Connection, name: str, keys: Collection[Key] | None = None) -> Iterable[Row]:
+    """Return the rows of a table that the journal tells of, or those with some keys."""
+    table = tables.metadata.tables[name]
+    query = sa.select(table)
+    if table is tables.arrival_segment:
+        query = query.where(table.c.number.is_not(None))  # else it was planned
+    if keys is not None:
+        query = query.where(sa.tuple_(*table.primary_key).in_(keys))
+    return chain.from_iterable(raw_rows(connection, query))
+
+
+def check_totals(connection: sa.Connection, *, fresh: Collection[str]) -> Totals:
+    """Add up what all releases but the ``fresh`` ones were charged, and check the noted totals of all of them.
+
+    Raises
+    ------
+    Corrupt
+        When a noted total is another one.
+    """
+    rows = list(chain.from_iterable(raw_rows(connection, sa.select(*_CHARGED))))
+    new = [row for row in rows if row[-1] in fresh] if fresh else []
+    settled = totals_of(row for row in rows if row[-1] not in fresh) if new else totals_of(rows)
+    summed = merged(settled, totals_of(new))
+    for total in connection.execute(sa.select(tables.charged_total)):
+        noted = tuple(json.loads(total.charge))
+        if (total.releases, noted) != summed.get(total.population, (0, (0,) * len(noted))):
+            raise Corrupt(f"the noted total of budget {total.population!r} is not what the journal adds up to; {NEXT}")
+    return settled
+
+
+def totals_of(releases: Iterable[Row]) -> Totals:
+    """Add up releases, whose rows begin with population, state and charge."""
+    charged: defaultdict[str, list[bytes]] = defaultdict(list)
+    for population, state, charge, *_ in releases:
+        charged[population].append(bytes(len(charge)) if state == "abandoned" else charge)
+    return {
+        population: (len(found), prices.total_of(found, zero=(0,) * len(prices.decode(found[0]))))
+        for population, found in charged.items()
+    }
+
+
+def merged(left: Totals, right: Totals) -> Totals:
+    """Add up two parts of the releases."""
+    found = dict(left)
+    for population, (count, charge) in right.items():
+        before, total = found.get(population, (0, (0,) * len(charge)))
+        found[population] = (before + count, prices.add(total, charge))
+    return found
+
+
+def row_counts(connection: sa.Connection, names: Iterable[str]) -> dict[str, int]:
+    """Return how many rows some tables have."""
+    found = {}
+    for name in names:
+        table = tables.metadata.tables[name]
+        query = sa.select(sa.func.count()).select_from(table)
+        if table is tables.arrival_segment:
+            query = query.where(table.c.number.is_not(None))
+        found[name] = connection.execute(query).scalar_one()
+    return found
+
+
+PART = 4096
+"""Old entries that a look reads; with more new ones than that, it reads everything."""
+
+_WHOLE = ("budget", "arrival_epoch", "alias")
+"""The tables of which every row is compared."""
+_OF_WHOLE = ("budget_opened", "snapshot_removed", "arrivals_begun", "arrivals_lost", "ledger_accepted")
+_AT_ONCE = 500
+_EVENT = tables.event.c
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LookedOver:
+    """What a look found.
+
+    Attributes
+    ----------
+    known : Compared, for the next look
+    part : tuple of int or None, the first and the last of the old entries that were read; None if all were
+    versions : mapping of table to collection of key, the published versions that were read; None if all were
+    """
+
+    known: Compared
+    part: tuple[int, int] | None = None
+    versions: Mapping[str, Collection[Key]] | None = None
+
+
+def look_over(connection: sa.Connection, before: Compared | None) -> LookedOver:
+    """Compare a part of the journal with the rows after an earlier look; where that fails, and without one, all of it.
+
+    Raises
+    ------
+    Corrupt
+        As `storage.ledger.checks.compare`.
+    """
+    if before is not None:
+        with suppress(Corrupt, LookupError, ValueError, TypeError):  # comparing everything says what it is
+            known, replay = compare_part(connection, before)
+            versions = {name: replay.told[name].keys() for name in ("version", "joint_version")}
+            first, last = part_after(before)
+            part = (first + 1, last) if last - first < before.entries else None
+            return LookedOver(known=known, part=part, versions=versions)
+    return LookedOver(known=compare(connection))
+
+
+def part_after(before: Compared) -> tuple[int, int]:
+    """Return the entries that the next look reads of the old ones: after the first number, up to the second."""
+    first = before.read_to if before.read_to < before.entries else 0
+    return first, min(first + PART, before.entries)
+
+
+def compare_part(connection: sa.Connection, before: Compared) -> tuple[Compared, Replay]:
+    """Compare a part of the journal with the rows, in one snapshot or transaction.
+
+    Parameters
+    ----------
+    connection : sqlalchemy.Connection
+    before : Compared
+        What an earlier look found, which nobody else can have made up.
+
+    Returns
+    -------
+    tuple of Compared and Replay
+        What is to be known by the next look, and what was read.
+
+    Raises
+    ------
+    Corrupt
+        When anything that is read does not agree, or more is new than a look reads. `compare` says what it is.
+    """
+    new = _between(connection, before.entries, before.entries + PART + 1)
+    if max(len(new), len(before.open)) > PART:
+        raise Corrupt(f"more than {PART} entries are new, or releases open; read everything.")
+    if _hash_of(connection, before.entries) != before.head:
+        raise Corrupt(f"entry {before.entries} of the journal is another one than before; {NEXT}")
+    entries, head = journal.follow(new, count=before.entries, previous=before.head)
+    first, last = part_after(before)
+    part = _between(connection, first, min(last + 1, before.entries))  # with the link to the next part
+    journal.follow(part, count=first, previous=_hash_of(connection, first))
+    releases = before.open.union(entry[2] for entry in chain(part[: last - first], new) if entry[2] is not None)
+    replay = Replay()
+    replay.told["alias"] = {key: {"version": version} for key, version in before.aliases.items()}
+    replay.take(_replayed_before(connection, before, part[: last - first], releases))
+    made = {name: -len(told) for name, told in replay.told.items()}
+    replay.take(new)
+    counts = {name: before.counts[name] + made[name] + len(told) for name, told in replay.told.items()}
+    for name, told in replay.told.items():
+        if name in _WHOLE:
+            compare_told(name, told, stored_rows(connection, name), every=True)
+        for keys in batched(told, _AT_ONCE) if name not in _WHOLE else ():
+            compare_told(name, {key: told[key] for key in keys}, stored_rows(connection, name, keys), every=False)
+    if row_counts(connection, NAMES) != counts:
+        raise Corrupt(f"rows were removed or put in by hand; {NEXT}")
+    if replay.tells_of_ticks:
+        check_ticks(connection)
+    open_now, reserved = replay.open_releases(), replay.told["release"]
+    fresh = before.open.union(key[0] for key, facts in reserved.items() if facts["seq"] > before.entries)
+    if not open_now <= fresh or check_totals(connection, fresh=fresh) != before.totals:
+        raise Corrupt(f"what was spent before is another sum than it was; {NEXT}")
+    ended = (reserved[release,] for release in fresh - open_now)
+    settled = totals_of((facts["population"], facts["state"], facts["charge"]) for facts in ended)
+    now = Compared(
+        entries=entries,
+        head=head,
+        read_to=last,
+        open=open_now,
+        counts=counts,
+        aliases={key: facts["version"] for key, facts in replay.told["alias"].items()},
+        totals=merged(before.totals, settled),
+    )
+    return now, replay
+
+
+def _between(connection: sa.Connection, first: int, last: int) -> list[Entry]:
+    """Return the entries after a number, up to another."""
+    return list(chain.from_iterable(journal.entries(connection, (_EVENT.seq > first) & (_EVENT.seq <= last))))
+
+
+def _hash_of(connection: sa.Connection, entry: int) -> str:
+    """Return the hash of an entry; before the first one is the start, and one that is gone has none."""
+    found = connection.execute(sa.select(_EVENT.hash).where(_EVENT.seq == entry)).scalar_one_or_none()
+    return START if entry == 0 else str(found)
+
+
+def _replayed_before(
+    connection: sa.Connection, before: Compared, part: Sequence[Entry], releases: Collection[str]
+) -> list[Entry]:
+    """Return the old entries to be replayed: of the tables that are compared whole, of some releases, and of a part."""
+    wanted = _EVENT.name.in_(_OF_WHOLE) | _EVENT.release_id.in_(releases)
+    found = {entry[0]: entry for entry in part if entry[3] != "alias_moved"}
+    for entries in journal.entries(connection, (_EVENT.seq <= before.entries) & wanted):
+        found |= {entry[0]: entry for entry in entries}
+    return [found[seq] for seq in sorted(found)]

@@ -1,0 +1,143 @@
+"""The soak of readers in small, on both databases; `tests.storage.database.test_reading` plants reads of two states.
+
+The soak of restores in small, and the proof that its count sees what is planted.
+
+The soak on a lying store believes nothing, and would notice a believer.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from dpca.backends.s3 import ObjectPlace
+from storage.datasets import snapshot_reader, snapshot_writer
+from storage.ledger import witness
+from storage.registry import restored
+from tests.crash.lying_store import lying_store
+from tests.crash.restored_history import Place, live
+from tests.crash.soak_readers import is_sound, soak
+from tests.crash.soak_restore import COMBINATIONS, History, spread
+from tests.crash.soak_restore import soak as soak_restore_soak
+from tests.crash.soak_store import soak as soak_store_soak
+from tests.crash.world import World
+from tests.s3 import Server
+from tests.storage.conftest import DATABASES
+
+
+@pytest.fixture(params=DATABASES)
+def world(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    for name in ("DPCA_HOME", "DPCA_STATE_FOLDER", "DPCA_DATABASE_URL", "DPCA_KEY_FOLDER"):
+        monkeypatch.setenv(name, "")  # what it was comes back afterwards
+    home = tmp_path / "home"
+    home.mkdir(mode=0o700)
+    if request.param == "sqlite":
+        yield World(home=home)
+        return
+    with request.getfixturevalue("postgres").database() as url:
+        yield World(home=home, url=url)
+
+
+def test_readers_among_writers_raise_no_false_alarm_and_still_find_damage(world: World) -> None:
+    counts = soak(world, writers=2, readers=3, seconds=2.0)
+    assert is_sound(counts), counts
+
+
+STEPS, POINT = 13, 6
+
+
+@pytest.fixture(scope="module")
+def history(tmp_path_factory: pytest.TempPathFactory) -> History:
+    """Live a short history on SQLite, once."""
+    folder = tmp_path_factory.mktemp("history")
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("DPCA_HOME", "DPCA_STATE_FOLDER", "DPCA_DATABASE_URL", "DPCA_KEY_FOLDER", "DPCA_STORE_URL"):
+            patch.setenv(name, "")  # what it was comes back afterwards
+        truth = live(Place(root=folder / "world"), folder / "copies", steps=STEPS)
+    return History(end=Place(root=folder / "world"), copies=folder / "copies", truth=truth)
+
+
+def counted(history: History, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *these: tuple[str, ...]) -> Counter[str]:
+    for name in ("DPCA_HOME", "DPCA_STATE_FOLDER", "DPCA_DATABASE_URL", "DPCA_KEY_FOLDER", "DPCA_STORE_URL"):
+        monkeypatch.setenv(name, "")
+    return soak_restore_soak(history, points=[POINT], work=tmp_path / "work", new_database=str, these=these)
+
+
+@pytest.mark.audit_only
+def test_no_restore_loses_what_was_spent_or_changes_a_version(
+    history: History, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    these = (("database",), ("registry",), ("database", "registry"), ("whole home",))
+    assert set(these) <= set(COMBINATIONS)
+    assert len(COMBINATIONS) == 8
+    counts = counted(history, tmp_path, monkeypatch, *these)
+    assert {name: count for name, count in counts.items() if count} == {"restores": 8, "locked": 6}
+    assert set(history.truth.spent) == {"people", "others"}
+    assert {("map", 1), ("other", 2), ("nightly", 1)} <= history.truth.versions.keys()
+
+
+def test_a_witness_that_is_not_asked_is_found(
+    history: History, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(witness.Witness, "check", lambda *_, **__: None)
+    monkeypatch.setattr(witness, "_require", lambda *_: None)
+    assert counted(history, tmp_path, monkeypatch, ("whole home",))["overspent"] > 0
+    assert "overspent: whole home" in capsys.readouterr().err
+
+
+def test_an_operator_who_accepts_and_charges_nothing_is_found(
+    history: History, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    enter = vars(restored)["_enter"]
+
+    def for_free(connection: object, row: dict[str, object], **facts: object) -> object:
+        faint = {"name": "gaussian", "noise_multiplier": 1e6}
+        return enter(connection, {**row, "event": faint, "charge": None}, **facts)
+
+    monkeypatch.setattr(restored, "_enter", for_free)
+    assert counted(history, tmp_path, monkeypatch, ("database",))["overspent"] > 0
+
+
+def test_versions_that_are_forgotten_and_numbered_again_are_found(
+    history: History, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noted = witness.Witnesses.noted
+    monkeypatch.setattr(
+        witness.Witnesses, "noted", lambda self: [note for note in noted(self) if "version" not in note]
+    )
+    counts = counted(history, tmp_path, monkeypatch, ("database", "registry"))
+    assert (counts["renumbered"] > 0, counts["overspent"]) == (True, 0)
+
+
+def test_points_are_spread_over_the_history() -> None:
+    assert spread(56, 50)[::49] == [0, 55]
+    assert len(spread(56, 50)) == 50
+    assert spread(9, 1) == [0]
+
+
+def _believe_acknowledgements(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(ObjectPlace, "_missing", lambda *_: [])
+
+
+def _believe_chunks(patch: pytest.MonkeyPatch) -> None:
+    for module in (snapshot_reader, snapshot_writer):
+        patch.setattr(module, "checksum_of", lambda _: 0)
+
+
+@pytest.mark.audit_only
+@pytest.mark.parametrize(("lie", "blind"), [("lost_write", _believe_acknowledgements), ("swapped", _believe_chunks)])
+def test_a_lie_is_noticed_or_the_soak_notices_who_believed_it(
+    s3_server: Server,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    lie: str,
+    blind: Callable[[pytest.MonkeyPatch], None],
+) -> None:
+    with lying_store(s3_server) as (proxy, server):
+        report = soak_store_soak(tmp_path, server, proxy, [lie], is_brief=True)
+        assert (report.wrong, report.counts["lies"] > 0) == ([], True)
+        blind(monkeypatch)
+        believer = tmp_path / f"believer-of-{lie}"
+        believer.mkdir()
+        assert soak_store_soak(believer, server, proxy, [lie], is_brief=True).wrong

@@ -1,0 +1,5 @@
+"""A state folder of the test's own, and a signed registry."""
+
+from tests.storage.registry.conftest import made, publishers_home, state
+
+__all__ = ["made", "publishers_home", "state"]

@@ -1,1 +1,0 @@
-"""Tests of what mechanisms are assembled from."""

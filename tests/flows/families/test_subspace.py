@@ -1,0 +1,386 @@
+"""The forecast before spending: a dry run, a question, and a request that refuses noise.
+
+The gate reads nothing but two published subspaces: the verdict of one, and the directions of both.
+
+Post-processing of a published release through the command: free, or refused where its artifact does not allow it.
+
+The upper triangle of a released matrix: kept up to a size, and read back to the bit.
+
+How much noisier an estimate of a stream is than a single release.
+
+A family is planned without an orchestrator and without a cluster's library.
+"""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import typer
+
+from dpca.artifacts.subspace import PrivateSubspace
+from dpca.registry.reader import Registry
+from dpca_tasks.accounting.factorisation import choose_weights
+from dpca_tasks.errors import Refused
+from dpca_tasks.layouts import unpack_symmetric
+from dpca_tasks.mechanisms.base import PrivacyTarget, Problem
+from dpca_tasks.mechanisms.released_moment import moment_query
+from dpca_tasks.mechanisms.streams.stream_estimate import coefficients
+from dpca_tasks.mechanisms.streams.stream_ticks import plan_stream
+from flows.families.base import FAMILIES, family_named, stored_request
+from flows.families.restated_subspace import packed, restate_subspace
+from flows.families.streams import StreamTerms, factor
+from flows.jobs import run_release
+from flows.releases import stages
+from flows.releases.arrival_ends import drift_from, judge
+from flows.releases.stages import plan_on
+from flows.releases.verdicts import preview
+from flows.reports.terminal import rounded_down
+from flows.requests import SubspaceRequest
+from storage.workspace import Workspace
+from tests.flows.conftest import Command
+from tests.flows.releases.test_stages import ENTRY, LEDGER, REQUEST
+
+NOISY: dict[str, Any] = {**REQUEST, "epsilon": 0.1, "delta": 0.0, "mechanism": "laplace"}
+WORDS = (
+    *("subspace", "fit", "people", "--components", "2", "--epsilon", "0.1", "--delta", "0"),
+    *("--mechanism", "laplace", "--clip-norm", "1.5", "--publish", "sub"),
+)
+
+
+@pytest.fixture
+def few(rows_file: Path, dpca: Command) -> None:
+    """Sixty rows, declared as such, and a budget."""
+    words = ("--name", "people", "--features", 6, "--records-at-most", 60, "--direct")
+    assert dpca("dataset", "ingest", rows_file, *words).status == 0
+    assert dpca("budget", "open", "people", "--epsilon", "3", "--delta", "1e-4").status == 0
+
+
+def releases() -> list[Any]:
+    return list(Workspace.read_only().ledger.history("people"))
+
+
+@pytest.mark.usefixtures("few")
+def test_a_dry_run_says_in_numbers_and_words_what_can_be_seen_and_with_what_the_last_could(dpca: Command) -> None:
+    told = json.loads(dpca(*WORDS, "--dry-run", "--json").out)
+    assert told["components_above_noise"] == 0
+    assert told["forecast"].startswith(
+        "expect noise: with records_at_most=60 all components will be noise; component 2"
+    )
+    assert f"epsilon {told['epsilon_needed']:.3g}" in told["forecast"]
+    better = [str(told["epsilon_needed"] * 1.01) if word == "0.1" else word for word in WORDS]
+    assert json.loads(dpca(*better, "--dry-run", "--json").out)["components_above_noise"] == 2
+    declared = json.loads(dpca(*better, "--dry-run", "--json", "--spectrum", "0.9,0.02").out)
+    assert declared["components_above_noise"] == 1
+    assert declared["records_needed"] > 60
+
+
+@pytest.mark.usefixtures("few")
+def test_a_request_that_refuses_noise_charges_nothing_and_says_what_would_do(dpca: Command) -> None:
+    complaint = dpca(*WORDS, "--on-noise", "refuse", "--direct", "--yes").err.splitlines()[-1]
+    assert complaint.startswith("dpca: expect noise: with records_at_most=60")
+    assert "on_noise=refuse" in complaint
+    assert "nothing was charged" in complaint
+    assert dpca(*WORDS, "--on-noise", "refuse", "--dry-run").status == 1
+    assert releases() == []
+    assert dpca(*WORDS, "--direct", "--yes").status == 0
+    assert len(releases()) == 1
+    assert dpca(*WORDS, "--on-noise", "refuse", "--direct", "--yes").status == 0  # paid for before
+    assert len(releases()) == 1
+
+
+@pytest.mark.usefixtures("few")
+def test_a_job_that_nobody_watches_warns_in_its_log_or_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    logged: list[tuple[str, dict[str, Any]]] = []
+    monkeypatch.setattr(stages, "log_event", lambda event, **facts: logged.append((event, facts)))
+    with pytest.raises(Refused, match="on_noise=refuse"):
+        run_release(SubspaceRequest(**NOISY, on_noise="refuse"), direct=True)
+    assert (logged, releases()) == ([], [])
+    run_release(SubspaceRequest(**NOISY), direct=True)
+    assert logged[0][0] == "expects_noise"
+    assert logged[0][1]["forecast"].startswith("expect noise: ")
+    assert len(releases()) == 1
+
+
+@pytest.mark.usefixtures("few")
+@pytest.mark.parametrize(("answer", "made"), [(False, 0), (True, 1)])
+def test_a_terminal_asks_whether_noise_is_wanted(
+    monkeypatch: pytest.MonkeyPatch, dpca: Command, *, answer: bool, made: int
+) -> None:
+    asked: list[str] = []
+
+    def confirm(question: str, **_: Any) -> bool:
+        asked.append(question)
+        return answer
+
+    monkeypatch.setattr(sys, "stdin", _Terminal())
+    monkeypatch.setattr(sys, "stderr", _Terminal())
+    monkeypatch.setattr(typer, "confirm", confirm)
+    dpca(*WORDS, "--direct")
+    assert len(asked) == 1
+    assert asked[0].startswith("Expect noise: ")
+    assert ". Still spend epsilon 0.1 at delta 0 of budget 'people', of which epsilon " in asked[0]
+    assert len(releases()) == made
+
+
+@pytest.mark.usefixtures("few")
+def test_a_release_that_can_show_something_is_asked_for_as_before() -> None:
+    seen = preview(SubspaceRequest(**{**NOISY, "epsilon": 2.9, "mechanism": "wishart"}))
+    left = rounded_down(seen.remaining), rounded_down(seen.remaining_after)
+    assert seen.question == (
+        f"Spend epsilon 2.9 at delta 0 of budget 'people', of which epsilon {left[0]} is left now and {left[1]} after?"
+    )
+    assert 0.0 < seen.remaining_after < seen.remaining
+
+
+@pytest.mark.parametrize("changes", [{"on_noise": "refuse"}, {"spectrum": "flat"}])
+def test_forecasts_are_no_part_of_what_a_release_is(changes: dict[str, str]) -> None:
+    one, other = (plan_on(LEDGER, ENTRY, SubspaceRequest(**REQUEST | more)) for more in ({}, changes))
+    assert (one.fingerprint, one.run_key, one.plan.event) == (other.fingerprint, other.run_key, other.plan.event)
+    assert stored_request(other).items() >= changes.items()
+
+
+class _Terminal:
+    """A stream that somebody sits at."""
+
+    isatty: Callable[[], bool] = staticmethod(lambda: True)
+    write: Callable[[str], int] = staticmethod(len)
+    flush: Callable[[], None] = staticmethod(lambda: None)
+
+
+def subspace(*columns: int, above: int | None = 2, features: int = 6, **others: Any) -> PrivateSubspace:
+    """Return a subspace of unit vectors."""
+    outcome = {name: fact for name, fact in {"above_noise": above, **others}.items() if fact is not None}
+    return PrivateSubspace(components=np.eye(features)[list(columns)], manifest={"outcome": outcome})
+
+
+@pytest.mark.parametrize(
+    ("candidate", "champion", "reason"),
+    [
+        (subspace(0, 1, above=0), None, "no component stands above the noise"),
+        (subspace(0, 1, failed=True), subspace(0, 1), "no component stands above the noise"),
+        (subspace(0, 1, above=None), None, "nothing in the release tells"),
+        (subspace(0, 1), subspace(0, 1, features=7), "the columns are not those"),
+        (subspace(2, 3), subspace(0, 1), "drift 1 is above 0.5"),
+        (subspace(2, 1, 0, above=3), subspace(0, 3, 4, 5, above=4), "drift 0.75 is above 0.5"),
+    ],
+)
+def test_what_is_noise_or_has_turned_away_is_held(
+    candidate: PrivateSubspace, champion: PrivateSubspace | None, reason: str
+) -> None:
+    judged = judge(candidate, champion, drift_at_most=0.5)
+    assert not judged.passes
+    assert judged.reason.startswith(reason)
+
+
+@pytest.mark.parametrize(
+    ("candidate", "champion", "drift"),
+    [
+        (subspace(0, 1), None, None),
+        (subspace(0, 1, above=1), subspace(2, 3, above=0), None),
+        (subspace(0, 1), subspace(2, 3, above=None), None),
+        (subspace(1, 0), subspace(0, 1), 0.0),
+        (subspace(0, 5), subspace(0, 3), 0.5),
+        (subspace(0, 5), subspace(0, 3, above=1), 0.0),
+        (subspace(0, 1, 2, above=3), subspace(0, 1), 0.0),
+    ],
+)
+def test_what_stands_above_the_noise_and_holds_the_champions_directions_passes(
+    candidate: PrivateSubspace, champion: PrivateSubspace | None, drift: float | None
+) -> None:
+    judged = judge(candidate, champion, drift_at_most=0.5)
+    assert judged.passes
+    assert judged.drift == pytest.approx(drift) if drift is not None else judged.drift is None
+
+
+def test_random_directions_lack_what_the_docstring_says() -> None:
+    """The mean over 400 draws lies within 0.03 of 1 - k/d: five of its standard deviations, from seed 0."""
+    draws = np.random.default_rng(0)
+    champion, found = subspace(0, 1), []
+    for _ in range(400):
+        components = np.linalg.qr(draws.normal(size=(6, 2)))[0].T
+        candidate = PrivateSubspace(components=components, manifest={"outcome": {"above_noise": 2}})
+        found.append(drift_from(candidate, champion) or 0.0)
+    assert np.mean(found) == pytest.approx(1 - 2 / 6, abs=0.03)
+
+
+def test_signs_and_order_do_not_matter() -> None:
+    turned = PrivateSubspace(components=-np.eye(6)[[1, 0]], manifest={"outcome": {"above_noise": 2}})
+    assert drift_from(turned, subspace(0, 1)) == 0.0
+
+
+def test_directions_within_the_noise_of_a_release_hold_nothing_of_the_champion() -> None:
+    """By chance, noise directions hold a part of any others: all of them, where there are as many as columns."""
+    candidate = subspace(0, 1, 2, 3, 4, 5, above=1)
+    assert drift_from(candidate, subspace(0, 1, 2, above=3)) == pytest.approx(2 / 3)
+    assert not judge(candidate, subspace(0, 1, 2, above=3), drift_at_most=0.5).passes
+
+
+WIDE = 24
+FIT = (
+    *("subspace", "fit", "wide", "--components", "2", "--epsilon", "1", "--delta", "1e-6", "--clip-norm", "3"),
+    *("--direct", "--yes", "--json"),
+)
+
+
+def spent() -> float:
+    return Workspace.open().ledger.statement("wide").spent
+
+
+@pytest.fixture
+def wide(tmp_path: Path, dpca: Command) -> None:
+    """Six hundred rows of 24 columns, two of them strong, and a budget."""
+    source = np.random.default_rng(4).normal(size=(600, WIDE)) * np.r_[2.0, 1.0, np.full(WIDE - 2, 0.05)]
+    np.save(tmp_path / "wide.npy", source)
+    assert dpca("dataset", "ingest", tmp_path / "wide.npy", "--name", "wide", "--direct").status == 0
+    assert dpca("budget", "open", "wide", "--epsilon", "3", "--delta", "1e-6").status == 0
+
+
+@pytest.mark.usefixtures("wide")
+def test_a_release_is_refined_says_how_good_it_is_and_is_refined_anew_for_free(dpca: Command) -> None:
+    ending = dpca(*FIT, "--publish", "sub")
+    assert ending.status == 0, ending.err
+    report = json.loads(ending.out)
+    assert "components stand above the noise" in report["verdict"]
+    found, before = Registry.open().load("sub@1"), spent()
+    assert found.matrix is not None
+    assert found.manifest["parameters"]["refine"] == "auto"
+    assert report["share"] == pytest.approx(found.explained_variance_ratio.sum())
+
+    for refine, name in (("none", "plain"), ("eb", "shrunk")):
+        again = dpca(*FIT, "--publish", name, "--refine", refine)
+        assert again.status == 0, again.err
+        other = Registry.open().load(f"{name}@1")
+        assert other.refined_by == refine
+        assert other.manifest["release"] == found.manifest["release"]
+    assert "under another name" in dpca(*FIT, "--publish", "sub", "--refine", "eb").complaint(1)
+    report = json.loads(dpca("subspace", "refit", "sub", "--components", "3", "--publish", "three", "--json").out)
+    assert Registry.open().load(report["artifact"]).n_components == 3
+    assert spent() == before
+
+
+@pytest.mark.usefixtures("wide")
+def test_a_release_below_the_share_required_is_charged_kept_and_published_later(dpca: Command) -> None:
+    before = spent()
+    told = dpca(*FIT, "--publish", "sub", "--require-share", "1").complaint(1)
+    assert "not published" in told
+    charged = spent()
+    assert charged > before
+    assert "sub" not in Registry.open().names()
+    ending = dpca(*FIT, "--publish", "sub")
+    assert ending.status == 0, ending.err
+    assert json.loads(ending.out)["reused"] is True
+    assert spent() == charged
+
+
+@pytest.mark.usefixtures("wide")
+def test_without_its_matrix_an_artifact_gives_eb_with_a_warning_and_no_more(dpca: Command) -> None:
+    assert dpca(*FIT, "--publish", "sub", "--keep-matrix", "0", "--refine", "eb").status == 0
+    found = Registry.open().load("sub@1")
+    assert found.matrix is None
+    assert found.leading is not None
+    words = ("subspace", "refit", "sub", "--components", "3", "--publish", "other")
+    assert "did not keep" in dpca(*words, "--refine", "all").complaint(1)
+    assert dpca(*words, "--refine", "eb").status == 0
+    assert "without the matrix" in Registry.open().load("other@1").manifest["warnings"][-1]
+
+
+@pytest.mark.usefixtures("wide")
+def test_an_artifact_of_a_version_that_knew_no_refinement_gives_eb_from_its_pairs_and_says_so(dpca: Command) -> None:
+    """Its manifest is that of such a version: without outcome, matrix and refinement; the plan alone has the noise."""
+    assert dpca(*FIT, "--publish", "sub", "--refine", "none").status == 0
+    found = Registry.open().load("sub@1", PrivateSubspace)
+    facts = {name: fact for name, fact in found.manifest.items() if name != "outcome"}
+    facts["parameters"] = {name: fact for name, fact in facts["parameters"].items() if name != "refine"}
+    arrays = {name: getattr(found, name) for name in ("components", "eigenvalues", "spectrum", "further")}
+    old = PrivateSubspace(**arrays, manifest=facts)
+    made = restate_subspace(old, n_components=3, refine="eb", parent="x")
+    assert made.refined_by == "eb"
+    assert made.n_components == 3
+    assert made.outcome["noise_std"] == pytest.approx(found.outcome["noise_std"], rel=1e-9)
+    assert made.outcome["above_noise"] == found.outcome["above_noise"]
+    assert made.outcome["captured_low"] is None
+    assert "refined from the 24 pairs that were kept, without the matrix" in made.manifest["warnings"][-1]
+    assert restate_subspace(old, n_components=2, parent="x").refined_by == "none"
+
+
+@pytest.mark.usefixtures("wide")
+def test_what_cannot_be_refined_is_refused_before_it_is_charged(dpca: Command) -> None:
+    before = spent()
+    words = (*FIT, "--publish", "sub", "--mechanism", "noisy_power")
+    assert "releases none" in dpca(*words, "--refine", "eb").complaint(1)
+    assert spent() == before
+
+
+def test_a_matrix_comes_back_to_the_bit_and_a_large_one_is_not_kept():
+    square = np.random.default_rng(1).normal(size=(7, 7))
+    matrix = square + square.T
+    kept = packed(matrix, keep_matrix=1.0)
+    assert kept is not None
+    np.testing.assert_array_equal(unpack_symmetric(kept, 7), matrix)
+    assert packed(matrix, keep_matrix=8 * 28 / 1e6) is not None
+    assert packed(matrix, keep_matrix=8 * 27 / 1e6) is None
+
+
+D, K = 6, 2
+
+
+@pytest.mark.parametrize("relation", ["add_remove", "replace_one"])
+@pytest.mark.parametrize("settings", [{"strategy": "window", "window": 7}, {"strategy": "sqrt", "ticks": 7}])
+def test_the_factor_is_the_std_of_an_estimate_over_that_of_a_single_release(relation: Any, settings: Any) -> None:
+    problem = Problem(n_features=D, clip_norm=1.0, relation=relation)
+    weights, target = choose_weights(**settings), PrivacyTarget(epsilon=1.0, delta=1e-6)
+    plan = plan_stream(problem, target, weights=weights, ticks=7, n_components=K)
+    terms = StreamTerms(facts={"horizon": 7}, plan=plan, weights=weights)
+    single = plan.noise_multiplier * moment_query(problem, bits=8).sensitivity("l2")
+    answer = plan.noise_multiplier * terms.query(1, (0,)).sensitivity("l2")
+    multipliers = coefficients(weights, kept=range(1, 8))
+    assert factor(terms, multipliers) == pytest.approx(answer * np.linalg.norm(multipliers) / single, rel=1e-12)
+
+
+PROGRAM = """
+import json, sys
+from flows.families.base import build_mechanism
+from flows.families.subspace import SUBSPACE
+from flows.requests import SubspaceRequest
+from dpca_tasks.mechanisms.base import PrivacyTarget, Problem
+for name in SUBSPACE.mechanisms:
+    mechanism = build_mechanism(SUBSPACE, name, {}, n_components=2)
+plan = build_mechanism(SUBSPACE, "analyze_gauss", {}, n_components=2).plan(
+    Problem(n_features=5, clip_norm=1.0), PrivacyTarget(epsilon=1.0, delta=1e-6)
+)
+loaded = {name.partition(".")[0] for name in sys.modules}
+print(json.dumps([plan.mechanism, sorted(loaded & {"prefect", "dask", "distributed"})]))
+"""
+
+
+def test_a_mechanism_is_built_and_planned_without_prefect_and_dask() -> None:
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == ["analyze_gauss", []]
+
+
+ALONE = """
+import json, sys
+from flows.families.base import family_named
+family_named("subspace")
+ours = ("flows.families.", "dpca_tasks.mechanisms.")
+print(json.dumps([name for name in sys.modules if name.startswith(ours)]))
+"""
+
+
+def test_a_family_loads_no_other() -> None:
+    done = subprocess.run([sys.executable, "-c", ALONE], capture_output=True, text=True, check=True)
+    loaded = json.loads(done.stdout)
+    others = ("completion", "tensor", "evaluat", "stream", "sites")
+    assert "flows.families.subspace" in loaded
+    assert not [name for name in loaded if any(other in name for other in others)]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_each_family_has_the_name_of_its_row(name: str) -> None:
+    family = family_named(name)
+    assert family.name == family.request.family == name

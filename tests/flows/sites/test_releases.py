@@ -1,0 +1,216 @@
+"""Sites as processes release what one process does, to the bit; charged once, whoever is lost or runs again."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dpca.artifacts.tensor import TensorComponents
+from dpca.registry.reader import Registry
+from dpca_tasks.accounting import events
+from dpca_tasks.errors import SiteSilent
+from flows.cli import main
+from flows.demo import Federation, aggregator, await_listening, start, stop
+from flows.federate import run_sites_fit
+from flows.parties.calling import Caller, Frame
+from flows.sites import releases as stages
+from storage.registry.agreement import compare_artifacts
+from storage.workspace import Workspace
+from tests.flows.sites.joint import (
+    METHODS,
+    SHARED,
+    TOPICS,
+    at_home,
+    check_same,
+    check_topics,
+    computed,
+    planned_of,
+    released_alone,
+    request,
+    silent,
+)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [pytest.param(name, marks=() if name in SHARED[:4] else pytest.mark.audit_only) for name in METHODS],
+)
+def test_processes_with_a_helper_release_the_arrays_of_one_process(federation: Federation, method: str) -> None:
+    asked = request(federation, **METHODS[method], run_key="bits")
+    releases, artifact = computed(federation, asked)
+    check_same(artifact, released_alone(federation, planned_of(asked), releases))
+
+
+def test_the_server_receives_masked_messages_alone_whose_sum_is_that_of_the_kept_integers(
+    federation: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Everything that reaches the aggregator is kept; a word is one of the site's integers by a chance of 1e-15."""
+    transcript = []
+    ask = Caller.ask
+
+    def kept(caller, path, facts, *others, **more):
+        frame = ask(caller, path, facts, *others, **more)
+        transcript.append((caller.name, path.rpartition("/")[2], frame))
+        return frame
+
+    monkeypatch.setattr(Caller, "ask", kept)
+    releases, _ = computed(federation, request(federation, run_key="transcript"))
+    arrays = {name: frame.arrays["words"] for name, route, frame in transcript if route == "message"}
+    assert sorted(arrays) == sorted(federation.names)
+    assert {route for _, route, frame in transcript if frame.arrays} == {"message"}
+    said = [fact for _, _, frame in transcript for fact in frame.facts]
+    assert set(said) == {"exists", "release", "round", "attempt", "roster"}
+    integers = {}
+    for name, release in releases.items():
+        with at_home(federation, name) as workspace:
+            stored = workspace.ledger.begin(release).kept(0)
+            assert stored is not None
+            integers[name] = stored["answer"]
+    for name, words in arrays.items():
+        assert not np.isin(words, integers[name].view(np.uint64)).any()
+    for order in (federation.names, federation.names[::-1]):
+        total = sum((arrays[name] for name in order), np.zeros(78, np.uint64)).view(np.int64)
+        np.testing.assert_array_equal(total, sum(integers.values()))
+
+
+def test_the_same_request_is_the_same_version_and_each_ledger_is_charged_once(federation: Federation) -> None:
+    asked = request(federation, run_key="twice")
+    with aggregator(federation):
+        first, again = (run_sites_fit(asked, direct=True) for _ in range(2))
+        other = run_sites_fit(request(federation, run_key="twice", publish="other"), direct=True)
+        shown = Registry.open().show(first["artifact"])
+        workspace = Workspace.open()
+        assert workspace.ledger.verify() > 0
+        with workspace.ledger.transaction() as connection:
+            assert compare_artifacts(connection, workspace.store) >= 2
+        assert list(workspace.catalog.entries()) == []
+    assert (again["artifact"], again["reused"], first["reused"]) == (first["artifact"], True, False)
+    assert (other["digest"], other["reused"]) == (first["digest"], True)
+    assert shown["manifest"]["plan"]["sites"] == first["sites"]
+    for site in first["sites"]:
+        with at_home(federation, site["site"]) as home:
+            row = home.ledger.release(site["release"])
+            same = [each for each in home.ledger.statement("rows").releases if each.request.get("run_key") == "twice"]
+        assert (row.state, row.artifact_digest, len(same)) == ("committed", first["digest"], 1)
+
+
+STAGES = ["publish_sites", "compute_sites", "finish_sites", "report_sites"]
+
+
+@pytest.mark.parametrize(
+    "stage", [STAGES[0], *(pytest.param(name, marks=pytest.mark.audit_only) for name in STAGES[1:])]
+)
+def test_an_aggregator_that_was_killed_goes_on_without_new_noise_or_charge(
+    federation: Federation, monkeypatch: pytest.MonkeyPatch, stage: str
+) -> None:
+    asked = request(federation, run_key=f"killed-{stage.replace('_', '-')}", publish="killed")
+    messages = []
+    with aggregator(federation):
+        with monkeypatch.context() as patch:
+            patch.setattr("flows.federate." + stage, lambda *_: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                run_sites_fit(asked, direct=True)
+        report = run_sites_fit(asked, direct=True)
+        messages = [site["release"] for site in report["sites"]]
+    assert len(messages) == 3
+    for site in report["sites"]:
+        with at_home(federation, site["site"]) as home:
+            rows = [one for one in home.ledger.statement("rows").releases if one.request["run_key"] == asked.run_key]
+        assert [(row.id, row.state) for row in rows] == [(site["release"], "committed")]
+
+
+def test_a_lost_site_is_left_out_with_fresh_noise_and_a_restarted_one_answers_again(federation: Federation) -> None:
+    """Attempts and dropouts were reserved up front: the smaller roster is charged already."""
+    lost = federation.names[2]
+    asked = request(federation, run_key="lost", publish="lost")
+    with aggregator(federation):
+        releases = stages.reserve_sites(asked)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Caller, "ask", silent(lost))
+            digest = stages.compute_sites(asked, releases, "")
+            artifact = stages.publish_sites(asked, digest)[0]
+            assert stages.finish_sites(asked, digest) == []
+        shown = Registry.open().show(artifact)["manifest"]["plan"]["sites"]
+        assert [site["site"] for site in shown] == list(federation.names[:2])
+        report = run_sites_fit(asked, direct=True)
+        assert (report["digest"], report["reused"]) == (digest, True)
+    with at_home(federation, federation.names[0]) as home:
+        (row,) = (one for one in home.ledger.statement("rows").releases if one.request["run_key"] == "lost")
+        assert row.state == "committed"
+
+
+def test_a_site_whose_answer_to_the_reservation_was_lost_takes_part_and_is_listed(federation: Federation) -> None:
+    """It is charged and answers, so its release is stated: the same request finds it."""
+    lost, ask = federation.names[1], Caller.ask
+    answers: list[Frame] = []
+
+    def losing(caller, path, *others, **more):
+        frame = ask(caller, path, *others, **more)
+        if caller.name == lost and path == "/v1/reserve" and not answers:
+            answers.append(frame)
+            raise SiteSilent("its answer was lost.")
+        return frame
+
+    with aggregator(federation), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Caller, "ask", losing)
+        report = run_sites_fit(request(federation, run_key="answer-lost"), direct=True)
+    listed = {site["site"]: site["release"] for site in report["sites"]}
+    assert list(listed) == list(federation.names)
+    assert listed[lost] == answers[0].fact("release", str)
+
+
+@pytest.mark.parametrize("lost_in", [0, 1])
+def test_components_without_a_site_that_is_lost_in_either_round(federation: Federation, lost_in: int) -> None:
+    """The first round takes a smaller roster from its start; the second keeps the directions of the first."""
+    others, lost = federation.names[:2], federation.names[2]
+    asked = request(federation, **TOPICS, run_key=f"lost-in-{lost_in}", publish="lost")
+    with aggregator(federation), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Caller, "ask", silent(lost, first=lost_in))
+        releases = stages.reserve_sites(asked)
+        stages.compute_sites(asked, releases, "")
+    for name in others:
+        with at_home(federation, name) as home:
+            row = home.ledger.begin(releases[name])
+            kept = {step: answer for step in range(4) if (answer := row.kept(step)) is not None}
+        assert events.count_steps(row.event) == 4, "both attempts of both rounds are paid"
+        assert list(kept) == ([0, 2, 3] if lost_in else [0, 1, 2])
+        tried, answered = (kept[step] for step in ((2, 3) if lost_in else (0, 1)))
+        assert not np.isin(tried["answer"], answered["answer"]).all(), "a smaller roster has fresh noise"
+        if lost_in:
+            np.testing.assert_array_equal(tried["public.directions"], answered["public.directions"])
+    with aggregator(federation), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Caller, "ask", silent(lost, first=lost_in))
+        report = run_sites_fit(asked, direct=True)
+        check_topics(Registry.open().load(report["artifact"], TensorComponents))
+    took_part = [site["site"] for site in report["sites"]]
+    assert took_part == [*others, *([lost] if lost_in else [])], "whoever was summed in either round is named"
+
+
+@pytest.mark.audit_only
+def test_a_site_process_that_is_killed_and_started_again_answers_with_the_same_integers(
+    federation: Federation,
+) -> None:
+    name = federation.names[1]
+    asked = request(federation, run_key="restarted")
+    releases, first = computed(federation, asked)
+    assert len(releases) == 3
+    process = federation.processes[name]
+    process.kill()
+    stop(process)
+    federation.processes[name] = start(federation, name)
+    await_listening(federation, name, federation.processes[name])
+    _, second = computed(federation, asked)
+    np.testing.assert_array_equal(first.components, second.components)
+    np.testing.assert_array_equal(first.spectrum, second.spectrum)
+
+
+@pytest.mark.audit_only
+def test_the_demo_starts_processes_and_finds_the_directions_of_all_rows(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--sites", "2", "--features", "8", "--epsilon", "50", "--folder", str(tmp_path), "--json"]
+    assert main(["sites", "demo", *words]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["artifact"], len(report["sites"])) == ("demo@1", 2)
+    assert report["distance_to_all_rows"] < 0.02

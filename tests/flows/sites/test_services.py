@@ -1,0 +1,356 @@
+"""A site answers the aggregator alone, as planned and once a dealing; all else is refused in one line.
+
+A site whose home is rolled back between two rounds answers nothing until the newest home is back. It runs on: it has
+the release's curator in memory and a certificate that everybody knows.
+"""
+
+import dataclasses
+import os
+import shutil
+import socket
+import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from dpca.errors import BudgetExhausted, StorageError
+from dpca_tasks.errors import DpcaError, Refused, SiteSilent
+from flows.demo import Federation, aggregator
+from flows.parties.calling import OVERHEAD, Caller, Post, decode, encode
+from flows.parties.certificates import calling_context, make_identity
+from flows.sites import releases as stages
+from flows.sites.roster import read_roster
+from tests.flows.sites.joint import METHODS, at_home, logs, planned_of, request
+
+OPEN: list[Caller] = []
+
+
+@pytest.fixture(autouse=True)
+def closed() -> Iterator[None]:
+    yield
+    while OPEN:
+        OPEN.pop().close()
+
+
+def caller(federation: Federation, name: str = "site-0", *, shown: str = "aggregator", **others: Any) -> Caller:
+    roster = read_roster(federation.roster)
+    post: Post | None = roster.helper if name == "helper" else roster.site(name)
+    assert post is not None
+    key = federation.folder / f"{shown}.key"
+    post = dataclasses.replace(post, **others)
+    OPEN.append(Caller(post, certificate=key.with_suffix(".pem"), key=key, timeout=20.0))
+    return OPEN[-1]
+
+
+def test_who_the_roster_does_not_name_as_the_aggregator_is_refused(federation: Federation) -> None:
+    """A stranger and an expired certificate end in the handshake, and so do another site's and the helper's."""
+    make_identity("stranger", federation.folder)
+    for shown in ("stranger", "site-1", "helper"):
+        with pytest.raises((Refused, SiteSilent), match="certificate"):  # the reason, or a closed connection
+            caller(federation, shown=shown).ask("/v1/status", {})
+    for shown in ("stranger", "aggregator"):
+        with pytest.raises((Refused, SiteSilent), match="certificate"):
+            caller(federation, "helper", shown=shown).ask("/v1/seeds", {})
+    assert caller(federation).ask("/v1/status", {}).fact("site", str) == "site-0"
+
+
+def test_a_site_with_the_certificate_of_another_is_not_asked(federation: Federation) -> None:
+    roster = read_roster(federation.roster)
+    swapped = caller(federation, certificate=roster.site("site-1").certificate)
+    with pytest.raises(Refused, match="do not accept each other's certificates"):
+        swapped.ask("/v1/status", {})
+
+
+def test_an_expired_certificate_is_refused_on_either_side(tmp_path: Path) -> None:
+    """Two contexts that pin each other's certificate, in memory; one of the two ended a minute ago."""
+    make_identity("sound", tmp_path)
+    make_identity("old", tmp_path, lifetime=-timedelta(minutes=1))
+    from flows.parties.certificates import listening_context
+
+    def shake(server: str, client: str) -> None:
+        files = {name: (tmp_path / f"{name}.pem", tmp_path / f"{name}.key") for name in (server, client)}
+        pem = {name: path.read_text() for name, (path, _) in files.items()}
+        ours = listening_context(certificate=files[server][0], key=files[server][1], peers=[pem[client]])
+        theirs = calling_context(certificate=files[client][0], key=files[client][1], peer=pem[server])
+        there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
+        one = ours.wrap_bio(there, back, server_side=True)
+        other = theirs.wrap_bio(back, there)
+        for _ in range(4):
+            for side in (other, one):
+                try:
+                    side.do_handshake()
+                except ssl.SSLWantReadError:
+                    continue
+        one.getpeercert(binary_form=True)
+
+    shake("sound", "sound")
+    for server, client in (("old", "sound"), ("sound", "old")):
+        with pytest.raises(ssl.SSLCertVerificationError, match="expired"):
+            shake(server, client)
+
+
+def reserved(federation: Federation, run_key: str, **others: Any) -> Any:
+    with aggregator(federation):
+        asked = request(federation, run_key=run_key, **others)
+        planned = planned_of(asked)
+        stages.reserve_sites(asked)
+    return planned
+
+
+def message(planned: Any, **others: Any) -> dict[str, Any]:
+    made = planned.plan.roster
+    facts = {"round": 0, "attempt": 0, "dealing": os.urandom(8).hex(), "names": list(made.names)}
+    return {**facts, "roster": made.digest.hex(), **others}
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "a round after the last": ({"round": 1}, "round 1 with the arrays none is not one of the 1 planned"),
+    "a round before the first": ({"round": -1}, "round=-1 and attempt=0 must be at least 0"),
+    "a round that is no number": ({"round": "0"}, "lacks round"),
+    "a forged roster": ({"roster": "0" * 64}, "roster of this round is not the one computed here"),
+    "a stranger among the sites": ({"names": ["site-0", "site-1", "x"]}, "not of the roster, or not this one"),
+    "without this site": ({"names": ["site-1", "site-2"]}, "not of the roster, or not this one"),
+    "this site alone": ({"names": ["site-0"]}, "1 sites are left"),
+    "a site twice": ({"names": ["site-0", "site-0", "site-1"]}, "not of the roster"),
+    "no dealing": ({"dealing": 3}, "lacks dealing"),
+}
+
+
+def test_messages_that_are_not_planned_are_refused_in_one_line_and_logged_without_content(
+    federation: Federation,
+) -> None:
+    planned = reserved(federation, "refusals")
+    path, asking = f"/v1/releases/{planned.place}", caller(federation)
+    for change, said in REFUSED.values():
+        with pytest.raises(Refused, match=said) as refusal:
+            asking.ask(f"{path}/message", message(planned, **change), most=10_000)
+        assert "\n" not in str(refusal.value)
+    secret = np.full((12, 2), 7_777_777_777_777, np.int64)
+    with pytest.raises(Refused, match="more than the"):
+        asking.ask(f"{path}/message", message(planned), {"directions": np.ones((9000, 2)) * 7e12})
+    with pytest.raises(Refused, match="malformed"):
+        asking.ask(f"{path}/message", message(planned), {"directions": secret})
+    with pytest.raises(Refused, match="no such release"):
+        asking.ask(f"/v1/releases/{'0' * 32}/message", message(planned))
+    with pytest.raises(Refused, match="sites send nothing of their own"):
+        asking.ask(f"{path}/part", {})
+    said = logs(federation)
+    assert said.count("refused route=") >= len(REFUSED)
+    assert "777777" not in said
+    assert planned.plan.roster.digest.hex() not in said
+    with at_home(federation, "site-0") as home:
+        (row,) = (one for one in home.ledger.statement("rows").releases if one.request["run_key"] == "refusals")
+    assert row.state == "reserved", "nothing of it was noised"
+
+
+def test_a_dealing_is_answered_once_and_a_resend_has_the_same_integers_under_another_mask(
+    federation: Federation,
+) -> None:
+    planned = reserved(federation, "replayed")
+    path = f"/v1/releases/{planned.place}/message"
+    totals, seen = [], []
+    for dealing in ("first-dealing", "second-dealing"):
+        words = []
+        for name in federation.names:
+            answer = caller(federation, name).ask(path, message(planned, dealing=dealing), most=8 * 78)
+            words.append(answer.arrays["words"])
+        with pytest.raises(Refused, match="answered before"):
+            caller(federation).ask(path, message(planned, dealing=dealing), most=8 * 78)
+        totals.append(sum(words, np.zeros(78, np.uint64)))
+        seen.append(np.concatenate(words))
+    np.testing.assert_array_equal(totals[0], totals[1])
+    assert not np.isin(seen[0], seen[1]).any()
+
+
+def test_sites_that_are_told_unlike_attempts_answer_nothing_under_one_dealing(federation: Federation) -> None:
+    """The helper deals for one attempt: a server that equivocates between two sites gets one of the two answers."""
+    planned = reserved(federation, "equivocation")
+    path = f"/v1/releases/{planned.place}/message"
+    smaller = planned.plan.roster.without("site-2")
+    told = message(planned, dealing="one", names=list(smaller.names), roster=smaller.digest.hex())
+    caller(federation).ask(path, message(planned, dealing="one"), most=8 * 78)
+    with pytest.raises(Refused, match="of another attempt"):
+        caller(federation, "site-1").ask(path, told, most=8 * 78)
+
+
+def test_what_a_server_broadcasts_is_taken_as_planned_alone_and_by_all_sites_of_a_dealing(
+    federation: Federation,
+) -> None:
+    """Directions, variance and bound of the second round of components, of which each site knows form and range."""
+    planned = reserved(federation, "broadcasts", **METHODS["cape_agn of a known variance"])
+    path, asking = f"/v1/releases/{planned.place}/message", caller(federation)
+    fine = dict(planned.mechanism.inputs(planned.plan, index=1))
+    directions = fine["directions"]
+    for change, said in (
+        ({"directions": np.eye(12, 3, dtype=np.int64) << 24}, "malformed"),
+        ({"directions": directions[:11]}, "not one of the 2 planned"),
+        ({"directions": 3 * directions}, "off orthonormal columns"),
+        ({"noise_variance": np.array([0.26])}, "noise_variance=0.26 must be 0.25"),
+        ({"score_norm": 2 * fine["score_norm"]}, "score_norm"),
+        ({"more": np.zeros(1)}, "malformed"),
+    ):
+        with pytest.raises(Refused, match=said) as refusal:
+            asking.ask(path, message(planned, round=1), {**fine, **change}, most=8 * 4)
+        assert "\n" not in str(refusal.value)
+    with pytest.raises(Refused, match="more than the"):
+        asking.ask(path, message(planned, round=1), {**fine, "directions": np.ones((9000, 2))})
+    with at_home(federation, "site-0") as home:
+        (row,) = (one for one in home.ledger.statement("rows").releases if one.request["run_key"] == "broadcasts")
+    assert row.state == "reserved", "nothing of it was noised"
+    asking.ask(path, message(planned, round=1, dealing="other directions"), fine, most=8 * 4)
+    other = {**fine, "directions": directions[:, ::-1]}
+    told = message(planned, round=1, dealing="other directions")
+    with pytest.raises(Refused, match="of another attempt"):
+        caller(federation, "site-1").ask(path, told, other, most=8 * 4)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"model": "topics"}, {"words_at_most": 5}, {"noise_variance": 0.26}, {"noise_variance": 1e9}, {"model": "x"}],
+)
+def test_another_model_than_was_planned_is_not_charged(federation: Federation, change: dict[str, Any]) -> None:
+    with aggregator(federation):
+        asked = request(federation, run_key="models", **METHODS["cape_agn of a known variance"])
+        facts = planned_of(asked).facts
+    said = "joint plan of this request is not|model=|must be"
+    for route in ("quote", "reserve"):
+        with pytest.raises(Refused, match=said) as refusal:
+            caller(federation).ask(f"/v1/{route}", {**facts, **change})
+        assert "\n" not in str(refusal.value)
+    with at_home(federation, "site-0") as home:
+        assert [one for one in home.ledger.statement("rows").releases if one.request["run_key"] == "models"] == []
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"plan": "0" * 64}, "joint plan of this request is not the one computed here"),
+        ({"roster": "0" * 64}, "roster of this request is not the one here"),
+        ({"epsilon": 2.0}, "joint plan of this request is not the one"),
+        ({"epsilon": 1e9}, "the most that this site's operator admits"),
+        ({"delta": 0.1}, "the most that this site's operator admits"),
+        ({"method": "conv_agn"}, "not one that this site's operator admits"),
+        ({"method": "best"}, "method='best' is not one of"),
+        ({"epsilon": "1"}, "other facts than this version knows"),
+        ({"snapshot": "1"}, "other facts than this version knows"),
+        ({"settings": {"a": 1}}, "settings that are no text"),
+        ({"components": 99}, "n_components=99"),
+        ({"run_key": "a key with\nlines"}, "run key"),
+    ],
+)
+def test_a_request_whose_numbers_differ_or_that_the_operator_does_not_admit_is_not_charged(
+    federation: Federation, change: dict[str, Any], said: str
+) -> None:
+    with aggregator(federation):
+        facts = planned_of(request(federation, run_key="lies")).facts
+    for route in ("quote", "reserve"):
+        with pytest.raises(Refused, match=said):
+            caller(federation).ask(f"/v1/{route}", {**facts, **change})
+    with at_home(federation, "site-0") as home:
+        assert [one for one in home.ledger.statement("rows").releases if one.request["run_key"] == "lies"] == []
+
+
+def test_a_budget_that_is_spent_refuses_for_all_and_nobody_is_charged(federation: Federation) -> None:
+    asked = request(federation, run_key="dear", epsilon=99.9)
+    with at_home(federation, "site-2") as home:
+        before = home.ledger.statement("rows").spent
+    with aggregator(federation), pytest.raises(BudgetExhausted, match=r"site-\d: "):
+        stages.reserve_sites(asked)
+    for name in federation.names:
+        with at_home(federation, name) as home:
+            assert [o for o in home.ledger.statement("rows").releases if o.request["run_key"] == "dear"] == []
+    with at_home(federation, "site-2") as home:
+        assert home.ledger.statement("rows").spent == before
+
+
+def test_bytes_that_are_no_frame_are_refused_and_a_cut_one_leaves_the_service_alive(federation: Federation) -> None:
+    roster = read_roster(federation.roster)
+    site, key = roster.site("site-0"), federation.key
+    context = calling_context(certificate=key.with_suffix(".pem"), key=key, peer=site.certificate)
+    with httpx.Client(base_url=str(site.address), verify=context, trust_env=False) as client:
+        for body in (b"", b"\x80\x04\x95.", encode({"round": 1})[:-2]):
+            answer = client.post("/v1/quote", content=body)
+            assert answer.status_code == 409
+            assert "malformed" in decode(answer.content, most=0).fact("line", str)
+        assert client.post("/v1/quote", content=bytes(OVERHEAD + 1)).status_code == 409
+        assert client.get("/v1/status").status_code == 405
+        assert client.post("/v1/else").status_code == 404
+    host, port = str(site.address).removeprefix("https://").split(":")
+    with socket.create_connection((host, int(port))) as plain, context.wrap_socket(plain) as cut:
+        cut.sendall(b"POST /v1/quote HTTP/1.1\r\nhost: x\r\ncontent-length: 500\r\n\r\nDPCA1")
+    assert caller(federation).ask("/v1/status", {}).fact("site", str) == "site-0"
+
+
+def test_who_does_not_answer_in_time_is_silent() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as deaf:
+        folder = Path(os.environ["DPCA_STATE_FOLDER"])
+        make_identity("deaf", folder)
+        pem = (folder / "deaf.pem").read_text()
+        post = Post(name="deaf", address=f"https://127.0.0.1:{deaf.getsockname()[1]}", certificate=pem)
+        asking = Caller(post, certificate=folder / "deaf.pem", key=folder / "deaf.key", timeout=0.3)
+        OPEN.append(asking)
+        with pytest.raises(SiteSilent, match="deaf did not answer"):
+            asking.ask("/v1/status", {})
+
+
+SITE = "site-1"
+
+
+@contextmanager
+def rolled_back(federation: Federation, copy: Path) -> Iterator[None]:
+    """Put a copy in the place of the site's home, and the home back at the end."""
+    home = federation.home(SITE)
+    newest = home.with_name("newest")
+    home.rename(newest)
+    shutil.copytree(copy, home)
+    yield
+    shutil.rmtree(home)
+    newest.rename(home)
+
+
+@pytest.mark.parametrize("since", ["before the release", "after its first round"])
+def test_a_site_rolled_back_between_rounds_answers_nothing_and_goes_on_when_its_home_is_back(
+    federation: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, since: str
+) -> None:
+    asked = request(federation, **METHODS["dps_pca"], run_key=f"rolled back to {since}")
+    copy, answered, ask = tmp_path / "copy", list[int](), Caller.ask
+    with aggregator(federation):
+        if since == "before the release":
+            shutil.copytree(federation.home(SITE), copy)
+        releases = stages.reserve_sites(asked)
+
+        def stop_after_two(caller: Caller, path: str, facts: Any, *others: Any, **more: Any) -> Any:
+            is_message = caller.name == SITE and path.endswith("/message")
+            if is_message and len(answered) == 1 and not copy.exists():
+                shutil.copytree(federation.home(SITE), copy)
+            if is_message and len(answered) == 2:
+                raise KeyboardInterrupt
+            frame = ask(caller, path, facts, *others, **more)
+            if is_message:
+                answered.append(facts["round"])
+            return frame
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Caller, "ask", stop_after_two)
+            with pytest.raises(KeyboardInterrupt):
+                stages.compute_sites(asked, releases, "")
+        assert answered == [0, 1]
+        with rolled_back(federation, copy):
+            before = (federation.home(SITE) / "dpca.sqlite").read_bytes()
+            with pytest.raises((DpcaError, StorageError), match=f"{SITE}: .*restored"):
+                stages.compute_sites(asked, releases, "")
+            assert (federation.home(SITE) / "dpca.sqlite").read_bytes() == before
+        assert "Traceback" not in logs(federation)
+        digest = stages.compute_sites(asked, releases, "")
+        assert len(digest) == 64
+    mine = releases[SITE]
+    with at_home(federation, SITE) as home:
+        same = [row for row in home.ledger.statement("rows").releases if row.id == mine]
+        assert [row.state for row in same] == ["noising"]
+        assert home.ledger.verify() > 0
