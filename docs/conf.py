@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from docs.command_reference import reference
+from docs.gallery import NotebookPage
 from flows.cli import build_app
 
 if TYPE_CHECKING:
@@ -26,7 +27,9 @@ napoleon_custom_sections = ["Guarantees"]
 
 
 def setup(app: "Sphinx") -> None:
-    """Write the reference of the command before the documents are read."""
+    """Write the reference of the command before the documents are read, and have notebooks read as pages."""
+    app.add_source_suffix(".ipynb", "notebook")
+    app.add_source_parser(NotebookPage)
     page = Path(app.srcdir) / "reference" / "command.md"
     text = reference(typer.main.get_command(build_app()))
     if not page.is_file() or page.read_text(encoding="utf-8") != text:

@@ -19,6 +19,7 @@ from typer.exceptions import TyperException
 from dpca.backends.atomic_files import OTHERS
 from dpca.errors import NotInstalled
 from dpca.installed import missing_package
+from flows.commands.app import App
 from flows.reports.activity import activity
 
 INTERRUPTED = 130  # what Typer makes of Ctrl-C
@@ -49,6 +50,7 @@ NOUNS = {
     "backup": "flows.commands.installation:backup_app",
     "mechanism": "flows.commands.mechanism:app",
     "serve": "flows.commands.installation:serve",
+    "pages": "flows.commands.installation:pages_app",
     "demo": "flows.commands.installation:demo",
     "audit": "flows.commands.mechanism:audit_app",
     "doctor": "flows.commands.installation:doctor",
@@ -67,12 +69,7 @@ def build_app(noun: str | None = None) -> typer.Typer:
 
     Heavy libraries are imported by the commands that use them.
     """
-    app = typer.Typer(
-        name="dpca",
-        add_completion=False,
-        pretty_exceptions_enable=False,
-        rich_markup_mode=None,
-    )
+    app = App(name="dpca", add_completion=False, pretty_exceptions_enable=False)
     app.callback()(_options)
     for name in [noun] if noun in NOUNS else NOUNS:
         try:

@@ -9,12 +9,12 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import fields
 from typing import Any
 
-from prefect import flow
 from prefect.client.schemas.objects import State
 
 from dpca.home import WORKERS, home
 from flows.clusters.connecting import check_address, open_cluster
 from flows.options import Workers, form_field, with_options
+from flows.orchestration.job_flows import job
 from flows.orchestration.own_server import prefect_server
 from flows.orchestration.prefect_artifacts import state_release
 from flows.orchestration.prefect_stages import finish, in_flow
@@ -72,7 +72,7 @@ def run_sites_fit(request: SitesRequest, *, workers: int | None = None, direct: 
         return report
 
 
-@flow(name="fit-sites", persist_result=False, log_prints=False, validate_parameters=True)
+@job(name="fit-sites")
 @with_options(SitesRequest, annotation=form_field)
 def fit_sites(*, workers: Workers = None, **request: Any) -> dict[str, Any] | State[Any]:
     """Release a private subspace, or components, over several datasets or a roster's sites as a version of a name.

@@ -21,7 +21,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from prefect import flow
 from prefect.client.schemas.objects import State
 
 from dpca.backends.atomic_files import make_folder, writing
@@ -29,6 +28,7 @@ from dpca.errors import BadSource, NotFound
 from dpca.home import key_folder
 from dpca.schemas.encoder import Encoder
 from flows.options import NewName, Sources, form_field, with_options
+from flows.orchestration.job_flows import job
 from flows.orchestration.own_server import prefect_server
 from flows.orchestration.prefect_stages import finish, in_flow, is_deployed
 from flows.orchestration.stage_calls import Runner, directly
@@ -144,7 +144,7 @@ def _ingest(source: str | list[str] | SourceFile, name: str, options: IngestOpti
     return report.snapshot
 
 
-@flow(name="ingest-dataset", persist_result=False, log_prints=False, validate_parameters=True)
+@job(name="ingest-dataset")
 @with_options(IngestOptions, annotation=form_field)
 def ingest_dataset(source: Sources, name: NewName, **options: Any) -> str | State[Any]:
     """Ingest files as a new snapshot of a dataset; return the snapshot's id.

@@ -9,11 +9,12 @@ from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
 
-from prefect import Flow, flow
+from prefect import Flow
 from prefect.client.schemas.objects import State
 from prefect.states import Completed
 
 from flows.options import DryRun, Slot, SnapshotId, StreamName, Workers, form_field, with_options
+from flows.orchestration.job_flows import job
 from flows.orchestration.own_server import prefect_server
 from flows.orchestration.prefect_artifacts import state_refusal, state_release, state_verdict
 from flows.orchestration.prefect_stages import finish, in_flow, planned_time, schedule_slot
@@ -104,7 +105,7 @@ def release_flow(kind: type[Request], name: str, text: str) -> Flow[..., Any]:
         f"{text}\n\n`{kind.__module__}.{kind.__name__}` declares the parameters beside dry_run and workers.\n\n"
         "A scheduled run is one release of its slot, however often it is tried; any other is the one of its request."
     )
-    return flow(name=name, persist_result=False, log_prints=False, validate_parameters=True)(release)
+    return job(name=name)(release)
 
 
 fit_subspace = release_flow(
@@ -143,7 +144,7 @@ FLOWS: dict[str, Flow[..., Any]] = {
 """The flow of each family."""
 
 
-@flow(name="tick-stream", persist_result=False, log_prints=False, validate_parameters=True)
+@job(name="tick-stream")
 @with_options(annotation=form_field)
 def tick_stream(
     name: StreamName, *, slot: Slot = None, snapshot: SnapshotId = None, workers: Workers = None

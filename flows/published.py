@@ -46,11 +46,14 @@ def diagnose(request: EvaluationRequest, *, workers: int | None = None) -> dict[
     evaluated, snapshot = family.evaluated(request), workspace.catalog.current(request.dataset)
     rows, compute = family.diagnosis(request, evaluated, workspace, snapshot)
     with open_cluster(settings, scratch=home() / WORKERS) as address, connect(address) as client:
-        reservation = InMemoryReservation(event=non_private())
-        curator = DisclosingCurator(
-            rows, reservation, i_know_this_is_not_private=True, client=client, progress=summing()
-        )
-        found = compute(curator)
+
+        def new_curator() -> DisclosingCurator:
+            reservation = InMemoryReservation(event=non_private())
+            return DisclosingCurator(
+                rows, reservation, i_know_this_is_not_private=True, client=client, progress=summing()
+            )
+
+        found = compute(new_curator)
     about = {"evaluated": str(evaluated.version), "dataset": request.dataset, "snapshot": snapshot.snapshot}
     return {"private": False, "notice": NOTICE, **about, **found}
 

@@ -11,7 +11,6 @@ from contextvars import ContextVar
 from dataclasses import fields, replace
 from typing import Any
 
-from prefect import flow
 from prefect.client.schemas.objects import State
 
 from dpca.errors import BadSource, BudgetExhausted, Conflict, Invalid, StorageError, Unavailable
@@ -21,6 +20,7 @@ from flows.clusters.connecting import reach_cluster
 from flows.ingest import given_files, ingest_opened
 from flows.jobs import dry_run_in_flow
 from flows.options import Alias, DriftAtMost, DryRun, InboxAddress, Releases, Settled, Workers, form_field, with_options
+from flows.orchestration.job_flows import job
 from flows.orchestration.own_server import prefect_server
 from flows.orchestration.prefect_artifacts import state_refusal, state_release
 from flows.orchestration.prefect_stages import finish, in_flow
@@ -285,7 +285,7 @@ def _refresh(
     return report
 
 
-@flow(name="refresh-subspace", persist_result=False, log_prints=False, validate_parameters=True)
+@job(name="refresh-subspace")
 @with_options(IngestOptions, SubspaceRequest, annotation=form_field, without=NO_LOOP_ASKS)
 def refresh_subspace(
     inbox: InboxAddress,

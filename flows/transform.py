@@ -20,6 +20,7 @@ from dpca.backends.atomic_files import write_atomically, writing
 from dpca.errors import BadSource, Invalid
 from dpca.installed import needing
 from dpca.registry.reader import Registry
+from flows.reports.terminal import STDERR
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -65,18 +66,35 @@ def recommend_items(reference: str, source: Path, *, count: int) -> list[dict[st
         CSV with the columns item and rating; see `read_ratings`.
     count : int
     """
-    ids, ratings = read_ratings(source)
     embeddings = Registry.open().load(reference, ItemEmbeddings)
-    found = embeddings.recommend(embeddings.items_of(ids), ratings, count=count)
+    items, ratings = _known_ratings(embeddings, source)
+    found = embeddings.recommend(items, ratings, count=count)
     return [{"item": embeddings.id_of(item), "predicted": round(score, 6)} for item, score in found]
 
 
 def predict_ratings(reference: str, source: Path) -> list[dict[str, Any]]:
     """Return the predicted rating of every item, by a user who rated these."""
-    ids, ratings = read_ratings(source)
     embeddings = Registry.open().load(reference, ItemEmbeddings)
-    scores = embeddings.predict(embeddings.items_of(ids), ratings).tolist()
+    scores = embeddings.predict(*_known_ratings(embeddings, source)).tolist()
     return [{"item": embeddings.id_of(item), "predicted": round(score, 6)} for item, score in enumerate(scores)]
+
+
+def _known_ratings(embeddings: ItemEmbeddings, source: Path) -> tuple[NDArray[np.int64], list[float]]:
+    """Return the items of a user's file that the release knows, and their ratings; warn once of the others."""
+    ids, ratings = read_ratings(source)
+    known = embeddings.known(ids)
+    unknown = [item for item, is_known in zip(ids, known, strict=True) if not is_known]
+    if len(unknown) == len(ids):
+        raise Invalid(f"{source} rates no item of the release, which has {embeddings.n_items}; check the ids of items")
+    if unknown:
+        some = ", ".join(map(repr, unknown[:3])) + (", ..." if len(unknown) > 3 else "")
+        STDERR.print(
+            f"warning: {len(unknown)} of {len(ids)} rated items are unknown to the release and left out: {some}",
+            style="yellow",
+            markup=False,
+        )
+    kept = [(item, rating) for item, rating, is_known in zip(ids, ratings, known, strict=True) if is_known]
+    return embeddings.items_of([item for item, _ in kept]), [rating for _, rating in kept]
 
 
 def read_ratings(source: Path) -> tuple[list[str], list[float]]:

@@ -203,12 +203,20 @@ class ItemEmbeddings(Artifact):
         Invalid
             If an id is unknown; one that is no declared item is of no use to a prediction.
         """
-        names = self.manifest.get("feature_names")
-        numbers = {str(name): at for at, name in enumerate(names if names is not None else range(self.n_items))}
+        numbers = self._numbers()
         unknown = next((name for name in ids if name not in numbers), None)
         if unknown is not None:
             raise Invalid(f"item {unknown!r} is unknown; the release has {self.n_items} declared items; leave it out")
         return np.array([numbers[name] for name in ids], dtype=np.int64)
+
+    def known(self, ids: Sequence[str]) -> list[bool]:
+        """Return of each id whether it is an item of the release."""
+        numbers = self._numbers()
+        return [name in numbers for name in ids]
+
+    def _numbers(self) -> dict[str, int]:
+        names = self.manifest.get("feature_names")
+        return {str(name): at for at, name in enumerate(names if names is not None else range(self.n_items))}
 
     def id_of(self, item: int) -> str:
         """Return the id of an item."""

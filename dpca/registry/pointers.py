@@ -228,12 +228,16 @@ class Pointer:
 
     def _unknown(self, reference: Reference) -> NoReturn:
         if reference.alias is not None:
-            asked, known = f"alias {reference.alias!r}", f"has {_listed(sorted(self.aliases))}"
-        elif reference.version is not None:
-            asked, known = f"version {reference.version}", f"has versions 1 to {max(self.versions)}"
+            asked, known = f"alias {reference.alias!r}", f"it has {_listed(sorted(self.aliases))}"
         else:
-            asked, known = f"version of digest {reference.digest}", f"has versions 1 to {max(self.versions)}"
-        raise NotFound(f"{self.name} has no {asked}; it {known}; see dpca registry list")
+            asked = f"of digest {reference.digest}" if reference.version is None else str(reference.version)
+            asked, known = f"version {asked}", versions_up_to(max(self.versions))
+        raise NotFound(f"{self.name} has no {asked}; {known}; see dpca registry list")
+
+
+def versions_up_to(newest: int) -> str:
+    """Return in words which versions of a name exist."""
+    return "only version 1 exists" if newest == 1 else f"versions 1 to {newest} exist"
 
 
 def read_names(place: Place) -> Sequence[str]:

@@ -340,6 +340,7 @@ def describe(resolved: Resolved, artifact: Artifact) -> dict[str, Any]:
     return {
         "artifact": str(resolved),
         "private": artifact.is_private,
+        "headline": artifact.headline(),
         "digest": resolved.digest,
         "aliases": [*resolved.aliases],
         "release": manifest.get("release"),

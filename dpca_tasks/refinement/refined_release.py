@@ -27,7 +27,7 @@ guarantee of the release, however often it is done.
 >>> import numpy as np
 >>> alone = refine_release(Subspace(components=np.eye(2, 5)), n_components=2)
 >>> alone.assessment.above_noise is None, verdict(alone.facts(), n_components=2)
-(True, 'the release has directions alone: nothing in it tells signal from noise.')
+(True, 'the release holds directions only: nothing in it separates signal from noise.')
 """
 
 import dataclasses
@@ -419,24 +419,32 @@ def leading(released: Subspace, moment: NoisyMoment, count: int) -> Subspace:
 
 
 def verdict(facts: Mapping[str, Any], *, n_components: int) -> str:
-    """Say in one line what the facts of a release mean for whoever uses it."""
+    """State in one sentence what the facts of a release mean for its user, the captured variance first."""
     if facts.get("failed"):
         return "FAILED: noise outweighs the components, which may be random."
     above, low = facts.get("above_noise"), facts.get("cv_low")
     if above is None:
-        return "the release has directions alone: nothing in it tells signal from noise."
+        return "the release holds directions only: nothing in it separates signal from noise."
     seen = min(above, n_components)
-    stand = f"{seen} of {n_components} component{'s' * (n_components > 1)} stand{'s' * (seen == 1)} above the noise"
+    verb = "is" if seen == 1 else "are"
+    signal = f"{seen} of {n_components} component{'s' * (n_components > 1)} {verb} above the noise"
     if not seen:
-        return f"{stand}: they cannot be told from random ones."
+        return f"{signal}: they cannot be told from random ones."
     if not low:
-        return f"{stand}; the release gives no lower bound of the variance that the subspace holds."
-    return f"{stand}; the subspace holds at least {floored(low)} of the variance that {n_components} could hold."
+        return f"{signal}; the release gives no lower bound of the captured variance."
+    most = f"at least {percent_at_least(low)} of what any {n_components} component{'s' * (n_components > 1)} could"
+    share, share_low = facts.get("share"), facts.get("share_low")
+    if share is None:
+        return f"captures {most}; {signal}."
+    of_all = f"captures {100 * share:.{0 if share >= 0.1 else 1}f} % of all variance"
+    bound = "no lower bound" if share_low is None else f"at least {percent_at_least(share_low)}"
+    return f"{of_all} ({bound}), and {most}; {signal}."
 
 
-def floored(share: float) -> str:
-    """Write a share with two digits, rounded down: a lower bound stays one."""
-    return f"{math.floor(share * 100) / 100:.2f}".removeprefix("0")
+def percent_at_least(share: float) -> str:
+    """Write a share in percent, rounded down: whole percents, and one digit below 10 %."""
+    scale = 100 if share >= 0.1 else 1000
+    return f"{math.floor(share * scale) * 100 / scale:.{0 if scale == 100 else 1}f} %"
 
 
 def _directions(released: Subspace) -> Matrix:

@@ -6,13 +6,14 @@ from typing import Annotated
 
 import typer
 
+from flows.commands.app import App
 from flows.commands.releasing import Json
 from flows.reports.terminal import SHOWN, STDERR, confirm, print_earlier, print_facts, print_json, print_rows
 
 LEDGER = "Hold the ledger in a process of its own, with the database's credentials and keys; others ask it."
 
-app = typer.Typer(help="Open privacy budgets and see what is left.")
-ledger_app = typer.Typer(help=LEDGER)
+app = App(help="Open privacy budgets and see what is left.")
+ledger_app = App(help=LEDGER)
 
 Limit = Annotated[int, typer.Option(min=0, help="Show as many of the newest releases; 0 shows all.")]
 
@@ -77,6 +78,17 @@ def open_budget(
     print_facts(facts, as_json=as_json)
 
 
+@app.command("list")
+def list_budgets(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+    """List every budget with what is spent and left of it, and what one record is."""
+    from flows.reports.budget_facts import balances
+    from storage.workspace import Workspace
+
+    columns = ("population", "epsilon", "delta", "spent", "remaining", "unit", "rows_per_unit", "releases")
+    empty = "no budget is open; `dpca budget open POPULATION --epsilon E --delta D` opens one"
+    print_rows(balances(Workspace.read_only().ledger), columns, as_json=as_json, empty=empty)
+
+
 @app.command()
 def show(
     population: Annotated[str, typer.Argument(help="A population with a budget.")],
@@ -98,7 +110,7 @@ def show(
     print_facts(facts, as_json=False)
     typer.echo()
     print_earlier(earlier, "releases")
-    columns = ("release", "mechanism", "event", "epsilon", "delta", "state", "artifact", "time")
+    columns = ("release", "mechanism", "event", "epsilon", "delta", "state", "artifact", "actor", "time")
     print_rows(rows, columns, as_json=False, empty="no release yet")
 
 
@@ -125,7 +137,8 @@ def history(
     if limit and len(rows) > limit:
         rows = rows[1:]
         print_earlier(None, "releases")
-    print_rows(rows, ("time", "release", "spent", "remaining"), as_json=as_json, empty="nothing was spent yet")
+    columns = ("time", "release", "actor", "spent", "remaining")
+    print_rows(rows, columns, as_json=as_json, empty="nothing was spent yet")
 
 
 @app.command()

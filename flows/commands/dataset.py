@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from flows.commands.app import App
 from flows.options import NewName, command_option, with_options
 from flows.reports.activity import activity
 from flows.reports.terminal import STDERR, confirm, print_facts, print_rows
@@ -20,10 +21,8 @@ if TYPE_CHECKING:
     from storage.datasets.erase import FoundUnit
     from storage.datasets.inbox import Arrival
 
-app = typer.Typer(help="Ingest and inspect datasets, inside the trust boundary.")
-schema_app = typer.Typer(
-    help="Declare what the columns of a raw table are: ranges, categories, missing values, all public."
-)
+app = App(help="Ingest and inspect datasets, inside the trust boundary.")
+schema_app = App(help="Declare what the columns of a raw table are: ranges, categories, missing values, all public.")
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Name = Annotated[str, typer.Argument(metavar="N", help="A dataset's name.")]

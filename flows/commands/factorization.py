@@ -4,14 +4,15 @@ from typing import Annotated, Any
 
 import typer
 
+from flows.commands.app import App
 from flows.commands.consuming import Embeddings, Ratings
 from flows.commands.releasing import Json, evaluation_command, fit_command
 from flows.reports.activity import activity
 from flows.reports.terminal import print_json, print_rows
 from flows.requests import CompletionEvaluationRequest, CompletionRequest, TensorRequest
 
-app = typer.Typer(help="Complete matrices of ratings, and predict a user's ratings on the user's machine.")
-tensor_app = typer.Typer(help="Find topics of documents, or centres of points, and say which of them a row belongs to.")
+app = App(help="Complete matrices of ratings, and predict a user's ratings on the user's machine.")
+tensor_app = App(help="Find topics of documents, or centres of points, and say which of them a row belongs to.")
 
 Model = Annotated[str, typer.Argument(metavar="NAME[@REF]", help="Published tensor components.")]
 

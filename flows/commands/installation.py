@@ -6,10 +6,12 @@ from typing import Annotated
 
 import typer
 
+from flows.commands.app import App
 from flows.reports.activity import activity
 from flows.reports.terminal import STDERR, outcome_line, print_facts, print_json
 
-backup_app = typer.Typer(help="Back up a home, rehearse the backup, and restore it.")
+backup_app = App(help="Back up a home, rehearse the backup, and restore it.")
+pages_app = App(help="Write the pages of `dpca serve` as files.")
 
 Backup = Annotated[Path, typer.Argument(help="A folder that dpca backup create wrote.")]
 Key = Annotated[
@@ -198,3 +200,25 @@ def _read(passphrase_file: Path | None) -> str | None:
     from storage.backups.signatures import read_passphrase
 
     return None if passphrase_file is None else read_passphrase(passphrase_file)
+
+
+@pages_app.callback()
+def pages() -> None:
+    """Write the pages of `dpca serve` as files."""
+
+
+@pages_app.command()
+def build(
+    output: Annotated[Path, typer.Argument(metavar="OUT", help="The new folder, written whole or not at all.")],
+    as_json: Json = False,
+) -> None:
+    """Write the pages of `dpca serve` as files, for any web server or to be opened from a folder.
+
+    Links are relative. The list of datasets is not among them.
+    """
+    from flows.reports.activity import activity
+    from flows.web.pages import build_site
+
+    with activity("writing pages") as seen:
+        pages = build_site(output, tell=seen.parts)
+    print_facts({"site": str(output), "pages": pages}, as_json=as_json)

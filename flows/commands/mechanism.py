@@ -6,11 +6,12 @@ from typing import Annotated
 
 import typer
 
+from flows.commands.app import App
 from flows.reports.activity import activity
 from flows.reports.terminal import STDERR, print_facts, print_json, print_rows
 
-app = typer.Typer(help="Tell what is known of mechanisms and of the formulas printed for them; no data are read.")
-audit_app = typer.Typer(invoke_without_command=True)
+app = App(help="Tell what is known of mechanisms and of the formulas printed for them; no data are read.")
+audit_app = App(invoke_without_command=True)
 
 AUDITED = ("mechanism", "relation", "epsilon", "delta", "bound", "confidence", "trials", "attack", "verdict")
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -157,7 +158,12 @@ def verify(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Check an exported audit trail, and compute what was spent from it alone: offline, without ledger or database."""
+    from dpca.errors import Corrupt
     from storage.trail.verification import read_trail, verify_trail
 
-    before = None if earlier is None else read_trail(earlier)
-    print_facts(verify_trail(read_trail(file), key=key, earlier=before), as_json=as_json)
+    before, trail = None if earlier is None else read_trail(earlier), read_trail(file)
+    try:
+        facts = verify_trail(trail, key=key, earlier=before)
+    except Corrupt as error:
+        raise Corrupt(f"not valid: {error}") from error
+    print_facts(facts, as_json=as_json)

@@ -1,19 +1,17 @@
-"""``dpca site``: what the operator of one site of a roster, or of its helper, runs; and the pages as a static site."""
+"""``dpca site``: commands of the operator of one site of a roster, or of its helper."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from flows.commands.app import App
 from flows.commands.releasing import Json
 from flows.reports.terminal import print_facts
 
-HELP = (
-    "Take part in joint releases as a site, with keys, dataset and budget of its own; or write the web pages of what "
-    "was released as a static site."
-)
+HELP = "Take part in joint releases as a site, with keys, dataset and budget of its own."
 
-app = typer.Typer(help=HELP)
+app = App(help=HELP)
 
 Config = Annotated[Path, typer.Option("--config", help="The configuration file of this party.")]
 
@@ -67,23 +65,6 @@ def status(*, config: Config, as_json: Json = False) -> None:
     from flows.sites.services import status_of
 
     print_facts(status_of(read_config(config)), as_json=as_json)
-
-
-@app.command()
-def build(
-    output: Annotated[Path, typer.Argument(metavar="OUT", help="The new folder, written whole or not at all.")],
-    as_json: Json = False,
-) -> None:
-    """Write the pages of `dpca serve` as files, for any web server or to be opened from a folder.
-
-    Links are relative. The list of datasets is not among them.
-    """
-    from flows.reports.activity import activity
-    from flows.web.pages import build_site
-
-    with activity("writing pages") as seen:
-        pages = build_site(output, tell=seen.parts)
-    print_facts({"site": str(output), "pages": pages}, as_json=as_json)
 
 
 def _say(address: str) -> None:

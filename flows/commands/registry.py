@@ -9,16 +9,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flows.reports.terminal import SHOWN, print_earlier, print_facts, print_rows
+from flows.commands.app import App
+from flows.reports.terminal import SHOWN, print_earlier, print_facts, print_json, print_rows
 
 if TYPE_CHECKING:
     from dpca.registry.reader import Registry
     from dpca.registry.roots import Root
     from flows.reports.spectrum import Spectrum
 
-app = typer.Typer(help="List, verify, promote, export, sign and trust what was published.")
-key_app = typer.Typer(help="Show, make or change the key that signs what this ledger publishes.")
-root_app = typer.Typer(help="Keep the root of a registry: which publishers' keys may sign which names.")
+app = App(help="List, verify, promote, export, sign and trust what was published.")
+key_app = App(help="Show, make or change the key that signs what this ledger publishes.")
+root_app = App(help="Keep the root of a registry: which publishers' keys may sign which names.")
 app.add_typer(key_app, name="key")
 app.add_typer(root_app, name="root")
 
@@ -69,8 +70,9 @@ def show(
     require_signature: Required = False,
     as_json: Json = False,
 ) -> None:
-    """Show an artifact's public facts and lineage."""
+    """Show how good a release is, what it guarantees and where it comes from; --json has all facts."""
     from dpca.registry.reader import Registry
+    from flows.reports.release_page import release_page
 
     registry = Registry.open(require_signature=require_signature or None)
     facts = registry.show(reference)
@@ -79,8 +81,12 @@ def show(
     found = _spectrum(registry, reference) if spectrum or (plot is not None and component is None) else None
     if plot is not None:
         _draw(registry, reference, plot, spectrum=found, component=component, name=facts["artifact"], theme=theme)
-    print_facts(facts if found is None or not as_json else facts | {"spectrum": found.facts()}, as_json=as_json)
-    if found is not None and not as_json:
+    if as_json:
+        print_json(facts if found is None else facts | {"spectrum": found.facts()})
+        return
+    typer.echo(release_page(facts))
+    if found is not None:
+        typer.echo("")
         typer.echo(found.text())
 
 

@@ -5,13 +5,14 @@ from typing import Annotated, Any
 
 import typer
 
+from flows.commands.app import App
 from flows.commands.releasing import Direct, Json, Yes
 from flows.options import DryRun, Workers, command_option, with_options
 from flows.reports.activity import activity
 from flows.reports.terminal import STDERR, confirm, joint_line, print_facts
 from flows.requests import SitesRequest
 
-app = typer.Typer(
+app = App(
     help="Fit one private subspace, or components of a model, over several datasets, each charged in its own budget."
 )
 

@@ -4,6 +4,7 @@ from typing import Annotated, Any
 
 import typer
 
+from flows.commands.app import App
 from flows.commands.releasing import (
     Direct,
     Json,
@@ -29,8 +30,8 @@ from flows.reports.terminal import STDERR, confirm, outcome_line, print_facts, p
 from flows.requests import NO_LOOP_ASKS, StreamRequest, SubspaceEvaluationRequest, SubspaceRequest
 from storage.datasets.ingest_options import IngestOptions
 
-app = typer.Typer(help="Fit private subspaces, evaluate them, and project rows onto them.")
-stream_app = typer.Typer(help="Publish a private subspace every night, from one release that is charged once.")
+app = App(help="Fit private subspaces, evaluate them, and project rows onto them.")
+stream_app = App(help="Publish a private subspace every night, from one release that is charged once.")
 
 app.command("fit")(
     fit_command(SubspaceRequest, "Release a private subspace of DATASET and publish it as a new version of a name.")

@@ -11,7 +11,14 @@ home of the ledger whose budget is spent.
 """
 
 from flows.estimators.factorization import PrivateMatrixFactorization
-from flows.estimators.memory import InMemoryBudget, RepeatedFitWarning
+from flows.estimators.memory import InMemoryBudget, LearnedStepWarning, NoLedgerWarning, RepeatedFitWarning
 from flows.estimators.pca import PrivatePCA
 
-__all__ = ["InMemoryBudget", "PrivateMatrixFactorization", "PrivatePCA", "RepeatedFitWarning"]
+__all__ = [
+    "InMemoryBudget",
+    "LearnedStepWarning",
+    "NoLedgerWarning",
+    "PrivateMatrixFactorization",
+    "PrivatePCA",
+    "RepeatedFitWarning",
+]

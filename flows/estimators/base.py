@@ -8,10 +8,13 @@ What private estimators share: scikit-learn's conventions, a release on a budget
 import hashlib
 import os
 import shutil
+import sys
+import warnings
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
+from html import escape
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -20,18 +23,23 @@ import numpy as np
 from scipy import sparse
 from scipy.io import mmwrite
 from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
+from sklearn.pipeline import Pipeline
+from sklearn.utils import get_tags
 
 from dpca.artifacts.base import canonical_json
+from dpca.artifacts.fitted_transformer import FittedTransformer
 from dpca.backends.atomic_files import create_file, make_folder
 from dpca.errors import Conflict, Finished, Invalid, Refused
 from dpca.home import STAGING
+from dpca.privacy_unit import stated_privacy
 from dpca_tasks.accounting.events import Relation
 from dpca_tasks.errors import InvalidInput
-from flows.estimators.memory import SESSION, Fit, InMemoryBudget, Made
+from flows.estimators.memory import LIBRARIES, SESSION, Fit, InMemoryBudget, LearnedStepWarning, Made
 from flows.estimators.tables import Columns, Entries, Table, TableRows
 from flows.families.base import PlannedRelease, family_of
 from flows.releases.running import charge_release, finish_release
 from flows.releases.stages import digest_of, plan_on, publish_in
+from flows.reports.terminal import rounded_down
 from flows.requests import Request
 from storage.datasets.catalog import Entry
 from storage.datasets.ingest import ingest
@@ -66,6 +74,8 @@ def make_release(budget: InMemoryBudget | PopulationBudget | None, fit: Fit) -> 
         When the budget does not admit the release. Nothing is charged.
     """
     if budget is None or isinstance(budget, InMemoryBudget):
+        if budget is None:
+            fit.warn_of_no_ledger()
         held = SESSION if budget is None else budget
         if held.terms is not None:
             _check_relation(fit.relation, held.relation)
@@ -225,6 +235,46 @@ def _write_names(names: Sequence[str] | None, folder: Path) -> str | None:
     return str(file)
 
 
+def _left(budget: InMemoryBudget | PopulationBudget) -> str:
+    """Return in words what a budget has left for one more release."""
+    if isinstance(budget, InMemoryBudget):
+        return "nothing bounds it" if budget.terms is None else f"epsilon {rounded_down(budget.remaining)}"
+    return f"epsilon {rounded_down(budget.statement().remaining)} of budget {budget.population!r}"
+
+
+def warn_of_learned_steps(estimator: BaseEstimator) -> None:
+    """Warn where a Pipeline that fits this estimator has an earlier step that learned from the same rows."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        pipeline = frame.f_locals.get("self")
+        if isinstance(pipeline, Pipeline) and frame.f_code.co_filename.endswith("pipeline.py"):
+            steps = [step for _, step in pipeline.steps]
+            at = next((at for at, step in enumerate(steps) if step is estimator), frame.f_locals.get("step_idx"))
+            learned = [type(step).__name__ for step in steps[:at] if _learned(step)] if at else []
+            if learned:
+                warnings.warn(
+                    f"{', '.join(learned)} before {type(estimator).__name__} in the Pipeline learned from the rows "
+                    "without noise, so the result is not private as a whole; use public numbers instead, such as "
+                    "FunctionTransformer(lambda rows: rows / PUBLIC_SCALE).",
+                    LearnedStepWarning,
+                    skip_file_prefixes=LIBRARIES,
+                )
+            return
+        frame = frame.f_back  # type: ignore[assignment]
+
+
+def _learned(step: Any) -> bool:
+    """Return whether a fitted step holds numbers that it computed from rows."""
+    if isinstance(step, (PrivateEstimator, FittedTransformer)) or not isinstance(step, BaseEstimator):
+        return False
+    inner = [*(one[1] for one in getattr(step, "transformers_", ())), *(one[1] for one in vars(step).get("steps", ()))]
+    inner += [one[1] for one in vars(step).get("transformer_list", ())]
+    if inner:
+        return any(_learned(one) for one in inner)
+    facts = {name for name in vars(step) if name.endswith("_") and not name.startswith("_")}
+    return bool(facts - {"n_features_in_", "feature_names_in_"}) and get_tags(step).requires_fit
+
+
 UNNAMED = "rows"
 """The dataset of a request until its budget names it."""
 
@@ -248,6 +298,27 @@ class PrivateEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
         tags.input_tags.sparse = True
         tags.input_tags.allow_nan = self._entries.missing
         return tags
+
+    def _repr_html_inner(self) -> str:
+        """Return scikit-learn's diagram, and below it of a fitted estimator what was released and at what cost."""
+        diagram = str(super()._repr_html_inner())
+        if not hasattr(self, "artifact_"):
+            return diagram
+        rows = "".join(f"<tr><th>{escape(name)}</th><td>{escape(text)}</td></tr>" for name, text in self._stated())
+        return f'{diagram}<table aria-label="what was released">{rows}</table>'
+
+    def _repr_mimebundle_(self, **options: Any) -> dict[str, Any]:
+        """Return the representations for a notebook."""
+        bundle: dict[str, Any] = super()._repr_mimebundle_(**options)
+        return {**bundle, "text/html": self._repr_html_inner()} if "text/html" in bundle else bundle
+
+    def _stated(self) -> list[tuple[str, str]]:
+        """Return what a fitted estimator states of itself: verdict, guarantee, and what its budget has left."""
+        manifest = self.artifact_.manifest
+        verdict = (manifest.get("outcome") or {}).get("verdict")
+        left = "no budget bounds this release" if self.budget is None else _left(self.budget)
+        said = [("verdict", verdict or self.artifact_.headline()), ("guarantee", str(stated_privacy(manifest)))]
+        return [*said, ("left of the budget", left)]
 
     @property
     def _n_features_out(self) -> int:
@@ -290,6 +361,7 @@ class PrivateEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
             records_at_most=self.records_at_most,
             slot=self.slot,
         )
+        warn_of_learned_steps(self)
         made = make_release(self.budget, fit)
         self.artifact_, self.published_ = made.artifact, made.published
         return made.artifact

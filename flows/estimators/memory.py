@@ -42,11 +42,19 @@ _PARAMETERS = {"components": "n_components", "rank": "n_components", "publish": 
 """Parameters of estimators that requests have under another name."""
 _RESOLVED = ("mechanism", "settings")
 """Fields that a stored request has as they were chosen, where ``mechanism="auto"`` leaves the choice."""
-_LIBRARIES = (str(Path(__file__).parent), str(Path(sklearn.__file__).parent))
+LIBRARIES = (str(Path(__file__).parent), str(Path(sklearn.__file__).parent))
 
 
 class RepeatedFitWarning(UserWarning):
     """A fit without a slot charges again for parameters that were charged before in this process."""
+
+
+class NoLedgerWarning(UserWarning):
+    """A fit has no budget: nothing bounds the sum of several fits, and nothing remembers them."""
+
+
+class LearnedStepWarning(UserWarning):
+    """An earlier step of a Pipeline learned from the rows without noise, which the guarantee does not cover."""
 
 
 class ReadRows(Protocol):
@@ -113,6 +121,16 @@ class Fit:
         """Digest of the terms."""
         return hashlib.sha256(_text(self.terms).encode()).hexdigest()
 
+    def warn_of_no_ledger(self) -> None:
+        """Warn that no budget bounds this fit."""
+        warnings.warn(
+            f"no budget was passed: this fit spends epsilon={self.request.epsilon:g} at delta={self.request.delta:g}, "
+            "and nothing bounds or remembers the sum of several fits; pass budget=dpca.open_budget(POPULATION, ...), "
+            "or dpca.Budget(...) in memory.",
+            NoLedgerWarning,
+            skip_file_prefixes=LIBRARIES,
+        )
+
     def warn_if_repeated(self, charged: Counter[str], *, payer: object) -> None:
         """Warn before a fit without a slot charges again; ``charged`` counts such fits by their parameters.
 
@@ -126,7 +144,7 @@ class Fit:
                 f"epsilon={request.epsilon:g} at delta={request.delta:g} again; pass slot='NAME' for one release that "
                 "later fits with this slot return.",
                 RepeatedFitWarning,
-                skip_file_prefixes=_LIBRARIES,
+                skip_file_prefixes=LIBRARIES,
             )
 
     def note_charge(self, charged: Counter[str]) -> None:

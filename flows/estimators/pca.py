@@ -7,9 +7,11 @@ from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import sparse
 from sklearn.utils.validation import check_array, check_is_fitted
 
 from dpca.artifacts.subspace import PrivateSubspace
+from dpca.installed import needing
 from dpca_tasks.accounting.events import Relation
 from dpca_tasks.errors import InvalidInput
 from dpca_tasks.refinement.refined_release import AUTO
@@ -18,6 +20,9 @@ from flows.estimators.memory import InMemoryBudget
 from flows.estimators.tables import quoting_no_value
 from flows.requests import SubspaceRequest
 from storage.workspace import PopulationBudget
+
+_LEAST = 1e-12
+"""The least variance of the model of `PrivatePCA.score`, as a part of the largest."""
 
 
 class PrivatePCA(PrivateEstimator):
@@ -68,6 +73,9 @@ class PrivatePCA(PrivateEstimator):
     noise_variance_ : float
         The mean variance of the clipped rows along the directions left out, as scikit-learn's; not that of the privacy
         noise, which ``artifact_.manifest["plan"]`` states. NaN where `explained_variance_` is.
+    singular_values_ : array of shape (n_components,)
+        Square roots of the sums of squares of the clipped rows along each component, without what the noise adds.
+        NaN where the release has no such number.
     n_components_, n_features_in_ : int
     feature_names_in_ : array of str
         Where the columns have names.
@@ -175,6 +183,68 @@ class PrivatePCA(PrivateEstimator):
             scores = check_array(X, dtype=np.float64)
         return artifact.inverse_transform(scores)
 
+    def score(self, X: Any, y: Any = None) -> float:
+        """Return the mean log-likelihood of rows, as `sklearn.decomposition.PCA.score`; a function of the rows.
+
+        Parameters
+        ----------
+        X : table of shape (n_rows, n_features), as for `fit`
+        y : ignored
+
+        Returns
+        -------
+        float
+            Under the Gaussian model whose covariance has the released variances along the components, and
+            `noise_variance_` along all other directions, where it is not 0. NaN where `explained_variance_` is.
+
+        References
+        ----------
+        Tipping and Bishop, Probabilistic principal component analysis, 1999.
+        """
+        check_is_fitted(self)
+        variances, table = self.explained_variance_, self._table(X, reset=False)
+        if not np.isfinite(variances).all():
+            return float("nan")
+        noise = max(self.noise_variance_, _LEAST * float(variances.max(initial=0.0)), np.finfo(float).tiny)
+        along = np.maximum(variances, noise)
+        terms = partial(_quadratic, components=self.components_, mean=self.mean_, along=along, noise=noise)
+        quadratic = np.asarray(table.map(terms, width=1), dtype=np.float64)
+        left = self.n_features_in_ - self.n_components_
+        constant = self.n_features_in_ * np.log(2.0 * np.pi) + np.log(along).sum() + left * np.log(noise)
+        return float(-0.5 * (quadratic.mean() + constant))
+
+    def plot(self, component: int | None = None, *, theme: str = "light") -> Any:
+        """Draw the released eigenvalues with the band of the noise, or the largest loadings of one component.
+
+        Parameters
+        ----------
+        component : int, optional
+            From 1; the eigenvalues by default.
+        theme : {"light", "dark"}
+
+        Returns
+        -------
+        matplotlib.figure.Figure
+            A notebook shows it where it is the last line of a cell.
+
+        Raises
+        ------
+        NotInstalled
+            Without matplotlib, the extra ``plots``.
+        """
+        from flows.families.restated_subspace import noise_edge_of
+        from flows.reports.spectrum import Spectrum, top_loadings
+
+        check_is_fitted(self)
+        with needing("a plot", extra="plots"):
+            import matplotlib  # noqa: F401
+        from flows.reports.release_charts import loadings_chart, scree_chart
+
+        artifact: PrivateSubspace = self.artifact_
+        if component is not None:
+            return loadings_chart(top_loadings(artifact, component=component), component=component, theme=theme)
+        return scree_chart(Spectrum.of(artifact, noise_edge=noise_edge_of(artifact)), theme=theme)
+
     def _request(self) -> SubspaceRequest:
         """Return what is asked for, apart from rows and budget, in plain numbers and words."""
         if self.clip_norm is None:
@@ -209,12 +279,29 @@ class PrivatePCA(PrivateEstimator):
         self.clip_norm_ = artifact.manifest["clip_norm"]
         self.explained_variance_ratio_ = np.full(artifact.n_components, np.nan) if ratio is None else ratio
         variance = np.nan if total is None or count is None else total / count
+        self.singular_values_ = np.sqrt(self.explained_variance_ratio_ * (np.nan if total is None else total))
         self.explained_variance_ = self.explained_variance_ratio_ * variance
         self.noise_variance_ = float(variance - self.explained_variance_.sum()) / left
 
 
 def _scores(rows: Any, *, components: NDArray[np.float64], mean: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.asarray(rows @ components.T) - components @ mean
+
+
+def _quadratic(
+    rows: Any,
+    *,
+    components: NDArray[np.float64],
+    mean: NDArray[np.float64],
+    along: NDArray[np.float64],
+    noise: float,
+) -> NDArray[np.float64]:
+    """Return the squared Mahalanobis norm of each row around the mean, in one column."""
+    scores = _scores(rows, components=components, mean=mean)
+    squares = rows.multiply(rows) if sparse.issparse(rows) else np.square(rows)
+    norms = np.asarray(squares.sum(axis=1)).ravel() - 2.0 * np.asarray(rows @ mean).ravel() + mean @ mean
+    rest = np.maximum(norms - np.square(scores).sum(axis=1), 0.0)
+    return np.asarray((np.square(scores) / along).sum(axis=1) + rest / noise)[:, None]
 
 
 def _whole_or_auto(n_components: Any) -> int | str:

@@ -56,6 +56,16 @@ class EvaluatedItems:
         step = dict(found.manifest["user_step"])
         return PredictionError(offsets=found.offsets, factors=found.factors, user_step=step)
 
+    @property
+    def baselines(self) -> dict[str, PredictionError]:
+        """The same estimate of simpler predictions: the released mean of each item, and one number for all ratings."""
+        constant = {**self.embeddings.manifest["user_step"], "prior": None}
+        offsets = self.embeddings.offsets
+        return {
+            "item_means": PredictionError(offsets=offsets, factors=None, user_step=constant),
+            "global_mean": PredictionError(offsets=np.zeros_like(offsets), factors=None, user_step=constant),
+        }
+
     def terms(
         self, workspace: Workspace, snapshot: Entry, *, count: int, relation: Relation = "add_remove"
     ) -> PredictionTerms:
@@ -147,8 +157,15 @@ class CompletionEvaluationFamily(EvaluationFamily[CompletionEvaluationRequest, E
         """Return the comparison of predictions with ratings that users hide."""
         problem = evaluated.terms(workspace, snapshot, count=request.count)
 
-        def compute(curator: DisclosingCurator) -> dict[str, Any]:
-            return {"count": problem.count, **evaluated.mechanism.diagnose(curator, problem)}
+        def compute(new_curator: Callable[[], DisclosingCurator]) -> dict[str, Any]:
+            found = evaluated.mechanism.diagnose(new_curator(), problem)
+            baselines = {
+                f"{name}_of_{words}": value
+                for words, baseline in evaluated.baselines.items()
+                for name, value in baseline.diagnose(new_curator(), problem).items()
+                if name != "users"
+            }
+            return {"count": problem.count, **found, **baselines}
 
         return workspace.catalog.open(snapshot), compute
 

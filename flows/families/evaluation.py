@@ -35,8 +35,8 @@ from flows.requests import EvaluationRequest, SubspaceEvaluationRequest
 from storage.datasets.catalog import Entry
 from storage.workspace import Workspace
 
-type Diagnosis = Callable[[DisclosingCurator], dict[str, Any]]
-"""Computes numbers without noise, which are not private."""
+type Diagnosis = Callable[[Callable[[], DisclosingCurator]], dict[str, Any]]
+"""Computes numbers without noise, which are not private, from a function that returns a curator for each pass."""
 
 
 class EvaluatedRelease(Protocol):
@@ -268,8 +268,8 @@ class SubspaceEvaluationFamily(EvaluationFamily[SubspaceEvaluationRequest, Evalu
             center="none" if subspace.mean is None else "private",
         )
 
-        def compute(curator: DisclosingCurator) -> dict[str, Any]:
-            found = diagnose(curator, problem, subspace.components, mean=subspace.mean)
+        def compute(new_curator: Callable[[], DisclosingCurator]) -> dict[str, Any]:
+            found = diagnose(new_curator(), problem, subspace.components, mean=subspace.mean)
             per_record = found["reconstruction_error"] / max(rows.n_records, 1)
             return {**found, "reconstruction_error_per_record": per_record}
 

@@ -29,7 +29,7 @@ from dpca_tasks.mechanisms.prior_releases import (
 )
 from dpca_tasks.mechanisms.subspace import MECHANISMS, REFERENCES
 from dpca_tasks.records.blocks import BlockSource
-from dpca_tasks.refinement.refined_release import AUTO, check_refinement, floored, refine_release
+from dpca_tasks.refinement.refined_release import AUTO, check_refinement, percent_at_least, refine_release
 from flows.families.base import (
     Family,
     PlannedRelease,
@@ -316,9 +316,9 @@ class SubspaceFamily(Family[SubspaceRequest, Subspace]):
         low = artifact.outcome.get("cv_low")
         if low is not None and low >= request.require_share:
             return None
-        found = "states no lower bound of" if low is None else f"holds at least {floored(low)} of"
+        found = "has no lower bound of" if low is None else f"captures at least {percent_at_least(low)} of"
         return (
-            f"the subspace {found} the variance that {artifact.n_components} components could hold, and "
+            f"the subspace {found} what any {artifact.n_components} components could, and "
             f"require_share={request.require_share}; it is kept and charged, and not published: run the same request "
             "with a lower --require-share, or without it, to publish it at no further charge."
         )

@@ -34,20 +34,14 @@ from prefect.client.schemas.filters import (
 from prefect.context import TaskRunContext
 
 from dpca.artifacts.base import Artifact
+from dpca.artifacts.labels import label, meaning, stated
 from flows.remote_ledger.workspaces import read_workspace
 from flows.reports.budget_facts import budget_facts, event_text
+from flows.reports.release_page import quality_of
 
-_SAID = {
-    "above_noise": "components above the noise",
-    "share": "share of all variance, estimated",
-    "share_low": "share of all variance, 95 % lower bound",
-    "cv": "variance over the best that as many components could hold, estimated",
-    "cv_low": "the same, 95 % lower bound",
-    "noise_std": "noise, std off the diagonal",
-}
 MOST_ROWS = 100
 """The newest releases that the table of a budget shows."""
-COLUMNS = ("release", "mechanism", "event", "epsilon", "delta", "state", "artifact", "time")
+COLUMNS = ("release", "mechanism", "event", "epsilon", "delta", "state", "artifact", "actor", "time")
 
 
 def state_release(artifact: str) -> None:
@@ -102,14 +96,17 @@ def release_statement(shown: Mapping[str, Any], headline: str) -> str:
             f"{headline}, released by `{shown['mechanism']}` {_promise(shown)}",
             "",
             *((outcome["verdict"], "") if "verdict" in outcome else ()),
-            "| fact | value |",
-            "| --- | --- |",
-            *(f"| {words} | {outcome[name]:.4g} |" for name, words in _SAID.items() if outcome.get(name) is not None),
-            *([f"| clip norm | {shown['clip_norm']:g} |"] if shown.get("clip_norm") is not None else []),
-            f"| noise multiplier | {shown['noise_multiplier']:.6g} |",
-            f"| event | {event_text(privacy['event'])} |",
-            f"| release | `{shown['release']}` |",
-            f"| digest | `sha256:{shown['digest']}` |",
+            "| fact | value | meaning |",
+            "| --- | --- | --- |",
+            *(
+                f"| {label(name)} | {stated(value, name=name)} | {meaning(name)} |"
+                for name, value in quality_of(outcome).items()
+            ),
+            *([f"| clip norm | {shown['clip_norm']:g} | |"] if shown.get("clip_norm") is not None else []),
+            f"| noise multiplier | {shown['noise_multiplier']:.6g} | noise over sensitivity |",
+            f"| event | {event_text(privacy['event'])} | |",
+            f"| release | `{shown['release']}` | |",
+            f"| digest | `sha256:{shown['digest']}` | |",
             "",
             *(line for warning in shown["manifest"].get("warnings", ()) for line in (f"**Warning:** {warning}", "")),
             f'Load it with `Registry.open().load("{shown["artifact"]}")`.',
@@ -127,7 +124,7 @@ def refusal_statement(facts: Mapping[str, Any], *, epsilon: float | None, delta:
             f"Asked: {asked}. Left for one release: epsilon {facts['remaining']:.6g} at delta {facts['delta']:g}. "
             "Nothing was charged, and nothing was read.",
             "",
-            f"Its terms exclude {facts['excludes']}.",
+            f"Excluded mechanisms: {facts['excludes']}.",
             "",
             "Ask for less, or stop the schedule: a budget never grows.",
         )

@@ -3,7 +3,7 @@
 Prefect is put on here, from outside, and nowhere else. A stage is a plain function of names and public numbers.
 `stage_calls.directly` calls it. `under_prefect` calls it as a task whose result is never persisted and never cached,
 and whose failure is a named state that holds no detail: details stay in this process, where the command prints them,
-or where nobody waits the worker's log keeps them.
+or where nobody waits the worker's log keeps them. Where no row was read, the state names the parameters at fault.
 
 A deployment's run outlives a restart of a database, store or cluster: its stages are tried again, which costs nothing,
 because every stage of the same request is the same release.
@@ -34,9 +34,17 @@ from prefect.context import FlowRunContext
 from prefect.exceptions import ExternalSignal
 from prefect.states import Failed
 
-from dpca.errors import Refused, StorageError
+from dpca.errors import NotFound, Refused, StorageError
 from dpca_tasks.errors import DpcaError
-from flows.orchestration.stage_calls import ENDINGS, Runner, StageEnded, directly, ending
+from flows.orchestration.stage_calls import (
+    ENDINGS,
+    READ_NO_ROW,
+    Runner,
+    StageEnded,
+    directly,
+    ending,
+    parameters_at_fault,
+)
 
 
 def is_deployed() -> bool:
@@ -166,7 +174,9 @@ def under_prefect[**P, T](stage: Callable[P, T], /, *args: P.args, **kwargs: P.k
     state: State[T] = call(*args, **kwargs, return_state=True)
     if state.is_completed():
         return state.result()
-    raise StageEnded(state.name if state.name in ENDINGS else "StageFailed") from None
+    if state.name in ENDINGS:
+        raise StageEnded(state.name, state.message) from None
+    raise StageEnded("StageFailed") from None
 
 
 def as_task(stage: Callable[..., Any], *, patient: bool = False) -> Task[..., Any]:
@@ -179,7 +189,7 @@ def as_task(stage: Callable[..., Any], *, patient: bool = False) -> Task[..., An
         except (KeyboardInterrupt, ExternalSignal):  # somebody stops the run; the signal holds no data
             raise
         except BaseException as error:  # noqa: BLE001 - kept for this process, hidden from Prefect
-            return _failed(error)
+            return _failed(error, is_public=stage.__name__ in READ_NO_ROW or isinstance(error, NotFound))
 
     return Task(
         guarded,
@@ -201,11 +211,11 @@ def in_flow[T](body: Callable[[Runner], T]) -> T | State[Any]:
             ended.results.append(result)
         return result
     except StageEnded as end:
-        return Failed(name=end.name, message=ENDINGS[end.name])
+        return Failed(name=end.name, message=str(end))
     except (KeyboardInterrupt, ExternalSignal):
         raise
     except BaseException as error:  # noqa: BLE001 - as for a stage: a cluster that fails to start, say
-        return _failed(error)
+        return _failed(error, is_public=True)
 
 
 def finish(flow: Callable[[], State[Any]]) -> Any:
@@ -241,11 +251,16 @@ def _may_pass(_task: Task[..., Any], _run: TaskRun, state: State[Any]) -> bool:
     return state.name == "Unavailable"
 
 
-def _failed(error: BaseException) -> State[Any]:
+def _failed(error: BaseException, *, is_public: bool) -> State[Any]:
+    """Return the state in which an error ends a run; of a public error it names the parameters at fault."""
     ended, name = _ended.get(), ending(error)
     if ended is None:
         ours = isinstance(error, (DpcaError, StorageError))
         LOG.error("%s: %s", name, error if ours else f"unexpected {type(error).__name__}")
     else:
         ended.failures.append(error if isinstance(error, Exception) else StageEnded(name))
-    return Failed(name=name, message=ENDINGS[name])
+    context = FlowRunContext.get()
+    given = context.parameters if is_public and name == "Refused" and context is not None else None
+    at_fault = parameters_at_fault(error, given or {})
+    message = f"The request was refused because of {at_fault}; correct it." if at_fault else ENDINGS[name]
+    return Failed(name=name, message=message)

@@ -7,6 +7,7 @@ what is left of a budget. Its facts are labels of the resource too, which automa
 that it happened in are its related resources.
 """
 
+import re
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -27,8 +28,8 @@ ENDINGS = {
 class StageEnded(DpcaError):
     """A stage under Prefect ended in a named state, of which this process knows no more."""
 
-    def __init__(self, name: str) -> None:
-        super().__init__(ENDINGS[name])
+    def __init__(self, name: str, message: str | None = None) -> None:
+        super().__init__(message or ENDINGS[name])
         self.name = name
 
 
@@ -51,6 +52,33 @@ def ending(error: BaseException) -> str:
     if isinstance(error, (Unavailable, WorkerFailed, IncompleteSum)):
         return "Unavailable"
     return "Refused" if isinstance(error, (DpcaError, StorageError)) else "StageFailed"
+
+
+READ_NO_ROW = (
+    *("reserve_release", "judge_request", "reserve_sites", "released_before", "begin_tick", "unfinished_tick"),
+    *("begun_request", "state_release"),
+)
+"""Stages that read public facts alone, so that an error in one of them may name a parameter."""
+
+
+def parameters_at_fault(error: BaseException, parameters: Mapping[str, Any]) -> str:
+    """Return the parameters of a run that the text of an error states, with their values, which Prefect shows anyway.
+
+    >>> parameters_at_fault(ValueError("no dataset is named 'vists'"), {"dataset": "vists", "delta": 1e-6})
+    "dataset='vists'"
+    """
+    text, found = str(error), []
+    for name, value in parameters.items():
+        spelled = (f"{name}={value!r}", f"{name}={value}", f"--{name.replace('_', '-')} {value}")
+        quoted = isinstance(value, str) and len(value) > 1 and repr(value) in text
+        if value is not None and (quoted or any(_states(text, each) for each in spelled)):
+            found.append(f"{name}={value!r}")
+    return ", ".join(found)
+
+
+def _states(text: str, spelled: str) -> bool:
+    """Return whether a text has these words, and not as a part of longer ones: 0.1 is no part of 0.15."""
+    return re.search(rf"(?<![\w-]){re.escape(spelled)}(?![\w.]*\w)", text) is not None
 
 
 def shown_progress(label: str) -> AbstractContextManager[Callable[[int, int], None]]:

@@ -71,7 +71,7 @@ class Activity:
         if phase != self.doing:
             self.step(phase)
         seconds = self._monotonic() - self._began
-        rate = f", {_bytes(done / seconds)}/s" if seconds > 0.0 else ""
+        rate = f", {_bytes(done / seconds)}/s" if seconds >= 1.0 else ""  # sooner it counts what was buffered
         self._tell(phase, f"{rows:,} rows, {_bytes(done)} of {_bytes(total)}{rate}{self._left(done, total)}")
 
     def _left(self, done: int, total: int) -> str:

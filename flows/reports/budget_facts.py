@@ -9,9 +9,13 @@ from dataclasses import asdict
 from decimal import ROUND_DOWN, Context
 from typing import Any
 
+import sqlalchemy as sa
+
 from dpca.errors import Corrupt, NotFound, Refused
 from dpca.registry.reader import Registry
-from storage.ledger.balance import BOUNDS, ReleaseLedger, knows_samples
+from storage.database import tables
+from storage.database.engine import reading
+from storage.ledger.balance import BOUNDS, ReleaseLedger, Statement, knows_samples
 from storage.ledger.budgets import Budget
 from storage.ledger.ledger import Ledger
 
@@ -41,6 +45,7 @@ def budget_facts(ledger: ReleaseLedger, population: str, *, newest: int | None =
             "artifact": ", ".join(published.get(row.artifact_digest or "", [])) or None,
             "damaged": row.request.get("publish") if row.request.get("publish") in damaged else None,
             "digest": row.artifact_digest,
+            "actor": statement.actors.get(row.id),
             "time": row.updated_at,
         }
         for row in statement.releases
@@ -63,6 +68,31 @@ def budget_facts(ledger: ReleaseLedger, population: str, *, newest: int | None =
     }
 
 
+def populations_in(connection: sa.Connection) -> list[str]:
+    """Return every population with a budget, sorted."""
+    return sorted(connection.execute(sa.select(tables.budget.c.population)).scalars())
+
+
+def balances(ledger: Ledger) -> list[dict[str, Any]]:
+    """Return one row a budget: its terms, what is spent and left, and how many releases are charged."""
+    with reading(ledger.engine) as connection:
+        populations = populations_in(connection)
+    return [_balance(ledger.statement(population)) for population in populations]
+
+
+def _balance(statement: Statement) -> dict[str, Any]:
+    budget = statement.budget
+    return {
+        "population": budget.population,
+        **{"epsilon": budget.epsilon, "delta": budget.delta, "relation": budget.relation},
+        **budget.privacy_unit.facts,
+        "statement": budget.statement(statement.spent),
+        "spent": statement.spent,
+        "remaining": statement.remaining,
+        "releases": sum(row.state != "abandoned" for row in statement.releases),
+    }
+
+
 def _published(
     registry: Registry, names: Collection[str], digests: Collection[str | None]
 ) -> tuple[dict[str, list[str]], set[str]]:
@@ -82,15 +112,15 @@ def _published(
 
 
 def exclusions(budget: Budget) -> str:
-    """State in words which mechanisms the terms of a budget exclude for ever after its first Gaussian release."""
+    """State in words which mechanisms the terms of a budget exclude after its first Gaussian release."""
     sampled = [] if knows_samples(budget) else ["dp_spca and dp_vrpca with samples"]
     kinds = ", ".join([*sampled, "propose_test_release", "smooth_sensitivity and exponential with a delta"])
     if budget.failure_delta:
         return (
-            f"nothing for ever; after the first Gaussian release, {kinds} may take delta {budget.failure_delta:g} in "
-            f"all, and what is not Gaussian is charged as {BOUNDS[budget.filter]}"
+            f"none: all mechanisms are still allowed. After the first Gaussian release, {kinds} share delta "
+            f"{budget.failure_delta:g}, and a release that is not Gaussian is charged as {BOUNDS[budget.filter]}"
         )
-    return f"for ever after the first Gaussian release, as failure_delta is 0: {kinds}; ask for those before it"
+    return f"after the first Gaussian release, because failure_delta is 0: {kinds}. Release those first"
 
 
 def event_text(event: Mapping[str, Any]) -> str:

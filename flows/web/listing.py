@@ -11,13 +11,11 @@ from typing import Any
 import sqlalchemy as sa
 
 from dpca_tasks.accounting.events import is_private
+from flows.reports.budget_facts import balances
 from storage.database import tables
 from storage.database.engine import reading
 from storage.registry.agreement import alias_history, damaged_names
 from storage.workspace import Workspace
-
-_MOVE = ("time", "alias", "before", "version")
-"""What pages show of an alias's move: who moved it is for the curator."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,11 +84,6 @@ def aliases_in(connection: sa.Connection, name: str | None = None) -> dict[tuple
     return found
 
 
-def populations_in(connection: sa.Connection) -> list[str]:
-    """Return every population with a budget, sorted."""
-    return sorted(connection.execute(sa.select(tables.budget.c.population)).scalars())
-
-
 def name_facts(workspace: Workspace, name: str) -> dict[str, Any]:
     """Return the versions of a name, newest first, its aliases, and every move of them, newest first.
 
@@ -99,13 +92,14 @@ def name_facts(workspace: Workspace, name: str) -> dict[str, Any]:
     with reading(workspace.ledger.engine) as connection:
         rows, aliases = versions_in(connection, name), aliases_in(connection, name)
         moves = alias_history(connection, name)
+    versions = [row.facts(aliases.get((name, row.version), ())) for row in reversed(rows)]
     return {
         "name": name,
+        "newest": versions[0] if versions else None,
+        "second": versions[1] if len(versions) > 1 else None,
         "aliases": {alias: version for (_, version), found in aliases.items() for alias in found},
-        "versions": [row.facts(aliases.get((name, row.version), ())) for row in reversed(rows)],
-        "alias_history": [
-            {fact: value for fact, value in asdict(move).items() if fact in _MOVE} for move in reversed(moves)
-        ],
+        "versions": versions,
+        "alias_history": [{**asdict(move), "why": dict(move.why)} for move in reversed(moves)],
     }
 
 
@@ -113,7 +107,6 @@ def overview_facts(workspace: Workspace) -> dict[str, Any]:
     """Return one row a name, with its newest version and its aliases, and one row a budget."""
     with reading(workspace.ledger.engine) as connection:
         rows, aliases = versions_in(connection), aliases_in(connection)
-        populations = populations_in(connection)
     damaged = damaged_names(workspace.ledger.engine, workspace.store)
     newest: dict[str, VersionRow] = {row.name: row for row in rows}
     counted: dict[str, int] = {}
@@ -134,23 +127,7 @@ def overview_facts(workspace: Workspace) -> dict[str, Any]:
             }
             for name, row in newest.items()
         ],
-        "budgets": [_balance(workspace, population) for population in populations],
-    }
-
-
-def _balance(workspace: Workspace, population: str) -> dict[str, Any]:
-    statement = workspace.ledger.statement(population)
-    terms = {
-        name: getattr(statement.budget, name) for name in ("epsilon", "delta", "relation", "unit", "rows_per_unit")
-    }
-    charged = sum(row.state in ("reserved", "noising", "committed", "closed") for row in statement.releases)
-    return {
-        "population": population,
-        **terms,
-        "statement": statement.budget.statement(statement.spent),
-        "spent": statement.spent,
-        "remaining": statement.remaining,
-        "releases": charged,
+        "budgets": balances(workspace.ledger),
     }
 
 

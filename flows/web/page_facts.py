@@ -23,14 +23,17 @@ from dpca.artifacts.subspace import PrivateSubspace
 from dpca.artifacts.tensor import TensorComponents
 from dpca.errors import Invalid
 from dpca.privacy_unit import stated_privacy
+from dpca.registry.pointers import versions_up_to
 from dpca_tasks.errors import DpcaError
 from flows.families.restated_subspace import noise_edge_of
-from flows.reports.budget_facts import budget_facts, event_text, pacing_facts, runs_that_fit
+from flows.reports.budget_facts import budget_facts, event_text, pacing_facts, populations_in, runs_that_fit
+from flows.reports.release_page import quality_of
 from flows.reports.spectrum import Spectrum, top_loadings
-from flows.web.listing import VersionRow, aliases_in, numbers_of, populations_in, versions_in
+from flows.web.listing import VersionRow, aliases_in, numbers_of, versions_in
 from storage.database import tables
 from storage.database.engine import reading
 from storage.ledger.ledger import Ledger
+from storage.ledger.releases import actors_of
 from storage.ledger.stream_rows import streams_in, ticks_of
 from storage.workspace import Workspace
 
@@ -42,6 +45,7 @@ class Absent(Exception):
 LEADING = 10
 """How many features of a component, or items of a factor, are shown."""
 _COMPONENTS = 20
+_ALIKE, _FEATURES = 5, 60  # features of each component in the table of all, and of that table
 _SPECTRUM = 64
 
 type Loading = dict[str, Any]
@@ -118,7 +122,23 @@ def _components(artifact: PrivateSubspace) -> dict[str, Any]:
         }
         for number in range(1, min(artifact.n_components, _COMPONENTS) + 1)
     ]
-    return {"noun": "component", "weighs": "eigenvalue", "parts": parts, "n_parts": artifact.n_components}
+    about = {"noun": "component", "weighs": "eigenvalue", "parts": parts, "n_parts": artifact.n_components}
+    return {**about, "side_by_side": _side_by_side(artifact, len(parts))}
+
+
+def _side_by_side(artifact: PrivateSubspace, count: int) -> list[dict[str, Any]]:
+    """Return the features that are among the largest of a component, with their loadings on each, largest first."""
+    shown = artifact.components[:count]
+    leading = np.argsort(-np.abs(shown), axis=1, kind="stable")[:, :_ALIKE]
+    columns = sorted({*leading.ravel().tolist()}, key=lambda column: -float(np.abs(shown[:, column]).max()))
+    names = artifact.feature_names
+    return [
+        {
+            "feature": f"column {column + 1}" if names is None else names[column],
+            "loadings": shown[:, column].tolist(),
+        }
+        for column in columns[:_FEATURES]
+    ]
 
 
 def _topics(artifact: TensorComponents) -> dict[str, Any]:
@@ -246,7 +266,7 @@ def find_version(connection: sa.Connection, name: str, version: int) -> VersionR
     numbers = numbers_of(connection, name)
     if not numbers:
         raise Absent(f"Nothing is published under the name {name}.")
-    raise Absent(f"{name} has no version {version}; it has versions {numbers[0]} to {numbers[-1]}.")
+    raise Absent(f"{name} has no version {version}; {versions_up_to(numbers[-1])}.")
 
 
 def load_version(workspace: Workspace, name: str, version: int) -> tuple[VersionRow, Artifact]:
@@ -263,10 +283,15 @@ def version_facts(workspace: Workspace, name: str, version: int) -> dict[str, An
         aliases = aliases_in(connection, name).get((name, version), [])
         numbers = numbers_of(connection, name)
         lineage = lineage_facts(connection, row, artifact.manifest)
+        actor = None if row.population is None else actors_of(connection, row.population).get(row.release)
+    balance = None if row.population is None else workspace.ledger.statement(row.population, newest=0)
     manifest = artifact.manifest
     privacy, plan, outcome = (manifest.get(part) or {} for part in ("privacy", "plan", "outcome"))
     return {
         **row.facts(aliases),
+        "actor": actor,
+        "remaining": None if balance is None else balance.remaining,
+        "allowed": None if balance is None else balance.budget.epsilon,
         "kind": manifest["kind"],
         "headline": artifact.headline(),
         "private": artifact.is_private,
@@ -282,9 +307,10 @@ def version_facts(workspace: Workspace, name: str, version: int) -> dict[str, An
         "noise_multiplier": plan.get("noise_multiplier"),
         "center": plan.get("center"),
         "verdict": outcome.get("verdict"),
-        "quality": {name: value for name, value in numbers_in(outcome).items() if name != "verdict"},
+        "quality": quality_of(outcome),
         "drift": outcome.get("drift"),
         "warnings": [*(manifest.get("warnings") or ())],
+        "side_by_side": [],
         **(of_kind := kind_facts(artifact)),
         "lineage": lineage,
         "charts": {
@@ -304,7 +330,7 @@ def noun_of(kind: str) -> str:
 RUNS = (1, 2, 4, 12, 26, 52)
 """Numbers of runs to come that a page states the shares of."""
 _PLAIN = r"[a-z0-9][a-z0-9._-]{0,99}"
-_RELEASE = ("release", "mechanism", "epsilon", "delta", "state", "artifact", "damaged", "time")
+_RELEASE = ("release", "mechanism", "epsilon", "delta", "state", "artifact", "damaged", "actor", "time")
 
 
 def address_of(population: str) -> str:
@@ -344,7 +370,7 @@ def budget_page(workspace: Workspace, address: str) -> dict[str, Any]:
         {**{name: row[name] for name in _RELEASE}, "event": event_text(row["event"])} for row in facts.pop("releases")
     ]
     history = [
-        {"time": row["time"], "release": row["release"], "spent": row["spent"], "remaining": row["remaining"]}
+        {name: row[name] for name in ("time", "release", "actor", "spent", "remaining")}
         for row in ledger.history(population)
     ]
     return {

@@ -13,7 +13,9 @@ budgets/POPULATION              what was spent, what is left, and what runs to c
 datasets                        the curator's list of datasets, where that is asked for
 ==============================  ======================================================================
 
-An address ends in ``.html`` or ``.json``. Beside them are the stylesheet, and below ``charts`` those of versions and
+An address ends in ``.html`` or ``.json``, and that of a page with a main list also in ``.csv``. A served page takes
+``?find=TEXT&order=COLUMN`` for its main list (`flows.web.lists`). Beside them are the stylesheet, and below ``charts``
+those of versions and
 budgets, light and dark. A page that cannot be made is
 a page too, with one sentence that holds no path, no stored text and no number.
 
@@ -34,17 +36,21 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from dpca.artifacts.labels import label, meaning, rounded_down, stated
 from dpca.backends.atomic_files import write_folder
 from dpca.errors import Corrupt, Invalid, NotFound, Refused, Unavailable
 from dpca.registry.pointers import NAME_PATTERN, VERSION_PATTERN
+from flows.reports.budget_facts import populations_in
 from flows.reports.terminal import json_text, log_event
 from flows.web.differences import difference_facts, draw_burn_down, draw_loadings, draw_scree
-from flows.web.listing import aliases_in, name_facts, overview_facts, populations_in, versions_in
+from flows.web.listing import aliases_in, name_facts, overview_facts, versions_in
+from flows.web.lists import LISTS, arranged, columns_of, csv_of
 from flows.web.page_facts import Absent, address_of, budget_page, dataset_facts, noun_of, version_facts
 from storage.database.engine import reading
 from storage.workspace import Workspace
 
 HTML, JSON, CSS = "text/html; charset=utf-8", "application/json", "text/css; charset=utf-8"
+CSV = "text/csv; charset=utf-8"
 SVG = "image/svg+xml"
 STYLE = "static/style.css"
 _VERSION = rf"{NAME_PATTERN}@{VERSION_PATTERN}"
@@ -92,8 +98,11 @@ class Site:
     open_workspace: Callable[[], Workspace] = Workspace.read_only
     undrawn: Collection[str] = ()
 
-    def answer(self, path: str) -> Answer:
-        """Return the file at an address, such as ``names/news.html``; the empty one is the index. It never raises."""
+    def answer(self, path: str, *, find: str = "", order: str = "") -> Answer:
+        """Return the file at an address, such as ``names/news.html``; the empty one is the index. It never raises.
+
+        ``find`` and ``order`` arrange the main list of a page, as `flows.web.lists.arranged` does.
+        """
         path = path or "index.html"
         if path == STYLE:
             return Answer(status=200, content=style(), media=CSS)
@@ -103,7 +112,7 @@ class Site:
                     *about, theme = found.groups()
                     return Answer(status=200, content=draw(self.open_workspace(), *about, theme=theme), media=SVG)
             template, facts = self.facts(path)
-            return self.page(path, template, facts)
+            return self.page(path, template, facts, find=find, order=order)
         except Absent as absent:
             return self.trouble(path, status=404, text=str(absent))
         except Exception as error:  # noqa: BLE001 - its text may hold a path, so it stays here
@@ -117,19 +126,29 @@ class Site:
         """Return a page that says in one sentence why there is no other, and in one what to do."""
         return self.page(path, "trouble", {"status": status, "text": text, "then": then}, status=status)
 
-    def page(self, path: str, template: str, facts: Mapping[str, Any], *, status: int = 200) -> Answer:
+    def page(
+        self, path: str, template: str, facts: Mapping[str, Any], *, status: int = 200, find: str = "", order: str = ""
+    ) -> Answer:
         """Return the file at an address, made of facts."""
+        columns = columns_of(template, facts)
+        if find or order:
+            facts = arranged(template, facts, find=find, order=order)
+        if path.endswith(".csv") and template in LISTS:
+            return Answer(status=status, content=csv_of(template, facts).encode(), media=CSV)
         if path.endswith(".json"):
             return Answer(status=status, content=json_text({"page": template, **facts}).encode() + b"\n", media=JSON)
         page = path.rpartition("/")[2].removesuffix(".html")
         about = {"root": "../" * path.count("/"), "live": self.live, "curator": self.curator, "page": page}
+        about |= {"find": find, "order": order, "columns": columns}
         return Answer(status=status, content=render(template, facts, **about), media=HTML)
 
     def facts(self, path: str) -> tuple[str, Mapping[str, Any]]:
         """Return the template of a page and its facts, or raise `Absent`."""
         for pattern, make in _PAGES:
-            if found := re.fullmatch(rf"{pattern}\.(?:html|json)", path):
-                return make(self, *found.groups())
+            if found := re.fullmatch(rf"{pattern}\.(?:html|json|csv)", path):
+                template, facts = make(self, *found.groups())
+                if not path.endswith(".csv") or template in LISTS:
+                    return template, facts
         raise Absent("There is no page at this address.")
 
     def _overview(self) -> tuple[str, Mapping[str, Any]]:
@@ -199,22 +218,34 @@ def _templates() -> Environment:
         lstrip_blocks=True,
         auto_reload=False,
     )
-    made.filters |= {"number": number, "percent": percent, "date": date, "day": day, "words": words}
+    made.filters |= {"number": number, "percent": percent, "date": date, "day": day, "words": label}
+    made.filters |= {"left": left, "loading": loading, "meaning": meaning, "stated": stated}
+    made.globals["stated"] = stated
     made.filters |= {"address": address_of, "noun": noun_of}
     made.globals["version"] = version("dpca-pipeline")
     return made
 
 
-def number(value: float | None) -> str:
-    """Write a number in six digits at most; a whole one with its thousands apart."""
+def number(value: float | None, digits: int = 3) -> str:
+    """Write a number in three digits, as noise supports no more; a whole one in full, with its thousands apart."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return _NONE
     if isinstance(value, float) and math.isinf(value):
         return "∞" if value > 0 else "−∞"
     if float(value).is_integer() and abs(value) < 1e15:
         return f"{int(value):,}"
-    text = f"{value:,.1f}" if 1e4 <= abs(value) < 1e15 else f"{value:.6g}"
+    text = f"{value:,.0f}" if 1e3 <= abs(value) < 1e15 else f"{value:.{digits}g}"
     return text.replace("-", "−", 1) if value < 0 else text
+
+
+def left(value: float | None) -> str:
+    """Write what is left of a budget, rounded down: never more than there is."""
+    return number(value if value is None or not math.isfinite(value) else rounded_down(value, digits=3))
+
+
+def loading(value: float) -> str:
+    """Write a loading with two digits after the point, and a sign that is a minus."""
+    return f"{value:.2f}".replace("-0.00", "0.00").replace("-", "−")
 
 
 def percent(value: float | None) -> str:
@@ -230,11 +261,6 @@ def date(text: str | None) -> str:
 def day(text: str | None) -> str:
     """Write the day of a stored time."""
     return date(text)[:10]
-
-
-def words(name: str) -> str:
-    """Write the name of a fact as words."""
-    return name.replace("_", " ")
 
 
 DRAWN = 100
@@ -284,10 +310,11 @@ def build_site(output: Path, *, tell: Callable[[int, int | None], None]) -> int:
 
 
 def _page(site: Site, page: str) -> dict[str, bytes]:
-    """Return a page as HTML and as JSON, from facts that are read once."""
+    """Return a page as HTML, as JSON and, with a main list, as CSV, from facts that are read once."""
     try:
         template, facts = site.facts(f"{page}.html")
-        return {path: site.page(path, template, facts).content for path in (f"{page}.html", f"{page}.json")}
+        endings = ("html", "json", *(("csv",) if template in LISTS else ()))
+        return {path: site.page(path, template, facts).content for path in (f"{page}.{each}" for each in endings)}
     except Exception as error:
         raise _failed(page) from error
 

@@ -188,6 +188,7 @@ HEADERS: Mapping[str, str] = {
 }
 """What every answer says, so that a browser loads nothing from elsewhere, runs nothing, and shows it in no frame."""
 _LASTING = (CSS, SVG)
+_LONGEST_QUERY = 200  # characters of a text that rows are searched for
 
 
 class WebPages:
@@ -229,7 +230,8 @@ class WebPages:
             return self._refusal(request, path, "This page asks for its token.")
         if path == "compare":
             return self._compare(request)
-        return _response(await run_in_threadpool(self._site.answer, path))
+        find, order = (request.query_params.get(part, "")[:_LONGEST_QUERY] for part in ("find", "order"))
+        return _response(await run_in_threadpool(self._site.answer, path, find=find, order=order))
 
     async def _log_in(self, request: Request) -> Response:
         if request.method != "POST":
@@ -256,12 +258,12 @@ class WebPages:
         return _response(answer, **({"WWW-Authenticate": "Bearer"} if status == 401 else {}))
 
     def _compare(self, request: Request) -> Response:
-        """Send the form of two numbers on to the page of their difference."""
-        name, left, right = (request.query_params.get(part, "") for part in ("name", "left", "right"))
+        """Send the form of two versions, by number or as NAME@VERSION, on to the page of their difference."""
+        name, *sides = (request.query_params.get(part, "") for part in ("name", "left", "right"))
         try:
-            pair = [f"{name}@{int(number)}" for number in (left, right)]
-            for reference in pair:
-                Reference.parse(reference)
+            pair = [side if "@" in side else f"{name}@{int(side)}" for side in sides]
+            if any(Reference.parse(reference).version is None for reference in pair):
+                raise ValueError(pair)
         except ValueError:
             return _response(self._site.trouble("compare", status=404, text="There are no such two versions."))
         return _sent_to("/".join(["differences", *map(quote, pair)]) + ".html")

@@ -20,7 +20,7 @@ from dpca_tasks.accounting import filters, prices
 from dpca_tasks.accounting.events import Event, is_private, parts_of
 from dpca_tasks.accounting.prices import Charge
 from storage.ledger.budgets import Budget, charged_to, ensure_total, read_budget, read_total
-from storage.ledger.releases import Grant, Release, charges_of, releases_of, versions_of
+from storage.ledger.releases import Grant, Release, actors_of, charges_of, releases_of, versions_of
 from storage.ledger.step_answers import Reservation
 
 BOUNDS: Mapping[str, str] = {"gdp": "the Gaussian that dominates it", "renyi": "randomised response of its epsilon"}
@@ -139,7 +139,7 @@ class Statement:
     Gaussian release at that delta, rounded down so that asking for it fits. They do not add up: composition is not a
     sum. ``releases`` are all of them or the newest, oldest first, and ``earlier`` tells how many came before these;
     ``published`` gives the versions of each of their artifacts, such as ``news@3``, by its digest. ``left`` gives what
-    remained after each release that is charged, by its id, where that was asked.
+    remained after each release that is charged, by its id, where that was asked; ``actors`` names who reserved it.
     """
 
     budget: Budget
@@ -149,6 +149,7 @@ class Statement:
     earlier: int = 0
     published: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     left: Mapping[str, float] = field(default_factory=dict)
+    actors: Mapping[str, str] = field(default_factory=dict)
 
     def after(self, quote: "Quote") -> float:
         """Return what would remain after a quoted release, or does now where it is refused."""
@@ -238,6 +239,7 @@ def statement_of(
         releases=releases,
         earlier=total.releases - len(releases),
         published=versions_of(connection, releases),
+        actors=actors_of(connection, population) if releases else {},
         left={row["release"]: row["remaining"] for row in after},
     )
 
@@ -269,11 +271,11 @@ def history_of(connection: sa.Connection, population: str, *, newest: int | None
     """
     budget = read_budget(connection, population)
     rules, charged = budget.build_filter(), charges_of(connection, budget, newest=newest)
-    stored = [charge for _, _, charge in charged]
+    stored, actors = [charge for _, _, charge in charged], actors_of(connection, population)
     before = prices.subtract(charged_to(connection, budget), prices.total_of(stored, zero=rules.zero))
     totals = [prices.add(before, total) for total in prices.totals_after(stored, zero=rules.zero)]
     return [
-        {"time": time, "release": release, "spent": spent, "remaining": remaining}
+        {"time": time, "release": release, "actor": actors.get(release), "spent": spent, "remaining": remaining}
         for (time, release, _), (spent, remaining) in zip(charged, filters.burn_down(rules, totals), strict=True)
     ]
 

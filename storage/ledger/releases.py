@@ -340,6 +340,13 @@ def releases_of(connection: sa.Connection, population: str, *, newest: int | Non
     return tuple(_release(row) for row in reversed(connection.execute(query).all()))
 
 
+def actors_of(connection: sa.Connection, population: str) -> dict[str, str]:
+    """Return who reserved each release of a population, by its id: the user's name in the operating system."""
+    release, entry = tables.release, tables.event
+    query = sa.select(release.c.id, entry.c.actor).join(entry, entry.c.seq == release.c.seq)
+    return dict(connection.execute(query.where(release.c.population == population)).tuples().all())
+
+
 def versions_of(connection: sa.Connection, releases: Sequence[Release]) -> dict[str, tuple[str, ...]]:
     """Return the versions, such as ``news@3``, that artifacts of releases are published as, by digest and in order."""
     table, digests = tables.published, {row.artifact_digest for row in releases} - {None}

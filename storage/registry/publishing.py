@@ -28,7 +28,7 @@ import sqlalchemy as sa
 from dpca.backends.atomic_files import reached
 from dpca.backends.base import Place
 from dpca.errors import Conflict, Corrupt, NotFound, Refused, Unavailable
-from dpca.registry.pointers import Pointer, check_alias, check_name
+from dpca.registry.pointers import Pointer, check_alias, check_name, versions_up_to
 from dpca.registry.roots import SignedPointer
 from storage.database import tables
 from storage.ledger import journal
@@ -175,8 +175,8 @@ def promote(
     asked = sa.select(published.c.version).where(published.c.name == name, published.c.version == version)
     if connection.execute(asked).first() is None:
         newest = _newest_version(connection, name)
-        known = f"has versions 1 to {newest}" if newest else "was never published"
-        raise NotFound(f"{name} has no version {version}; it {known}; see dpca registry list")
+        known = versions_up_to(newest) if newest else "it was never published"
+        raise NotFound(f"{name} has no version {version}; {known}; see dpca registry list")
     here = (table.c.name == name) & (table.c.alias == alias)
     before = connection.execute(sa.select(table.c.version).where(here)).scalar_one_or_none()
     if before == version:

@@ -93,9 +93,10 @@ def verify_trail(export: Any, *, key: str | None = None, earlier: Any = None) ->
     Returns
     -------
     dict
-        ``population``, the terms of its budget, its guarantee as ``statement``, ``spent``, ``remaining``,
+        ``verdict`` ("valid"), what was ``checked`` against what, ``population``, the terms of its budget, its
+        guarantee as ``statement``, ``spent``, ``remaining``,
         ``releases`` (number by state), ``entries``, ``signed`` (time of the last checkpoint), ``checkpoints``, ``key``,
-        and whether it was given (``pinned``).
+        whether it was given (``pinned``), and the ``actors`` who wrote entries of this population.
 
     Raises
     ------
@@ -123,6 +124,8 @@ def verify_trail(export: Any, *, key: str | None = None, earlier: Any = None) ->
     assert replay.rules is not None
     states, spent = list(replay.states.values()), replay.rules.spent(replay.total)
     return {
+        "verdict": "valid",
+        "checked": _checked(checkpoints, entries=len(hashes), key=key, continues=earlier is not None),
         "population": population,
         "ledger": last.ledger,
         **replay.terms,
@@ -136,7 +139,17 @@ def verify_trail(export: Any, *, key: str | None = None, earlier: Any = None) ->
         "signed": last.at,
         "key": last.key,
         "pinned": key is not None,
+        "actors": sorted({str(entry["actor"]) for entry in entries}),
     }
+
+
+def _checked(checkpoints: Sequence[Checkpoint], *, entries: int, key: str | None, continues: bool) -> str:
+    """State in words what was compared with what."""
+    signer = "the key that was given" if key is not None else "the key in the file itself; give --key to know whose"
+    return (
+        f"{entries} entries against their hashes, {len(checkpoints)} checkpoint{'s' * (len(checkpoints) > 1)} against "
+        f"{signer}, and what was spent against every charge" + ("; it continues the earlier export" * continues)
+    )
 
 
 def _parsed(export: Any) -> tuple[list[Checkpoint], list[str], list[dict[str, Any]], str]:

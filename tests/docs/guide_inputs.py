@@ -1,6 +1,8 @@
 """Small files of the shapes that the guides speak of."""
 
 import gzip
+import shutil
+from importlib.resources import as_file, files
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +17,13 @@ def visits(folder: Path, *, name: str = "visits", features: int = 40, rows: int 
     draws = np.random.default_rng(5).random((rows, features)) < 0.1
     with gzip.open(folder / f"{name}.svm.gz", "wb") as file:
         dump_svmlight_file(sp.csr_array(draws.astype(float)), np.zeros(rows), file, zero_based=False)
+
+
+def census(folder: Path) -> None:
+    """Lay the census data that ships with the package where it is in a clone."""
+    (folder / "flows" / "data").mkdir(parents=True)
+    with as_file(files("flows") / "data" / "a9a.svm.gz") as source:
+        shutil.copy(source, folder / "flows" / "data")
 
 
 def films(folder: Path) -> None:

@@ -230,7 +230,7 @@ def test_promote_moves_an_alias_that_every_reader_follows(released: Path, dpca: 
     ("reference", "complaint"),
     [
         ("nothing", "nothing named 'nothing'"),
-        ("sub@9", "sub has no version 9; it has versions 1 to 1"),
+        ("sub@9", "sub has no version 9; only version 1 exists"),
         ("sub@champion", "sub has no alias 'champion'"),
         (f"sub@sha256:{'0' * 64}", "sub has no version of digest"),
         ("sub@", "reference 'sub@' is none of"),

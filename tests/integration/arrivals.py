@@ -13,7 +13,7 @@ from tests.integration.schedules import Job
 from tests.integration.services import Stack
 
 EPSILON, NOISE, BUDGET = 4.0, 1e-3, 6.0  # one of 4 at this delta leaves 51 percent, two leave 1
-DEPLOYMENT, AUTOMATIONS = "refresh-subspace/arrivals", "deployments/automations.yaml"
+DEPLOYMENT, AUTOMATIONS = "refresh-subspace/release-arrivals", "deployments/automations.yaml"
 BLOCK = "import sys; from prefect.blocks.system import Secret; Secret(value=sys.argv[1]).save('dpca-webhook-url')"
 
 

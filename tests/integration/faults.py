@@ -31,7 +31,7 @@ def survive_faults(stack: Stack, say: Callable[[str], None]) -> None:
     """Kill the worker, the scheduler, PostgreSQL and the store in turn, each during a run of its own."""
     ingest(stack, PEOPLE, write_rows(stack.root / "crowd.svm", seed=9, features=FEATURES), features=FEATURES)
     stack.dpca("budget", "open", PEOPLE, "--epsilon", 4, "--delta", 1e-6)
-    job = Job(stack, "fit-subspace/weekly", FIT)
+    job = Job(stack, "fit-subspace/release-weekly", FIT)
     for number, (part, kill, revive) in enumerate(_faults(stack, job), start=1):
         run, told = job.fire(), stack.worker.log.stat().st_size
         steps = wait_until("a run computes", partial(_steps, stack, number))

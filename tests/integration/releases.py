@@ -56,7 +56,7 @@ def ingest(stack: Stack, name: str, source: Path, *, features: int = FEATURES, b
 
 def release_until_refused(stack: Stack) -> tuple[int, int]:
     """Let the schedule fire four times, each on a new snapshot; return how many released and how many were refused."""
-    job = Job(stack, "fit-subspace/weekly", FIT)
+    job = Job(stack, "fit-subspace/release-weekly", FIT)
     snapshots, left, runs, refused = [], [], 0, 0
     for number in range(1, 5):
         snapshots.append(ingest(stack, "people", write_rows(stack.root / "rows.svm", seed=number)))

@@ -84,7 +84,7 @@ def _trails(world: "World", home: Path) -> dict[str, bytes]:
 
 def populations(workspace: Any) -> list[str]:
     """Return the populations that have a budget."""
-    from flows.web.listing import populations_in
+    from flows.reports.budget_facts import populations_in
     from storage.database.engine import reading
 
     with reading(workspace.ledger.engine) as connection:
@@ -96,9 +96,9 @@ def _pages(world: "World") -> dict[str, bytes]:
     import asyncio
 
     built = world.folder / "site"
-    world.run("site", "build", built)
+    world.run("pages", "build", built)
     found = {f"static site {name}": content for name, content in _tree(built)}
-    found |= world.shown  # what `site build` printed
+    found |= world.shown  # what `pages build` printed
     return found | asyncio.run(_served([name for name, _ in _tree(built)]))
 
 

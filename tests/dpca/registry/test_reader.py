@@ -157,7 +157,7 @@ class TestResolve:
         ("reference", "told"),
         [
             ("mews", "'mews'.*news, other"),
-            ("news@13", "no version 13; it has versions 1 to 12"),
+            ("news@13", "no version 13; versions 1 to 12 exist"),
             ("news@winner", "no alias 'winner'; it has also, champion, first"),
             ("other@winner", "no alias 'winner'; it has none"),
             ("other@sha256:" + "0" * 64, "no version of digest 0000"),
@@ -287,6 +287,7 @@ class TestShow:
         told: dict[str, Any] = {
             "artifact": "news@2",
             "private": True,
+            "headline": "3 components of 7 features",
             "digest": digests[1][1],
             "aliases": ["also", "champion"],
             "release": MANIFEST["release"],

@@ -26,7 +26,7 @@ from dpca_tasks.refinement.refined_release import (
     UNKNOWN,
     assess,
     check_refinement,
-    floored,
+    percent_at_least,
     refine_release,
     verdict,
 )
@@ -378,10 +378,15 @@ def test_a_release_that_cannot_be_refined_so_is_refused_with_the_reason(method, 
         check_refinement(method, n_components=components, law=law, formed=formed)
 
 
-def test_a_verdict_rounds_its_bound_down():
-    said = verdict({"above_noise": 8, "cv_low": 0.7199}, n_components=10)
-    assert said == (
-        "8 of 10 components stand above the noise; the subspace holds at least .71 of the variance that 10 could hold."
+def test_a_verdict_begins_with_what_is_captured_and_rounds_bounds_down():
+    facts = {"above_noise": 8, "share": 0.4149, "share_low": 0.4099, "cv_low": 0.9899}
+    assert verdict(facts, n_components=10) == (
+        "captures 41 % of all variance (at least 40 %), and at least 98 % of what any 10 components could; "
+        "8 of 10 components are above the noise."
     )
-    assert [floored(share) for share in (0.9999, 1.0, 0.049)] == [".99", "1.00", ".04"]
+    assert verdict({"above_noise": 1, "cv_low": 0.7199}, n_components=1) == (
+        "captures at least 71 % of what any 1 component could; 1 of 1 component is above the noise."
+    )
+    shown = [percent_at_least(share) for share in (0.9999, 1.0, 0.049, 0.0999)]
+    assert shown == ["99 %", "100 %", "4.9 %", "9.9 %"]
     assert "random" in verdict({"above_noise": 0, "cv_low": None}, n_components=10)

@@ -1,5 +1,6 @@
 """``dpca budget open`` and ``show``: default terms, what they exclude in words, and deltas that are too large."""
 
+import getpass
 import json
 from pathlib import Path
 
@@ -19,8 +20,42 @@ def test_default_terms_exclude_nothing_and_say_so(dpca: Command) -> None:
     assert "warning" not in opened.err
     assert "failure_delta  1e-07" in opened.out
     for words in (opened.out, dpca("budget", "show", "patients").out):
-        assert "excludes       nothing for ever; after the first Gaussian release, dp_spca and dp_vrpca with" in words
-        assert "may take delta 1e-07 in all" in words
+        assert "excludes       none: all mechanisms are still allowed. After the first Gaussian release, dp_s" in words
+        assert "share delta 1e-07" in words
+
+
+def test_budgets_are_listed_with_their_unit_and_what_is_left(dpca: Command) -> None:
+    assert "dpca budget open POPULATION" in dpca("budget", "list").out
+    dpca(*OPEN)
+    dpca("budget", "open", "members", "--epsilon", "2", "--delta", "1e-7", "--unit", "member_id", "--rows-per-unit", 3)
+    rows = json.loads(dpca("budget", "list", "--json").out)
+    assert [(row["population"], row["unit"], row["rows_per_unit"], row["releases"]) for row in rows] == [
+        ("members", "member_id", 3, 0),
+        ("patients", "row", 1, 0),
+    ]
+    assert "member_id" in dpca("budget", "list").out
+
+
+def test_who_released_is_shown_with_the_budget(home: Path, dpca: Command) -> None:
+    ledger = Workspace.open().ledger
+    open_people(ledger)
+    ledger.begin(reserve(ledger).release_id)
+    for verb in ("show", "history"):
+        assert getpass.getuser() in dpca("budget", verb, POPULATION).out.splitlines()[-1]
+
+
+def test_a_trail_is_valid_or_not_valid_and_says_what_was_compared(home: Path, dpca: Command, tmp_path: Path) -> None:
+    ledger = Workspace.open().ledger
+    open_people(ledger)
+    ledger.begin(reserve(ledger).release_id)
+    trail = tmp_path / "trail.json"
+    dpca("budget", "export", POPULATION, "--output", trail)
+    facts = json.loads(dpca("audit", "verify", trail, "--json").out)
+    assert facts["verdict"] == "valid"
+    assert "the key in the file itself" in facts["checked"]
+    assert facts["actors"] == [getpass.getuser()]
+    assert "the key that was given" in dpca("audit", "verify", trail, "--key", facts["key"]).out
+    assert dpca("audit", "verify", trail, "--key", "0" * 64).complaint(1).startswith("dpca: not valid: ")
 
 
 @pytest.mark.parametrize(
@@ -39,7 +74,7 @@ def test_no_failure_delta_says_what_is_excluded_for_ever(
     said = json.loads(opened.out)["excludes"]
     assert said == json.loads(dpca("budget", "show", "patients", "--json").out)["excludes"]
     assert "excludes mechanisms that fail with a delta" in opened.err
-    assert said.startswith("for ever after the first Gaussian release, as failure_delta is 0: ")
+    assert said.startswith("after the first Gaussian release, because failure_delta is 0: ")
     assert "propose_test_release" in said
     assert ("dp_spca" in said) == sampled
 

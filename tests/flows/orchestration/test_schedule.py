@@ -31,12 +31,13 @@ from prefect.server.models import deployments
 from prefect.server.schemas.schedules import CronSchedule, IntervalSchedule, RRuleSchedule
 from prefect.states import Scheduled
 
-from dpca.errors import Refused
+from dpca.errors import Invalid, NotFound, Refused
 from dpca.privacy_unit import PrivacyUnit, privacy_statement
 from dpca_tasks.errors import InvalidInput
 from flows.families.streams import StreamTerms
 from flows.jobs import fit_subspace
 from flows.orchestration import prefect_stages
+from flows.orchestration.job_flows import check_deployments
 from flows.orchestration.prefect_stages import is_deployed, planned_time, schedule_slot
 from flows.refresh import refresh_subspace
 from flows.releases.stages import reserve_release
@@ -358,6 +359,44 @@ def test_a_server_takes_typed_settings_and_text_of_before_and_refuses_the_rest(
     for settings in right:
         made = prefect.create_flow_run_from_deployment(deployment, parameters={"settings": settings})
         assert made.parameters["settings"] == settings
+
+
+@pytest.mark.parametrize(
+    ("given", "name", "said"),
+    [
+        (
+            {"epsilonn": 1.0},
+            "Failed",
+            "fit-subspace has no parameter epsilonn (did you mean epsilon?); it has dataset, publish, epsilon, ",
+        ),
+        ({"dataset": "vists"}, "Refused", "The request was refused because of dataset='vists'; correct it."),
+        ({"clip_norm": "quantile:2"}, "Refused", "clip_norm='quantile:2'"),
+        ({"delta": 0.5}, "Refused", "delta=0.5"),
+    ],
+    ids=str,
+)
+def test_a_wrong_public_parameter_is_named_in_the_state_and_nothing_is_charged(
+    deployment: UUID, prefect: SyncPrefectClient, given: dict[str, Any], name: str, said: str
+) -> None:
+    state = _run_of_deployment_notes(prefect, deployment, **given).state
+    assert state is not None
+    assert (state.type.value, state.name) == ("FAILED", name)
+    assert said in str(state.message)
+    assert "Traceback" not in str(state.message)
+    assert "\n" not in str(state.message)
+    assert not _ledger().statement("people").releases
+
+
+def test_an_unknown_parameter_is_refused_before_anything_is_deployed(tmp_path: Path) -> None:
+    shipped = Path("deployments/prefect.yaml").read_text(encoding="utf-8")
+    assert "check_deployments: {file: deployments/prefect.yaml}" in shipped
+    assert check_deployments("deployments/prefect.yaml") == {}
+    file = tmp_path / "prefect.yaml"
+    file.write_text(shipped.replace("components: 20, epsilon: 0.5", "componentz: 20, epsilon: 0.5"))
+    with pytest.raises(Invalid, match=r"deployment release-weekly: .*componentz \(did you mean components\?\)"):
+        check_deployments(str(file))
+    with pytest.raises(NotFound):
+        check_deployments(str(tmp_path / "none.yaml"))
 
 
 def test_a_run_takes_the_settings_of_the_form(deployment: UUID, prefect: SyncPrefectClient) -> None:

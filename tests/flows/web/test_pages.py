@@ -120,21 +120,29 @@ def test_the_json_beside_a_page_has_its_numbers(site: Site, walked: dict[str, Pa
         assert [tag["href"] for tag in page.of("link") if tag.get("type") == "application/json"]
         told = [row["eigenvalue"] for row in (facts.get("spectrum") or {}).get("rows", [])]
         told += [row["loading"] for part in facts.get("parts", []) for row in part["loadings"]]
-        told += [row["remaining"] for row in facts.get("history", [])]
-        told += [row["epsilon_each"] for row in facts.get("pacing", []) if not facts["voided"]]
+        left = [row["remaining"] for row in facts.get("history", [])]
+        left += [row["epsilon_each"] for row in facts.get("pacing", []) if not facts["voided"]]
         told += [row["right"] for row in facts.get("eigenvalues") or [] if row["right"] is not None]
         told += [row["epsilon"] for row in facts.get("versions", []) if row["private"] and row["epsilon"]]
         for value in told:
             assert pages.number(value) in page.words, (path, value)
+        for value in left:
+            assert pages.left(value) in page.words, (path, value)
 
 
 @pytest.mark.parametrize(
     ("path", "shown"),
     [
-        ("versions/visits-map@1.html", ("3 of 3 components stand.", "100", "feature-", "epsilon 0.5", "champion")),
+        (
+            "versions/visits-map@1.html",
+            ("3 of 3 components stand.", "100", "feature-", "(0.5, 1e-6)", "champion", "share of all variance"),
+        ),
         ("versions/report-topics@1.html", ("2 topics of 12 words", "topic 2", "feature-")),
         ("versions/taste@1.html", ("2 factors and an offset of 12 items", "offsets of items", "joint differential")),
-        ("versions/visits-map.evaluation@1.html", ("share std", "0.02", "visits-map@1")),
+        (
+            "versions/visits-map.evaluation@1.html",
+            ("share of all variance, standard deviation", "0.02", "visits-map@1"),
+        ),
         ("versions/joint-map@1.html", ("north", "south")),
         ("versions/nightly@1.html", ("tick 1 of 3", "night 1")),
         ("versions/exact@1.html", ("NOT PRIVATE", "no guarantee")),
@@ -318,7 +326,7 @@ def test_every_link_of_every_file_leads_to_a_file(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     typed = shell_blocks(DOCS / "how-to" / "web-page.md")[-1]
-    assert typed == "dpca site build public\n"
+    assert typed == "dpca pages build public\n"
     ended, out = dpca(*typed.split()[1:], "--json"), tmp_path / "public"
     assert ended.status == 0, ended
     written = {path.relative_to(out).as_posix(): path for path in out.rglob("*") if path.is_file()}
@@ -339,7 +347,7 @@ def test_every_link_of_every_file_leads_to_a_file(
 
 
 def test_a_page_has_the_same_facts_as_the_served_one(sample: Path, dpca: Command, tmp_path: Path) -> None:
-    assert dpca("site", "build", tmp_path / "site").status == 0
+    assert dpca("pages", "build", tmp_path / "site").status == 0
     for page in ("versions/visits-map@1.json", "budgets/people.json", "differences/visits-map@1/visits-map@2.json"):
         assert (tmp_path / "site" / page).read_bytes() == Site(live=True).answer(page).content
 
@@ -363,18 +371,18 @@ def test_charts_are_drawn_of_the_newest_versions_and_of_those_with_an_alias(
 @pytest.mark.parametrize("kind", ["artifact", "ledger"])
 def test_a_page_that_cannot_be_made_leaves_nothing(sample: Path, dpca: Command, tmp_path: Path, kind: str) -> None:
     damage(sample, kind)
-    dpca("site", "build", tmp_path / "out" / "site").complaint(1)
+    dpca("pages", "build", tmp_path / "out" / "site").complaint(1)
     (tmp_path / "out").mkdir()
-    dpca("site", "build", tmp_path / "out" / "site").complaint(1)
+    dpca("pages", "build", tmp_path / "out" / "site").complaint(1)
     assert list((tmp_path / "out").iterdir()) == []
 
 
 def test_nothing_is_written_over(sample: Path, dpca: Command, tmp_path: Path) -> None:
     (tmp_path / "there").mkdir()
-    assert "must be a new folder" in dpca("site", "build", tmp_path / "there").complaint(1)
-    assert "must be a new folder" in dpca("site", "build", tmp_path / "none" / "site").complaint(1)
+    assert "must be a new folder" in dpca("pages", "build", tmp_path / "there").complaint(1)
+    assert "must be a new folder" in dpca("pages", "build", tmp_path / "none" / "site").complaint(1)
 
 
 def test_an_empty_home_is_a_site_of_one_page(dpca: Command, home: Path, tmp_path: Path) -> None:
-    assert '"pages": 1' in dpca("site", "build", tmp_path / "site", "--json").out
+    assert '"pages": 1' in dpca("pages", "build", tmp_path / "site", "--json").out
     assert not home.exists()

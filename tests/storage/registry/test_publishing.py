@@ -157,7 +157,7 @@ class TestPromote:
         assert registry.resolve("other@champion").version == 1
 
     @pytest.mark.parametrize(
-        ("name", "version", "told"), [("news", 2, "has versions 1 to 1"), ("mews", 1, "was never published")]
+        ("name", "version", "told"), [("news", 2, "only version 1 exists"), ("mews", 1, "was never published")]
     )
     def test_an_unknown_version_is_answered_with_what_exists(
         self, engine: sa.Engine, name: str, version: int, told: str

@@ -1,0 +1,89 @@
+"""The main list of a page: rows that contain a text, in the order of a column, also as CSV.
+
+>>> rows = {"names": [{"name": "map", "versions": 2}, {"name": "base", "versions": 9}]}
+>>> [row["name"] for row in arranged("overview", rows, find="", order="-versions")["names"]]
+['base', 'map']
+>>> csv_of("overview", rows).splitlines()[1]
+'map,2'
+"""
+
+import csv
+import io
+from collections.abc import Mapping
+from typing import Any
+
+LISTS: Mapping[str, str] = {"overview": "names", "name": "versions", "budget": "releases", "datasets": "datasets"}
+"""By the template of a page: its fact that is the main list."""
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet would run a text that begins so
+
+
+def columns_of(template: str, facts: Mapping[str, Any]) -> list[str]:
+    """Return the columns of the main list of a page that hold plain values."""
+    rows = _rows(template, facts)
+    return [name for name in (rows[0] if rows else ()) if all(_is_plain(row.get(name)) for row in rows)]
+
+
+def arranged(template: str, facts: Mapping[str, Any], *, find: str, order: str) -> dict[str, Any]:
+    """Return the facts of a page with those rows of its main list that contain a text, in an order.
+
+    Parameters
+    ----------
+    find : str
+        Capitals do not count; an empty text is in every row.
+    order : str
+        A column, after a minus for falling order; an unknown one changes nothing.
+    """
+    if template not in LISTS:
+        return dict(facts)
+    column, known = order.removeprefix("-"), columns_of(template, facts)
+    rows = [row for row in facts[LISTS[template]] if find.lower() in " ".join(_cells(_flat(row))).lower()]
+    if column in known:
+        rows.sort(key=lambda row: _key(_flat(row).get(column)), reverse=order.startswith("-"))
+    return {**facts, LISTS[template]: rows}
+
+
+def csv_of(template: str, facts: Mapping[str, Any]) -> str:
+    """Return the main list of a page as CSV with a header; a text that a spreadsheet would run begins with a quote."""
+    written, columns = io.StringIO(), columns_of(template, facts)
+    out = csv.writer(written, lineterminator="\n")
+    out.writerow(columns)
+    out.writerows([_cell(row.get(name)) for name in columns] for row in _rows(template, facts))
+    return written.getvalue()
+
+
+def _rows(template: str, facts: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the rows of the main list; those of nested facts, such as of the newest version, are columns too."""
+    if template not in LISTS:
+        return []
+    return [_flat(row) for row in facts[LISTS[template]]]
+
+
+def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
+    nested = {f"newest_{name}": value for name, value in (row.get("newest") or {}).items()}
+    return {**row, **nested}
+
+
+def _is_plain(value: Any) -> bool:
+    return value is None or isinstance(value, (bool, int, float, str)) or _is_words(value)
+
+
+def _is_words(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(one, str) for one in value)
+
+
+def _cells(row: Mapping[str, Any]) -> list[str]:
+    return [str(_cell(value)) for value in row.values() if _is_plain(value)]
+
+
+def _cell(value: Any) -> Any:
+    if _is_words(value):
+        value = " ".join(value)
+    if isinstance(value, str) and value.startswith(_FORMULA):
+        return f"'{value}"
+    return "" if value is None else value
+
+
+def _key(value: Any) -> tuple[bool, bool, Any]:
+    """Order numbers before texts, and what is unknown last."""
+    value = " ".join(value) if _is_words(value) else value
+    return (value is None, isinstance(value, str), 0 if value is None else value)
