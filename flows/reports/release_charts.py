@@ -407,7 +407,7 @@ def _draw_eigenvalues(axes: "Axes", spectrum: Spectrum, look: Theme) -> None:
 
 def _scree_finding(spectrum: Spectrum) -> str:
     if spectrum.verdict:
-        return spectrum.verdict.rstrip(".")
+        return spectrum.verdict[:1].upper() + spectrum.verdict[1:].rstrip(".")
     above, count = spectrum.above_noise, len(spectrum.eigenvalues)
     if above is None:
         return f"{count} eigenvalues were released, without a word on how far noise alone reaches"

@@ -63,7 +63,7 @@ def test_a_fitted_estimator_shows_verdict_guarantee_and_budget(rows) -> None:
 
 def test_the_picture_is_the_spectrum_or_one_component(rows) -> None:
     model = pca().fit(rows)
-    assert model.plot().get_label().startswith("captures ")
+    assert model.plot().get_label().startswith("Captures ")
     assert model.plot(1, theme="dark").get_label().startswith("Component 1")
 
 

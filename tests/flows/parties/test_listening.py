@@ -368,7 +368,7 @@ def test_callers_who_ask_at_all_their_connections_leave_room_for_another(
         began = time.monotonic()
         with contextlib.closing(four_and_one.caller(address, by=4)) as calling:
             assert calling.ask("/act", {}).facts == {}
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < listening.HEAD  # who waits for a place waits for that, or for longer
 
 
 MATRIX = np.zeros((1000, 5), np.int64)

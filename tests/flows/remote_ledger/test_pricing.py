@@ -83,7 +83,10 @@ def seconds(service: LedgerService, event: dict[str, Any]) -> float:
 def test_four_hostile_clients_keep_no_honest_one_waiting(
     service: LedgerService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The bar is a second; on a machine that is busy with other work, four times what a quote takes without them."""
+    """Who waits behind a hostile price waits for its deadline, five seconds; nobody waits for four.
+
+    The bar is a second, and on a machine that is busy with other work eight times what a quote takes without them.
+    """
     quiet = median(seconds(service, short(1.0 + 0.01 * turn)) for turn in range(3))
     monkeypatch.setattr(pricing, "DEADLINE", 5.0)
     ended = Event()
@@ -105,8 +108,9 @@ def test_four_hostile_clients_keep_no_honest_one_waiting(
         finally:
             ended.set()
         assert all(found.result() for found in attacks)
-    assert median(plain) < max(1.0, 4 * quiet)
-    assert median(sampled) < max(1.0, 4 * quiet)
+    bar = min(max(1.0, 8 * quiet), 4.0)
+    assert median(plain) < bar
+    assert median(sampled) < bar
     assert [service._ledger.statement(name).spent for name in HOSTILE] == [0.0] * 4
 
 
