@@ -37,7 +37,7 @@ class QuantileClip:
     mechanism : Mechanism
     quantile : float
         The share of the non-empty records that is not clipped, in (0, 1); up to noise and the width of a bin
-        (a fourth of an octave, rounded up).
+        (a fourth of an octave), inside which it is interpolated.
 
     Notes
     -----
@@ -67,8 +67,10 @@ class QuantileClip:
     def run(self, curator: Curator, plan: Plan) -> Subspace:
         """Release the histogram, compute the clip norm from it, and run the mechanism."""
         noise = _noise(plan.target)
-        counts = curator.release(_query(plan.problem, scale=noise.noise_multiplier), noise)
-        clip_norm = norm_quantile(counts, norm_grid(), quantile=self.quantile)
+        query = _query(plan.problem, scale=noise.noise_multiplier)
+        counts = curator.release(query, noise)
+        scale = noise.noise_multiplier * query.sensitivity("l1")
+        clip_norm = norm_quantile(counts, norm_grid(), quantile=self.quantile, scale=scale)
         problem = dataclasses.replace(plan.problem, clip_norm=clip_norm)
         inner = dataclasses.replace(plan, problem=problem, target=rest_of(plan.target), event=plan.event["events"][1])
         return dataclasses.replace(self.mechanism.run(curator, inner), clip_norm=clip_norm)
@@ -86,10 +88,43 @@ def first_epsilon(target: PrivacyTarget) -> float:
     return min(target.epsilon * SHARE, MOST)
 
 
-def norm_quantile(counts: NDArray[np.float64], edges: NDArray[np.float64], *, quantile: float) -> float:
-    """Return the upper edge of the first bin at which the cumulative noisy histogram reaches the quantile."""
-    below = np.cumsum(counts)
-    return float(edges[int(np.argmax(below >= quantile * below[-1]))])
+def norm_quantile(
+    counts: NDArray[np.float64], edges: NDArray[np.float64], *, quantile: float, scale: float = 0.0
+) -> float:
+    """Estimate a quantile of norms from a histogram with Laplace noise: post-processing.
+
+    Parameters
+    ----------
+    counts : array of shape (n_bins,)
+        With noise.
+    edges : array of shape (n_bins,), data units
+        Upper edges of the bins, increasing.
+    quantile : float
+        In (0, 1).
+    scale : float, records
+        The scale b of the noise of each count.
+
+    Returns
+    -------
+    float, data units
+        Interpolated geometrically inside the bin in which the cumulative histogram reaches the quantile.
+
+    Notes
+    -----
+    Counts up to ``b ln(100 n_bins)`` become 0; if no count is left, the largest stays alone. Otherwise the noise of
+    the empty bins adds up in a random walk, and the quantile is often the edge of a far empty bin. All empty bins
+    become 0 with probability at least .995: each survives with probability ``exp(-ln(100 n_bins)) / 2``.
+    """
+    kept = np.where(counts > scale * math.log(100.0 * len(counts)), counts, 0.0)
+    if not kept.any():
+        kept[int(np.argmax(counts))] = 1.0
+    below = np.cumsum(kept)
+    wanted = quantile * below[-1]
+    at = int(np.argmax(below >= wanted))
+    if at == 0:
+        return float(edges[0])
+    part = (wanted - below[at - 1]) / kept[at]
+    return float(edges[at - 1] * (edges[at] / edges[at - 1]) ** part)
 
 
 def rest_of(target: PrivacyTarget) -> PrivacyTarget:

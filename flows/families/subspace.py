@@ -64,6 +64,22 @@ def forecast_facts(planned: Planned) -> Mapping[str, Any]:
     }
 
 
+def _clip_facts(planned: Planned) -> Mapping[str, Any]:
+    """Return how far noise reaches at the clip norm, at half and at twice of it, in data units squared.
+
+    A clip norm that is chosen privately, or by `row_policy=normalise`, is none that a user could change.
+    """
+    clip_norm, level = planned.request.clip_norm, planned.plan.level
+    if not isinstance(clip_norm, (int, float)) or level is None or planned.request.row_policy != "clip":
+        return {}
+    reach = level * clip_norm**2
+    return {
+        "noise_edge_expected": reach,
+        "noise_edge_at_half_the_clip_norm": reach / 4.0,
+        "noise_edge_at_twice_the_clip_norm": reach * 4.0,
+    }
+
+
 def expected_noise(planned: Planned) -> str | None:
     """Say that all components will be noise, and what would change that; None where some can stand above it."""
     found = _forecast(planned)
@@ -229,7 +245,7 @@ class SubspaceFamily(Family[SubspaceRequest, Subspace]):
                 "hold_if_rejected": request.hold_if_rejected,
                 "rejected_count_std": counts_std(_problem_of(planned), planned.plan.target),
             }
-        return {**rows, **forecast_facts(planned)}
+        return {**rows, **_clip_facts(planned), **forecast_facts(planned)}
 
     def expected_noise(self, planned: PlannedRelease[SubspaceRequest]) -> str | None:
         """Say that all components will be noise, where that follows from public facts."""
