@@ -13,6 +13,7 @@ Alerts report that a budget runs low. Each level is recorded once per population
 alert is a journal entry, written in the transaction of the charge under the lock of the budget. So when several
 processes charge at once, exactly one of them reaches a level. The process that made this charge sends the
 notifications.
+"""
 
 import json
 from collections.abc import Sequence

@@ -95,7 +95,7 @@ class Tick:
     release_id : str
     snapshot_id : str, the snapshot to which the tick is bound, whatever is ingested later
     number : int, the number of the snapshot's ingest; 0 for a snapshot that is older than the numbering
-    arrivals : str, the source of the arrival times of records: ``rows``, the id of the table of ids, or ``unknown``
+    arrivals : str, the source of the arrival times of records: ``rows``, the id of an arrival epoch, or ``unknown``
     state : str, the state of the release
     artifact_digest : str or None
     answer : str or None, digest of the copy in the answer store
@@ -392,16 +392,16 @@ def number_of(snapshot: sa.Row[Any]) -> int:
 
 
 def epoch_of(snapshot: sa.Row[Any]) -> str | None:
-    """Return the id of the table of ids that a snapshot's blocks refer to; None where they have no ids."""
+    """Return the arrival epoch of the first-seen numbers in a snapshot's blocks; None where they have none."""
     epoch: str | None = snapshot.epoch
     return epoch
 
 
 def arrivals_of(stream: Stream, ticks: tuple[Tick, ...], *, epoch: str | None) -> str:
-    """Return the source of arrival times at the next tick: ``rows``, the id of a table of ids, or ``unknown``.
+    """Return the source of arrival times at the next tick: ``rows``, the id of an arrival epoch, or ``unknown``.
 
-    A stream keeps the table of ids of its first tick. From the first tick with no table or another one, all arrivals
-    are unknown for good, because an id could arrive later in the new table than it did before.
+    A stream keeps the arrival epoch of its first tick. From the first tick with no epoch or another one, all arrivals
+    are unknown for good, because an id could arrive later by the new epoch than by the old one.
     """
     if stream.terms.get("unit") == "rows":
         return "rows"
