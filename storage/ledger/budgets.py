@@ -280,7 +280,7 @@ def check_snapshot_unit(connection: sa.Connection, budget: Budget, snapshot_id: 
 def other_units(connection: sa.Connection, population: str | None = None) -> dict[str, tuple[str, str]]:
     """Return the current datasets whose unit their budget does not admit.
 
-    The values are those of `Budget.other_unit`, by dataset; ``population`` restricts the datasets to one population.
+    The result maps each dataset to the value of `Budget.other_unit`. ``population`` restricts it to one population.
     """
     table = tables.snapshot
     columns = (table.c.name, table.c.population, table.c.unit, table.c.rows_per_unit)
