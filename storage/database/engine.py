@@ -296,8 +296,8 @@ def schema_transaction(engine: sa.Engine) -> Iterator[sa.Connection]:
     Unavailable
         When the database is missing, full, locked for too long, damaged, read-only or a standby. The transaction wrote
         nothing, except that it may have been committed if the connection was lost during the commit. Running the
-        request again resolves this. Also raised when PostgreSQL committed with a warning, for example because it was
-        configured not to wait for its standby.
+        request again resolves this. Also raised when PostgreSQL committed with a warning, for example that it stopped
+        waiting for its standby.
     """
     warned: list[str] = []
     with _explained(), begun(engine) as connection:

@@ -94,10 +94,11 @@ def verify_trail(export: Any, *, key: str | None = None, earlier: Any = None) ->
     Returns
     -------
     dict
-        ``verdict`` ("valid"), ``checked`` (a description of the checks), ``population``, ``ledger``, the terms of the
-        budget, its guarantee as ``statement``, ``spent``, ``remaining``, ``releases`` (number by state), ``restored``
-        (number of accepted restores), ``entries``, ``checkpoints``, ``signed`` (time of the last checkpoint), ``key``,
-        ``pinned`` (whether ``key`` was given), and ``actors``, who wrote the entries of this population.
+        ``verdict`` ("valid") and ``checked``, a description of the checks.
+        ``population``, ``ledger``, the terms of the budget, its guarantee as ``statement``, ``spent`` and
+        ``remaining``. ``releases`` (number by state), ``restored`` (number of accepted restores) and ``entries``.
+        ``checkpoints``, ``signed`` (time of the last one), ``key``, and ``pinned`` (whether ``key`` was passed).
+        ``actors``, the users who wrote the entries of this population.
 
     Raises
     ------
