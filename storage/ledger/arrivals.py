@@ -125,7 +125,7 @@ def plan_segment(connection: sa.Connection, *, epoch: str, segment: str) -> None
 def record_segment(
     connection: sa.Connection, *, epoch: str, segment: str, digest: str, known: Collection[Segment]
 ) -> int | None:
-    """Number a segment, if the epoch still has exactly the segments that the segment's ids were compared with.
+    """Give a segment its number, if the epoch still has exactly the segments that its ids were compared with.
 
     Parameters
     ----------
