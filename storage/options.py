@@ -4,9 +4,9 @@ Commands, flows and forms are derived from such a record. The record rejects val
 an error message of one line.
 
 Types are strict: text is never converted to a number, a number never to a truth value, and a fraction is never
-truncated. Four conversions are admitted: a whole number for a float, a NumPy scalar for the Python scalar of its kind,
-and a path for the text that names a file. The fourth is None for an option with a default, which means that the option
-was left out. No bound admits NaN.
+truncated. There are four exceptions. A whole number is admitted for a float, a NumPy scalar for the Python scalar of
+its kind, and a path for the text that names a file. None is admitted for an option with a default, and means that the
+option was left out. No bound admits NaN.
 
 >>> from typing import Annotated
 >>> from pydantic import Field

@@ -93,7 +93,7 @@ def open_home(
             terms: dict[str, Any] = {"charge_to": charge_to, "another_ledger": another_ledger}
             recharged = accept(connection, place, witness.noted(), reason=accept_restored, **terms)
             current = journal.head(connection)
-            witness.note(note_everything(connection))  # includes releases that began by the acceptance
+            witness.note(note_everything(connection))  # releases that began by the acceptance have no note yet
     else:
         with reading(engine) as connection:
             current = witness.check(connection)
@@ -234,7 +234,7 @@ class Workspace:
             An operator's reason to continue with a database that was restored from a copy; see
             `storage.registry.restored.accept`.
         charge_to, another_ledger : str and bool
-            The population to charge for unexplained versions in the registry, or that another ledger publishes them.
+            The population to charge for unexplained releases in the registry, or whether another ledger publishes them.
         even_locked : bool
             Open the home even if the registry contains unknown names, for operations that spend nothing.
 
@@ -430,7 +430,7 @@ class Workspace:
 
 
 class PopulationBudget:
-    """The budget of a population, from which releases on rows in memory are charged.
+    """The budget of a population, which pays for releases of rows in memory.
 
     A copy is the same object. An unpickled budget opens the workspace of its process when it is first used, and refuses
     another ledger.

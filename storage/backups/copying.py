@@ -80,7 +80,7 @@ def note_date(ledger: str, *, what: str, entries: int) -> None:
 
 
 def read_dates(ledger: str) -> dict[str, Any]:
-    """Return the known times of the last ``made`` and ``rehearsed`` backup, with their numbers of entries."""
+    """Return the known time and number of entries of the last backup ``made`` and the last one ``rehearsed``."""
     try:
         found = json.loads(_path(ledger).read_bytes())
     except (OSError, RecursionError, ValueError):

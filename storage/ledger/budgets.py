@@ -4,7 +4,7 @@ The terms of a budget are fixed when it is opened.
 
 The charged total of a population is cached, so that no request has to add up all releases. Charges are vectors of
 integers, so the cached total equals the sum of all charges exactly. It is written in the transaction of the charge,
-under the lock of the budget, and the journal entry of the charge states the same total. A database trigger removes the
+under the lock of the budget. The journal entry of the charge states the same total. A database trigger removes the
 cached total when a release is entered, abandoned or edited; without a cached total the charges are added up. A total
 that differs from the newest journal entry was edited, and no request is admitted on it. `storage.ledger.checks`
 compares the total with the whole journal.
@@ -34,7 +34,7 @@ from storage.ledger import journal
 from storage.ledger.journal import check_rows
 
 RECORDS_AT_MOST = 100_000
-"""The assumed number of records of a dataset that declares no bound; delta is compared with it."""
+"""The assumed number of records of a dataset that declares no bound, for the check of delta."""
 _LOCK = (
     sa.select(tables.budget.c.population)
     .where(tables.budget.c.population == sa.bindparam("population"))
@@ -361,7 +361,7 @@ class ChargedTotal:
 
 
 def charged_to(connection: sa.Connection, budget: Budget) -> Charge:
-    """Return the total that a population's releases are charged, without abandoned ones."""
+    """Return the charged total of a population's releases, without abandoned ones."""
     return read_total(connection, budget).charge
 
 

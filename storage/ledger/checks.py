@@ -15,11 +15,11 @@ Examples
         compare(connection)
 
 An incremental check reads everything that is new since an earlier check, and the next part of the older entries. The
-result of the earlier check is trusted, because it is stored next to the keys. New are the journal entries since then,
-and every release that had not ended. Of the older entries, the next `PART` are verified and replayed, and each release
-among them with all its entries. So as many checks as there are parts read everything again. Every check, whatever the
-age of the rows, detects a missing or surplus row and an edited budget or alias. It also detects an edited charge or
-state that changes what a population has spent.
+result of the earlier check is trusted, because it is stored next to the keys. The new part consists of the
+journal entries since then, and of every release that had not ended. Of the older entries, the next `PART` are verified
+and replayed, together with all entries of the releases among them. After as many checks as there are parts, everything
+has been read again. Whatever the age of the rows, every check detects a missing or surplus row, and an edited budget or
+alias. It also detects an edited charge or state that changes what a population has spent.
 """
 
 import json

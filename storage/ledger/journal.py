@@ -144,7 +144,7 @@ def find_id(connection: sa.Connection) -> str | None:
 def lock(connection: sa.Connection) -> None:
     """Prevent other processes from appending, and so from charging or publishing, until the transaction ends.
 
-    In SQLite, a writing transaction holds the only write lock from its first statement on.
+    SQLite needs no further lock: a writing transaction holds its only write lock from the first statement on.
     """
     if connection.dialect.name != "sqlite":
         connection.execute(_LOCK)
@@ -247,6 +247,8 @@ _JSON = ("event", "request", "terms", "sites")
 class Replay:
     """The rows that the replayed entries require.
 
+    The entries may be a part of the journal, if it has all entries about the rows in question.
+
     Attributes
     ----------
     told : mapping of table to mapping of key to the recorded columns
@@ -329,7 +331,7 @@ class Replay:
 
 
 def called(name: str, key: Key) -> str:
-    """Return the name of a table's row in messages."""
+    """Return the name of a row for messages."""
     return NAMES[name].format(*key)
 
 
@@ -339,7 +341,7 @@ def key_of(table: sa.Table, row: Row) -> Key:
 
 
 def facts_of(table: sa.Table, row: Row) -> dict[str, Any]:
-    """Return the columns of a stored row in the form of a replay."""
+    """Return the columns of a stored row, decoded as in a replay."""
     facts = dict(zip(table.columns.keys(), row, strict=True))
     for name in _JSON:
         if name in facts:

@@ -53,12 +53,12 @@ from storage.ledger.journal import ENDED, GIVEN_UP, OF_RELEASES, check_rows
 ORPHAN_AFTER = 3600.0
 """Seconds after which a file without a row is an orphan; its writer would add the row within moments."""
 
-_STAGED = re.compile(r"[0-9a-f]{32}")  # a release, a staged artifact
+_STAGED = re.compile(r"[0-9a-f]{32}")  # the name of a release or of a staged artifact
 _HALF_WRITTEN = re.compile(r"\.[0-9a-f]{32}\.tmp")
 
 
 def remove_orphans(folder: Path, *, among: Container[str] = ()) -> None:
-    """Remove half-written files, and the staged files and folders ``among``, once older than `ORPHAN_AFTER`."""
+    """Remove half-written files, and the files and folders in ``among``, that are older than `ORPHAN_AFTER`."""
     for name in names_in(folder):
         orphan = name in among and _STAGED.fullmatch(name)
         if orphan or (name[0] == "." and _HALF_WRITTEN.fullmatch(name)):
@@ -104,7 +104,7 @@ def release_id_of(key: bytes) -> str:
 
 
 class Keys(Protocol):
-    """The keys of releases under way, from a folder or another process."""
+    """The keys of releases under way, wherever they are stored."""
 
     def read(self, release_id: str) -> bytes:
         """Return the key of a release under way."""
@@ -219,7 +219,7 @@ def standing_grant(row: Release, population: str, fingerprint: str) -> Grant:
 def check_abandon(connection: sa.Connection, release: Release) -> None:
     """Check that a reservation may be abandoned.
 
-    A standalone charge must stay once the composition has begun, because it fixed the bound of the composition.
+    A standalone charge must stay once the composition has begun, because the composition's bound is what it left.
 
     Raises
     ------
@@ -277,7 +277,7 @@ def find_by_run_key(connection: sa.Connection, run_key: str, *, population: str 
 
 
 def under_run_key(connection: sa.Connection, run_key: str, *, population: str | None) -> list[Release]:
-    """Return any population's release with a run key, then the one that this population reserved remotely by it."""
+    """Return the release with a run key, of any population, then the one that this population reserved remotely."""
     apart = run_key if population is None else key_apart(population, run_key)
     rows = connection.execute(_BY_RUN_KEY, {"given": run_key, "apart": apart}).all()
     check_states(connection, rows)

@@ -400,9 +400,9 @@ def epoch_of(snapshot: sa.Row[Any]) -> str | None:
 def arrivals_of(stream: Stream, ticks: tuple[Tick, ...], *, epoch: str | None) -> str:
     """Return the source of arrival times at the next tick.
 
-    The source is ``rows``, the id of an arrival epoch, or ``unknown``.
-    A stream keeps the arrival epoch of its first tick. From the first tick with no epoch or another one, all arrivals
-    are unknown for good, because an id could arrive later by the new epoch than by the old one.
+    The source is ``rows``, the id of an arrival epoch, or ``unknown``. A stream keeps the arrival epoch of its first
+    tick. From the first tick with no epoch or another one, all arrivals are unknown for good. Otherwise an id could
+    arrive later by the new epoch than by the old one.
     """
     if stream.terms.get("unit") == "rows":
         return "rows"

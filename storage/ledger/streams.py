@@ -158,8 +158,8 @@ class Streams:
         """Charge a stream for further ticks, up to the total number ``ticks``.
 
         A stream that is already charged for that many ticks is returned unchanged. ``event`` is the difference between
-        the two Gaussian releases. ``epsilon`` is its nominal guarantee at the delta of the stream. ``after`` is the
-        number of charged ticks for which the event was computed.
+        the Gaussian events of ``ticks`` and of ``after`` ticks. ``epsilon`` is its nominal guarantee at the delta of
+        the stream. ``after`` is the number of charged ticks for which the event was computed.
 
         Raises
         ------

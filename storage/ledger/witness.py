@@ -15,8 +15,8 @@ True
 A ledger has two witnesses. The first is in the key folder, which all machines that make releases share. The second is
 in this machine's state folder, so that it is not restored or copied with the home. The second also records each release
 that began, with the budget that paid, and each published version. A database without an entry that a witness has seen
-was restored from a copy, or another copy of it was used in the meantime. Such a database is refused, because charges
-are missing from it.
+was restored from a copy, or another copy of it was used in the meantime. Such a database is refused, because it
+has lost charges.
 
 The recorded notes contain everything needed to enter a release or a version that a restored copy lacks.
 """

@@ -1,11 +1,11 @@
 """Published names in the ledger, and their comparison with the registry.
 
-*Names*: the owner of a published name (populations here, joint releases, or another ledger), and the history of its
-aliases, with the version and time of each move. The rows of aliases and the pointer files state the current version of
-an alias. Only the journal contains its earlier versions.
+*Names*: the owner of a published name, and the history of its aliases with the version and time of each move. The owner
+is a set of populations of this ledger, or joint releases, or another ledger. The rows of aliases and the pointer files
+state the current version of an alias. Only the journal contains its earlier versions.
 
-*Rows of pointer files*: the versions, aliases and marks of a name, and the number of its signed pointer. Pointers of a
-few names are read by queries with these names. For more names, every row is read once.
+*Rows of pointer files*: the versions and aliases of a name, its versions without privacy, and the number of its signed
+pointer. Pointers of a few names are read by queries with these names. For more names, every row is read once.
 
 *Comparison* of ledger and registry: by names at each opening, by every manifest on request, or incrementally. An
 incremental check reads what is new and a part of what earlier checks have read. Its result is stored in the key folder,

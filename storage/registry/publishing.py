@@ -4,8 +4,8 @@ The rows are authoritative and are written in the publisher's transaction. Consu
 rebuilt from the rows after the commit. A row of the table ``pointer`` states that the file of a name is written, and
 its tag. A change of a name removes the row in the same transaction, and a rebuild of the file adds it. So a crash in
 between leaves a name without a row, which the next opening finds. Every function takes a connection inside a
-transaction, and makes other publishers wait by the journal's lock. So no two transactions lock the same objects in
-opposite orders.
+transaction, and makes this transaction wait for other publishers by the journal's lock. So no two transactions lock the
+same objects in opposite orders.
 
 Examples
 --------
@@ -252,7 +252,7 @@ def rebuild_pointers(
 
     Guarantees
     ----------
-    Each file changes as a whole or not at all. Other publishers wait for the transaction, so an older state is never
+    Each file changes as a whole or not at all. The transaction waits for other publishers, so an older state is never
     written over a newer one. A file that already agrees is left unchanged. The recorded tag of a file was read after
     the file was written. The number of a signed pointer is higher than any in its file or the database.
 
@@ -260,9 +260,10 @@ def rebuild_pointers(
     -----
     A publisher that lost its connection, and therefore its lock, may still be about to write. So the tag of the file is
     read before the rows. The writer of a newer state got the lock after these rows were read, so it changed the tag
-    after the tag was read. An object store then refuses the older state. After a refusal the rows are read again, which
-    fails when the lock is lost. The one remaining case is a file that changed and changed back in the meantime, because
-    an alias moved to and fro. The next opening then finds another tag than the recorded one, and rewrites the file.
+    after this tag was read. An object store then refuses the older state. After a refusal the rows are read again,
+    which fails when the lock is lost. The one remaining case is a file that changed and changed back in the meantime,
+    because an alias moved to and fro. The next opening then finds another tag than the recorded one, and rewrites the
+    file.
     """
     journal.lock(connection)
     numbers = read_numbers(connection, names)

@@ -91,7 +91,7 @@ class Signer:
     def agrees(
         self, place: Place, found: SignedPointer | None, pointer: Pointer, payload: bytes, *, above: int
     ) -> bool:
-        """Return whether a signed pointer contains this pointer, under the current key and a number over ``above``.
+        """Return whether the current key signed this pointer, under a number over ``above``.
 
         ``payload`` is the content of the pointer file.
         """

@@ -34,7 +34,7 @@ _OF_SPENDING = ("budget_", "release_", "step_", "stream_", "tick_", "version_")
 
 
 class Subjects:
-    """Assignment of the entries of a journal, taken in order, to populations."""
+    """Assignment of journal entries to populations, in the order of the journal."""
 
     def __init__(self) -> None:
         self._populations: dict[str, str] = {}

@@ -94,11 +94,13 @@ def verify_trail(export: Any, *, key: str | None = None, earlier: Any = None) ->
     Returns
     -------
     dict
-        ``verdict`` ("valid") and ``checked``, a description of the checks.
-        ``population``, ``ledger``, the terms of the budget, its guarantee as ``statement``, ``spent`` and
-        ``remaining``. ``releases`` (number by state), ``restored`` (number of accepted restores) and ``entries``.
-        ``checkpoints``, ``signed`` (time of the last one), ``key``, and ``pinned`` (whether ``key`` was passed).
-        ``actors``, the users who wrote the entries of this population.
+        The result is in ``verdict`` ("valid"), and a description of the checks in ``checked``.
+        The budget is in ``population``, ``ledger``, its terms, ``statement`` (the guarantee), ``spent`` and
+        ``remaining``.
+        The journal is in ``releases`` (number by state), ``restored`` (number of accepted restores) and ``entries``.
+        The signatures are in ``checkpoints`` (their number), ``signed`` (time of the last one), ``key``, and
+        ``pinned`` (whether ``key`` was passed).
+        The users who wrote the entries of this population are in ``actors``.
 
     Raises
     ------
@@ -305,7 +307,7 @@ def _tick_charge(replay: _Replay, release: str, detail: Mapping[str, Any]) -> Ch
 
 
 def _is_covered(replay: _Replay, event: Mapping[str, Any]) -> bool:
-    """Return whether the Gaussian events that pay for a stream cover all its ticks up to this one, exactly.
+    """Return whether the Gaussian events that pay for a stream cover all its ticks up to the event's tick, exactly.
 
     Ticks up to t of a stream of noise z, calibrated for h of them, have ``mu^2 = zeta_t^2 / (z^2 zeta_h^2)``. A stream
     whose terms contain no weights was charged for all its ticks at first. A stream that was entered from its versions
