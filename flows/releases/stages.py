@@ -136,7 +136,7 @@ def insisted[R: Request](request: R) -> R:
 
 
 def _forecast(planned: PlannedRelease[Any]) -> None:
-    """Log that a release is expected to be noise alone, or refuse it if its request says so."""
+    """Log that a release is expected to be noise alone, or refuse it if its request excludes noise."""
     family = family_of(planned.request)
     family.refuse_noise(planned)
     noise = family.expected_noise(planned)

@@ -244,7 +244,7 @@ def _row(stream: Stream, used: int) -> dict[str, Any]:
 
 
 def _prices(terms: StreamTerms, charged: int) -> list[dict[str, Any]]:
-    """Return the price of more ticks: up to the horizon, twice the horizon, and ten times the horizon.
+    """Return the prices of more ticks, up to one, two and ten times the horizon.
 
     The rounded weights of short streams end early. Ticks beyond the last weight cannot be charged and have no price.
     """
@@ -430,8 +430,8 @@ def _rows(
 ) -> tuple[BlockSource, Reservation]:
     """Return the rows of a tick, with the reservation for them.
 
-    The rows are those of the tick's snapshot. Where the privacy unit is one row of one night, they are the rows of all
-    nights so far.
+    The rows come from the tick's snapshot. Where the privacy unit is one row of one night, they come from all nights
+    so far.
     """
     catalog, tick = workspace.catalog, ticks[-1]
     source: BlockSource

@@ -141,7 +141,7 @@ def check_pace(epsilon: float | None, releases: int | None) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preview:
-    """Preview of a request: its plan, whether its release exists, and its effect on the budget."""
+    """Preview of a request with its plan and its effect on the budget; ``exists`` is true once it was charged."""
 
     planned: PlannedRelease[Any]
     exists: bool
@@ -313,7 +313,7 @@ def judge_request(
 def note_budget(request: Request, *, series: str = "") -> None:
     """Write the verdict on the next run into the form of the running flow's deployment; a failure is ignored."""
     with suppress(Exception):
-        from flows.orchestration.prefect_stages import deployed_parameters, note_on_deployment  # a flow has loaded Prefect already
+        from flows.orchestration.prefect_stages import deployed_parameters, note_on_deployment  # loaded by the flow
 
         deployed = deployed_parameters()
         if deployed is None:
