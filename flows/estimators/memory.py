@@ -295,7 +295,7 @@ class InMemoryBudget:
             return Made(artifact=held.artifact)
 
     def _charge(self, fit: Fit) -> "_Held":
-        """Plan and charge a release; the fit's slot, if any, holds the release from then on."""
+        """Plan and charge a release, and store it under the slot of the fit, if it has one."""
         rows = fit.read_rows(copied=fit.slot is not None)
         entry = Entry(
             snapshot="",

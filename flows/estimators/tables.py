@@ -73,7 +73,7 @@ class Entries:
     def conversion(self) -> dict[str, Any]:
         """Return the arguments with which scikit-learn converts and checks values."""
         return {
-            "accept_sparse": ["csr", "coo", "csc", "bsr"] if self.missing else "csr",  # "csr" alone would add up duplicates
+            "accept_sparse": ["csr", "coo", "csc", "bsr"] if self.missing else "csr",  # "csr" alone adds up duplicates
             "dtype": np.float64,
             "ensure_all_finite": "allow-nan" if self.missing else True,
         }
@@ -276,7 +276,7 @@ def quoting_no_value() -> Iterator[None]:
                 "X holds objects that are no numbers (float() argument must be a string or a real number); convert or "
                 "drop their columns."
             ) from None
-        if "argument must be" in str(error) or str(error).startswith("Sparse data"):  # messages of scikit-learn without a value
+        if "argument must be" in str(error) or str(error).startswith("Sparse data"):  # scikit-learn, without a value
             raise
         raise ValueError(_NO_NUMBERS) from None
     except ValueError as error:
@@ -331,7 +331,7 @@ def _names_of(table: Any) -> Any:
 
 
 def _shape_of(table: Any) -> tuple[Any, ...]:
-    """Return the shape of a table; for a list, the shape of its first row."""
+    """Return the shape of a table; for a list, the shape of the table of its first row."""
     if hasattr(table, "shape"):
         return tuple(table.shape)
     with quoting_no_value():

@@ -391,7 +391,7 @@ def read_planned(release: Release, *, unit: PrivacyUnit) -> PlannedRelease[Any]:
 
 
 def asked_of(request: Request, mechanism: Mechanism[Any], *, given: Request) -> bytes:
-    """Return the options that identify a request, apart from its rows.
+    """Return the options that identify a request, except its rows.
 
     If the ``given`` request leaves a choice to public facts, its identity includes the instruction, not the outcome.
     """
