@@ -1,7 +1,7 @@
 """Base class of private estimators.
 
-It follows the conventions of scikit-learn, but has no seed. A fit makes a release on the budget of the estimator, which
-is a budget in memory or the budget of a population in a ledger.
+It follows the conventions of scikit-learn, but has no seed. A fit makes a release on the budget of the estimator. This
+is either a budget in memory or the budget of a population in a ledger.
 """
 
 import hashlib

@@ -1,7 +1,7 @@
 """Tables of users, checked as in scikit-learn, and their rows as blocks.
 
 Rows are in memory or are read piece by piece. The chunks of a Dask array, and the rows of an AnnData backed by its
-file, are read one piece at a time and never all at once.
+file, are never read all at once.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -155,8 +155,8 @@ class Table:
         Raises
         ------
         ValueError
-            As in scikit-learn, for different columns, for fewer than two rows or columns in ``fit``, or for values that
-            are not finite numbers. For pieces that are read later, the error occurs when they are read.
+            As in scikit-learn, when the columns differ, when ``fit`` gets fewer than two rows or columns, or when
+            values are not finite numbers. For pieces that are read later, the error occurs when they are read.
         """
         names, values = _columns_of(entries.plain(without_index(_as_table(table))))
         chunked = values if hasattr(values, "__dask_graph__") else None

@@ -69,7 +69,7 @@ class Family[R: Request, T](ABC):
     @property
     @abstractmethod
     def audit(self) -> "AuditSubject":
-        """Subject of the audit: the attacked mechanisms and statistic, with their neighbouring inputs."""
+        """Subject of the audit: the attacked mechanisms and statistic, with their neighboring inputs."""
 
     @abstractmethod
     def build(self, request: R) -> Mechanism[T]:
@@ -113,7 +113,7 @@ class Family[R: Request, T](ABC):
         """Return why records need one row each, and how to ingest them so; None where a record may have several."""
         return None
 
-    def check_ingest(self, request: R, manifest: Callable[[], Manifest]) -> None:  # noqa: B027 - as above
+    def check_ingest(self, request: R, manifest: Callable[[], Manifest]) -> None:  # noqa: B027 - optional to override
         """Refuse a snapshot whose ingest options do not fit the request; no row is read.
 
         Raises

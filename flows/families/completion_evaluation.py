@@ -74,8 +74,8 @@ class EvaluatedItems:
         Raises
         ------
         InvalidInput
-            When the items of the dataset differ, its records may have several rows, its values may differ from the
-            ratings that users gave, or ``count`` is below 1.
+            When the dataset has other items, its records may have several rows, or its values may differ from the
+            ratings that users gave. Also when ``count`` is below 1.
         """
         found = self.embeddings
         check_columns(workspace, snapshot, version=self.version, artifact=found, n_columns=found.n_items)

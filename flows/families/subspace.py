@@ -1,6 +1,6 @@
 """Family of private subspaces, with the forecast before a release.
 
-A release consists of k orthonormal directions of the rows, of the rows around their mean, or of the sums of units. The
+A release consists of k orthonormal directions of the rows, of the rows around their mean, or of the privacy units. The
 forecast appears in a dry run, and decides whether a request that refuses noise is refused.
 """
 
@@ -317,7 +317,7 @@ class SubspaceFamily(Family[SubspaceRequest, Subspace]):
         return restate_subspace(artifact, n_components=n_components, refine=request.refine, parent=parent)
 
     def withheld(self, request: SubspaceRequest, artifact: Artifact) -> str | None:
-        """Return why a release misses the minimum share of its request; None where it reaches it."""
+        """Return why a release misses the minimum share of its request; None if it reaches the share or none is set."""
         assert isinstance(artifact, PrivateSubspace)
         if request.require_share is None:
             return None

@@ -7,9 +7,9 @@ Each outcome is notified once.
 The gate decides whether an alias moves to a release. It uses published facts only and therefore costs nothing.
 A release that counts rejected records is held if their noised share exceeds the allowed one, so that no loss is
 promoted unseen. Otherwise the release passes under two conditions. By its own assessment, at least one component must
-be above the noise. It must also still capture the directions of the champion, the version that the alias points to,
-as far as these are above the champion's noise. Directions within the noise are ignored on both sides, because random
-directions capture part of any other directions by chance.
+be above the noise. It must also still capture those directions of the champion that are above the champion's noise.
+The champion is the version that the alias points to. Directions within the noise are ignored on both sides, because
+random directions capture part of any other directions by chance.
 """
 
 import logging

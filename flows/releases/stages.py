@@ -254,7 +254,7 @@ def digest_of(ledger: ReleaseLedger, release_id: str) -> str:
 
 
 def made_or_found(ledger: ReleaseLedger, release_id: str, make: Callable[[], str]) -> str:
-    """Return the artifact digest from ``make``, or the digest by another process that finished the release first."""
+    """Return the artifact digest from ``make``, or from another process if it finished the release first."""
     try:
         return make()
     except Finished:

@@ -3,7 +3,7 @@
 A plain Gaussian event is priced immediately, in closed form. A sampled event may take half a minute of processor time,
 so a separate process computes its price and is ended at a deadline. The service computes one such price per client at a
 time; further requests of the same client queue behind it. If all processes are busy, the client that was served longest
-ago is next, and a price that has used up its share is stopped to make room. A price that takes longer than `MOMENT`
+ago is next. A price that has used up its share is then stopped to make room. A price that takes longer than `MOMENT`
 continues at the lowest priority, so short prices stay fast during an attack. Computed prices are cached.
 """
 

@@ -12,8 +12,8 @@ Paths are relative to the folder of the file. A runner releases; a reader sees b
 sees only the populations that the configuration lists for it. Releases of other populations are reported as missing.
 
 Every operation can be repeated safely. A reservation is identified by its run key, and every later operation by its
-release. Four operations are possible only where the ledger runs: opening budgets, ingesting data, promoting versions
-and giving up releases.
+release. Opening budgets, ingesting data, promoting versions and giving up releases are possible only where the ledger
+runs.
 """
 
 import time
