@@ -167,7 +167,7 @@ def tick_stream(
 def dry_run_in_flow(run: Runner, request: Request, *, releases: int | None = None, series: str = "") -> State[Any]:
     """Return the state named after the verdict on a request, and write the verdict as a Prefect artifact.
 
-    ``releases`` and ``series`` are those of `judge_request`.
+    ``releases`` and ``series`` are passed to `judge_request`.
     """
     verdict: Verdict = run(judge_request, request, releases=releases, series=series)
     run(state_verdict, request.publish, verdict.name, verdict.text)

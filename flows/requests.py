@@ -311,7 +311,7 @@ class Evaluated:
 
 @option_record
 class EvaluationRequest(Request, Evaluated):
-    """A request for a private estimate of how good a release is."""
+    """A request for a private estimate of the quality of a release."""
 
     publish: Annotated[
         str, Field(description="Name under which each estimate becomes a version; by default NAME.evaluation.")

@@ -35,7 +35,7 @@ class Scores(NamedTuple):
     Attributes
     ----------
     values : float64 array of shape (n_rows, n_components)
-    ids : Arrow array of n_rows ids, or None where the rows have none
+    ids : Arrow array of n_rows ids, or None if the rows have no ids
     notes : dict of str to str, which columns were ``permuted`` or ``left_out``, if any were
     """
 

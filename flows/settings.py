@@ -19,7 +19,7 @@ _SAFE = (("https", True), ("https", False), ("http", True))
 
 
 class Settings(BaseSettings):
-    """Settings of where runs compute, log and send notices.
+    """Settings for where runs compute, log and send notices.
 
     What is computed, and with which privacy guarantee, is never a setting. ``DPCA_CLUSTER`` is one of:
 

@@ -51,7 +51,7 @@ class Search:
     epsilon, delta : float
     mechanism : str
     tried : mapping of str to sequences of str
-        The values of each setting, as text; every combination is tried. If empty, the values are those of `GRIDS`.
+        The values of each setting, as text; every combination is tried. If empty, `GRIDS` provides the values.
     draws : int
         Number of synthetic data sets on which each combination is run.
     """

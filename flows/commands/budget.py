@@ -151,7 +151,7 @@ def pace(
     delta: Annotated[float | None, typer.Option(help="Of each release; the budget's own by default.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Show the largest epsilon that each of RUNS more Gaussian releases can spend; nothing is charged."""
+    """Show the largest epsilon for each of RUNS more Gaussian releases that fit what is left; nothing is charged."""
     from flows.reports.budget_facts import pacing_facts, written_share
     from storage.workspace import Workspace
 
@@ -223,7 +223,7 @@ def export(
     output: Annotated[Path, typer.Option(help="The file to write, JSON; it holds public facts alone.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Write the signed journal of POPULATION, which `dpca audit verify` checks without this ledger."""
+    """Write POPULATION's part of the journal, signed, so that `dpca audit verify` checks it without this ledger."""
     import json
 
     from dpca.backends.atomic_files import write_atomically, writing

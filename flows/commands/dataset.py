@@ -109,9 +109,9 @@ def erase(
 ) -> None:
     """Make a snapshot without any row of one individual, and list what else may hold their rows.
 
-    The id comes from the unit column or the file of units, from the unit of the schema, from the row of triplets, or
-    from the row names of .h5ad. Nothing is charged. Older snapshots stay until `dpca dataset remove N --older`. Earlier
-    releases stay, and their guarantee covers this individual. The id is stored nowhere.
+    The id is a value of the unit column, of the file of units, of the unit that a schema declares, of the row column of
+    triplets, or a row name of .h5ad. Nothing is charged. Older snapshots stay until `dpca dataset remove N --older`.
+    Earlier releases stay, and their guarantee covers this individual. The id is stored nowhere.
     """
 
     def agree(found: "FoundUnit") -> None:

@@ -160,7 +160,7 @@ def verify(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Check an exported audit trail offline, and compute what was spent from the trail alone."""
+    """Check an exported audit trail without ledger or database, and compute what was spent from the trail alone."""
     from dpca.errors import Corrupt
     from storage.trail.verification import read_trail, verify_trail
 

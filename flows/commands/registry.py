@@ -195,7 +195,7 @@ def new(as_json: Json = False) -> None:
 
 @key_app.command()
 def rotate(out: Out = None, as_json: Json = False) -> None:
-    """Create the next publisher's key, which replaces the old one as soon as the root delegates to it."""
+    """Create the next publisher's key; once the root delegates to it, it signs and the old key is removed."""
     from dpca.home import key_folder
     from storage.registry.signing import Signer
 

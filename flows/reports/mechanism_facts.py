@@ -209,7 +209,7 @@ def _sentence(ranked: Sequence[Advice], *, n_components: int) -> str:
     return f"{noise}; component {n_components} could be told from noise with {needs}."
 
 
-_HOPELESS = 1.25  # advice ends where random directions capture nearly as much as the best ones
+_HOPELESS = 1.25  # no advice where random directions capture nearly as much as the best ones
 
 
 def _interval(low: float, high: float) -> str:
