@@ -99,8 +99,8 @@ class RowsDigest:
     Guarantees
     ----------
     Each row has a 128-bit hash of its columns and values. The hashes are added up, so the digest identifies a multiset
-    of rows. It does not prove equality against an adversary who chooses rows. It finds equal rows, whoever ingests
-    them.
+    of rows. It does not prove equality against an adversary who chooses rows. It finds equal rows, no matter who
+    ingests them.
     """
 
     def __init__(self, *, n_features: int) -> None:
