@@ -12,7 +12,6 @@ Examples
 ``Dataset.open(address).read(0)`` returns the first `Block`; `verify` reads all blocks and recomputes the content
 digest.
 
-
 ::
 
     source = NightRows.of([(catalog.open(entry), entry.number) for entry in bound])

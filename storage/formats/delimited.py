@@ -80,7 +80,7 @@ def judge_lines(
     extent: Extent | None = None,
     first_line: int = 1,
 ) -> NDArray[np.uint8]:
-    """Return a verdict on each line: `ROW`, one of `NO_ROWS`, or a fault that `reason_of` explains.
+    """Return a verdict on each line: `ROW`, one of `NO_ROWS`, or a fault code for `reason_of`.
 
     Parameters
     ----------
@@ -318,7 +318,7 @@ class DelimitedReader:
         self, wanted: list[str], rejects: Rejects
     ) -> Iterator[tuple[pa.RecordBatch, NDArray[np.int64], NDArray[np.bool_]]]:
         text, extent = self._rest, Extent() if self._follows_quotes else None
-        self._text.skips_long_lines = rejects.is_tolerant and extent is None  # with an extent, skipping would lose the quotes of these lines
+        self._text.skips_long_lines = rejects.is_tolerant and extent is None  # else quotes would be lost
         while True:
             if text:
                 yield self._parse(text, self._text.line, wanted, rejects, extent)
@@ -333,7 +333,9 @@ class DelimitedReader:
     def _parse(
         self, text: bytes, first_line: int, wanted: list[str], rejects: Rejects, extent: Extent | None
     ) -> tuple[pa.RecordBatch, NDArray[np.int64], NDArray[np.bool_]]:
-        """Split whole lines into fields that are still text; return (rows, line numbers, marks of bad rows).
+        """Split whole lines into fields that are still text.
+
+        Return (rows, the line number of each row, a mark for each bad row).
 
         A line that is not a row is passed to `rejects`, and becomes a row of empty fields.
         """
