@@ -1,1 +1,1 @@
-"""Processes that talk to each other: pinned certificates, frames, calls and services. Sites and the ledger use them."""
+"""Communication between processes by pinned certificates and frames, used by sites and the ledger."""

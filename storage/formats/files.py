@@ -200,7 +200,7 @@ class ObjectFile:
     def version(self) -> tuple[int, str]:
         """Return the size, and a tag that changes with each write of the object.
 
-        For a Zarr store, both are those of its metadata.
+        For a Zarr store, the size and tag of its metadata are returned.
         """
         for name in ("", *ZARR_FILES):
             with suppress(FileNotFoundError):
@@ -353,7 +353,7 @@ def locate(address: str | Path) -> SourceFile:
 def find_files(sources: Sequence[str | Path | SourceFile]) -> list[SourceFile]:
     """List the files of a source in the order in which they are read.
 
-    A folder stands for the files in it, and a pattern such as ``part-*.csv`` for the files that it matches, each sorted
+    A folder means the files in it, and a pattern such as ``part-*.csv`` means the files that it matches, each sorted
     by name. Hidden names and the marker files of a folder are left out. A Zarr store is one file. In an object store
     only the last part of a URL may be a pattern.
 
@@ -405,7 +405,7 @@ def _refuse_tables(folder: str, names: Sequence[str], partitions: Sequence[str])
 
 
 def _refuse_repeats(files: Sequence[SourceFile]) -> None:
-    """Refuse a file that is named twice: by a link, by overlapping patterns, or by a folder and its subfolder."""
+    """Refuse a file that is named twice, by a link, overlapping patterns, or a folder and its subfolder."""
     known: dict[Any, SourceFile] = {}
     for file in files:
         for mark in file.marks():
