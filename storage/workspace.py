@@ -183,11 +183,11 @@ class Workspace:
         ----------
         population : str
         dataset : str, optional
-                Name under which rows from memory are stored; by default a name for the population, such as
-                ``rows.patients``.
-            publish : str, optional
-                Name under which releases of these rows are published; by default a name of the family, such as
-                ``subspace.patients``.
+            Name under which rows from memory are stored; by default a name for the population, such as
+            ``rows.patients``.
+        publish : str, optional
+            Name under which releases of these rows are published; by default a name of the family, such as
+            ``subspace.patients``.
 
         Raises
         ------
@@ -238,13 +238,13 @@ class Workspace:
         Parameters
         ----------
         accept_restored : str, optional
-                An operator's reason for continuing with a database that was restored from a copy; see
-                `storage.registry.restored.accept`.
-            charge_to, another_ledger : str and bool
-                The population that pays for releases that the registry shows and no record here explains, or the
-                statement that they belong to another ledger.
-            even_locked : bool
-                Open the workspace in spite of such a registry, for operations that spend nothing.
+            An operator's reason for continuing with a database that was restored from a copy; see
+            `storage.registry.restored.accept`.
+        charge_to, another_ledger : str and bool
+            The population that pays for releases that the registry shows and no record here explains, or the
+            statement that they belong to another ledger.
+        even_locked : bool
+            Open the workspace in spite of such a registry, for operations that spend nothing.
 
         Raises
         ------
@@ -309,10 +309,10 @@ class Workspace:
         release_id : str
         name : str
         artifact_digest : str
-                Digest of the artifact with which the release is committed.
-            made : str, optional
-                Digest of another artifact to publish instead, which was made from the committed one without reading a
-                row.
+            Digest of the artifact with which the release is committed.
+        made : str, optional
+            Digest of another artifact to publish instead, which was made from the committed one without reading a
+            row.
         among : collection of str, optional
             The only populations that may have published the name before.
 
@@ -321,9 +321,9 @@ class Workspace:
         Finished
             When the release was committed with another artifact.
         Refused
-                When other populations publish the name. Nothing is committed then.
-            Conflict
-                As for `storage.registry.publishing.add_version`.
+            When other populations publish the name. Nothing is committed then.
+        Conflict
+            As for `storage.registry.publishing.add_version`.
         """
         digest = artifact_digest if made is None else made
 

@@ -222,11 +222,11 @@ class Caller:
     Parameters
     ----------
     post : Post
-            The called party, with its address and the certificate that it must show.
-        certificate, key : Path
-            The certificate that this process shows, and its key.
-        timeout : float, seconds
-            Time after which a party counts as silent.
+        The called party, with its address and the certificate that it must show.
+    certificate, key : Path
+        The certificate that this process shows, and its key.
+    timeout : float, seconds
+        Time after which a party counts as silent.
     """
 
     def __init__(self, post: Post, *, certificate: Path, key: Path, timeout: float) -> None:
@@ -256,10 +256,10 @@ class Caller:
         Raises
         ------
         SiteSilent
-                When the party does not answer in time, or its answer is not valid.
-            Refused
-                When the party refuses, or either side does not accept the other's certificate; `BudgetExhausted` if its
-                budget refuses.
+            When the party does not answer in time, or its answer is not valid.
+        Refused
+            When the party refuses, or either side does not accept the other's certificate; `BudgetExhausted` if its
+            budget refuses.
         """
         payload = encode(facts, arrays)
         self.sent += len(payload)

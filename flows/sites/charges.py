@@ -38,11 +38,11 @@ class SiteCharge:
         The snapshot that is read.
     plan : Plan
     run_key : str
-            The name of the release in the site's ledger.
-        fingerprint : str
-            A digest of everything that the run key represents.
-        request : mapping
-            The facts of the request that the ledger stores.
+        The name of the release in the site's ledger.
+    fingerprint : str
+        A digest of everything that the run key represents.
+    request : mapping
+        The facts of the request that the ledger stores.
     """
 
     entry: Entry

@@ -182,9 +182,9 @@ class SecureSums:
         Raises
         ------
         Refused
-                When no such attempt is under way at this site.
-            MessageRefused
-                When the present phase of the attempt refuses the frame.
+            When no such attempt is under way at this site.
+        MessageRefused
+            When the present phase of the attempt refuses the frame.
         """
         place = release.planned.place
         if raw[5:6] == bytes([Begin.kind]):

@@ -60,11 +60,11 @@ class Quotes:
     Parameters
     ----------
     sites : sequence of mapping
-            Public facts of each site, with ``exists``: whether its release is charged already.
-        cost : str
-            The budgets that are charged, and what is left of them.
-        refusal : BudgetExhausted, optional
-            The first refusal of a budget.
+        Public facts of each site, with ``exists``: whether its release is charged already.
+    cost : str
+        The budgets that are charged, and what is left of them.
+    refusal : BudgetExhausted, optional
+        The first refusal of a budget.
     """
 
     sites: Sequence[dict[str, Any]]
@@ -80,13 +80,13 @@ class Answered:
     ----------
     result : Subspace or Components
     total : Plan
-            The noise of the result, which exceeds the planned noise if sites were lost.
-        release_id : str
-            The id under which the result is published.
-        releases : mapping
-            The release of each site that took part.
-        feature_names, encoder
-            As declared by the owners of the data.
+        The noise of the result, which exceeds the planned noise if sites were lost.
+    release_id : str
+        The id under which the result is published.
+    releases : mapping
+        The release of each site that took part.
+    feature_names, encoder
+        As declared by the owners of the data.
     """
 
     result: Subspace | Components

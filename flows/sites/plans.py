@@ -6,9 +6,9 @@ facts in its file.
 
 Over a roster every party makes the plan separately, and takes no part of it from another party. The digest of a plan
 covers what each site is charged and how its records are rounded. A site refuses a request whose digest differs from the
-digest of the plan that the site made. The name of the release follows from the request. The session consists of the run key and a
-fingerprint of the sites and of everything requested. So the same request is the same release at every site, at any
-time.
+digest of the plan that the site made. The name of the release follows from the request. The session consists of the run
+key and a fingerprint of the sites and of everything requested. So the same request is the same release at every site,
+at any time.
 """
 
 import dataclasses
@@ -64,17 +64,17 @@ class PlannedJoint:
     ----------
     request, mechanism, plan
     sites : tuple of str
-            The names of all sites; the first ``plan.sites`` of them take part.
-        unit : PrivacyUnit
-            The privacy unit of the budget of every site.
-        fingerprint : str
-            A digest of the sites and of everything requested.
-        session : str
-            The name of the release at every site.
-        origin : mapping
-            Over a roster, its digest as ``roster``.
-        snapshots : tuple of Entry
-            Over datasets, one for each site.
+        The names of all sites; the first ``plan.sites`` of them take part.
+    unit : PrivacyUnit
+        The privacy unit of the budget of every site.
+    fingerprint : str
+        A digest of the sites and of everything requested.
+    session : str
+        The name of the release at every site.
+    origin : mapping
+        Over a roster, its digest as ``roster``.
+    snapshots : tuple of Entry
+        Over datasets, one for each site.
     """
 
     request: SitesRequest
@@ -199,11 +199,11 @@ def plan_over_datasets(
     Raises
     ------
     InvalidInput
-            When there is only one dataset, two have the same people, or the columns or the units of the budgets differ.
-        Refused
-            When a dataset has another privacy unit than its budget.
-        NotFound
-            When a dataset does not exist, or its population has no budget.
+        When there is only one dataset, two have the same people, or the columns or the units of the budgets differ.
+    Refused
+        When a dataset has another privacy unit than its budget.
+    NotFound
+        When a dataset does not exist, or its population has no budget.
     """
     _check_request(request)
     names = request.names

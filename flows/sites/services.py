@@ -67,9 +67,9 @@ class SiteService:
     ----------
     config : PartyConfig
     client : distributed.Client, optional
-            The site's own cluster; None computes sums in this process.
-        helper : Caller, optional
-            The connection to the helper that deals seeds, if the roster has one.
+        The site's own cluster; None computes sums in this process.
+    helper : Caller, optional
+        The connection to the helper that deals seeds, if the roster has one.
     """
 
     def __init__(self, config: PartyConfig, *, client: Client | None = None, helper: Caller | None = None) -> None:

@@ -147,10 +147,10 @@ class Catalog:
         path : str
             Relative to the place of datasets.
         number : int, optional
-                The number with which the snapshot's new ids were recorded. The snapshot gets the next number if none is
-                given, or if a snapshot with a higher number was registered since.
-            allow_shared_rows : bool
-                Whether another population may hold the same rows.
+            The number with which the snapshot's new ids were recorded. The snapshot gets the next number if none is
+            given, or if a snapshot with a higher number was registered since.
+        allow_shared_rows : bool
+            Whether another population may hold the same rows.
         over : str, optional
             The snapshot that must still be the current one.
 

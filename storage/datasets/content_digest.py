@@ -168,11 +168,11 @@ class Manifest:
     scale : str or None, SHA-256 of the public factors of the columns, float64, in the array of this name
     encoder : str or None, SHA-256 of the declared schema as JSON, which the array of this name holds
     duplicates : str or None, the declared policy for several values of one row and column. If none was declared:
-    "whole" if the source holds whole rows, where a second value is refused, and None if triplets were added up
+        "whole" if the source holds whole rows, where a second value is refused, and None if triplets were added up
     keeps_zeros : bool, whether values of 0 are stored
     quarantined : int, the number of bad rows left out
     first_seen : str or None, SHA-256 of the numbers of the ingests that first saw the individuals of each block, int64,
-    in the array of this name
+        in the array of this name
     epoch : str or None, the table of ids from which the numbers of `first_seen` come
     owners : str or None, the name of the key of the hashes of ids, which the array of this name holds
     n_features, n_records, n_rows, nnz, n_blocks : int
@@ -229,8 +229,8 @@ class Manifest:
 
         Raises
         ------
-        If they are not a manifest of this format version.
-            If they are no manifest of this format version.
+        Corrupt
+            If they are not a manifest of this format version.
         """
         found = (attributes.get("format"), attributes.get("format_version"))
         if found != (FORMAT, FORMAT_VERSION):

@@ -57,10 +57,10 @@ class Waiting:
     Attributes
     ----------
     tokens : tuple of str
-            Tokens of the whole files that have not reached a final state, oldest first.
-        left : int
-            Number of files that are not taken for now: files that still change, files with names of unfinished copies,
-            and links.
+        Tokens of the whole files that have not reached a final state, oldest first.
+    left : int
+        Number of files that are not taken for now: files that still change, files with names of unfinished copies,
+        and links.
     """
 
     tokens: tuple[str, ...]
@@ -127,9 +127,9 @@ class Inbox:
         FileNotFoundError
             When the file is not the one that arrived, or is behind a link.
         PermissionError
-                When the file may not be read.
-            OSError
-                When the file cannot be read for now.
+            When the file may not be read.
+        OSError
+            When the file cannot be read for now.
         """
         with holding(arrival.address) as file:
             if not self._is_of(arrival, file):
@@ -176,9 +176,9 @@ class Inbox:
         Raises
         ------
         NotFound
-                When no arrival has this token.
-            Conflict
-                When the arrival has no final state yet, or a release was made of it.
+            When no arrival has this token.
+        Conflict
+            When the arrival has no final state yet, or a release was made of it.
         """
         with self.taking(token) as arrival:
             if arrival.end not in RETRIED:

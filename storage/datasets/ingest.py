@@ -72,10 +72,10 @@ def complete(
     Parameters
     ----------
     writer : SnapshotWriter
-            The writer of the rows.
-        source : OpenSource
-        totals : Totals
-            The result of `SnapshotWriter.finish`.
+        The writer of the rows.
+    source : OpenSource
+    totals : Totals
+        The result of `SnapshotWriter.finish`.
     rows_digest : str
         See `storage.datasets.content_digest`.
     options : IngestOptions
@@ -215,8 +215,8 @@ def ingest(
 
     Parameters
     ----------
-    A sequence may mix files, folders (the files in each, sorted by name) and patterns. They are read in this order.
-        Files, folders (the files in it, by name) and patterns, read in this order.
+    source : str, Path, or a sequence of them, or an opened file
+        Files, folders (the files in each, sorted by name) and patterns, read in this order.
     name : str
         Name of the dataset.
     home : Path

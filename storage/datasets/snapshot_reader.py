@@ -124,7 +124,7 @@ class Block:
     rejected : bool array of shape (n_records,), the records that are empty because they had a bad row
     density : float or None, the share of entries that are stored, as declared; a public fact, not a count
     first_seen : int or None, the number of the ingest that first saw the individuals of all its records; None where it
-    is unknown, as in a snapshot without ids of individuals
+        is unknown, as in a snapshot without ids of individuals
     """
 
     values: NDArray[Any] = field(repr=False)
@@ -447,9 +447,9 @@ class NightRows:
         Raises
         ------
         Invalid
-                If there is no snapshot, or the snapshots differ in their number of columns.
-            Conflict
-                If a number is lower than the preceding one.
+            If there is no snapshot, or the snapshots differ in their number of columns.
+        Conflict
+            If a number is lower than the preceding one.
         """
         nights = tuple({dataset.manifest.snapshot: (dataset, number) for dataset, number in bound}.values())
         if len({dataset.n_features for dataset, _ in nights}) != 1:

@@ -58,18 +58,18 @@ class Rejects:
     Attributes
     ----------
     file : str
-            The file being read. The reader sets it whenever it opens the next file.
-        names : sequence of str or None
-            The names of the columns, if the source has them.
-        tally : Tally
-            Numbers of bad rows so far.
-        is_tolerant : bool
-            Whether reading continues after a bad row.
-        origins : sequence of (int, str)
-            Set if rows of several files were brought together: the number of each file's first row, and the file's
-            address. Row numbers then count over all files.
-        counts_all : bool
-            Whether a row of a table is passed once for each rule that it breaks, rather than only for the first.
+        The file being read. The reader sets it whenever it opens the next file.
+    names : sequence of str or None
+        The names of the columns, if the source has them.
+    tally : Tally
+        Numbers of bad rows so far.
+    is_tolerant : bool
+        Whether reading continues after a bad row.
+    origins : sequence of (int, str)
+        Set if rows of several files were brought together: the number of each file's first row, and the file's
+        address. Row numbers then count over all files.
+    counts_all : bool
+        Whether a row of a table is passed once for each rule that it breaks, rather than only for the first.
     """
 
     is_tolerant = counts_all = False
@@ -93,15 +93,15 @@ class Rejects:
         Parameters
         ----------
         place : str
-                The kind of `number`: "line" or "row".
-            number : int
-                Number of the line or row.
-            reason : str
-                What is wrong with the row and how to correct it, as the rest of a sentence, without the row's content.
-            column : str, int or None
-                The first bad column, by name or number from 0, if a column is at fault.
-            quoting : str or None
-                The reason with the offending text, for the user only.
+            The kind of `number`: "line" or "row".
+        number : int
+            Number of the line or row.
+        reason : str
+            What is wrong with the row and how to correct it, as the rest of a sentence, without the row's content.
+        column : str, int or None
+            The first bad column, by name or number from 0, if a column is at fault.
+        quoting : str or None
+            The reason with the offending text, for the user only.
 
         Raises
         ------
@@ -237,10 +237,10 @@ class RowBatch:
     unit_ids : Arrow array of n_rows integers or strings, or None: the individual behind each row
     surplus : bool array of shape (n_rows,), or None: rows beyond the bound of their individual, which are not stored
     rejected : bool array of shape (n_records,), or None: the records that have a bad row; in canonical form they are
-    empty. Ids of their rows are null if they cannot be read
+        empty. Ids of their rows are null if they cannot be read
     first_seen : int or None, the number of the ingest that first saw the individuals of all its records
     entry_places : int64 array of shape (nnz,), or None: the place of each value, if the values of a row have several
-    places
+        places
     row_names : Arrow array of n_rows strings, or None: the names that a source gives its rows, separate from any id
     owners : uint64 array of shape (n_records, 2), or None: a keyed hash of the id of each record
     is_canonical : bool, whether the rows are known to be in canonical form, as float64; False if this was not checked

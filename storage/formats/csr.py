@@ -69,11 +69,11 @@ def check_rows(n_rows: int, *, stored: int, width: int = 0) -> None:
     Parameters
     ----------
     n_rows : int
-            Declared number of rows.
-        stored : int
-            Bytes that hold the rows.
-        width : int
-            Declared number of columns of a dense matrix, of which every cell is read.
+        Declared number of rows.
+    stored : int
+        Bytes that hold the rows.
+    width : int
+        Declared number of columns of a dense matrix, of which every cell is read.
 
     Raises
     ------
@@ -141,11 +141,11 @@ class CsrRows:
     ----------
     indptr, indices, data : Column
     shape : tuple of int
-            Numbers of rows and columns that the source declares.
-        stored : int
-            Bytes that hold the arrays.
-        n_features : int or None
-            Declared number of columns; if given, it must equal the number in the source.
+        Numbers of rows and columns that the source declares.
+    stored : int
+        Bytes that hold the arrays.
+    n_features : int or None
+        Declared number of columns; if given, it must equal the number in the source.
 
     Raises
     ------

@@ -57,9 +57,9 @@ def leading_digits(word):  # type: ignore[no-untyped-def]
     Returns
     -------
     number : uint64
-            The number that the digits represent, 0 if there are none.
-        bits : uint64
-            Number of bits before the first byte that is not a digit, 64 if all are digits.
+        The number that the digits represent, 0 if there are none.
+    bits : uint64
+        Number of bits before the first byte that is not a digit, 64 if all are digits.
     """
     word ^= _ZEROS
     others = (word | (word + _TO_HIGHEST)) & _HIGHEST
@@ -151,16 +151,16 @@ def scan_decimal(text, start):  # type: ignore[no-untyped-def]
     Parameters
     ----------
     text : uint8 array of shape (n_bytes,)
-            It must continue after the number, with any byte that cannot belong to a number.
-        start : int
+        It must continue after the number, with any byte that cannot belong to a number.
+    start : int
         First byte to read.
 
     Returns
     -------
     verdict : int
-            `DECIDED`, `UNDECIDED` (the text is a number, but needs `float`) or `MALFORMED`.
-        value : float
-            The number if decided, otherwise 0.0.
+        `DECIDED`, `UNDECIDED` (the text is a number, but needs `float`) or `MALFORMED`.
+    value : float
+        The number if decided, otherwise 0.0.
     stop : int
         First byte after the number.
 

@@ -29,32 +29,32 @@ class Declared:
     Attributes
     ----------
     n_features : int or None
-            Number of columns. With None, it is the number of `names`, or comes from a format that declares it.
-        names : tuple of str or None
-            Names of the columns, in order. For triplets they are also the dictionary of column ids.
-        format : str or None
-            A name of `storage.formats.registry.FORMATS`. With None, the name of the file determines the format.
-        columns : tuple of str
-            Names of the row, column and value columns of a table of triplets.
-        columns_named : bool
-            Whether the user named these columns, so that a table without them is refused.
-        value_named : bool
-            Whether the user named the value column. Otherwise every triplet of a table without that column has the
-            value 1.
-        unit_column : str or None
-            The column of a table that holds the id of the individual behind each row.
-        delimiter : str or None
-            The character between fields of CSV or TSV, or ``::``. With None, the format determines it.
-        header : bool or None
-            Whether the first line of CSV or TSV names the columns. Without a header they are named 0, 1, 2, ... With
-            None, the first line is taken as names, and the file is refused if that line looks like a row.
-        drop_others : bool
-            Whether columns of a wide table that `names` does not list are left out. Otherwise they are refused.
-        schema : Schema or None
-            The meaning of each column of a raw table, and the form of its text. The encoded columns are the features.
-        is_unattended : bool
-            Whether no row may decide how others are read. A text without a header then has the declared columns,
-            whatever its first row holds.
+        Number of columns. With None, it is the number of `names`, or comes from a format that declares it.
+    names : tuple of str or None
+        Names of the columns, in order. For triplets they are also the dictionary of column ids.
+    format : str or None
+        A name of `storage.formats.registry.FORMATS`. With None, the name of the file determines the format.
+    columns : tuple of str
+        Names of the row, column and value columns of a table of triplets.
+    columns_named : bool
+        Whether the user named these columns, so that a table without them is refused.
+    value_named : bool
+        Whether the user named the value column. Otherwise every triplet of a table without that column has the
+        value 1.
+    unit_column : str or None
+        The column of a table that holds the id of the individual behind each row.
+    delimiter : str or None
+        The character between fields of CSV or TSV, or ``::``. With None, the format determines it.
+    header : bool or None
+        Whether the first line of CSV or TSV names the columns. Without a header they are named 0, 1, 2, ... With
+        None, the first line is taken as names, and the file is refused if that line looks like a row.
+    drop_others : bool
+        Whether columns of a wide table that `names` does not list are left out. Otherwise they are refused.
+    schema : Schema or None
+        The meaning of each column of a raw table, and the form of its text. The encoded columns are the features.
+    is_unattended : bool
+        Whether no row may decide how others are read. A text without a header then has the declared columns,
+        whatever its first row holds.
     """
 
     n_features: int | None = None
@@ -109,12 +109,12 @@ class Declared:
         Parameters
         ----------
         n_features, format, unit_column, delimiter, header, schema, is_unattended
-                As the attributes of the same names.
-            feature_names : Path or None
-                UTF-8 text with one name a line, without duplicates.
-            columns : mapping or None
-                Names by role: ``{"row": "user", "column": "item", "value": "rating"}``. Roles that are left out keep
-                the default.
+            As the attributes of the same names.
+        feature_names : Path or None
+            UTF-8 text with one name a line, without duplicates.
+        columns : mapping or None
+            Names by role: ``{"row": "user", "column": "item", "value": "rating"}``. Roles that are left out keep
+            the default.
 
         Raises
         ------

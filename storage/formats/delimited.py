@@ -85,15 +85,15 @@ def judge_lines(
     Parameters
     ----------
     text : bytes
-            Whole lines, including the last newline. A line that is not UTF-8 is not a row.
-        n_fields : int
-            Number of fields of a row.
-        delimiter, quote : str, quote may be None
-        extent : Extent or None
-            State at the end of the preceding text, which is updated in place. Once it is lost, the verdicts have no
-            meaning. With None, each line is judged alone.
-        first_line : int
-            Number of the first line.
+        Whole lines, including the last newline. A line that is not UTF-8 is not a row.
+    n_fields : int
+        Number of fields of a row.
+    delimiter, quote : str, quote may be None
+    extent : Extent or None
+        State at the end of the preceding text, which is updated in place. Once it is lost, the verdicts have no
+        meaning. With None, each line is judged alone.
+    first_line : int
+        Number of the first line.
 
     Guarantees
     ----------

@@ -71,9 +71,9 @@ class NpyRows:
     Raises
     ------
     ValueError
-            If it is not an array, or the file is shorter than its header declares.
-        BadSource
-            If the file is longer than its header declares, as with two arrays in one file.
+        If it is not an array, or the file is shorter than its header declares.
+    BadSource
+        If the file is longer than its header declares, as with two arrays in one file.
     """
 
     def __init__(self, stream: BinaryIO, *, size: int) -> None:
@@ -138,9 +138,9 @@ class DenseRows:
     array : Sliceable
         The array to read.
     stored : int
-            Bytes that hold the array.
-        n_features : int or None
-            Declared number of columns; if given, it must equal the number in the array.
+        Bytes that hold the array.
+    n_features : int or None
+        Declared number of columns; if given, it must equal the number in the array.
 
     Raises
     ------

@@ -128,9 +128,9 @@ def holding(address: str) -> Iterator[SourceFile]:
     Raises
     ------
     FileNotFoundError
-            If there is no regular file, or it is behind a link.
-        OSError
-            If the file cannot be opened for another reason.
+        If there is no regular file, or it is behind a link.
+    OSError
+        If the file cannot be opened for another reason.
     """
     file = locate(address)
     if not isinstance(file, LocalFile):

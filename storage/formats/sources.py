@@ -31,9 +31,9 @@ def open_file(source: SourceFile | Path, declared: Declared) -> Reader:
     Raises
     ------
     BadSource
-            If the file is missing, empty, of another kind, or of another width than declared.
-        Invalid
-            If the width is not declared, or the name ends in no known format and none is declared.
+        If the file is missing, empty, of another kind, or of another width than declared.
+    Invalid
+        If the width is not declared, or the name ends in no known format and none is declared.
     """
     file = source if isinstance(source, SourceFile) else locate(source)
     with opening():

@@ -45,7 +45,7 @@ class TableSchema:
     ----------
     n_features : int
     names : tuple of str or None, the columns that hold values if the table is wide, or the dictionary if it has
-    triplets
+        triplets
     triplet : tuple of str or None, the names of the row, column and value columns; without the last, every value is 1
     unit : str or None, the column with the individual behind each row
     found : tuple of str, the columns of a wide table in the order of the file, without the unit column
@@ -355,12 +355,12 @@ def encoded_table(columns: Sequence[str], declared: Declared, *, index: Sequence
     Parameters
     ----------
     columns : sequence of str
-            The names in the file; fields of a struct have names such as ``a.b``.
-        declared : Declared
-            The user's declarations, with a schema. The id of an individual is read if `unit_column` names its column,
-            or if the file has the unit column of the schema.
-        index : sequence of str
-            The columns that the file declares as the index of its rows.
+        The names in the file; fields of a struct have names such as ``a.b``.
+    declared : Declared
+        The user's declarations, with a schema. The id of an individual is read if `unit_column` names its column,
+        or if the file has the unit column of the schema.
+    index : sequence of str
+        The columns that the file declares as the index of its rows.
 
     Raises
     ------

@@ -47,15 +47,15 @@ class TextFile:
     packing : str
         ".gz", ".zst" or "".
     encoding : str
-            Encoding of the text.
-        skips_long_lines : bool
-            Whether a line that is too long is yielded as `NO_LINE`. Otherwise it is refused.
-        reads_returns : bool
-            Whether carriage returns end lines if the first line ends in a single one, as in old Macintosh text. The
-            first line decides this, so in an unattended ingest it must be a header.
-        line : int
-            Number of the first line of the next piece. The reader of the pieces advances it, because the reader counts
-            lines anyway.
+        Encoding of the text.
+    skips_long_lines : bool
+        Whether a line that is too long is yielded as `NO_LINE`. Otherwise it is refused.
+    reads_returns : bool
+        Whether carriage returns end lines if the first line ends in a single one, as in old Macintosh text. The
+        first line decides this, so in an unattended ingest it must be a header.
+    line : int
+        Number of the first line of the next piece. The reader of the pieces advances it, because the reader counts
+        lines anyway.
     """
 
     def __init__(self, file: SourceFile, *, encoding: str = "utf-8") -> None:
@@ -98,10 +98,10 @@ class TextFile:
         Parameters
         ----------
         longest : int
-                Number of bytes that a line may always have. Only a longer line may be refused.
-            kept : bool
-                Whether the caller may still hold a piece when it requests the next one. Otherwise the next piece
-                overwrites it.
+            Number of bytes that a line may always have. Only a longer line may be refused.
+        kept : bool
+            Whether the caller may still hold a piece when it requests the next one. Otherwise the next piece
+            overwrites it.
 
         Raises
         ------

@@ -59,12 +59,12 @@ def read_head(
     source : str
         A file, a folder or a pattern.
     format : str or None
-            csv, tsv or parquet; determined by the name of the file by default.
-        header : bool or None
-            Whether text begins with the names of its columns; None refuses a first line that looks like a row.
-        delimiter, encoding : str or None
-            Form of the text. The default delimiter is the delimiter of the format, or the one that occurs most often in
-            the header.
+        csv, tsv or parquet; determined by the name of the file by default.
+    header : bool or None
+        Whether text begins with the names of its columns; None refuses a first line that looks like a row.
+    delimiter, encoding : str or None
+        Form of the text. The default delimiter is the delimiter of the format, or the one that occurs most often in
+        the header.
 
     Returns
     -------
