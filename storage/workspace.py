@@ -96,7 +96,7 @@ def open_home(
             terms: dict[str, Any] = {"charge_to": charge_to, "another_ledger": another_ledger}
             recharged = accept(connection, place, witness.noted(), reason=accept_restored, **terms)
             current = journal.head(connection)
-            witness.note(note_everything(connection))  # no witness holds what accepting has begun
+            witness.note(note_everything(connection))  # no witness holds yet what accepting has begun
     else:
         with reading(engine) as connection:
             current = witness.check(connection)

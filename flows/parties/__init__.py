@@ -1,1 +1,1 @@
-"""Communication between processes by pinned certificates and frames, used by sites and the ledger."""
+"""Pinned certificates, frames, calls and services by which processes communicate; sites and the ledger use them."""

@@ -1,9 +1,8 @@
 """Pinned certificates by which parties identify each other, and configuration files of parties.
 
 A party accepts only the certificates that are listed for it, no matter who signed them; no authority is above them. So
-the
-certificate of a stranger is refused, and so is an expired one. The certificate of one site is refused at the address of
-another. A configuration file is YAML with one mapping, in which no unknown name is allowed.
+the certificate of a stranger is refused, and so is an expired one. The certificate of one site is refused at the
+address of another. A configuration file is YAML with one mapping, in which no unknown name is allowed.
 """
 
 import hashlib

@@ -1,6 +1,6 @@
 """HTTPS service of one party, with mutual certificates, connection limits and client-safe refusals.
 
-A route receives the name of the calling party, which is identified by its certificate, and a request of limited length.
+A route receives the name of the calling party, which is identified by its certificate, and a frame of limited length.
 A caller receives one line about an error, which never reveals where the files and databases of this process are.
 Refusals are logged with the name of the route and the caller, and never with content.
 

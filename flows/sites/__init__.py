@@ -1,1 +1,1 @@
-"""Joint releases over sites, which are datasets of one home or the parties of a roster."""
+"""Joint releases over datasets of one home, or over the parties of a roster with their messages and services."""

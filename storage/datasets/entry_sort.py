@@ -36,7 +36,7 @@ ENTRY = np.dtype(
 """One stored value, with its individual, its row, its column and its place in the source."""
 LAST_PLACE = np.iinfo(np.int32).max
 
-PART = 1 << 20  # entries, 32 MiB; sorting takes 75 % more memory
+PART = 1 << 20  # entries, 32 MiB; sorting takes three quarters more
 _LEAST_PIECE = 1 << 10  # entries read from a part at a time, at least
 _DIGIT = 11  # bits
 _SIGN = np.uint64(1 << 63)

@@ -1,7 +1,7 @@
 """Options of an ingest, with their types, defaults, help texts and bounds.
 
 Each option is declared once. The fields of `IngestOptions` define the options of ``dpca dataset ingest``, and the
-``ingest_dataset``. A new option needs one field here and the code that uses it.
+parameters and the form of the flow ``ingest_dataset``. A new option needs one field here and the code that uses it.
 
 >>> IngestOptions(features=123, on_error="quarantine").features
 123

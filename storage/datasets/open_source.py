@@ -1,7 +1,7 @@
 """Opened source of an ingest.
 
 The files are found and opened, their declarations are read, and the type of the stored values is chosen. If the
-has no column for the individual behind each row, a separate file of ids may list the individuals.
+source has no column for the individual behind each row, a separate file of ids may list the individuals.
 
 Examples
 --------

@@ -81,7 +81,7 @@ _AT_ONCE = 8  # files read concurrently
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FirstSeen:
-    """When the individuals of an ingest were first seen.
+    """First-seen numbers of the individuals of an ingest.
 
     Attributes
     ----------

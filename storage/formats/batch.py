@@ -1,4 +1,4 @@
-"""Row batches in canonical form, and the handling of bad rows.
+"""Row batches in canonical form, and the handling of bad rows and repeated values.
 
 A bad row either ends the ingest, or its record becomes empty and reading continues. The private report of an ingest
 lists the position of each bad row, the rule that it broke and the column, but never its content. The report is a file

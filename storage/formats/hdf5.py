@@ -1,8 +1,8 @@
 """Opening of HDF5 files after a trial in a separate process.
 
-The trial is needed because the HDF5 library loops for ever, or crashes, on some broken files. ``python -m
-storage.formats.hdf5 ADDRESS`` reads what a reader reads before the rows, and prints nothing. With ``held`` it reads the
-file that is open as standard input, and the address serves only as a name.
+The trial is needed because the HDF5 library loops for ever, or crashes, on some broken files.
+``python -m storage.formats.hdf5 ADDRESS`` reads what a reader reads before the rows, and prints nothing. With ``held``
+it reads the file that is open as standard input, and the address serves only as a name.
 """
 
 import subprocess

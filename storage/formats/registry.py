@@ -1,7 +1,7 @@
 """Registry of the source formats and their readers.
 
 An entry states the suffixes, the reader and the allowed declarations of a format. A new format needs a reader and one
-entry of `FORMATS`; commands, flows, help texts and refusals follow from the entry. A
+entry of `FORMATS`; commands, flows, help texts and refusals follow from the entry.
 A reader is a class that is called with a file and ``declared``, and implements `storage.formats.batch.Reader`. It is
 imported when the first file of its format is opened.
 
