@@ -5,9 +5,9 @@ all texts. Rows are yielded in the order of their ids, and records in the order 
 value; text is ordered by its integer value if it has one, and otherwise by its bytes. This order does not depend on how
 the source was sorted. If a source does not number its rows, rows of one individual keep the order of the source.
 
-The ids of a source are in DuckDB tables on disk, which hold the rank of each text and the number of the ingest that
-first saw each individual. A text has one code for each batch that holds it, so that memory never holds a table of all
-texts. All codes of a text have the same rank.
+The ids of a source are in DuckDB tables on disk. The tables hold the rank of each text, and the number of the ingest
+that first saw each individual. A text has one code for each batch that holds it, so that memory never holds a table of
+all texts. All codes of a text have the same rank.
 
 Examples
 --------

@@ -424,7 +424,7 @@ def make_canonical(
 
 
 def _place(place: str, number: int, beside: int, rejects: Rejects) -> str:
-    """Name the place `number`; add its file if the place `beside` is in another file."""
+    """Name the place `number`, with its file if the other place is in another file."""
     (own, file), (_, other) = rejects.located(number), rejects.located(beside)
     return f"{place} {own}" if file == other else f"{place} {own} of {file}"
 

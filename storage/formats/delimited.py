@@ -1,4 +1,4 @@
-r"""Reader of CSV and TSV text, plain or packed, that finds lines which are not rows.
+r"""Reader of CSV and TSV text, plain or packed, that finds the lines that are not rows.
 
 A file has a header line unless none is declared, then triplets or wide rows, one row a line. A field in double quotes
 may hold the delimiter and doubled quotes, but no line break. Blank lines hold no row.
@@ -80,7 +80,7 @@ def judge_lines(
     extent: Extent | None = None,
     first_line: int = 1,
 ) -> NDArray[np.uint8]:
-    """Return a verdict on each line: `ROW`, one of `NO_ROWS`, or a fault code for `reason_of`.
+    """Return a verdict on each line, which is `ROW`, one of `NO_ROWS`, or a fault code for `reason_of`.
 
     Parameters
     ----------
@@ -161,8 +161,8 @@ def _judge(text, verdicts, n_fields, signs, follows, is_open, field):  # type: i
 
     Two readings run in parallel. The plain reading follows Arrow's parser: a quote opens a field only as its first
     byte, and the next quote that is not doubled closes it. In the strict reading, blanks may precede the opening quote,
-    and it is closed where the field ends. The end of the record is unknown where the readings differ at the end of a
-    line, or where a record of several lines holds text after a closing quote.
+    and it is closed where the field ends. The readings may differ at the end of a line, or a record of several lines
+    may hold text after a closing quote. In both cases the end of the record is unknown.
     """
     delimiter, quote = signs
     at, line = 0, 0
