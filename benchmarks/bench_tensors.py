@@ -83,7 +83,7 @@ def _released_apart(name: str, scratch: Path) -> dict[str, float]:
 
 
 def documents_of(count: int, vocabulary: int) -> sparse.csr_array:
-    """Make documents of one topic each; a topic has a twentieth of the words, with frequencies in proportion to 1/j."""
+    """Make documents of one topic each; a topic has its exclusive twentieth of the words, with frequencies as 1/j."""
     rng, width = np.random.default_rng(0), vocabulary // TOPICS
     ends = np.cumsum(1.0 / np.arange(1, width + 1))
     pieces = []

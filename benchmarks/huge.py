@@ -1,9 +1,9 @@
-"""Ingest and release as many a9a-like rows as the disk holds, on two local workers, and check that time is linear.
+"""Ingest and release many a9a-like rows on two local workers, and check that time is linear.
 
 ``python -m benchmarks.huge [ROWS]`` writes shards, which are compressed Zarr stores, and a home into a temporary
-folder, and removes it at the end. A quarter, a half and all of the shards are ingested and released in turn, each on
-fresh workers. The benchmark fails if the time per row is not linear, either for ingest and release together or for the
-release alone. It also fails if the memory of workers is not flat.
+folder, and removes it at the end. It refuses more rows than the disk holds. A quarter, a half and all of the shards are
+ingested and released in turn, each on fresh workers. The benchmark fails if the time per row is not linear, either for
+ingest and release together or for the release alone. It also fails if the memory of workers is not flat.
 """
 
 import shutil

@@ -50,7 +50,7 @@ def write_rows(path: Path, size: int) -> tuple[int, int]:
 
 
 def main(gigabytes: float = 5.0) -> int:
-    """Print one line; return 1 if the child's peak memory exceeded the bound."""
+    """Print one line; return 1 if the child's peak memory reached the bound."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "large.svm"
         expected = write_rows(path, int(gigabytes * 1e9))
