@@ -74,7 +74,7 @@ def spine_input(request: pytest.FixtureRequest) -> Input:
 
 
 class Comparison:
-    """Time us and our peers in turn, so that load on the machine affects all alike."""
+    """A comparison that times us and our peers in turn, so that load on the machine affects all alike."""
 
     def __init__(self, benchmark: BenchmarkFixture, name: str, ratios: list[Ratio], *, toy: bool) -> None:
         self._benchmark, self._name, self._ratios, self._toy = benchmark, name, ratios, toy
@@ -145,7 +145,7 @@ def compare(benchmark: BenchmarkFixture, request: pytest.FixtureRequest, *, toy:
 
 
 class Measurement:
-    """Record a number that is not a ratio of two times, such as bytes per second or a ratio of memories."""
+    """A recorder of numbers that are not ratios of two times, such as bytes per second or ratios of memories."""
 
     def __init__(self, name: str, ratios: list[Ratio], *, toy: bool) -> None:
         self._name, self._ratios, self._toy = name, ratios, toy

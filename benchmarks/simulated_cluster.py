@@ -71,7 +71,7 @@ class Gauge:
 
 
 class CountingAssignments(SchedulerPlugin):
-    """Count assignments of tasks to workers; a task is assigned again if it or its result is lost with its worker."""
+    """A counter of assigned tasks; a task is assigned again if it or its result is lost with its worker."""
 
     def transition(self, key: Any, start: str, finish: str, *args: Any, **kwargs: Any) -> None:
         """Count a task's transition if the task is now assigned to a worker."""

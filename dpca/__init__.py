@@ -1,4 +1,4 @@
-"""Load published private subspaces, embeddings and topics, or release new ones with the pipeline.
+"""Access to published private subspaces, embeddings and topics, and to the pipeline that releases new ones.
 
 A consumer needs only `load` and `Registry`, which read files and start no process. The other names belong to the
 pipeline. Their dependencies are extras of the distribution ``dpca-pipeline``. Each name is loaded when it is first

@@ -1,4 +1,4 @@
-"""Reproduce the numbers of a paper with ``python -m papers NAME``; each check states its tolerance.
+"""Command-line reproduction of a paper's numbers, ``python -m papers NAME``; each check states its tolerance.
 
 Each paper module of this folder becomes a command. It runs the module's function ``reproduce``, with the options of its
 signature and its docstring as help. Exit codes: 0 if all checks hold, 1 if one fails or the input is refused (with a

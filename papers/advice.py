@@ -1,4 +1,4 @@
-"""Check the advisor's noise warnings, first choices and expected variances against runs.
+"""A comparison of the advisor's noise warnings, first choices and expected variances with runs.
 
 Five mechanisms run at three epsilons on real rows and on rows with a flat spectrum. The advisor receives what a user
 would declare: the numbers of rows and features, and the leading shares of the total variance, rounded. Beyond `LARGE`

@@ -1,4 +1,4 @@
-"""Reproduce capeAGN and its baselines on the topic and mixture models of its paper, in both sizes.
+"""Reproduction of capeAGN and its baselines on the topic and mixture models of its paper, in both sizes.
 
 The error is the mean distance of matched components, in which a missing component counts with its length. The published
 error, to the nearest component, is printed next to it; it decreases when noise hides components. Records and noise come

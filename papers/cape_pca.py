@@ -1,4 +1,4 @@
-"""Reproduce capePCA and its baselines on its authors' generator and on MNIST, and compute the true epsilon of CAPE.
+"""Reproduction of capePCA and its baselines on its authors' generator and on MNIST, and the true epsilon of CAPE.
 
 The authors divide all rows by their largest norm, which is not private. Here each row is scaled to norm 1 individually.
 An energy is ``tr(V^T Sigma V)``. Rows and noise come from seeds, so everything runs in this process on arrays without

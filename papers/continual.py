@@ -1,4 +1,4 @@
-"""Reproduce published numbers of continual release, and nightly estimates of a9a.
+"""Reproduction of published numbers of continual release, and nightly estimates of a9a.
 
 The numbers are sensitivities, factors and exact events.
 

@@ -1,4 +1,4 @@
-"""Reproduce the gain of refining at equal privacy, and check the quality that a release states.
+"""Reproduction of the gain of refining at equal privacy, and checks of the quality that a release states.
 
 Noise is drawn from seeds on exactly known second moments, so that every number is reproducible. The data are public, so
 nothing is charged.

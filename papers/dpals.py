@@ -1,4 +1,4 @@
-"""Reproduce DPALS on the tasks of its paper, on skewed ratings, on pairs without ratings, and on MovieLens.
+"""Reproduction of DPALS on the tasks of its paper, on skewed ratings, on pairs without ratings, and on MovieLens.
 
 Ratings are synthetic or public and keys come from seeds, so nothing is charged and every number is reproducible. All
 epsilons are exact. The published accounting of DPALS counts only one of the two sums that each round releases.

@@ -1,4 +1,4 @@
-"""Reproduce the figures and the table of the DPS-PCA paper on its model, with every record's bound enforced.
+"""Reproduction of the figures and the table of the DPS-PCA paper on its model, with every record's bound enforced.
 
 Each point of Figures 2 to 4 is from one draw of the model. Table 1 is the time of each method with a given covariance:
 processor time on one thread, with wall time next to it. In Table 1 noise comes from a floating-point generator, except

@@ -1,4 +1,4 @@
-"""Reproduce capePCA and its baselines on fMRI scans of seven subjects, each of which is a site.
+"""Reproduction of capePCA and its baselines on fMRI scans of seven subjects, each of which is a site.
 
 A record is one time point of a scan, not a person, so epsilon holds for a time point. A second sweep states epsilon for
 a whole scan. A region is standardised by its mean and std over the scan, which count as public here, as in the

@@ -1,4 +1,4 @@
-"""Reproduce the expected numbers of every mechanism on an a9a-like matrix, each as a check with its tolerance.
+"""Reproduction of the expected numbers of every mechanism on an a9a-like matrix, each as a check with its tolerance.
 
 The matrix is generated from a seed: fourteen groups of columns, with one column of each group set in every row, drawn
 by a latent class. Rows have norm 1. The spectrum of ``X^T X / n`` is within about 8 % of .308 .069 .051 .042 .022 .020

@@ -1,4 +1,4 @@
-"""Reproduce the experiments of Shang et al., PCA in the stochastic differential privacy model, on real data.
+"""Reproduction of the experiments of Shang et al., PCA in the stochastic differential privacy model, on real data.
 
 Tables 1 and 2 are computed statements. Figure 1 shows distance and captured variance against epsilon, on all records.
 The protocol of Table 3 measures the loss of classification in private subspaces. Every mechanism runs in its published

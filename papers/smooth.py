@@ -1,4 +1,4 @@
-"""Reproduce the theorems on smooth sensitivity, their constants, and crossings with other mechanisms.
+"""Reproduction of the theorems on smooth sensitivity, their constants, and crossings with other mechanisms.
 
 Gonen and Gilad-Bachrach (2018) state theorems without experiments. Here their statements are measured. The product's
 mechanisms run on records along the axes, so that the eigengap is known exactly. Slopes in d, in the eigengap and in

@@ -1,4 +1,4 @@
-"""Request a PCA from the peers' environment: a child process that exchanges lines of JSON."""
+"""A client of the peers' environment, a child process that exchanges lines of JSON."""
 
 import contextlib
 import json

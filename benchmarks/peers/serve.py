@@ -1,4 +1,4 @@
-"""Run peers' PCA on request, with one JSON object per line in and out.
+"""The peers' PCA methods, run on request with one JSON object per line in and out.
 
 This module runs in the peers' environment, which lacks most dependencies of our packages, and imports only one file of
 them. A request names a method, the snapshot (a Zarr group), the same rows as a SciPy file and as stored by anndata, the

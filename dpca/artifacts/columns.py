@@ -1,4 +1,4 @@
-"""Check rows passed by a consumer, and arrange their columns in the order of the release.
+"""Checks of rows passed by a consumer, and alignment of their columns with a release.
 
 A data frame (pandas, polars), an Arrow table and an AnnData object name their columns; none of these libraries is
 imported here. The columns of plain arrays have no names and are matched by position.

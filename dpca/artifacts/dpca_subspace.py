@@ -11,7 +11,7 @@ import numpy as np
 
 
 class Subspace:
-    """Project rows onto released components."""
+    """A projection of rows onto released components."""
 
     def __init__(self, folder: str) -> None:
         with np.load(Path(folder) / "subspace.npz", allow_pickle=False) as archive:

@@ -43,7 +43,7 @@ _PERHAPS = ("unobserved",)
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ItemEmbeddings(Artifact):
-    """Predict ratings of items from a user's own ratings.
+    """Item factors and offsets, which predict a user's ratings from the ratings of that user alone.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Write and read the files of an artifact, addressed by the digest of their content.
+"""The files of an artifact, addressed by the digest of their content.
 
 An artifact is a folder named by the digest of its files. It holds ``manifest.json`` and the arrays of its kind as a
 Zarr v3 group that any Zarr reader opens, such as ``subspace.zarr``. Equal input gives equal bytes, and so the same

@@ -1,4 +1,4 @@
-"""Find and load published artifacts by name, from files alone, without a database or a key.
+"""Read access to published artifacts by name, from files alone, without a database or a key.
 
 A name has immutable versions 1, 2, 3, ... and movable aliases. The pointer file of a name maps each version to a
 digest. The publisher (`storage.registry.publishing`) rewrites it; this module only reads it.
@@ -33,7 +33,7 @@ from dpca.registry.trust import Trust, pinned, tell_once
 
 @dataclass(frozen=True, slots=True)
 class Registry:
-    """Read published artifacts from the folder ``registry`` of a place.
+    """The published artifacts in the folder ``registry`` of a place.
 
     Guarantees
     ----------

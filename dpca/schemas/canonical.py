@@ -26,8 +26,8 @@ value has the same encoding from CSV, Parquet, a data frame or memory.
 - Surrounding blanks are not part of an id.
 - A whole number becomes its decimal digits: 7, 7.0, ``7.0`` and a decimal 7.00 are the id ``7``, and -0.0 is ``0``.
 - All other texts stay distinct: ``07``, ``+7``, ``7e0``, capital letters, and letters that only look alike.
-- These are no id: null, NaN, blank text, the texts that NumPy and pandas write for a missing value (`NO_ID`), a number
-  that is not whole, and a float beyond the range in which its type represents every whole number.
+- Null, NaN, blank text, and the texts that NumPy and pandas write for a missing value (`NO_ID`) are no id.
+- A number that is not whole is no id, nor is a float beyond the range in which its type represents every whole number.
 - True and False, dates, bytes and lists are not accepted as ids.
 
 >>> id_cells(pa.array([" 7", "7.0", "07", "", "7.5"])).to_pylist()

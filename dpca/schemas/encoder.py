@@ -1,4 +1,4 @@
-"""Encode the raw columns of a table by a declared schema, one numeric row per row, with equal results everywhere.
+"""The encoding of raw tables by a declared schema: one row of numbers per raw row, equal on every machine.
 
 >>> encoder = Encoder.of({"columns": [
 ...     {"name": "age", "kind": "numeric", "range": [0, 100]},

@@ -1,4 +1,4 @@
-"""Match the columns of data frames of any library by name, and check rows of numbers in memory.
+"""Matching of data frame columns by name, and checks of numeric rows in memory.
 
 Columns of a table are matched by name with the required ones, so that no order of columns gives wrong numbers. Only
 NumPy is imported, because loading an artifact imports this module.
