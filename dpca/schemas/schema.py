@@ -150,8 +150,7 @@ class Schema(Declared):
     text: Text = Text()
     """The format of CSV or TSV text."""
     missing_texts: tuple[Word, ...] = ("",)
-    """The texts that mean a missing value, in every spelling of the same number or date; empty text is always
-    missing."""
+    """The texts that mean a missing value, in any spelling of the same number or date; empty text always does."""
     unlisted: Literal["refuse", "drop"] = "refuse"
     """Columns of a file that the schema does not list: refuse the file, or drop the columns."""
     columns: Annotated[tuple[AnyColumn, ...], Field(min_length=1, max_length=MAX_WIDTH)]
