@@ -68,22 +68,25 @@ def recommend_items(reference: str, source: Path, *, count: int) -> list[dict[st
     count : int
         Number of items to return.
     """
-    embeddings = Registry.open().load(reference, ItemEmbeddings)
-    items, ratings = _known_ratings(embeddings, source)
+    embeddings, items, ratings = _known_ratings(reference, source)
     found = embeddings.recommend(items, ratings, count=count)
     return [{"item": embeddings.id_of(item), "predicted": round(score, 6)} for item, score in found]
 
 
 def predict_ratings(reference: str, source: Path) -> list[dict[str, Any]]:
     """Return the predicted rating of every item by the user whose ratings are in ``source``."""
-    embeddings = Registry.open().load(reference, ItemEmbeddings)
-    scores = embeddings.predict(*_known_ratings(embeddings, source)).tolist()
+    embeddings, items, ratings = _known_ratings(reference, source)
+    scores = embeddings.predict(items, ratings).tolist()
     return [{"item": embeddings.id_of(item), "predicted": round(score, 6)} for item, score in enumerate(scores)]
 
 
-def _known_ratings(embeddings: ItemEmbeddings, source: Path) -> tuple[NDArray[np.int64], list[float]]:
-    """Return the items of a user's file that the release contains, with their ratings; warn once about the others."""
+def _known_ratings(reference: str, source: Path) -> tuple[ItemEmbeddings, NDArray[np.int64], list[float]]:
+    """Load a release; return it with the items of a user's file that it contains, and their ratings.
+
+    Items that the release does not contain are left out, with one warning.
+    """
     ids, ratings = read_ratings(source)
+    embeddings = Registry.open().load(reference, ItemEmbeddings)
     known = embeddings.known(ids)
     unknown = [item for item, is_known in zip(ids, known, strict=True) if not is_known]
     if len(unknown) == len(ids):
@@ -96,7 +99,7 @@ def _known_ratings(embeddings: ItemEmbeddings, source: Path) -> tuple[NDArray[np
             markup=False,
         )
     kept = [(item, rating) for item, rating, is_known in zip(ids, ratings, known, strict=True) if is_known]
-    return embeddings.items_of([item for item, _ in kept]), [rating for _, rating in kept]
+    return embeddings, embeddings.items_of([item for item, _ in kept]), [rating for _, rating in kept]
 
 
 def read_ratings(source: Path) -> tuple[list[str], list[float]]:

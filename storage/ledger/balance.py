@@ -238,6 +238,7 @@ def statement_of(
     rules, total = budget.build_filter(), read_total(connection, budget)
     releases = releases_of(connection, population, newest=newest)
     after = history_of(connection, population, newest=newest) if burn_down else ()
+    actors = actors_of(connection, population) if releases else {}
     return Statement(
         budget=budget,
         spent=rules.spent(total.charge),
@@ -245,7 +246,7 @@ def statement_of(
         releases=releases,
         earlier=total.releases - len(releases),
         published=versions_of(connection, releases),
-        actors=actors_of(connection, population) if releases else {},
+        actors={row.id: actors[row.id] for row in releases if row.id in actors},
         left={row["release"]: row["remaining"] for row in after},
     )
 
