@@ -9,9 +9,9 @@
 
 *Neighbouring relations* are those for which a sensitivity and a guarantee are stated.
 
-*Events.* One table lists the kinds of events with their builders. An event is a record that states its mathematics: a
-plain dict that goes through JSON unchanged. Its cost is computed from the event alone, which is read and never changed.
-A new kind consists of its record, a builder, and a row of `KINDS`.
+*Events.* One table lists the kinds of events with their builders. An event is a plain dict that states its mathematics
+and goes through JSON unchanged. Its cost is computed from the event alone, which is read and never changed. A new kind
+consists of its record type, a builder, and a row of `KINDS`.
 
 >>> event = composed(gaussian(4.0), self_composed(poisson_sampled(gaussian(1.0), 0.01), 1000))
 >>> count_steps(event)
