@@ -83,7 +83,7 @@ class Expected:
     random: float
     random_beyond_first: float
     seen: bool
-    """Whether the first component can stand above the noise."""
+    """Whether the first component can exceed the noise."""
 
     @property
     def is_noise(self) -> bool:

@@ -8,7 +8,7 @@
     ├── StepMismatch                the step is not the one reserved or stored; nothing was released
     │   └── StepTaken               another process answered the step in the meantime; run the mechanism again
     ├── IncompleteSum               blocks were lost or counted twice; run the release again
-    ├── MessageRefused              a message of a joint release is not what is expected now; it changed nothing
+    ├── MessageRefused              a message of a joint release is not the expected one; it changed nothing
     ├── SiteSilent                  a site of a joint release did not answer; repeat the request to its roster
     └── WorkerFailed                a worker could not map a block; its log, inside the trust boundary, holds the reason
 

@@ -28,8 +28,8 @@ True
 scores at once, by amounts within an interval of length ``r scale``. Then the privacy loss lies in an interval of length
 r that contains 0. Such a *bounded range* r is epsilon-DP for ``r <= epsilon``, and more precisely:
 
-- *One draw.* By convexity the worst law of a loss in ``[t - r, t]`` is supported on the two ends of the interval, with
-  a likelihood ratio of mean 1. The worst t is ``(epsilon + r) / 2``. So a draw is (epsilon, delta)-DP exactly when
+- *One draw.* By convexity the worst law of a loss in ``[t - r, t]`` is supported on the two ends of the interval. Its
+  likelihood ratio has mean 1. The worst t is ``(epsilon + r) / 2``. So a draw is (epsilon, delta)-DP exactly when
   ``r <= epsilon`` or ``(1 - e^((epsilon - r) / 2))^2 <= delta (1 - e^-r)``.
 - *Renyi divergence.* For the loss L under the law of the other neighbour, ``K(a) = log E e^(a L)`` vanishes at 0 and 1.
   ``K''`` is the variance of a law on an interval of length r, at most ``r^2 / 4``. So ``K(a) <= a (a - 1) r^2 / 8``

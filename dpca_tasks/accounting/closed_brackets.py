@@ -9,7 +9,7 @@ a Gaussian shift with the mu below. `least_noise` is the least noise that a guar
 >>> round(least_noise(weights=(1.0, 1.0), sensitivities=(1.0, 1.0), mus=(0.5, 1.0)), 3)
 4.0
 
-*Smooth noise.* The guarantee is that of the worst pair of outputs that a smooth bound allows: a shift by the bound, and
+*Smooth noise.* The worst pair of outputs that a smooth bound allows determines the guarantee: a shift by the bound, and
 log scales that differ by the smoothness.
 
 *Cauchy.* The densities of location m and scale s are the Poisson kernels of the upper half plane. So the largest log

@@ -265,7 +265,7 @@ _THINNED = 1 << 15  # points
 _FLOATS = 2.0**-48  # floating-point error of the transform, per step
 _LEAST_LEFT = 2.0**-8  # fraction of delta; with less left, a bracket would have no upper end
 _FARTHEST = 64.0  # largest half epsilon that is searched
-_REPEATS = 3  # after so many repetitions, half of an epsilon no longer falls
+_REPEATS = 3  # repetitions after which half of an epsilon no longer falls
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -296,7 +296,7 @@ def epsilon_bracket(event: events.Event, *, delta: float, within: float = WITHIN
     -------
     EpsilonBracket
         For Gaussian events alone, both ends are the closed form. A part known only as (epsilon, delta) counts as the
-        worst mechanism with that guarantee. A tick of a stream has no charge; its bracket is that of its noise. An
+        worst mechanism with that guarantee. A tick of a stream has no charge; the bracket is for its noise. An
         answer without noise has (inf, inf).
     """
     if not (0 < delta < 1 and 0 < within < 1):

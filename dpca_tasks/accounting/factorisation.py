@@ -294,7 +294,7 @@ def choose_weights(
     Returns
     -------
     Weights
-        With the least q whose largest factor up to ``longest`` is within `EXCESS` of that of exact coefficients.
+        With the least q whose largest factor up to ``longest`` is within `EXCESS` of the factor of exact coefficients.
     """
     _check_strategy(strategy, window=window, half_life=half_life)
     if strategy == "sqrt" and ticks is None and longest is None:

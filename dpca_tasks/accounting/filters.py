@@ -9,15 +9,15 @@ alone stays within delta. So every bound is fixed before the first answer that i
 when the budget is opened, for events that are known only by their (epsilon, delta), and a composition that has begun
 never ends.
 
-*Standalone charges.* A composition is efficient for many releases and expensive for a single one that is not Gaussian,
-because it charges the smallest Gaussian that dominates it. So until the composition begins, a release may get a
-standalone charge instead. Its (epsilon, delta) is subtracted from the budget, and the composition later begins with the
-rest. The whole is (epsilon, delta)-DP. *Proof.* Let F(e, d) be a filter that is valid for every e and d, and F+ the
-rule above. Take the first request, and suppose that F+ is valid for fewer requests. If the request begins the
-composition, F+ equals F from there on. Otherwise it gets the standalone charge (e1, d1). Given its answer y, the rest
-is F+(e - e1, d - d1), which is valid for any prior knowledge, including y. An (e1, d1)-DP answer followed, for every y,
-by an (e - e1, d - d1)-DP one is (e, d)-DP (basic composition holds for adaptive choices). The kind of charge is decided
-before the request is answered, and e1 and d1 depend on the event, not on the answer.
+*Standalone charges.* A composition is efficient for many releases. It is expensive for a single release that is not
+Gaussian, because it charges the smallest Gaussian that dominates the release. So until the composition begins, a
+release may get a standalone charge instead. Its (epsilon, delta) is subtracted from the budget, and the composition
+later begins with the rest. The whole is (epsilon, delta)-DP. *Proof.* Let F(e, d) be a filter that is valid for every e
+and d, and F+ the rule above. Take the first request, and suppose that F+ is valid for fewer requests. If the request
+begins the composition, F+ equals F from there on. Otherwise it gets the standalone charge (e1, d1). Given its answer y,
+the rest is F+(e - e1, d - d1), which is valid for any prior knowledge, including y. An (e1, d1)-DP answer followed, for
+every y, by an (e - e1, d - d1)-DP one is (e, d)-DP (basic composition holds for adaptive choices). The kind of charge
+is decided before the request is answered, and e1 and d1 depend on the event, not on the answer.
 
 A standalone charge after the composition began is not allowed: an analyst could then choose, knowing an answer of the
 composition, whether its rest is worth more. Later versions never price a charge again: the total would change after it

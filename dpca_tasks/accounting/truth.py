@@ -4,7 +4,7 @@
 >>> row.settings.epsilon, round(row.upper, 4), row.verdict
 (0.1, 0.0369, 'holds, 2.71 times less')
 
-The settings are those of the papers' experiments or statements.
+The settings are taken from the papers' experiments or statements.
 """
 
 import math

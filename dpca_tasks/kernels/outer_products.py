@@ -362,7 +362,7 @@ def add_lines(
 
 @njit(cache=True, nogil=True)
 def starts_of(n_features: int) -> NDArray[np.uint64]:
-    """Return where each column's sums begin, less the first column of its line, where they start."""
+    """Return where each column's sums begin, less the first column of its line, which they start from."""
     size = -(-n_features // LANES) * LANES
     starts = np.empty(size, np.uint64)
     place = 0

@@ -348,7 +348,7 @@ def add_prediction_scores(
     bits: int,
     total: NDArray[np.int64],
 ) -> None:
-    """Add four numbers for each user with hidden ratings: the error, Recall, NDCG, and 1.
+    """Add the error, Recall, NDCG and 1 for each user with hidden ratings.
 
     The error is the mean squared error over the squared range. Items are ranked by predicted rating, ties by number,
     without the user's visible ratings. All four numbers are from 0 to 1, rounded to ``2^bits`` steps. ``discounts`` are

@@ -23,7 +23,7 @@ than S allows, and almost nothing would be accepted. Any b in (0, d] is exact; t
 draw. At least one in about ``1.2 sqrt d`` is accepted for any spectrum, so one batch in 500,000 has none. The number of
 batches and the duration of LAPACK are the only timings that depend on S.
 
-*Floating point.* The scores are those of an exact sum. The sampled distribution is that of S with a rounding error of
+*Floating point.* The scores come from an exact sum. The sampled distribution is the one for S with a rounding error of
 LAPACK (about ``1e-16 d`` of S) and equally small errors of the acceptance tests. The privacy claim does not include
 these errors. Directions are rounded to a grid of step 2^-24, so that the low bits, which contain such errors, are not
 published. LAPACK runs on one thread: with the locked versions, a key gives the same bits on one machine for any

@@ -2,7 +2,7 @@ r"""Keyed integers from discrete Gaussians and from rounded normal or Laplace va
 
 *Discrete Gaussian.* The distribution of parameter ``s^2`` gives an integer x a probability proportional to
 ``exp(-x^2 / (2 s^2))``. All arithmetic is on integers and every decision compares integers. So the drawn distribution
-is exact rather than a float approximation, given uniform random words; here they are those of a ChaCha20 stream. A tile
+is exact rather than a float approximation, given uniform random words; a ChaCha20 stream supplies them. A tile
 of `TILE` draws has a separate stream, so any tile can be drawn alone.
 
 A proposal so far in the tail that its acceptance probability is below ``exp(-500)`` is rejected outright.
@@ -42,8 +42,8 @@ Micciancio and Walter (2017), Gaussian sampling over the integers: efficient, ge
 *Nearest integers* to a scaled normal or Laplace variate are decided exactly.
 
 A float64 is too coarse for noise of std ``2^28`` steps. Uniforms of 53 bits, and the rounding of quantile and product,
-move the edges between integers by up to ``2^-23`` of a step, and the probabilities of integers by the same fraction. So
-floats only propose an integer. If the proposal is closer to an edge than its error, about once in 100,000 draws, the
+move the edges between integers by up to ``2^-23`` of a step. The probabilities of integers change by the same fraction.
+So floats only propose an integer. If the proposal is closer to an edge than its error, about once in 100,000 draws, the
 edge is compared with the random bits in integer arithmetic.
 
 >>> from dpca_tasks.noise.keystream import subkey
@@ -290,7 +290,7 @@ _HALVINGS = 16
 
 @dataclass(frozen=True, slots=True)
 class Standard:
-    """A standard variate: its float quantile, its exact distribution, and the largest magnitude computed in floats."""
+    """A standard variate with its float quantile, its exact distribution, and the largest magnitude in floats."""
 
     fill: Callable[[NDArray[np.float64], NDArray[np.int64]], None]
     mass_within: Callable[[int], int]

@@ -315,7 +315,7 @@ class Laplace(_Independent):
 class SymmetricLaplace(Laplace):
     """The symmetric matrix whose upper triangle has independent Laplace entries.
 
-    The l1 sensitivity is that of the packed triangle.
+    The multiplier refers to the l1 sensitivity of the packed triangle.
     """
 
     name: ClassVar[str] = "SymmetricLaplace"

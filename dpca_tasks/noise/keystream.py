@@ -37,7 +37,7 @@ np.True_
 
 A magnitude is a quantile of the folded distribution at a keyed uniform ``u``: a small ``u`` gives a large magnitude.
 The sign is a separate bit. The quantiles use ``+ - * / sqrt`` and the bits of a float64, compiled without fast-math,
-mathematical library or fused operations, so a key gives the same bits on every machine.
+mathematical library or fused operations. So a key gives the same bits on every machine.
 
 >>> from dpca_tasks.noise.keystream import subkey
 >>> key = subkey(bytes(32), label="noise", info=b"step 0")

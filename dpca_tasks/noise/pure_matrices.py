@@ -16,7 +16,7 @@ proportional to ``exp(-|b| / s)``. Suppose that a record moves the sum by at mos
 triangle inequality the density of the noisy sum changes by at most a factor of ``exp(epsilon)``: pure epsilon-DP, with
 the l2 sensitivity.
 
-*How it is drawn.* The characteristic function of b is ``(1 + s^2 |t|^2)^(-(p + 1) / 2)``, which is that of
+*Sampling.* The characteristic function of b is ``(1 + s^2 |t|^2)^(-(p + 1) / 2)``, which is the one of
 ``b = s R Z``. Here Z is standard normal in p coordinates, and ``R^2`` is the sum of p + 1 squared standard normals,
 independent of Z. So given R, one number of the key, each coordinate is drawn separately. ``|b| / s`` has the
 distribution Gamma(p), and a coordinate the variance ``(p + 1) s^2``.
@@ -160,9 +160,9 @@ class WishartDifference(NoiseDistribution):
 
     *Floating point.* The proof is for real matrices. Here the normals are floats, accurate to ``2^-46`` of themselves,
     and sums of 2 (d + 1) of their products are rounded. So a coordinate is off by about ``d 2^-53`` of its std before
-    it is rounded to an integer. At d = 1,000 and ``2^28`` steps that is at most a few thousandths of a step, and the
-    same fraction of the probability of a single integer. Neither the privacy claim nor `tail_mass` includes this error.
-    Laplace noise on the packed triangle has an exact sampler (`SymmetricLaplace`).
+    it is rounded to an integer. At d = 1,000 and ``2^28`` steps that is at most a few thousandths of a step. The
+    probability of a single integer changes by the same fraction. Neither the privacy claim nor `tail_mass` includes
+    this error. Laplace noise on the packed triangle has an exact sampler (`SymmetricLaplace`).
     """
 
     name: ClassVar[str] = "WishartDifference"

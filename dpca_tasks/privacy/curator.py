@@ -171,8 +171,8 @@ class Curator:
 
         Notes
         -----
-        The noise of a coordinate is a function of the request's key and the coordinate's place in the whole statistic,
-        so it is the same in any tile. A step is stored whole if one tile has all items. Otherwise its entry holds the
+        The noise of a coordinate is a function of the request's key and the coordinate's place in the whole statistic.
+        So it is the same in any tile. A step is stored whole if one tile has all items. Otherwise its entry holds the
         public inputs and the bounds of the tiles, from which a resumed release continues.
         """
         request = self._gate.admit(query, distribution, part_scales_in_steps)
@@ -519,8 +519,8 @@ class TiledAnswer:
 
     Attributes
     ----------
+    tiles : tuple of Tile
         The tiles in order; together they have every item once.
-        In order; together they have every item once.
     """
 
     query: TiledSum

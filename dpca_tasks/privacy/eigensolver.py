@@ -27,8 +27,8 @@ then counts as 0: the worst case for smooth noise, and a failed test for `Propos
 
 *When that is a proof.* With ``passes * width >= d`` the basis is all of R^d and Rayleigh-Ritz is a full
 eigendecomposition. The pairs are the leading ones, and the residual is rounding error, about ``1e-16 d`` of the largest
-eigenvalue, below the tolerance for any number of records that exact sums can hold. The width ensures this for up to
-`COMPLETE_UP_TO` features, and the guarantee then has no condition.
+eigenvalue. That is below the tolerance for any number of records that exact sums can hold. The width ensures this for
+up to `COMPLETE_UP_TO` features, and the guarantee then has no condition.
 
 *What is not proved.* For more features the number of passes may be too small for a dataset. No fixed number excludes
 this: in the worst case a Krylov method needs d products. The proof then covers neighbours whose residuals both pass or

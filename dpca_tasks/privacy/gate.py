@@ -61,7 +61,7 @@ type Numbers[Q, L] = Callable[[Q, L], tuple[float, ...]]
 
 
 class Reservation(Protocol):
-    """A charged release: its event, neighbouring relation, snapshot and key, with the answers of its steps."""
+    """A charged release with its event, neighbouring relation, snapshot, key, and the answers of its steps."""
 
     @property
     def release_id(self) -> str: ...  # noqa: D102

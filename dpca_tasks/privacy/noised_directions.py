@@ -22,7 +22,8 @@ rotations of the basis would reveal the solver's choice.
 *Floating point.* The scale is a float that depends on the rows, so the sums are not integers. They are rounded to a
 public grid of `SIGNIFICANT_BITS` bits (and of step ``2^-24`` near zero). Its cells are at least ``2^20`` times wider
 than the rounding errors of the sum. So the probability of a cell is off by a factor of at most about ``1 + 2^-20`` per
-coordinate, which limits what low bits of V or of the scale can reveal. The privacy claim does not include this factor.
+coordinate. This limits the information in low bits of V or of the scale. The privacy claim does not include this
+factor.
 """
 
 import math

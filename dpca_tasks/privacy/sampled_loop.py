@@ -36,8 +36,8 @@ def run_passes(
     ----------
     The noisy sum of each step is the integer array that `Curator.release` would have stored for it, with a separate
     range of one noise stream. Only the snapshots are published. Between steps the directions are floats, computed in
-    this process by loops of fixed order and rounded to their public grid before they are multiplied with a record.
-    Memory holds the sampled records only.
+    this process by loops of fixed order. They are rounded to their public grid before they are multiplied with a
+    record. Memory holds the sampled records only.
 
     Raises
     ------

@@ -32,9 +32,9 @@ class PoissonSampled(RowSum):
         The query to sample; the other public parameters are copied from it.
     rate : float
         The sampling probability of a record, in (0, 1].
+    coin_key : SecretKey, optional
         The coin key of the step, passed by the curator. It determines every coin of the step. Neither digest nor repr
         contains it.
-        repr contains it.
 
     Notes
     -----
@@ -43,7 +43,7 @@ class PoissonSampled(RowSum):
     coin is secret, this is the Poisson subsampling of the query. An added record has a separate ordinal and coin. It
     may shift the ordinals of later records, whose new coins are equally independent.
 
-    Under replace_one the sensitivity is that of an emptied record, for which subsampling is priced. With the same
+    Under replace_one the sensitivity is stated for an emptied record, for which subsampling is priced. With the same
     coins, replacing a record takes two such steps, through the empty record, and plans and prices use both. (e, d) for
     each half is (2 e, (1 + e^e) d) for both. A sample of rate 1, of all records, is for steps that are priced together
     with such steps; its event records this.

@@ -1,4 +1,4 @@
-"""Queries over ratings: means, item totals, moments of users' rows, and scores of predictions.
+"""Queries over ratings for means, item totals, moments of users' rows, and scores of predictions.
 
 - `RatingsSum` is the base class: one user is one record of one row, and at most K ratings of each user are counted.
 - `UserMeans` sums users' mean ratings and counts users with ratings, from which a centre of all ratings follows.
@@ -40,7 +40,7 @@ from dpca_tasks.records.blocks import Block, RowBlock, as_floats, canonical
 
 Coins = Literal["release", "step"]
 RATING_BITS = 16
-"""Steps of the public range of ratings, as a power of two."""
+"""Binary logarithm of the number of steps of the public range of ratings, ``2^16``."""
 _COINS = 7
 """Stream of the coins that choose ratings."""
 
@@ -54,8 +54,8 @@ class RatingsSum(JointSum):
     low, high : float
         The public range of ratings. Ratings outside it are clipped, and ratings that are not finite are dropped.
     ratings_per_user : int
-        K. If a user has more, those of the lowest priority are counted, with ties broken by coins that depend on the
-        user's ordinal in the snapshot and on the item.
+        K. If a user has more, the K ratings of the lowest priority are counted. Coins that depend on the user's ordinal
+        in the snapshot and on the item break ties.
     offsets : float64 array of shape (n_items,)
         Public offsets of the items, subtracted from their ratings.
     centre : float

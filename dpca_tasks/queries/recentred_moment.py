@@ -49,7 +49,7 @@ def relation_around(relation: Relation) -> Relation:
 class ShiftedMoment(RowSum):
     r"""Sum ``Z_u^T Z_u`` over records u, where ``Z_u P`` is ``X_u`` minus the mean, clipped to norm 1.
 
-    ``X_u`` is clipped to norm 1, each of its m rows is extended by ``1 / sqrt(m)``, and the result is multiplied by the
+    ``X_u`` is clipped to norm 1, and each of its m rows is extended by ``1 / sqrt(m)``. The result is multiplied by the
     largest weight up to 1 for which ``||Z_u P||_F <= 1``.
 
     Parameters
@@ -66,8 +66,8 @@ class ShiftedMoment(RowSum):
     then adds a multiple of ``m m^T`` of trace at most 1, like another record: 2 for zero_out too. The proof uses no
     property of m. ``Z_u`` itself has norm up to 2, so noise is not added to M, and other norms are refused.
 
-    The capacity is that of `SecondMoment` with one more bit, because that norm is up to 2. S is computed from M in
-    floating point, with an error of about ``2^-50`` of the number of records.
+    The capacity is as for `SecondMoment` with one more bit, because the norm of ``Z_u`` is up to 2. S is computed from
+    M in floating point, with an error of about ``2^-50`` of the number of records.
     """
 
     shift: NDArray[np.int64]
@@ -189,8 +189,8 @@ class CapturedEnergies(RowSum):
     - *replace_one*: it moves by ``p - q`` of two such points, and ``||p - q||_1 <= 2``. In l2
       ``||p - q||^2 = ||p||^2 + ||q||^2 - 2 <p, q> <= 2``, since no entry is negative. Records along ``w_1`` and ``w_2``
       attain both.
-    - *Around a mean* the same holds for records around it. An emptied record that keeps its rows is a record at ``-m``,
-      so emptying a record replaces it by a particular one, and the bounds are those of replace_one.
+    - *Around a mean* the same holds for records around it. An emptied record that keeps its rows is a record at ``-m``.
+      So emptying a record replaces it by a particular one, and the bounds of replace_one apply.
 
     The proof uses no property of W or of the mean. Directions that are not quite orthonormal on their grid, or rounded
     scores, change the measured value by about ``2^-24`` and a step, but not the bounds.

@@ -5,7 +5,7 @@
 - `ClippedProduct` has contributions clipped to a norm below 1: less noise, the same directions.
 
 For a Gaussian row x the clipped contribution has mean ``Sigma V M`` with M positive definite, by Stein's lemma. So its
-columns span the same space as those of ``Sigma V``; for other rows clipping is a robust weighting.
+columns span the same space as the columns of ``Sigma V``; for other rows clipping is a robust weighting.
 """
 
 import math

@@ -79,8 +79,8 @@ class StreamedMoment(RowSum):
     numbers that it can no longer trust, and treat all arrivals as 1 from some tick on: ages then jump up, and continue
     to rise.
 
-    A record at the bound that arrives at tick 1 and stays attains all bounds. Where one charge holds for ever, zeta is
-    over all weights. Answers and noise are integers on one grid, ``4^-b 2^-q``, as in any release.
+    A record at the bound that arrives at tick 1 and stays attains all bounds. If one charge covers any number of ticks,
+    zeta is over all weights. Answers and noise are integers on one grid, ``4^-b 2^-q``, as in any release.
 
     *Conditions outside this class*: arrivals are set once per id and never again, sigma and the weights are those of
     the horizon at every tick, and a tick is answered once.

@@ -173,8 +173,8 @@ class WordTriples(DocumentsSum):
 
     Notes
     -----
-    Sensitivity, in the Frobenius norm of the full cube of K x K x K, where rho is the largest norm of a row of U, or 1
-    if that is more. A core is computed from that document and U alone, by sums and products of float64 in a fixed
+    Sensitivity, in the Frobenius norm of the full cube of K x K x K. Let rho be the largest norm of a row of U, or 1 if
+    that is more. A core is computed from that document and U alone, by sums and products of float64 in a fixed
     order, and rounded to the grid. Then its squares are summed in integers, and compared with
     ``B = floor(4^bits rho^6)``, which is computed from integers too. A longer core is scaled to the bound, rounded
     toward zero, and compared again. So the core G on the grid has ``||G||_F <= sqrt(B)`` steps, whatever the floats
@@ -190,7 +190,7 @@ class WordTriples(DocumentsSum):
 
     The rounding error E. There are l words, at most ``2^16``, and ``|u_a| <= 1`` entry by entry. y is exact, because
     its terms are multiples of ``2^-24`` and its sum is at most l. With ``e = 2^-53`` the entries of S are off by at
-    most ``(l^2 + l) e``, those of the sum of cubes by ``(l^2 + 2 l) e``, and the core's numerator by at most
+    most ``(l^2 + l) e``, and those of the sum of cubes by ``(l^2 + 2 l) e``. The core's numerator is off by at most
     ``(12 l^3 + 29 l^2 + 18 l) e``, the last two roundings included. Over ``l (l - 1) (l - 2)`` that is largest for l =
     3, below ``2^-46``: with at most ``2^28`` steps in a unit, ``2^-18`` of a step. Rounding to nearest adds 1/2 of a
     step, and rounding toward zero 1: ``||E||_F <= (1 + 2^-17) K^(3/2)`` steps.
@@ -268,7 +268,7 @@ def is_contraction(directions: NDArray[np.int64]) -> bool:
 
 
 SCORE_BITS = 18
-"""Steps of the bound of scores, as a power of two."""
+"""Binary logarithm of the number of steps of the bound of scores, ``2^18``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

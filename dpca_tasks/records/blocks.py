@@ -1,4 +1,4 @@
-"""Private rows: stored blocks, sources of blocks, and gridded records.
+"""Stored blocks of private rows, sources of blocks, and gridded records.
 
 This module has the types of a stored block, of a source of blocks, and of the bounded records of one block. Each record
 is made canonical, clipped and rounded to integers separately. Block sources are arrays in memory, and rows that are
@@ -45,7 +45,7 @@ class Block(Protocol):
 
 
 class BlockSource(Protocol):
-    """A source of blocks that a worker can open; it is small, picklable, and contains no data."""
+    """A small, picklable source of blocks that a worker can open; it contains no data."""
 
     @property
     def n_features(self) -> int: ...  # noqa: D102

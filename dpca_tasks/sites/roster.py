@@ -276,7 +276,7 @@ class Masks(Protocol):
     def site(self) -> str: ...  # noqa: D102
 
     def mask(self, address: Address, *, roster: Roster, size: int) -> NDArray[np.uint64]:
-        """Return the mask of one attempt; each attempt, round, roster and session has different words."""
+        """Return the mask of one attempt, which differs for each attempt, round, roster or session."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -287,7 +287,7 @@ class MaskSeeds:
     shared: Mapping[str, SecretKey] = field(repr=False)
 
     def mask(self, address: Address, *, roster: Roster, size: int) -> NDArray[np.uint64]:
-        """Return the mask of one attempt; each attempt, round, roster and session has different words."""
+        """Return the mask of one attempt, which differs for each attempt, round, roster or session."""
         others = [name for name in roster.names if name != self.site]
         if strangers := [name for name in (self.site, *others) if name not in {self.site, *self.shared}]:
             raise InvalidInput(f"site {self.site!r} shares no seed with {', '.join(strangers)}; deal seeds to all.")

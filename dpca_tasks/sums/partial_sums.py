@@ -44,7 +44,7 @@ def first_homes(workers: Sequence[str]) -> list[str]:
 
 
 def settle_homes(homes: Sequence[str], workers: Sequence[str]) -> list[str]:
-    """Move partitions from workers that are gone, or have too many, to those that have the fewest.
+    """Move partitions from workers that are gone, or have too many, to the workers with the fewest.
 
     A restarted worker has a new address, and gets back partitions that another worker took over.
     """

@@ -1,6 +1,6 @@
 r"""A secure sum without a helper, from which the server learns only the sum of all sites' noised integers.
 
-The protocol is that of Bonawitz et al. (2017), double masking, in five phases. The file of a phase contains its site
+The protocol follows Bonawitz et al. (2017), double masking, in five phases. The file of a phase contains its site
 and its server side. All messages go through the server. Every site's message bears its signature under the identity key
 that the roster lists.
 
@@ -9,12 +9,12 @@ phase            the server sends                                 each site answ
 ===============  ===============================================  ======================================================
 1 roster         `Begin`: session, round, attempt, digests of     (sends nothing unless its local facts are the same
                  roster with identity keys and of the query       and it never began this attempt; records the start)
-2 keys           `KeyList`: all `Keys` as they came               `Keys`: two X25519 keys, a commitment to a seed; then
+2 keys           `KeyList`: all `Keys` as received                `Keys`: two X25519 keys, a commitment to a seed; then
                                                                   `SealedShares`: for each other site, encrypted to it,
                                                                   Shamir shares of that seed and of its masking key
-3 shares         `Delivered`: what the others sealed for it       `MaskedSum`: integers + own mask + masks of pairs
+3 shares         `Delivered`: the texts sealed for it by others   `MaskedSum`: integers + own mask + masks of pairs
 4 masked sums    `Senders`: the sites whose sum it will open      `SignedSenders`: that set and all that it saw
-5 opening        `Signatures`: all of them as they came           `OpeningShares`: of each sender the share of its seed,
+5 opening        `Signatures`: all of them as received            `OpeningShares`: of each sender the share of its seed,
                                                                   of each other site the share of its masking key
 ===============  ===============================================  ======================================================
 
@@ -36,18 +36,18 @@ the same as with masks from a dealer.
 **A dishonest server** may collude with up to C sites. The condition is ``2 t > S + C``; `Participants` that violate it
 are refused.
 
-- *One list.* Signatures on `Keys` cover the context. So a site that sees t of them knows that those sites agreed to the
-  same roster and query as the site itself. Sealed shares are bound to the list of keys: a site that was shown another
-  list cannot open them, and sends no masked sum.
+- *One list.* Signatures on `Keys` cover the context. So t of them prove to a site that those sites agreed to the same
+  roster and query as the site itself. Sealed shares are bound to the list of keys: a site that was shown another list
+  cannot open them, and sends no masked sum.
 - *One kind of share.* An honest site gives shares once per attempt, one share of each site, for a set under which it
   saw t signatures. Two sets with t signatures each would need ``2 (t - C) <= S - C`` honest sites, each of which signs
   once. That contradicts the condition. So all honest shares of an attempt are for one set. A seed or a masking key of
   an honest site is opened, never both, and the other one hides its message.
-- *One sum.* The noised integers of a round and roster are the same in every attempt, and two sums of them differ by the
-  integers of a site. Before it sends its shares, a site permanently records the set, under round and roster, and never
-  helps to open another set (`Memory`). Two sets would again need ``2 (t - C)`` honest helpers. Whatever is sent again,
-  late or replayed, server and colluders see one sum of these integers with H unknown parts of noise: one release. A
-  smaller roster has separate noise and a separate charge.
+- *One sum.* The noised integers of a round and roster are the same in every attempt. Two sums over different sets
+  differ by the integers of some site. Before it sends its shares, a site permanently records the set, under round and
+  roster, and never helps to open another set (`Memory`). Two sets would again need ``2 (t - C)`` honest helpers. Even
+  if messages are repeated, late or replayed, server and colluders see one sum of these integers with H unknown parts of
+  noise: one release. A smaller roster has separate noise and a separate charge.
 
 A message that does not fit is refused by its type, length, context or signature. The refusal is one line that reveals
 none of the content, and a refused message changes nothing. Masks hide as far as X25519, HKDF, ChaCha20 and Ed25519 are

@@ -8,11 +8,11 @@ that all were shown the same roster.
 
 *Phase 2, keys.* All sites receive each other's signed keys of this attempt.
 
-Site to server: `Keys`. It contains two public keys, a commitment to the seed of the site's own mask, and the set of
-sites whose sum under this noise it helped to open before, if any. Server to sites: `KeyList`, all frames of `Keys` as
-received. A site checks every signature, all of which must be over the same context, and finds its own frame unchanged.
-It then sends each other site a share of its mask seed and a share of its masking key. The cipher of these shares is
-bound to the list that the site saw.
+Site to server: `Keys`. It contains two public keys and a commitment to the seed of the site's own mask. If the site
+helped to open a sum under this noise before, it also contains the set of sites of that sum. Server to sites: `KeyList`,
+all frames of `Keys` as received. A site checks that all signatures are over its context, and that its frame is
+unchanged. It then sends each other site a share of its mask seed and a share of its masking key. The cipher of these
+shares is bound to the list that the site saw.
 
 *One attempt.* On the site's side each frame gets one answer, phase after phase. The server queries all sites
 concurrently, phase by phase, and continues with those that answer.
@@ -186,7 +186,7 @@ class Begin(Telegram):
 
     @classmethod
     def parse(cls, reader: Reader, scene: Scene) -> Self:
-        """Parse the message from a body, and check that its context is that of its head."""
+        """Parse the message from a body, and check that its context matches its head."""
         context = _parse_context(reader)
         if context != scene.context:
             raise MessageRefused("a proposal says another context than its head; begin another attempt.")

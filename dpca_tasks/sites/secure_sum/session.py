@@ -101,7 +101,7 @@ class PublicKeys:
     sealing, masking : bytes of length 32
         The public keys with which others send it shares and agree with it on masks.
     commitment : bytes of length 32
-        The commitment to the seed of its own mask.
+        The commitment to the seed of the site's own mask.
     opened : frozenset of int
         The sites whose integers under this noise it helped to open in an earlier attempt; empty if there was none.
     """
