@@ -274,7 +274,6 @@ def gaussian_noise_multiplier(
     epsilon, delta : float
         The guarantee of all releases together.
     releases : int
-        How many there are; each may depend on the answers before it.
         The number of releases; each may depend on earlier answers.
     share : Fraction
         The part of mu^2 that these releases take. Shares of further releases in the same guarantee may add up to 1.

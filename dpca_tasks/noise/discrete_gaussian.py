@@ -69,9 +69,9 @@ real of the same cell is on the same side of every edge as u, unless the edge cu
 *Why a proposal is safe.* The float z' is computed from the float u'. The nearest integer to ``z' scale`` is taken if
 that product is farther from an edge than ``(2^-46 z' + 2^-51) scale``. This exceeds the error of the product, because:
 
-- ``|u' - u| <= 2^-52 u`` (53 significant bits, and the bits beyond them). This moves a normal quantile by ``2^-52 u /
-  (2
-  phi(z))``, Mills' ratio times ``2^-52``, hence by less than ``1.26 2^-52``, and a logarithm by ``2^-52``;
+- ``|u' - u| <= 2^-52 u`` (53 significant bits, and the bits beyond them). This moves a normal quantile by
+  ``2^-52 u / (2 phi(z))``, Mills' ratio times ``2^-52``, hence by less than ``1.26 2^-52``, and a logarithm by
+  ``2^-52``;
 - AS 241 states an error of about 1e-16 for its exact rational functions; the tests bound it by ``2^-50``;
 - their polynomials of degree 7 have positive coefficients and arguments. So Horner's rule is accurate to ``15 2^-53``
   in each polynomial, and their quotient, which takes two more operations, to ``32 2^-53 = 2^-48``;

@@ -152,7 +152,7 @@ class NoiseDistribution(ABC):
         scale_in_steps : float, grid steps
             `noise_multiplier` times the sensitivity, in steps, rounded up by the caller.
         start, stop : int
-        The range, by default up to the last coordinate. Any split of the range gives the same noise.
+            The range, by default up to the last coordinate. Any split of the range gives the same noise.
 
         Returns
         -------

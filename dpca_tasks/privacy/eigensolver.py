@@ -36,7 +36,6 @@ both fail the tolerance. If both pass, the bounds hold, provided that the random
 is unknown to anyone who chose the rows. If both fail, both get the worst-case noise, which hides any two subspaces. The
 proof does not cover neighbours of which one passes and one fails. More passes move that boundary to smaller relative
 eigengaps. `is_complete` reports the case from public facts alone.
-`is_complete` reports the case from public facts alone.
 
 References
 ----------

@@ -90,9 +90,8 @@ class ItemStatistics(RatingsSum, TiledSum):
     *With K*, of share g, whose bound is without the factor ``sqrt K``. A removed user moves it by ``|u|^2 <= 1``. A
     replaced one moves its square by ``a^4 + b^4 - 2 a^2 b^2 c^2``, like the square of H on one common item. Let f of K
     items be common. Then the square moves by f times the movement of common items, with ``h + g`` in place of h, plus
-    ``1 - f`` times
-    ``h (a^4 + b^4) + w (a^2 + b^2) + g (a^4 + b^4 - 2 a^2 b^2 c^2) <= 2 h + 2 w + 2 g``. So F with ``h + g`` in
-    place of h is enough for all parts.
+    ``1 - f`` times ``h (a^4 + b^4) + w (a^2 + b^2) + g (a^4 + b^4 - 2 a^2 b^2 c^2) <= 2 h + 2 w + 2 g``. So F with
+    ``h + g`` in place of h is enough for all parts.
 
     *With weights* q of one user and p of the other, whose squares add up to Q and P, at most K. A removed user moves H
     by ``sqrt(Q) |u|^2`` at most, and w by ``sqrt(Q)``. A replaced one moves the square by

@@ -158,8 +158,7 @@ class CentredMoment(RowSum):
     ``D = [[X^T X, X^T z], [z^T X, a - b]]``, with ``||X^T z||^2 <= a s``.
 
     - *l2.* ``||D||_F^2 <= s^2 + 2 a s + (a - b)^2``, which is convex in a and in b and grows with s. It is at most 1,
-      at
-      ``s = 3/4``, ``a = 1/4`` and ``b = 0``.
+      at ``s = 3/4``, ``a = 1/4`` and ``b = 0``.
     - *nuclear.* Let ``w = X^T z / sqrt(a)`` and ``p = |w|^2 <= s``. Then ``X^T X - w w^T`` is positive semi-definite of
       trace ``s - p``, and ``[[w w^T, sqrt(a) w], [sqrt(a) w^T, a - b]]`` has nuclear norm
       ``sqrt((p + a - b)^2 + 4 p b)``, which less p grows with p. So ``||D||_*^2 <= (s + a - b)^2 + 4 s b``, convex in a
@@ -234,8 +233,7 @@ class RecordMean(RowSum):
       ``3/4 (u + v)^2 + (u^2 - v^2)^2 = (u + v)^2 (3/4 + (u - v)^2)``, where ``u + v <= 1 - (u - v)``: at most 3/4, at
       ``u = v = 1/2``.
     - *l1.* ``||X_u^T z_u||_1 <= sqrt(d) ||X_u^T z_u||_2 <= sqrt(3 d) / 4``, and the last entry moves by at most 1/4.
-      This
-      gives ``(sqrt(3 d) + 1) / 4`` for add_remove, where rows of equal entries attain it, and for zero_out. For
+      This gives ``(sqrt(3 d) + 1) / 4`` for add_remove, where rows of equal entries attain it, and for zero_out. For
       replace_one ``(u + v) (k + u - v)`` with ``k = sqrt(3 d) / 2``: at most k, at ``u = v = 1/2``, if ``d > 1``, else
       7/8.
     """

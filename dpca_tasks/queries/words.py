@@ -49,7 +49,7 @@ class DocumentsSum(RowSum):
     -----
     A record of several rows is one document that contains all their words. A document with a count that is negative,
     fractional or not finite adds nothing, and neither does one of fewer than 3 words or more than ``2^40``. Of a
-    document of l > L words, L are counted, and only the document determines which. List all its words in the order of
+    document of l > L words, L are counted, and only the document determines which. List all l words in the order of
     their ids; word i, counted from 1, is kept if ``floor(i L / l)`` increases at i. So the shares of words change by
     less than one word.
     """
@@ -159,9 +159,8 @@ class WordTriples(DocumentsSum):
     r"""Sum the core ``A(U, U, U)`` of every document, packed as a cube of order K.
 
     The entries of the tensor A of a document are the shares of its ``l (l - 1) (l - 2)`` ordered triples of words. The
-    tensor is never formed:
-    ``A(U, U, U) = (y y y - 3 Sym(S y) + 2 sum_a c_a u_a u_a u_a) / (l (l - 1) (l - 2))``, with the
-    rows ``u_a`` of U, ``y = sum_a c_a u_a`` and ``S = sum_a c_a u_a u_a^T``.
+    tensor is never formed: ``A(U, U, U) = (y y y - 3 Sym(S y) + 2 sum_a c_a u_a u_a u_a) / (l (l - 1) (l - 2))``, with
+    the rows ``u_a`` of U, ``y = sum_a c_a u_a`` and ``S = sum_a c_a u_a u_a^T``.
 
     Parameters
     ----------

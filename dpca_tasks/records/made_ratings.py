@@ -104,9 +104,8 @@ def skewed(*, n_users: int = SKEWED_USERS, n_items: int = SKEWED_ITEMS, seed: in
 
     - the log-popularity of an item is ``l_s = -1.6 ln(s + 0.01 m)``, and ``z_s`` its standard score over the items;
     - a user rates ``N = floor(exp(4.2 + 0.9 g))`` items, ``g`` standard normal, clipped to ``[20, 0.4 m]``. They are
-      the
-      items of the N largest ``c l_s + G_s``, with standard Gumbel ``G_s``. Here ``c`` falls from 1.2 for 20 ratings to
-      0.7 for ``0.4 m``, linearly in ``ln N``, so that light users rate popular items;
+      the items of the N largest ``c l_s + G_s``, with standard Gumbel ``G_s``. Here ``c`` falls from 1.2 for 20 ratings
+      to 0.7 for ``0.4 m``, linearly in ``ln N``, so that light users rate popular items;
     - ratings are ``3.4 + b_i + b_s + u_i . v_s + e``: ``b_i`` of std 0.4; ``b_s`` of std 0.35, plus ``0.25 z_s``;
       ``u_i`` six standard normal numbers and ``v_s`` six of std ``0.55 / sqrt 6``; ``e`` of std 0.75. They are rounded
       to half stars and clipped to ``[0.5, 5]``.
