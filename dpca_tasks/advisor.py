@@ -265,7 +265,7 @@ def _rank(advice: Advice) -> tuple[bool, int, float, float, str]:
     low, high = advice.expected.captured
     heavy = advice.cost.memory > _MUCH_MEMORY or advice.cost.time == "hours"
     alike = round((low + high) / 2.0 / _ALIKE)
-    passes = 0.0 if advice.expects_noise else advice.cost.passes  # of useless ones, the least noisy one is first
+    passes = 0.0 if advice.expects_noise else advice.cost.passes  # among useless ones, the least noisy is first
     return heavy, -alike, passes, advice.forecast.level, advice.plan.mechanism
 
 

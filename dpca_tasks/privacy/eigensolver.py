@@ -13,11 +13,11 @@ as the rows.
 
 Notes
 -----
-*Exactness.* Records are clipped integers. V is on a grid of step ``2^-36``, or around a mean of ``2^-20``, which keeps
-products with the mean exact. Products are summed as integers, so the images of the basis have the same bits for any
-blocks, partitions and workers. The basis is completed by orthogonalisation. Every block contains a trace of fresh keyed
-noise, so the basis reaches the planned number of columns whatever the rank of S. LAPACK runs on one thread: with the
-locked versions, a key gives the same bits on one machine.
+*Exactness.* Records are clipped integers. V is on a grid of step ``2^-36``. Around a mean the step is ``2^-20``, which
+keeps products with the mean exact. Products are summed as integers, so the images of the basis have the same bits for
+any blocks, partitions and workers. The basis is completed by orthogonalisation. Every block contains a trace of fresh
+keyed noise, so the basis reaches the planned number of columns whatever the rank of S. LAPACK runs on one thread: with
+the locked versions, a key gives the same bits on one machine.
 
 *What is certified.* Rayleigh-Ritz on the span gives k + 1 pairs with residual ``R = S V - V Lambda``. Then V spans an
 invariant subspace of ``S + E`` with ``||E||_2 = ||R||_2``. Suppose that the pairs are the leading ones and

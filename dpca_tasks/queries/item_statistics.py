@@ -40,8 +40,8 @@ class ItemStatistics(RatingsSum, TiledSum):
     ``u_i`` is user i's ridge regression on the given item factors, from all ratings of items in use. It is brought to
     norm ``user_norm`` by the rule ``clip``. ``m_ij`` is the rating without both offsets, scaled like ``u_i`` (except
     under ``paper``), and clipped to ``rating_clip`` after that. ``q_ij = 1`` for the at most K chosen ratings of user
-    i, or, with ``weights``, a weight of each rating. With a ``gram_share`` there is also ``K = sum_i u_i u_i^T`` over
-    all users.
+    i, or, with ``weights``, a weight of each rating. With a ``gram_share`` there is also the matrix
+    ``K = sum_i u_i u_i^T`` over all users.
 
     Parameters
     ----------
@@ -64,7 +64,7 @@ class ItemStatistics(RatingsSum, TiledSum):
     unobserved : float64 array of shape (rank, rank), optional
         Public. Added to the matrix of every user's regression: the weight of all items, rated or not, times ``V^T V``.
     gram_share : float
-        The share of the squared loss that goes to K, taken from the ``1 - h`` of w; 0 for no K.
+        The share of the squared loss that goes to the matrix K, taken from the ``1 - h`` of w; 0 for no matrix K.
     **others
         As for `RatingsSum`.
 
@@ -87,11 +87,12 @@ class ItemStatistics(RatingsSum, TiledSum):
       ``c = 1``, with the derivative ``(1 + b) (2 w - 4 h b (1 - b)) >= 0``. Both grow up to ``b = 1``. Both bounds are
       ``sqrt(K F)``.
 
-    *With K*, of share g, whose bound is without the factor ``sqrt K``. A removed user moves it by ``|u|^2 <= 1``. A
-    replaced one moves its square by ``a^4 + b^4 - 2 a^2 b^2 c^2``, like the square of H on one common item. Let f of K
-    items be common. Then the square moves by f times the movement of common items, with ``h + g`` in place of h, plus
-    ``1 - f`` times ``h (a^4 + b^4) + w (a^2 + b^2) + g (a^4 + b^4 - 2 a^2 b^2 c^2) <= 2 h + 2 w + 2 g``. So F with
-    ``h + g`` in place of h is enough for all parts.
+    *With the matrix K*, of share g, whose bound is without the factor ``sqrt K``. A removed user moves it by
+    ``|u|^2 <= 1``. A replaced one moves its square by ``a^4 + b^4 - 2 a^2 b^2 c^2``, like the square of H on one common
+    item. Let a fraction f of the K items be common. Then the square moves by f times the movement of common items, with
+    ``h + g`` in place of h, plus ``1 - f`` times
+    ``h (a^4 + b^4) + w (a^2 + b^2) + g (a^4 + b^4 - 2 a^2 b^2 c^2) <= 2 h + 2 w + 2 g``. So F with ``h + g`` in place
+    of h is enough for all parts.
 
     *With weights* q of one user and p of the other, whose squares add up to Q and P, at most K. A removed user moves H
     by ``sqrt(Q) |u|^2`` at most, and w by ``sqrt(Q)``. A replaced one moves the square by

@@ -128,7 +128,7 @@ LIMBS, LIMB_BITS = 3, 16
 
 
 def on_direction_grid(columns: NDArray[np.float64], *, shifted: bool) -> NDArray[np.int64]:
-    """Round columns to steps of ``2^-36``, or around a mean of ``2^-20``, so that products with the mean are exact."""
+    """Round columns to steps of ``2^-36``; if `shifted`, to ``2^-20``, so that products with a mean are exact."""
     coarser = SHIFT_BITS if shifted else 0
     return np.rint(columns * 2.0 ** (EIGENSOLVER_DIRECTION_BITS - coarser)).astype(np.int64) << coarser
 

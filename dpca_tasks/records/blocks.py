@@ -186,7 +186,7 @@ class ArrayBlocks:
         Records per block: a performance setting without effect on results.
     density : float, optional
         The publicly known share of nonzero entries: another performance setting. By default a NumPy array counts as
-        counts as full.
+        full.
     first_seen : int array of shape (n_records,), optional
         The nondecreasing number of the ingest that added each record's id; all records of a block have one number.
     """
