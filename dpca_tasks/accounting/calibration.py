@@ -276,7 +276,7 @@ def gaussian_noise_multiplier(
     releases : int
         The number of releases; each may depend on earlier answers.
     share : Fraction
-        The part of mu^2 that these releases take. Shares of further releases in the same guarantee may add up to 1.
+        The part of mu^2 that these releases take. The shares of all releases under one guarantee may add up to 1.
 
     Returns
     -------

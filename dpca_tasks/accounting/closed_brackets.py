@@ -2,7 +2,8 @@ r"""Closed-form privacy guarantees of smooth noise, Wishart matrices and joint r
 
 *Joint releases.* Site s sends its weighted part plus a share of noise plus a mask; all masks add up to 0. Consider a
 viewer of every message that also holds the masks of the colluding sites. For one record of an honest site, the view is
-a Gaussian shift with the mu below. `least_noise` is the least noise that a guarantee of each site requires.
+a Gaussian shift with the mu that `view_mu` returns. `least_noise` is the least noise that a guarantee of each site
+requires.
 
 >>> round(view_mu(sensitivity=1.0, honest=7, share_variance=1 / 7), 3)
 1.0

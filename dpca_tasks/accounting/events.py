@@ -79,9 +79,9 @@ class Gaussian(TypedDict):
     """Gaussian noise on a sum.
 
     With ``z = noise_multiplier``, std over L2 sensitivity, ``mu = 1 / z``. The privacy loss of neighbours is normal
-    with mean ``mu^2 / 2`` and variance ``mu^2``. So the event is private exactly from
-    ``delta(epsilon) = Phi(mu/2 - epsilon/mu) - exp(epsilon) Phi(-mu/2 - epsilon/mu)`` on (Balle and Wang, 2018). In
-    composition the ``mu^2`` add up.
+    with mean ``mu^2 / 2`` and variance ``mu^2``. So the event is private at
+    ``delta(epsilon) = Phi(mu/2 - epsilon/mu) - exp(epsilon) Phi(-mu/2 - epsilon/mu)`` and at no smaller delta (Balle
+    and Wang, 2018). In composition the ``mu^2`` add up.
     """
 
     name: Literal["gaussian"]

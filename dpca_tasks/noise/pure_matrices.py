@@ -16,9 +16,9 @@ proportional to ``exp(-|b| / s)``. Suppose that a record moves the sum by at mos
 triangle inequality the density of the noisy sum changes by at most a factor of ``exp(epsilon)``: pure epsilon-DP, with
 the l2 sensitivity.
 
-*Sampling.* The characteristic function of b is ``(1 + s^2 |t|^2)^(-(p + 1) / 2)``, which is the one of
-``b = s R Z``. Here Z is standard normal in p coordinates, and ``R^2`` is the sum of p + 1 squared standard normals,
-independent of Z. So given R, one number of the key, each coordinate is drawn separately. ``|b| / s`` has the
+*Sampling.* The characteristic function of b is ``(1 + s^2 |t|^2)^(-(p + 1) / 2)``. The product ``b = s R Z`` has this
+characteristic function. Here Z is standard normal in p coordinates, and ``R^2`` is the sum of p + 1 squared standard
+normals, independent of Z. So given R, one number of the key, each coordinate is drawn separately. ``|b| / s`` has the
 distribution Gamma(p), and a coordinate the variance ``(p + 1) s^2``.
 
 *Floating point.* Given R the nearest integers are decided exactly, as for `Symmetric` and `Cube`. R is a float64: the

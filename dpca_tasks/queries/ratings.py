@@ -396,8 +396,8 @@ class PredictionScores(RatingsSum):
     """Sum over users ``(mean squared error / range^2, Recall@k, NDCG@k, 1)``.
 
     A fifth of a user's ratings is hidden, at least one (`dpca_tasks.kernels.ratings.hidden_ratings`). The user's factor
-    is folded in from the other ratings, as a consumer does, and the hidden ratings are predicted. All hidden items
-    count alike for Recall and NDCG. A user of fewer than two ratings adds nothing.
+    is folded in from the other ratings, as a consumer of the release does, and the hidden ratings are predicted. All
+    hidden items count alike for Recall and NDCG. A user of fewer than two ratings adds nothing.
 
     Parameters
     ----------
