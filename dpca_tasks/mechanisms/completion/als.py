@@ -170,7 +170,7 @@ class Als:
     -----
     The event of every step is ``non_private``: see `dpca_tasks.mechanisms.subspace.non_private.NonPrivate` for its
     effect on a budget. If a user's factor is longer than a public norm, the factor and the user's ratings are
-    down-weighted, so that sums stay exact on a grid. Ratings in the range never require a factor of that norm.
+    down-weighted, so that sums stay exact on a grid. This norm is far above what ratings in the range require.
     """
 
     rank: int

@@ -15,7 +15,7 @@ from dpca_tasks.privacy.curator import Curator
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dpsvd:
-    """Release the moment of weighted rows with isometric noise; its leading eigenvectors are the item factors.
+    """Release the moment of weighted rows with isometric noise, and fold users in to its leading eigenvectors.
 
     Parameters
     ----------

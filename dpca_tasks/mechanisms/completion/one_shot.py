@@ -16,7 +16,7 @@ from dpca_tasks.privacy.curator import Curator
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OneShot:
-    """Release ``X^T X`` of the users' rows with isometric noise; its leading eigenvectors are the item factors.
+    """Release ``X^T X`` of the users' rows with isometric noise, and fold users in to its leading eigenvectors.
 
     Parameters
     ----------
