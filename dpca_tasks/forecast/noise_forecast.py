@@ -45,7 +45,7 @@ _STEEPEST = 200.0  # largest decay rate, of a tail that contains almost nothing
 
 
 def spectrum_shares(declared: str, *, n_features: int) -> NDArray[np.float64]:
-    """Return each component's part of all variance: d parts, descending, with sum 1.
+    """Return the d components' parts of all variance, descending, with sum 1.
 
     Raises
     ------
@@ -143,7 +143,7 @@ class Forecast:
 
     @property
     def expects_noise(self) -> bool:
-        """Whether no component can be above the noise."""
+        """True if no component can be above the noise."""
         return self.above_noise == 0
 
     @property

@@ -155,9 +155,9 @@ class Plan:
 
     @property
     def certified(self) -> bool:
-        """Whether the target is proved.
+        """True if the target is proved.
 
-        It is not if the event is uncertified, or if the true epsilon of printed noise exceeds the target.
+        The target is not proved if the event is uncertified, or if the true epsilon of printed noise exceeds it.
         """
         return not self.uncertified and (not self.printed or self.epsilon_at_most <= self.target.epsilon)
 
@@ -311,8 +311,8 @@ class Components:
     plain JSON values.
 
     ``eigenvalues`` (K',) are the kept eigenvalues of the released second moment, descending, not divided by the number
-    of records; for a mixture they are reduced by ``noise_variance``. ``noise_variance`` is the variance of the noise
-    around the means of a mixture, in each coordinate of one record. It was declared or follows from the release.
+    of records. For a mixture the variance of its noise is already subtracted. ``noise_variance`` is this variance: of
+    the noise around the means, in each coordinate of one record. It was declared or follows from the release.
     """
 
     components: NDArray[np.float64]

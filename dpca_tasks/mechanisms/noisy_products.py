@@ -416,7 +416,7 @@ def completed(matrix: NDArray[np.float64]) -> NDArray[np.float64]:
 def truncated_step(
     moment: NDArray[np.float64], directions: NDArray[np.float64], *, rows_kept: int
 ) -> NDArray[np.float64]:
-    """Perform one step: multiply row-sparse directions by a symmetric matrix, orthonormalise, and truncate."""
+    """Multiply row-sparse directions by a symmetric matrix; return the product orthonormalised and truncated."""
     rows = np.flatnonzero(directions.any(axis=1))
     with one_thread():
         product = moment[rows].T @ directions[rows]

@@ -4,7 +4,7 @@ A refinement captures more signal for the same privacy. It is computed from the 
 No function reads records, keys or a release's noise: the inputs are a `NoisyMoment` and k.
 
 *Nearly leading eigenpairs* are the approximations that a fixed number of products with the matrix gives. A probe needs
-a rule that is a function of its own matrix alone, and close to the scored rule; nothing in it has to converge. Block
+a rule that only depends on the probe's matrix, and is close to the scored rule; the rule need not converge. Block
 Krylov from a public start is such a rule. Components well above the noise are found to rounding. Of the others, the
 subspace captures nearly as much as the eigenvectors do.
 

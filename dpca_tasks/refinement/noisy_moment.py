@@ -105,17 +105,17 @@ class NoisyMoment:
 
     @property
     def isometric(self) -> bool:
-        """Whether the noise is normal and isotropic, if necessary after adding noise to its diagonal."""
+        """True if the noise is normal and isotropic, if necessary after adding noise to its diagonal."""
         return self.noise in ("isometric", "upper_triangle")
 
     @property
     def guarded(self) -> bool:
-        """Whether a refinement of this moment can be scored."""
+        """True if a refinement of this moment can be scored."""
         return self.resolved and self.isometric and self.step * _COARSEST <= self.noise_std
 
     @property
     def resolved(self) -> bool:
-        """Whether there is noise, and double precision resolves it next to the entries."""
+        """True if there is noise, and double precision resolves it next to the entries."""
         return self.noise_std > 0.0 and self._largest <= RESOLVED * self.noise_std
 
     @cached_property

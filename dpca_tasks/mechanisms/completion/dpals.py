@@ -154,9 +154,9 @@ class Dpals:
         orthonormal, else in ratings. The default is ``1.7 + 0.4 log2(epsilon)``, not below 1, in the first case and
         half the range of ratings in the second.
     sampling : {"tail", "uniform", "weights"}
-        If a user has more than K ratings: count the ratings of the least counted items, or a random choice; or count
-        all ratings, with weights that fall with the square root of the items' noisy counts, and whose squares add up to
-        K at most.
+        How more than K ratings of a user are counted. ``tail`` counts the ratings of the least counted items,
+        ``uniform`` a random choice. ``weights`` counts all ratings, with weights that fall with the square root of the
+        items' noisy counts, and whose squares sum to at most K.
     offsets : bool
         Whether noisy offsets of items are subtracted before the rounds.
     frequent : float

@@ -76,8 +76,8 @@ class SharedNoise:
         ----------
         distance : float
         colluders : int, optional
-            The number of sites whose masks and noise the observer of the messages knows; by default the tolerated
-            number.
+            The number of sites that reveal their masks and noise to the observer of the messages; by default the
+            tolerated number.
         """
         known = self.colluders if colluders is None else colluders
         honest = self.sites - self.silent - known

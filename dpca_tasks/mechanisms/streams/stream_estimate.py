@@ -1,4 +1,4 @@
-r"""Post-processing of a stream's stored answers: estimates, a test for drift, and alignment of versions.
+r"""Post-processing of a stream's stored answers into estimates, a drift test, and aligned versions.
 
 *Estimates* cover all arrivals, the arrivals of a window, or all arrivals with weights that halve. Every estimate is a
 public linear map of answers that are already charged. An answer weights the arrivals of s ticks ago by ``c_s``, with

@@ -34,9 +34,9 @@ class Avn:
 
     Notes
     -----
-    Pure epsilon-DP for any requested delta, which may be 0. The l2 sensitivities are those of `Agn`. The noise has
-    density ``exp(-|b| / s)``; for p coordinates it is about ``sqrt(p)`` times as long as Gaussian noise. The notes of
-    `dpca_tasks.noise.pure_matrices` state the limits of the sampler's floating point.
+    Pure epsilon-DP for any requested delta, which may be 0. The l2 sensitivities are the same as for `Agn`. The noise
+    has density ``exp(-|b| / s)``; for p coordinates it is about ``sqrt(p)`` times as long as Gaussian noise. The notes
+    of `dpca_tasks.noise.pure_matrices` state the limits of the sampler's floating point.
 
     References
     ----------

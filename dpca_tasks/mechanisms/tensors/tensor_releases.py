@@ -221,9 +221,9 @@ def components_of(core: Array, space: Eigenspace, *, model: ComponentModel) -> C
     Returns
     -------
     Components
-        By falling weight. ``outcome`` has the numbers of requested components (``asked``), of components ``above`` the
-        noise of the second moment (its ``floor``), and of components ``found`` in the third moment. ``failed`` is
-        whether no component was above the noise.
+        By falling weight. ``outcome`` has three numbers of components: the requested ones (``asked``), the ones
+        ``above`` the noise of the second moment (its ``floor``), and the ones ``found`` in the third moment. ``failed``
+        is whether no component was above the noise.
     """
     least = np.maximum(space.values, space.floor)
     roots = np.sqrt(np.where(least > 0, least, math.inf))  # an infinite root excludes a direction without variance
