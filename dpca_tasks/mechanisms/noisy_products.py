@@ -451,7 +451,7 @@ def iterate_truncated(
         Releases the product of a round's directions, and returns it with the directions of the answered query.
     n_features, n_components, iterations : int
     burn_in : int
-        The number of first products that do not enter the average; the last product always does.
+        The number of initial products that do not enter the average; the last product always does.
     rows_kept : int
         The number of features with nonzero rows in the directions, and in the components.
     """

@@ -158,7 +158,7 @@ class Als:
     rank : int
         r, below the number of items.
     rounds : int
-        How often the item factors are solved.
+        The number of rounds, each of which solves the item factors once.
     ridge : float
         The ridge of users' and of items' regressions.
     offsets : bool
@@ -232,7 +232,7 @@ class Ials:
     rank : int
         r, below the number of items.
     rounds : int
-        How often the item factors are solved.
+        The number of rounds, each of which solves the item factors once.
     ridge : float
         The ridge of users' and of items' regressions.
     unobserved : float

@@ -143,10 +143,10 @@ class Dpals:
     rank : int
         r, below the number of items.
     rounds : int
-        Rounds T, fixed before any rating is read.
+        T, the number of rounds, fixed before any rating is read.
     clip : {"normalise", "weight", "paper"}
-        How a user's factor is scaled to ``user_norm``: always and together with the user's ratings; or only if it is
-        longer, together with the ratings or, as published, without them.
+        ``normalise`` always scales a user's factor to ``user_norm``, together with the user's ratings; ``weight``
+        scales both only if the factor is longer; ``paper`` scales a longer factor without the ratings, as published.
     user_norm : float
         Gu, the norm to which a user's factor is scaled. With ``normalise`` it has no effect.
     rating_clip : float, optional
@@ -154,9 +154,9 @@ class Dpals:
         orthonormal, else in ratings. The default is ``1.7 + 0.4 log2(epsilon)``, not below 1, in the first case and
         half the range of ratings in the second.
     sampling : {"tail", "uniform", "weights"}
-        How more than K ratings of a user are counted. ``tail`` counts the ratings of the least counted items,
-        ``uniform`` a random choice. ``weights`` counts all ratings, with weights that fall with the square root of the
-        items' noisy counts, and whose squares sum to at most K.
+        The choice among more than K ratings of a user: ``tail`` counts the ratings of the least counted items;
+        ``uniform`` counts a random choice; ``weights`` counts all ratings, with weights that fall with the square root
+        of the items' noisy counts, and whose squares sum to at most K.
     offsets : bool
         Whether noisy offsets of items are subtracted before the rounds.
     frequent : float
@@ -166,23 +166,23 @@ class Dpals:
     growth : float
         The last round's squared loss over the first round's.
     pooled : int
-        The number of last rounds whose statistics are averaged.
+        The number of final rounds whose statistics are averaged.
     orthonormal : bool
         Whether item factors are made orthonormal after each round.
     user_ridge : float
         The ridge of users' regressions, in multiples of rank / items if item factors are orthonormal.
     item_ridge : float
-        The ridge of items' regressions, in multiples of ``sqrt(2 rank)`` times the std of the noise on H, which is
-        about its spectral norm. A smaller value, about ``epsilon^(-1/2) / 2``, suits ratings that factors determine
-        without error.
+        The ridge of items' regressions, in multiples of the approximate spectral norm of the noise on H, which is
+        ``sqrt(2 rank)`` times its std. A smaller value, about ``epsilon^(-1/2) / 2``, suits ratings that factors
+        determine without error.
     centre, user_means, user_prior
         As for `dpca_tasks.mechanisms.completion.item_means.ItemMeans`.
     private_centre : bool
         Whether the centre is a released mean of users' means, if no centre is declared; it takes a fifth of
         ``totals_share``.
     unobserved : float
-        lambda_0, the weight of every pair of a user and an item, rated or not, for implicit data. The pair's rating is
-        taken to be the sum of the user's and the item's offsets. It costs a third statistic in every round.
+        lambda_0, the weight of every pair of a user and an item, rated or not, whose rating is taken to be the sum of
+        the user's and the item's offsets; for implicit data. It costs a third statistic in every round.
     start : {"random", "analyze_gauss"}
         Random factors, which cost nothing, or the leading eigenvectors of one noisy moment of the users' rows.
     start_share : float
@@ -190,9 +190,9 @@ class Dpals:
     coins : {"release", "round"}
         Whether random choices are made once, or anew in every round, as printed.
     calibration : {"tight", "paper"}
-        Noise of the rounds calibrated exactly, or as printed in Theorem 1, equal for both sums and all rounds. The
-        printed noise grants the rounds the whole target and counts one of the two sums, so it costs more. The plan
-        states the cost.
+        ``tight``: the noise of the rounds is calibrated exactly; ``paper``: it is as printed in Theorem 1, equal for
+        both sums and all rounds, and costs more. The printed noise grants the rounds the whole target and counts only
+        one of the two sums. The plan states the cost.
 
     Notes
     -----

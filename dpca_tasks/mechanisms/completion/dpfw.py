@@ -45,7 +45,7 @@ class Dpfw:
     rank : int
         The rank of the sought matrix, which scales ``nuclear_norm``. The result has one factor a round instead.
     rounds : int, optional
-        Rounds T; by default 8 up to epsilon 5, 16 beyond.
+        T, the number of rounds; by default 8 up to epsilon 5, 16 beyond.
     row_norm : float
         L, the norm to which a user's residual ratings are clipped, in multiples of ``spread sqrt(K)``.
     nuclear_norm : float
@@ -56,7 +56,7 @@ class Dpfw:
         The public std of centred ratings; a quarter of their range by default.
     calibration : {"tight", "paper"}
         ``tight``: the least noise for the target; ``paper``: the std ``L^2 sqrt(64 T ln(1 / delta)) / epsilon`` of a
-        round, without totals. The true epsilon of ``paper`` is stated next to the requested one.
+        round, without totals; its true epsilon is stated next to the requested one.
     offsets : bool
         Whether noisy offsets of items are subtracted first.
     totals_share : float

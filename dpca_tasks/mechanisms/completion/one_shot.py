@@ -29,7 +29,8 @@ class OneShot:
     spread : float, optional
         The public std of centred ratings; a quarter of their range by default.
     diagonal_passes : int
-        How often the diagonal of the moment is replaced with the diagonal of its leading part, after the release.
+        The number of times that the diagonal of the moment is replaced with the diagonal of its leading part, after the
+        release.
     offsets : bool
         Whether noisy offsets of items are subtracted first.
     totals_share : float

@@ -30,9 +30,9 @@ class OnEigenpairs:
     n_components : int
         The number k of components, below the number of features.
     passes : int
-        Passes over the rows, fixed before any row is read; see `Eigensolver`.
+        The number of passes over the rows, fixed before any row is read; see `Eigensolver`.
     oversampling : int
-        Columns of a block beyond k + 1, fixed before any row is read.
+        The number of columns of a block beyond k + 1, fixed before any row is read.
     allow_uncertified : bool
         Accept an eigensolver that may not converge, so that the guarantee is conditional; see
         `dpca_tasks.privacy.eigensolver`.

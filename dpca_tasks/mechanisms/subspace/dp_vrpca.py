@@ -53,9 +53,10 @@ class DpVrpca:
     n_components : int
         k.
     epochs : int
-        Epochs m, each with one full release.
+        m, the number of epochs, each with one full release.
     inner_steps : int
-        Steps in an epoch. The first of every later epoch needs no correction: nothing has moved yet.
+        The number of steps in an epoch. The first step of every later epoch needs no correction, since nothing has
+        moved yet.
     rate : float
         q, the probability with which a record is in a correction.
     share : float

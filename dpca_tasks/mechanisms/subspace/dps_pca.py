@@ -57,7 +57,7 @@ class DpsPca:
     iterations : int
         T, the number of noisy products.
     burn_in : int
-        The number of first products that do not enter the average of directions. From T - 1 on, only the last product
+        The number of initial products that do not enter the average of directions. From T - 1 on, only the last one
         enters, as published.
     message_clip : float
         The bound on the norm of a record's message in squared clip norms; 1 clips nothing. With centring it is 1, since

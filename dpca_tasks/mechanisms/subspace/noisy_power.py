@@ -42,11 +42,11 @@ class NoisyPower:
     n_components : int
         k.
     iterations : int
-        Noisy products L, fixed before any row is read; the noise multiplier grows like its square root.
+        L, the number of noisy products, fixed before any row is read; the noise multiplier grows like its square root.
     oversampling : int
-        Extra directions carried along, ``p = k + oversampling``.
+        The number of extra directions in the iteration, ``p = k + oversampling``.
     averaging : {"projectors", "last"}
-        Return the leading directions of the second half's projectors, or of the last product alone, as published.
+        The result: leading directions of the second half's projectors, or of the last product alone, as published.
     calibration : {"tight", "paper"}
         ``paper`` is refused: the published formula protects one entry of the matrix, not a record.
 

@@ -44,8 +44,8 @@ class Agn:
         value clips points, a larger value adds noise.
     calibration : {"tight", "paper"}
         ``tight``: the least noise for the target; ``paper``: ``sqrt(2 ln(1.25 / (delta / 2))) / (epsilon / 2)`` in each
-        release, on the upper triangle of the second moment as printed. The plan states the true epsilon of ``paper``,
-        which is charged, and names a violated condition of its theorem.
+        release, on the upper triangle of the second moment as printed; the plan states its true epsilon, which is
+        charged, and a violated condition of its theorem.
 
     Notes
     -----
