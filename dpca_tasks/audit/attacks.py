@@ -8,13 +8,13 @@ row, or clips before it merges duplicates, the record gets more weight than 1.
 >>> [pair.name for pair in worst_neighbours("replace_one", n_features=2, clip_norm=1.0)]
 ['along axes', 'between axes']
 
-`AuditSubject` is the interface of a mechanism family to an audit.
+`AuditSubject` is the interface between a mechanism family and an audit.
 
-*The attacker* has two neighbouring datasets and all answers, and must find out which dataset was used. The attacker
-computes a few statistics of a run, each larger when the left dataset was used:
+*The attacker* is given two neighbouring datasets and all answers, and must find out which dataset was used. The
+attacker computes a few statistics of a run, each larger when the left dataset was used:
 
-- *likelihood*: the log likelihood ratio of all answers of the curator. The attacker has each request, computes both
-  exact answers, and compares the two residuals. This is optimal for Laplace noise and for isotropic Gaussian noise. For
+- *likelihood*: the log likelihood ratio of all answers of the curator. The attacker computes both exact answers to each
+  request and compares the two residuals. This is optimal for Laplace noise and for isotropic Gaussian noise. For
   directions drawn by their score it compares the two scores, which is optimal for one direction. For noised directions
   it compares the two densities. For a fused run it reconstructs the steps that the released states determine.
 - *reuse*: the same noise in two answers of one release gives two equal residuals, but only on the dataset that was

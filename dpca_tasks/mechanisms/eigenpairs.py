@@ -65,7 +65,7 @@ def spectrum_and_leading(matrix: Matrix, count: int, *, within: float = 0.0) -> 
     matrix : float64 array of shape (d, d)
         Symmetric.
     count : int
-        How many eigenvectors, from 1 to d.
+        The number of eigenvectors, from 1 to d.
     within : float, units of the matrix
         The largest acceptable error of an eigenvalue, and norm of ``A v - value v``, such as a small part of the
         matrix's noise. If rounding to single precision is below this bound, a large matrix is reduced in single

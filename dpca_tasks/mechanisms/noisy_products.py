@@ -393,7 +393,7 @@ _RANK = 1e-12  # relative length up to which a column counts as zero
 
 
 def truncated(matrix: NDArray[np.float64], *, rows_kept: int) -> NDArray[np.float64]:
-    """Keep the rows of largest norm, ties by index, and return orthonormal columns that span the truncated matrix."""
+    """Truncate a matrix to its rows of largest norm, ties by index, and return it with orthonormal columns."""
     rows = _longest_rows(matrix, rows_kept)
     basis = np.zeros_like(matrix)
     basis[rows] = completed(matrix[rows])

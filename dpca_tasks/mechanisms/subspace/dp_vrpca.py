@@ -83,7 +83,7 @@ class DpVrpca:
     for that distance, average out over half of the steps.
 
     The published noise for an inner step contains neither D nor the sampling condition of its lemma, and the published
-    full product has no noise at all. It holds only if the directions never move.
+    full product has no noise at all. The published guarantee holds only if the directions never move.
 
     References
     ----------
