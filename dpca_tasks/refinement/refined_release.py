@@ -176,7 +176,7 @@ def _best_possible(values: Matrix, *, count: int, above: int, trace: float, slac
 
     The result is the least of three estimates:
 
-    - second-order perturbation;
+    - second-order perturbation, which counts invisible components as if they were at the edge of the noise;
     - the strengths of the visible components plus, by Cauchy-Schwarz, the most that the rest of ``||S||_F^2`` can add,
       with ``slack`` standard deviations of slack;
     - the trace.
