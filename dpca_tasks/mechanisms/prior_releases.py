@@ -1,11 +1,11 @@
 """Releases that precede a mechanism: a private clip norm, and the share of rejected records.
 
-*Clip norm*: a noisy histogram of record norms, then any mechanism with a quantile as clip norm. The release has two
-parts. The first is one exact query of sensitivity 1 over a public geometric grid; the second has
-the released clip norm among its public inputs. By basic composition their epsilons add up to that of the target.
+*Clip norm*: a noisy histogram of record norms, then any mechanism with a quantile of the norms as its clip norm. The
+release has two parts. The first is one exact query of sensitivity 1 over a public geometric grid. The second has the
+released clip norm among its public inputs. By basic composition their epsilons add up to the target's epsilon.
 
 *Rejected share*: the share of records that an ingest rejected. The release has two parts: one exact query of two
-counts, and the mechanism. By basic composition their epsilons add up to that of the target.
+counts, and the mechanism. By basic composition their epsilons add up to the target's epsilon.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.queries.counts import NormHistogram, RejectedRecords, norm_grid
 
 SHARE, MOST = 1 / 32, 1 / 16
-"""The share of epsilon that a step before a mechanism takes, and the largest epsilon that it takes."""
+"""The share of epsilon for a step before a mechanism, and the largest epsilon that such a step takes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,14 +36,14 @@ class QuantileClip:
     ----------
     mechanism : Mechanism
     quantile : float
-        The share of the non-empty records that is not clipped, in (0, 1); up to noise and the width of a bin
-        (a fourth of an octave), inside which it is interpolated.
+        The share of the non-empty records that is not clipped, in (0, 1). It is accurate up to noise and interpolated
+        inside a bin, which is a fourth of an octave wide.
 
     Notes
     -----
-    The histogram has Laplace noise at ``min(epsilon / 32, 1 / 16)`` and no delta; the mechanism is planned for the
-    rest of epsilon and all of delta. Basic composition holds for every mechanism, also if the second part depends on
-    the answer of the first. `plan` accepts a problem with any clip norm: no plan depends on it.
+    The histogram has Laplace noise at ``min(epsilon / 32, 1 / 16)`` and no delta. The mechanism is planned for the rest
+    of epsilon and all of delta. Basic composition holds for every mechanism, even if the second part depends on the
+    answer of the first. `plan` accepts a problem with any clip norm, because no plan depends on the clip norm.
     """
 
     mechanism: Mechanism[Subspace]
@@ -59,7 +59,7 @@ class QuantileClip:
         if not 0 < self.quantile < 1:
             raise InvalidInput(f"quantile={self.quantile} must be in (0, 1); 0.9 clips one record in ten.")
         noise = _noise(target)
-        query = _query(problem, scale=noise.noise_multiplier)  # refused here where it has no grid
+        query = _query(problem, scale=noise.noise_multiplier)  # refuse here if there is no grid
         check_tail(noise, draws=query.layout.size, delta=target.delta)
         inner = self.mechanism.plan(problem, rest_of(target))
         return dataclasses.replace(inner, target=target, event=events.composed(noise.event, inner.event))
@@ -77,7 +77,7 @@ class QuantileClip:
 
 
 def main_mechanism(mechanism: Any) -> Any:
-    """Return the mechanism itself, without what is released before it, such as the choice of its clip norm."""
+    """Return the innermost mechanism, without the steps released before it, such as the choice of its clip norm."""
     while hasattr(mechanism, "mechanism"):
         mechanism = mechanism.mechanism
     return mechanism
@@ -128,7 +128,7 @@ def norm_quantile(
 
 
 def rest_of(target: PrivacyTarget) -> PrivacyTarget:
-    """Return the target of the mechanism behind such a step."""
+    """Return the target left for the mechanism after a step of `first_epsilon`."""
     return dataclasses.replace(target, epsilon=math.nextafter(target.epsilon - first_epsilon(target), 0.0))
 
 
@@ -154,9 +154,9 @@ class RejectedShare:
 
     Notes
     -----
-    The counts have Laplace noise at `first_epsilon` and no delta, so that every mechanism can follow, also one with
-    delta 0; the mechanism is planned for the rest of epsilon and all of delta. The share and its std, to first order in
-    the noise, are post-processing; they become ``rejected_share`` and ``rejected_share_std`` of the outcome.
+    The counts have Laplace noise at `first_epsilon` and no delta. So any mechanism can follow, even one with delta 0.
+    The mechanism is planned for the rest of epsilon and all of delta. The share and its std, to first order in the
+    noise, are post-processing. They become ``rejected_share`` and ``rejected_share_std`` of the outcome.
     """
 
     mechanism: Mechanism[Subspace]
