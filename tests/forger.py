@@ -1,7 +1,6 @@
 """Systematic forgeries of a JSON document.
 
-Every single part of a document is changed in every way. A second valid document of the same kind provides
-replacements.
+Every single part of a document is changed in every way. A second valid document of the same kind provides replacements.
 """
 
 import copy

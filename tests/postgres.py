@@ -1,8 +1,8 @@
 """PostgreSQL server for the tests, on loopback and without privileges.
 
-Debian's server programs run in a separate session. A guard process stops them when the test run ends. When the
-tests run as root, the programs run as user ``postgres``, because PostgreSQL refuses to run as root. The data are in
-a temporary folder.
+Debian's server programs run in a separate session. A guard process stops them when the test run ends. When the tests
+run as root, the programs run as user ``postgres``, because PostgreSQL refuses to run as root. The data are in a
+temporary folder.
 """
 
 import os

@@ -1,7 +1,7 @@
 """Another user of the machine, who tries every port, file and process of a running program.
 
-``Stranger`` runs as a separate process. It imports its modules, drops its privileges, and then reports which
-accesses succeed. The threat model covers the successful accesses that the tests list as harmless.
+``Stranger`` runs as a separate process. It imports its modules, drops its privileges, and then reports which accesses
+succeed. The threat model covers the successful accesses that the tests list as harmless.
 """
 
 import asyncio

@@ -6,8 +6,8 @@ seed, so a mistake that is found once is always found. Over all keys, each audit
 probability at most 5 %.
 
 For tensor releases, the answers of a site about a document or a point in both rounds cost what the site is charged.
-These tests read the drawn noise and the effect of one record on each sum exactly, from inside, so no result depends
-on chance. Each bug is one patched name on the path from rows to components.
+These tests read the drawn noise and the effect of one record on each sum exactly, from inside, so no result depends on
+chance. Each bug is one patched name on the path from rows to components.
 """
 
 import dataclasses

@@ -11,16 +11,16 @@ few trials can detect.
 
 **Planted bugs.** An audit that cannot fail shows nothing, so each classic mistake, planted in the real path, must be
 found. Each bug is one patched name on the path from rows to answers; everything else runs as shipped. The audit must
-report a bound above the claim. Keys come from a fixed seed, so a bug that is found once is always found. The number
-of trials is chosen so that at least 99 of 100 seeds would find it; the tests above run the same audit without bugs.
-The smallest mistakes, a forgotten ``sqrt 2`` in either place, make the true epsilon 1.84 at a claim of 1.
+report a bound above the claim. Keys come from a fixed seed, so a bug that is found once is always found. The number of
+trials is chosen so that at least 99 of 100 seeds would find it; the tests above run the same audit without bugs. The
+smallest mistakes, a forgotten ``sqrt 2`` in either place, make the true epsilon 1.84 at a claim of 1.
 
-**Streams.** All ticks of a stream together keep the claim of one release, and classic mistakes about streams are
-found. An attacker has all answers of 16 ticks and tests, with the best linear score, whether a canary's history was
-present. Scores are normal with equal spread in both worlds. So mu is the difference of their means divided by the
-spread, with a standard error of ``sqrt(2 / trials)``. Every diagonal entry has its own canary, so one stream yields as
-many trials as there are features. Keys come from a fixed seed. Over all seeds, a claim that is met exactly would fail
-a test below, which allows three standard errors, once in 740.
+**Streams.** All ticks of a stream together keep the claim of one release, and classic mistakes about streams are found.
+An attacker has all answers of 16 ticks and tests, with the best linear score, whether a canary's history was present.
+Scores are normal with equal spread in both worlds. So mu is the difference of their means divided by the spread, with a
+standard error of ``sqrt(2 / trials)``. Every diagonal entry has its own canary, so one stream yields as many trials as
+there are features. Keys come from a fixed seed. Over all seeds, a claim that is met exactly would fail a test below,
+which allows three standard errors, once in 740.
 """
 
 import dataclasses

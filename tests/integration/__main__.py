@@ -1,4 +1,4 @@
-"""Start everything, release until the budget refuses, kill each part, try every door, stop, and watch a terminal."""
+"""Run the integration test: start all services, release until the budget refuses, inject faults, and check access."""
 
 import os
 import shutil
@@ -11,9 +11,9 @@ from typing import NoReturn
 
 
 def main() -> int:
-    """Run it all; the last line counts."""
+    """Run everything; the last line of the output has the counts."""
     root = Path(tempfile.mkdtemp(prefix="dpca-integration-"))
-    root.chmod(0o711)  # PostgreSQL's own account must get through
+    root.chmod(0o711)  # PostgreSQL's own account must be able to traverse the folder
     tempfile.tempdir = str(root)
     os.environ["PREFECT_HOME"] = str(root / "prefect")  # before prefect is imported
     for asked in (signal.SIGTERM, signal.SIGINT):
