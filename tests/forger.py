@@ -26,9 +26,10 @@ def places(document: Any, place: Place = ()) -> Iterator[Place]:
 
 
 def forgeries(document: Any, other: Any) -> Iterator[tuple[str, Any]]:
-    """Yield every forged document: one part dropped, changed, duplicated, reordered, or taken from the other document.
+    """Yield every forged document.
 
-    Forgeries that equal the honest document are skipped.
+    One part is dropped, changed, duplicated, reordered, or taken from the other document. Forgeries that equal the
+    honest document are skipped.
     """
     for place in places(document):
         found = find(document, place)

@@ -1,4 +1,4 @@
-"""Packaging as a new user meets it: the lock, the wheel, the shipped data set and the Makefile.
+"""Packaging from a new user's view: the lock, the wheel, the shipped data set and the Makefile.
 
 - The names `storage` and `flows` are generic. No other distribution provides them, and no module imports them bare.
 - Importing a package of the product loads few third-party packages, and no tool of the tests.

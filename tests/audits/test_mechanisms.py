@@ -278,7 +278,7 @@ def test_the_steps_of_a_release_share_their_noise(attack, monkeypatch):
 
 @pytest.mark.audit
 def test_the_key_is_no_secret(attack, monkeypatch):
-    """Every release has the same key, so anyone who knows the key can subtract the noise."""
+    """Every release has the same key, so anyone with the key can subtract the noise."""
     monkeypatch.setattr(gate, "subkey", lambda key, *, label, info: subkey(bytes(32), label=label, info=info))
     assert_found(attack(SUM, relation="zero_out", trials=100))
 

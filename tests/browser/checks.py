@@ -81,7 +81,10 @@ def fits_narrow(page: Page) -> None:
 
 
 def works_by_keyboard(page: Page) -> int:
-    """Check keyboard use of a page: skip link, order, visible focus, details; return the number of stops."""
+    """Check the skip link, the tab order, the visible focus and the details of a page by keyboard.
+
+    Return the number of stops.
+    """
     page.keyboard.press("Tab")
     first = page.evaluate(_FOCUSED)
     if first["order"] != 0 or not first["seen"] or page.evaluate("document.activeElement.className") != "skip":
@@ -176,7 +179,7 @@ JOBS = {job.__name__: job for job in (check_views, check_files, time_list, take_
 
 
 def main() -> int:
-    """Run the job from standard input; return 1, with a line on standard error, if a page fails."""
+    """Run the job from standard input; return 1 and print a line on standard error if a page fails."""
     job = json.load(sys.stdin)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=job["program"], args=job["flags"])

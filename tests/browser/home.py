@@ -121,7 +121,7 @@ def _canaries(all_rows: list[NDArray[np.float64]]) -> Canaries:
 
 
 def _texts(root: Path, keys: int) -> tuple[bytes, ...]:
-    """Return the path of the home, keys, and the private values of the ledger: snapshots, digests, run keys."""
+    """Return private texts: the path of the home, its keys, and the ledger's snapshots, digests and run keys."""
     connection = sqlite3.connect(root / "home" / "dpca.sqlite")
     queries = [
         *("SELECT id FROM snapshot", "SELECT content_digest FROM snapshot", "SELECT path FROM snapshot"),

@@ -1,4 +1,7 @@
-"""Search of every response for secrets of the home: rows, exact sums, ids, keys and paths."""
+"""Search of every response for secrets of the home.
+
+The secrets are rows, exact sums, ids, keys and paths.
+"""
 
 import re
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""A program: install ``requirements-consumer.lock`` and this package alone, and use an artifact with nothing else.
+"""A program that installs ``requirements-consumer.lock`` and this package alone, and uses an artifact with them.
 
 The artifact is signed, and read from a folder, over https and from s3; the servers run in the environment that made it.
 Then each part of it is tampered with, and must be refused under the pinned key. The command and a short program run in

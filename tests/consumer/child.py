@@ -1,9 +1,9 @@
-"""A program: load, verify and apply an artifact as a consumer does, and print its measurements as JSON.
+"""A program that loads, verifies and applies an artifact as a consumer does.
 
     python child.py ADDRESS NAME KEY [--only MODULE,MODULE...]
 
-KEY is the pinned root key, or ``none``. With ``--only`` only those modules and Python's own can be imported. A refusal
-is printed as ``refused``.
+KEY is the pinned root key, or ``none``. With ``--only`` only those modules and Python's own can be imported. The
+measurements are printed as JSON; a refusal is printed as ``refused``.
 """
 
 import importlib.util

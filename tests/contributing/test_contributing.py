@@ -16,7 +16,7 @@ FIT = "subspace fit rows --publish views --epsilon 1 --delta 1e-6 --components 2
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """Return a copy of the tree made of links; only folders that a patch touches are copied, so others keep byte code."""
+    """Return a copy of the tree; only folders that a patch touches are copied, so that other kernels stay compiled."""
     copy = tmp_path / "tree"
     for package in ("dpca", "dpca_tasks", "storage", "flows", "tests"):
         (copy / package).mkdir(parents=True)

@@ -1,8 +1,8 @@
 """Proxy in front of the tests' S3 server that can misbehave on request.
 
-A *lie* changes what is stored or answered, as real stores, caches and load balancers do: a stale listing, a truncated
-body, a write that is acknowledged and lost, an error after a write that succeeded, a request that is delivered twice or
-late, the body of another object, a false ETag. Without a lie the proxy is transparent.
+A *lie* changes what is stored or answered, as real stores, caches and load balancers do. Examples are a stale listing,
+a truncated body, and an acknowledged write that is lost. Others are an error after a write that succeeded, a request
+that is delivered twice or late, the body of another object, and a false ETag. Without a lie the proxy is transparent.
 
 >>> sorted(LIES)[:3]
 ['cut', 'doubled', 'error_after']
@@ -42,7 +42,7 @@ class Request:
 
     @property
     def kind(self) -> str:
-        """The kind of the request: ``list``, ``read``, ``write`` or ``delete``."""
+        """The kind of the request, one of ``list``, ``read``, ``write`` and ``delete``."""
         query = urlsplit(self.path).query
         if self.method == "DELETE" or (self.method == "POST" and re.match("delete", query)):
             return "delete"

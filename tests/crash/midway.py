@@ -44,7 +44,7 @@ def jumping(world: World, jumps: Sequence[timedelta] = JUMPS) -> Hook:
     """Return a crash hook that moves the clock to the next offset, and may let a second process open the home.
 
     At points without an open transaction, the second process opens the home with its clock ahead. It completes what it
-    takes for leftovers of a crash, so a file that seems old to it must not be one that this process still writes.
+    takes for leftovers of a crash. So a file that seems old to it must not be one that this process still writes.
     """
     reached = 0
 

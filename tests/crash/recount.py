@@ -97,7 +97,7 @@ def leftovers(home: Path) -> list[Path]:
 
 
 def digest_of(folder: Path) -> str:
-    """Recompute the digest of an artifact: SHA-256 over its sorted (path, size, SHA-256)."""
+    """Recompute the digest of an artifact as SHA-256 over its sorted (path, size, SHA-256)."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     entries = sorted(
         (path.relative_to(folder).as_posix(), path.stat().st_size, hashlib.sha256(path.read_bytes()).hexdigest())

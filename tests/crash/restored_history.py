@@ -41,7 +41,7 @@ class Cut(BaseException):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """The location of one copy of the world: its home, its state folder, and the URL of a server database, if any."""
+    """The home, the state folder and the database URL of one copy of the world; the URL is empty for SQLite."""
 
     root: Path
     url: str = ""

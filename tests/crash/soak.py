@@ -1,8 +1,8 @@
-"""The crash soak: crash, resume, and count from outside. The last line of its output is the verdict.
+"""The crash soak: crash releases, resume them, and count the effects from outside.
 
 ``python -m tests.crash.soak`` makes 1,000 crashes on SQLite and 200 on PostgreSQL; four of five are kills. Every run is
 one request. Its first attempt has one fault, and it is repeated until it commits. Each world holds some runs and a
-budget that they use up exactly.
+budget that they use up exactly. The last line of the output is the verdict.
 """
 
 import argparse

@@ -66,7 +66,7 @@ class Sample:
 
 
 def soak(world: World, *, releases: int, few: int) -> list[Sample]:
-    """Make the releases; return samples at the start, after the first few, before the last few, and at the end."""
+    """Make the releases; return four samples, which separate the first few and the last few from the rest."""
     world.enter()
     ingest_rows(world.home)
     Workspace.open().ledger.open_budget(POPULATION, epsilon=100.0, delta=DELTA, failure_delta=0.0)

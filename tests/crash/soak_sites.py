@@ -1,11 +1,12 @@
-"""The soak of sites: kill sites and server, lose and repeat messages, and account for every result.
+"""The soak of sites: joint releases with killed sites, a killed server, and lost or repeated messages.
 
 ``python -m tests.crash.soak_sites`` makes 200 rounds over three sites, each a process on loopback, with secure sums.
 Each round is one joint release by a separate aggregator process, with a fault at a random call. The release is
-repeated, finally without a fault, until it is published and every site has finished it. A round counts as
+repeated, finally without a fault, until it is published and every site has finished it. Every result is accounted for.
+A round counts as
 
-- unaccounted, if it was not published, or if its result is not the sum of the noised integers that the ledgers of its
-  sites hold for charged steps, or if a site was not charged exactly once;
+- unaccounted, if it was not published, or a site was not charged exactly once, or its result is not the sum of the
+  noised integers that the ledgers of its sites hold for charged steps;
 - hung, if a call exceeded the stated timeout, or a run the total of all its calls;
 - inconsistent, for each ledger that does not verify, or artifact that disagrees with the registry, at the end.
 """
@@ -79,7 +80,7 @@ class Report:
 
 @dataclass(kw_only=True)
 class Fault:
-    """A fault of a run: at which call, before or after it, and at which site."""
+    """The kind of a fault, the call at which it occurs, before or after the call, and the site."""
 
     kind: str
     call: int
@@ -254,7 +255,7 @@ def _hit(fault: Fault, sites: dict[str, int]) -> None:
 
 @contextmanager
 def _accounts(federation: Federation, request: SitesRequest) -> Iterator[None]:
-    """Compare each artifact with the ledgers of its sites before the sites are asked to commit it."""
+    """Compare each artifact with the ledgers of its sites before the sites commit it."""
     finish = stages.finish_sites
 
     def first_account(asked: SitesRequest, digest: str) -> Any:

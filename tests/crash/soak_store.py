@@ -1,6 +1,6 @@
-"""Ingest, release, promote, load, back up and restore on an object store that tells each kind of lie in turn.
+"""The soak of a misbehaving object store: ingest, release, promote, load, back up and restore under every lie.
 
-Each lie has one world, and is told in each step: a few times, as by a store that recovers, or always. A step that
+Each lie has one world, and is active in each step: a few times, as in a store that recovers, or always. A step that
 succeeded during the lie must prove correct when checked without lies. A step that failed must have reported it in one
 line, and is repeated on an honest store. At the end there are one release, one charge and one version, and the artifact
 has the digest of an undisturbed run, byte for byte.
@@ -242,7 +242,10 @@ def scenes(root: Path, server: Server) -> Iterator[Callable[[str], Scene]]:
 
 
 def soak(root: Path, server: Server, proxy: LyingStore, lies: Iterable[str], *, is_brief: bool) -> Report:
-    """Tell each lie in two worlds, a few times in one and always in the other; briefly, in one, alternating by step."""
+    """Play each lie in two worlds: a few times in one, and always in the other.
+
+    A brief soak has one world for each lie, and alternates between the two by step.
+    """
     report, orders = Report(), ((FEW, ALWAYS), (ALWAYS, FEW))
     with scenes(root, server) as make:
         for number, lie in enumerate(lies):
@@ -254,7 +257,7 @@ def soak(root: Path, server: Server, proxy: LyingStore, lies: Iterable[str], *, 
 
 
 def main() -> int:
-    """Tell every lie, print the results, and fail if one was believed."""
+    """Play every lie, print the results, and fail if one was believed."""
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--folder", type=Path, help="where the homes are")
     options.add_argument("--lies", nargs="*", choices=[*LIES], default=[*LIES], help="which lies; all by default")

@@ -1,9 +1,9 @@
-"""The soak of streams: kill the process at every tick, run its slot again, and count from outside.
+"""The soak of streams: kill the process at every tick, and run the slot of the tick again.
 
 ``python -m tests.crash.soak_streams`` opens a stream of 365 ticks on a small dataset, which gets new rows every tenth
 night. It runs the stream twice: undisturbed, and with a kill in every tick, at varying crash points. New rows also
 arrive between a kill and the next run of its slot. Keys are derived from the number of the tick, so both runs must
-publish the same bytes. The last line of the output is the verdict.
+publish the same bytes. The versions and charges are counted from outside. The last line of the output is the verdict.
 """
 
 import argparse

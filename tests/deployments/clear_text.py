@@ -32,7 +32,7 @@ _ASYNCPG = "PREFECT_SERVER_DATABASE_SQLALCHEMY_CONNECT_ARGS_TLS_"
 
 
 def findings(folder: Path) -> list[str]:
-    """Return one line for each finding: the file, the place in it, and the fault."""
+    """Return one line for each finding, with the file, the place in it, and the fault."""
     found = []
     tagged = [re.compile(rf"\b{name}:[\w.]*\d") for name in _names(folder)]
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):

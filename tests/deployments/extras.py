@@ -21,7 +21,7 @@ _TOOLS = {"pip", "setuptools", "wheel"}
 
 
 def measured(extra: str, *, wheel: Path, folder: Path) -> tuple[int, float, bool]:
-    """Install an extra; return the number of distributions, their megabytes, and whether they are complete."""
+    """Install an extra; return its number of distributions, its megabytes, and whether it is complete."""
     place = folder / (extra or "base")
     subprocess.run([sys.executable, "-m", "venv", place], check=True)
     python = place / "bin" / "python"

@@ -1,4 +1,4 @@
-"""Readers for ``deployments``: compose services, Kubernetes resources, and the containers in both."""
+"""Readers of the compose services and Kubernetes resources in ``deployments``, and of their containers."""
 
 import json
 import re

@@ -1,6 +1,6 @@
-"""A program: build the wheel twice, compare the builds, and write bills of materials and licences next to it.
+"""A program that builds the wheel twice, compares the builds, and writes bills of materials and licences.
 
-The outputs: ``FOLDER/*.whl`` and ``SHA256SUMS``; ``image.cdx.json`` and ``consumer.cdx.json`` (bills of materials of
+The outputs are ``FOLDER/*.whl`` and ``SHA256SUMS``; ``image.cdx.json`` and ``consumer.cdx.json`` (bills of materials of
 CycloneDX 1.6, with the hashes of the locks; equal environments give equal bytes); ``LICENCES.md``.
 """
 
@@ -128,7 +128,7 @@ def _all_but_sources(folder: str, names: Sequence[str]) -> Iterable[str]:
 
 
 def main(folder: Path) -> int:
-    """Write everything to a folder; return 1, with a line, if the two builds differ or a licence is not permitted."""
+    """Write everything to a folder; return 1 and print a line if the builds differ or a licence is not permitted."""
     folder.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory() as scratch:
         builds = []

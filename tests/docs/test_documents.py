@@ -1,9 +1,9 @@
-"""Agreement of the documents with the code: settings, commands, tutorials and operators' pages.
+"""Agreement of settings, commands, tutorials and operators' pages with the code.
 
 The tutorials work as typed. So do the operators' pages schedule.md, closed-loop.md, kubernetes.md,
 object-store-and-postgresql.md and ledger.md. Commands that start services (``docker``, ``kubectl``, ``psql``,
-``prefect``) are stand-ins here, which record their arguments and check that files among them exist. The real commands
-run in ``tests/integration``, with the same arguments of ``prefect``.
+``prefect``) are stubs here, which record their arguments and check that files among them exist. The real commands run
+in ``tests/integration``, with the same arguments of ``prefect``.
 
 Tables of packages become datasets within three commands, of which at most one fails; see `tests/data/messy`.
 """
@@ -194,7 +194,7 @@ FIT = "dpca subspace fit visits --components 2 --epsilon 1 --delta 1e-7 --clip-n
 
 
 class Operator(Reader):
-    """A reader in a folder with the deployments of a clone, whose programs for services are stand-ins."""
+    """A reader in a folder with the deployments of a clone, whose programs for services are stubs."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
         super().__init__(folder, monkeypatch, capsys, hurried=True)
@@ -211,7 +211,7 @@ class Operator(Reader):
 
     @property
     def noted(self) -> list[str]:
-        """The arguments of the stand-ins, one line for each call."""
+        """The arguments of the stubs, one line for each call."""
         return self._noted.read_text().splitlines()
 
 

@@ -6,7 +6,7 @@
 - The pages of the estimators work as typed, and their numbers are the stated ones.
 - Notebooks run from the first cell to the last, in a separate process, and contain no stale output.
 - The commands of the page export.md work as typed; its other code is run by ``make exports``.
-- The numbers of the page about streams are those that the program computes.
+- The numbers of the page about streams agree with the program.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""A program: run scikit-learn's checks of our estimators, and our tests of them, on its newest minor versions.
+"""A program that runs scikit-learn's checks of our estimators, and our tests of them, on its newest minor versions.
 
 Each version gets a temporary environment: the wheel of this package and that scikit-learn, before the locked packages
 of ``.venv``. Each failed check must be listed with its reason, and each listed check must fail in some version.

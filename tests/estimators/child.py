@@ -1,4 +1,4 @@
-"""A program: run scikit-learn's own checks on every estimator, and print the outcomes as JSON.
+"""A program that runs scikit-learn's own checks on every estimator, and prints the outcomes as JSON.
 
 It runs as a module of a copy of the tests, without any source of the package nearby.
 """

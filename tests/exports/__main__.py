@@ -1,4 +1,4 @@
-"""A program: use exported subspaces in separate, temporary environments of other libraries.
+"""A program that uses exported subspaces in separate, temporary environments of other libraries.
 
 It runs the code of the page ``docs/how-to/export.md``, and the page in ``docs/javascript``.
 """

@@ -1,4 +1,4 @@
-"""One malformed input: created, ingested, judged, and removed with all its traces."""
+"""Creation, ingest, judgement and removal of one malformed input."""
 
 import resource
 import shutil

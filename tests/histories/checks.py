@@ -1,6 +1,7 @@
-"""Checks of a history from outside: plain SQL, files, and the observed behaviour of processes.
+"""Checks of a history from outside.
 
-The checks use nothing of the product's accounting, registry or recovery. Each check yields all violations.
+They use plain SQL, files, and the observed behaviour of processes, and nothing of the product's accounting, registry or
+recovery. Each check yields all violations.
 """
 
 import json
@@ -170,7 +171,7 @@ def nothing_unnoised(history: History) -> Iterator[Violation]:
 
 
 def _patterns(total: int) -> list[bytes]:
-    """Return the byte patterns of an exact sum: as decimal text, as an integer, and as a float of any unit."""
+    """Return the byte patterns of an exact sum as decimal text, as an integer, and as a float of any unit."""
     bits = abs(total).bit_length() - ((abs(total) & -abs(total)).bit_length() - 1) if total else 0
     if abs(total) < LEAST_TOTAL or bits < LEAST_BITS:
         return []

@@ -1,6 +1,6 @@
 """In-memory object store under the product's own object-store code, where each request is a scheduler step.
 
-Only the client's functions are replaced. Conditional writes, tags and listings are those of obstore's `MemoryStore`.
+Only the client's functions are replaced. obstore's `MemoryStore` implements conditional writes, tags and listings.
 """
 
 import shutil

@@ -1,4 +1,4 @@
-"""Plan of a history: the acts of its processes, and its faults with their steps, all derived from a seed."""
+"""Plan of a history, derived from a seed: the acts of its processes, and the steps of its faults."""
 
 import random
 from collections.abc import Sequence

@@ -1,9 +1,10 @@
 """Scheduler for simulated processes, which are greenlets; one runs at a time, in an order that a seed decides.
 
-A process stops at each of its steps (a statement, a commit, opening or renaming a file, a crash point), and the
-scheduler selects the next process. A process that would wait for a lock reports that it waits, and is tried again after
-another one has made progress. A killed process is never resumed: none of its handlers runs, as after ``kill -9``.
-Functions registered with its `Process` do what the operating system would then do, such as closing its connections.
+A process stops at each of its steps, and the scheduler selects the next process. A step is a statement, a commit,
+opening or renaming a file, or a crash point. A process that would wait for a lock reports that it waits, and is tried
+again after another one has made progress. A killed process is never resumed: none of its handlers runs, as after ``kill
+-9``. Functions registered with its `Process` do what the operating system would then do, such as closing its
+connections.
 
 >>> seen = []
 >>> scheduler = Scheduler(seed=1, switching=1.0)

@@ -1,8 +1,8 @@
-"""The soak of histories: play them with the real code, check each, and find each planted fault.
+"""The soak of histories: play simulated histories with the real code, and find each planted fault.
 
-``python -m tests.histories.soak`` plays 2,000 histories on two lanes, then looks for each planted fault. The last line
-of its output is the verdict. ``--seed N`` plays one history alone and prints its story, the answers, and the last steps
-of its trace. A history depends on its seed alone.
+``python -m tests.histories.soak`` plays and checks 2,000 histories on two lanes, then looks for each planted fault. The
+last line of its output is the verdict. ``--seed N`` plays one history alone and prints its story, the answers, and the
+last steps of its trace. A history depends on its seed alone.
 """
 
 import argparse
@@ -57,7 +57,10 @@ class Report:
 
     @property
     def is_found(self) -> bool:
-        """Whether a history has violations; a dead process, or two disagreeing histories, find no planted fault."""
+        """Whether a history has violations.
+
+        A dead process, or two disagreeing histories, do not count as finding a planted fault.
+        """
         return any(seed >= 0 for seed in self.found)
 
     def to_json(self) -> str:

@@ -1,9 +1,9 @@
-"""Simulated environment of processes: files, clocks, randomness and databases, each replaced in one place.
+"""Simulated environment of processes.
 
-Files are not replaced but observed: an audit hook of the interpreter sees every call that opens, renames, lists or
-removes one under the world's folder, so no call is missed. The content of a file is recorded before the file is
-removed, for the check that no exact sum was ever written. Clocks advance by steps, and jump when a history plans it.
-Names are drawn from the seed.
+Files, clocks, randomness and databases are each replaced in one place. Files are not replaced but observed: an audit
+hook of the interpreter sees every call that opens, renames, lists or removes one under the world's folder, so no call
+is missed. The content of a file is recorded before the file is removed, for the check that no exact sum was ever
+written. Clocks advance by steps, and jump when a history plans it. Names are drawn from the seed.
 """
 
 import errno
@@ -49,8 +49,8 @@ APART = ("datasets", "scratch")
 class Seen:
     """Observations of a history from outside the code under test.
 
-    Each of ``pointers`` is the step at which a pointer file was written, its name, its content, and the versions of
-    that name that were committed at that step.
+    Each of ``pointers`` is a step, the name and the content of the pointer file written at that step, and the versions
+    of that name that were then committed.
     """
 
     written: list[tuple[str, bytes]] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Simulated histories of the real code: determinism, planted faults, and the tools that play and check them.
+"""Simulated histories of the real code, planted faults, and tests of the tools that play and check them.
 
 - A few histories are played, a seed determines a whole history, and a planted fault is found. `make integration` plays
   more histories; `make soak-histories` plays two thousand, and every planted fault.

@@ -1,4 +1,4 @@
-"""World of histories: one small dataset, one stream, and one budget that does not fit all requests.
+"""World of histories, with one small dataset, one stream, and a budget that does not fit all requests.
 
 A world is created once. Every history then starts with the same bytes at the same place. Its folder and database are
 refilled, so that this process's caches about a database stay valid.

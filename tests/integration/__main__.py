@@ -1,4 +1,7 @@
-"""Run the integration test: start all services, release until the budget refuses, inject faults, and check access."""
+"""Integration test: start all services, release until the budget refuses, and inject faults.
+
+It also tries to access each service with wrong credentials, and times the output of commands in a terminal.
+"""
 
 import os
 import shutil

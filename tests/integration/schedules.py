@@ -1,4 +1,4 @@
-"""Schedules of a deployment: activate one, wait for the run that it starts, and wait for the end of that run."""
+"""Activation of a deployment's schedule, and waiting for the start and the end of its run."""
 
 from collections.abc import Mapping
 from contextlib import suppress

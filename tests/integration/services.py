@@ -1,4 +1,4 @@
-"""Services of the pipeline: PostgreSQL, an S3 store, Prefect and its worker, and a Dask cluster under TLS."""
+"""Services of the pipeline: PostgreSQL, an S3 store, Prefect with its worker, and a Dask cluster under TLS."""
 
 import json
 import os

@@ -119,7 +119,7 @@ def watch(*command: str | Path, environment: Mapping[str, str]) -> tuple[str, li
 
 
 def break_every_silence(processes: Processes, say: Callable[[str], None]) -> None:
-    """Run the three commands as a user does: with Prefect, a cluster of processes, and a new home."""
+    """Run the three commands as a user does, with Prefect, a cluster of processes, and a new home."""
     root = processes.root / "calm"
     root.mkdir(mode=0o700)
     places = {name: str(root / name.lower()) for name in ("DPCA_HOME", "DPCA_STATE_FOLDER", "PREFECT_HOME")}

@@ -1,4 +1,4 @@
-"""Canary values that can be recognized anywhere: as text, as bytes, or as numbers."""
+"""Canary values that can be recognized in text, in bytes and in numbers."""
 
 import math
 import re

@@ -1,4 +1,7 @@
-"""Recursive decoding of everything that a run may leave: packed, pickled, escaped, encoded, or in tables."""
+"""Recursive decoding of everything that a run may leave.
+
+Content may be packed, pickled, escaped, encoded, or in tables.
+"""
 
 import base64
 import binascii

@@ -111,7 +111,10 @@ def _written(digest: bytes) -> Iterator[bytes]:
 
 
 def all_that_left(home: Path, *more: bytes) -> bytes:
-    """Return everything that leaves a home: its journal, all files outside the trust boundary, and their paths."""
+    """Return everything that leaves a home.
+
+    This is its journal, all files outside the trust boundary, and their paths.
+    """
     with sqlite3.connect(home / "dpca.sqlite") as connection:
         pieces = [json.dumps(row).encode() for row in connection.execute("SELECT * FROM event")]
     connection.close()

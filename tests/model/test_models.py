@@ -1,4 +1,4 @@
-"""Consistency of the models with the program: its crash points, its functions, and the faults of each model."""
+"""Consistency of the models with the program's crash points and functions, and with the list of planted faults."""
 
 import re
 import shutil

@@ -1,9 +1,9 @@
 """Noise that makes every noised answer equal in two worlds.
 
 The first world stores each noised answer when the gate computes it. The other world computes its answer from its own
-rows, checks that type and shape are equal, and continues with the answer of the first world. The noise that this
-requires is the noise of the first world plus the difference of the exact answers, and the harness supplies it. Public
-inputs of a step are not replaced, so they must be equal without help.
+rows, and checks that type and shape are equal. Then it continues with the answer of the first world. The noise that
+this requires is the noise of the first world plus the difference of the exact answers, and the harness supplies it.
+Public inputs of a step are not replaced, so they must be equal without help.
 """
 
 import io

@@ -291,7 +291,10 @@ def _loop(world: World, *, direct: bool) -> None:
 
 
 def _estimators(world: World) -> None:
-    """Fit estimators twice: in memory, on a ledger, and on a ledger under a slot."""
+    """Fit estimators on the base data and on the world's data.
+
+    Each fit is made with an in-memory budget and with a ledger, without and with a slot.
+    """
     from flows.estimators import InMemoryBudget, PrivatePCA
     from storage.workspace import Workspace
 

@@ -46,7 +46,10 @@ def differences(first: dict[str, bytes], other: dict[str, bytes]) -> list[str]:
 
 
 def collect(world: "World") -> dict[str, bytes]:
-    """Return all public outputs of a world by name: commands' outputs, registry, trail, pages and static site."""
+    """Return all public outputs of a world by name.
+
+    These are the commands' outputs, the registry, the trail, the pages and the static site.
+    """
     shown = dict(world.shown)
     homes = [world.home, *sorted(world.folder.glob("federation/homes/*"))]
     for home in homes:

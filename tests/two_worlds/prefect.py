@@ -1,4 +1,7 @@
-"""Content of a Prefect server about the runs of one world: states, parameters, logs, artifacts and events."""
+"""Content of a Prefect server about the runs of one world.
+
+This includes states, parameters, logs, artifacts and events.
+"""
 
 import json
 import re

@@ -113,7 +113,7 @@ class World:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """Parameters of a world: the job, the data, and the randomness that both worlds share."""
+    """The job, the data and the shared randomness of a world."""
 
     job: str
     neighbour: str | None
