@@ -37,7 +37,7 @@ class Row:
     - The audit's bound in each of ``relations`` must reach ``reach``. The mechanism refuses other relations.
     - A ``sampled`` claim rests on a loss distribution, not on mu^2 alone, and the attack does not know the sampling
       coins.
-    - Local noise is ``noised_by_block``.
+    - ``noised_by_block`` marks mechanisms with local noise.
 
     Some bounds stay below the claim because the attack cannot attain the worst case:
 

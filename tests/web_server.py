@@ -80,7 +80,7 @@ def _handler(folder: Path, server: WebServer) -> type[BaseHTTPRequestHandler]:
             else:
                 status(404)(self, b"")
 
-        def log_message(self, format: str, *arguments: object) -> None:  # noqa: A002 - the name of the base class
+        def log_message(self, format: str, *arguments: object) -> None:  # noqa: A002 - the name in the base class
             pass
 
     return Handler

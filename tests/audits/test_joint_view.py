@@ -5,9 +5,9 @@ masked message of every attempt, the opened totals, and everything that colludin
 seed, so a mistake that is found once is always found. Over all keys, each audit of the claim would fail with
 probability at most 5 %.
 
-For tensor releases, the answers of a site about a document or a point in both rounds cost what the site is charged.
-These tests read the drawn noise and the effect of one record on each sum exactly, from inside, so no result depends on
-chance. Each bug is one patched name on the path from rows to components.
+For tensor releases, the privacy loss of one document or point over both rounds is at most what its site is charged, and
+classic mistakes are found. These tests read the drawn noise and the effect of one record on each sum exactly, from
+inside, so no result depends on chance. Each bug is one patched name on the path from rows to components.
 """
 
 import dataclasses

@@ -296,7 +296,7 @@ class _Handler(BaseHTTPRequestHandler):
         except OSError:
             self.close_connection = True
 
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - its name
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the name in the base class
         """Suppress the log."""
 
 

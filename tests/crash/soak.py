@@ -47,7 +47,7 @@ WALL = 3600.0
 OTHERS: Sequence[Kind] = ("database", "disk", "worker", "rival", "clock", "crowd", "restored")
 """Faults of every fifth run; in all others the process is killed. A restored home includes its database."""
 CROWD_EVERY = 41
-"""When faults are distributed evenly, every run of this number is a crowd. A crowd has eight processes."""
+"""With evenly distributed faults, one run in this many is a crowd, of whose eight processes one is not overtaken."""
 
 IN_TRANSACTIONS = (
     *("reserve.key_written", "reserve.row_written", "begin.row_written", "keep.row_written"),

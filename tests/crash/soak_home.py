@@ -60,7 +60,7 @@ class Sample:
         sizes["rest"] = _size(world.home) - sum(sizes[part] for part in PARTS)
         tasks = Path("/proc/self/task")
         children = sum(len((task / "children").read_text().split()) for task in tasks.iterdir())
-        files = len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - names alone
+        files = len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - only names are needed
         temporary = sum(1 for _ in Path(tempfile.gettempdir()).iterdir())
         return cls(seconds=seconds, sizes=sizes, files=files, children=children, temporary=temporary)
 
@@ -70,7 +70,7 @@ def soak(world: World, *, releases: int, few: int) -> list[Sample]:
     world.enter()
     ingest_rows(world.home)
     Workspace.open().ledger.open_budget(POPULATION, epsilon=100.0, delta=DELTA, failure_delta=0.0)
-    for run in range(WARM):  # import and compile
+    for run in range(WARM):  # imports and compiles everything
         attempt(world, run, 0, cluster="none" if run else "local")
     samples: list[Sample] = []
     spent = [0.0]

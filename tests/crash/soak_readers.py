@@ -100,7 +100,7 @@ def _work(act: Callable[[random.Random, str, Event], str], number: int, signals:
         turn += 1
         try:
             counts[act(random.Random(10_000 * number + turn), f"{number} {turn}", signals.planted)] += 1
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is counted
+        except Exception as error:  # noqa: BLE001 - every error is counted
             text = re.sub("[0-9a-f]{32}", "...", str(error))
             counts["alarms"] += 1
             counts[f"{type(error).__name__}: {text[:120]}"] += 1

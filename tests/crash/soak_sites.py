@@ -285,7 +285,7 @@ def _is_unaccounted(federation: Federation, number: int) -> bool:
         planned = planned_of(request)
         try:
             shown = Registry.open().show(request.publish)
-        except Exception as error:  # noqa: BLE001 - whatever it is, there is no result
+        except Exception as error:  # noqa: BLE001 - any error means no result
             return _tell(number, f"was not published ({type(error).__name__})")
         lineage = {site["site"]: site["release"] for site in shown["manifest"]["plan"]["sites"]}
     for name in federation.names:
@@ -357,7 +357,7 @@ def _inconsistent(federation: Federation) -> int:
                 workspace.ledger.verify()
                 with workspace.ledger.transaction() as connection:
                     compare_artifacts(connection, workspace.store)
-            except Exception as error:  # noqa: BLE001 - each is counted
+            except Exception as error:  # noqa: BLE001 - every error is counted
                 print(f"{name}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
                 found += 1
     return found

@@ -1,9 +1,9 @@
 """The soak of a misbehaving object store: ingest, release, promote, load, back up and restore under every lie.
 
-Each lie has one world, and is active in each step: a few times, as in a store that recovers, or always. A step that
-succeeded during the lie must prove correct when checked without lies. A step that failed must have reported it in one
-line, and is repeated on an honest store. At the end there are one release, one charge and one version, and the artifact
-has the digest of an undisturbed run, byte for byte.
+Each lie has two worlds: one in which it is active a few times in each step, as in a store that recovers, and one in
+which it is always active. A step that succeeded during the lie must prove correct when checked without lies. A step
+that failed must have reported it in one line, and is repeated on an honest store. At the end there are one release, one
+charge and one version, and the artifact has the digest of an undisturbed run, byte for byte.
 """
 
 import argparse
@@ -189,7 +189,7 @@ def play(proxy: LyingStore, scene: Scene, lie: str, *, often: Iterable[int], rep
                 report.lines.setdefault(lie, set()).add(f"{name}: {error}")
                 if "\n" in str(error):
                     report.wrong.append(f"{what}: more than one line: {error}")
-            except Exception as error:  # noqa: BLE001 - whatever it is, it is counted
+            except Exception as error:  # noqa: BLE001 - every error is counted
                 outcome = "wrong"
                 report.wrong.append(f"{what}: {type(error).__name__}: {error}")
         report.counts["lies"] += proxy.lies_told

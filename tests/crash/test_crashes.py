@@ -45,7 +45,7 @@ _OF_DASK = re.compile(r"[\d-]{10} [\d:,]{12} - distributed\.\w+ - (WARNING|ERROR
 
 @pytest.mark.audit_only
 def test_every_kind_of_fault_costs_and_loses_nothing() -> None:
-    """The soak exits with an error, because so few kills do not reach all crash points. The test checks its count."""
+    """Its few kills do not reach all crash points, so the soak exits with an error; the test checks its count."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.crash.soak", "--even", "--sqlite", str(len(WAYS)), "--postgres", "0"],
         cwd=ROOT,

@@ -1,4 +1,4 @@
-"""A program: write the image's and the consumer's lock, which are parts of ``requirements.lock``, hashes included."""
+"""A program that writes the locks of the image and the consumer, which are parts of ``requirements.lock``."""
 
 import re
 from collections.abc import Mapping, Sequence

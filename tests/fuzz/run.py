@@ -57,7 +57,7 @@ def in_world(folder: Path, seeds: list[Seed], base: int) -> Iterator[Judge]:
     """Yield a judge for this process, with limited memory and without disk synchronization."""
     os.fsync = _do_not_wait
     world = World(Path(tempfile.mkdtemp(dir=folder)), seeds)
-    world.judge(Seed(path=seeds[0].path, declared=seeds[0].declared))  # compiles all compiled functions
+    world.judge(Seed(path=seeds[0].path, declared=seeds[0].declared))  # triggers all compilation
     most = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize() + MOST_ADDRESSES
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
     yield lambda number: world.judge(world.make(number, base=base))

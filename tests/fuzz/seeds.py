@@ -61,7 +61,7 @@ def write_seeds(folder: Path) -> list[Seed]:
     """Write a source of every kind to a folder."""
     folder.mkdir(parents=True)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of anndata's own dependencies
+        warnings.simplefilter("ignore")  # from anndata's dependencies
         return [Seed(path=folder / name, declared=write(folder / name)) for name, write in WRITERS.items()]
 
 

@@ -107,7 +107,7 @@ class World:
             return Verdict(kind="refused" if is_clear else "other", detail=message)
         except (StorageError, DpcaError) as error:
             return Verdict(kind="other", detail=f"{type(error).__name__}: {error}")
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is counted
+        except Exception as error:  # noqa: BLE001 - every error is counted
             return Verdict(kind="other", detail=_where(error))
         found = {path.name for path in (self.home / "datasets" / NAME).iterdir()}
         if not found <= {report.snapshot, f"{report.snapshot}.rejected.csv"}:

@@ -151,7 +151,7 @@ def _number_of(request: str) -> int | None:
     return None if clip_norm is None else round((clip_norm - 1) * 64)
 
 
-# --- what was written ---
+# --- written content ---
 
 
 def nothing_unnoised(history: History) -> Iterator[Violation]:
@@ -221,7 +221,7 @@ def _registry(history: History, world: World) -> Path:
     return world.home / "objects" / "registry" if history.plan.store == "objects" else world.home / "registry"
 
 
-# --- the end ---
+# --- final state ---
 
 
 def finished(history: History, world: World) -> Iterator[Violation]:

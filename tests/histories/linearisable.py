@@ -1,8 +1,8 @@
-"""Linearizability of concurrent charges: their answers must be those of some sequential order.
+"""Linearizability check for concurrent charges.
 
-The order must respect real time: a request that was answered before another one was made comes first. A request without
-an answer, because its process was killed or the answer was lost, may have been charged during the call, or never. The
-search is that of Wing and Gong, with memoized states.
+Some sequential order must explain all answers. The order must respect real time: a request that was answered before
+another one was made comes first. A request without an answer, because its process was killed or the answer was lost,
+may have been charged during the call, or never. The search is that of Wing and Gong, with memoized states.
 
 References
 ----------

@@ -145,7 +145,7 @@ class Player:
     def _guarded(self, body: Callable[[], object]) -> None:
         try:
             body()
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is no answer of ours
+        except Exception as error:  # noqa: BLE001 - any other error is a violation
             where = error.__traceback__
             while where is not None and where.tb_next is not None:
                 where = where.tb_next
@@ -197,7 +197,7 @@ class Player:
             case "statement":
                 return Workspace.read_only().ledger.statement(POPULATION).spent
 
-    # --- what goes wrong ---
+    # --- faults ---
 
     def _strike(self, fault: Fault) -> None:
         running = self._latest()
@@ -275,7 +275,7 @@ class Player:
             shutil.rmtree(self.world.state, ignore_errors=True)
         self.scheduler.start("operator", partial(self._guarded, self._open))
 
-    # --- the end ---
+    # --- after the faults ---
 
     def _open(self) -> bool:
         """Open the workspace as an operator does, accepting a locked one; return whether it is open."""

@@ -2,8 +2,8 @@
 
 A process stops at each of its steps, and the scheduler selects the next process. A step is a statement, a commit,
 opening or renaming a file, or a crash point. A process that would wait for a lock reports that it waits, and is tried
-again after another one has made progress. A killed process is never resumed: none of its handlers runs, as after ``kill
--9``. Functions registered with its `Process` do what the operating system would then do, such as closing its
+again after another one has made progress. As after ``kill -9``, a killed process is never resumed, and none of its
+handlers runs. Functions registered with its `Process` do what the operating system would then do, such as closing its
 connections.
 
 >>> seen = []

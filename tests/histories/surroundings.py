@@ -1,9 +1,9 @@
 """Simulated environment of processes.
 
-Files, clocks, randomness and databases are each replaced in one place. Files are not replaced but observed: an audit
-hook of the interpreter sees every call that opens, renames, lists or removes one under the world's folder, so no call
-is missed. The content of a file is recorded before the file is removed, for the check that no exact sum was ever
-written. Clocks advance by steps, and jump when a history plans it. Names are drawn from the seed.
+Clocks, randomness and databases are each replaced in one place. Files are not replaced but observed: an audit hook of
+the interpreter sees every call that opens, renames, lists or removes a file under the world's folder, so no call is
+missed. The content of a file is recorded before the file is removed, for the check that no exact sum was ever written.
+Clocks advance by steps, and jump when a history plans it. Names are drawn from the seed.
 """
 
 import errno
@@ -82,7 +82,7 @@ class Surroundings:
         self._drawn: dict[str, int] = defaultdict(int)
         self._is_looking = False
 
-    # --- what processes do by steps ---
+    # --- steps of processes ---
 
     @property
     def running(self) -> Process | None:
@@ -109,7 +109,7 @@ class Surroundings:
             raise error("the connection was lost")
 
     def jump(self, by: timedelta) -> None:
-        """Set all clocks forward, or back."""
+        """Set all clocks forward or back by ``by``."""
         self._jumped += by
 
     def now(self) -> float:
@@ -176,7 +176,7 @@ class Surroundings:
                 logger.setLevel(level)
                 self.seen.written.append(("log", said.getvalue().encode()))
 
-    # --- what is replaced ---
+    # --- replacements ---
 
     def _lock(self, original: Any, file: Any, operation: int) -> None:
         process = self.running

@@ -58,7 +58,7 @@ def main() -> int:
         raise
     except Failure as failure:
         return _failed(str(failure), root)
-    except Exception as error:  # noqa: BLE001 - one line for whatever goes wrong
+    except Exception as error:  # noqa: BLE001 - any error is reported in one line
         return _failed(f"{type(error).__name__}: {error}", root)
     for process in left:
         os.kill(process, signal.SIGKILL)

@@ -89,7 +89,7 @@ class _Loss:
         return found
 
     def lose(self) -> None:
-        """Make the release, and kill the primary at the point."""
+        """Make the release, and kill the primary at the crash point."""
         left = [self.point]
 
         def kill(reached: str) -> None:
@@ -111,7 +111,7 @@ class _Loss:
         spend(Workspace.open(), self.run, self.tell)
         after = _count(self.standby)
         made = after - before
-        if self.point == _COMMITTED and "answers" not in made:  # the standby lacked them, and are not requested again
+        if self.point == _COMMITTED and "answers" not in made:  # not on the standby, and never requested again
             made["answers"] = STEPS
         check(made == _ONE, f"{self.point}: one release made {dict(made)} of {dict(_ONE)}")
         check(all(len(digests) == 1 for digests in self.answers().values()), f"{self.point}: a step has two answers")

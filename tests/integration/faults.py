@@ -36,7 +36,7 @@ def survive_faults(stack: Stack, say: Callable[[str], None]) -> None:
         run, told = job.fire(), stack.worker.log.stat().st_size
         steps = wait_until("a run computes", partial(_steps, stack, number))
         kill()
-        if part != WORKER:  # whose death the run cannot report
+        if part != WORKER:  # no process is left to notice a worker's death
             wait_until(f"the run meets the death of {part}", partial(_noticed, stack, told))
         revive(run)
         ended = job.ending(run)

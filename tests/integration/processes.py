@@ -133,7 +133,7 @@ class Service:
         return self._processes.root / f"{self.name}.log"
 
     def start(self) -> None:
-        """Start it and wait until it is ready."""
+        """Start the service and wait until it is ready."""
         environment = self._processes.base | {SERVICE: self.name} | dict(self._environment)
         before = self.log.stat().st_size if self.log.exists() else 0
         with self.log.open("ab") as log:

@@ -215,7 +215,7 @@ class Stack:
 def running_stack(root: Path) -> Iterator[Stack]:
     """Start all services from scratch, and stop them in any case."""
     processes = Processes(root)
-    os.environ[MARK] = processes.mark  # PostgreSQL inherits it
+    os.environ[MARK] = processes.mark  # PostgreSQL inherits the mark
     with running_server() as postgres:
         try:
             yield Stack(processes, postgres)

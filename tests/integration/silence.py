@@ -151,7 +151,7 @@ def break_every_silence(processes: Processes, say: Callable[[str], None]) -> Non
 
 
 def main() -> int:
-    """Run this alone."""
+    """Run only the test of silences."""
     root = Path(tempfile.mkdtemp(prefix="dpca-silence-"))
     try:
         break_every_silence(Processes(root), lambda text: print(text, flush=True))

@@ -139,7 +139,7 @@ def _ending_of_flow(**changes: Any) -> int:
     request = SubspaceRequest(dataset="people", delta=1e-6, clip_norm=CLIP_NORM, publish="sub", **asked)
     try:
         run_release(request)
-    except Exception as error:  # noqa: BLE001 - whatever it is, its text is searched
+    except Exception as error:  # noqa: BLE001 - the text of every error is searched
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 1
     return 0

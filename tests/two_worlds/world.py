@@ -80,11 +80,11 @@ class World:
             warnings.simplefilter("always")
             try:
                 ending = repr(body())
-            except Exception as error:  # noqa: BLE001 - whatever it is, a caller sees it
+            except Exception as error:  # noqa: BLE001 - a caller sees every error
                 ending = f"{type(error).__name__}: {error}"
         name = f"run {self.runs}"
         self.runs += 1
-        kept = [each.message for each in warned if not issubclass(each.category, ResourceWarning)]  # of the collector
+        kept = [each.message for each in warned if not issubclass(each.category, ResourceWarning)]  # from `gc`
         said = [f"{type(each).__name__}: {each}" for each in kept]
         self.shown |= {f"{name} ending": "\n".join([ending, *said]).encode()}
         for stream, path in zip(("stdout", "stderr"), output, strict=True):
