@@ -37,7 +37,7 @@ class Row:
     - The audit's bound in each of ``relations`` must reach ``reach``. The mechanism refuses other relations.
     - A ``sampled`` claim rests on a loss distribution, not on mu^2 alone, and the attack does not know the sampling
       coins.
-    - ``noised_by_block`` marks mechanisms with local noise.
+    - ``noised_by_block`` marks mechanisms with local noise, which depends on the division into blocks.
 
     Some bounds stay below the claim because the attack cannot attain the worst case:
 
