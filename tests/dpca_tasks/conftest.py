@@ -1,4 +1,4 @@
-"""One small Dask cluster of processes for the tests that need a real one."""
+"""A small Dask cluster of processes for the tests that need one."""
 
 import dask
 import pytest
@@ -9,7 +9,7 @@ from dpca_tasks.sums import cluster_sum
 
 @pytest.fixture(scope="package")
 def client():
-    """A cluster of two worker processes, which ends with the last test of this folder."""
+    """A cluster of two worker processes, closed after the last test of this folder."""
     with (
         dask.config.set({"distributed.worker.profile.enabled": False}),
         LocalCluster(
@@ -26,7 +26,7 @@ def client():
 
 @pytest.fixture
 def alone(monkeypatch):
-    """A cluster of one worker process, which is replaced whenever it is killed."""
+    """A cluster of one worker process, which is restarted whenever it is killed."""
     monkeypatch.setattr(cluster_sum, "HEARTBEAT", 0.2)
     with (
         LocalCluster(
