@@ -217,7 +217,7 @@ def test_the_epsilon_found_holds_and_little_less_does_not() -> None:
 
 
 def conditioned_mu(sites, colluders, share, mask):
-    """Return mu of a unit shift of site 0's message among honest messages, given the colluders' masks."""
+    """Return mu of a unit shift of site 0's message among the honest messages, given the colluders' masks."""
     masks = mask * (np.eye(sites) - 1 / sites)
     seen, honest = np.arange(sites - colluders, sites), np.arange(sites - colluders)
     given = masks[np.ix_(honest, honest)]

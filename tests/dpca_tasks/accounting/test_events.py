@@ -182,8 +182,7 @@ def test_sampling_everyone_is_no_sampling() -> None:
 
 
 def test_a_sample_of_all_stays_one_where_records_are_replaced() -> None:
-    """Its multiplier is calibrated for an emptied record; charging it as a Gaussian of replaced records would be too
-    cheap."""
+    """Its multiplier is calibrated for an emptied record; a charge as a Gaussian of replaced records is too small."""
     ((rate, _),) = parts_of({**SAMPLED, "rate": 1.0}, replaced=True).sampled
     assert rate == 1.0
     event = {"name": "poisson_sampled", "rate": 1.0, "event": core.gaussian(10.0)}

@@ -204,8 +204,7 @@ def _divergence(event: Event, order: Any) -> Any:
 
 
 def fill(rules: PrivacyFilter, asked: Sequence[Event]) -> tuple[list[Event], list[Event], Charge]:
-    """Request events in turn, then the largest Gaussian; return the admitted events, the composed ones, and the total.
-    """
+    """Request events in turn, then the largest Gaussian; return admitted events, composed ones, and the total."""
     total, history, composed = rules.zero, [], []
     left_over = None
     for event in [*asked, None]:
@@ -332,8 +331,7 @@ def test_a_gaussian_charges_its_mu_squared_beside_an_approximate_event() -> None
 
 
 def conversion(order: float, delta: Any) -> Any:
-    """Return the conversion term from a Renyi divergence to epsilon (Canonne, Kamath and Steinke 2020, Proposition 12).
-    """
+    """Return the term for converting Renyi divergence to epsilon (Canonne, Kamath and Steinke 2020, Proposition 12)."""
     return mpmath.log(1 - 1 / mpmath.mpf(order)) - (mpmath.log(delta) + mpmath.log(order)) / (order - 1)
 
 

@@ -174,8 +174,7 @@ def test_dp_vrpca_hides_its_full_products_and_not_its_corrections() -> None:
 
 @pytest.mark.parametrize("epochs", [1, 4, 9])
 def test_dp_vrpca_pays_for_the_steps_of_every_epoch(epochs: int) -> None:
-    """Theorem 3 has the square root of all steps; its events are full products and corrections, one of each per step.
-    """
+    """Theorem 3 has the square root of all steps; its events are one full product and one correction per step."""
     asked = dataclasses.replace(A9A, epochs=epochs)
     expected = math.sqrt(epochs * 32561 * math.log(1e3)) / (32561 * 0.1)
     assert FORMULAS["dp_vrpca"].noise(asked) == pytest.approx(expected, rel=1e-12)

@@ -118,8 +118,7 @@ def test_few_records_can_show_no_more_components_than_they_hold_the_level():
 @pytest.mark.parametrize("spectrum", SPECTRA)
 @pytest.mark.parametrize("name", UNSAMPLED)
 def test_with_the_epsilon_or_the_records_that_it_names_the_kth_component_stands_above_the_noise(name, spectrum):
-    """Excludes local noise, which grows with the number of records, and sampled mechanisms, whose plans take seconds.
-    """
+    """Without local noise, which grows with the records, and sampled mechanisms, whose plans take seconds."""
     mechanism, problem = MECHANISMS[name](n_components=4), dataclasses.replace(FEW, spectrum=spectrum)
     seen = found(mechanism, problem, epsilon=0.3)
     assert seen.above_noise < 4
