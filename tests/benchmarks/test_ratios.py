@@ -1,14 +1,10 @@
-"""The report of a benchmark run, and in `make audit` a run of every benchmark at toy size so that none rots.
+"""Benchmark reports, models and generators.
 
-The model of a round: the tree of totals is that of the graph, and every constant counts as often as it is paid.
-
-The projection: its arithmetic, and a measurement on a few rows.
-
-Asking the peers' environment, with a small stand-in for it.
-
-The generators make what they declare.
-
-The benchmark of many rows: what its verdict refuses, and its last line.
+Covers the report of a benchmark run and, in `make audit`, a run of every benchmark at toy size, so that none breaks
+unnoticed. In the model of a round, the tree of totals must equal the one of the graph, and every constant must count as
+often as it is paid. The projection is tested for its arithmetic, with a measurement on a few rows. The peers'
+environment is replaced by a small stand-in, and generators must produce what they declare. For the benchmark of many
+rows, the refusals of its verdict and its last line are tested.
 """
 
 import json
@@ -147,7 +143,7 @@ def test_the_readme_lists_every_benchmark() -> None:
 
 
 def run_at_toy_size(paths: Sequence[Path], folder: Path) -> None:
-    """Run the benchmarks of some files, each of which has to print and to report its ratios."""
+    """Run the benchmarks of some files; each must print and report its ratios."""
     report = folder / "ratios.json"
     run = subprocess.run(
         [sys.executable, "-m", "pytest", *paths, "--toy", "--ratios", report, "-q", "-p", "no:cacheprovider"],

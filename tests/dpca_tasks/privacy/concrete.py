@@ -19,11 +19,7 @@ def concrete(base):
     while left:
         kind = left.pop()
         left += kind.__subclasses__()
-        stands = (
-            getattr(sys.modules[kind.__module__], kind.__name__, None) is kind
-        )  # dataclass with slots creates the class twice
+        stands = getattr(sys.modules[kind.__module__], kind.__name__, None) is kind  # slots create two classes
         if stands and kind.__module__.startswith("dpca_tasks.") and not inspect.isabstract(kind):
             found.append(kind)
-    return [
-        kind for kind in dict.fromkeys(found) if not kind.__name__.startswith("_")
-    ]  # a class may be reached through several bases
+    return [kind for kind in dict.fromkeys(found) if not kind.__name__.startswith("_")]  # found once per base
