@@ -1,4 +1,4 @@
-"""Settings of mechanisms have types in forms: those of the mechanism's own fields, with bounds that it keeps itself."""
+"""Typed settings of mechanisms in forms: the types and bounds of the mechanism's fields."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""An option that a command and a flow share has one name and one declaration: text and bounds are the same in both."""
+"""An option shared by a command and a flow has one name and one declaration, with equal text and bounds."""
 
 import importlib
 import inspect

@@ -1,4 +1,4 @@
-"""The main list of a page is filtered, ordered and downloaded, and the first screen of a version answers."""
+"""The main list of a page can be filtered, ordered and downloaded, and a version's first screen has the key facts."""
 
 import csv
 import getpass
