@@ -233,7 +233,7 @@ class TestTicks:
             tick("2026-11-01")
 
     def test_of_people_follow_who_is_removed_and_comes_back(self, opened: Path) -> None:
-        """One person, identified by an id, is present on the first night, absent on the second, and back on the third."""
+        """One person, identified by an id, is present on night 1, absent on night 2, and back on night 3."""
         nights = ((0, 1, 2, 3), (1, 2, 3), (0, 1, 2, 3, 4))
         for night, people in enumerate(nights, start=1):
             np.save(opened.with_name("ids.npy"), np.repeat(people, 500))

@@ -110,7 +110,7 @@ def test_what_mechanisms_plan_is_inside() -> None:
 
 
 def test_a_delta_beside_the_losses_asks_for_no_endless_grid(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At a delta of nearly all the mass epsilon is tiny; a grid step of a thousandth of it would have no lower limit."""
+    """At a delta of nearly all the mass epsilon is tiny; a grid step relative to it has no lower bound."""
     asked: list[float] = []
 
     def noted(priced: events.Parts, *, interval: float) -> Any:

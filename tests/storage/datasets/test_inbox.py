@@ -118,7 +118,7 @@ class TestFolder:
         arrival, status, secret = inbox.arrival(token), path.stat(), tmp_path / "secret" / "rows.npy"
         secret.parent.mkdir()
         secret.write_bytes(rows(2))
-        os.utime(secret, ns=(status.st_atime_ns, status.st_mtime_ns))  # size and time are those of the file
+        os.utime(secret, ns=(status.st_atime_ns, status.st_mtime_ns))  # equal to the size and time of the file
         if swapped == "linked folder":
             path.parent.rename(folder / "old")
             path.parent.symlink_to(secret.parent)
