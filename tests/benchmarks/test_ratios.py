@@ -35,7 +35,7 @@ from dpca_tasks.sums.cluster_sum import NEAR_TOTALS, SMALL_TOTALS, Graph
 
 ROOT = Path(__file__).parent.parent.parent
 ALONE = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")}
-"""The environment of a run of pytest that is nobody's worker: workers time nothing."""
+"""The environment of a pytest run that is not an xdist worker, because workers do not measure time."""
 CLUSTER = re.compile(r"\b(open_cluster|LocalCluster)\(")
 FILES = sorted((ROOT / "benchmarks").glob("bench_*.py"))
 ON_A_CLUSTER = [path for path in FILES if CLUSTER.search(path.read_text(encoding="utf-8"))]
@@ -231,7 +231,7 @@ COSTS = Costs(
     eigenpairs=0.5,
 )
 PROJECTION_LARGE = replace(COSTS, name="large", extents=(1_000_000, 1_000_000, 20_000_000), stored=1e4)
-"""What 10^9 rows of 20 values take on the grid, 176 GB, is more than 30 % of 512 GiB."""
+"""10^9 rows of 20 values take 176 GB on the grid, more than 30 % of 512 GiB."""
 NAMED = [replace(COSTS, name=declared.name) for declared in (A9A_LIKE, SYN, DENSE)]
 
 

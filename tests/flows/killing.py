@@ -30,7 +30,7 @@ from tests.crash.processes import start, stop, wait_for
 
 SEED = 41
 UNDER_WAY = 4
-"""How many ingests are killed once they write a snapshot, one of each kind and action; others at random moments."""
+"""Number of ingests killed while writing a snapshot, one per kind and action; others are killed at random moments."""
 _ROWS, _WIDTH = 800, 30
 _DEADLINE = 120.0
 

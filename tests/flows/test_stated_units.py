@@ -38,7 +38,7 @@ OWN: dict[str, tuple[str, ...]] = {
         *("--max-rows-per-unit", "3"),
     ),
 }
-"""How a dataset of each budget is ingested."""
+"""The options of the ingest for each budget."""
 VERBS = {"add_remove": "is added or removed", "zero_out": "is emptied", "replace_one": "is replaced by another"}
 FIT = (
     *("subspace", "fit", "visits", "--components", "2", "--epsilon", "0.5", "--delta", "1e-7"),

@@ -28,7 +28,7 @@ def calibrated(epsilon: float) -> dict[str, Any]:
 
 
 TENTH = gaussian((1 + 1e-12) * gaussian_noise_multiplier(epsilon=EPSILON, delta=DELTA, releases=10))
-"""An event that fits the usual budget ten times, each charge rounded up on its own, and no eleventh time."""
+"""An event that fits the usual budget exactly ten times, with each charge rounded up separately."""
 
 
 def open_budget(ledger: Ledger, population: str = POPULATION, **terms: Any) -> None:

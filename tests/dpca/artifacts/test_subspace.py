@@ -506,7 +506,7 @@ def test_none_of_it_imports_scikit_learn() -> None:
 
 
 WIDTHS = (1, 2, 3, 4, 5, 10)
-"""The numbers of columns that scikit-learn's checks use; a release has one, so a check counts that passes for one."""
+"""The numbers of columns in scikit-learn's checks; a release has a fixed number, so passing with any one counts."""
 _READ_ONLY = "sets n_components first; a release has the number that it has, and is read-only"
 _FITTED = "asks for what holds before a fit, or for a fit that learns from rows; a release is fitted when it is loaded"
 _WORDS = "wants scikit-learn's own words or type of error; ours says the same, with the rule and the next move"
@@ -526,7 +526,7 @@ EXCEPTIONS = {
     "check_complex_data": _WORDS,
     "check_dtype_object": _WORDS,
 }
-"""The checks of scikit-learn that a fitted release cannot pass, and why."""
+"""The checks of scikit-learn that a fitted release cannot pass, with the reasons."""
 
 
 @pytest.mark.filterwarnings("ignore:The 'future.infer_string' option is deprecated")

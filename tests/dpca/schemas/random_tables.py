@@ -18,7 +18,7 @@ LARGE = (Decimal(10**16), Decimal(2**53), Decimal("1e-7"))
 DAYS = tuple(dt.date(2001, 2, 1) + dt.timedelta(days) for days in (0, 1, 2, 30, 400))
 
 type Cell = Decimal | bool | str | dt.date | None
-"""A value by its meaning. A missing code is one too, and None is no value."""
+"""The meaning of a cell: a value, which may be a missing code, or None for no value."""
 
 
 @dataclass(frozen=True)

@@ -66,7 +66,7 @@ KINDS: dict[str, tuple[dict[str, Any], list[list[float]]]] = {
     "date": (DAYS, [[0.1, 0], [0.5, 0], [0, 1], [1, 0], [0, 1]]),
     "vector": ({"kind": "vector", "length": 1, "range": [0, 1]}, [[0.1, 0], [0.5, 0], [0, 1], [1, 0], [0, 1]]),
 }
-"""The declarations, and what the third row, a missing code, and the fifth, a missing value, become with the others."""
+"""Declarations with the expected encoding of five rows; row 3 has a missing code, row 5 a missing value."""
 
 WHOLE, FRACTION = [1, 5, 99, 10, None], [Decimal("0.1"), Decimal("0.5"), Decimal(99), Decimal(1), None]
 BOOLEANS = [True, False, None, True, None]

@@ -149,7 +149,7 @@ def test_an_integer_of_many_digits_of_base_60_is_refused_before_it_is_read() -> 
 
 
 WHOLE = [7, 8, 7, 10, 8, 7]
-"""The person behind each row; row r holds r + 1."""
+"""The person of each row; row r has the value r + 1."""
 SPELT = [" 7", "8", "7 ", "10.0", "8.00", "\u00a07."]
 NAMED = [str(who) for who in WHOLE]
 SCHEMA = Schema.parse(

@@ -131,7 +131,7 @@ BUDGETS = [
     (100000.0, 1e-06, 14108540127312438839339, 0.002259950046706949, 0.007719198954044733),
     (100000.0, 0.001, 14213866598553087078040, 0.002251561225626168, 0.007690545675178331),
 ]
-"""Epsilon, delta, the largest total of units; multipliers of one release, and of seven with 3/5 of mu squared."""
+"""Epsilon, delta, largest total in units, multiplier of one release, and of seven releases with 3/5 of mu squared."""
 
 EPSILONS = [
     (1.0112029823988322, 0.00023204474864185772, 2, 5.376915665908628),
@@ -151,7 +151,7 @@ EPSILONS = [
     (36.86228755733166, 1.1393348526501666e-05, 10, 0.2853289011083548),
     (28.87576267331357, 5.93082261986286e-13, 10, 0.719003336643361),
 ]
-"""A multiplier, delta, releases, and the least epsilon of what they are charged."""
+"""A multiplier, delta, releases, and the smallest epsilon of their charge."""
 
 
 @pytest.mark.parametrize(("epsilon", "delta", "units", "one", "seven"), BUDGETS)

@@ -263,7 +263,7 @@ def play(rules: PrivacyFilter, events: Sequence[Mapping[str, Any]], *, delta: fl
 
 
 searched_multiplier = functools.cache(sampled_gaussian_noise_multiplier)
-"""The search, which does not depend on the filter that is asked."""
+"""The cached search, whose result does not depend on the filter."""
 
 
 @pytest.mark.parametrize("kind", KINDS)

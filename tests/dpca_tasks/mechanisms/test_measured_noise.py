@@ -45,7 +45,7 @@ from tests.mechanism_table import FORMS
 RUNS, FALSE_ALARMS, SITES = 400, 1e-6, 3
 RELATION: Relation = "replace_one"
 WIDENED = ("subspace", "completion", "tensor")
-"""Families whose audited mechanisms take more features than two: more coordinates show a smaller error."""
+"""Families whose audited mechanisms accept more than two features: more coordinates reveal a smaller error."""
 
 
 class Step(NamedTuple):

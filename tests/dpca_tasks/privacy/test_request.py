@@ -60,7 +60,7 @@ from tests.dpca_tasks.queries.query_table import (
 from tests.dpca_tasks.queries.rating_queries import averages, moment, scores, statistics, totals
 
 STORED = json.loads((Path(__file__).parent / "stored_digests.json").read_text())
-"""What the version before queries and distributions stated their names stored, by request."""
+"""Digests by request, as stored by the version before queries and distributions stated their names."""
 
 RELATIONS = ("add_remove", "zero_out", "replace_one")
 ROWS = np.arange(12.0).reshape(4, 3) / 10
@@ -190,7 +190,7 @@ def test_names_and_versions_tell_all_queries_and_distributions_apart():
 
 
 NO_QUERY_YET = {"SymmetricStack"}
-"""Distributions of a layout that no query has, or only parts of joint ones."""
+"""Distributions of a layout that no query has, or that occurs only in parts of joint queries."""
 
 DISTRIBUTIONS = {
     kind.name: kind

@@ -35,7 +35,7 @@ STORED = {
     4: ["6be1606f767f0ab5", "d0978f940e458c97", "2a491bac8643ed65", "bddefa18ca2991cb"],
     10: ["6be1606f767f0ab5", "8dd51809bbd6d5f2", "683720a455ee6b6d", "06b18a71a5eedc02"],
 }
-"""Hashes of what the first version of shares made, by the bits of the grid."""
+"""Hashes of the results of the first version of shares, by the bits of the grid."""
 
 
 def product(seed):

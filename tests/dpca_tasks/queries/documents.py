@@ -23,7 +23,7 @@ EXTREME: dict[str, list[float]] = {
 }
 """Counts of five words."""
 NO_DOCUMENT = (-1.0, 0.5, np.nan, np.inf, -np.inf, 2.0**41)
-"""Numbers that are no counts: a document with one adds nothing."""
+"""Invalid counts: a document with one of them adds nothing."""
 
 
 def total(query, rows, **others):

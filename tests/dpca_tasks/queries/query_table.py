@@ -21,7 +21,7 @@ from dpca_tasks.queries.words import PointTriples, WordPairs, WordTriples
 D = 4
 RELATIONS = ("add_remove", "zero_out", "replace_one")
 HALVES = np.array([[0.0, 0.0], [0.5, 0.5], [0.5, 0.5], [0.5**0.5, -(0.5**0.5)]])
-"""Orthonormal, with scores of the shortest rows on a grid just where they are rounded away from 0."""
+"""Orthonormal; the scores of the shortest rows of a grid are just large enough to be rounded away from 0."""
 
 
 def facts(relation, bits):
@@ -270,9 +270,9 @@ def norms_of(build):
 
 
 TABLE = {build: norms_of(build) for build in BUILDERS}
-"""Every query that the product's table has rows of, by the norms of these rows."""
+"""The norms of every query's rows in the package's table of sensitivities."""
 SAMPLED = (sampled_moment, sampled_product, sampled_replaced, sample_of_all)
-"""A sampled record is replaced through the empty one, so their sensitivity is that of an emptied record there."""
+"""A sampled record is replaced through the empty one, so these queries have the sensitivity of an emptied record."""
 
 
 def bounds_of(build):

@@ -35,7 +35,7 @@ STRANGERS = {
     "has a vanishing factor": user([0, 1], [3.0 - 0.5 + 1e-9, 3.0]),
     "rates one item": user([6], [1.0]),
 }
-"""The last row of a dataset; it differs, so the coins of all others are the same for both neighbours."""
+"""The last row of a dataset; only this row differs, so all other rows have the same coins in both neighbours."""
 
 
 def neighbours(relation, mine, other):

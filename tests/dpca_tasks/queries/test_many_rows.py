@@ -51,9 +51,9 @@ from tests.dpca_tasks.queries.query_table import (
 
 FINEST = 14
 AROUND_A_MEAN = (shifted_moment, shifted_along_all, energies_around_a_mean)
-"""Queries whose finest grid is a bit coarser."""
+"""Queries whose finest grid has one bit less."""
 IN_TESTS = (*range(1, 7), 9, 13, 14)
-"""Grids of `make test`: all on which a record of `LONGEST` rows may have more rows than steps, and three finer ones."""
+"""Grids of `make test`: all grids with fewer steps than a record of `LONGEST` rows has rows, and three finer ones."""
 LONGEST = 3000
 SHORTEST = [(1, 0, 0, 0), (0, 1, 0, 0), (1, 1, 0, 0), (-1, 0, 1, 0), (0, -1, 1, 0), (1, 1, 1, 1)]
 PARTS = (0.25, 0.5, 0.8, 0.999, 1.0, 1.05)

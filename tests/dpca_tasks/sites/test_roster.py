@@ -85,7 +85,7 @@ def test_a_stranger_is_no_member():
 
 
 FALSE_ALARM = 1e-3
-"""Over all keys, the chance that a statistical test here fails without cause."""
+"""The probability, over all keys, that a statistical test here raises a false alarm."""
 FIRST = Address(round=0)
 
 

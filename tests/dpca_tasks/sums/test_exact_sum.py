@@ -215,7 +215,7 @@ def test_rows_fit_by_the_declared_memory_alone():
 KILLED_WORKERS_ROWS = np.random.default_rng(8).standard_normal((211, 7))
 MOMENT = SecondMoment(relation="add_remove", n_features=7, clip_norm=1.5, bits=12)
 LIMIT = 2
-"""Workers that a task may lose here; the program's clusters allow 10."""
+"""Number of workers that a task may lose here; clusters outside tests allow 10."""
 MEMORY = 1 << 29
 
 

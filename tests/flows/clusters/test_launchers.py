@@ -180,7 +180,7 @@ def test_a_cluster_that_cannot_be_started_is_one_clear_line(monkeypatch: pytest.
 
 
 HARMLESS = {f"GET http {path}" for path in ("/api/health", "/api/ready", "/docs", "/openapi.json", "/ui-settings")}
-"""Whether Prefect's server runs, the manual of its version, and where a browser would find its API."""
+"""Public requests: health of Prefect's server, its API documentation, and the API address for a browser."""
 _PROGRAM = """
 import sys
 from pathlib import Path

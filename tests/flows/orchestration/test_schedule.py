@@ -306,7 +306,7 @@ OF_BEFORE: dict[str, Any] = {
     **{"settings": {"calibration": "tight"}, "allow_large_delta": False, "run_key": None},
     **{"mechanism": "analyze_gauss", "workers": None},
 }
-"""Parameters as deployments gave them before settings had types, and when forms offered more."""
+"""Parameters of deployments from before settings had types, when forms had more fields."""
 
 
 @pytest.fixture

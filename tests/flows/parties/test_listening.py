@@ -286,7 +286,7 @@ def test_the_number_of_connections_follows_the_limit_of_open_files(monkeypatch: 
 
 type Serve = Callable[..., str]
 ANSWERED = {"many empty arrays", "half a surrogate", "one key many times", "bare line feeds", "a folded header"}
-"""Odd, but sound at this layer: what a route does with such facts is tested at the services."""
+"""Unusual but valid at this layer; the tests of the services check how a route handles such facts."""
 
 
 def serve_party(serving: Serve, party: Party, answer: Callable[..., bytes], *, most: int = 0) -> str:

@@ -72,7 +72,7 @@ FINGERPRINTS = {
     "smooth_sensitivity": "5d1cbb0de1046df6",
     "wishart": "5fae633681e229a2",
 }
-"""The first digits of the digest of `REQUEST` under each mechanism: a charged release is found by it."""
+"""The first digits of the digest of `REQUEST` per mechanism; a charged release is looked up by this digest."""
 BUDGET = Budget(
     population="people",
     epsilon=9.0,

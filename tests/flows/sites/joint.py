@@ -36,9 +36,9 @@ METHODS: dict[str, dict[str, Any]] = {
     "dp_dis": {"method": "dp_dis"},
     "local": {"method": "local"},
 }
-"""What is asked for, by its name in tests; the first ones share noise."""
+"""Requests by their name in tests; the first ones share noise."""
 TOPICS = METHODS["cape_agn of topics"] | {"epsilon": 30.0}
-"""What finds the topics of three sites of 150 documents."""
+"""A request that finds the topics of three sites of 150 documents."""
 SHARED = tuple(METHODS)[:5]
 
 

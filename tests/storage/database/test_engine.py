@@ -114,7 +114,7 @@ NEVER = (
 )
 
 OF_EACH_DIALECT = ("ix_release_newest",)
-"""The indexes that are written in other words on each database."""
+"""The indexes whose definition differs between the databases."""
 
 
 @pytest.fixture

@@ -240,7 +240,7 @@ def test_a_record_longer_than_a_batch_is_one_batch(tmp_path: Path) -> None:
 
 
 BATCH = 2048
-"""Texts of a batch here, which is the least that DuckDB gives; an ingest reads many more."""
+"""Texts per batch in this test, the minimum of DuckDB; an ingest reads many more."""
 
 
 @pytest.mark.parametrize("copies", [1, 3])
@@ -280,7 +280,7 @@ OPENSSL = {
     "x" * 16: "a71a96f473c4d7ccc4f747bf7f54247f",
     "a" * 300: "1007a2d3dd88a7971ac0f5391d346560",
 }
-"""By ``openssl mac -macopt hexkey:000102...0f -macopt size:16 SIPHASH``."""
+"""Computed by ``openssl mac -macopt hexkey:000102...0f -macopt size:16 SIPHASH``."""
 
 
 def hexadecimal(ids: pa.Array, *, key: bytes = KEY) -> list[str]:

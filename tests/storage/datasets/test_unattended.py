@@ -89,7 +89,7 @@ BAD = {
     "label": (SVMLIGHT, b"1 1:3", b"\xff 1:3", "svm", {"features": 2}, 1, "2"),
     "overlong line": (SVMLIGHT, b"1 1:3", b"1 1:" + b"3" * (5 << 20), "svm", {"features": 2}, 1, "2"),
 }
-"""What a record's bytes become, which record that is, and which line is reported."""
+"""Source, bytes of a good record, bad replacement, format, options, number of the record, and reported line."""
 
 
 @pytest.mark.parametrize("fault", BAD)

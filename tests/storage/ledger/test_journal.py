@@ -211,7 +211,7 @@ def test_a_budget_that_is_opened_twice_is_refused(budget: Ledger) -> None:
 
 
 AT_ONCE = ("a larger budget", "a smaller charge", "a refund", "another champion")
-"""The edits of a budget, an alias, or of what a population has spent."""
+"""The edits of a budget, an alias, or the spent budget of a population."""
 PART = 5
 
 

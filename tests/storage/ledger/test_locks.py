@@ -110,7 +110,7 @@ RULES: dict[tuple[str, str], tuple[set[tuple[str, str]], tuple[str, str] | None]
     ("insert", "tick_answer"): ({RELEASE}, ("read", "tick_answer")),
     ("insert", "version"): ({JOURNAL}, ("read", "published")),
 }
-"""For each write, the locks that come before it, and before the first read that it is decided by.
+"""For each write, the locks that must precede it and the first read that it depends on.
 
 A transaction also holds the ledger's lock from its start, which `tests.storage.database` tests; a snapshot needs no
 other.

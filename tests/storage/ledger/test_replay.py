@@ -119,7 +119,7 @@ OF_SNAPSHOTS: list[Use] = [
     lambda ledger: reserve(ledger, "another"),
 ]
 UNUSED = {"another answer"}
-"""Steps: their answer is read from a file that ends with its own digest."""
+"""Edits of steps, whose answer is read from a file that ends with its digest."""
 
 
 def test_an_edited_row_is_refused_before_it_is_used(used: Ledger) -> None:

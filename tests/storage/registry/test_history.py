@@ -177,7 +177,7 @@ OTHER = Pointer(name="other", versions={1: "3" * 64}, aliases={})
 JOINT = Pointer(name="joint", versions={1: "4" * 64}, aliases={})
 PRIVATE, WHOLE = '{"name": "gaussian"}', '{"name": "non_private"}'
 MORE = [f"name {number}" for number in range(FEW)]
-"""With a name of `NEWS` more than a query lists."""
+"""Together with the name of `NEWS`, more names than one query lists."""
 
 
 @pytest.fixture

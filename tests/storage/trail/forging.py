@@ -153,4 +153,4 @@ EDITS: Mapping[str, Callable[[Trail], None]] = {
     "signature forged": _forge_signature,
     "checkpoint dropped": _drop_checkpoint,
 }
-"""Ways to change an export, none of which a check may miss."""
+"""Ways to change an export, each of which a check must detect."""

@@ -101,7 +101,7 @@ MIXTURE = TensorProblem(n_features=D, model="mixture", clip_norm=2.5, relation="
 CLEAR, USUAL = PrivacyTarget(epsilon=3e3, delta=1e-6), PrivacyTarget(epsilon=1.0, delta=1e-6)
 WEIGHTS = np.array([0.5, 0.3, 0.2])
 MEANS = np.kron(np.eye(K), np.full(D // K, (D / K) ** -0.5))
-"""Orthonormal; as topics, each has the words of a block."""
+"""Orthonormal means; as topics, each has the words of one block."""
 KINDS: list[Any] = [CapeAgn(n_components=K), ConvAgn(n_components=K), LocalAgn(n_components=K)]
 MODELS = [pytest.param(TOPICS, id="topics"), pytest.param(MIXTURE, id="mixture")]
 every_model = pytest.mark.parametrize("problem", MODELS)

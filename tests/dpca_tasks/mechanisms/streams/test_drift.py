@@ -62,7 +62,7 @@ def test_answers_that_were_lost_leave_the_null_as_it_is():
 
 TURN = np.eye(D)
 TURN[np.ix_([0, D - 1], [0, D - 1])] = np.sqrt(0.5) * np.array([[1.0, 1.0], [-1.0, 1.0]])
-"""By 45 degrees in a plane: directions that keep their axes and exchange their variance are not seen."""
+"""A rotation by 45 degrees in a plane; a mere exchange of variances between fixed axes would not be detected."""
 
 
 def arrivals(rng, *, turned):

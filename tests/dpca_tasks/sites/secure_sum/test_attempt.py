@@ -32,7 +32,7 @@ from tests.dpca_tasks.sites.secure_sum.scenes import PHASES, World, attempt, cir
 from tests.dpca_tasks.sites.secure_sum.test_wire import KINDS, sent_in
 
 FALSE_ALARM = 1e-3
-"""Over all keys, the chance that a statistical test here fails without cause."""
+"""The probability, over all keys, that a statistical test here raises a false alarm."""
 
 
 def by_title(transcript, title):
