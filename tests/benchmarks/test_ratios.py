@@ -1,7 +1,7 @@
 """Benchmark reports, models and generators.
 
 Covers the report of a benchmark run and, in `make audit`, a run of every benchmark at toy size, so that none breaks
-unnoticed. In the model of a round, the tree of totals must equal the one of the graph, and every constant must count as
+unnoticed. In the model of a round, the tree of totals must equal the tree of the graph. Every constant must count as
 often as it is paid. The projection is tested for its arithmetic, with a measurement on a few rows. The peers'
 environment is replaced by a small stand-in, and generators must produce what they declare. For the benchmark of many
 rows, the refusals of its verdict and its last line are tested.

@@ -316,8 +316,8 @@ class Watched(LocalParties):
 def measure_round(plan: Any, sources: list[Any], index: int, opened: Any, runs: int) -> Measured:
     """Repeat the opening of a round under every key, and measure the noise of the total.
 
-    Each of N sites adds its share. Only H honest sites are counted on for noise that hides a record as the charged
-    event does, so the total has N / H times its variance.
+    Each of N sites adds its share. Already the noise of H honest sites hides a record as the charged event does. So the
+    total has N / H times the variance of that event.
     """
     query, roster, residuals = opened.query, opened.roster, []
     exact = sum(exact_sum(source, query) for source in sources)

@@ -1,7 +1,7 @@
 """Warnings about releases of mostly noise, before and after the release, and a private clip norm.
 
 All draws have fixed keys. A release of noise alone exceeds its edge with probability at most 0.01 (measured below 0.01
-for every mechanism), and the cases here are fixed, so their outcomes do not vary. A clip norm chosen privately and a
+for every mechanism). The cases here are fixed, so their outcomes do not vary. A clip norm chosen privately and a
 mechanism that uses it are two steps under one epsilon.
 """
 

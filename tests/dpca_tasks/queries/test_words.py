@@ -1,8 +1,8 @@
 """Word pairs and triples of documents, and third moments of points along public directions.
 
-Word pairs are exact shares, rounded toward zero; documents are cut without reference to other documents. Triples are
-the projection of the whole tensor, within bounds kept in integers. Third moments are exact in integers, and opposite
-points move them furthest.
+Word pairs are exact shares, rounded toward zero; documents have separate rules for counts. Triples are the projection
+of the whole tensor, within bounds kept in integers. Third moments are exact in integers, and opposite points move them
+furthest.
 """
 
 import dataclasses

@@ -1,4 +1,4 @@
-"""Estimators in a notebook: scores, a picture, the release as HTML, and warnings about exact results."""
+"""Estimators in a notebook: scores, a picture, the release as HTML, and warnings about fits outside any guarantee."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The main list of a page can be filtered, ordered and downloaded, and a version's first screen has the key facts."""
+"""The main list of a page can be filtered, ordered and downloaded, and a version's first screen states the key facts."""
 
 import csv
 import getpass

@@ -1,7 +1,7 @@
 """Locks of the ledger, full disks, and numbers of ingests.
 
 A writing transaction must lock rows before it reads the rows that it bases decisions on. A transaction of SQLite locks
-the whole database when it begins, so a missing row lock has an effect on PostgreSQL alone, and there only in a race.
+the whole database when it begins. So a missing row lock has an effect on PostgreSQL alone, and there only in a race.
 These tests therefore record statements: SQLAlchemy keeps ``FOR UPDATE`` in them, although it does not send it to
 SQLite.
 

@@ -1,7 +1,7 @@
 """Estimates, alignment and planning of streams.
 
 Estimates must be exact without noise, have the stated noise with it, and be correct where answers are missing. An
-aligned subspace is the same subspace, in coordinates as close as possible to the previous ones. A stream's plan has one
+aligned subspace is the same subspace, in coordinates as close as possible to the earlier one. A stream's plan has one
 event, noise for all ticks and a grid for both factors, and each tick is an ordinary release.
 """
 
