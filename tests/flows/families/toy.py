@@ -39,9 +39,11 @@ BITS, COUNT_STEPS = 10, 1 << 6
 class ColumnProfile(JointSum):
     """The squares of each column, and in how many records it occurs.
 
-    Notes ----- Sensitivity. The squares of a clipped record add up to at most 1 in units of the squared clip norm. So
-    they change by at most 1 in l1 and l2, and by at most ``sqrt 2`` when one record replaces another. A record occurs
-    in at most d columns, once in each: ``sqrt d`` in l2, also between two records.
+    Notes
+    -----
+    Sensitivity. The squares of a clipped record add up to at most 1 in units of the squared clip norm. So they change
+    by at most 1 in l1 and l2, and by at most ``sqrt 2`` when one record replaces another. A record occurs in at most d
+    columns, once in each: ``sqrt d`` in l2, also between two records.
     """
 
     name: ClassVar[str] = "toy_profile"

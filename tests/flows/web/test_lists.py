@@ -1,4 +1,4 @@
-"""The main list of a page can be filtered, ordered and downloaded, and a version's first screen states the key facts."""
+"""Lists of pages can be filtered, ordered and downloaded, and the first screen of a version states its key facts."""
 
 import csv
 import getpass
