@@ -99,7 +99,9 @@ PHASES = ("keys", "sealed shares", "masked sums", "signed senders", "opening sha
 def attempt(world, scene, *, lost=(), order=None, transcript=None):
     """Run one attempt manually; ``lost`` lists pairs of a site and its first message that never arrives.
 
-    Returns ------- Total
+    Returns
+    -------
+    Total
     """
     machines = world.machines(scene)
     silent: dict[str, set[int]] = {}
