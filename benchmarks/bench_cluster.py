@@ -1,6 +1,7 @@
-"""What a cluster costs and what it bears: an empty round, more rows, more workers, a killed worker, privacy itself.
+"""Costs and failures of a cluster.
 
-Bars stand here, beside what they judge. Absolute times are those of the machine; a busy one tells more.
+The cases are empty rounds, more rows, more workers, a killed worker, and the cost of privacy. The bars are defined in
+this file, next to the numbers they judge. Absolute times depend on the machine, and are larger on a busy one.
 """
 
 import os
@@ -60,7 +61,7 @@ RECOVERY_FACTOR, RECOVERY_SECONDS = 2.0, 3.0
 
 @pytest.fixture(scope="module")
 def ledger(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ledger]:
-    """Open a ledger in a home of its own."""
+    """Open a ledger in a separate home."""
     with own_ledger(tmp_path_factory.mktemp("home")) as opened:
         yield opened
 
@@ -88,7 +89,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def client(address: str) -> Iterator[Client]:
-    """Connect to them."""
+    """Connect to the local workers."""
     with connect(address) as connected:
         assert connected is not None
         yield connected
@@ -98,10 +99,10 @@ def client(address: str) -> Iterator[Client]:
 def bench_empty_round(
     columns: int, client: Client, measure: Measurement, monkeypatch: pytest.MonkeyPatch, *, toy: bool
 ) -> None:
-    """Sum nothing, in turn with bare Dask's tasks that do nothing, merged by a tree and unmerged.
+    """Sum no rows, in turn with bare Dask tasks that do nothing, merged by a tree and unmerged.
 
-    Totals as small as these are merged by the client; ours is timed with the tree too, which has the tasks of bare
-    Dask's.
+    The client merges totals as small as these. The sum is also timed with the merge tree, which gives it the same tasks
+    as bare Dask.
     """
     query: RowSum = _product(784, columns) if columns else _moment(7, 1.0)
     nothing, kept = ArrayBlocks(np.empty((0, query.n_features))), Residency()
@@ -136,7 +137,7 @@ def bench_empty_round(
 def bench_scaling(
     ledger: Ledger, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, measure: Measurement, *, toy: bool
 ) -> None:
-    """Sum n, 2n, 4n and 8n rows on fresh workers: time per row, and the most memory that a worker ever held."""
+    """Sum n, 2n, 4n and 8n rows on fresh workers; measure the time per row and the peak memory of a worker."""
     rows = A9A_LIKE.make(BASE_ROWS // 1_000 if toy else BASE_ROWS)
     query = _moment(A9A_LIKE.n_features, A9A_LIKE.clip_norm)
     seconds, peaks = {}, {}
@@ -154,7 +155,7 @@ def bench_scaling(
 
 
 def bench_killed_worker(stored: Dataset, tmp_path: Path, measure: Measurement, *, toy: bool) -> None:
-    """Kill a worker in the middle of a sum: the same bits, in less than twice the time and three seconds."""
+    """Kill a worker during a sum, which must give the same bits in less than twice the time plus three seconds."""
     query = _moment(DENSE.n_features, DENSE.clip_norm)
     calm, shaken = [], []
     with _workers(WORKERS, tmp_path) as started, connect(started) as client:
@@ -179,7 +180,7 @@ def bench_killed_worker(stored: Dataset, tmp_path: Path, measure: Measurement, *
 
 
 def bench_over_numpy(dense: sparse.csr_array, release: Callable[..., Any], compare: Comparison) -> None:
-    """Release five components of dense rows, next to the bare product and eigenvectors of rows in memory."""
+    """Release five components of dense rows, compared with the bare product and eigenvectors of rows in memory."""
     matrix = dense.toarray()
     results = compare(
         release,
@@ -192,7 +193,7 @@ def bench_over_numpy(dense: sparse.csr_array, release: Callable[..., Any], compa
 def bench_overhead(
     stored: Dataset, client: Client, release: Callable[..., Any], compare: Comparison, *, toy: bool
 ) -> None:
-    """Release by many passes, next to the same passes without noise, plan, reservation, keeping or publishing."""
+    """Release by many passes, compared with the same passes without noise, plan, reservation, storing or publishing."""
     iterations = 2 if toy else ITERATIONS
     problem = Problem(n_features=DENSE.n_features, clip_norm=DENSE.clip_norm)
 
@@ -213,7 +214,7 @@ def bench_overhead(
 
 @pytest.fixture
 def release(stored: Dataset, address: str) -> Callable[..., Any]:
-    """Return what makes one more release of the dense rows on a warm cluster."""
+    """Return a function that makes one more release of the dense rows on a warm cluster."""
     assert stored.n_blocks > 0
 
     def released(**asked: Any) -> NDArray[np.float64]:
@@ -252,7 +253,7 @@ def _product(n_features: int, width: int) -> MomentProduct:
 
 
 def _cost(snapshot: Dataset, query: RowSum, workers: int, scratch: Path, *, rounds: int) -> tuple[float, float]:
-    """Return the median seconds of a sum on fresh workers, and the bytes that one of them held at most."""
+    """Return the median seconds of a sum on fresh workers, and the peak bytes of a worker."""
     with _workers(workers, scratch) as started, connect(started) as client:
         assert client is not None
         exact_sum(snapshot, query, client=client)
@@ -262,7 +263,7 @@ def _cost(snapshot: Dataset, query: RowSum, workers: int, scratch: Path, *, roun
 
 
 def _bare_round(client: Client, *, merged: bool) -> None:
-    """Run a task that does nothing for every partition, and a tree of merges over them."""
+    """Run a no-op task for every partition, with or without a tree of merges over them."""
     run = next(_numbers)
     tasks: dict[str, Any] = {f"fold-{run}-{at}": (_nothing,) for at in range(PARTITIONS_PER_WORKER * WORKERS)}
     keys = [*tasks]
@@ -279,5 +280,5 @@ def _nothing(*_: Any) -> None:
 
 
 def _warmed(snapshot: Dataset, query: RowSum) -> None:
-    """Load what a restarted worker has not yet loaded."""
+    """Load the code that a restarted worker has not yet loaded."""
     query.map(query.grid(snapshot.read(0)))

@@ -1,6 +1,6 @@
-"""A round of private alternating least squares: processor time, and how it grows with the number of ratings.
+"""A round of private alternating least squares: its processor time, and the growth with the number of ratings.
 
-`implicit` is compared where it is installed; it is not among the locked peers.
+`implicit` is compared if it is installed; it is not one of the locked peers.
 """
 
 import importlib.util
@@ -25,14 +25,14 @@ TARGET = PrivacyTarget(epsilon=5.0, delta=1e-6)
 TOY = 50
 OVER_CG, OVER_CHOLESKY = 4.0, 1.0
 LINEAR = 1.5
-"""How far ten times the ratings may be from ten times the processor time of users and items."""
+"""The limit on processor time for ten times the ratings, over ten times that of users and items."""
 
 
 def bench_completion_round(measure: Measurement, *, toy: bool) -> None:
-    """Take one private round: users, exact statistics, noise, projection and items, in this process."""
+    """Run one private round in this process, with users, exact statistics, noise, projection and items."""
     users = USERS // TOY if toy else USERS
     rows = _ratings(users)
-    _run(_ratings(100), rank=RANK)  # compiled loops are loaded
+    _run(_ratings(100), rank=RANK)  # loads the compiled loops
     taken, result = _processor_seconds(lambda: _run(rows, rank=RANK))
     assert result.factors is not None
     assert result.factors.shape == (ITEMS, RANK)
@@ -43,7 +43,7 @@ def bench_completion_round(measure: Measurement, *, toy: bool) -> None:
 
 
 def bench_completion_growth(measure: Measurement, *, toy: bool) -> None:
-    """Take rounds of 10^6 and 10^7 ratings, less the cost of a round without users: noise and items."""
+    """Time rounds of 10^6 and 10^7 ratings, minus the cost of a round without users (noise and items)."""
     users = 1_000_000 // RATED // (TOY if toy else 1)
     _run(_ratings(100), rank=RANK)
     empty, _ = _processor_seconds(lambda: _run(_ratings(0), rank=RANK))
@@ -72,7 +72,7 @@ def _run(rows: sparse.csr_array, *, rank: int) -> ItemFactors:
 
 
 def _implicit_seconds(rows: sparse.csr_array, *, use_cg: bool) -> float:
-    """Return the processor time of an iteration of implicit's alternating least squares, without privacy."""
+    """Return the processor time of one iteration of implicit's alternating least squares, without privacy."""
     model: Any = importlib.import_module("implicit.cpu.als").AlternatingLeastSquares(
         factors=RANK, iterations=4, use_cg=use_cg, calculate_training_loss=False
     )

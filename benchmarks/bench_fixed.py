@@ -1,6 +1,7 @@
-"""What a release costs whatever its rows: the ledger, durable files and publishing, on SQLite and without a cluster.
+"""The fixed cost of a release, from the ledger, durable files and publishing, on SQLite without a cluster.
 
-The rows are few, so the sum and the noise take next to nothing. Bars stand here, beside what they judge.
+There are few rows, so the sum and the noise take almost no time. The bars are defined in this file, next to the numbers
+they judge.
 """
 
 import os
@@ -31,12 +32,12 @@ from storage.ledger.ledger import Ledger
 ROWS, COLUMNS = 100, 7
 ROUNDS = 25
 MILLISECONDS = 60.0
-CONNECTIONS = 2  # one for all stages, and one that cannot write, which reads what they wrote
+CONNECTIONS = 2  # one for all stages, and a read-only one for reading what they wrote
 
 
 @pytest.fixture
 def ledger(tmp_path: Path) -> Iterator[Ledger]:
-    """Open a ledger in a home of its own, with a budget and a few rows."""
+    """Open a ledger in a separate home, with a budget and a few rows."""
     path = tmp_path / "rows.npy"
     np.save(path, np.random.default_rng(1).standard_normal((ROWS, COLUMNS)))
     with own_ledger(tmp_path / "home") as opened:
@@ -47,7 +48,7 @@ def ledger(tmp_path: Path) -> Iterator[Ledger]:
 
 @pytest.mark.usefixtures("ledger")
 def bench_fixed_cost(measure: Measurement, monkeypatch: pytest.MonkeyPatch, *, toy: bool) -> None:
-    """Release few rows: milliseconds by the clock and of the processor, then what the record was asked for."""
+    """Release a few rows, and count wall and processor milliseconds, database operations and syncs."""
     numbers = count(1)
 
     def release() -> None:

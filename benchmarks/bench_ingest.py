@@ -1,4 +1,4 @@
-"""A source on disk into stored rows: what we write can be read a block at a time, a peer's file only whole."""
+"""Ingest of a source on disk; unlike a peer's file, the stored rows can be read one block at a time."""
 
 import statistics
 import time
@@ -29,25 +29,25 @@ from storage.ledger.ledger import Ledger
 
 COPY_BAR = 2.0
 TRIPLETS_BAR = 3.0
-CORE_MB = 200.0  # of svmlight text
+CORE_MB = 200.0  # of svmlight text, per second
 
 
 @pytest.fixture(params=[SYN], ids=lambda source: source.name)
 def declared(request: pytest.FixtureRequest) -> Input:
-    """Take the input."""
+    """Provide an input."""
     source: Input = request.param
     return source
 
 
 @pytest.fixture
 def rows(declared: Input, *, toy: bool) -> sparse.csr_array:
-    """Hold the rows of the input in memory."""
+    """Provide the rows of the input in memory."""
     return declared.rows(toy=toy)
 
 
 @pytest.fixture
 def ledger(tmp_path: Path) -> Iterator[Ledger]:
-    """Open a ledger in a home of its own."""
+    """Open a ledger in a separate home."""
     with own_ledger(tmp_path / "home") as opened:
         yield opened
 
@@ -74,7 +74,7 @@ def bench_copy_svmlight(rows: sparse.csr_array, ledger: Ledger, tmp_path: Path, 
 
 @pytest.mark.parametrize("written", spine_inputs(), ids=lambda source: source.name)
 def bench_ingest_per_core(written: Input, ledger: Ledger, tmp_path: Path, measure: Measurement, *, toy: bool) -> None:
-    """Count the processor time of the whole ingest, and of its parser alone."""
+    """Measure the processor time of the whole ingest, and of its parser alone."""
     rows, source = written.rows(toy=toy), tmp_path / "rows.svm"
     dump_svmlight_file(rows, np.zeros(rows.shape[0]), str(source), zero_based=False)
     options, size = IngestOptions(features=written.n_features), source.stat().st_size / 1e6
@@ -116,7 +116,7 @@ def bench_copy_triplets(rows: sparse.csr_array, ledger: Ledger, tmp_path: Path, 
 
 
 def _processor(work: Callable[[], None], *, toy: bool) -> float:
-    """Return the median seconds of processor time of a call, after one to warm up."""
+    """Return the median processor seconds of a call, after one warm-up call."""
     taken = []
     for _ in range(2 if toy else ROUNDS + 1):
         start = time.process_time()

@@ -1,7 +1,7 @@
-"""The kernels on rows in memory, one core: sums over rows on the grid, and putting rows there.
+"""The kernels on rows in memory on one core: sums over gridded rows, and gridding.
 
-Peers are scipy's products, the same loop on floats that are on no grid, and this machine: its BLAS, and random
-additions into an array of the triangle's size.
+The peers are scipy's products, the same loop on floats that are not gridded, this machine's BLAS, and random additions
+into an array of the triangle's size.
 """
 
 import time
@@ -28,20 +28,20 @@ from dpca_tasks.records.blocks import ArrayBlocks, RowBlock
 from dpca_tasks.threads import one_thread
 
 BITS = 14
-BLOCK_VALUES = 1 << 20  # as ingest cuts blocks
+BLOCK_VALUES = 1 << 20  # as in the blocks of an ingest
 GRAM_BARS = {"a9a-like": 8.0, "mnist": 5.0, "syn": 3.5}
 SCATTER_BAR = 0.60
 DSYRK_BAR = 0.65
 PACKED_BAR = 1.2
 EXACTNESS_LIMIT = 1.15
-GRID_LIMIT = 8.0  # ns a stored value
+GRID_LIMIT = 8.0  # ns per stored value
 PRODUCT_BARS = {10: 1.3, 20: 1.3, 50: 1.3}
 GRID_ROUNDS = 5
 
 
 @pytest.fixture(scope="module")
 def rows(spine_input: Input, *, toy: bool) -> sparse.csr_array:
-    """Hold the rows of the input in memory."""
+    """Provide the rows of the input in memory."""
     return spine_input.rows(toy=toy)
 
 
@@ -60,7 +60,7 @@ def bench_gram(spine_input: Input, rows: sparse.csr_array, blocks: list[RowBlock
     floats = [rows.data[start : start + block.values.size] for start, block in zip(starts(blocks), blocks, strict=True)]
 
     def on_floats() -> NDArray[np.float64]:
-        total: Any = np.zeros(query.layout.size)  # the loop takes floats too
+        total: Any = np.zeros(query.layout.size)  # the loop also accepts floats
         for block, data in zip(blocks, floats, strict=True):
             add_outer_products(data, block.indices, block.row_ptr, query.n_features, total)
         return np.asarray(total)
@@ -96,7 +96,7 @@ def bench_dense_gram(compare: Comparison, *, toy: bool) -> None:
 
 @pytest.mark.parametrize("declared", FILLED, ids=lambda declared: declared.name)
 def bench_packed_gram(declared: Input, compare: Comparison, *, toy: bool) -> None:
-    """Compare packed rows with the two other products of ours, which a release takes where no density is declared."""
+    """Compare packed rows with our two other products, which a release uses without a declared density."""
     query = second_moment(declared)
     blocks = on_grid(query, declared.rows(toy=toy), density=declared.density)
 
@@ -150,7 +150,7 @@ def bench_gridding(spine_input: Input, rows: sparse.csr_array, measure: Measurem
 
 @njit(cache=True)
 def add_at(places: NDArray[np.uint32], values: NDArray[np.float64], total: NDArray[np.float64]) -> None:
-    """Add each value at its place: the least that any sum into an array of this size takes."""
+    """Add each value at its index, which is the least work of any sum into an array of this size."""
     for at in range(places.size):
         total[np.uint64(places[at])] += values[at]
 
@@ -172,7 +172,7 @@ def on_grid(
 
 
 def starts(blocks: Sequence[RowBlock]) -> list[int]:
-    """Return where each block's values begin in those of all rows."""
+    """Return the index of each block's first value among the values of all rows."""
     ends = np.cumsum([block.values.size for block in blocks])
     return [0, *ends[:-1].tolist()]
 
@@ -189,5 +189,5 @@ def in_data_units(query: SecondMoment, total: NDArray[np.int64]) -> NDArray[np.f
 
 
 def check_same(ours: NDArray[np.float64], theirs: NDArray[np.float64], *, within: float = 1e-3) -> None:
-    """Compare up to the grid, whose steps are 2^-14 of the clip norm."""
+    """Compare with a tolerance for the grid, whose steps are 2^-14 of the clip norm."""
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=within * np.abs(theirs).max())

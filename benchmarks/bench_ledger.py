@@ -1,4 +1,4 @@
-"""One release more, reserved durably on SQLite after a long history, next to the tenth of a second that it may take."""
+"""One more durable reservation on SQLite after a long history, compared with its limit of a tenth of a second."""
 
 import json
 import time
@@ -26,13 +26,13 @@ EPSILON, DELTA = 1.0, 1e-6
 
 @pytest.fixture
 def home(tmp_path: Path) -> Iterator[Path]:
-    """Point to a home of the benchmark's own."""
+    """Set a separate home for the benchmark."""
     with own_home(tmp_path) as place:
         yield place
 
 
 def fill(ledger: Ledger, kind: str, releases: int) -> None:
-    """Write the rows of earlier releases at once."""
+    """Insert the rows of all earlier releases at once."""
     rules = filters.build_filter(kind, epsilon=EPSILON, delta=DELTA)
     row = {
         **{"population": "people", "snapshot_id": "s", "fingerprint": "f", "request": "{}"},

@@ -1,6 +1,7 @@
-"""Sampled mechanisms next to what they cannot do without: products, rounds of the cluster, their noise, their price.
+"""Sampled mechanisms compared with their unavoidable work.
 
-Bars stand here, beside what they judge.
+This work is products, rounds of the cluster, noise and calibration. The bars are defined in this file, next to the
+numbers they judge.
 """
 
 import os
@@ -43,7 +44,7 @@ from storage.workspace import Workspace
 WORKERS, COMPONENTS, RATE, STEPS = 2, 10, 0.1, 100
 TARGET = PrivacyTarget(epsilon=1.0, delta=1e-6)
 OVER_PRODUCTS = 1.5
-ONE_ROW = 32_561  # records, and steps: those of a9a
+ONE_ROW = 32_561  # the number of records of a9a, and of steps
 OVER_NOISE = 1.6
 CALIBRATION_SECONDS = 30.0
 TOY_STEPS = 3
@@ -52,7 +53,7 @@ DRAWS_AT_ONCE = 1 << 16
 
 @pytest.fixture(scope="module", autouse=True)
 def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Keep record and calibrations in folders of their own."""
+    """Store the record and the calibrations in separate folders."""
     with own_home(tmp_path_factory.mktemp("home")) as place, pytest.MonkeyPatch.context() as patch:
         patch.setenv(FOLDER_VARIABLE, str(place / "cache"))
         yield place
@@ -68,7 +69,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
 
 
 def bench_dp_spca(client: Client, tmp_path: Path, compare: Comparison, *, toy: bool) -> None:
-    """Run all steps on a cluster, each kept durably, next to the bare products and as many empty rounds and commits."""
+    """Run all steps on a cluster with durable storage, compared with bare products, empty rounds and commits."""
     declared = WIDE if toy else MNIST
     if declared is MNIST and MNIST not in spine_inputs():
         pytest.skip("`make data` fetches MNIST")
@@ -117,7 +118,7 @@ def bench_dp_spca(client: Client, tmp_path: Path, compare: Comparison, *, toy: b
 
 
 def bench_one_row(compare: Comparison, *, toy: bool) -> None:
-    """Take a step a record in one fused loop, next to the noise that it needs, drawn from the same stream."""
+    """Run one step per record in one fused loop, compared with drawing its noise from the same stream."""
     records = 50 if toy else ONE_ROW
     source = ArrayBlocks(one_hot_rows(records))
     problem = Problem(n_features=source.n_features, clip_norm=14**0.5, records_at_most=records)
@@ -143,7 +144,7 @@ def bench_one_row(compare: Comparison, *, toy: bool) -> None:
 @pytest.mark.parametrize("records", [ONE_ROW, 60_000], ids=["a9a", "mnist"])
 @pytest.mark.parametrize("epsilon", [0.1, 1.0], ids=["0.1", "1"])
 def bench_calibration(records: int, epsilon: float, measure: Measurement, *, toy: bool) -> None:
-    """Calibrate a run of one row a step; a second process reads it from disk and checks it again."""
+    """Calibrate a run of one row per step; then read the result from disk and verify it again."""
     steps = 10 if toy else records
     terms: dict[str, Any] = {"epsilon": epsilon, "delta": 1e-6, "rate": 1 / steps, "steps": steps}
     search = seconds_of(lambda: sampled_gaussian_noise_multiplier(**terms))
@@ -156,7 +157,7 @@ def bench_calibration(records: int, epsilon: float, measure: Measurement, *, toy
 
 
 def _products(rows: sparse.csr_array, directions: NDArray[np.float64], rate: float, steps: int) -> NDArray[np.float64]:
-    """Multiply fresh samples of rows in memory by directions, in floats, without clip, grid, coins' key or noise."""
+    """Multiply fresh samples of rows in memory by directions, in floats, without clipping, gridding, keys or noise."""
     rng = np.random.default_rng(0)
     total = np.zeros(directions.shape)
     for _ in range(steps):

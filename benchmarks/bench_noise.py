@@ -1,6 +1,6 @@
-"""Keyed normals, keystream included, next to generators that are fast and to one that is also cryptographic.
+"""Keyed normals with their keystream, compared with fast generators and with a cryptographic one.
 
-Bars stand here, beside what they judge.
+The bars are defined in this file, next to the numbers they judge.
 """
 
 import numpy as np
@@ -16,7 +16,7 @@ from dpca_tasks.noise.keystream import normals, subkey
 N_NORMALS = 12_000_000
 N_TOY = 12_000
 OVER_PCG64 = 0.8
-"""The time of NumPy's normals, which are not cryptographic, over that of ours, at least."""
+"""The least ratio of the time of NumPy's normals, which are not cryptographic, to ours."""
 
 
 @pytest.mark.parametrize("count", [N_NORMALS], ids=["12m"])
@@ -39,7 +39,7 @@ def bench_normals(count: int, compare: Comparison, *, toy: bool) -> None:
 
 @pytest.mark.parametrize("order", [2_000], ids=["2000"])
 def bench_symmetric_noise(order: int, compare: Comparison, *, toy: bool) -> None:
-    """Make all noise of one release of a second moment; the peer makes floats of the same law."""
+    """Draw all noise of one release of a second moment; the peer draws floats with the same distribution."""
     key = subkey(bytes(32), label="benchmark", info=b"symmetric")
     d = 50 if toy else order
     law = Symmetric(noise_multiplier=1.0)

@@ -1,4 +1,4 @@
-"""Stored rows back into memory, from the page cache, on one core: what feeds every pass over the data."""
+"""Reading stored rows into memory from the page cache on one core, the input of every pass over the data."""
 
 import os
 import time
@@ -22,15 +22,15 @@ from storage.datasets.snapshot_reader import Dataset
 
 ANNDATA_BAR = 4.0
 SPEED_BAR = 1.2
-"""GB of CSR a CPU second, threads of the store included, at blocks of 12 MB and more."""
+"""GB of CSR per CPU second, including the store's threads, for blocks of at least 12 MB."""
 PASSES = 5
 _VALUE, _ROW = 8 + 4, 8
-"""Bytes of CSR in memory: a float64 and an int32 for each stored value, an int64 for each row."""
+"""Bytes of CSR in memory: a float64 and an int32 per stored value, an int64 per row."""
 
 
 @pytest.fixture(autouse=True)
 def one_core() -> Iterator[None]:
-    """Keep all threads on one core: a store's threads are not to hide what reading costs."""
+    """Keep all threads on one core, so that a store's threads cannot hide the cost of reading."""
     cores = os.sched_getaffinity(0)
     _keep_on({min(cores)})
     yield
@@ -39,20 +39,20 @@ def one_core() -> Iterator[None]:
 
 @pytest.fixture(params=[A9A_LIKE, SYN], ids=lambda source: source.name)
 def declared(request: pytest.FixtureRequest) -> Input:
-    """Take the input."""
+    """Provide an input."""
     source: Input = request.param
     return source
 
 
 @pytest.fixture
 def rows(declared: Input, *, toy: bool) -> sparse.csr_array:
-    """Hold the rows of the input in memory."""
+    """Provide the rows of the input in memory."""
     return declared.rows(toy=toy)
 
 
 @pytest.fixture
 def dataset(rows: sparse.csr_array, tmp_path: Path) -> Iterator[Dataset]:
-    """Ingest the rows, as float64, in blocks of the default size."""
+    """Ingest the rows as float64 in blocks of the default size."""
     source = tmp_path / "rows.npz"
     sparse.save_npz(source, rows, compressed=False)
     with own_ledger(tmp_path / "home") as ledger:
@@ -87,7 +87,7 @@ def _keep_on(cores: set[int]) -> None:
 
 
 def _read(dataset: Dataset) -> tuple[int, int]:
-    """Read every block; return stored values and rows."""
+    """Read every block; return the numbers of stored values and rows."""
     nnz = n_rows = 0
     for number in range(dataset.n_blocks):
         block = dataset.read(number)

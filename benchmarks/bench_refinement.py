@@ -1,4 +1,4 @@
-"""Refining and assessing a released matrix: processor time by its order, at the default settings and ten components."""
+"""Refining and assessing a released matrix: processor time by order, with default settings and ten components."""
 
 import math
 import time
@@ -15,9 +15,9 @@ from dpca_tasks.refinement.refined_release import refine_release
 
 COMPONENTS = 10
 AT_MOST = {150: 0.3, 784: 0.8, 2_000: 3.0}
-"""Processor seconds of refining, by the features."""
+"""The limit on processor seconds of refining, by the number of features."""
 AT_MOST_ALIKE = {150: 0.05, 784: 0.2, 2_000: 0.6}
-"""The same where the features are all alike, so that there is nothing to choose."""
+"""The same limit if all features are alike, so that there is nothing to select."""
 TOY = 40
 
 
@@ -41,7 +41,7 @@ def bench_refinement(features: int, measure: Measurement, *, toy: bool) -> None:
 
 
 def _released(order: int, *, strongest: float, weakest: float = 1.0, unlike: bool = True) -> Subspace:
-    """Return a release of twenty directions, on features of like or unlike size, in noise of std 1."""
+    """Return a release of twenty directions, on features of equal or different size, with noise of std 1."""
     rng = np.random.default_rng(1)
     sizes = np.exp(float(unlike) * rng.standard_normal((order, 1)))
     directions = np.linalg.qr(sizes * rng.standard_normal((order, 2 * COMPONENTS)))[0]

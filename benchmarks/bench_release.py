@@ -1,11 +1,12 @@
-"""A whole release, from opening the store to the published artifact, next to what peers need for the same directions.
+"""A whole release, from opening the store to the published artifact, compared with peers that find the same directions.
 
-The cluster of either side is warm; peers that hold the rows in memory have loaded them. A release spends budget, draws
-noise, keeps, publishes and verifies; peers do none of that. Bars stand here, beside what they judge.
+The clusters of both sides are warm, and peers that hold the rows in memory have already loaded them. A release spends
+budget, draws noise, stores, publishes and verifies; peers do none of this. The bars are defined in this file, next to
+the numbers they judge.
 
-At an epsilon of 1 the noise costs part of what directions capture, whatever is measured, so times are compared at two
-epsilons: at 1, unrefined, which is the work that peers do; and at one where our directions capture as much as a peer's,
-as a release is by default.
+At an epsilon of 1 the noise reduces the variance that directions capture. So times are compared at two epsilons. At 1
+the release is unrefined, which is the work that peers do. The other epsilon is one at which our directions capture as
+much as a peer's, and the release has its default settings.
 """
 
 import shutil
@@ -43,27 +44,28 @@ EPSILON, DELTA = 1.0, 1e-9
 BUDGET = 100.0
 EQUAL = {"a9a-like": 1.0, "mnist": 6.0, "syn": 25.0}
 CENTRED_EQUAL = {"a9a-like": 1.0, "mnist": 9.0, "syn": 25.0}
-"""An epsilon at which ours capture `AS_MUCH` of what a peer's do, and one beside peers that centre.
+"""Epsilons at which our directions capture `AS_MUCH` of what a peer's capture (`EQUAL`), and of a centring peer's.
 
-The eigenvalues of SYN are all alike, so there is none beside peers that are exact; this is what six releases can have.
+The eigenvalues of SYN are all alike, so no epsilon suffices against exact peers. Its value is the largest epsilon that
+each of six releases may have.
 """
 TO_CENTRE = ("a9a-like",)
-"""Inputs of which the mean is so large that `AS_MUCH` of the centred variance is captured with a private mean alone."""
+"""Inputs with a mean so large that only a private mean lets a release capture `AS_MUCH` of the centred variance."""
 EQUAL_CLIP_NORM = {"syn": 20**0.5}
-"""A clip norm that suits it better than a bound on all rows: the root of a row's mean squared norm, which is public."""
+"""A clip norm better suited than a bound on all rows: the root mean squared norm of a row, which is public."""
 AS_MUCH = 0.99
 BARS = {"sklearn-truncated-svd": 1.3, "dask-ml-truncated-svd": 5.0}
 CENTRED_BARS = {"sklearn-pca-dense": 1.3, "scanpy-pca": 3.0, "dask-ml-pca": 5.0}
 UNREFINED = 0.5
-"""An unrefined release's time over that of one refined by default, at least."""
-NARROW = 150  # columns, up to which dask-ml must be beaten more clearly
+"""The least ratio of an unrefined release's time to that of one refined by default."""
+NARROW = 150  # columns, up to which the bars against dask-ml are higher
 NARROW_BARS = dict.fromkeys(("dask-ml-truncated-svd", "dask-ml-pca"), 20.0)
 UNBARRED = ("dask-svd-compressed",)
 CENTRED_UNBARRED = ("scanpy-pca-of-our-blocks", "sklearn-pca-sparse")
 DENSE = ("sklearn-pca-dense", "dask-ml-truncated-svd", "dask-ml-pca", "dask-svd-compressed")
-DENSE_BYTES = 2**30  # what peers that take dense rows alone are given; SYN would be 3.2 GB
+DENSE_BYTES = 2**30  # limit on the input of peers that take only dense rows; SYN would need 3.2 GB
 SPARK = "spark-row-matrix"
-SPARK_ROUNDS, SPARK_SECONDS = 2, 1_800.0  # it decomposes 2,000 columns for minutes
+SPARK_ROUNDS, SPARK_SECONDS = 2, 1_800.0  # it takes minutes to decompose 2,000 columns
 
 
 @pytest.fixture
@@ -76,14 +78,14 @@ def rows(spine_input: Input, tmp_path: Path, *, toy: bool) -> Path:
 
 @pytest.fixture
 def ledger(tmp_path: Path) -> Iterator[Ledger]:
-    """Open a ledger in a home of its own."""
+    """Open a ledger in a separate home."""
     with own_ledger(tmp_path / "home") as opened:
         yield opened
 
 
 @pytest.fixture
 def snapshot(spine_input: Input, rows: Path, ledger: Ledger) -> str:
-    """Ingest the rows once, open a budget, and return where they stand."""
+    """Ingest the rows once, open a budget, and return the snapshot's location."""
     ingested(rows, spine_input, ledger, name="rows")
     ledger.open_budget("rows", epsilon=BUDGET, delta=DELTA)
     return str(ledger.home / Catalog(ledger.engine, ledger.home).current("rows").path)
@@ -99,7 +101,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Settings]:
 
 @pytest.fixture
 def release(spine_input: Input, snapshot: str, cluster: Settings) -> Callable[..., Any]:
-    """Return what makes one more release on a warm cluster, refined as by default or as it is told."""
+    """Return a function that makes one more release on a warm cluster, refined by default or as requested."""
     numbers = count(1)
 
     def released(
@@ -127,7 +129,7 @@ def release(spine_input: Input, snapshot: str, cluster: Settings) -> Callable[..
 
 @pytest.fixture
 def beside(spine_input: Input, rows: Path, snapshot: str, compare: Comparison, *, toy: bool) -> Callable[..., Any]:
-    """Return what times a release beside peers, those of them that take an input of this size, and scores them all."""
+    """Return a function that times a release next to the peers that accept an input of this size, and scores all."""
     size = 8.0 * spine_input.n_rows * spine_input.n_features
     bars = {**BARS, **CENTRED_BARS, **(NARROW_BARS if spine_input.n_features <= NARROW else {})}
 
@@ -146,7 +148,7 @@ def beside(spine_input: Input, rows: Path, snapshot: str, compare: Comparison, *
 
 
 def bench_release(release: Callable[..., Any], beside: Callable[..., Any], measure: Measurement) -> None:
-    """Release without a mean, which is the work of some peers and less than that of those that centre."""
+    """Release without a mean, which matches the work of some peers and is less than the work of centring peers."""
     peers = (*BARS, *CENTRED_BARS, *UNBARRED)
     for name, captured in beside(partial(release, refine="none"), peers, centred=False).items():
         measure(f"captured-by-{name}", captured)
@@ -195,7 +197,7 @@ def bench_refined_release(rows: Path, release: Callable[..., Any], compare: Comp
 
 
 def _scores(rows: sparse.csr_array, results: Mapping[str, Any], *, centred: bool) -> dict[str, float]:
-    """Return what each captures of the second moment: that of centred rows for all, or for the peers that centre."""
+    """Return the variance captured by each result, of centred rows if `centred` or if the peer centres."""
     moment = np.asarray((rows.T @ rows).toarray())
     total = np.asarray(rows.sum(axis=0)).ravel() / np.sqrt(rows.shape[0])
     around = moment - np.outer(total, total)
@@ -208,7 +210,7 @@ def _scores(rows: sparse.csr_array, results: Mapping[str, Any], *, centred: bool
 
 
 def _captured(moment: NDArray[np.float64], directions: NDArray[np.float64]) -> float:
-    """Return the variance that directions capture, over the most that as many can."""
+    """Return the variance that directions capture, relative to the best directions of that number."""
     basis = np.linalg.qr(directions.T)[0]
     order, k = moment.shape[0], basis.shape[1]
     most = linalg.eigvalsh(moment, subset_by_index=[order - k, order - 1]).sum()

@@ -1,7 +1,7 @@
-"""A release of directions drawn by their score, from rows in memory; and the libraries that draw theirs by rejection.
+"""A release of directions drawn by their score from rows in memory, compared with libraries that use rejection.
 
-Both libraries divide by the power that their accept ratio should multiply by, so hardly anything is ever accepted:
-they are given thirty seconds. The bar of the project is absolute: five seconds for the whole release.
+Both libraries divide by the power by which they should multiply the acceptance ratio, so almost nothing is ever
+accepted. They get thirty seconds. The project's bar is absolute: five seconds for the whole release.
 """
 
 import time
@@ -38,7 +38,7 @@ def draw(rows: sparse.csr_array, drawn: Input) -> NDArray[np.float64]:
 
 
 def eigenvectors(rows: sparse.csr_array) -> NDArray[np.float64]:
-    """Return as many leading directions without privacy."""
+    """Return the same number of leading directions without privacy."""
     order = rows.shape[1]
     moment = (rows.T @ rows).toarray()
     return np.asarray(linalg.eigh(moment, subset_by_index=[order - COMPONENTS, order - 1])[1].T)
@@ -73,7 +73,7 @@ def bench_exponential_peers(peer: str, drawn: Input, measure: Measurement, tmp_p
             theirs = peers.ask(peer, limit=PEER_SECONDS, **asked).seconds
         except PeerTooSlow:
             measure("did-not-finish-in-times-ours", PEER_SECONDS / ours)
-        except PeerFailed:  # both overflow where d is large and eigenvalues are close
+        except PeerFailed:  # both overflow for large d and close eigenvalues
             measure("ended-in-an-error", 1.0)
         else:
             measure("times-ours", theirs / ours)

@@ -1,7 +1,7 @@
-"""A round of a secure sum beside the sites' own sums: ten sites in this process, with all keys, signatures and shares.
+"""A round of a secure sum compared with the sites' local sums, with ten sites in this process.
 
-The bars of the project are absolute: a second for a product of 1,000 columns and five components, fifteen for their
-second moment, and 5e7 words of masks a second of processor time.
+All keys, signatures and shares are included. The project's bars are absolute: one second for a product of 1,000 columns
+and five components, fifteen seconds for their second moment, and 5e7 words of masks per second of processor time.
 """
 
 import hashlib
@@ -25,16 +25,16 @@ MASK_BAR = 5e7
 
 @dataclass
 class Forgetful:
-    """A memory of one process: what a disk costs is not measured."""
+    """An in-memory store, which leaves the cost of a disk out of the measurement."""
 
     kept: dict[bytes, bytes] = field(default_factory=dict)
 
     def recall(self, key: bytes) -> bytes | None:
-        """Return what was remembered."""
+        """Return the stored value."""
         return self.kept.get(key)
 
     def remember(self, key: bytes, value: bytes) -> bytes:
-        """Remember it unless something is there."""
+        """Store a value unless the key has one; return the stored value."""
         return self.kept.setdefault(key, value)
 
 

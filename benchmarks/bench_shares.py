@@ -1,7 +1,7 @@
-"""Exact draws from the discrete Gaussian, integer arithmetic and keystream included, for the shares of joint sums.
+"""Exact draws from the discrete Gaussian for the shares of joint sums, with integer arithmetic and keystream.
 
-The bar of the project is absolute: half a million draws a second of processor time, on one core. Wide shares are of two
-draws each.
+The project's bar is absolute: half a million draws per second of processor time, on one core. A wide share takes two
+draws.
 """
 
 import time

@@ -1,9 +1,11 @@
-"""Rounds of a joint release over sites that are processes of their own on loopback, with few rows: mostly transport.
+"""Rounds of a joint release with few rows over sites in separate processes on loopback, which are mostly transport.
 
-The bars are absolute: a second for a round of d k numbers or of a core, and 15 for one of d (d + 1) / 2, at d = 1000
-and k = 5, with masks of a helper and of a secure sum; of eight rounds the median is taken, and the first, in which the
-sites load the code that they sum with, is told apart. Bytes of a site are told over those of the message's numbers, and
-over those of 50 kept rows of directions, or of all, downwards; what else a secure sum sends does not grow with d.
+The bars are absolute at d = 1000 and k = 5: one second for a round of d k numbers or of a core, and 15 seconds for a
+round of d (d + 1) / 2 numbers. They hold with masks of a helper and of a secure sum. The median of eight rounds is
+taken. The first round, in which the sites load the code for their sums, is reported separately.
+
+Bytes sent by a site are relative to the bytes of the message's numbers. Bytes sent to a site are relative to the bytes
+of 50 kept rows of directions, or of all rows. The other messages of a secure sum do not grow with d.
 """
 
 import statistics
@@ -35,7 +37,7 @@ ASKED: dict[str, dict[str, Any]] = {
 
 @dataclass
 class Watch:
-    """The seconds of every round, and the bytes of the first site in it."""
+    """The seconds of every round, and the bytes of the first site in each round."""
 
     seconds: list[float] = field(default_factory=list)
     up: list[int] = field(default_factory=list)
@@ -44,7 +46,7 @@ class Watch:
 
 @contextmanager
 def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
-    """Take the time and the bytes of rounds."""
+    """Measure the time and the bytes of rounds."""
     watch, opened = Watch(), RosterSites.open
 
     def timed(sites: RosterSites, *given: Any, **named: Any) -> Any:
@@ -76,7 +78,7 @@ def bench_rounds_of_sites(
                 released(federation, method)
             if method == "dps_pca":
                 measure("dps_pca-seconds-a-round", statistics.median(watch.seconds), at_most=1.0)
-                measure("dps_pca-seconds-of-the-first", watch.seconds[0])  # in which sites load what they sum with
+                measure("dps_pca-seconds-of-the-first", watch.seconds[0])  # includes loading the code of the sums
                 measure("dps_pca-up", sum(watch.up) / ROUNDS / (8 * product), at_most=1.1)
                 least = 8 * product + (ROUNDS - 1) * KEPT * (8 * WIDTH + 4)
                 measure("dps_pca-down", sum(watch.down) / least, at_most=1.3 if masks == HELPER else 2.2)
@@ -91,12 +93,12 @@ def bench_rounds_of_sites(
 
 
 def centres(rng: np.random.Generator, records: int, features: int) -> Callable[[], NDArray[np.float64]]:
-    """Return what draws a site's rows: one of as many centres as components, all of which stand above the noise."""
+    """Return a generator of a site's rows, around as many centres as components, each above the noise."""
     return lambda: np.eye(features)[rng.choice(WIDTH, records)]
 
 
 def released(federation: Federation, method: str) -> None:
-    """Reserve and compute."""
+    """Reserve and compute a release."""
     given: dict[str, Any] = {"clip_norm": 1.0, "epsilon": 1.0, "delta": FEDERATION_DELTA, **ASKED[method]}
     asked = SitesRequest(roster=str(federation.roster), publish="measured", method=method, components=WIDTH, **given)
     stages.compute_sites(asked, stages.reserve_sites(asked), "")

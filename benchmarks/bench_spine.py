@@ -1,4 +1,4 @@
-"""A source into a snapshot, next to libraries that hold the whole matrix in memory."""
+"""Ingest of a source into a snapshot, compared with libraries that hold the whole matrix in memory."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,13 +20,13 @@ type Ingest = Callable[[Path], IngestReport]
 
 @pytest.fixture(scope="module")
 def rows(spine_input: Input, *, toy: bool) -> sparse.csr_array:
-    """Hold the rows of the input in memory."""
+    """Provide the rows of the input in memory."""
     return spine_input.rows(toy=toy)
 
 
 @pytest.fixture(scope="module")
 def ledger(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ledger]:
-    """Open a ledger in a home of its own."""
+    """Open a ledger in a separate home."""
     with own_ledger(tmp_path_factory.mktemp("home")) as opened:
         yield opened
 
@@ -49,7 +49,7 @@ def svmlight(rows: sparse.csr_array, tmp_path_factory: pytest.TempPathFactory) -
 
 @pytest.fixture(scope="module")
 def take(spine_input: Input, ledger: Ledger) -> Ingest:
-    """Ingest a file under the name of the input."""
+    """Return a function that ingests a file under the name of the input."""
 
     def ingest_source(source: Path) -> IngestReport:
         return ingest(

@@ -1,8 +1,8 @@
-"""A tick of a stream next to an ordinary release of the same snapshot, and the public estimate on top of it.
+"""A tick of a stream compared with an ordinary release of the same snapshot plus the public estimate.
 
-The limit stands here, beside what it judges: what a tick adds to a release is rows in the ledger and a copy of its
-answer. The estimate reads the kept answers one at a time; it holds three packed matrices and the full one, 80 MB at
-2,000 columns, whatever the number of ticks. Each tick keeps 16 MB on disk there.
+The limit is defined in this file, next to the number it judges. Compared with a release, a tick adds only rows in the
+ledger and a copy of its answer. The estimate reads the stored answers one at a time. It holds three packed matrices and
+the full one, 80 MB at 2,000 columns, regardless of the number of ticks. At that size each tick stores 16 MB on disk.
 """
 
 from collections.abc import Callable, Iterator
@@ -28,21 +28,21 @@ from storage.workspace import Workspace
 
 BUDGET, EPSILON, DELTA, COMPONENTS = 100.0, 1.0, 1e-9, 10
 MOST = 1.1
-"""What a tick may cost, over a release and an estimate."""
+"""The limit of a tick's time relative to a release plus an estimate."""
 ALONE = Settings(cluster="none")
 FIRST = date(2026, 1, 1)
 
 
 @pytest.fixture
 def ledger(tmp_path: Path) -> Iterator[Ledger]:
-    """Open a ledger in a home of its own."""
+    """Open a ledger in a separate home."""
     with own_ledger(tmp_path / "home") as opened:
         yield opened
 
 
 @pytest.fixture
 def tick(ledger: Ledger, tmp_path: Path, *, toy: bool) -> Callable[[], str]:
-    """Ingest rows, open a stream of a year, and return what runs its next slot."""
+    """Ingest rows, open a stream of a year, and return a function that runs its next slot."""
     path, slots = tmp_path / "rows.npz", count()
     sparse.save_npz(path, A9A_LIKE.rows(toy=toy), compressed=False)
     ingested(path, A9A_LIKE, ledger, name="rows")

@@ -1,7 +1,7 @@
-"""A release of topics: seconds, memory of workers and of the client, and how time grows with the documents.
+"""A release of topics: its time, the memory of workers and client, and the growth with the documents.
 
-Each release runs in a process of its own on fresh local workers, from the store to the published artifact, so that the
-memory is that of a job.
+Each release runs in a separate process with fresh local workers, from the store to the published artifact. So the
+measured memory is the memory of one job.
 """
 
 import json
@@ -25,20 +25,20 @@ from storage.ledger.ledger import Ledger
 DOCUMENTS, WORDS, VOCABULARY, TOPICS = 1_000_000, 50, 2_000, 20
 TOY = 500
 SIZES = (1, 2, 4)
-"""The smallest number of documents is a quarter of all, and these are its multiples."""
+"""Multiples of the smallest number of documents, a quarter of all, that are released."""
 SECONDS, WORKER_MB, CLIENT_MB, LINEAR = 180.0, 2_000.0, 1_000.0, 1.2
 PIECE, WARM = 100_000, "few"
 
 
 @pytest.fixture(scope="module")
 def ledger(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ledger]:
-    """Open a ledger in a home of its own."""
+    """Open a ledger in a separate home."""
     with own_ledger(tmp_path_factory.mktemp("home")) as opened:
         yield opened
 
 
 def bench_topics(ledger: Ledger, tmp_path: Path, measure: Measurement, *, toy: bool) -> None:
-    """Release twenty topics of a million documents of fifty words, and of half and a quarter as many."""
+    """Release twenty topics from a million documents of fifty words, and from half and a quarter as many."""
     vocabulary = VOCABULARY // (TOY // 10 if toy else 1)
     _ingested(WARM, DOCUMENTS // TOY, vocabulary, ledger, tmp_path)
     if toy:
@@ -56,7 +56,7 @@ def bench_topics(ledger: Ledger, tmp_path: Path, measure: Measurement, *, toy: b
         measure(f"processor-seconds-at-{times}n", found["processor"])
         measure(f"worker-MB-at-{times}n", found["worker"] / 1e6, at_most=WORKER_MB if of_all else None)
         measure(f"client-MB-at-{times}n", found["client"] / 1e6, at_most=CLIENT_MB if of_all else None)
-    # what does not grow with the documents, such as noise and eigenvectors, is left out
+    # without the fixed costs, such as noise and eigenvectors, which do not grow with the documents
     grown = (processor[4] - processor[2]) / (processor[2] - processor[1]) / 2.0
     measure("processor-time-of-2n-more-over-twice-n-more", grown, at_most=LINEAR)
 
@@ -83,7 +83,7 @@ def _released_apart(name: str, scratch: Path) -> dict[str, float]:
 
 
 def documents_of(count: int, vocabulary: int) -> sparse.csr_array:
-    """Make documents of one topic each; a topic has a twentieth of the words for itself, the j-th 1/j as likely."""
+    """Make documents of one topic each; a topic has its exclusive twentieth of the words, with frequencies as 1/j."""
     rng, width = np.random.default_rng(0), vocabulary // TOPICS
     ends = np.cumsum(1.0 / np.arange(1, width + 1))
     pieces = []

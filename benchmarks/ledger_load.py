@@ -1,10 +1,11 @@
 """Measure ledger and registry after long histories, and write the table of ``docs/scaling.md``: ``make bench-ledger``.
 
-``python -m benchmarks.ledger_load [RELEASES ...]`` makes a home for each number of releases, of 200 populations. A
-quarter of the releases belong to one population and are the versions of one name, whose alias moved to each of them;
-what is asked is asked of these. A dataset has half as many blocks as there are releases. Each request is timed in this
-process, so the start of Python and its imports are left out. The steps are those of SQLite's virtual machine, which
-grow where more rows are read, and not where the machine is busy.
+``python -m benchmarks.ledger_load [RELEASES ...]`` makes a home for each number of releases, with 200 populations. A
+quarter of the releases belong to one population and are the versions of one name, whose alias moved to each of them.
+The requests address this population and name. A dataset has half as many blocks as there are releases.
+
+Each request is timed in this process, so the start of Python and its imports are excluded. Steps are instructions of
+SQLite's virtual machine: they grow with the rows read, but not with the load of the machine.
 """
 
 import contextlib
@@ -53,7 +54,7 @@ POPULATIONS = 200
 ROUNDS = 9
 MEMORY = Path("/dev/shm")
 COMPARED = 50
-"""Releases of the two homes that are compared row by row."""
+"""The number of releases in the two homes that are compared row by row."""
 PAGE = Path(__file__).parents[1] / "docs" / "scaling.md"
 POINTERS = "move an alias, with both pointers"
 COMMANDS = {
@@ -70,16 +71,16 @@ COMMANDS = {
         "doctor --all",
     )
 }
-_EVERY = 20  # steps between two looks at the counter
+_EVERY = 20  # steps between two updates of the counter
 LINEAR = {POINTERS, "`dpca doctor --all`"}
-"""What writes files of every version of a name, or reads everything."""
+"""Requests that write files of every version of a name, or read everything, and so may grow."""
 MOST = 2.0
-"""What all else may take on the largest home, over what it takes on the smallest, is less than this."""
+"""The limit of all other requests' time on the largest home, relative to the smallest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What one request took: seconds, steps of SQLite and statements."""
+    """The cost of one request: seconds, steps of SQLite and statements."""
 
     seconds: float
     steps: int
@@ -87,19 +88,19 @@ class Measured:
 
 
 class Gauge:
-    """Count the statements of this process, and the steps that SQLite takes for them."""
+    """Counters of this process's statements, and of SQLite's steps for them."""
 
     def __init__(self) -> None:
         self.steps = self.statements = 0
 
     def __enter__(self) -> Self:
-        """Begin to count."""
+        """Start counting."""
         sa.event.listen(sa.Engine, "before_cursor_execute", self._count)
         sa.event.listen(sa.pool.Pool, "connect", self._watch)
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Count no longer."""
+        """Stop counting."""
         sa.event.remove(sa.Engine, "before_cursor_execute", self._count)
         sa.event.remove(sa.pool.Pool, "connect", self._watch)
 
@@ -130,7 +131,7 @@ def make_home(folder: Path, *, releases: int) -> Workspace:
 
 
 def requests_on(workspace: Workspace) -> Iterator[tuple[str, Callable[[], object]]]:
-    """Yield what is measured, by name; what needs an earlier one comes after it."""
+    """Yield the requests to measure by name; a request comes after those on which it depends."""
     ledger, asked = workspace.ledger, count(1_000_000)
     reserved: list[str] = []
     begun: list[str] = []
@@ -168,7 +169,7 @@ def requests_on(workspace: Workspace) -> Iterator[tuple[str, Callable[[], object
 
 
 def taken_by(request: Callable[[], object], gauge: Gauge) -> Measured:
-    """Return what a request takes now."""
+    """Measure one call of a request."""
     gauge.steps = gauge.statements = 0
     start = time.perf_counter()
     request()
@@ -176,7 +177,7 @@ def taken_by(request: Callable[[], object], gauge: Gauge) -> Measured:
 
 
 def measured_in_turn(folders: Mapping[int, Path], gauge: Gauge) -> dict[int, dict[str, Measured]]:
-    """Take each request on every home in turn, so that a busy moment of the machine is one of all of them."""
+    """Measure each request on every home in turn, so that load on the machine affects all homes alike."""
     found: dict[int, dict[str, Measured]] = {size: {} for size in folders}
     asked = {}
     for size, folder in folders.items():
@@ -195,13 +196,13 @@ def measured_in_turn(folders: Mapping[int, Path], gauge: Gauge) -> dict[int, dic
                 with own_home(folders[size]):
                     taken[size].append(taken_by(request, gauge))
         for size, (name, _) in requests.items():
-            seconds = statistics.median(each.seconds for each in taken[size][1:])  # the first notes and loads things
+            seconds = statistics.median(each.seconds for each in taken[size][1:])  # the first call fills caches
             found[size][name] = replace(taken[size][-1], seconds=seconds)
             print(f"{size} {name}: {1e3 * seconds:.1f} ms", flush=True)
 
 
 def compare_homes(folder: Path) -> None:
-    """Check that a home whose releases were written at once is one whose releases were made step by step."""
+    """Check that a home with releases written at once equals a home with releases made step by step."""
     records = []
     for name, fill in (("at-once", release_at_once), ("each", release_each)):
         with _home(folder / name):
@@ -215,18 +216,18 @@ def compare_homes(folder: Path) -> None:
 
 
 def grown(found: Mapping[int, Mapping[str, Measured]]) -> dict[str, float]:
-    """Return what each request takes on the largest home, over what it takes on the smallest."""
+    """Return the ratio of each request's time on the largest home to that on the smallest."""
     few, many = found[min(found)], found[max(found)]
     return {name: many[name].seconds / first.seconds for name, first in few.items()}
 
 
 def falls_short(found: Mapping[int, Mapping[str, Measured]]) -> list[str]:
-    """Return the requests that are to be flat and are not."""
+    """Return the requests that should not grow but do."""
     return [name for name, ratio in grown(found).items() if name not in LINEAR and ratio >= MOST]
 
 
 def table(found: Mapping[int, Mapping[str, Measured]], *, where: str) -> str:
-    """Return what was measured as a Markdown table."""
+    """Return the measurements as a Markdown table."""
     few, many = min(found), max(found)
     short = falls_short(found)
     verdict = f"falls short of it: {', '.join(short)}" if short else "all are"

@@ -1,4 +1,4 @@
-"""What a round over an input takes: as the model predicts it on one machine, and on the cluster projected to."""
+"""The costs of a round over an input, as the model predicts them on one machine and projects them to a cluster."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -9,33 +9,33 @@ from benchmarks.scaling_model import Machine, RowCost, round_seconds
 from dpca_tasks.sums.partial_sums import fits
 
 WIDTH, PASSES = 20, 24
-"""Directions of a product, and the products of one release."""
+"""The number of directions of a product, and of products of one release."""
 WORKERS = (1, 2)
 KINDS = ("moment", "product", "kept")
 ROWS, MACHINES, CORES = 1_000_000_000, 8, 16
 NETWORK = 1.25e9
-"""Bytes a second that a machine reads from the store, or sends to another: 10 Gbit/s."""
+"""Bytes per second that a machine reads from the store, or sends to another machine: 10 Gbit/s."""
 MEMORY = 64 << 30
-"""Bytes of a machine; its workers, one a core, declare equal parts."""
+"""The memory of a machine in bytes; its workers, one per core, declare equal parts of it."""
 HUGE_ROWS = 1_000_000_000
-"""The a9a-like rows of the largest run of `benchmarks.huge`."""
+"""The number of a9a-like rows in the largest run of `benchmarks.huge`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
-    """What an input takes, the seconds of its rounds as measured, and what is done once on the released matrix."""
+    """The cost of an input: its sizes, its measured rounds, and the work done once on the released matrix."""
 
     name: str
     n_rows: int
     n_features: int
     extents: tuple[int, int, int]
-    """Records, rows and stored values, of which gridded rows take memory."""
+    """Records, rows and stored values, which determine the memory of gridded rows."""
     stored: float
     """Bytes of a row in the store."""
     rows: Mapping[int, RowCost]
-    """By the number of busy cores."""
+    """The cost of a row, by the number of busy cores."""
     measured: Mapping[tuple[str, int], float]
-    """Seconds of a round, by its kind and the number of workers."""
+    """Measured seconds of a round, by its kind and the number of workers."""
     noise: float
     eigenpairs: float
 
@@ -45,16 +45,16 @@ class Costs:
         return moment if kind == "moment" else 8 * self.n_features * WIDTH
 
     def predicted(self, machine: Machine, kind: str, workers: int) -> float:
-        """Return the seconds of a round that was measured."""
+        """Return the predicted seconds of a round that was measured."""
         row = self.rows[workers].of(kind)
         return round_seconds(machine, rows=self.n_rows, row=row, size=self.size(kind), workers=workers)
 
     def off(self, machine: Machine) -> dict[tuple[str, int], float]:
-        """Return predicted over measured seconds, by kind and workers."""
+        """Return the ratio of predicted to measured seconds, by kind and workers."""
         return {case: self.predicted(machine, *case) / taken for case, taken in self.measured.items()}
 
     def projected(self, machine: Machine, kind: str) -> float:
-        """Return the seconds of a round over `ROWS` rows on the stated cluster, whose stores are no faster than it."""
+        """Return the seconds of a round over `ROWS` rows on the stated cluster, with reads limited by `NETWORK`."""
         row, cores = self.rows[max(self.rows)].of(kind), MACHINES * CORES
         whole = round_seconds(machine, rows=ROWS, row=row, size=self.size(kind), workers=cores, network=NETWORK)
         loading = 0.0 if kind == "kept" else ROWS * self.stored / (MACHINES * NETWORK)
@@ -62,7 +62,7 @@ class Costs:
 
     @property
     def rows_stay(self) -> bool:
-        """Whether `ROWS` gridded rows fit in the part of the stated cluster's memory that a release may keep."""
+        """True if `ROWS` gridded rows fit in the share of the stated cluster's memory that a release may use."""
         declared = {str(worker): MEMORY // CORES for worker in range(MACHINES * CORES)}
         return fits(np.array([self.extents]) * ROWS // self.n_rows, declared)
 

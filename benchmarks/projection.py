@@ -1,8 +1,9 @@
-"""``python -m benchmarks.projection``: measure constants, hold the model against measured rounds, and project.
+"""``python -m benchmarks.projection``: measure constants, compare the model with measured rounds, and project costs.
 
-No constant comes from a round that it predicts: what a row takes is measured without a cluster, by one process and by
-two at once, which share one memory; what tasks, totals and messages take, by rounds over no rows. The tables go into
-``docs/scaling.md``, under a line that says what machine and versions their constants belong to.
+No constant is measured in a round that it predicts. The cost of a row is measured without a cluster, by one process and
+by two concurrent processes that share one memory. The costs of tasks, totals and messages are measured in rounds over
+no rows. The tables go into ``docs/scaling.md``, under a line that states the machine and the versions of these
+constants.
 """
 
 import itertools
@@ -48,15 +49,15 @@ from flows.settings import Settings
 
 BITS, COMPONENTS = 12, 10  # the grid of a release at an epsilon of 1
 ROUNDS, EMPTY_ROUNDS, TIMES_MORE_TASKS = 5, 21, 20
-MOVED = 16 << 20  # bytes of a total whose way to the client is timed: about what 2,000 columns have
+MOVED = 16 << 20  # bytes of a total whose transfer to the client is timed: about as for 2,000 columns
 WITHIN = 1.3
 PATIENCE = 300.0  # seconds that a process waits for another one
 
-_barrier: Any = None  # of a process that shares a memory with others; it can only be inherited
+_barrier: Any = None  # of a process that shares memory with others; it can only be inherited
 
 
 def machine_of(folder: Path) -> Machine:
-    """Measure what does not depend on rows, on two local workers."""
+    """Measure the constants that do not depend on rows, on two local workers."""
     empty = partial(ArrayBlocks, np.empty((0, 1)))
     few = _moment(1)
     whole = np.ones(MOVED // 8, np.int64)
@@ -74,7 +75,7 @@ def machine_of(folder: Path) -> Machine:
             both = [client.submit(np.ones, MOVED // 8, np.int64, workers=[at], pure=False) for at in client.nthreads()]
             client.gather([client.submit(len, total) for total in both])
             moves.append(seconds_of(partial(client.gather, both, direct=True)))
-    held = []  # so that each total has memory that no other had
+    held = []  # keeps totals alive, so that each gets fresh memory
 
     def touch() -> None:
         held.append(np.zeros(MOVED // 8, np.int64))
@@ -90,7 +91,7 @@ def machine_of(folder: Path) -> Machine:
 
 
 def measured(declared: Input, folder: Path) -> Costs:
-    """Ingest an input, take the time of every step of a row, and of rounds on local workers."""
+    """Ingest an input, and measure each step per row and the rounds on local workers."""
     with own_ledger(folder / "home") as ledger:
         stored = ingested_rows(declared.rows(toy=False), declared, ledger, folder)
         size = sum(file.stat().st_size for file in (folder / "home/datasets").rglob("*") if file.is_file())
@@ -124,7 +125,7 @@ def _once(n_features: int) -> dict[str, float]:
 
 
 def _row_cost(stored: BlockSource, queries: Mapping[str, RowSum], busy: int) -> RowCost:
-    """Have a number of processes take their share of the blocks at the same time, and return their mean."""
+    """Let `busy` processes handle their shares of the blocks concurrently, and return their mean cost."""
     spawn, sharing = get_context("spawn"), min(busy, stored.n_blocks)
     work = pickle.dumps((stored, dict(queries)))
     with ProcessPoolExecutor(
@@ -136,7 +137,7 @@ def _row_cost(stored: BlockSource, queries: Mapping[str, RowSum], busy: int) -> 
 
 
 def _wait_at(barrier: Any) -> None:
-    """Set where the processes that share a memory wait for each other before every pass."""
+    """Set the barrier at which the processes that share a memory wait before every pass."""
     global _barrier
     _barrier = barrier
 
@@ -162,7 +163,7 @@ def _take_share(work: bytes, first: int, last: int) -> dict[str, float]:
 
 
 def _pass(stored: BlockSource, query: RowSum, first: int, last: int) -> tuple[float, ...]:
-    """Return the seconds of one pass: to read, to grid, and to add."""
+    """Return the seconds of one pass for reading, gridding and adding."""
     total, taken = np.zeros(query.layout.size, np.int64), np.zeros(3)
     for block in range(first, last):
         ends = [time.perf_counter()]
@@ -179,7 +180,7 @@ def _pass(stored: BlockSource, query: RowSum, first: int, last: int) -> tuple[fl
 def _rounds(
     stored: BlockSource, queries: Mapping[str, RowSum], workers: int, folder: Path
 ) -> Iterable[tuple[tuple[str, int], float]]:
-    """Return the median seconds of a round of each kind on fresh workers that are warm."""
+    """Yield the median seconds of a round of each kind on fresh, warmed-up workers."""
     with _cluster(workers, folder) as client:
         resident = Residency()
         works = {kind: partial(exact_sum, stored, query, client=client) for kind, query in queries.items()}

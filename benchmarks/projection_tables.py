@@ -1,4 +1,7 @@
-"""The tables of the projection: constants, the model beside what was measured, a stated cluster, published figures."""
+"""The tables of the projection.
+
+They are the constants, predicted and measured rounds, a stated cluster, and published figures.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -21,16 +24,17 @@ from dpca_tasks.sums.partial_sums import SHARE
 
 PAGE = Path(__file__).parent.parent / "docs/scaling.md"
 DOLLARS = 0.768
-"""An hour of a machine of 16 virtual cores and 64 GiB: m5.4xlarge of Amazon EC2 in us-east-1, Linux, on demand."""
-SPARK_SHAPE = (94_000_000, 4_000, 17.0)  # rows, columns, stored values a row
-SYN_VALUES = 20.0  # a row
+"""The price in dollars of an hour of a machine with 16 virtual cores and 64 GiB: m5.4xlarge of Amazon EC2 in us-east-1,
+Linux, on demand."""
+SPARK_SHAPE = (94_000_000, 4_000, 17.0)  # rows, columns, stored values per row
+SYN_VALUES = 20.0  # per row
 CELLS_SHAPE = (982_490, 5_002)
 HUGE_SECONDS = 98.0
-"""How long the release of `HUGE_ROWS` rows took `benchmarks.huge`, by `PAGE`."""
+"""The seconds of the release of `HUGE_ROWS` rows in `benchmarks.huge`, as stated in `PAGE`."""
 
 
 def tables(machine: Machine, costs: Sequence[Costs], *, under: str) -> str:
-    """Return the constants, the model beside what was measured, and the projection, as Markdown under a heading."""
+    """Return the constants, predicted and measured rounds, and the projection, as Markdown under a heading."""
     named = {one.name: one for one in costs}
     return (
         "\n\n".join(
@@ -119,7 +123,7 @@ def _priced(seconds: float) -> str:
 
 
 def _published(costs: Mapping[str, Costs]) -> Iterator[str]:
-    """Tell what our constants give for the sizes of published figures, in seconds of a core."""
+    """Yield the estimates from our constants for the sizes of published figures, in seconds of a core."""
     syn, dense = costs[SYN.name], costs[DENSE.name]
     rows, _, values = SPARK_SHAPE
     sparse_row, share = syn.rows[max(WORKERS)], values / SYN_VALUES

@@ -1,4 +1,4 @@
-"""A measured number, most often how many times as long a peer takes as we do, judged against a bar where it has one.
+"""A measured number with an optional bar, usually the ratio of a peer's time to ours.
 
 >>> Ratio(name="gram/a9a-like/scipy", value=12.5, bar=9.0).line()
 'gram/a9a-like/scipy 12.50 9 holds'
@@ -22,10 +22,10 @@ NAMED_IN_REPORT = ("numpy", "scipy", "scikit-learn", "numba", "zarr", "distribut
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ratio:
-    """One number and its bar: it must be reached, or, with ``at_most``, not be exceeded.
+    """A number with an optional bar, which it must reach, or, with ``at_most``, must not exceed.
 
-    The value is kept to two digits: what is printed is what is judged. Where it comes from two times, they are given
-    in seconds.
+    The value is rounded to two decimals, so that the printed value is the judged one. If it is a ratio of two times,
+    these are given in seconds.
     """
 
     name: str
@@ -41,19 +41,19 @@ class Ratio:
 
     @property
     def holds(self) -> bool | None:
-        """Whether the number keeps to its bar, where it has one."""
+        """True if the number satisfies its bar; None without a bar."""
         if self.bar is None:
             return None
         return self.value <= self.bar if self.at_most else self.value >= self.bar
 
     def line(self) -> str:
-        """Say ``NAME RATIO``, and where there is a bar ``NAME RATIO BAR holds`` or ``falls short``."""
+        """Return ``NAME RATIO``, or with a bar ``NAME RATIO BAR holds`` or ``falls short``."""
         measured = f"{self.name} {self.value:.2f}"
         return measured if self.bar is None else f"{measured} {self.bar:g} {'holds' if self.holds else 'falls short'}"
 
 
 def ran_on(load: float) -> dict[str, Any]:
-    """Return what a run ran on, beside how many other processes at work, and with which versions."""
+    """Return the machine of a run, its load of other processes, and the versions used."""
     return {
         "machine": {"processor": platform.machine(), "cores": os.cpu_count(), "load": load},
         "versions": {"python": platform.python_version()} | {name: version(name) for name in NAMED_IN_REPORT},
@@ -61,7 +61,7 @@ def ran_on(load: float) -> dict[str, Any]:
 
 
 def write_report(ratios: Iterable[Ratio], path: Path, *, toy: bool, load: float) -> None:
-    """Write the ratios as JSON, with what is needed to compare them with another machine's, and a busier one's."""
+    """Write the ratios as JSON, with the facts needed to compare them with other machines and loads."""
     report = ran_on(load) | {
         "toy": toy,
         "ratios": [

@@ -1,4 +1,4 @@
-"""What a round takes by arithmetic: the constants of a machine and of rows, and the graph of a sum on a cluster.
+"""The arithmetic model of a round: the constants of a machine and of rows, and the task graph of a sum.
 
 >>> Tree.of(partitions=8, size=8_000_000, near=True)
 Tree(levels=(8, 2))
@@ -15,15 +15,15 @@ from dpca_tasks.sums.partial_sums import PARTITIONS_PER_WORKER
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """Seconds that do not depend on rows.
+    """The constants of a machine that do not depend on rows, in seconds.
 
     Attributes
     ----------
     start, task : float
-        Of any round, and of each of its tasks.
+        The time of any round, and of each of its tasks.
     touch, add, move : float
-        Of a byte of a total: to allocate it, to add it to another, and to bring it to the client while another worker
-        brings one.
+        The time per byte of a total: to allocate it, to add it to another total, and to transfer it to the client while
+        another worker also transfers one.
     """
 
     start: float
@@ -35,16 +35,17 @@ class Machine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowCost:
-    """Seconds of a core a row, while a stated number of cores do the same on one memory.
+    """The cost of a row in seconds of a core, while a stated number of cores do the same work on one memory.
 
     Attributes
     ----------
     read, grid : float
-        Of a row from the store, and of putting it on the grid.
+        The time to read a row from the store, and to put it on the grid.
     moment, product : float
-        Of adding it to a second moment, and to a product with a stated number of directions, while it is in cache.
+        The time to add it to a second moment, and to a product with a stated number of directions, while it is in
+        cache.
     kept : float
-        Of the product where gridded rows are kept in memory.
+        The time of the product if gridded rows are kept in memory.
     """
 
     read: float
@@ -54,19 +55,19 @@ class RowCost:
     kept: float
 
     def of(self, kind: str) -> float:
-        """Return all that a row takes in a round of a kind: moment, product or kept."""
+        """Return the total cost of a row in a round of a kind: moment, product or kept."""
         return self.kept if kind == "kept" else self.read + self.grid + float(getattr(self, kind))
 
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """The numbers of totals of a round: those of its partitions, and of each level of merges."""
+    """The numbers of totals in a round, for the partitions and for each level of merges."""
 
     levels: tuple[int, ...]
 
     @classmethod
     def of(cls, *, partitions: int, size: int, near: bool) -> Self:
-        """Return the tree of totals of ``size`` bytes; ``near`` workers are on the client's machine."""
+        """Return the tree for totals of ``size`` bytes; ``near`` states that workers are on the client's machine."""
         levels, most = [partitions], SMALL_TOTALS
         while levels[-1] > 1 and size * levels[-1] > most:
             levels.append(-(-levels[-1] // FAN_IN))
@@ -83,16 +84,16 @@ def round_seconds(
     ----------
     machine : Machine
     rows : float
-        Of all workers.
+        The rows of all workers.
     row : float
-        Seconds of a core a row, with all workers busy.
+        The cost of a row in seconds of a core, with all workers busy.
     size : int
-        Bytes of a total.
+        The bytes of a total.
     workers : int
-        Of one thread each, and four partitions.
+        The number of workers, each with one thread and four partitions.
     network : float, optional
-        Bytes a second between machines. Merges above the first level, and the client, wait for it. None is one
-        machine, where the totals that are merged above the first level move as they do to the client.
+        Bytes per second between machines. Merges above the first level, and the client, wait for the network. None
+        means one machine, on which the totals merged above the first level move as they do to the client.
     """
     tree = Tree.of(partitions=PARTITIONS_PER_WORKER * workers, size=size, near=network is None)
     move = machine.move if network is None else machine.move + 1 / network

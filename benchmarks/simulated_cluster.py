@@ -1,7 +1,7 @@
-"""A Dask cluster of many workers on one machine: the real scheduler and the real messages, and sums that only sleep.
+"""A Dask cluster of many simulated workers on one machine, with the real scheduler and messages; sums only sleep.
 
-The scheduler has a process of its own, whose processor time, memory and traffic are its alone. Workers are Dask's own,
-of one thread, hundreds in one process; those that are to be lost share another one, which is killed.
+The scheduler runs in a separate process, so its processor time, memory and traffic can be measured alone. Workers are
+real Dask workers with one thread, hundreds per process. Those to be lost share one further process, which is killed.
 """
 
 import asyncio
@@ -32,23 +32,23 @@ from benchmarks.gauges import peak_bytes
 from flows.clusters.dask_clusters import WORKER_SETTINGS
 
 IN_A_PROCESS = 125
-AT_ONCE = 10  # workers of a process that begin together
+AT_ONCE = 10  # workers of a process that start together
 SETTINGS: Mapping[str, Any] = {
     **WORKER_SETTINGS,
     "distributed.admin.system-monitor.interval": "60 s",
-    "distributed.worker.use-file-locking": False,  # else each new worker looks for the remains of all others
-    "distributed.scheduler.worker-ttl": None,  # hundreds of workers share a processor, and are late
+    "distributed.worker.use-file-locking": False,  # else each new worker searches for remains of all others
+    "distributed.scheduler.worker-ttl": None,  # hundreds of workers share a processor, so heartbeats are late
     "distributed.comm.timeouts.connect": "120 s",
     "distributed.comm.timeouts.tcp": "300 s",
 }
 
 _traffic: Counter[str] = Counter()
-"""What passed through the scheduler's process: messages, bytes, and tasks that were assigned to a worker."""
+"""Counts in the scheduler's process: messages, bytes, and tasks assigned to a worker."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gauge:
-    """What the scheduler used since it began."""
+    """The scheduler's consumption since its start."""
 
     seconds: float
     messages: int
@@ -59,7 +59,7 @@ class Gauge:
 
     @classmethod
     def read(cls) -> "Gauge":
-        """Read it, in the scheduler's process."""
+        """Read the counters in the scheduler's process."""
         return cls(
             seconds=time.process_time(),
             messages=_traffic["messages"],
@@ -71,16 +71,16 @@ class Gauge:
 
 
 class CountingAssignments(SchedulerPlugin):
-    """Count how often a task is assigned to a worker: once, and again if it or its result is lost with the worker."""
+    """A counter of assigned tasks; a task is assigned again if it or its result is lost with its worker."""
 
     def transition(self, key: Any, start: str, finish: str, *args: Any, **kwargs: Any) -> None:
-        """Count the change of a task's state if a worker has it now."""
+        """Count a task's transition if the task is now assigned to a worker."""
         _traffic["assigned"] += finish == "processing"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SleepingBlocks:
-    """A source whose blocks hold one record of one value, the number of the block, and take a stated time to read."""
+    """A source whose blocks take a stated time to read and hold one record, with one value: the block's number."""
 
     n_blocks: int
     sleep: float
@@ -89,12 +89,12 @@ class SleepingBlocks:
 
     @property
     def n_records(self) -> int:
-        """One a block."""
+        """One record per block."""
         return self.n_blocks
 
     @property
     def extents(self) -> NDArray[np.int64]:
-        """One record, one row and one value a block."""
+        """One record, one row and one value per block."""
         return np.ones((self.n_blocks, 3), np.int64)
 
     def read(self, block: int) -> Any:
@@ -121,11 +121,11 @@ class NumberSum:
         return block
 
     def add(self, block: Any, total: NDArray[np.int64]) -> None:
-        """Add it."""
+        """Add the block's number to the total."""
         total[block.number % self.size] += block.number
 
     def expected(self, blocks: int) -> NDArray[np.int64]:
-        """Return the sum over blocks from 0, by arithmetic."""
+        """Return the sum over that many blocks by arithmetic."""
         numbers = np.arange(blocks)
         total = np.zeros(self.size, np.int64)
         np.add.at(total, numbers % self.size, numbers)
@@ -134,13 +134,13 @@ class NumberSum:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Simulated:
-    """A running cluster: a client, and what kills the workers that are to be lost."""
+    """A running cluster: its client, and the function that kills the workers to be lost."""
 
     client: Client
     lose: Callable[[], None]
 
     def read(self) -> Gauge:
-        """Return what the scheduler used until now."""
+        """Return the scheduler's consumption so far."""
         gauge: Any = self.client.run_on_scheduler(Gauge.read)
         assert isinstance(gauge, Gauge), "the scheduler answers with its gauge"
         return gauge
@@ -148,7 +148,7 @@ class Simulated:
 
 @contextmanager
 def simulated_cluster(workers: int, *, to_lose: int) -> Iterator[Simulated]:
-    """Start a scheduler and workers, of which some can be killed together."""
+    """Start a scheduler and workers, some of which can be killed together."""
     spawn = get_context("spawn")
     ours, theirs = spawn.Pipe()
     processes: list[BaseProcess] = []
@@ -185,7 +185,7 @@ def _kill(process: BaseProcess | None) -> None:
 
 
 def _schedule(answer: Connection) -> None:
-    """Run a scheduler, and count what passes through its process."""
+    """Run a scheduler, and count the traffic of its process."""
     _silence()
     for method in ("read", "write"):
         setattr(TCP, method, _counting_messages(getattr(TCP, method)))

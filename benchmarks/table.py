@@ -1,4 +1,4 @@
-"""``python -m benchmarks.table``: write the results of the last quiet and the last loaded run into the README."""
+"""``python -m benchmarks.table``: write the results of the last quiet and loaded runs into the README."""
 
 import json
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ README = Path(__file__).with_name("README.md")
 
 
 def table(reports: Mapping[str, dict[str, Any]]) -> str:
-    """Return the reports of one or two runs as a Markdown table, under a line a run that says what it ran on."""
+    """Return the reports of one or two runs as a Markdown table, below one line per run that describes its machine."""
     found = {run: {ratio["name"]: ratio for ratio in report["ratios"]} for run, report in reports.items()}
     rows = {name: ratio for ratios in reversed(found.values()) for name, ratio in ratios.items()}
     names = dict.fromkeys(name for ratios in found.values() for name in ratios)
@@ -31,7 +31,7 @@ def table(reports: Mapping[str, dict[str, Any]]) -> str:
 
 
 def heading(run: str, report: Mapping[str, Any]) -> str:
-    """Say what a run ran on, beside how much other work, and with which versions."""
+    """Return a line with the machine of a run, its load of other processes, and the versions used."""
     versions = ", ".join(f"{name} {number}" for name, number in report["versions"].items())
     machine = report["machine"]
     return (
@@ -41,7 +41,7 @@ def heading(run: str, report: Mapping[str, Any]) -> str:
 
 
 def rewritten(text: str, results: str, *, name: str = "results") -> str:
-    """Return a text with its results between the two marks of a name replaced."""
+    """Return a text in which the results between the two marks of a name are replaced."""
     first, last = f"<!-- {name} -->\n", f"<!-- end of {name} -->\n"
     before, begin, rest = text.partition(first)
     _, end, after = rest.partition(last)
@@ -53,7 +53,7 @@ def rewritten(text: str, results: str, *, name: str = "results") -> str:
 
 
 def main() -> None:
-    """Rewrite the README from the runs that there are; a toy run has no results."""
+    """Rewrite the README from the available runs; refuse a toy run, which measures nothing."""
     reports = {run: json.loads(path.read_text()) for run, path in REPORTS.items() if path.is_file()}
     if not reports:
         raise SystemExit(f"{REPORTS['quiet']} is missing; run `make bench` first.")

@@ -1,4 +1,4 @@
-"""``python -m benchmarks.topics_child WARM DATASET FOLDER``: release topics on two local workers; print what it took.
+"""``python -m benchmarks.topics_child WARM DATASET FOLDER``: release topics on two local workers and print the cost.
 
 A small dataset is released first, so that compiled loops are loaded.
 """
@@ -22,7 +22,7 @@ WORKERS, COMPONENTS = 2, 20
 
 
 def main(warm: str, dataset: str, scratch: Path) -> None:
-    """Print what a release took, by the clock and of processors, and the most bytes of a worker and of this process."""
+    """Print the wall and processor time of a release, and the peak bytes of a worker and of this process."""
     local = Settings(cluster="local", workers=WORKERS)
     with open_cluster(local, scratch=scratch) as address, connect(address) as client:
         assert client is not None
@@ -36,7 +36,7 @@ def main(warm: str, dataset: str, scratch: Path) -> None:
 
 
 def released(dataset: str, *, cluster: str = NO_CLUSTER) -> dict[str, float]:
-    """Release the topics of a dataset; return the seconds, this process's bytes, and how many topics were found."""
+    """Release the topics of a dataset; return the seconds, this process's bytes and the number of topics found."""
     request = TensorRequest(
         dataset=dataset,
         publish="topics",

@@ -1,7 +1,7 @@
-"""Release a subspace of 50,000 columns, and project 100,000 from what its parts take.
+"""Release a subspace of 50,000 columns, and project the cost at 100,000 columns from the measured parts.
 
-``python -m benchmarks.wide_large [FEATURES]`` starts two local workers. Noise that does not fit their memory is drawn
-again for every product.
+``python -m benchmarks.wide_large [FEATURES]`` starts two local workers. Noise that does not fit in their memory is
+drawn again for every product.
 """
 
 import sys
@@ -31,11 +31,11 @@ N_ROWS = 300_000
 COMPONENTS = 10
 TARGET = PrivacyTarget(epsilon=4.0, delta=1e-6)
 PROJECTED = 100_000
-SAMPLE = 1 << 24  # coordinates, of which the constants are measured
+SAMPLE = 1 << 24  # coordinates from which the constants are measured
 
 
 def main(features: int = 50_000) -> None:
-    """Print what the release took, the constants, and the projection."""
+    """Print the cost of the release, the constants, and the projection."""
     rows = text_rows(N_ROWS, n_features=features)
     problem = Problem(n_features=features, clip_norm=1.0, records_at_most=N_ROWS)
     mechanism = AnalyzeGauss(n_components=COMPONENTS, form="operator")
@@ -74,7 +74,7 @@ def main(features: int = 50_000) -> None:
 
 
 def _constants(multiplier: float, width: int) -> tuple[float, float]:
-    """Measure the seconds that one core takes to draw a coordinate, and to apply it to ``width`` directions."""
+    """Measure the seconds that one core needs to draw a coordinate, and to apply it to ``width`` directions."""
     key, law = subkey(bytes(32), label="benchmark", info=b"wide"), Symmetric(noise_multiplier=multiplier)
     panel = Panel(distribution=law, key=key, order=PROJECTED, scale_in_steps=2.0**26, first=0, last=SAMPLE // PROJECTED)
     directions = np.ones((PROJECTED, width), np.int64)

@@ -1,7 +1,7 @@
 #!/bin/sh
-# Make two authorities and what they sign, in a folder (deployments/tls):
-#   ca.pem        signs cert.pem, for Dask's scheduler, workers and clients: its key joins the cluster and reads rows
-#   services.pem  signs postgres.pem, s3.pem and prefect.pem, each for the host names of one server and no client
+# Create two certificate authorities and the certificates that they sign, in a folder (deployments/tls):
+#   ca.pem        signs cert.pem, for Dask's scheduler, workers and clients; its key gives access to cluster and rows
+#   services.pem  signs postgres.pem, s3.pem and prefect.pem, each for the host names of one server, not for clients
 # Keep ca.key and services.key away from the servers: no deployment reads them.
 set -eu
 folder=${1:-$(dirname "$0")/tls}
@@ -44,7 +44,7 @@ server s3 object-store
 server prefect
 authority ca "dpca cluster authority"
 certificate ca dpca cert.pem key.pem extendedKeyUsage=serverAuth,clientAuth
-# Containers read their files by group 10001.
+# Containers read their files as members of group 10001.
 read="ca.pem cert.pem key.pem services.pem postgres.pem postgres.key s3.pem s3.key prefect.pem prefect.key"
 chgrp 10001 $read 2>/dev/null \
     || echo "for compose, run as root: cd $folder && chgrp 10001 $read; Kubernetes needs nothing more." >&2

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Append to each tag in deployments/images.env the digest that its registry reports now. The tags stay. DPCA_IMAGE keeps
-# what you wrote, since its digest exists only after you push it. Either every image is pinned or the file is unchanged.
+# Append to each tag in deployments/images.env the digest that its registry reports now. The tags stay. DPCA_IMAGE is
+# not changed, since its digest exists only after you push it. Either every image is pinned or the file is unchanged.
 set -eu
 file=${1:-$(dirname "$0")/images.env}
 if ! command -v docker >/dev/null; then

@@ -1,1 +1,1 @@
-"""The documents, and what makes the pages that are made."""
+"""The documentation, and the code that generates some of its pages."""

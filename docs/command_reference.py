@@ -1,4 +1,4 @@
-"""The reference of the command, made from the command: one section a command, one row an option."""
+"""Reference page of the command, with one section for each command and one row for each option."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -18,7 +18,7 @@ def reference(command: Any, name: str = "dpca") -> str:
     command : typer's command
         The root of the tree.
     name : str
-        What the user types to reach it.
+        The words that the user types to reach the root.
     """
     return "\n".join((HEAD, *_sections(command, name)))
 

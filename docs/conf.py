@@ -1,4 +1,7 @@
-"""How the documents are built: Markdown by MyST, docstrings by autodoc, the reference of the command from itself."""
+"""Sphinx configuration of the documentation.
+
+MyST reads Markdown, autodoc reads docstrings, and the reference of the command is made from the command.
+"""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,7 +30,7 @@ napoleon_custom_sections = ["Guarantees"]
 
 
 def setup(app: "Sphinx") -> None:
-    """Write the reference of the command before the documents are read, and have notebooks read as pages."""
+    """Write the command reference before the documents are read, and register notebooks as pages."""
     app.add_source_suffix(".ipynb", "notebook")
     app.add_source_parser(NotebookPage)
     page = Path(app.srcdir) / "reference" / "command.md"

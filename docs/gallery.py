@@ -1,6 +1,6 @@
-"""The gallery of notebooks: run them, record what they print and draw, and render them as pages of the site.
+"""Gallery of notebooks, run, recorded and rendered as pages of the site.
 
-``python -m docs.gallery`` runs every notebook in a folder of its own and records its outputs.
+``python -m docs.gallery`` runs every notebook in a separate folder and records its outputs.
 """
 
 import ast
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from docutils.nodes import document
 
 NOTEBOOKS = Path(__file__).parent / "notebooks"
-_PRIVATE = ("DPCA_", "PREFECT_", "XDG_")  # settings that would lead a notebook out of its folder
+_PRIVATE = ("DPCA_", "PREFECT_", "XDG_")  # settings that could point a notebook outside its folder
 
 
 class NotebookPage(MystParser):
-    """Read a notebook as the Markdown of its cells and of their recorded outputs."""
+    """A parser that reads a notebook as the Markdown of its cells and their recorded outputs."""
 
     supported = ("notebook",)
 
@@ -35,7 +35,7 @@ class NotebookPage(MystParser):
 
 
 def as_markdown(notebook: dict[str, Any]) -> str:
-    """Return a notebook as Markdown: text, code, and below each code cell its outputs."""
+    """Return a notebook as Markdown, with the outputs of each code cell below the cell."""
     parts = []
     for cell in notebook["cells"]:
         source = "".join(cell["source"])
@@ -45,12 +45,14 @@ def as_markdown(notebook: dict[str, Any]) -> str:
 
 
 def run_notebook(path: Path, folder: Path) -> dict[str, Any]:
-    """Run the cells of a notebook in a new process whose home is a folder, and return it with what they put out.
+    """Run the cells of a notebook in a new process, and return the notebook with their outputs.
+
+    ``folder`` is the process's home and working folder.
 
     Raises
     ------
     RuntimeError
-        With the error of the first cell that fails.
+        If a cell fails, with the error of the first such cell.
     """
     kept = {name: value for name, value in os.environ.items() if not name.startswith(_PRIVATE)}
     root = str(NOTEBOOKS.parents[1])
@@ -83,7 +85,7 @@ def _run_cells(notebook: dict[str, Any]) -> list[list[dict[str, Any]]]:
 
 
 def _run_cell(source: str, names: dict[str, Any]) -> list[dict[str, Any]]:
-    """Run one cell; its output is what it prints, and the value of an expression on its last line."""
+    """Run one cell, and return what it prints and the value of a final expression."""
     tree, value = ast.parse(source), None
     last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
     printed = io.StringIO()
@@ -99,7 +101,7 @@ def _run_cell(source: str, names: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _shown(value: Any) -> dict[str, Any]:
-    """Return a value as a notebook shows it: a figure as a picture, else as HTML where it has it, else as text."""
+    """Return a value as a notebook shows it: a figure as a picture, any other value as text and, if it can, as HTML."""
     if hasattr(value, "savefig"):
         picture = io.BytesIO()
         value.savefig(picture, format="png", dpi=110)
@@ -109,7 +111,7 @@ def _shown(value: Any) -> dict[str, Any]:
 
 
 def main(names: list[str]) -> None:
-    """Print the outputs of one notebook as JSON; without a name, record those of all notebooks in their files."""
+    """Print the outputs of one notebook as JSON; without a name, record the outputs of all notebooks in their files."""
     if names:
         notebook = json.loads(Path(names[0]).read_text(encoding="utf-8"))
         with contextlib.redirect_stdout(sys.stderr):

@@ -1,7 +1,8 @@
-"""Private subspaces, embeddings and topics: load what was published, and release anew where the pipeline is installed.
+"""Access to published private subspaces, embeddings and topics, and to the pipeline that releases new ones.
 
-A consumer needs `load` and `Registry` alone, which read files and start nothing. The other names belong to the
-pipeline, and what they need is an extra of the distribution ``dpca-pipeline``. Each is loaded when it is first used.
+A consumer needs only `load` and `Registry`, which read files and start no process. The other names belong to the
+pipeline. Their dependencies are extras of the distribution ``dpca-pipeline``. Each name is loaded when it is first
+used.
 
 Examples
 --------
@@ -16,7 +17,7 @@ Examples
 
 See Also
 --------
-dpca.registry.reader.Registry : every version, alias and fact of what was published.
+dpca.registry.reader.Registry : Every published version, alias and fact.
 """
 
 from pkgutil import resolve_name
@@ -45,7 +46,7 @@ _PLACES = {
     "load": "dpca.registry.reader:load",
     "open_budget": "flows.calls:open_budget",
 }
-"""Where each name stands. A string is no import: nothing of the pipeline, and no array library, is loaded before."""
+"""The import path of each name. A string imports nothing: the pipeline and the array libraries load on first use."""
 
 
 def __getattr__(name: str) -> Any:
@@ -56,7 +57,7 @@ def __getattr__(name: str) -> Any:
     AttributeError
         If there is no such name.
     NotInstalled
-        If a package that it needs is not installed, or something hides a package of the pipeline.
+        If a package that it needs is not installed, or another module hides a package of the pipeline.
     """
     if name not in _PLACES:
         raise AttributeError(f"module 'dpca' has no attribute {name!r}")
@@ -68,5 +69,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """List the public names, those of the pipeline included."""
+    """List the public names, including those of the pipeline."""
     return [*__all__]

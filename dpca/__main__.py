@@ -1,4 +1,7 @@
-"""The ``dpca`` command, and ``python -m dpca``: check that the pipeline's packages are ours, then run it."""
+"""Entry point of the ``dpca`` command and of ``python -m dpca``.
+
+It checks that no other module hides a package of the pipeline, then runs the command.
+"""
 
 import sys
 from pkgutil import resolve_name
@@ -8,7 +11,7 @@ from dpca.installed import check_not_hidden, missing_package
 
 
 def main() -> int:
-    """Run the command; what is missing or hidden is one line."""
+    """Run the command, and report a missing or hidden package in one line."""
     try:
         check_not_hidden()
         command = resolve_name("flows.cli:main")

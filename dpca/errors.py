@@ -1,4 +1,4 @@
-"""The errors of datasets, ledger and registry, grouped by what the caller does next.
+"""The errors of datasets, ledger and registry, grouped by the caller's next action.
 
 ::
 
@@ -6,20 +6,20 @@
     ├── Invalid (ValueError)     change the named argument and call again
     ├── NotFound (KeyError)      name something that exists
     ├── Conflict                 it exists with other terms; choose another name or the same terms
-    ├── Refused                  the record does not allow it; an operator may decide otherwise
-    │   └── Finished             another process finished the release; take the result that stands
+    ├── Refused                  a rule does not allow it; an operator may decide otherwise
+    │   └── Finished             another process finished the release; use that process's result
     ├── BudgetExhausted          the budget does not admit the release; nothing was charged
     ├── BadSource (ValueError)   the data to ingest breaks a rule; fix the source
     ├── Corrupt                  stored bytes are not the ones that were written; restore them
     ├── Unavailable (OSError)    a folder or database cannot be used; fix it
     └── NotInstalled (ImportError)  a package that is needed is not installed; install its extra
 
-A message says what was found, the rule, and the next move, in one line.
+A message states the finding, the rule and the next action, in one line.
 """
 
 
 class StorageError(Exception):
-    """Any error of the storage."""
+    """Base class of all storage errors."""
 
 
 class Invalid(StorageError, ValueError):
@@ -27,19 +27,19 @@ class Invalid(StorageError, ValueError):
 
 
 class NotFound(StorageError, KeyError):
-    """Nothing has this name."""
+    """No object has this name."""
 
     def __str__(self) -> str:
-        """Return the message itself; ``KeyError`` would quote it."""
+        """Return the message without the quotes that ``KeyError`` adds."""
         return str(self.args[0]) if self.args else ""
 
 
 class Conflict(StorageError):
-    """Something else is stored under this name or key."""
+    """A different object is stored under this name or key."""
 
 
 class Refused(StorageError):
-    """A rule of the storage does not allow this."""
+    """A rule of the storage does not allow this action."""
 
 
 class Finished(Refused):
@@ -55,7 +55,7 @@ class BadSource(StorageError, ValueError):
 
 
 class Corrupt(StorageError):
-    """Stored bytes are not the ones that were written."""
+    """Stored bytes differ from the bytes written."""
 
 
 class Unavailable(StorageError, OSError):
@@ -63,4 +63,4 @@ class Unavailable(StorageError, OSError):
 
 
 class NotInstalled(StorageError, ImportError):
-    """A package that is needed is not installed."""
+    """A required package is not installed."""

@@ -1,4 +1,4 @@
-"""The locations of all data: the folder ``DPCA_HOME``, and what other settings move out of it."""
+"""The locations of all data: the folder ``DPCA_HOME``, and the settings that move parts of it elsewhere."""
 
 import os
 import re
@@ -10,13 +10,13 @@ from dpca.backends.local import LocalPlace, open_place
 from dpca.errors import Invalid, Refused, Unavailable
 
 WORKERS = "workers"
-"""The folder of a home in which Dask's local workers keep their locks; apart from what ingests sweep."""
+"""The folder of a home for the locks of Dask's local workers, outside the folders that ingests clean up."""
 STAGING = "staging"
-"""The folder of a home in which artifacts and the steps of releases are made; what a crash leaves there is removed."""
+"""The folder of a home for artifacts and release steps in preparation. Remains of a crash are removed from it."""
 
 
 def home() -> Path:
-    """Return ``DPCA_HOME``, or the platform's folder for user data; nothing is created."""
+    """Return ``DPCA_HOME``, or the platform's folder for user data, without creating it."""
     chosen = os.environ.get("DPCA_HOME")
     if chosen:
         return Path(chosen).expanduser().absolute()
@@ -26,14 +26,14 @@ def home() -> Path:
 
 
 def readable_home() -> Path:
-    """Return the home folder, which need not exist yet; nothing is created.
+    """Return the home folder, which may not exist yet, without creating it.
 
     Raises
     ------
     Unavailable
-        When it, or a folder above it, is a file.
+        If it, or a folder above it, is a file.
     Refused
-        When other users can enter it.
+        If other users can enter it.
     """
     folder = home()
     if folder.is_dir():
@@ -44,14 +44,14 @@ def readable_home() -> Path:
 
 
 def writable_home() -> Path:
-    """Return the home folder, created when it is missing.
+    """Return the home folder, and create it if it is missing.
 
     Raises
     ------
     Unavailable
-        When it cannot be created or written.
+        If it cannot be created or written.
     Refused
-        When other users can enter it.
+        If other users can enter it.
     """
     folder = home()
     try:
@@ -68,12 +68,12 @@ def writable_home() -> Path:
 
 
 def store() -> Place:
-    """Return the address of datasets and artifacts: ``DPCA_STORE_URL``, or the home folder.
+    """Return the address of datasets and artifacts, which is ``DPCA_STORE_URL`` or the home folder.
 
     Raises
     ------
     Invalid
-        When ``DPCA_STORE_URL`` is not ``s3://bucket/prefix``.
+        If ``DPCA_STORE_URL`` is not ``s3://bucket/prefix``.
     """
     url = os.environ.get("DPCA_STORE_URL")
     if not url:
@@ -84,7 +84,7 @@ def store() -> Place:
 
 
 def ledger_url() -> str | None:
-    """Return ``DPCA_LEDGER_URL``, the address of a ledger that another process holds; None where this one does."""
+    """Return ``DPCA_LEDGER_URL``, the address of a ledger in another process; None if this process holds the ledger."""
     return os.environ.get("DPCA_LEDGER_URL") or None
 
 
@@ -94,7 +94,7 @@ def database_url() -> str:
     Raises
     ------
     Refused
-        When ``DPCA_LEDGER_URL`` says that another process holds the database.
+        If ``DPCA_LEDGER_URL`` is set, so that another process holds the database.
     """
     if ledger_url() is not None:
         raise Refused(
@@ -110,41 +110,41 @@ def key_folder() -> Path:
     Raises
     ------
     Refused
-        When it is there, and other users can enter it.
+        If it exists, and other users can enter it.
     """
     chosen = os.environ.get("DPCA_KEY_FOLDER")
     return _closed(Path(chosen).expanduser().absolute() if chosen else home() / "keys", name="DPCA_KEY_FOLDER")
 
 
 def state_folder() -> Path:
-    """Return ``DPCA_STATE_FOLDER``, or the platform's folder for state: what is not to be restored with the home.
+    """Return ``DPCA_STATE_FOLDER``, or the platform's folder for state, which is not restored with the home.
 
     Raises
     ------
     Refused
-        When it is there, and other users can enter it.
+        If it exists, and other users can enter it.
     """
     chosen = os.environ.get("DPCA_STATE_FOLDER")
     if chosen:
         return _closed(Path(chosen).expanduser().absolute(), name="DPCA_STATE_FOLDER")
     from platformdirs import user_state_path
 
-    # A name of its own: some platforms keep state and data in one folder.
+    # A distinct name, since some platforms keep state and data in one folder.
     return _closed(user_state_path("dpca-state"), name="DPCA_STATE_FOLDER")
 
 
 def requires_signature() -> bool:
-    """Tell whether ``DPCA_REQUIRE_SIGNATURE`` refuses registries for which no root key is pinned."""
+    """Return whether ``DPCA_REQUIRE_SIGNATURE`` refuses registries without a pinned root key."""
     return is_yes("DPCA_REQUIRE_SIGNATURE")
 
 
 def signature_days() -> int | None:
-    """Return ``DPCA_SIGNATURE_DAYS``: after how many days a signed pointer expires; None, the default, is never.
+    """Return ``DPCA_SIGNATURE_DAYS``, the lifetime of a signed pointer in days, or None (the default) for no expiry.
 
     Raises
     ------
     Invalid
-        When it is no number of days.
+        If it is not a positive whole number of days.
     """
     text = os.environ.get("DPCA_SIGNATURE_DAYS", "").strip()
     if not text:
@@ -166,7 +166,7 @@ def _unusable(folder: Path) -> Unavailable:
 
 
 def is_on_read_only_disk(folder: Path) -> bool:
-    """Return whether a folder, or the nearest one above that exists, is on a disk that is mounted read-only."""
+    """Return whether a folder, or its nearest existing parent, is on a disk mounted read-only."""
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     try:

@@ -1,7 +1,7 @@
-"""What is installed: the extra that a missing package belongs to, and packages of others that hide ours.
+"""Checks of installed packages: missing extras, and foreign modules that hide the pipeline's packages.
 
-The distribution ``dpca-pipeline`` installs what a consumer needs. Its extras add the rest, so a command or a name may
-need a package that is not there. The pipeline's own packages have plain names (``flows``, ``storage``,
+The distribution ``dpca-pipeline`` installs what a consumer needs. Its extras add the rest, so a command or a public
+name may need a package that is not installed. The pipeline's packages have plain names (``flows``, ``storage``,
 ``dpca_tasks``), which a file in the working folder may hide.
 """
 
@@ -27,7 +27,7 @@ _EXTRAS = {
     "skops": "sklearn",
     "sklearn": "estimators",
 }
-"""The smallest extra with a package that not all of the pipeline needs."""
+"""The smallest extra that installs a package, for packages that only parts of the pipeline need."""
 
 
 def check_not_hidden() -> None:
@@ -36,7 +36,7 @@ def check_not_hidden() -> None:
     Raises
     ------
     NotInstalled
-        If another package or file of that name is found first; the message names the file.
+        If another package or file of that name is found first. The message names the file.
     """
     ours = Path(__file__).resolve().parent.parent
     for name in OURS:
@@ -55,9 +55,10 @@ def check_not_hidden() -> None:
 
 
 def missing_package(error: ImportError, *, what: str, extra: str = "local") -> NotInstalled:
-    """Return the error that names a missing package and its extra; ``what`` needs it.
+    """Return the error that names a missing package and the extra that installs it.
 
-    ``extra`` is the one that ``what`` needs as a whole, where the package has none of its own.
+    ``what`` is the feature that needs the package. ``extra`` is the extra of that feature, used if the package has no
+    entry in `_EXTRAS`.
     """
     package = (error.name or "a package").partition(".")[0]
     if package in OURS:
@@ -68,7 +69,7 @@ def missing_package(error: ImportError, *, what: str, extra: str = "local") -> N
 
 @contextmanager
 def needing(what: str, *, extra: str = "local") -> Iterator[None]:
-    """Import inside what not everybody has installed; `missing_package` is raised where a package is missing."""
+    """Import optional packages within this context, and raise `missing_package` if one is not installed."""
     try:
         yield
     except ModuleNotFoundError as error:

@@ -1,4 +1,4 @@
-"""The privacy unit, and a guarantee in one sentence: the one function that writes it, for every place that states it.
+"""The privacy unit, and the only function that writes a guarantee as a sentence.
 
 >>> unit = PrivacyUnit(name="patient_id", rows=3)
 >>> privacy_statement(epsilon=0.186, delta=1e-7, relation="add_remove", unit=unit)
@@ -19,7 +19,7 @@ ROW, NIGHT_ROW = "row", "row of one night"
 """The units without ids: a row of a dataset, and a row of one snapshot of a stream."""
 WITHOUT_PRIVACY = "no differential privacy: the result is exact, and no guarantee is left for anybody in the rows"
 LONGEST = 100
-"""Characters of the name of ids."""
+"""The maximum length of a name of ids, in characters."""
 
 _CHANGES: Mapping[str, str] = {
     "add_remove": "is added or removed",
@@ -32,26 +32,26 @@ _DIGITS = Context(prec=6, rounding=ROUND_CEILING)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrivacyUnit:
-    """The contribution that a guarantee hides as a whole: one row, or all rows with one id.
+    """The contribution that a guarantee protects as a whole: one row, or all rows with one id.
 
     Attributes
     ----------
     name : str
-        The name of the ids, such as ``patient_id``, usually that of their column; `ROW` where each row is a unit.
+        The name of the ids, such as ``patient_id``, usually the name of their column; `ROW` if each row is a unit.
     rows : int or None
-        The most rows of one unit in a snapshot, a declared and so public number; None where nothing is declared.
+        The declared, and so public, maximum number of rows of one unit in a snapshot; None if undeclared.
 
     Raises
     ------
     Invalid
-        If the name cannot be printed everywhere as it is, or the number of rows is none.
+        If the name has characters that cannot be printed everywhere, or the number of rows is not positive.
     """
 
     name: str = ROW
     rows: int | None = 1
 
     def __post_init__(self) -> None:
-        """Check both."""
+        """Check both fields."""
         if self.name in (ROW, NIGHT_ROW):
             if self.rows != 1:
                 raise Invalid(
@@ -72,12 +72,12 @@ class PrivacyUnit:
 
     @classmethod
     def asked(cls, name: str | None, rows: int | None) -> Self:
-        """Return the unit of two options, of which a row is the default.
+        """Return the unit given by two options; the default unit is a row.
 
         Raises
         ------
         Invalid
-            As the class; also where ids are given the name of the unit without ids.
+            As for the class. Also if the ids have the name of a unit without ids.
         """
         if name is None:
             return cls(rows=1 if rows is None else rows)
@@ -87,18 +87,18 @@ class PrivacyUnit:
 
     @classmethod
     def of(cls, privacy: Mapping[str, Any]) -> Self:
-        """Return the unit of a manifest's ``privacy``, which another person may have written."""
+        """Return the unit in a manifest's ``privacy``, which may be untrusted."""
         name = privacy.get("unit", ROW)
         return cls(name=name, rows=1 if name in (ROW, NIGHT_ROW) else privacy.get("rows_per_unit"))
 
     @property
     def facts(self) -> dict[str, Any]:
-        """The unit as manifests, rows and messages state it."""
+        """The unit as stated in manifests, rows and messages."""
         return {"unit": self.name, "rows_per_unit": self.rows}
 
     @property
     def noun(self) -> str:
-        """The noun of a unit: its name without a trailing ``_id`` if that is one or more plain words, else "unit"."""
+        """The noun of a unit: its name without a trailing ``_id``, or "unit" if that is not one or more plain words."""
         if self.name in (ROW, NIGHT_ROW):
             return self.name
         stem = self.name[:-3] if self.name.lower().endswith("_id") else self.name
@@ -107,13 +107,13 @@ class PrivacyUnit:
         return " ".join(words) if words and plain and words[0][0].isalpha() else "unit"
 
     def covers(self, other: "PrivacyUnit") -> bool:
-        """Return whether data of another unit keep to this one: they have the same ids, and no more rows of a unit."""
+        """Return whether data with another unit satisfy this one: the same ids, and no more rows per unit."""
         if self.name != other.name:
             return False
         return self.rows is None or (other.rows is not None and other.rows <= self.rows)
 
     def __str__(self) -> str:
-        """Write one such unit, as in a sentence."""
+        """Return a phrase for one such unit, for use in a sentence."""
         if self.name in (ROW, NIGHT_ROW):
             return f"one {self.noun}"
         most = "" if self.rows is None else f", at most {self.rows} row{'s' if self.rows > 1 else ''}"
@@ -126,9 +126,9 @@ def privacy_statement(*, epsilon: float | None, delta: float | None, relation: s
     Parameters
     ----------
     epsilon, delta : float or None
-        None, or an infinite epsilon, is no guarantee.
+        None, or an infinite epsilon, means no guarantee.
     relation : str
-        Of neighbouring datasets.
+        The relation of neighbouring datasets.
     unit : PrivacyUnit
     """
     if epsilon is None or delta is None or not math.isfinite(epsilon):
@@ -137,9 +137,9 @@ def privacy_statement(*, epsilon: float | None, delta: float | None, relation: s
 
 
 def stated_privacy(manifest: Mapping[str, Any]) -> str | None:
-    """Return the sentence of an artifact's manifest; None where its facts state no guarantee that can be read.
+    """Return the guarantee in a manifest as a sentence, or None if its facts state no readable guarantee.
 
-    The epsilon is the real one where a printed formula gives less privacy than it says.
+    If a published formula gives less privacy than it claims, the sentence states the actual epsilon.
     """
     try:
         privacy, plan = manifest["privacy"], manifest.get("plan", {})
@@ -153,11 +153,11 @@ def stated_privacy(manifest: Mapping[str, Any]) -> str | None:
 
 
 def _up(number: float) -> str:
-    """Write a number in six digits, never less than it is."""
+    """Format a number with six significant digits, rounded up."""
     mantissa, _, exponent = f"{float(_DIGITS.create_decimal(Decimal(repr(float(number))))):g}".partition("e")
     return f"{mantissa}e{int(exponent)}" if exponent else mantissa
 
 
 def _shown(name: object) -> str:
-    """Write what somebody gave as a name in a part of one line."""
+    """Quote an untrusted name, truncated for a one-line message."""
     return repr(name) if len(repr(name)) <= LONGEST else f"{repr(name)[:LONGEST]}..."

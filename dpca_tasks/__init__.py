@@ -1,1 +1,1 @@
-"""Differentially private PCA: exact sums over private rows, noised once, and what can be made of them."""
+"""Differentially private PCA from exact sums over private rows with noise added once."""

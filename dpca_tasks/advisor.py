@@ -1,7 +1,7 @@
-"""Which mechanism to use, from public facts alone: what each is expected to capture, and what it costs.
+"""Ranking of mechanisms by expected captured variance and cost, from public facts alone.
 
-Expected captured variance is that of components over the best k, for the declared spectrum or, if none is declared, for
-the most favourable one. No row is read and nothing is charged.
+The captured variance is the variance in the k components over that of the best k directions. It is computed for the
+declared spectrum or, without one, for the most favourable spectrum. No row is read and nothing is charged.
 
 >>> problem = Problem(n_features=123, clip_norm=1.0, records_at_most=32_561, spectrum="0.3,0.1,0.05")
 >>> target = PrivacyTarget(epsilon=1.0, delta=1e-6)
@@ -46,34 +46,36 @@ _CENTERS: tuple[Center, ...] = get_args(Center)
 type Vector = NDArray[np.float64]
 
 RANDOM = 1.25
-"""Components that are expected to capture at most so many times what random ones do are noise."""
+"""Components expected to capture at most this many times what random directions capture count as noise."""
 BARELY = 0.02
-"""So much more than random ones is noise too, where no component can stand above it."""
+"""Where no component can exceed the noise, captured variance within this margin of random directions is noise too."""
 GAINED = 0.7
-"""The largest part of what is missing that refining has been seen to find, on real and made data."""
+"""Largest observed share of the missing variance that refinement recovered, on real and synthetic data."""
 CERTAIN = 0.2
-"""Width of an interval whose middle is stated as the expected captured variance."""
+"""Widest interval whose midpoint is reported as the expected captured variance."""
 
-_UNSEEN = 10.0  # the most that is found of what is above random, where no component stands above the noise
+_UNSEEN = 10.0  # if no component can exceed the noise, refinement gains at most this many times the excess over random
 
-_SCORED = ("isometric", "upper_triangle")  # noise that refinements are scored under
+_SCORED = ("isometric", "upper_triangle")  # kinds of noise under which refinements are scored
 _MUCH_MEMORY = 4e9
-_SECONDS, _MINUTES = 1e11, 7e12  # operations in a minute, and in an hour, on one core
-_ALIKE = 0.02  # expected captured variances that differ by less are ranked by cost
+_SECONDS, _MINUTES = 1e11, 7e12  # operations in a minute and in an hour on one core
+_ALIKE = 0.02  # expected captured variances that differ by less than this are ranked by cost
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
-    """Expected captured variance, each an interval: where a release is refined, its upper end is with that gain.
+    """Expected captured variance, as intervals.
+
+    Where the release can be refined, the upper end includes the largest expected gain of refinement.
 
     Parameters
     ----------
     captured : (float, float)
-        Over the best k components.
+        Share of the variance of the best k components.
     beyond_first : (float, float)
-        The same of what is left when the first component is taken out; as `captured` for one component.
+        The same share after the first component is removed. For one component it equals `captured`.
     random, random_beyond_first : float
-        The same of k random directions.
+        The same two shares for k random directions.
     """
 
     captured: tuple[float, float]
@@ -81,33 +83,33 @@ class Expected:
     random: float
     random_beyond_first: float
     seen: bool
-    """Whether the first component can stand above the noise."""
+    """Whether the first component can exceed the noise."""
 
     @property
     def is_noise(self) -> bool:
-        """Whether the components are expected to be no better than random ones."""
+        """True if the components are expected to be no better than random directions."""
         barely = not self.seen and self.captured[0] <= self.random + BARELY
         return barely or self.captured[0] <= RANDOM * self.random
 
     @property
     def likely(self) -> float | None:
-        """The middle of the interval, where it is no wider than `CERTAIN`; else None."""
+        """The midpoint of the interval if its width is at most `CERTAIN`, else None."""
         low, high = self.captured
         return (low + high) / 2.0 if high - low <= CERTAIN else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """What a mechanism costs besides privacy.
+    """Costs of a mechanism other than privacy.
 
     Parameters
     ----------
     passes : float
-        Over the rows.
+        Number of passes over the rows.
     memory : float, bytes
-        Of the coordinator, besides the rows.
+        Memory of the coordinator in addition to the rows.
     time : {"seconds", "minutes", "hours"}
-        Of linear algebra at the coordinator, besides the passes.
+        Time of linear algebra at the coordinator in addition to the passes.
     """
 
     passes: float
@@ -124,7 +126,7 @@ class Cost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
-    """A mechanism as it would run, with what is expected of it."""
+    """A planned mechanism with its forecast, its expected captured variance and its cost."""
 
     mechanism: Any
     plan: Plan
@@ -134,13 +136,13 @@ class Advice:
 
     @property
     def expects_noise(self) -> bool:
-        """Whether the components are expected to be no better than random ones."""
+        """True if the components are expected to be no better than random directions."""
         if self.forecast.problem.spectrum:
             return self.expected.is_noise
         return self.forecast.expects_noise
 
     def epsilon_needed(self) -> float | None:
-        """Return the epsilon at which the k-th component could stand above the noise."""
+        """Return the epsilon from which the k-th component can exceed the noise."""
         return epsilon_needed(self.mechanism, self.plan, strength=self.forecast.strength)
 
 
@@ -152,30 +154,30 @@ def advise(
     releases: int = 1,
     only: Iterable[str] | None = None,
 ) -> list[Advice]:
-    """Rank mechanisms by what they are expected to capture, and where that is alike by their cost.
+    """Rank mechanisms by expected captured variance, and by cost where that is about equal.
 
     Parameters
     ----------
     problem : Problem
-        With the spectrum, if it is declared.
+        The public facts, with the spectrum if it is declared.
     target : PrivacyTarget
-        For all releases together.
+        The guarantee of all releases together.
     n_components : int
         The number k.
     releases : int
-        How many releases of the same kind share the target.
+        Number of releases of the same kind that share the target.
     only : iterable of str
         Names of mechanisms; all private ones by default.
 
     Returns
     -------
     list of Advice, the best one first
-        Without mechanisms that refuse the request.
+        Mechanisms that refuse the request are left out.
 
     Raises
     ------
     InvalidInput
-        If the declared spectrum is none.
+        If the declared spectrum is not valid.
     """
     if problem.spectrum:
         spectrum_shares(problem.spectrum, n_features=problem.n_features)
@@ -193,12 +195,12 @@ def advise(
 def public_problem(
     *, records_at_most: int, n_features: int, relation: str, center: str = "none", spectrum: str = ""
 ) -> Problem:
-    """Return the public facts of a request on rows whose clip norm is the unit.
+    """Return the public facts of a request, with the clip norm of the rows as the unit.
 
     Raises
     ------
     InvalidInput
-        If a word is none of its choices, or the spectrum is none.
+        If the relation or the center is not among its choices, or the spectrum is not valid.
     """
     related, centred = (one for one in _RELATIONS if one == relation), (one for one in _CENTERS if one == center)
     try:
@@ -221,14 +223,14 @@ def public_problem(
 
 
 def expect(mechanism: Mechanism[Subspace], plan: Plan) -> Expected:
-    """Return what a planned mechanism is expected to capture of the declared spectrum, or of the most favourable."""
+    """Return the expected captured variance of a planned mechanism, for the declared or most favourable spectrum."""
     return _expected(main_mechanism(mechanism), plan)
 
 
 def split_budget(target: PrivacyTarget, *, releases: int) -> tuple[float, float]:
-    """Return the epsilon of each of several releases that share a target: of Gaussian ones, and of any others.
+    """Return the epsilon of each of several equal releases that share a target, for Gaussian and for other releases.
 
-    Gaussian releases compose exactly: their losses add up like squares. Others are added up.
+    Gaussian releases compose exactly: their squared mu add up. For other releases epsilon and delta add up.
     """
     others = target.epsilon / releases
     if target.delta == 0.0:
@@ -249,7 +251,7 @@ def _planned(mechanism: Mechanism[Subspace], problem: Problem, target: PrivacyTa
 
 def _advice(mechanism: Mechanism[Subspace], plan: Plan) -> Advice:
     forecast = forecast_of(plan, n_components=main_mechanism(mechanism).n_components)
-    assert forecast is not None  # private mechanisms state a level
+    assert forecast is not None  # every private mechanism states a noise level
     return Advice(
         mechanism=mechanism,
         plan=plan,
@@ -263,7 +265,7 @@ def _rank(advice: Advice) -> tuple[bool, int, float, float, str]:
     low, high = advice.expected.captured
     heavy = advice.cost.memory > _MUCH_MEMORY or advice.cost.time == "hours"
     alike = round((low + high) / 2.0 / _ALIKE)
-    passes = 0.0 if advice.expects_noise else advice.cost.passes  # of noise, what would need least comes first
+    passes = 0.0 if advice.expects_noise else advice.cost.passes  # among useless ones, the least noisy is first
     return heavy, -alike, passes, advice.forecast.level, advice.plan.mechanism
 
 
@@ -279,7 +281,7 @@ def _expected(mechanism: Any, plan: Plan) -> Expected:
     refined = plan.moment_noise in _SCORED and plan.moment_formed
     seen = plan.level is not None and problem.records_at_most * float(shares[0]) >= plan.level
     kept = slice(1, None) if count > 1 else slice(None)
-    part_kept = min(getattr(mechanism, "rows_kept", order) / order, 1.0)  # all that even loadings have on these rows
+    part_kept = min(getattr(mechanism, "rows_kept", order) / order, 1.0)  # share of even loadings in these rows
     intervals, randoms = [], []
     for part in (slice(None), kept):
         most = float(shares[:count][part].sum())
@@ -316,7 +318,7 @@ def _overlaps(mechanism: Any, plan: Plan, strengths: Vector) -> Vector:
             noise = plan.level / gap if gap > plan.level else math.inf
             return overlaps_with_noised(strengths, n_components=count, noise=noise)
     std = plan.moment_std
-    if std is None:  # nothing is stated of the noise but its level
+    if std is None:  # only the level of the noise is stated
         assert plan.level is not None
         std = plan.level / least_visible(problem.n_features)
     wishart = plan.moment_noise == "wishart"
@@ -331,11 +333,11 @@ def _iterations(mechanism: Any, plan: Plan) -> Iterations:
         std = product_noise(problem, noise, width=width, rate=1.0)
         return Iterations(n_components=count, steps=mechanism.iterations, noise_std=std, width=width)
     rate, steps_in_all, kept_for = mechanism.rate, getattr(mechanism, "steps", 0), 1
-    if plan.mechanism == "dp_vrpca":  # an epoch's steps share the noise of its full product
+    if plan.mechanism == "dp_vrpca":  # the steps of an epoch share the noise of its full product
         steps_in_all, kept_for = mechanism.epochs * mechanism.inner_steps, mechanism.inner_steps
         noise, rate = full_noise(mechanism, plan), 1.0
     elif mechanism.form == "one_row":
-        rate, steps_in_all = 0.01, 100  # small batches of the same noise in all
+        rate, steps_in_all = 0.01, 100  # small batches with the same total noise
     halved = is_halved(problem, rate=mechanism.rate)
     std = product_noise(problem, noise, width=count, rate=rate, halved=halved)
     return Iterations(
@@ -349,7 +351,7 @@ def _iterations(mechanism: Any, plan: Plan) -> Iterations:
 
 
 def full_noise(mechanism: Any, plan: Plan) -> Gaussian:
-    """Return the noise of the full products of an event that has samples besides."""
+    """Return the noise of the full products of an event that also contains sampled steps."""
     multiplier = max(_gaussian_multipliers(plan.event), default=plan.noise_multiplier)
     return Gaussian(noise_multiplier=multiplier)
 
@@ -361,7 +363,7 @@ def _gaussian_multipliers(event: Any) -> Iterator[float]:
 
 
 def cost_of(mechanism: Any, plan: Plan) -> Cost:
-    """Return what a planned mechanism costs besides privacy."""
+    """Return the costs of a planned mechanism other than privacy."""
     inner, order = main_mechanism(mechanism), float(plan.problem.n_features)
     count = inner.n_components
     thin, square = 8.0 * order * (count + 8), 8.0 * order**2

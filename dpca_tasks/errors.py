@@ -1,18 +1,18 @@
-"""The errors of the numerical and privacy core, grouped by what the caller does next.
+"""Errors of the numerical and privacy core, grouped by what the caller does next.
 
 ::
 
     DpcaError
     ├── InvalidInput (ValueError)   change the named argument and call again
-    ├── Refused                     the request breaks a privacy rule; ask for something else
-    ├── StepMismatch                the step asked for is not the one reserved or kept; nothing was released
+    ├── Refused                     the request breaks a privacy rule; change the request
+    ├── StepMismatch                the step is not the one reserved or stored; nothing was released
     │   └── StepTaken               another process answered the step in the meantime; run the mechanism again
     ├── IncompleteSum               blocks were lost or counted twice; run the release again
-    ├── MessageRefused              a message of a joint release is not what is expected now; it changed nothing
-    ├── SiteSilent                  a site of a joint release did not answer; ask its roster again
-    └── WorkerFailed                a worker could not map a block; its own log, inside the trust boundary, says why
+    ├── MessageRefused              a message of a joint release is not the expected one; it changed nothing
+    ├── SiteSilent                  a site of a joint release did not answer; repeat the request to its roster
+    └── WorkerFailed                a worker could not map a block; its log, inside the trust boundary, holds the reason
 
-A message says what was found, the rule, and the next move. It never holds a value that depends on private
+A message states what was found, the rule, and the next action. It never contains a value that depends on private
 rows.
 """
 
@@ -30,11 +30,11 @@ class Refused(DpcaError):
 
 
 class StepMismatch(DpcaError):
-    """A step of a release differs from the one that was reserved, or from the one already kept."""
+    """A step of a release differs from the step that was reserved or already stored."""
 
 
 class StepTaken(StepMismatch):
-    """Another process answered a step in the meantime, from public inputs of its own; a new run goes on from those."""
+    """Another process answered a step first, from different public inputs; a new run continues from those inputs."""
 
 
 class IncompleteSum(DpcaError):
@@ -46,7 +46,7 @@ class MessageRefused(DpcaError):
 
 
 class SiteSilent(DpcaError):
-    """Sites of a joint release did not answer an attempt; ``names`` are theirs, where it is about several."""
+    """Sites of a joint release did not answer an attempt; ``names`` lists the sites if there are several."""
 
     def __init__(self, message: str = "", *, names: tuple[str, ...] = ()) -> None:
         super().__init__(message)
@@ -54,4 +54,4 @@ class SiteSilent(DpcaError):
 
 
 class WorkerFailed(DpcaError):
-    """A worker failed on a block; the text holds the kind of failure and nothing else."""
+    """A worker failed on a block; the message contains the kind of failure and nothing else."""

@@ -1,7 +1,7 @@
-"""The packing of a statistic's coordinates, so that equal coordinates are summed, noised and sent once.
+"""Packing of the coordinates of a statistic, so that equal coordinates are summed, noised and sent once.
 
-A symmetric matrix of order d is its upper triangle, row by row: ``(0,0), (0,1), ..., (0,d-1), (1,1), ...``. A symmetric
-tensor of order 3, a cube, is its entries ``i <= j <= k`` in the order of these indices.
+A symmetric matrix of order d is stored as its upper triangle, row by row: ``(0,0), (0,1), ..., (0,d-1), (1,1), ...``. A
+symmetric tensor of order 3, a cube, is stored as its entries ``i <= j <= k`` in lexicographic order of these indices.
 """
 
 from dataclasses import dataclass
@@ -16,10 +16,10 @@ _PANEL = 128
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """The kind of a statistic, its order d and its number of packed coordinates.
+    """Kind of a statistic, its order d and its number of packed coordinates.
 
-    A ``joint`` statistic has parts of other kinds, one after the other; its order is the number of all coordinates. A
-    ``stack`` is ``count`` symmetric matrices of one order, each packed by itself, one after the other.
+    A ``joint`` statistic concatenates parts of other kinds; its order is the number of all coordinates. A ``stack`` is
+    ``count`` symmetric matrices of one order, packed separately and concatenated.
     """
 
     kind: Literal["vector", "symmetric", "cube", "joint", "stack"]

@@ -1,6 +1,7 @@
-"""How good a result is: captured variance, angles of subspaces, distances of components, errors and ranks of ratings.
+"""Quality metrics of subspaces, components, predicted ratings and rankings.
 
-Pure functions of arrays. Given private rows, or what was computed from them without noise, what they return is private.
+All functions are pure functions of arrays. If an argument is private rows, or was computed from them without noise, the
+result is private too.
 
 >>> import numpy as np
 >>> moment = np.diag([6.0, 3.0, 1.0])
@@ -29,7 +30,7 @@ def held_variance(second_moment: Any, components: Matrix) -> float:
     Parameters
     ----------
     second_moment : array or linear operator of shape (d, d)
-        S, of rows or of rows around their mean.
+        S, the second moment of rows or of centred rows.
     components : array of shape (k, d)
         V, orthonormal rows.
     """
@@ -37,29 +38,30 @@ def held_variance(second_moment: Any, components: Matrix) -> float:
 
 
 def captured_variance(second_moment: Any, components: Matrix, *, values: Matrix | None = None) -> float:
-    """Return the variance in a subspace over the most that as many directions hold.
+    """Return the variance in a subspace divided by the largest variance of any subspace of the same dimension.
 
     Parameters
     ----------
     second_moment, components
         As for `held_variance`.
     values : array, optional
-        The largest eigenvalues of the second moment in descending order, k or more, where they are known.
+        The k or more largest eigenvalues of the second moment in descending order, if they are known.
 
     Returns
     -------
     float
-        1 for the best k directions; NaN where these hold nothing.
+        1 for the best k directions; NaN where the best k directions have no variance.
     """
     most = float((_descending(second_moment) if values is None else values)[: len(components)].sum())
     return held_variance(second_moment, components) / most if most > 0.0 else math.nan
 
 
 def captured_beyond_first(second_moment: Any, components: Matrix, *, first: Matrix, values: Matrix) -> float:
-    """Return the captured variance of all but the best direction.
+    """Return the captured variance after the best direction is removed.
 
-    It is what ``k - 1`` directions of the subspace, taken off the best direction of all, hold of the rest, over the
-    most that as many hold there. One strong direction, such as a mean that was not taken off, does not hide the others.
+    The components and the second moment are projected onto the complement of the best direction. The result is the
+    variance of the best ``k - 1`` directions of the projected components over the largest that ``k - 1`` directions can
+    capture there. One strong direction, such as a mean that was not subtracted, thus does not hide the others.
 
     Parameters
     ----------
@@ -68,12 +70,12 @@ def captured_beyond_first(second_moment: Any, components: Matrix, *, first: Matr
     first : array of shape (d,)
         The leading eigenvector of the second moment.
     values : array
-        Its largest eigenvalues in descending order, k or more.
+        The k or more largest eigenvalues of the second moment in descending order.
 
     Returns
     -------
     float
-        NaN for one component, and where the rest holds nothing.
+        NaN for one component, and where the remaining directions have no variance.
     """
     count = len(components)
     most = float(values[1:count].sum())
@@ -85,7 +87,7 @@ def captured_beyond_first(second_moment: Any, components: Matrix, *, first: Matr
 
 
 def reconstruction_error(second_moment: Any, components: Matrix, *, total: float) -> float:
-    """Return the sum of squared distances of rows to their projections on a subspace, ``tr S - tr(V S V^T)``.
+    """Return the sum of squared distances of rows to their projections onto a subspace, ``tr S - tr(V S V^T)``.
 
     Parameters
     ----------
@@ -98,12 +100,12 @@ def reconstruction_error(second_moment: Any, components: Matrix, *, total: float
 
 
 def principal_angles(components: Matrix, others: Matrix) -> Matrix:
-    """Return the angles between two subspaces in radians, ascending; of orthonormal rows or of any that span them."""
+    """Return the principal angles in radians, ascending, between the row spans of two matrices of full row rank."""
     return np.asarray(subspace_angles(components.T, others.T)[::-1], dtype=np.float64)
 
 
 def squared_distance(components: Matrix, others: Matrix) -> float:
-    """Return ``k - ||V W^T||_F^2`` of two subspaces with orthonormal rows, the sum of squared sines of their angles."""
+    """Return the sum of squared sines of the angles of two orthonormal bases, ``k - ||V W^T||_F^2``."""
     return max(0.0, len(components) - float(np.sum((components @ others.T) ** 2)))
 
 
@@ -113,33 +115,33 @@ def subspace_distance(components: Matrix, others: Matrix) -> float:
 
 
 def matched_errors(components: Matrix, truth: Matrix) -> Matrix:
-    """Return how far each true component is from the one that was found for it, in the matching of the least sum.
+    """Return the distance of each true component from its match in the matching of least total distance.
 
     Parameters
     ----------
     components : array of shape (found, d)
-        Any number of them, in any order; each is matched once at most.
+        Any number of components, in any order; each is matched at most once.
     truth : array of shape (k, d)
 
     Returns
     -------
     float64 array of shape (k,)
-        Distances, in the order of the true components. Where fewer were found, zeros stand for the others, so that a
-        component for which none was found counts its own length.
+        Distances, in the order of the true components. If fewer components were found than exist, zero vectors replace
+        the missing ones. A component without a match thus has its own norm as its error.
     """
     return _matched(components, truth)[0]
 
 
 def matched_weights(components: Matrix, weights: Matrix, truth: Matrix) -> Matrix:
-    """Return the weight found for each true component: of the one that `matched_errors` matches with it, or 0."""
+    """Return the weight of the component that `matched_errors` matches with each true component, or 0 without one."""
     return np.append(weights, np.zeros(len(truth)))[_matched(components, truth)[1]]
 
 
 def nearest_error(components: Matrix, truth: Matrix) -> float:
-    """Return the mean distance of components from the nearest true one; NaN of none.
+    """Return the mean distance of the found components from the nearest true one, or NaN without components.
 
-    It is the published error of tensor decomposition: copies of one component count as good as all of them, and what
-    noise hides is not counted.
+    This is the error published for tensor decomposition. It counts copies of one component as good as all components,
+    and it ignores components that the noise hides.
     """
     if not len(components):
         return math.nan
@@ -147,7 +149,7 @@ def nearest_error(components: Matrix, truth: Matrix) -> float:
 
 
 def _matched(components: Matrix, truth: Matrix) -> tuple[Matrix, NDArray[np.int64]]:
-    """Return the distance of each true component from its match, and the place of that among all and the zeros."""
+    """Return the distance of each true component from its match, and the index of that match, zeros included."""
     zeros = np.zeros((max(len(truth) - len(components), 0), truth.shape[1]))
     apart = np.linalg.norm(truth[:, None] - np.concatenate([components, zeros])[None], axis=2)
     from scipy.optimize import linear_sum_assignment  # slow to import
@@ -157,26 +159,26 @@ def _matched(components: Matrix, truth: Matrix) -> tuple[Matrix, NDArray[np.int6
 
 
 def rmse(predicted: ArrayLike, actual: ArrayLike) -> float:
-    """Return the root of the mean squared error of predictions; NaN of none."""
+    """Return the root mean squared error of predictions, or NaN without predictions."""
     errors = np.asarray(predicted, dtype=np.float64) - np.asarray(actual, dtype=np.float64)
     return math.sqrt(float(np.mean(errors**2))) if errors.size else math.nan
 
 
 def ranked_items(scores: ArrayLike, *, count: int, seen: sparse.csr_array | None = None) -> NDArray[np.int64]:
-    """Return the items of the highest scores of each user, best first, ties by number.
+    """Return the items with the highest scores of each user, best first, ties in order of item number.
 
     Parameters
     ----------
     scores : array of shape (n_users, n_items)
     count : int
-        How many items are recommended.
+        The number of items to recommend.
     seen : csr_array of shape (n_users, n_items), optional
-        Items that are not recommended: every stored entry, zeros too.
+        Items to leave out: every stored entry, explicit zeros too.
 
     Returns
     -------
     int64 array of shape (n_users, count)
-        -1 where a user has no item left.
+        Item numbers, and -1 where a user has no item left.
 
     Raises
     ------
@@ -202,14 +204,14 @@ def ranked_items(scores: ArrayLike, *, count: int, seen: sparse.csr_array | None
 
 
 def recall_of(ranked: NDArray[np.int64], held: sparse.csr_array) -> Matrix:
-    """Return Recall@k of each user: held-out items among the k recommended, over the most that k can hold of them.
+    """Return Recall@k of each user.
 
     Parameters
     ----------
     ranked : array of shape (n_users, k)
         From `ranked_items`.
     held : csr_array of shape (n_users, n_items)
-        Held-out items: every stored entry, zeros too, each once.
+        Held-out items: every stored entry, explicit zeros too, each once.
 
     Returns
     -------
@@ -225,9 +227,9 @@ def recall_of(ranked: NDArray[np.int64], held: sparse.csr_array) -> Matrix:
 
 
 def ndcg_of(ranked: NDArray[np.int64], held: sparse.csr_array) -> Matrix:
-    """Return NDCG@k of each user, with gain 1 of a held-out item, and ``1 / log2(1 + place)`` for its place.
+    """Return NDCG@k of each user, with gain 1 for a held-out item and discount ``1 / log2(1 + place)``.
 
-    Parameters and result are as for `recall_of`; the ideal list begins with all held-out items.
+    Parameters and result are as for `recall_of`. The ideal list has all held-out items first.
     """
     count = ranked.shape[1]
     discounts = 1.0 / np.log2(np.arange(2, count + 2))

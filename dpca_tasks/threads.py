@@ -1,8 +1,6 @@
-"""Linear algebra on a fixed number of threads, and the addresses of this machine.
+"""Thread limits of linear algebra, the number of processors, and a test for loopback addresses.
 
-Network addresses of this machine.
-
-Linear algebra on a fixed number of threads: the same matrix then gives the same bits, whatever else runs.
+With a fixed number of threads the same matrix gives the same bits, whatever else runs on the machine.
 """
 
 import ipaddress
@@ -13,12 +11,12 @@ from functools import cache
 from threading import Condition, local
 from typing import Any
 
-import scipy.linalg  # noqa: F401 - has a BLAS of its own, to be loaded before libraries are looked up
+import scipy.linalg  # noqa: F401 - bundles its own BLAS, which must be loaded before the libraries are looked up
 from threadpoolctl import OpenBLASController, ThreadpoolController
 
 
 def is_loopback(host: str) -> bool:
-    """Tell whether a host is this machine alone; no name but ``localhost`` is looked up."""
+    """Return whether a host is this machine, without resolving any name except ``localhost``."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -26,27 +24,29 @@ def is_loopback(host: str) -> bool:
 
 
 def one_thread() -> AbstractContextManager[None]:
-    """Hold linear algebra to one thread within a ``with`` statement.
+    """Limit linear algebra to one thread within a ``with`` statement.
 
-    The limit is the process's. When several threads hold it at once, as the tasks of a threaded worker do, the last
-    one to leave lifts it.
+    The limit applies to the whole process. When several threads hold it at once, as the tasks of a threaded worker do,
+    the last one to leave lifts it.
     """
     return _limit.held(1)
 
 
 def two_threads() -> AbstractContextManager[None]:
-    """Hold linear algebra to two threads; to one where this process may use one processor, on which two get in the way.
+    """Limit linear algebra to two threads, or to one where this process may use only one processor.
 
-    Whoever holds another number is waited for. Inside `one_thread` of the same thread it is one.
+    On one processor two threads obstruct each other. The call waits until no other thread holds a different limit.
+    Within `one_thread` of the same thread the limit stays at one.
     """
     return _limit.held(min(2, processors()))
 
 
 def two_at_once[Item, Result](function: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
-    """Return a function's results for some items, in order: two at a time, with one thread of linear algebra each.
+    """Return the results of a function for some items in order, computed two at a time with one BLAS thread each.
 
-    The bits are those of one after another in `one_thread`. Two of them keep two processors busy, and two threads of
-    one reduction wait for each other at every column of it. It may not be called inside `two_threads`.
+    The bits are the same as for one item after another within `one_thread`. Two concurrent reductions keep two
+    processors busy, whereas two threads of one reduction wait for each other at every column. Do not call it within
+    `two_threads`.
     """
 
     def alone(item: Item) -> Result:
@@ -58,16 +58,17 @@ def two_at_once[Item, Result](function: Callable[[Item], Result], items: Iterabl
 
 
 def processors() -> int:
-    """Return how many processors this process may use, by its affinity and its container's quota."""
-    from dask.system import CPU_COUNT  # whoever plans a release alone needs no Dask
+    """Return how many processors this process may use, by its affinity and the quota of its container."""
+    from dask.system import CPU_COUNT  # planning a release needs no Dask
 
     return CPU_COUNT
 
 
 class _Limit:
-    """A number of threads for as long as anybody holds it.
+    """A process-wide thread limit that lasts while any thread holds it.
 
-    The library obeys the thread that set a limit first, and no other while that one lives; hence the clearing.
+    The BLAS library obeys the thread that set a limit first, and no other thread while that one lives. Therefore the
+    controlling thread is cleared before each change.
     """
 
     def __init__(self) -> None:
@@ -109,4 +110,4 @@ _limit = _Limit()
 
 @cache
 def _linear_algebra() -> ThreadpoolController:
-    return ThreadpoolController()  # finding the libraries takes longer than most of what is done on one thread
+    return ThreadpoolController()  # finding the libraries takes longer than most single-threaded work

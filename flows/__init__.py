@@ -1,1 +1,1 @@
-"""Orchestration: one file a user job, the cluster, the settings and the ``dpca`` command."""
+"""Orchestration of user jobs, with the cluster, the settings and the ``dpca`` command."""

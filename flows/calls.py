@@ -1,6 +1,6 @@
-"""Plain functions for programs and notebooks: open a budget, and release a subspace, without Prefect.
+"""Functions for programs and notebooks that open budgets and release subspaces without Prefect.
 
-They do what the commands do, in this process. `dpca` shows them as `dpca.open_budget` and `dpca.fit_subspace`.
+They do what the commands do, in this process. `dpca` exports them as `dpca.open_budget` and `dpca.fit_subspace`.
 """
 
 from typing import Any
@@ -21,12 +21,12 @@ def open_budget(
     publish: str | None = None,
     **terms: Any,
 ) -> PopulationBudget:
-    """Open a population's budget in the ledger of this home, and return it to spend from.
+    """Open a population's budget in the ledger of this home, and return it for releases to charge.
 
     Parameters
     ----------
     population : str
-        Whose rows are hidden, such as ``"patients"``.
+        The population whose records are protected, such as ``"patients"``.
     epsilon, delta : float
         Total privacy loss and total failure probability of everything that is ever released about the population.
     dataset, publish : str, optional
@@ -37,17 +37,17 @@ def open_budget(
     Returns
     -------
     PopulationBudget
-        The ``budget`` of `dpca.PrivatePCA` and `dpca.PrivateMatrixFactorization`. The same terms again are the same
-        budget.
+        The ``budget`` argument of `dpca.PrivatePCA` and `dpca.PrivateMatrixFactorization`. A second call with the same
+        terms returns the same budget.
 
     Raises
     ------
     Conflict, Invalid, Refused
-        If it is open with other terms, or a term is not allowed.
+        If the budget is already open with other terms, or a term is not allowed.
 
     See Also
     --------
-    dpca.Budget : a budget in memory, which ends with the process.
+    dpca.Budget : A budget in memory, which ends with the process.
 
     Examples
     --------
@@ -64,16 +64,16 @@ def open_budget(
 
 
 def fit_subspace(dataset: str, *, workers: int | None = None, **options: Any) -> PrivateSubspace:
-    """Release a private subspace of a dataset, publish it, and return it; as ``dpca subspace fit --direct``.
+    """Release a private subspace of a dataset, publish it, and return it, as ``dpca subspace fit --direct`` does.
 
-    The same request is the same release: a second call finds it, and costs nothing.
+    A second call with the same request returns the same release and costs nothing.
 
     Parameters
     ----------
     dataset : str
         A snapshot that `dpca dataset ingest` stored: ``name`` or ``name@number``.
     workers : int, optional
-        Processes of a Dask cluster that is started for the sums; none by default.
+        Number of processes of a Dask cluster that is started for the sums. By default no cluster is started.
     **options
         The fields of `flows.requests.SubspaceRequest`: ``components``, ``epsilon``, ``delta``, ``clip_norm``,
         ``publish``, ``mechanism``, ``settings``, ...
@@ -86,17 +86,18 @@ def fit_subspace(dataset: str, *, workers: int | None = None, **options: Any) ->
     Raises
     ------
     BudgetExhausted
-        If the budget does not admit it; nothing was charged.
+        If the budget does not admit the release; nothing is charged.
     InvalidInput, Invalid, NotFound, Refused
         If an option is outside its domain, a name is unknown, or the ledger does not allow it.
 
     Guarantees
     ----------
-    The release is (``epsilon``, ``delta``)-differentially private in the relation of the population's budget.
+    The release is (``epsilon``, ``delta``)-differentially private under the neighboring relation of the population's
+    budget.
 
     See Also
     --------
-    dpca.PrivatePCA : the same for rows in memory.
+    dpca.PrivatePCA : The same release for rows in memory.
 
     Examples
     --------

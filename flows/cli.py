@@ -1,6 +1,6 @@
-"""The ``dpca`` command: parse, call, print, and one line for every error.
+"""The ``dpca`` command, which prints every error in one line.
 
-Exit codes: 0 done, 1 an error in one line, 2 usage, 3 the budget refused.
+Exit codes: 0 for success, 1 for an error, 2 for wrong usage, 3 for a release that the budget refused.
 """
 
 import atexit
@@ -22,11 +22,11 @@ from dpca.installed import missing_package
 from flows.commands.app import App
 from flows.reports.activity import activity
 
-INTERRUPTED = 130  # what Typer makes of Ctrl-C
+INTERRUPTED = 130  # the status that Typer returns after Ctrl-C
 PREFECT_DEFAULTS = {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "DO_NOT_TRACK": "1",
-    "PREFECT_SERVER_ALLOW_EPHEMERAL_MODE": "false",  # `own_server` starts one that asks for a password
+    "PREFECT_SERVER_ALLOW_EPHEMERAL_MODE": "false",  # `own_server` starts one with a password instead
     "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "180",
     "PREFECT_LOGGING_LEVEL": "WARNING",
     "PREFECT_LOGGING_LOGGERS_PREFECT_FLOW_RUNS_LEVEL": "CRITICAL",
@@ -55,7 +55,7 @@ NOUNS = {
     "audit": "flows.commands.mechanism:audit_app",
     "doctor": "flows.commands.installation:doctor",
 }
-"""The place of each noun's commands: a process loads those of its noun alone."""
+"""The import path of each noun's commands; a process imports only the commands of its own noun."""
 
 
 def _print_version(wanted: bool) -> None:
@@ -65,9 +65,9 @@ def _print_version(wanted: bool) -> None:
 
 
 def build_app(noun: str | None = None) -> typer.Typer:
-    """Assemble the commands of a noun, or of all nouns where the word is none of them.
+    """Assemble the commands of one noun, or of all nouns if ``noun`` is not in `NOUNS`.
 
-    Heavy libraries are imported by the commands that use them.
+    Each command imports the heavy libraries that it uses.
     """
     app = App(name="dpca", add_completion=False, pretty_exceptions_enable=False)
     app.callback()(_options)
@@ -94,10 +94,10 @@ def _not_installed(text: str) -> Callable[[], None]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command and map every ending to an exit code, once."""
+    """Run the command and map every outcome to an exit code."""
     for name, value in PREFECT_DEFAULTS.items():
         os.environ.setdefault(name, value)
-    before = os.umask(OTHERS)  # for what libraries write; storage sets its modes itself
+    before = os.umask(OTHERS)  # for files that libraries write; storage sets the modes of its files itself
     try:
         status = _run(arguments)
     finally:
@@ -132,7 +132,7 @@ def _run(arguments: list[str] | None) -> int:
 
 
 def _named(command: Any, words: list[str]) -> str:
-    """Return the command that some words name, as far as they name one; its help explains the words that follow."""
+    """Return the most specific command that ``words`` name; its help explains the remaining words."""
     path = ["dpca"]
     for word in words:
         commands = getattr(command, "commands", {})
@@ -177,13 +177,13 @@ def _fail(message: str, status: int) -> int:
 
 
 def _end(status: int) -> None:
-    """End this process as the interpreter would, but do not take apart all that it imported.
+    """End this process as the interpreter would, but skip the teardown of imported modules.
 
-    That is over a second of silence, and many seconds on a busy machine.
+    The teardown takes more than a second without any output, and many seconds on a busy machine.
     """
     threading._shutdown()  # type: ignore[attr-defined]  # waits for threads; this order is multiprocessing's too
     atexit._run_exitfuncs()
-    with suppress(OSError, ValueError):  # where nobody reads what is left to write, the interpreter says so
+    with suppress(OSError, ValueError):  # if no one reads the remaining output, the interpreter's exit reports it
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)

@@ -1,8 +1,7 @@
-"""The demos: the whole job on census data, and a federation of sites on one machine.
+"""Demos of the whole pipeline and of a federation on one machine.
 
-The demo: the whole job on the a9a census data that ships with the package, through the real flows.
-
-A federation on one machine: a helper and sites as processes on loopback, each with a key and a home of its own.
+The first demo runs the whole pipeline on the a9a census data that ships with the package, through the real flows. The
+second starts a helper and sites as processes on loopback, each with its own key and home.
 """
 
 import json
@@ -35,7 +34,7 @@ from flows.sites.roster import HELPER
 
 NAME = "a9a"
 FEATURES = 123
-CLIP_NORM = 14.0**0.5  # a row has at most 14 ones, by how the data is encoded
+CLIP_NORM = 14.0**0.5  # the encoding of the data gives each row at most 14 ones
 COMPONENTS, EPSILON, DELTA = 10, 1.0, 1e-6
 BUDGET_EPSILON, RECORDS_AT_MOST = 4.0, 40_000
 SUBSPACE, ALIAS = "a9a-subspace", "champion"
@@ -44,7 +43,7 @@ _ELSEWHERE = ("DPCA_HOME", "DPCA_STORE_URL", "DPCA_DATABASE_URL", "DPCA_KEY_FOLD
 
 @contextmanager
 def own_home(folder: Path | None) -> Iterator[Path]:
-    """Let everything inside happen in a folder of the demo's own, whatever the settings: no real ledger hears of it."""
+    """Use the demo's own home inside the context, whatever the settings name; no real ledger is touched."""
     chosen = user_data_path("dpca-demo") if folder is None else folder.expanduser().absolute()
     kept = {name: os.environ.pop(name) for name in _ELSEWHERE if name in os.environ}
     os.environ["DPCA_HOME"] = str(chosen)
@@ -56,7 +55,7 @@ def own_home(folder: Path | None) -> Iterator[Path]:
 
 
 def prepare(say: Callable[[str], None]) -> None:
-    """Ingest the shipped data and open its budget, unless an earlier demo did."""
+    """Ingest the shipped data, unless an earlier demo did, and open its budget."""
     from dpca.home import home, writable_home
     from flows.ingest import run_ingest
     from storage.datasets.ingest_options import IngestOptions
@@ -100,12 +99,12 @@ def release() -> dict[str, Any]:
 FEDERATION_DELTA, BUDGET = 1e-5, 100.0
 FEDERATION_CLIP_NORM = 1.0
 START = "from flows.cli import main; import sys; sys.exit(main())"
-SEED = 20181109  # of the made rows
+SEED = 20181109  # of the synthetic rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Federation:
-    """The folder of a federation, every site's rows, and the processes that run."""
+    """A federation's folder, the rows of its sites, and its running processes."""
 
     folder: Path
     names: tuple[str, ...]
@@ -124,7 +123,7 @@ class Federation:
 
     @property
     def services(self) -> tuple[str, ...]:
-        """The names of those that run as processes: the sites, after the helper where they have one."""
+        """The names of the parties that run as processes: the helper, if there is one, then the sites."""
         helper = ("helper",) if self.config("helper").exists() else ()
         return (*helper, *self.names)
 
@@ -138,7 +137,10 @@ class Federation:
 
 
 def unit_rows(rng: np.random.Generator, records: int, features: int) -> Callable[[], NDArray[np.float64]]:
-    """Return what draws a site's rows: of norm at most 1, long along up to three directions that all sites share."""
+    """Return a function that draws the rows of one site.
+
+    The rows have norm at most 1. They vary most along up to three directions, which all sites share.
+    """
     scales = np.r_[np.geomspace(3.0, 2.0, min(3, features)), np.full(max(0, features - 3), 0.3)]
     basis = np.linalg.qr(rng.standard_normal((features, features)))[0]
 
@@ -159,7 +161,7 @@ def make_federation(
     rows_of: Callable[..., Callable[[], NDArray[np.float64]]] = unit_rows,
     **facts: Any,
 ) -> Federation:
-    """Write keys, roster, configurations and homes with ingested rows; ``facts`` go into the roster."""
+    """Write keys, roster, configurations and homes with ingested rows; ``facts`` are added to the roster."""
     from flows.ingest import run_ingest
     from storage.datasets.ingest_options import IngestOptions
     from storage.workspace import Workspace
@@ -204,7 +206,7 @@ def make_federation(
 
 
 def start(federation: Federation, name: str) -> subprocess.Popen[str]:
-    """Start one party as a process, which soon listens."""
+    """Start one party as a process, without waiting until it listens."""
     home = federation.home(name)
     settings = {"DPCA_HOME": str(home), "DPCA_STATE_FOLDER": str(federation.folder / "states" / name)}
     kept = {key: value for key, value in os.environ.items() if not key.startswith("DPCA_")}
@@ -225,7 +227,7 @@ def await_listening(federation: Federation, name: str, process: subprocess.Popen
     Raises
     ------
     Unavailable
-        When its process ended.
+        If the party's process ended before it listened.
     """
     assert process.stdout is not None
     if not process.stdout.readline().startswith("listening"):
@@ -243,7 +245,7 @@ def stop(process: subprocess.Popen[str]) -> None:
 
 @contextmanager
 def running(federation: Federation) -> Iterator[None]:
-    """Run the helper and all sites as processes until the context ends; they listen when it begins."""
+    """Run the helper and all sites as processes inside the context; all of them listen when it begins."""
     processes = federation.processes
     try:
         for name in federation.services:
@@ -267,7 +269,7 @@ def run_demo(
     epsilon: float,
     folder: Path | None,
 ) -> dict[str, Any]:
-    """Start a federation, fit over it, and tell how far what it found is from the directions of all rows."""
+    """Start a federation, fit over it, and return the report with the distance to the exact subspace of all rows."""
     from dpca.registry.reader import Registry
     from flows.federate import run_sites_fit
 
@@ -302,7 +304,7 @@ def run_demo(
 
 @contextmanager
 def aggregator(federation: Federation) -> Iterator[None]:
-    """Let this process be the aggregator of a federation, with a home of its own."""
+    """Make this process the aggregator of a federation inside the context, with the aggregator's own home."""
     settings = {
         "DPCA_STATE_FOLDER": str(federation.folder / "states" / "aggregator"),
         "DPCA_SITES_KEY": str(federation.key),
@@ -324,7 +326,7 @@ def _write(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def free_ports(count: int) -> list[int]:
-    """Return ports of loopback that are free now, below those that outgoing connections take."""
+    """Return loopback ports that are free now, below the range that outgoing connections use."""
     found: set[int] = set()
     while len(found) < count:
         port = 20_000 + secrets.randbelow(12_000)

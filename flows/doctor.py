@@ -1,8 +1,8 @@
-"""Check what a run depends on: settings, versions, folders, database, store, cluster, Prefect, and the clock.
+"""Checks of everything that a run depends on.
 
-Every check looks, and reports what it found and how to fix it. What it changes that lasts: it makes an empty home where
-none was, pointer files that say what the ledger says, and the note from which the next check goes on. None reads a
-dataset.
+They cover settings, versions, folders, database, store, cluster, Prefect and the clock. Every check reports what it
+found and how to fix it. Only three changes last: an empty home is created where none exists, pointer files are
+rewritten to match the ledger, and a note records where the next check continues. No check reads a dataset.
 """
 
 import os
@@ -72,9 +72,10 @@ PLACES = (
 
 
 def examine(*, everything: bool = False) -> list[Finding]:
-    """Run every check, each before those that depend on its subject; what several find is reported once.
+    """Run every check, and return each distinct finding once.
 
-    The check of ledger and registry goes on from the one before, unless ``everything`` is asked for.
+    A check runs before the checks that depend on its subject. The check of ledger and registry continues where the
+    previous one ended, unless ``everything`` is set.
     """
     if ledger_url() is not None:
         return _once(
@@ -83,7 +84,7 @@ def examine(*, everything: bool = False) -> list[Finding]:
     before = (_settings, _transport, _versions, _home, _keys, _store)
     if is_on_read_only_disk(home()):
         return _once(_guarded(check) for check in (*before, _ledger_as_it_is, *_AFTER))
-    open_once = cache(Workspace.open)  # what cannot be opened fails each check, and is reported once
+    open_once = cache(Workspace.open)  # a workspace that cannot be opened fails each check, and is reported once
     check_once = cache(lambda: _incremental_check(open_once(), everything=everything))
     return _once(
         (
@@ -132,7 +133,7 @@ def _settings() -> Iterator[Finding]:
 
 
 def _transport() -> Iterator[Finding]:
-    """Report a database or object store on another machine that may be reached in clear text."""
+    """Report a database or object store on another machine whose connection may be unencrypted or unverified."""
     url = os.environ.get("DPCA_DATABASE_URL", "")
     if url.startswith("postgresql") and not _is_verified(url):
         yield Finding(
@@ -155,16 +156,16 @@ def _is_verified(address: str) -> bool:
     try:
         url = sa.make_url(address)
     except (ArgumentError, ValueError):
-        return True  # no address at all: the database's check reports it
+        return True  # not a valid address; the check of the database reports it
     if url.query.get("sslmode", os.environ.get("PGSSLMODE")) == "verify-full":
         return True
     named = [url.host] if url.host else sa.util.to_list(url.query.get("host")) or []
-    hosts = [urlsplit(f"//{host}").hostname for host in named if not host.startswith("/")]  # "/": a folder of sockets
+    hosts = [urlsplit(f"//{host}").hostname for host in named if not host.startswith("/")]  # "/" begins a socket folder
     return all(host is not None and is_loopback(host) for host in hosts)
 
 
 _EXTRAS = ("tables", "s3", "local", "pipeline")
-"""What a machine that releases has installed."""
+"""The extras that a machine must have installed to make releases."""
 
 
 def _versions() -> Iterator[Finding]:
@@ -213,7 +214,7 @@ def _private(check: str, folder: Path) -> Finding:
     if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
         advice = "mount its disk for writing" if is_on_read_only_disk(folder) else f"chown it to {os.getuid()}"
         return Finding(check=check, verdict="fix", found=f"{folder} cannot be written", advice=advice)
-    if mode & OTHERS:  # insisted, or it would have been refused
+    if mode & OTHERS:  # DPCA_ALLOW_SHARED_HOME is set, or the folder would have been refused
         return Finding(
             check=check,
             verdict="note",
@@ -276,7 +277,7 @@ def _ledger(check: IncrementalCheck) -> Iterator[Finding]:
 
 
 def _ledger_as_it_is() -> Iterator[Finding]:
-    """Read all of the ledger of a home that cannot be written, where there is one."""
+    """Verify the whole ledger of a read-only home, if the home exists."""
     if not home().is_dir():
         return
     entries = Workspace.read_only().ledger.verify()
@@ -285,9 +286,9 @@ def _ledger_as_it_is() -> Iterator[Finding]:
 
 
 def _streams(workspace: Workspace) -> Iterator[Finding]:
-    """Check the live streams: none may be at its end, or lack an answer that its estimates need."""
+    """Check that no live stream has used all its ticks or lacks an answer that its estimates need."""
     for name in dict.fromkeys(stream.name for stream in workspace.ledger.streams.all()):
-        stream, ticks = workspace.ledger.streams.show(name)  # the newest of a name, the only one that may be live
+        stream, ticks = workspace.ledger.streams.show(name)  # the newest stream of a name; only it may be live
         if not stream.is_live:
             continue
         kept = Answers(place=workspace.store, ticks=ticks)
@@ -308,7 +309,7 @@ def _units(workspace: Workspace) -> Iterator[Finding]:
 
 
 def _witness(workspace: Workspace) -> Iterator[Finding]:
-    """Report where the witness apart is, and warn where a copy of the home would bring it along."""
+    """Report the folder of the separate witness, and warn if a copy of the home would include it."""
     folder = state_folder() / workspace.ledger.id
     yield _private("witness", folder)
     if folder.resolve().is_relative_to(writable_home().resolve()):
@@ -398,7 +399,7 @@ def _sees(address: str, path: str) -> bool:
 def _prefect() -> Iterator[Finding]:
     from prefect.settings import Settings as PrefectSettings
 
-    settings = PrefectSettings()  # read anew: what a run started now would see
+    settings = PrefectSettings()  # read again, as a run that starts now would
     if any(name.split(".")[0] == "dpca" for name in settings.logging.extra_loggers or ()):
         yield Finding(
             check="logging",
@@ -446,7 +447,7 @@ def _servers() -> Iterator[Finding]:
 
 
 def _ask(settings: "PrefectSettings") -> "httpx.Response":
-    """Ask Prefect's server something that only a client with the right credentials is told."""
+    """Send Prefect's server a request that succeeds only with the right credentials."""
     import httpx
 
     api = settings.api
@@ -463,7 +464,7 @@ _AFTER = (_cluster, _prefect, _servers)
 
 
 def check_backups(workspace: Workspace) -> Iterator[Finding]:
-    """Note that a ledger that has spent was never backed up from this machine, or no backup of it was rehearsed."""
+    """Report the last backup made from this machine; note a used ledger without a backup, or without a rehearsal."""
     with reading(workspace.ledger.engine) as connection:
         entries = journal.head(connection).seq
         is_used = connection.execute(sa.select(tables.release.c.id).limit(1)).first() is not None
@@ -478,7 +479,7 @@ def check_backups(workspace: Workspace) -> Iterator[Finding]:
 
 
 def check_signing(workspace: Workspace) -> Iterator[Finding]:
-    """Report whether consumers who pinned the root believe what this ledger signs."""
+    """Report whether consumers who pinned the root accept the signatures of this ledger."""
     root, path = newest_root(workspace.store), key_folder() / PUBLISHERS_KEY
     if not path.exists():
         yield Finding(check="signing", verdict="ok", found="the first publication makes the publisher's key")

@@ -1,7 +1,8 @@
-"""Fit one private subspace or model over several datasets, each with its budget: a flow, and from this process.
+"""Joint releases over several datasets or the sites of a roster, as a Prefect flow or directly.
 
-Over datasets the sites are parts of this one process, each with its own rows, reservation and curator. Over a roster
-they are processes of their own, which plan and charge by themselves; this one opens the totals, and reads no row.
+Over datasets, the sites are parts of this process, each with its own rows, reservation and curator. Over a roster, the
+sites are separate processes that plan and charge by themselves. This process then opens only the totals, and reads no
+row.
 """
 
 from collections.abc import Callable
@@ -34,7 +35,7 @@ from flows.sites.releases import (
 
 
 def make_sites_release(run: Runner, request: SitesRequest, settings: Settings) -> dict[str, Any]:
-    """Run all stages; return the public facts of what was published."""
+    """Run all stages, and return the public facts of the published version."""
     configure_logs(settings.log)
     if request.roster is None:
         check_address(settings)
@@ -55,18 +56,18 @@ def make_sites_release(run: Runner, request: SitesRequest, settings: Settings) -
 
 
 def _cluster(request: SitesRequest, settings: Settings) -> AbstractContextManager[str]:
-    """Return the cluster of this home's sites, as its address; those of a roster have their own."""
+    """Return a context with the cluster address for this home's sites; a roster's sites have their own clusters."""
     return nullcontext("") if request.roster is not None else open_cluster(settings, scratch=home() / WORKERS)
 
 
 def run_sites_fit(request: SitesRequest, *, workers: int | None = None, direct: bool = False) -> dict[str, Any]:
-    """Run a joint fit from this process: as a Prefect flow, or directly."""
+    """Run a joint fit from this process, as a Prefect flow or directly."""
     if direct:
         return make_sites_release(directly, request, cluster_settings(workers))
     begin_step("starting Prefect")
     with prefect_server():
         asked = {item.name: getattr(request, item.name) for item in fields(request)}
-        # A flow's own overloads cannot tell that the function is synchronous.
+        # The overloads of a Prefect flow do not recognize that the function is synchronous.
         call: Callable[..., Any] = fit_sites
         report: dict[str, Any] = finish(lambda: call(**asked, workers=workers, return_state=True))
         return report
@@ -75,9 +76,9 @@ def run_sites_fit(request: SitesRequest, *, workers: int | None = None, direct: 
 @job(name="fit-sites")
 @with_options(SitesRequest, annotation=form_field)
 def fit_sites(*, workers: Workers = None, **request: Any) -> dict[str, Any] | State[Any]:
-    """Release a private subspace, or components, over several datasets or a roster's sites as a version of a name.
+    """Release a private subspace or components over several datasets or a roster's sites, as a version of a name.
 
-    `flows.requests.SitesRequest` declares the parameters beside workers. The same request is the same release.
+    `flows.requests.SitesRequest` declares all parameters except workers. A repeated request returns the same release.
     """
 
     def body(run: Runner) -> dict[str, Any]:

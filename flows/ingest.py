@@ -1,14 +1,11 @@
-"""Ingest a file as an immutable snapshot of a dataset, and erase one individual from a dataset.
+"""Ingestion of files as immutable snapshots, and erasure of one individual from a dataset.
 
-Ingest a file: rows in, an immutable snapshot of a dataset out.
+The ingest stage returns the snapshot's random id and nothing else. Sizes and digests are private. They stay in the
+catalog, where the curator's commands read them, and in the log on this process's stderr, if a log is enabled. The paths
+of the files are private too, so the flow is called with a reference to them (`storage.datasets.kept_sources`).
 
-The stage returns the snapshot's random id and nothing else: sizes and digests are private, so they stay in the
-catalog, where the curator's commands read them, and in the log on this process's stderr, where one is asked for.
-The paths of the files are private too: the flow is called with a reference to them (`storage.datasets.kept_sources`).
-
-Erase one individual from a dataset, and list what is left to do: nothing here is for Prefect or a schedule.
-
-The id is used here and forgotten: it is in no log, journal, file or exit code. What is returned is for the curator.
+Erasure runs neither under Prefect nor on a schedule. It also lists what remains to be done. The individual's id is used
+and forgotten: no log, journal, file or exit code contains it. The returned facts are for the curator.
 """
 
 import math
@@ -49,21 +46,24 @@ from storage.workspace import Workspace
 
 watch_rows: ContextVar[Progress | None] = ContextVar("watch_rows", default=None)
 given_files: ContextVar[dict[str, Any] | None] = ContextVar("given_files", default=None)
-"""The files of an ingest that this process began: another ingest of the same name may have stored others since."""
+"""The files of an ingest that this process began; a later ingest of the same name may have stored other files."""
 
 
 FILE_FAULT = "the file cannot be read as a whole, and no snapshot was made; the private report in the home states why."
-"""The one message of an unattended ingest that ends at a file: it holds nothing of the file."""
+"""The only message of an unattended ingest that fails at a file; it contains nothing from the file."""
 REPORTS = "reports"
-"""The folder of the home with one private report a dataset, of mode 0600: a line for each file that was not read."""
+"""The folder of private reports in the home.
+
+Each dataset has one report of mode 0600, with a line for each file that was not read.
+"""
 
 
 def ingest_source(source: str | list[str], name: str, options: IngestOptions = DEFAULTS) -> str:
-    """Stream a source into a new snapshot and register it; return its id.
+    """Stream a source into a new snapshot, register it, and return its id.
 
-    A reference to a source (see `storage.datasets.kept_sources`) names all files that were stored with it. An
-    unattended ingest ends at a fault of the file as a whole alone, and then with one constant message; details of files
-    and rows go to the private reports.
+    A reference to a source (see `storage.datasets.kept_sources`) names all files that were stored with it. Only a fault
+    of a whole file ends an unattended ingest, and then with one constant message. Details of files and rows go to the
+    private reports.
     """
     configure_logs(cluster_settings().log)
     return ingest_opened(source, name, options, workspace=Workspace.open())
@@ -72,7 +72,7 @@ def ingest_source(source: str | list[str], name: str, options: IngestOptions = D
 def ingest_opened(
     source: str | list[str] | SourceFile, name: str, options: IngestOptions, *, workspace: Workspace
 ) -> str:
-    """Stream a source, which may be a file that is open already, as `ingest_source` does."""
+    """Ingest a source as `ingest_source` does; the source may be a file that is already open."""
     try:
         return _ingest(source, name, options, workspace=workspace)
     except BadSource as error:
@@ -94,7 +94,7 @@ def report_fault(home: Path, name: str, reason: str) -> None:
 
 
 def reported_fault(home: Path, name: str, address: str) -> str | None:
-    """Return why a file could not be read last, from the private report of a dataset; for the curator alone."""
+    """Return why a file could not be read most recently, from a dataset's private report; for the curator alone."""
     try:
         lines = (home / REPORTS / f"{name}.txt").read_text(errors="replace").splitlines()
     except FileNotFoundError:
@@ -149,7 +149,7 @@ def _ingest(source: str | list[str] | SourceFile, name: str, options: IngestOpti
 def ingest_dataset(source: Sources, name: NewName, **options: Any) -> str | State[Any]:
     """Ingest files as a new snapshot of a dataset; return the snapshot's id.
 
-    `storage.datasets.ingest_options.IngestOptions` declares the parameters beside source and name. A deployment's run
+    `storage.datasets.ingest_options.IngestOptions` declares all parameters except source and name. A deployment's run
     is unattended: no single record ends it.
     """
 
@@ -168,9 +168,9 @@ def run_ingest(
     direct: bool = False,
     watch: Progress | None = None,
 ) -> dict[str, Any]:
-    """Ingest from this process, as a Prefect flow or directly; return the curator's view of the snapshot.
+    """Ingest from this process, as a Prefect flow or directly; return the curator's facts of the snapshot.
 
-    Prefect is called with a reference to the files. Their paths are stored in the home folder, for schedules.
+    Prefect receives a reference to the files. Their paths are stored in the home folder, for schedules.
     """
     values = asdict(options)
     files = {"source": source, **{what: values.pop(what) for what in FILES[1:]}}
@@ -181,7 +181,7 @@ def run_ingest(
         else:
             begin_step("starting Prefect")
             with prefect_server():
-                # Its declared options are not those of its type, which takes `return_state` for one.
+                # The flow's static type lacks its declared options, and treats `return_state` as an option.
                 call: Callable[..., Any] = ingest_dataset
                 snapshot = finish(lambda: call(reference_to(name), name, **values, return_state=True))
     finally:
@@ -194,7 +194,7 @@ def run_ingest(
 
 
 def snapshot_facts(catalog: Catalog, entry: Entry) -> dict[str, Any]:
-    """Return the facts of a snapshot for the curator alone: sizes and digest are private."""
+    """Return the facts of a snapshot for the curator alone, as sizes and digest are private."""
     manifest = catalog.open(entry).manifest
     return {
         "dataset": entry.name,
@@ -230,14 +230,14 @@ def _public_bound(catalog: Catalog, entry: Entry) -> dict[str, Any]:
 
 
 def _quarantined_by(catalog: Catalog, entry: Entry) -> list[dict[str, Any]]:
-    """Count the rows that the private report lists by reason and column, the most frequent first."""
+    """Count the quarantined rows in the private report by reason and column, the most frequent first."""
     notes = quarantine_notes(catalog.home / entry.path)
     counted = read_tally(notes).most_common() if notes.exists() else []
     return [{"rows": rows, "reason": reason, "column": column or None} for (reason, column), rows in counted]
 
 
 def _warnings(workspace: Workspace, name: str, report: IngestReport, *, is_unattended: bool) -> Iterator[str]:
-    """Yield warnings about a snapshot, one line each; those about its rows for the curator alone."""
+    """Yield warnings about a snapshot, one line each; warnings about its rows are for the curator alone."""
     if report.lookalikes and not is_unattended:
         yield (
             f"{report.lookalikes:,} ids of individuals in {name!r} differ from another only in a sign + or leading "
@@ -263,7 +263,9 @@ def _warnings(workspace: Workspace, name: str, report: IngestReport, *, is_unatt
 
 
 def run_erase(name: str, unit: str, *, agree: Callable[[FoundUnit], None]) -> dict[str, Any]:
-    """Make a snapshot without an individual; return the curator's facts of it, with what else holds their rows.
+    """Make a snapshot without one individual, and return the curator's facts of the snapshot.
+
+    The facts list everything else that may hold the individual's rows.
 
     Parameters
     ----------
@@ -272,7 +274,7 @@ def run_erase(name: str, unit: str, *, agree: Callable[[FoundUnit], None]) -> di
     unit : str
         The id of the individual.
     agree : callable
-        Called with what was found before anything is written; it raises to stop.
+        Called with the found unit before anything is written. It raises an error to stop the erasure.
 
     Raises
     ------
@@ -296,7 +298,7 @@ def run_erase(name: str, unit: str, *, agree: Callable[[FoundUnit], None]) -> di
 
 
 def _remains(workspace: Workspace, name: str, population: str) -> list[dict[str, str]]:
-    """Return what may still hold rows of the individual, or was computed from them, and what to do about it."""
+    """List what may still hold the individual's rows or was computed from them, and what to do about each."""
     catalog = workspace.catalog
     older = catalog.older(name)
     others = [entry.name for entry in catalog.entries() if entry.population == population and entry.name != name]
@@ -330,7 +332,7 @@ def _remains(workspace: Workspace, name: str, population: str) -> list[dict[str,
 
 
 def _source_of(workspace: Workspace, name: str) -> str:
-    """Return the files of the last ingest of a dataset, or of its inbox."""
+    """Return the files of the last ingest of a dataset and those of its inbox."""
     found = []
     for kind in ("sources", INBOXES):
         try:

@@ -1,8 +1,8 @@
-"""The jobs that release: each is a Prefect flow, and can be run from this process as that flow or without Prefect.
+"""Release jobs, each run as a Prefect flow or directly.
 
-`release_flow` makes the flow of a family of releases from its request. A request of any family is run from this process
-by `run_release`. `tick_stream` is what the schedule of a stream calls: a slot is one tick, however often it fires.
-Opening, extending, showing and closing a stream are acts of the operator (`flows.releases.streams`).
+`release_flow` makes the flow of a release family from its request class. `run_release` runs a request of any family
+from this process. The schedule of a stream calls `tick_stream`: a slot is one tick, however often the schedule fires.
+The operator opens, extends, shows and closes streams with `flows.releases.streams`.
 """
 
 from collections.abc import Callable
@@ -38,21 +38,21 @@ from flows.settings import cluster_settings
 def run_release(
     request: Request, *, workers: int | None = None, direct: bool = False, caller: Caller | None = None
 ) -> dict[str, Any]:
-    """Run a request of any family from this process: as the flow of its family, or directly.
+    """Run a request of any family from this process, as the flow of its family or directly.
 
     Parameters
     ----------
     request : Request
     workers : int, optional
-        Processes of a cluster that is started for the run.
+        Number of processes of a cluster that is started for the run.
     direct : bool
-        Whether it runs without Prefect.
+        Whether to run without Prefect.
     caller : Caller, optional
 
     Returns
     -------
     dict
-        The public facts of what was published.
+        The public facts of the published version.
     """
     if direct:
         return release_directly(request, workers=workers, caller=caller)
@@ -69,16 +69,17 @@ def run_tick(
     workers: int | None = None,
     direct: bool = False,
 ) -> dict[str, Any]:
-    """Run one slot of a stream from this process: as a Prefect flow, or directly."""
+    """Run one slot of a stream from this process, as a Prefect flow or directly."""
     if direct:
         return make_tick(directly, name, cluster_settings(workers), slot=slot, snapshot=snapshot)
     return _run_flow(tick_stream, name=name, slot=slot, snapshot=snapshot, workers=workers)
 
 
 def release_flow(kind: type[Request], name: str, text: str) -> Flow[..., Any]:
-    """Make the flow that releases requests of a kind; ``text`` is what it does, in a sentence.
+    """Make the flow that releases requests of a kind; ``text`` describes the flow in a sentence.
 
-    A dry run ends in the state that names its verdict. Either notes in the deployment's form what its next run may do.
+    A dry run ends in a state named after its verdict. Both a release and a dry run note in the deployment's form what
+    the next run may do.
     """
 
     @with_options(kind, annotation=form_field, without=NO_FORM_ASKS)
@@ -149,10 +150,10 @@ FLOWS: dict[str, Flow[..., Any]] = {
 def tick_stream(
     name: StreamName, *, slot: Slot = None, snapshot: SnapshotId = None, workers: Workers = None
 ) -> dict[str, Any] | State[Any]:
-    """Publish the version of one slot of a stream, which is paid for.
+    """Publish the version of one slot of a stream, whose ticks are already paid for.
 
-    A scheduled run is the tick of its slot, however often it is tried; what was begun for an earlier slot is finished
-    first.
+    A scheduled run is the tick of its slot, however often it is retried. A tick that was begun for an earlier slot is
+    finished first.
     """
 
     def body(run: Runner) -> dict[str, Any]:
@@ -164,7 +165,10 @@ def tick_stream(
 
 
 def dry_run_in_flow(run: Runner, request: Request, *, releases: int | None = None, series: str = "") -> State[Any]:
-    """Return the state that names the verdict on a request, with its artifact beside it; options of `judge_request`."""
+    """Return the state named after the verdict on a request, and write the verdict as a Prefect artifact.
+
+    ``releases`` and ``series`` are passed to `judge_request`.
+    """
     verdict: Verdict = run(judge_request, request, releases=releases, series=series)
     run(state_verdict, request.publish, verdict.name, verdict.text)
     note_budget(request, series=series)
@@ -172,7 +176,7 @@ def dry_run_in_flow(run: Runner, request: Request, *, releases: int | None = Non
 
 
 def _run_flow(called: Callable[..., Any], **given: Any) -> dict[str, Any]:
-    """Run a flow in this process, with a Prefect server where none is named; return what its body returned."""
+    """Run a flow in this process, starting a Prefect server if none is configured; return the result of its body."""
     begin_step("starting Prefect")
     with prefect_server():
         report: dict[str, Any] = finish(lambda: called(**given, return_state=True))

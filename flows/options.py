@@ -1,14 +1,16 @@
-"""Parameters of flows and commands, made from declared options: names, types, forms, flags, help texts and bounds.
+"""Parameters of flows and commands, made from declared options.
 
-`with_options` declares the fields of records as parameters of a function: of a flow with `form_field`, of a command
-with `command_option`. It also spells the shared options below, which stand in a signature by themselves.
+Names, types, forms, flags, help texts and bounds are declared once, in the fields of option records. `with_options`
+declares these fields as parameters of a function: of a flow with `form_field`, of a command with `command_option`. It
+also annotates the shared options below, which appear directly in a signature.
 
-The records decide, with one line for each refusal; the bounds of a form only save a run that would be refused. Prefect
-reads ``json_schema_extra`` alone: it takes descriptions from docstrings of another style than ours.
+The records validate every value, and report each refusal in one line. The bounds in a form only prevent runs that would
+be refused. Descriptions are passed in ``json_schema_extra``, because Prefect otherwise reads them from docstrings of a
+style that this project does not use.
 
-Settings of a mechanism have the names, types and defaults of the mechanism's own fields. A form has one part a
-mechanism, ``settings`` = ``{"dp_spca": {"rate": 0.2}}``; a command line, ``--settings rate=0.2``, and deployments give
-text. A request keeps text, whichever it was given.
+Settings of a mechanism have the names, types and defaults of the mechanism's fields. A form has one part for each
+mechanism: ``settings`` = ``{"dp_spca": {"rate": 0.2}}``. A command line (``--settings rate=0.2``) and a deployment pass
+text. A request stores text in either case.
 
 Examples
 --------
@@ -41,30 +43,30 @@ from dpca_tasks.mechanisms.registered import Setting, settings_of
 from storage.options import Handling, OptionField, options_of
 
 type Annotation = Callable[[OptionField], Any]
-"""A function that gives the type of a parameter, with what its reader needs to know."""
+"""A function that returns the annotation of a parameter: its type, with the metadata that Prefect or Typer reads."""
 
 
 def with_options[**P, T](
     *records: type[Any], annotation: Annotation, omitted_is_none: bool = False, without: Collection[str] = ()
 ) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Declare the ``**options`` of a function as one keyword parameter for each field of records.
+    """Declare the ``**options`` of a function as one keyword parameter for each field of the records.
 
     Parameters
     ----------
     records : type
-        Records of options; without one, only the shared options of the signature are spelled.
+        Records of options. Without records, only the shared options of the signature are annotated.
     annotation : callable
-        Gives the type of each parameter.
+        Returns the annotation of each parameter.
     omitted_is_none : bool
-        Whether a required option that may be None is None when it is left out, as on a command line, which has no other
-        word for None.
+        Whether omitting a required option that may be None sets it to None. This is for command lines, which cannot
+        express None otherwise.
     without : collection of str
-        Options that are not asked for: they keep their defaults.
+        Options that are not declared as parameters; they keep their defaults.
 
     Returns
     -------
     callable
-        A decorator. It changes the signature that Prefect and Typer read; a call works as before.
+        A decorator. It changes the signature that Prefect and Typer read; calls of the function work as before.
     """
 
     def declare(function: Callable[P, T]) -> Callable[P, T]:
@@ -95,7 +97,7 @@ def with_options[**P, T](
 
 
 def _spelled_in(parameter: inspect.Parameter, annotation: Annotation) -> inspect.Parameter:
-    """Return a parameter with the annotation of the shared option that it is, if it is one."""
+    """Return the parameter, annotated with `annotation` if it is a shared option."""
     declared = parameter.annotation
     if not any(isinstance(one, FieldInfo) for one in getattr(declared, "__metadata__", ())):
         return parameter
@@ -111,12 +113,12 @@ def _default(option: OptionField, *, omitted_is_none: bool) -> Any:
 
 _SETTING = bool | int | float | str | None
 _SETTINGS = dict[str, _SETTING | dict[str, _SETTING]] | None
-"""Settings as text, or a part of them a mechanism."""
-_LEFT_OUT: Any = SkipJsonSchema()  # type: ignore[type-arg]  # a class without arguments where it runs
+"""Settings as text, or one part for each mechanism."""
+_LEFT_OUT: Any = SkipJsonSchema()  # type: ignore[type-arg]  # the class takes no type arguments at run time
 
 
 def form_field(option: OptionField) -> Any:
-    """Return the type of an option as a flow's parameter; the form leaves out what it is not to offer."""
+    """Return the annotation of an option as a flow's parameter; the form omits options that are not offered."""
     if not option.handling.is_offered:
         return Annotated[option.kind, _LEFT_OUT]
     kind = _SETTINGS if option.is_settings else option.kind
@@ -125,7 +127,7 @@ def form_field(option: OptionField) -> Any:
 
 
 def command_option(option: OptionField) -> Any:
-    """Return the type of an option as a command's parameter."""
+    """Return the annotation of an option as a command's parameter."""
     kind = option.kind
     if option.is_settings:
         kind = list[str] | None
@@ -135,7 +137,7 @@ def command_option(option: OptionField) -> Any:
 
 
 def _spelled(option: OptionField) -> Any:
-    """Return how a command line spells an option."""
+    """Return the Typer argument or option that declares an option on the command line."""
     flag = option.flag
     if option.handling.is_argument:
         return typer.Argument(help=option.help)
@@ -156,13 +158,13 @@ def _spelled(option: OptionField) -> Any:
 
 
 def _closed_bounds(option: OptionField) -> tuple[int | None, int | None]:
-    """Return the bounds that a command line checks: an interval with an open end is left to the job."""
+    """Return the bounds that the command line checks; the option record checks intervals with an open end."""
     bounds = option.bounds
     return (None, None) if bounds.keys() & {"gt", "lt"} else (bounds.get("ge"), bounds.get("le"))
 
 
 def _pairs_of(flag: str) -> Callable[[list[str] | None], list[tuple[str, str]]]:
-    """Return the reader of ``KEY=VALUE``, given once for each key."""
+    """Return the parser of repeated ``KEY=VALUE`` options, which accepts each key once."""
 
     def read(texts: list[str] | None) -> list[tuple[str, str]]:
         pairs = [text.partition("=") for text in texts or ()]
@@ -174,7 +176,7 @@ def _pairs_of(flag: str) -> Callable[[list[str] | None], list[tuple[str, str]]]:
 
 
 def _roles(text: str) -> dict[str, str]:
-    """Read ``row=USER,column=ITEM``."""
+    """Parse roles of columns, written as ``row=USER,column=ITEM``."""
     pairs = [pair.partition("=") for pair in text.split(",")]
     if not all(role and name for role, _, name in pairs):
         raise typer.BadParameter("write row=NAME,column=NAME,value=NAME, or some of them", param_hint="--columns")
@@ -196,7 +198,7 @@ def _number_or_word(text: str) -> float | str:
         return text
 
 
-# Options that flows and commands share, beside their records
+# Options that flows and commands share in addition to their records
 
 Workers = Annotated[int | None, Field(description="Processes of a cluster started for the run.", ge=1)]
 DryRun = Annotated[bool, Field(description="Show what the run would cost; touch nothing.")]
@@ -235,7 +237,7 @@ Settled = Annotated[
 Sources = Annotated[
     str | list[str], Field(description="@NAME: where dataset NAME was last ingested from by hand; or files.")
 ]
-"""The source as a flow takes it: a reference, as paths are private. A command takes paths."""
+"""The source parameter of a flow: a reference, because paths are private. A command takes paths."""
 InboxAddress = Annotated[
     str,
     Field(
@@ -244,33 +246,33 @@ InboxAddress = Annotated[
         min_length=1,
     ),
 ]
-"""The inbox as a flow takes it: a reference, as paths are private. A command takes an address."""
+"""The inbox parameter of a flow: a reference, because paths are private. A command takes an address."""
 
 
 # Settings of mechanisms
 
 type Given = Mapping[str, Any] | Iterable[tuple[str, Any]] | None
 type Kinds = Callable[[], Mapping[str, type[Any]]]
-"""Returns the classes of mechanisms by name; a function, so that they are loaded for forms alone."""
+"""A function that returns mechanism classes by name, so that they are imported only when a form is built."""
 
 NOT_OFFERED = ("allow_uncertified",)
-"""Fields that weaken a guarantee, which no form offers: they are insisted on as text."""
+"""Fields that weaken a guarantee. No form offers them; they must be set explicitly as text."""
 
 _TYPES = {bool: "boolean", int: "integer", float: "number", str: "string"}
 
 
 def settings_form(kinds: Kinds) -> Callable[[], dict[str, Any]]:
-    """Return the form of an option for the settings of mechanisms of these kinds."""
+    """Return a function that builds the form schema for the settings of these mechanisms."""
     return lambda: _parts(kinds())
 
 
 def text_settings(given: Given, *, of: str) -> dict[str, str]:
-    """Return the settings of a mechanism as text, from text or from the parts of a form.
+    """Return the settings of a mechanism as text, given as text or as the parts of a form.
 
     Raises
     ------
     Invalid
-        When another mechanism's part is filled in.
+        If the part of another mechanism is filled in.
     """
     settings: dict[str, str] = {}
     for name, value in dict(given or ()).items():
@@ -289,7 +291,10 @@ def _text(value: Any) -> str:
 
 
 def _parts(kinds: Mapping[str, type[Any]]) -> dict[str, Any]:
-    """Return the JSON schema of settings in a form: none, or one typed part a mechanism; text stays admitted."""
+    """Return the JSON schema of settings in a form.
+
+    It admits null, one typed part for each mechanism, and settings as text.
+    """
     parts = {name: _part(name, kind) for name, kind in sorted(kinds.items())}
     offered = {
         name: {"title": name, "anyOf": [{"type": "null"}, part]} for name, part in parts.items() if part["properties"]
@@ -304,7 +309,7 @@ def _part(name: str, kind: type[Any]) -> dict[str, Any]:
 
 
 def _setting(setting: Setting) -> dict[str, Any]:
-    """Return the JSON schema of a setting: its type, bounds, help and default."""
+    """Return the JSON schema of a setting, with its type, bounds, help and default."""
     hint = setting.hint
     bounds: dict[str, Any] = dict(setting.bounds)
     option = OptionField(setting.name, hint, Field(description=setting.help, **bounds))

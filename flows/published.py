@@ -1,6 +1,7 @@
-"""What is done with a published release at no cost: exact diagnostics for its curator, and other numbers of components.
+"""Operations on published releases that charge nothing.
 
-`diagnose` computes without noise. `refit_release` reads no row.
+`diagnose` computes exact diagnostics for the curator, without noise. `refit_release` publishes another number of
+components, and reads no row.
 """
 
 from typing import Any
@@ -29,15 +30,15 @@ NOTICE = (
 
 
 def diagnose(request: EvaluationRequest, *, workers: int | None = None) -> dict[str, Any]:
-    """Compute how good a release is on the newest snapshot of a dataset, without noise.
+    """Compute the quality of a release on the newest snapshot of a dataset, without noise.
 
-    Nothing is charged, and nothing of it is stored: no artifact, ledger, log or Prefect run sees it. What is returned
-    belongs inside the trust boundary.
+    Nothing is charged and no result is stored: no artifact, ledger, log or Prefect run contains it. The returned values
+    must stay inside the trust boundary.
 
     Parameters
     ----------
     request : EvaluationRequest
-        The release, by any reference, and a dataset of the same columns; its guarantee is not used.
+        Names the release, by any reference, and a dataset with the same columns. Its epsilon and delta are not used.
     workers : int, optional
     """
     settings, workspace, family = cluster_settings(workers), Workspace.read_only(), family_of(request)
@@ -64,18 +65,19 @@ def refit_release(reference: str, *, components: int | str, publish: str, refine
     Parameters
     ----------
     reference : str
-        A published subspace; its digest becomes the new one's parent.
+        A published subspace. Its digest becomes the parent of the new artifact.
     components : int or "auto"
         At most the number of directions that the release kept.
     refine : str, optional
-        How to refine them; as the release was refined by default.
+        How to refine the components. By default they are refined as in the release.
     publish : str
-        A release has one artifact under each name, so this is a name of its own for this number of components.
+        The name to publish under. A release has one artifact under each name, so every number of components needs a
+        separate name.
 
     Returns
     -------
     dict
-        The public facts of what was published; ``reused`` when this name had it before.
+        The public facts of the published version, with ``reused`` if the name already had this version.
     """
     from flows.families.restated_subspace import restate_subspace
 

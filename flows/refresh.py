@@ -1,7 +1,8 @@
-"""The closed loop: what arrives in an inbox is ingested, released, judged, and promoted or held; notices say so.
+"""The closed loop from files in an inbox to promoted releases.
 
-A file triggers its own release, so no two clocks have to agree. Each arrival is one snapshot and one release, charged
-once, however often a run dies and is tried again. What decides after the release is published already.
+Each arrival is ingested, released, judged, and promoted or held, and notices report the outcome. A file triggers its
+own release, so no two clocks have to agree. Each arrival is one snapshot and one release, charged once, however often a
+run fails and is retried. The decision after a release uses only facts that are already published.
 """
 
 import math
@@ -50,19 +51,19 @@ from storage.workspace import Workspace
 
 CHAMPION, SETTLED, DRIFT = "champion", 10.0, 0.5
 AT_ONCE = 1000
-"""Arrivals at most that one stage takes."""
+"""The largest number of arrivals that one stage takes."""
 _SERIES = "refresh/"
 _nobody: Callable[[dict[str, Any]], None] = lambda _: None  # noqa: E731 - a default
 _tell: ContextVar[Callable[[dict[str, Any]], None]] = ContextVar("tell", default=_nobody)
 
 
 def look_into(inbox: str, dataset: str, options: IngestOptions, settled: float) -> Waiting:
-    """Return what waits in an inbox; send what earlier notices left.
+    """Return the waiting arrivals of an inbox, after sending the notices that earlier runs could not send.
 
     Raises
     ------
     Invalid, Conflict
-        When no file at all could be ingested with these options.
+        If no file at all could be ingested with these options.
     """
     workspace = Workspace.open()
     checked_options(replace(options, unattended=True))
@@ -72,11 +73,19 @@ def look_into(inbox: str, dataset: str, options: IngestOptions, settled: float) 
 
 
 def take_next(tokens: list[str], dataset: str, options: IngestOptions) -> tuple[dict[str, str], str | None]:
-    """Ingest arrivals in their order until one is a snapshot; return the faults of those before, and the snapshot's id.
+    """Ingest arrivals in order until one becomes a snapshot.
 
-    A file as a whole (``source``) or the ``options`` break a rule, it is ``gone`` or changed, ``unreadable``, or
-    another process ``ended`` it meanwhile. No single record decides: this is an unattended ingest (`flows.ingest`).
-    An error ends the stage if it is the first arrival's; else this arrival is left for the next call.
+    Return the faults of the arrivals before that one, by token, and the snapshot's id, or None if all have faults. The
+    faults are:
+
+    - ``source``: the file as a whole breaks a rule;
+    - ``options``: the options break a rule;
+    - ``gone``: the file was removed or changed;
+    - ``unreadable``: this user may not read the file;
+    - ``ended``: another process ended the arrival meanwhile.
+
+    No single record is a fault, because the ingest is unattended (`flows.ingest`). An error at the first arrival ends
+    the stage. An arrival with an error after other faults is left for the next call.
     """
     configure_logs(cluster_settings().log)
     workspace, faults = Workspace.open(), dict[str, str]()
@@ -97,7 +106,7 @@ def take_next(tokens: list[str], dataset: str, options: IngestOptions) -> tuple[
 def _take(
     workspace: Workspace, inbox: Inbox, token: str, dataset: str, options: IngestOptions
 ) -> tuple[str | None, str | None]:
-    """Ingest an arrival as a snapshot, unless that is done; return the snapshot's id, or else why there is none."""
+    """Ingest an arrival as a snapshot, unless that is done; return the snapshot's id and the fault, one being None."""
     with inbox.taking(token) as arrival, ExitStack() as held:
         if arrival.end is not None:
             return None, "ended"
@@ -107,7 +116,7 @@ def _take(
             file = held.enter_context(inbox.holding(arrival))
         except FileNotFoundError:
             return _gone(inbox, arrival)
-        except PermissionError:  # it waits on: its rights, once corrected, do not make it another arrival
+        except PermissionError:  # the arrival keeps waiting; corrected permissions do not make it a new arrival
             LOG.error("left: %s: this user may not read it; correct its permissions", shown_name(arrival.address))
             return None, "unreadable"
         except OSError as error:
@@ -125,9 +134,9 @@ def _take(
 
 
 def reserve_arrival(request: SubspaceRequest, token: str, snapshot: str, releases: int | None) -> tuple[str, str]:
-    """Charge the release of an arrival's snapshot, or find it under the terms it was charged; return its id and state.
+    """Charge the release of an arrival's snapshot, or find its earlier charge; return the release's id and state.
 
-    The run key is the arrival's own, so that no other terms charge it again.
+    An earlier charge keeps its terms. The run key belongs to the arrival, so that other terms cannot charge it again.
     """
     workspace, run_key = Workspace.open(), run_key_of(token)
     if workspace.ledger.find(run_key) is None:
@@ -140,7 +149,7 @@ def reserve_arrival(request: SubspaceRequest, token: str, snapshot: str, release
 
 
 def begun_request(release_id: str) -> Request:
-    """Return the request that a release was charged with."""
+    """Return the request with which a release was charged."""
     return reserved_request(Workspace.read_only().ledger.release(release_id))
 
 
@@ -162,11 +171,12 @@ def make_refresh(
     settled: float,
     attach: Callable[..., object] = lambda *_: None,
 ) -> dict[str, Any]:
-    """Take all that waits in an inbox, one after another; return what became of it.
+    """Process all waiting arrivals of an inbox, one after another, and return the outcome.
 
-    A file that cannot be ingested is set aside, if another could be or it waits alone; else the options are at fault,
-    and all wait on. What is refused or fails ends the run in its state, after the others had their turn. What is
-    unavailable ends it at once. The next run goes on from there.
+    A file that cannot be ingested is set aside if another file was ingested, or if it is the only one and breaks a rule
+    itself. Otherwise the options are at fault, and all files keep waiting. A refusal or failure ends the run in its
+    state, after the other arrivals were processed. An unavailable service ends the run at once. The next run continues
+    from there.
     """
     _check_loop(request, alias=alias, drift_at_most=drift_at_most, settled=settled)
     check_pace(request.epsilon, releases)
@@ -176,7 +186,7 @@ def make_refresh(
     faults, failures, ingested, left = dict[str, str](), list[Exception](), 0, list(waiting.tokens)
 
     def take_on() -> tuple[str, str] | None:
-        """Take what no snapshot can be made of, and the next arrival that one is made of; return that."""
+        """Take arrivals up to the first that becomes a snapshot; return its token and the snapshot's id, if any."""
         nonlocal ingested, left
         begin_step("ingesting")
         found, snapshot = run(take_next, left[:AT_ONCE], request.dataset, options)
@@ -245,9 +255,9 @@ def run_refresh(
     tell: Callable[[dict[str, Any]], None] = _nobody,
     **loop: Any,
 ) -> dict[str, Any]:
-    """Take what waits in an inbox from this process, as a Prefect flow or directly; ``loop`` are the loop's options.
+    """Process an inbox from this process, as a Prefect flow or directly; ``loop`` holds the options of the loop.
 
-    ``tell`` is called with the report at the end, also where the run then fails.
+    ``tell`` is called with the report at the end, even if the run then fails.
     """
     token = _tell.set(tell)
     try:
@@ -276,7 +286,7 @@ def _refresh(
     try:
         with prefect_server():
             known = reference_to(request.dataset)
-            # A flow's own overloads cannot tell that the function is synchronous.
+            # The overloads of a Prefect flow do not recognize that the function is synchronous.
             call: Callable[..., Any] = refresh_subspace
             report: dict[str, Any] = finish(lambda: call(known, **given, **loop, workers=workers, return_state=True))
     finally:
@@ -298,10 +308,10 @@ def refresh_subspace(
     workers: Workers = None,
     **given: Any,
 ) -> dict[str, Any] | State[Any]:
-    """Ingest what arrived, release it, and move an alias to each release that passes the gate.
+    """Ingest the files that arrived, release each, and move an alias to each release that passes the gate.
 
-    `flows.requests.SubspaceRequest` and `storage.datasets.ingest_options.IngestOptions` declare the parameters
-    beside those of the loop; each arrival has a run key of its own.
+    `flows.requests.SubspaceRequest` and `storage.datasets.ingest_options.IngestOptions` declare all parameters except
+    the options of the loop. Each arrival has a separate run key.
     """
 
     def body(run: Runner) -> dict[str, Any] | State[Any]:
@@ -330,7 +340,7 @@ def refresh_subspace(
 
 
 def found_inbox(inbox: str, options: IngestOptions) -> tuple[str, IngestOptions]:
-    """Return the address of an inbox and the options with their files, where a reference stands for them."""
+    """Return the address of an inbox, and the options with their files; a reference is resolved to both."""
     if not is_reference(inbox):
         return inbox, options
     files = dict(given_files.get() or find_source(Workspace.read_only().home, inbox, INBOXES))
@@ -338,12 +348,15 @@ def found_inbox(inbox: str, options: IngestOptions) -> tuple[str, IngestOptions]
 
 
 def question_of(request: SubspaceRequest, options: IngestOptions, *, releases: int | None) -> str:
-    """Say what a file that arrived would be charged, and what is left of its budget; nothing is read or charged."""
+    """Return the confirmation prompt of a refresh, with the cost of a file or the remaining budget.
+
+    No dataset is read, and nothing is charged.
+    """
     check_pace(request.epsilon, releases)
     workspace = Workspace.read_only()
     current = next((entry for entry in workspace.catalog.entries() if entry.name == request.dataset), None)
     if current is not None:
-        with suppress(BudgetExhausted):  # then each file is refused its release
+        with suppress(BudgetExhausted):  # then the release of each file is refused
             cost = next_cost(workspace, request, current, series=_SERIES, releases=releases)
             return f"Spend on each file that arrived {cost} the first?"
     population = current.population if current is not None else options.population or request.dataset
@@ -352,7 +365,7 @@ def question_of(request: SubspaceRequest, options: IngestOptions, *, releases: i
 
 
 def parted(given: dict[str, Any]) -> tuple[IngestOptions, SubspaceRequest]:
-    """Return the options of the ingest and the request that parameters of a loop make."""
+    """Split the parameters of a loop into the options of the ingest and the request."""
     names = {item.name for item in fields(IngestOptions)}
     options = {name: value for name, value in given.items() if name in names}
     return IngestOptions(**options), SubspaceRequest(
@@ -361,7 +374,7 @@ def parted(given: dict[str, Any]) -> tuple[IngestOptions, SubspaceRequest]:
 
 
 def _check_loop(request: SubspaceRequest, *, alias: str, drift_at_most: float, settled: float) -> None:
-    """Refuse what would fail after a charge, write outside the home folder, or let everything or nothing pass."""
+    """Refuse options that would fail after a charge, write outside the home folder, or void the gate."""
     check_name(request.publish)
     check_dataset(request.dataset)
     check_alias(alias)

@@ -1,10 +1,11 @@
-"""Requests: what a user asks of each family. Each field states its type, default, help text and bounds once.
+"""Release requests, one class for each family.
 
-The flow of a family, its form and its command are made from the fields of its request, see `flows.options`; a new
-option is one field here and the line that uses it. A request that breaks a rule of a field cannot be made: at a
-terminal, in a form, from Python and from a reservation it is refused by the same line.
+Each field declares its type, default, help text and bounds once. The flow of a family, its form and its command are
+made from the fields of its request (see `flows.options`). A new option takes one field here and the line that uses it.
+A request that breaks a rule of a field cannot be made. Its refusal is the same line at a terminal, in a form, from
+Python and from a reservation.
 
-Requests load no family and no numerical library, so that the command line explains itself at once.
+Requests import no family and no numerical library, so that the command line prints its help at once.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,12 +20,12 @@ from storage.options import Handling, option_record
 
 MECHANISM = "Mechanism: how noise is added."
 NO_FORM_ASKS = ("i_know_this_is_not_private",)
-"""Options that no flow takes: what voids a budget is insisted on at a terminal, by somebody who waits."""
+"""Options that no flow takes, because a run that voids a budget must be confirmed by a user at a terminal."""
 NO_LOOP_ASKS = (*NO_FORM_ASKS, "run_key", "resume", "unattended")
 """Options of a request or an ingest that a loop sets for each arrival, or never sets."""
 
 type Mechanisms = tuple[Mapping[str, type[Any]], Mapping[str, type[Any]]]
-"""The private mechanisms of a family and its references, by name."""
+"""The private mechanisms of a family and its reference mechanisms, by name."""
 
 
 def _subspaces() -> Mechanisms:
@@ -52,7 +53,7 @@ def _methods() -> Mechanisms:
 
 
 def _one_of(load: Callable[[], Mechanisms], *others: str) -> Handling:
-    """Return the handling of a mechanism's name: any of a family, of which forms offer the private ones alone."""
+    """Return the handling of a mechanism's name: any of the family is accepted, but forms offer only private ones."""
 
     def choices() -> tuple[str, ...]:
         private, references = load()
@@ -78,7 +79,7 @@ AllowLargeDelta = Annotated[
     Handling(is_offered=False),
 ]
 Settings = Annotated[Mapping[str, str], BeforeValidator(_as_text), Field(description="Parameters of the mechanism.")]
-"""Settings of the mechanism, or of the method, that stands before them."""
+"""Settings of the mechanism or method, whose field must precede this one."""
 RowPolicy = Annotated[
     str,
     Field(description="clip: scale long records down to the clip norm; normalise: scale all records to it."),
@@ -88,11 +89,11 @@ RowPolicy = Annotated[
 
 @option_record
 class Request:
-    """What determines a release of any family, and under which name it appears. Public in full.
+    """Fields of every release request, which determine the release and its published name.
 
-    ``settings`` are the mechanism's, as text: given as a mapping, pairs, the parts of a form, or None for none. A
-    family with settings declares them again, for its form. A reference mechanism has neither epsilon nor delta, and is
-    refused unless ``i_know_this_is_not_private``.
+    All fields are public. ``settings`` are the settings of the mechanism as text, given as a mapping, pairs, the parts
+    of a form, or None for no settings. A family with settings declares the field again, for its form. A reference
+    mechanism has neither epsilon nor delta, and is refused unless ``i_know_this_is_not_private`` is set.
     """
 
     family: ClassVar[str]
@@ -299,7 +300,7 @@ SUBSPACE_MECHANISMS, COMPLETION_MECHANISMS = ("captured_share",), ("prediction_e
 
 @option_record
 class Evaluated:
-    """What is evaluated. It is a base of its own, so that commands take it before the dataset."""
+    """The release to evaluate, in a separate base class so that commands take it before the dataset."""
 
     artifact: Annotated[
         str,
@@ -310,21 +311,21 @@ class Evaluated:
 
 @option_record
 class EvaluationRequest(Request, Evaluated):
-    """A request for a private estimate of how good a release is."""
+    """A request for a private estimate of the quality of a release."""
 
     publish: Annotated[
         str, Field(description="Name under which each estimate becomes a version; by default NAME.evaluation.")
     ] = ""
 
     def __post_init__(self) -> None:
-        """Name the estimate after what is evaluated, where it has no name of its own."""
+        """Name the estimate after the evaluated release, unless ``publish`` is set."""
         if not self.publish:
             object.__setattr__(self, "publish", f"{self.artifact.partition('@')[0]}.evaluation")
 
 
 @option_record
 class SubspaceEvaluationRequest(EvaluationRequest):
-    """A request for a private estimate of the variance that a subspace holds."""
+    """A request for a private estimate of the variance that a subspace captures."""
 
     family = "subspace_evaluation"
 
@@ -355,7 +356,7 @@ class CompletionEvaluationRequest(EvaluationRequest):
 
 @option_record
 class StreamRequest:
-    """A request for a stream of subspaces: one private release, from which every slot of a schedule has a version."""
+    """A request for a stream of subspaces: one private release, with a version for every slot of a schedule."""
 
     dataset: Annotated[
         str,
@@ -431,9 +432,9 @@ class StreamRequest:
 
 @option_record
 class SitesRequest:
-    """A request for k components over datasets of unlike populations, each charged in its own budget. Public in full.
+    """A request for k components over datasets of different populations, each charged to its own budget.
 
-    ``settings`` are the method's, as text.
+    All fields are public. ``settings`` are the settings of the method as text.
     """
 
     publish: PublishedName
@@ -478,7 +479,7 @@ class SitesRequest:
 
     @property
     def bounds(self) -> dict[str, float]:
-        """What is stated of a model beside its name."""
+        """The bounds that are set among ``words_at_most``, ``clip_norm`` and ``noise_variance``, by name."""
         found = {name: getattr(self, name) for name in ("words_at_most", "clip_norm", "noise_variance")}
         return {name: value for name, value in found.items() if value is not None}
 

@@ -1,4 +1,4 @@
-"""Score the rows of a file of any format of datasets with a published release."""
+"""Scores of a file's rows under a published release, for files of any dataset format."""
 
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -26,17 +26,17 @@ from storage.formats.sources import format_of, open_file
 _STORES = ("zarr", "h5ad")
 
 type Transformer = PrivateSubspace | TensorComponents
-"""A kind of artifact that makes one row of numbers of each row, one number a component."""
+"""An artifact that maps each row to one number for each component."""
 
 
 class Scores(NamedTuple):
-    """What a release makes of a file's rows.
+    """The scores of a file's rows under a release.
 
     Attributes
     ----------
     values : float64 array of shape (n_rows, n_components)
-    ids : Arrow array of n_rows ids, or None where the rows have none
-    notes : dict of str to str, what became of the columns, where it is not plain
+    ids : Arrow array of n_rows ids, or None if the rows have no ids
+    notes : dict of str to str, which columns were ``permuted`` or ``left_out``, if any were
     """
 
     values: NDArray[np.float64]
@@ -47,7 +47,7 @@ class Scores(NamedTuple):
 def score_file(
     release: Transformer, source: Path, declared: Declared, watch: Callable[[int], None] | None = None
 ) -> Scores:
-    """Read a file by its format, and score its rows; parameters as of `flows.transform.transform_file`."""
+    """Read a file by its format and score its rows; the parameters are as in `flows.transform.transform_file`."""
     kind = declared.format or format_of(locate(source))
     if declared.unit_column is not None and not named(kind).is_table:
         raise Invalid(f"{kind} has no columns to take ids from; leave out --id-column, or give CSV, TSV or Parquet.")
@@ -78,7 +78,7 @@ def score_file(
 def _with_width(
     declared: Declared, kind: str, release: Transformer, names: Sequence[str] | None, raw: Encoder | None
 ) -> Declared:
-    """Declare the columns of a release: by its schema, by name where the format has names, or by their number."""
+    """Declare the columns of a release by its schema, else by name if the format has names, else by their number."""
     if raw is not None:
         return replace(declared, schema=raw.schema)
     if kind in _STORES:
@@ -89,7 +89,7 @@ def _with_width(
 
 
 def _ids_of(reader: Any, ids: list[pa.Array]) -> pa.Array | None:
-    """Return the ids of all rows, of the type that they have in the file."""
+    """Return the ids of all rows, with their type in the file, or None if the rows have no ids."""
     if isinstance(reader, GroupReader):
         names = reader.row_names()
         return None if names is None else pa.array(names, pa.string())
@@ -97,7 +97,7 @@ def _ids_of(reader: Any, ids: list[pa.Array]) -> pa.Array | None:
 
 
 def _notes(found: Sequence[str], names: Sequence[str], raw: Encoder | None) -> dict[str, str]:
-    """Say which columns were left out, and where the first one stood in another place than in the release."""
+    """Return notes on the columns that were left out, and on the first column whose position differs in the release."""
     if not found or not names:
         return {}
     names, dropped = (names, ()) if raw is None else ([one.name for one in raw.columns], raw.dropped(found))

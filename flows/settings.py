@@ -1,4 +1,7 @@
-"""Performance and place settings, from ``DPCA_*`` variables. None of them can change a guarantee."""
+"""Performance and location settings, read from ``DPCA_*`` variables.
+
+No setting can change a guarantee.
+"""
 
 import os
 from functools import lru_cache
@@ -16,11 +19,14 @@ _SAFE = (("https", True), ("https", False), ("http", True))
 
 
 class Settings(BaseSettings):
-    """Where to compute. What to compute, and at which privacy, is never a setting.
+    """Settings for where runs compute, log and send notices.
 
-    ``DPCA_CLUSTER`` is ``local`` (worker processes of this machine), ``none`` (this process alone: the fastest for
-    small data), the address of a Dask scheduler (``tls://host:8786``, ``tcp://host:8786``), or what starts a cluster
-    for each run: ``kubernetes``, ``gateway`` or ``slurm``.
+    What is computed, and with which privacy guarantee, is never a setting. ``DPCA_CLUSTER`` is one of:
+
+    - ``local``: worker processes on this machine;
+    - ``none``: this process alone, which is the fastest for small data;
+    - the address of a Dask scheduler, such as ``tls://host:8786`` or ``tcp://host:8786``;
+    - ``kubernetes``, ``gateway`` or ``slurm``, which start a cluster for each run.
     """
 
     model_config = SettingsConfigDict(env_prefix="DPCA_", extra="ignore", frozen=True)
@@ -52,17 +58,17 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Take settings from arguments, else from variables, and from no file."""
+        """Read settings from arguments, else from environment variables, and never from a file."""
         return init_settings, env_settings
 
 
 def cluster_settings(workers: int | None = None) -> Settings:
-    """Read the settings; an explicit number of workers wins.
+    """Read the settings; an explicit number of workers takes precedence.
 
     Raises
     ------
     InvalidInput
-        When a setting is outside its domain.
+        If a setting is outside its domain.
     """
     try:
         settings = _settings(workers, _variables())
@@ -79,7 +85,7 @@ def cluster_settings(workers: int | None = None) -> Settings:
 
 @lru_cache(maxsize=2)
 def _settings(workers: int | None, _variables: frozenset[tuple[str, str]]) -> Settings:
-    """Read the settings once as long as the variables that they come from stay as they are."""
+    """Read the settings, and cache them until their environment variables change."""
     return Settings() if workers is None else Settings(workers=workers)
 
 
@@ -89,12 +95,12 @@ def _variables() -> frozenset[tuple[str, str]]:
 
 
 def check_ledger(url: str) -> None:
-    """Refuse the address of a remote ledger that is none, and rights that a process beside it should not hold.
+    """Check the address of a remote ledger, and refuse access rights that its clients must not hold.
 
     Raises
     ------
     InvalidInput
-        When it is not https, or the database or its keys are set here, too.
+        If the address is not https, or the ledger's database or its keys are also set in this process.
     """
     parts = urlsplit(url)
     if parts.scheme != "https" or not parts.hostname or parts.path.strip("/"):
@@ -108,12 +114,14 @@ def check_ledger(url: str) -> None:
 
 
 def check_webhook(url: str) -> None:
-    """Refuse the address of a webhook that others could read or that is none; it is a secret, so it is not quoted.
+    """Refuse a webhook address that is invalid, or whose notices others could read.
+
+    The address is a secret, so the message does not quote it.
 
     Raises
     ------
     InvalidInput
-        When it is not https, nor http on this machine.
+        If the address is neither https nor http on this machine.
     """
     parts = urlsplit(url)
     if not parts.hostname or (parts.scheme, parts.hostname in _LOOPBACK) not in _SAFE:

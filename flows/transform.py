@@ -1,7 +1,8 @@
-"""What a consumer does with a release, without any credential: transform rows, recommend items, describe components.
+"""Use of releases by a consumer, without any credential.
 
-Files are read here and go nowhere. A dense ``.npy`` matrix needs NumPy alone; files of other formats are read by
-`flows.scored_files`, which needs the readers of datasets.
+A consumer transforms rows, recommends items and describes components. Files are read in this process and sent nowhere.
+A dense ``.npy`` matrix needs only NumPy. `flows.scored_files` reads files of other formats, with the readers of
+datasets.
 """
 
 import csv
@@ -27,14 +28,14 @@ if TYPE_CHECKING:
 
 
 def describe_components(reference: str, *, top_words: int) -> dict[str, Any]:
-    """Return the components of a release by falling weight, each with its largest entries.
+    """Return the components of a release by decreasing weight, each with its largest entries.
 
     Parameters
     ----------
     reference : str
         Published tensor components.
     top_words : int
-        How many entries of each.
+        Number of entries for each component.
     """
     registry = Registry.open()
     resolved, release = registry.resolve(reference), registry.load(reference, TensorComponents)
@@ -52,36 +53,40 @@ def describe_components(reference: str, *, top_words: int) -> dict[str, Any]:
     }
 
 
-_LARGEST = 1 << 24  # bytes of a file of one user's ratings
+_LARGEST = 1 << 24  # largest size of a file of one user's ratings, in bytes
 
 
 def recommend_items(reference: str, source: Path, *, count: int) -> list[dict[str, Any]]:
-    """Return the items that a user who rated these would rate highest, best first.
+    """Return the items with the highest predicted ratings of one user, best first.
 
     Parameters
     ----------
     reference : str
         Published item embeddings.
     source : Path
-        CSV with the columns item and rating; see `read_ratings`.
+        The user's ratings: CSV with the columns item and rating; see `read_ratings`.
     count : int
+        Number of items to return.
     """
-    embeddings = Registry.open().load(reference, ItemEmbeddings)
-    items, ratings = _known_ratings(embeddings, source)
+    embeddings, items, ratings = _known_ratings(reference, source)
     found = embeddings.recommend(items, ratings, count=count)
     return [{"item": embeddings.id_of(item), "predicted": round(score, 6)} for item, score in found]
 
 
 def predict_ratings(reference: str, source: Path) -> list[dict[str, Any]]:
-    """Return the predicted rating of every item, by a user who rated these."""
-    embeddings = Registry.open().load(reference, ItemEmbeddings)
-    scores = embeddings.predict(*_known_ratings(embeddings, source)).tolist()
+    """Return the predicted rating of every item by the user whose ratings are in ``source``."""
+    embeddings, items, ratings = _known_ratings(reference, source)
+    scores = embeddings.predict(items, ratings).tolist()
     return [{"item": embeddings.id_of(item), "predicted": round(score, 6)} for item, score in enumerate(scores)]
 
 
-def _known_ratings(embeddings: ItemEmbeddings, source: Path) -> tuple[NDArray[np.int64], list[float]]:
-    """Return the items of a user's file that the release knows, and their ratings; warn once of the others."""
+def _known_ratings(reference: str, source: Path) -> tuple[ItemEmbeddings, NDArray[np.int64], list[float]]:
+    """Load a release; return it with the items of a user's file that it contains, and their ratings.
+
+    Items that the release does not contain are left out, with one warning.
+    """
     ids, ratings = read_ratings(source)
+    embeddings = Registry.open().load(reference, ItemEmbeddings)
     known = embeddings.known(ids)
     unknown = [item for item, is_known in zip(ids, known, strict=True) if not is_known]
     if len(unknown) == len(ids):
@@ -94,16 +99,19 @@ def _known_ratings(embeddings: ItemEmbeddings, source: Path) -> tuple[NDArray[np
             markup=False,
         )
     kept = [(item, rating) for item, rating, is_known in zip(ids, ratings, known, strict=True) if is_known]
-    return embeddings.items_of([item for item, _ in kept]), [rating for _, rating in kept]
+    return embeddings, embeddings.items_of([item for item, _ in kept]), [rating for _, rating in kept]
 
 
 def read_ratings(source: Path) -> tuple[list[str], list[float]]:
-    """Read the ratings of one user: CSV with the columns item and rating, in any order, others ignored.
+    """Read the ratings of one user from CSV.
+
+    The file has the columns item and rating, in any order. Other columns are ignored.
 
     Raises
     ------
     BadSource
-        If the file cannot be read, has other columns, holds no rating, or one that is no number.
+        If the file cannot be read, is too large, lacks a column, holds no rating, holds a rating that is not a number,
+        or rates an item twice.
     """
     try:
         if source.stat().st_size > _LARGEST:
@@ -141,29 +149,29 @@ def transform_file(
     drop_others: bool = False,
     watch: Callable[[int], None] | None = None,
 ) -> dict[str, Any]:
-    """Write what a release makes of a file's rows as .npy or Parquet, and report where.
+    """Transform a file's rows with a release, write the scores as .npy or Parquet, and report where.
 
     Parameters
     ----------
     reference : str
-        A published subspace, or tensor components: their rows get posterior weights.
+        A published subspace or published tensor components. With tensor components, the scores are posterior weights.
     source : Path
-        A dense ``.npy`` matrix, or any other file of whole rows that can be ingested: ``.npz``, svmlight, ... Where
-        file and release both name their columns, these are matched by name. CSV, TSV and Parquet are raw tables where
-        the release has an encoder.
+        A dense ``.npy`` matrix, or any other file of whole rows that can be ingested: ``.npz``, svmlight, ... If the
+        file and the release both name their columns, the columns are matched by name. If the release has an encoder,
+        CSV, TSV and Parquet files are read as raw tables.
     output : Path
-        The file of scores, or of posterior weights, float64, written whole or not at all: ``.npy`` of shape (n_rows,
-        n_components), or ``.parquet`` with the columns ``component0``, ``component1``, ..., and ``id`` before them
-        where the rows have ids.
+        The file of scores or posterior weights, float64, written whole or not at all. A ``.npy`` file has shape
+        (n_rows, n_components). A ``.parquet`` file has the columns ``component0``, ``component1``, ..., preceded by
+        ``id`` if the rows have ids.
     format : str or None
-        One of `storage.formats.registry.FORMATS`; None goes by the name of the file.
+        One of `storage.formats.registry.FORMATS`; None takes the format from the name of the file.
     header : bool or None
         Whether CSV and TSV begin with the names of the columns; None refuses a first line that looks like a row.
     id_column : str or None
-        The column of a table with the id of each row, which is none of its features. An AnnData store has the names of
-        its rows instead, and a raw table the column that the schema declares.
+        The column of a table with the id of each row, which is not a feature. An AnnData store uses the names of its
+        rows instead, and a raw table uses the column that the schema declares.
     drop_others : bool
-        Whether columns that the release does not know are left out; else they are refused.
+        Whether to leave out columns that the release does not contain; otherwise they are refused.
     watch : callable, optional
         Called with the number of rows done.
     """
@@ -221,7 +229,7 @@ def _dense(source: Path) -> NDArray[Any]:
     if not source.exists():
         raise BadSource("no such file; correct the path")
     try:
-        if source.is_file():  # a pipe would keep us waiting
+        if source.is_file():  # opening a pipe would block
             return np.lib.format.open_memmap(source, mode="r")
     except (OSError, ValueError, EOFError):
         pass

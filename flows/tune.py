@@ -1,7 +1,8 @@
-"""The search for settings of a completion mechanism on made ratings of a declared size: no private row is read.
+"""Search for the settings of a completion mechanism on synthetic ratings.
 
-A choice of settings by private rows is a release of each setting that was tried; made ratings cost nothing. Which of
-them resemble the private ones is for the user to know: `TASKS` are the makers.
+The synthetic ratings have a declared size, and no private row is read. A choice of settings on private rows would cost
+one release for each setting tried, while synthetic ratings cost nothing. `TASKS` holds the generators; the user decides
+which of them resembles the private ratings.
 """
 
 import itertools
@@ -26,7 +27,7 @@ from flows.families.base import build_mechanism
 from flows.families.completion import COMPLETION
 
 TASKS: Mapping[str, Callable[..., SplitRatings]] = {"skewed": skewed, "low-rank": low_rank}
-"""Makers of ratings: stars of skewed popularity, with errors; or a matrix of rank 5 without."""
+"""Generators of ratings: stars with skewed popularity and errors, or a matrix of rank 5 without errors."""
 GRIDS: Mapping[str, Mapping[str, Sequence[str]]] = {
     "dpals": {"user_ridge": ("1", "3"), "item_ridge": ("0.5", "1"), "rounds": ("3", "4")},
     "one_shot": {"user_ridge": ("1", "3", "10")},
@@ -34,14 +35,14 @@ GRIDS: Mapping[str, Mapping[str, Sequence[str]]] = {
     "dpfw": {"rounds": ("8", "16"), "nuclear_norm": ("0.5", "0.7", "1")},
     "item_means": {"user_prior": ("2", "5", "10")},
 }
-"""What is tried of each mechanism where nothing is asked."""
+"""The values tried for each mechanism by default."""
 MOST = 200
 _TESTED = 1_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Search:
-    """What is searched: a mechanism's settings on made ratings of a size, at a guarantee.
+    """A search for a mechanism's settings on synthetic ratings of a given size, under a given guarantee.
 
     Parameters
     ----------
@@ -50,9 +51,9 @@ class Search:
     epsilon, delta : float
     mechanism : str
     tried : mapping of str to sequences of str
-        The values of each setting, as text; every combination is tried. Those of `GRIDS` where it is empty.
+        The values of each setting, as text; every combination is tried. If empty, `GRIDS` provides the values.
     draws : int
-        How many makings each combination is run on.
+        Number of synthetic data sets on which each combination is run.
     """
 
     task: str
@@ -68,18 +69,18 @@ class Search:
 
     @property
     def combinations(self) -> list[dict[str, str]]:
-        """Every combination of the values that are tried."""
+        """All combinations of the values to try."""
         grid = self.tried or GRIDS.get(self.mechanism, {})
         return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
 
 
 def search(asked: Search, *, progress: Callable[[int, int], None] = lambda *_: None) -> list[dict[str, Any]]:
-    """Return one row for each combination, the least error of made ratings that were held out first.
+    """Return one row for each combination, sorted by increasing mean RMSE on held-out synthetic ratings.
 
     Raises
     ------
     InvalidInput
-        When the task or the mechanism is unknown, a setting is refused, or there are too many combinations.
+        If the task or the mechanism is unknown, a setting is refused, or there are too many runs.
     """
     if asked.task not in TASKS:
         raise InvalidInput(f"task={asked.task!r} is unknown; choose one of {', '.join(TASKS)}.")
@@ -104,14 +105,14 @@ def search(asked: Search, *, progress: Callable[[int, int], None] = lambda *_: N
 
 
 def held_out_error(found: ItemFactors, ratings: SplitRatings, *, users: int) -> float:
-    """Return the RMSE of the held-out ratings of the first users that have any."""
+    """Return the RMSE on the held-out ratings of the first ``users`` users that have any."""
     items, tested = embeddings_of(found, ratings), ratings.tested(users)
     predicted = [items.predict(*ratings_of(ratings.train, user))[ratings_of(ratings.held, user)[0]] for user in tested]
     return rmse(np.concatenate(predicted), np.concatenate([ratings_of(ratings.held, user)[1] for user in tested]))
 
 
 def embeddings_of(found: ItemFactors, ratings: SplitRatings) -> ItemEmbeddings:
-    """Return released items as an artifact, which predicts as for users."""
+    """Return released item factors as an artifact, so that predictions are made exactly as for users."""
     return ItemEmbeddings(
         factors=found.factors,
         offsets=found.offsets,
@@ -123,12 +124,12 @@ def embeddings_of(found: ItemFactors, ratings: SplitRatings) -> ItemEmbeddings:
 
 
 def refuse_private_rows(asked: Search) -> None:
-    """Refuse to search on private rows, with what it would cost.
+    """Refuse a search on private rows, and report what it would cost.
 
     Raises
     ------
     Refused
-        Always: every combination tried is a release, and Gaussian ones compose by their squared losses.
+        Always: every run of a combination is a release, and Gaussian releases compose by their squared losses.
     """
     check_target(RatingsProblem(**_facts(asked, 0.0, 1.0)), PrivacyTarget(epsilon=asked.epsilon, delta=asked.delta))
     runs = len(asked.combinations) * asked.draws
@@ -161,12 +162,12 @@ def _error(asked: Search, settings: Mapping[str, str], made: SplitRatings, *, se
 
 
 def values_of(texts: Sequence[str]) -> dict[str, list[str]]:
-    """Read ``KEY=V1,V2`` of each setting.
+    """Parse the values to try for each setting, written as ``KEY=V1,V2``.
 
     Raises
     ------
     InvalidInput
-        When one is not of that form.
+        If a text does not have that form, or a key is given twice.
     """
     found = {}
     for text in texts:

@@ -1,1 +1,1 @@
-"""Published and expected numbers, computed again and checked: one module a paper, run by ``python -m papers NAME``."""
+"""Reproductions of published and expected numbers: one module per paper, run by ``python -m papers NAME``."""

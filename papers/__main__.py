@@ -1,7 +1,8 @@
-"""``python -m papers NAME``: reproduce the numbers of a paper; each check states its tolerance.
+"""Command-line reproduction of a paper's numbers, ``python -m papers NAME``; each check states its tolerance.
 
-A module of this folder is a command: ``reproduce``, with the options of its signature and the help of its docstring.
-Exit codes: 0 all checks hold, 1 one does not or the input is refused in one line, 2 usage.
+Each paper module of this folder becomes a command. It runs the module's function ``reproduce``, with the options of its
+signature and its docstring as help. Exit codes: 0 if all checks hold, 1 if one fails or the input is refused (with a
+one-line message), 2 for a usage error.
 """
 
 import inspect
@@ -32,7 +33,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
 def command_of(reproduce: Callable[..., Report]) -> Callable[..., None]:
-    """Return the command of a paper: its function with ``--json``, which prints the report and exits."""
+    """Return the command of a paper, which calls its function, prints the report (``--json``: as JSON) and exits."""
 
     @wraps(reproduce)
     def command(*, as_json: bool, **options: Any) -> None:
@@ -48,7 +49,7 @@ def command_of(reproduce: Callable[..., Report]) -> Callable[..., None]:
 
 
 def print_report(found: Report, *, as_json: bool) -> None:
-    """Print checks as a table or the whole report as JSON, and exit with 0 if all hold, or else with 1."""
+    """Print the checks as a table, or the whole report as JSON; exit with 0 if all checks hold, otherwise with 1."""
     if as_json:
         print_json(found)
     else:
@@ -61,7 +62,7 @@ def print_report(found: Report, *, as_json: bool) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command, and return its exit code; only the module of a named paper is imported."""
+    """Run a command and return its exit code; for a named paper, only its module is imported."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
     app.callback()(lambda: None)

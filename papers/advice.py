@@ -1,11 +1,11 @@
-"""Reproduce that the advisor is right: warnings before noise, the first choice, and the variance it expects.
+"""A comparison of the advisor's noise warnings, first choices and expected variances with runs.
 
-Five mechanisms run at three epsilons on real rows and on rows of flat spectrum. The advisor receives the numbers of
-rows and of features, and the leading parts of all variance, rounded: what a user would declare. Pure mechanisms take
-minutes a run beyond `LARGE` features, where they are left out.
+Five mechanisms run at three epsilons on real rows and on rows with a flat spectrum. The advisor receives what a user
+would declare: the numbers of rows and features, and the leading shares of the total variance, rounded. Beyond `LARGE`
+features pure mechanisms take minutes per run and are left out.
 
-Sparse text, 72,309 by 20,958, is too wide to form a matrix: its released operator is made with noise from a seed, tile
-by tile, as often as it is applied.
+Sparse text of 72,309 by 20,958 is too wide to form a matrix. Its noisy operator is instead applied with noise
+regenerated from a seed, tile by tile, at each application.
 """
 
 import itertools
@@ -55,7 +55,7 @@ _TEXT_SEED, _TILE, _PASSES, _WIDTH, _FOUND = 5, 2_048, 12, 18, 3.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """A mechanism at an epsilon on some data: what was expected, and what it captured over the best k."""
+    """A mechanism at an epsilon on a data set, with its advice and its captured variance relative to the best k."""
 
     data: str
     epsilon: float
@@ -65,16 +65,16 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """The cell in words."""
+        """The cell's data, epsilon and mechanism as text."""
         return f"{self.data} epsilon={self.epsilon:g} {self.advice.plan.mechanism}"
 
     @property
     def is_noise(self) -> bool:
-        """Whether the run was no better than random directions."""
+        """True if the run was about as poor as random directions."""
         return self.captured <= _NOISE * self.random
 
     def facts(self) -> dict[str, Any]:
-        """Return the row of the grid."""
+        """Return the cell as a row of the grid."""
         expected = self.advice.expected
         return {
             "data": self.data,
@@ -96,7 +96,7 @@ def reproduce(
 ) -> Report:
     """Compare the advisor's warnings, choices and expectations with runs on a9a, flat data, MNIST and Reuters.
 
-    The data are public and keys come from seeds, so nothing is spent. MNIST, Reuters and wide text take minutes.
+    The data are public and keys come from seeds, so no budget is spent. MNIST, Reuters and wide text take minutes.
     """
     loaders, left_out = available(data, "a9a", "mnist", "reuters")
     if not wide:
@@ -135,7 +135,7 @@ def flat_rows() -> Matrix:
 
 
 def _cells(name: str, rows: Rows, moment: Matrix, values: Matrix, epsilon: float) -> Iterator[Cell]:
-    """Advise on a setting, and run each mechanism; the first choice comes first."""
+    """Get advice on a setting and run each mechanism, in the order of the advice."""
     n, order = rows.shape
     shares = values[:DECLARED] / values.sum()
     declared = ",".join(f"{share:.{DIGITS}g}" for share in shares)
@@ -158,7 +158,7 @@ def _listed(what: str, names: list[str]) -> str:
 
 
 def check_wide_text() -> Iterator[Check]:
-    """Check that noise is announced where there is nothing else, and that the epsilon named finds something."""
+    """Check that pure noise is predicted as such, and that the recommended epsilon finds a signal."""
     rows = made_text(TEXT_FEATURES).rows
     values = eigsh(rows.T @ rows, k=DECLARED, return_eigenvectors=False, tol=1e-3)[::-1]
     random = COMPONENTS / TEXT_FEATURES * TEXT_RECORDS / float(values[:COMPONENTS].sum())
@@ -193,7 +193,7 @@ def check_wide_text() -> Iterator[Check]:
 
 
 def _captured_of_text(rows: sparse.csr_array, values: Matrix, std: float) -> float:
-    """Return what the leading directions of the noisy operator capture, over the most that as many can."""
+    """Return the variance captured by the leading directions of the noisy operator, over that of the best k."""
     rng = np.random.default_rng(_TEXT_SEED)
     block = orthonormal(rng.standard_normal((rows.shape[1], _WIDTH)))
     krylov: list[Matrix] = []
@@ -212,7 +212,7 @@ def _captured_of_text(rows: sparse.csr_array, values: Matrix, std: float) -> flo
 
 
 def _noise_times(block: Matrix) -> Matrix:
-    """Multiply isometric noise of std 1 off the diagonal, made again from its seed, with columns."""
+    """Multiply columns by isotropic noise, regenerated from its seed, with std 1 off the diagonal."""
     order, narrow = len(block), block.astype(np.float32)
     product = np.zeros(block.shape)
     for first in range(0, order, _TILE):

@@ -1,9 +1,10 @@
-"""A board: all our mechanisms, two libraries and three published covariance methods on real data, side by side.
+"""A comparison board of all dpca mechanisms, two libraries and three published covariance methods on real data.
 
-Everyone protects one replaced row of norm at most 1, the number of rows public, at the same epsilon; those that are not
-pure at the same delta. The variance that each captures is compared with the best k directions. A method runs in a child
-process with one thread, for a limited processor time: "does not finish" is a result. The data are public, so nothing is
-charged. ``python -m papers.board`` is the child that runs our mechanisms and the published methods.
+All methods protect one replaced row of norm at most 1, with the number of rows public, at the same epsilon. Methods
+that are not pure have the same delta. The variance that each method captures is compared with that of the best k
+directions. Each method runs in a single-threaded child process with a limit on processor time, so "does not finish" is
+a possible result. The data are public, so nothing is charged. ``python -m papers.board`` is the child process that runs
+the dpca mechanisms and the published methods.
 """
 
 import json
@@ -44,14 +45,17 @@ type Bound = Literal["at most", "at least"]
 
 EPSILONS, DELTA, RUNS, LIMIT = (0.1, 1.0, 4.0), 1e-6, 3, 60.0
 WITHIN = 0.05
-"""How far the best of our mechanisms may be below the best of the others."""
+"""The margin by which the best dpca mechanism may fall below the best other method."""
 PEERS = Path(".venv-peers/bin/python")
-"""Where ``make bench`` builds the libraries' environment, from the checkout."""
+"""The path, relative to the checkout, of the libraries' Python, in the environment that ``make bench`` builds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contestant:
-    """A method on the board: its request to the child besides the common fields, and whether it claims a delta of 0."""
+    """A method on the board.
+
+    `request` adds fields to the child's request. `pure` states that the method claims delta 0.
+    """
 
     name: str
     group: Literal["dpca", "library", "paper"]
@@ -110,9 +114,9 @@ def reproduce(
 ) -> Report:
     """Compare all mechanisms with two libraries and three published covariance methods on real data.
 
-    The data are public, so nothing is spent. The checks compare the best of ours with the best of the others; --page
-    and --json have every cell: captured variance, seconds, the epsilon that each really gives, and what did not finish.
-    A method that did not finish is not tried at a larger epsilon on the same data.
+    The data are public, so no budget is spent. The checks compare the best dpca mechanism with the best other method.
+    --page and --json list every cell: captured variance, seconds, the actual epsilon of each method, and the methods
+    that did not finish. A method that did not finish is not tried at a larger epsilon on the same data.
     """
     python = peers or (PEERS if PEERS.exists() else None)
     compared, made, left_out = list[dict[str, Any]](), list[Cell](), list[str]()
@@ -142,7 +146,7 @@ def reproduce(
 
 
 def _facts(each: DataSet, rows: sparse.csr_array) -> dict[str, Any]:
-    """Return what the page says of a data set; ``random`` is what a random subspace captures."""
+    """Return the facts of a data set for the page; ``random`` is the share captured by a random subspace."""
     n, d = rows.shape
     values = np.linalg.eigvalsh(second_moment(rows))[::-1]
     best, k = float(values[: each.n_components].sum()), each.n_components
@@ -153,7 +157,10 @@ def _facts(each: DataSet, rows: sparse.csr_array) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Asked:
-    """How cells are run: the libraries' Python, the epsilons in order, runs, and the seconds of a cell."""
+    """The settings of a run.
+
+    They are the libraries' Python, the epsilons in order, and the number of runs and the seconds of each cell.
+    """
 
     python: Path | None
     epsilons: tuple[float, ...]
@@ -205,7 +212,7 @@ def _known(line: str) -> tuple[tuple[Any, ...], Cell]:
 
 
 def _claim(contestant: Contestant, facts: dict[str, Any], epsilon: float) -> Cell:
-    """Return what is known of a cell before it is run."""
+    """Return the fields of a cell that are known before it is run."""
     sizes = {name: facts[name] for name in ("n_components", "n_features", "n_records")}
     bound, true = true_epsilon(contestant, epsilon=epsilon, **sizes)
     cell = {"data": facts["name"], "method": contestant.name, "group": contestant.group, "epsilon": epsilon}
@@ -213,7 +220,7 @@ def _claim(contestant: Contestant, facts: dict[str, Any], epsilon: float) -> Cel
 
 
 def _outcome(ask: Callable[..., Answer], captured: Callable[[Matrix], float], asked: _Asked) -> Cell:
-    """Run as often as is asked for and the limit allows."""
+    """Run a cell repeatedly, up to the requested number of runs and within the time limit."""
     found, seconds = list[float](), list[float]()
     while len(found) < asked.runs and sum(seconds) * (1 + 1 / max(len(seconds), 1)) <= asked.limit:
         try:
@@ -232,7 +239,7 @@ def _outcome(ask: Callable[..., Answer], captured: Callable[[Matrix], float], as
 
 
 def _comparisons(name: str, cells: Sequence[Cell]) -> Iterator[Check]:
-    """Compare the best of our mechanisms with the best of the others at each epsilon."""
+    """Compare the best dpca mechanism with the best other method at each epsilon."""
     for epsilon in dict.fromkeys(cell["epsilon"] for cell in cells):
         here = [cell for cell in cells if cell["epsilon"] == epsilon and cell["ending"] == "finished"]
         ours, others = ([c["captured"] for c in here if (c["group"] == "dpca") is mine] for mine in (True, False))
@@ -244,7 +251,7 @@ def _comparisons(name: str, cells: Sequence[Cell]) -> Iterator[Check]:
 def true_epsilon(
     contestant: Contestant, *, epsilon: float, n_components: int, n_features: int, n_records: int
 ) -> tuple[Bound, float]:
-    """Bound the epsilon that a method really gives to a replaced record, at the delta of its claim."""
+    """Bound a method's actual epsilon for one replaced record, at the delta of its claim."""
     shares = {"diffprivlib": epsilon / (n_components + 1), "OpenDP": 2 * epsilon / (3 * n_components)}
     if contestant.name in shares:
         share = shares[contestant.name]
@@ -268,7 +275,7 @@ def _blocks(path: str) -> ArrayBlocks:
 
 
 def run_ours(request: dict[str, Any]) -> Matrix:
-    """Plan and run one of our mechanisms, and refine its release where that is asked for."""
+    """Plan and run a dpca mechanism, and refine its release if requested."""
     source = _blocks(request["rows"])
     problem = Problem(
         n_features=source.n_features, clip_norm=1.0, relation="replace_one", records_at_most=source.n_records
@@ -293,7 +300,7 @@ def run_paper(request: dict[str, Any]) -> Matrix:
 
 
 SHORTEST = 0.01
-"""Seconds below which a clock of processor time says little."""
+"""The least number of seconds that a processor clock measures reliably."""
 HEAD = """# A board of private PCA on real data
 
 All mechanisms of dpca, two libraries and three published covariance methods, on public data. This page is made by
@@ -333,7 +340,7 @@ def page_of(
     runs: int,
     limit: float,
 ) -> str:
-    """Return the page."""
+    """Return the page as Markdown."""
     parts = [HEAD.format(delta=delta, runs=runs, limit=limit)]
     if left_out:
         parts.append("Left out on this run:\n\n" + "".join(f"- {each}\n" for each in left_out))

@@ -1,8 +1,8 @@
-"""Reproduce capeAGN and its baselines on the models of its paper: topics and mixtures, both sizes.
+"""Reproduction of capeAGN and its baselines on the topic and mixture models of its paper, in both sizes.
 
-The error is the mean distance of matched components, a component not found counting its own length; the published one,
-to the nearest component, is printed beside it: that falls when noise hides components. Records and noise come from
-seeds: it runs in this process and charges no ledger.
+The error is the mean distance of matched components, in which a missing component counts with its length. The published
+error, to the nearest component, is printed next to it; it decreases when noise hides components. Records and noise come
+from seeds, so everything runs in this process without charging a ledger.
 """
 
 from collections.abc import Iterator, Sequence
@@ -28,7 +28,7 @@ EPSILONS = (0.05, 0.1, 0.5, 1.0, 5.0)
 DELTAS = (1e-4, 1e-3, 1e-2)
 RECORDS, USUAL, MANY = (50_000, 100_000, 200_000, 400_000, 800_000), 100_000, 800_000
 OF_MANY = (0.1, 0.5, 1.0)
-"""The epsilons that are run with `MANY` records."""
+"""The epsilons used with `MANY` records."""
 BY_EPSILON, BY_DELTA, BY_RECORDS, OF_MANY_RECORDS = "by_epsilon", "by_delta", "by_records", "of_many_records"
 MEASURES = ("error", "nearest", "weights", "found")
 
@@ -37,7 +37,7 @@ CHARTS = {
     for measure, title in (("error", "distance of matched components"), ("weights", "error of their weights"))
     for sweep, x in ((BY_EPSILON, "epsilon"), (BY_RECORDS, "N_s"), (BY_DELTA, "delta"))
 }
-"""The figures: each error against each number that is varied, a panel for each model and size."""
+"""The figures: each error against each varied quantity, with a panel for each model and size."""
 MOST_OVER_NON_PRIVATE = {
     "topics D=10 K=5": (3.0, 2.2, 1.25, 1.15, 1.1),
     "topics D=50 K=10": (3.7, 3.0, 1.6, 1.4, 1.2),
@@ -46,9 +46,10 @@ MOST = {
     "mixture D=10 K=5": (0.11, 0.066, 0.039, 0.028, 0.027),
     "mixture D=50 K=10": (0.26, 0.22, 0.165, 0.145, 0.115),
 }
-"""Expected errors at `EPSILONS`: of topics over those without privacy on the same draws, of mixtures as they are."""
+"""Upper bounds of the errors at `EPSILONS`: for topics relative to the non-private errors on the same draws
+(`MOST_OVER_NON_PRIVATE`), for mixtures absolute (`MOST`)."""
 WORSE, STRICT = 1.15, (0.05, 0.1)
-"""How much worse the conventional sum is at least, and at which epsilons."""
+"""The least ratio of the conventional sum's error to that of capeAGN, and the epsilons at which it is checked."""
 STORED = {
     ("topics D=10 K=5", BY_EPSILON): (0.063, (0.244, 0.104, 0.073)),
     ("topics D=10 K=5", OF_MANY_RECORDS): (0.004, (0.021, 0.006, 0.006)),
@@ -59,15 +60,15 @@ STORED = {
     ("mixture D=50 K=10", BY_EPSILON): (0.14, (1.05, 0.860, 0.581)),
     ("mixture D=50 K=10", OF_MANY_RECORDS): (0.080, (0.779, 0.268, 0.152)),
 }
-"""Errors that the authors stored beside their code: without privacy, and of capeAGN at the epsilons `OF_MANY`. Their
-draws differ, so ratios are compared."""
+"""Errors stored with the authors' code: the non-private error, and the errors of capeAGN at `OF_MANY`. Their draws
+differ from ours, so ratios to the non-private error are compared."""
 
 
 def reproduce(*, runs: Runs = RUNS, out: OutFolder = None) -> Report:
-    """Check capeAGN over five sites and its baselines on topics and mixtures as its paper draws them.
+    """Check capeAGN over five sites and its baselines on topics and mixtures drawn as in its paper.
 
-    Errors of components and of weights along epsilon, delta and records. The records are made and stay in this process,
-    so nothing is spent. It takes several minutes of one processor.
+    Errors of components and of weights are computed along epsilon, delta and records. The records are synthetic and
+    stay in this process, so no budget is spent. It takes several minutes on one processor.
 
     Returns
     -------
@@ -82,7 +83,7 @@ def reproduce(*, runs: Runs = RUNS, out: OutFolder = None) -> Report:
 
 
 def recovery_error(maker: Maker) -> float:
-    """Return how far components and weights from population moments are from the truth, at most in an entry."""
+    """Return the largest entrywise error of the components and weights recovered from population moments."""
     components, weights = maker.components(draw=0)[::-1], maker.weights[::-1]
     moment = (components.T * weights) @ components
     if maker.model == "topics":
@@ -161,7 +162,7 @@ def _cell(
     delta: float = DELTA,
     arms: Sequence[str] = ARMS,
 ) -> Iterator[dict[str, Any]]:
-    """Run arms on a draw, and iterate over the rows of the table."""
+    """Run the arms on a draw, and iterate over the rows of the table."""
     maker = sites.maker
     truth = maker.components(draw=sites.draw)
     for arm in arms:

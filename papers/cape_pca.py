@@ -1,7 +1,8 @@
-"""Reproduce capePCA and its baselines on the generator of its authors and on MNIST, and the true epsilon of CAPE.
+"""Reproduction of capePCA and its baselines on its authors' generator and on MNIST, and the true epsilon of CAPE.
 
-The authors divide rows by their largest norm, which is not private; here every row is scaled to norm 1 by itself. An
-energy is ``tr(V^T Sigma V)``. Rows and noise come from seeds: it runs in this process on arrays and charges no ledger.
+The authors divide all rows by their largest norm, which is not private. Here each row is scaled to norm 1 individually.
+An energy is ``tr(V^T Sigma V)``. Rows and noise come from seeds, so everything runs in this process on arrays without
+charging a ledger.
 """
 
 from collections.abc import Iterator, Sequence
@@ -37,30 +38,32 @@ DELTAS = (1e-4, 5e-4, 1e-3, 5e-3, 1e-2, 5e-2)
 RECORDS = (100, 500, 1_000, 2_000, 4_000, 6_000)
 SITES = (5, 10, 20, 50, 100)
 UNEQUAL = (100, 150, 250, 350, 500, 700, 950, 1_300, 1_700, 4_000)
-"""As many records in all as ten sites of a thousand."""
+"""Sizes of unequal sites, with the same total as ten sites of a thousand records."""
 _USUAL, _AT_ONE_SITE = 10, 1_000
 
 AT_LEAST = {CAPE: (191.0, 253.0, 264.0, 272.0, 273.0), COLLUDING: (177.0, 247.0, 261.0, 271.0, 272.0)}
-"""Expected energies at `EPSILONS`."""
+"""Lower bounds of the energies at `EPSILONS`."""
 STORED = {
     "epsilon": {0.1: 82.6, 0.5: 151.6, 1.0: 216.4, 5.0: 270.7, 10.0: 273.8},
     "records": {100.0: 80.3, 500.0: 102.3, 1000.0: 150.9, 2000.0: 215.7, 4000.0: 254.2, 6000.0: 264.4},
     "delta": {1e-4: 185.7, 5e-4: 194.5, 1e-3: 199.0, 5e-3: 209.8, 1e-2: 215.7, 5e-2: 229.9},
     "sites": dict.fromkeys((5.0, 10.0, 20.0, 50.0, 100.0), 216.0),
 }
-"""Energies of capePCA that its authors stored beside their code, along each of their figures."""
+"""Energies of capePCA stored with the authors' code, for each of their figures."""
 STORED_MNIST = {0.1: 3.67 / 43.42, 0.5: 12.8 / 43.42, 1.0: 21.6 / 43.42, 5.0: 37.4 / 43.42, 10.0: 41.4 / 43.42}
-"""The same for MNIST, over the energy without privacy."""
+"""The stored energies for MNIST, relative to the non-private energy."""
 COORDINATES = 500_000
-"""Coordinates in which noise is measured: a part of 0.002 is the std of a variance, and checks allow 0.01."""
+"""The number of coordinates in which noise is measured. It gives a measured variance a relative std of 0.002; checks
+allow 0.01."""
 _SEED = 7
 
 
 def reproduce(*, runs: Runs = RUNS, data: DataFolder = Path("data"), out: OutFolder = None) -> Report:
     """Check capePCA over several sites and its baselines on the model of its paper and on MNIST.
 
-    Energies along epsilon, delta, records and sites, the true epsilon of the printed noise, and Proposition 1. The rows
-    are made or public and stay in this process, so nothing is spent. It takes several minutes of one processor.
+    It checks energies along epsilon, delta, records and sites, the true epsilon of the printed noise, and Proposition
+    1. The rows are synthetic or public and stay in this process, so no budget is spent. It takes several minutes on one
+    processor.
 
     Returns
     -------
@@ -77,7 +80,7 @@ def reproduce(*, runs: Runs = RUNS, data: DataFolder = Path("data"), out: OutFol
 
 
 def equal_weights_ratio(sizes: Sequence[int], weights: Sequence[float], *, size: int = COORDINATES) -> float:
-    """Return the measured variance of a weighted mean of noised means of sites, over that of pooled noise."""
+    """Return the measured variance of a weighted mean of the sites' noised means, relative to pooled noise."""
     rng = np.random.default_rng([_SEED, len(sizes)])
     mean = np.zeros(size)
     for records, weight in zip(sizes, weights, strict=True):
@@ -96,7 +99,7 @@ def _checks(rows: list[dict[str, Any]], runs: int, images: Path | None) -> Itera
 
 
 def _accounting() -> Iterator[Check]:
-    """Check the joint epsilon of all printed messages, and Proposition 1."""
+    """Check the joint epsilon of all messages with the printed noise, and Proposition 1."""
     for colluders, epsilon in ((0, 1.39), (3, 1.55)):
         printed = Cape(sites=10, colluders=colluders, masks="gaussian", calibration="paper")
         got = printed.noise(scale=1 / mu_of(epsilon=1.0, delta=1e-5)).view_epsilon(1e-5)
@@ -110,7 +113,7 @@ def _accounting() -> Iterator[Check]:
 
 
 def _sizes(seed: int) -> list[int]:
-    """Return ten random sizes of 1,000 records in all."""
+    """Return ten random site sizes that sum to 1,000 records."""
     cuts = np.sort(np.random.default_rng([_SEED, seed]).choice(np.arange(1, 1000), 9, replace=False))
     return [int(size) for size in np.diff(cuts, prepend=0, append=1000)]
 
@@ -146,7 +149,11 @@ def _mnist(rows: Sequence[dict[str, Any]]) -> Iterator[Check]:
 
 
 def model_sweeps(model: Model, *, runs: int) -> list[dict[str, Any]]:
-    """Return mean energies on the model, along epsilon, delta, records a site, sites of the same records, and sizes."""
+    """Return mean energies on the model.
+
+    They are computed along epsilon, delta, records per site, the number of sites with fixed total records, and site
+    sizes.
+    """
     truth = Truth(data="model", moment=np.diag(model.variances), n_components=model.n_components)
 
     def cells(run: int) -> Iterator[Cell]:
@@ -169,7 +176,7 @@ def model_sweeps(model: Model, *, runs: int) -> list[dict[str, Any]]:
 
 
 def mnist_sweeps(data: Path, *, runs: int, n_components: int = 50) -> list[dict[str, Any]]:
-    """Return mean energies on MNIST along epsilon, ten sites of a thousand images."""
+    """Return mean energies on MNIST along epsilon, with ten sites of a thousand images."""
     images = centred_mnist(data, n_rows=_USUAL * _AT_ONE_SITE)
     truth = Truth(data="MNIST", moment=images.T @ images / len(images), n_components=n_components)
     sites = Sites(unit_rows(images), [_AT_ONE_SITE] * _USUAL)

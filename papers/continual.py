@@ -1,10 +1,12 @@
-"""Reproduce published numbers of continual release: sensitivities, factors, exact events, and nightly estimates of a9a.
+"""Reproduction of published numbers of continual release, and nightly estimates of a9a.
 
-The published numbers are of exact coefficients; streams use integers near them, and names say so where it matters. a9a
-is public and all keys come from seeds, so nothing is charged.
+The numbers are sensitivities, factors and exact events.
 
-For comparison, a buffered linear Toeplitz matrix (BLT) has weights ``c = prod(1 - g_i z) / prod(1 - h_i z)``: a few
-buffers take the place of all answers. The product does not use it.
+The published numbers are for exact coefficients, whereas streams use nearby integers; the names of checks state this
+where it matters. a9a is public and all keys come from seeds, so nothing is charged.
+
+A buffered linear Toeplitz matrix (BLT) is included for comparison. Its weights are
+``c = prod(1 - g_i z) / prod(1 - h_i z)``, and a few buffers replace all stored answers. The product does not use it.
 """
 
 import hashlib
@@ -45,18 +47,19 @@ TARGET = PrivacyTarget(epsilon=1.0, delta=1e-6)
 YEAR = 365
 SENSITIVITIES = {7: 1.674500, 30: 2.146268, 90: 2.497727, 365: 2.944054, 730: 3.164798, 3650: 3.677185}
 NIGHTS = {32: (0.967, 0.004), 128: (0.952, 0.006)}
-"""The mean part that a stream captures of a9a, by the number of nights, and its tolerance."""
+"""The mean share of the best captured variance of a9a that a stream captures, by the number of nights, with its
+tolerance."""
 BESIDE = {32: {"independent releases": 0.898, "tree": 0.947}, 128: {"independent releases": 0.810, "tree": 0.921}}
-"""The same for separate releases of equal noise, and for the tree, within `APART`."""
+"""The same shares for separate releases with equal noise, and for the tree, within `APART`."""
 APART = 0.01
 
 _CLOSE, _CLIP = 1e-4, math.sqrt(14.0)
 
 
 def reproduce(*, runs: Runs = RUNS) -> Report:
-    """Check streams: sensitivities, factors and events, and what nightly estimates of a9a capture.
+    """Check the sensitivities, factors and events of streams, and the variance captured by nightly estimates of a9a.
 
-    The data are public and the keys come from seeds, so nothing is spent. It takes about a minute of one processor.
+    The data are public and the keys come from seeds, so no budget is spent. It takes about a minute on one processor.
     """
     return report(_checks(runs))
 
@@ -135,7 +138,7 @@ def _check_nights(runs: int) -> Iterator[Check]:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Nights:
-    """Rows that arrive over some nights, in a random order, equally many each night.
+    """Rows that arrive over some nights, in random order and in equal numbers per night.
 
     Parameters
     ----------
@@ -143,7 +146,7 @@ class Nights:
     clip_norm : float
     ticks : int
     run : int
-        The seed of order, keys and baselines.
+        The seed of the order, the keys and the baselines.
     """
 
     rows: sparse.csr_array
@@ -153,29 +156,29 @@ class Nights:
 
     @cached_property
     def weights(self) -> Weights:
-        """The weights for so many nights."""
+        """The stream weights for this number of nights."""
         return choose_weights("sqrt", ticks=self.ticks)
 
     @cached_property
     def plan(self) -> Plan:
-        """The plan of a stream of so many nights."""
+        """The plan of a stream over this number of nights."""
         problem = Problem(n_features=self.rows.shape[1], clip_norm=self.clip_norm)
         return plan_stream(problem, TARGET, weights=self.weights, ticks=self.ticks, n_components=N_COMPONENTS)
 
     @cached_property
     def ordered(self) -> sparse.csr_array:
-        """The rows in the order of their arrival."""
+        """The rows in order of arrival."""
         rng = np.random.default_rng((self.run, self.ticks))
         return sparse.csr_array(self.rows[rng.permutation(self.rows.shape[0])])
 
     @cached_property
     def arrived(self) -> NDArray[np.int64]:
-        """The night of each row."""
+        """The arrival night of each row."""
         n_rows = self.rows.shape[0]
         return np.asarray(np.arange(n_rows) * self.ticks // n_rows + 1)
 
     def released(self, tick: int) -> Matrix:
-        """Release a tick through the curator, under a key from the seed."""
+        """Release a tick through the curator, with a key from the seed."""
         here = int(np.searchsorted(self.arrived, tick, side="right"))
         source = ArrayBlocks(self.ordered[:here], first_seen=self.arrived[:here])
         key = hashlib.sha256(f"continual {self.ticks} {self.run} {tick}".encode()).digest()
@@ -188,7 +191,7 @@ class Nights:
         return tick_query(self.plan, weights=self.weights, horizon=self.ticks, tick=tick, arrivals=arrivals)
 
     def moments(self) -> Iterator[Matrix]:
-        """Iterate over the true second moments of all that arrived up to each night."""
+        """Iterate over the true second moments of all rows that arrived up to each night."""
         total = np.zeros((self.rows.shape[1],) * 2)
         for tick in range(1, self.ticks + 1):
             first, last = np.searchsorted(self.arrived, [tick, tick + 1])
@@ -198,10 +201,11 @@ class Nights:
 
 
 def captured(nights: Nights) -> dict[str, float]:
-    """Return the mean part of the best captured variance over nights, by arm.
+    """Return the mean over nights of the share of the best captured variance, by arm.
 
-    Arms: ``stream``, through the whole program; ``independent releases``, one a night of equal noise; ``tree``, the
-    best estimator on a complete binary tree. The latter two have the noise of their estimate drawn from a seed.
+    The arms are ``stream``, which runs the whole program; ``independent releases``, one per night with equal noise; and
+    ``tree``, the best estimator on a complete binary tree. For ``independent releases`` and ``tree``, the noise of the
+    estimate is drawn from a seed.
     """
     rng = np.random.default_rng((nights.run, nights.ticks, 1))
     alone = nights.plan.noise_multiplier * nights.clip_norm**2
@@ -230,7 +234,7 @@ def captured(nights: Nights) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Buffered:
-    """Weights of a few buffers: poles h and zeros g of c, and the multipliers of prefix sums for the poles 1 and g."""
+    """A BLT with poles h and zeros g of its weights c, and the prefix-sum multipliers of the poles 1 and g."""
 
     poles: tuple[float, ...]
     zeros: tuple[float, ...]
@@ -243,7 +247,7 @@ class Buffered:
         return divided(above, np.asarray(np.poly(self.poles), np.float64))
 
     def prefix(self, inputs: Matrix) -> Matrix:
-        """Return what the buffers give for inputs of shape (ticks, ...): noise of prefix sums."""
+        """Return the output of the buffers for inputs of shape (ticks, ...), which is the noise of prefix sums."""
         decay = np.array([1.0, *self.zeros])
         buffers = np.zeros((len(decay), *inputs.shape[1:]))
         found = np.empty_like(inputs)
@@ -258,11 +262,11 @@ THREE = Buffered(
     zeros=(0.98758202, 0.87386707, 0.26150145),
     multipliers=(0.03071845, 0.09396514, 0.25699436, 0.61832205),
 )
-"""Three buffers for a year of prefix sums; the multipliers to eight digits, as published."""
+"""A BLT of three buffers for a year of prefix sums, with the multipliers to eight digits as published."""
 
 
 def exact_multipliers(blt: Buffered) -> Buffered:
-    """Return buffers with the multipliers that follow from poles and zeros, to the last bits."""
+    """Return a BLT whose multipliers are computed from its poles and zeros, to the last bits."""
     poles = np.array([1.0, *blt.zeros])
     found = [
         np.prod(1.0 - np.array(blt.poles) / pole) / np.prod(1.0 - np.delete(poles, at) / pole)

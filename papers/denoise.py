@@ -1,7 +1,7 @@
-"""Reproduce what refining gains at the same privacy, and that the quality a release states for itself is true.
+"""Reproduction of the gain of refining at equal privacy, and checks of the quality that a release states.
 
-Noise is drawn from seeds on second moments that are known exactly, so that every number can be made again; the data are
-public, so nothing is charged.
+Noise is drawn from seeds on exactly known second moments, so that every number is reproducible. The data are public, so
+nothing is charged.
 """
 
 import math
@@ -35,7 +35,7 @@ from papers.lib.experiments import (
 from papers.lib.public_data import a9a_rows, available, second_moment
 
 DELTA, RUNS, COVERED_RUNS, FEW = 1e-6, 5, 200, 5_000
-"""Draws of a cell of the table and of a coverage, and rows of the small MNIST."""
+"""`RUNS` and `COVERED_RUNS` are the draws of a table cell and of a coverage; `FEW` is the rows of the small MNIST."""
 ARMS = ("none", "eb", "spikes", "all", "auto")
 
 _SEED, _SIGNAL_SEED = 7, 5
@@ -45,10 +45,10 @@ _COVERAGE, _UNREFINED, _ROUNDING = 0.93, 0.8, 1e-12
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """Expected captured variances of a second moment: means of five draws, 1 for the best k directions.
+    """Expected captured variances for a second moment, as means of five draws; 1 is the best k directions.
 
-    ``captured`` has one for each of `ARMS`. ``floor`` is the least that ``auto`` captures, and ``unguarded`` the
-    tolerance of the methods that are not chosen, where they are stated.
+    ``captured`` has one value for each of `ARMS`. ``floor`` is the least value accepted for ``auto``. ``unguarded`` is
+    the tolerance of all methods but ``auto``. Both are optional.
     """
 
     data: str
@@ -61,7 +61,7 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """Data, k and epsilon."""
+        """The data, k and epsilon as text."""
         return f"{self.data} k={self.n_components} epsilon={self.epsilon}"
 
 
@@ -77,8 +77,9 @@ CELLS = (
     Cell("mnist 5,000", 10, 0.1, (0.5409, 0.5741, 0.5754, 0.5783, 0.5765), tolerance=0.03),
     Cell("mnist 5,000", 10, 0.3, (0.6409, 0.7006, 0.7058, 0.7185, 0.7169), tolerance=0.02),
     Cell("mnist 5,000", 10, 1.0, (0.8629, 0.9164, 0.9221, 0.9289, 0.9289), tolerance=0.01),
-    # One component of Reuters is above the noise, and the next are at its edge: draws of eb differ much (a deviation of
-    # .03 in 15 draws, in which eb captures .628 and spikes .636), so a mean of five is off by .014, as the table's is.
+    # One component of Reuters is above the noise, and the next ones are at its edge, so draws of eb vary widely. In 15
+    # draws eb captures .628 with a deviation of .03, and spikes .636. So a mean of five is off by .014, also in the
+    # table.
     Cell("reuters", 10, 0.1, (0.3820, 0.6449, 0.6515, 0.7051, 0.7051), tolerance=0.0151, unguarded=0.03, floor=0.69),
     Cell("reuters", 10, 0.3, (0.6635, 0.8006, 0.8092, 0.8475, 0.8475), tolerance=0.01),
     Cell("reuters", 10, 1.0, (0.8323, 0.9253, 0.9431, 0.9497, 0.9497), tolerance=0.005),
@@ -86,9 +87,9 @@ CELLS = (
 
 
 def reproduce(*, runs: Runs = RUNS, data: DataFolder = Path("data")) -> Report:
-    """Check the gain of refining on a9a, MNIST, Reuters and made data, and the quality that releases state.
+    """Check the gain of refining on a9a, MNIST, Reuters and synthetic data, and the stated quality of releases.
 
-    The data are public and the noise comes from seeds, so nothing is spent. It takes about ten minutes of one
+    The data are public and the noise comes from seeds, so no budget is spent. It takes about ten minutes on one
     processor, most of it for MNIST and Reuters.
     """
     fetched, left_out = available(data, "mnist", "reuters")
@@ -119,23 +120,23 @@ def _checks(runs: int, fetched: Mapping[str, Callable[[], sparse.csr_array]]) ->
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Draw:
-    """A noisy second moment, and the one without noise."""
+    """A noisy second moment, and the same moment without noise."""
 
     second_moment: Matrix
     moment: NoisyMoment
     n_components: int
 
     def captured(self, rows: Matrix) -> float:
-        """Return the variance that rows capture, over the most that as many can."""
+        """Return the variance that the rows capture, relative to the best k directions."""
         return self.held(rows) / self.most
 
     def held(self, rows: Matrix) -> float:
-        """Return the variance that rows capture."""
+        """Return the variance that the rows capture."""
         return held_variance(self.second_moment, rows)
 
     @property
     def above_noise(self) -> int:
-        """The eigenvalues above the noise."""
+        """The number of eigenvalues above the noise."""
         values = np.linalg.eigvalsh(self.moment.matrix) / self.moment.noise_std
         return above_edge(values, edge=edge_quantile(len(values)))
 
@@ -146,7 +147,7 @@ class Draw:
 
 
 def _noise_std(epsilon: float) -> float:
-    """Return the std off the diagonal of a release of rows of norm 1."""
+    """Return the off-diagonal noise std of a release of rows of norm 1."""
     return gaussian_noise_multiplier(epsilon=epsilon, delta=DELTA) / math.sqrt(2.0)
 
 
@@ -159,7 +160,7 @@ def _draws(second_moment: Matrix, n_components: int, runs: int, epsilon: float =
 
 
 def _check_cell(cell: Cell, second_moment: Matrix, runs: int) -> Iterator[Check]:
-    """Compare the variance that each method captures with the table, and auto with its floor and with the best."""
+    """Compare each method's captured variance with the table, and that of auto with its floor and the best method."""
     captured: dict[str, list[float]] = {method: [] for method in REQUESTS}
     above = []
     for draw in _draws(second_moment, cell.n_components, runs, cell.epsilon):
@@ -178,7 +179,7 @@ def _check_cell(cell: Cell, second_moment: Matrix, runs: int) -> Iterator[Check]
 
 
 def _check_control(name: str, second_moment: Matrix, n_components: int, runs: int) -> Check:
-    """Compare auto with none where there is nothing to gain."""
+    """Compare auto with none on a moment that refining cannot improve."""
     gains = []
     for draw in _draws(second_moment, n_components, runs):
         auto, none = (refine(draw.moment, n_components=n_components, method=m) for m in ("auto", "none"))
@@ -187,7 +188,7 @@ def _check_control(name: str, second_moment: Matrix, n_components: int, runs: in
 
 
 def _check_coverage(name: str, second_moment: Matrix, n_components: int, runs: int) -> Iterator[Check]:
-    """Count the draws in which the lower bounds hold, and look at the sum of ratios."""
+    """Count the draws in which the lower bounds hold, and check the sum of ratios."""
     held, sums = {"captured": 0, "share": 0, "captured variance": 0}, []
     for draw in _draws(second_moment, n_components, runs):
         refinement = refine(draw.moment, n_components=n_components)
@@ -201,7 +202,7 @@ def _check_coverage(name: str, second_moment: Matrix, n_components: int, runs: i
 
 
 def _bounds_hold(draw: Draw, rows: Matrix, told: Assessment) -> dict[str, bool]:
-    """Compare each lower bound with the truth; one that is not stated does not fail."""
+    """Compare each lower bound with the truth; an unstated bound counts as held."""
     held, trace = draw.held(rows), float(np.trace(draw.second_moment))
     return {
         "captured": (told.captured_low or 0.0) <= held,
@@ -211,12 +212,12 @@ def _bounds_hold(draw: Draw, rows: Matrix, told: Assessment) -> dict[str, bool]:
 
 
 def flat_signal() -> Matrix:
-    """Return a signal of three components whose loadings are all equally large, of order 512."""
+    """Return a signal of order 512, whose three components have loadings of equal magnitude."""
     return _signal(hadamard(512)[:, [0, 5, 77]] / math.sqrt(512), 6000, 2500, 1500)
 
 
 def giant_signal() -> Matrix:
-    """Return a signal of two single features and their common level, of order 400."""
+    """Return a signal of order 400, with two single features and one common level of all features."""
     columns = np.zeros((400, 3))
     columns[0, 0] = columns[1, 1] = 1.0
     columns[:, 2] = 1.0 / math.sqrt(400)
@@ -224,12 +225,12 @@ def giant_signal() -> Matrix:
 
 
 def low_rank_signal() -> Matrix:
-    """Return a signal of four random directions, of order 300."""
+    """Return a signal of order 300, with four random directions."""
     return _signal(orthonormal(np.random.default_rng(_SIGNAL_SEED).standard_normal((300, 4))), 8000, 4000, 2000, 1000)
 
 
 def few_features() -> Matrix:
-    """Return a signal of five components on 20 random features each, of order 1,000."""
+    """Return a signal of order 1,000, with five components on 20 random features each."""
     rng, columns = np.random.default_rng(_SIGNAL_SEED), np.zeros((1000, 5))
     for column in columns.T:
         column[rng.choice(1000, 20, replace=False)] = rng.standard_normal(20)
@@ -237,7 +238,7 @@ def few_features() -> Matrix:
 
 
 def avoiding() -> Matrix:
-    """Return a signal whose strong component and three weak ones share no feature, but for one, of order 600."""
+    """Return a signal of order 600, whose strong component shares features with only one of three weak components."""
     rng, columns = np.random.default_rng(_SIGNAL_SEED), np.zeros((600, 4))
     columns[:300, [0, 3]] = rng.standard_normal((300, 2))
     columns[300:, [1, 2]] = rng.standard_normal((300, 2))
@@ -254,7 +255,7 @@ def ruinous(noise_std: float) -> Matrix:
 
 
 def rotated(second_moment: Matrix) -> Matrix:
-    """Return a second moment in random coordinates."""
+    """Return a second moment rotated to random coordinates."""
     turn = orthonormal(np.random.default_rng(_SIGNAL_SEED).standard_normal(second_moment.shape))
     return turn.T @ second_moment @ turn
 

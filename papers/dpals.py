@@ -1,10 +1,11 @@
-"""Reproduce DPALS on the tasks of its paper, on ratings of skewed popularity, on their pairs alone, and on MovieLens.
+"""Reproduction of DPALS on the tasks of its paper, on skewed ratings, on pairs without ratings, and on MovieLens.
 
-Ratings are made or public and keys come from seeds, so nothing is charged and every number can be made again. All
-epsilons are exact: the published accounting of DPALS counts one of the two sums that a round releases.
+Ratings are synthetic or public and keys come from seeds, so nothing is charged and every number is reproducible. All
+epsilons are exact. The published accounting of DPALS counts only one of the two sums that each round releases.
 
-Pairs are the films that people rate, without the ratings. In their maker a user takes items by popularity alone: the
-order of popularity is the best list for everybody, so a factorisation cannot beat it here, with privacy or without.
+Pairs are the films that people rated, without the ratings. In their generator, a user chooses items by popularity
+alone. So the order of popularity is the best list for every user. A factorisation cannot beat it here, with or without
+privacy.
 """
 
 import math
@@ -76,24 +77,26 @@ AT_MOST: Mapping[int, tuple[float, ...]] = {
     20_000: (0.33, 0.105, 0.065, 0.043),
     50_000: (0.18, 0.066, 0.035, 0.020),
 }
-"""The median error of DPALS on the low-rank task by users, at each of `EPSILONS`."""
+"""Upper bounds of DPALS's median error on the low-rank task by number of users, at each of `EPSILONS`."""
 ONE_SHOT_AT_MOST: Mapping[int, tuple[float, ...]] = {50_000: (0.09, 0.05, 0.032, 0.030)}
 DPFW_BEATEN = (3.0, 7.0, 7.0, 7.0)
-"""How many times the error of DPALS that of DPFW is, with exact noise for both, at the largest number of users."""
+"""The least ratio of DPFW's error to that of DPALS, both with exact noise, at the largest number of users."""
 NON_PRIVATE_AT_MOST, ONE_SHOT_WINS = 0.002, 5.0
-"""The error without privacy, and the epsilon up to which the one-shot method has the smaller error, on this task."""
+"""On this task, the upper bound of the non-private error, and the epsilon up to which the one-shot method has a smaller
+error than DPALS."""
 ADVISED, RIGHT = ("dpals", "one_shot", "item_means"), 13
 LOW_RANK_EXACT = arm("als", ridge=1e-3, offsets=False, user_means=False)
 
 RANK, PER_USER, EPSILON, CENTRE = 8, 50, 10.0, 3.5
-"""Of the skewed task, its pairs, and films."""
+"""The settings of the skewed task, its pairs, and films."""
 GAINS = {"tail sampling": 0.006, "offsets": 0.005, "tail sampling over item means": 0.02}
 FEW_USERS, FEW_EPSILON = 8_000, 1.0
 MEANS = arm("item_means", centre=CENTRE)
 OFFSETS = arm("dpals", "dpals, tail and offsets", centre=CENTRE, user_ridge=4.0, item_ridge=0.7, pooled=1)
 TAIL = OFFSETS.with_settings("dpals, tail", offsets=False, totals_share=0.03)
 UNIFORM = TAIL.with_settings("dpals, uniform", sampling="uniform")
-"""Counts alone need less of the budget than counts and offsets; without either nothing is spent on them."""
+"""The counts of TAIL need less budget than the counts and offsets of OFFSETS; UNIFORM needs neither and spends nothing
+on them."""
 UNPROJECTED = arm(
     "unprojected",
     "without projection",
@@ -111,11 +114,12 @@ KEPT, PAIRS_EPSILON, LEAST_EPSILON = 0.85, 5.0, 1.0
 FILM_USERS, MOST_RATED = 8_000, 400
 ML_100K_RANK, ML_100K_EPSILONS, ML_100K_RATINGS = 4, (1.0, 5.0, 10.0, 20.0), 1_682
 ML_100K_EXACT, ML_100K_MEAN, ML_100K_BESIDE = 0.925, 1.044, 0.06
-"""The error without privacy at most, that of user means, and how near to it private errors are."""
+"""The upper bound of the non-private error, the error of user means, and the allowed distance of private errors from
+that of user means."""
 
 _SEED, _TESTED, _TRACED = 20210720, 1_000, 20_000
 _SKEWED_TESTED, _PAIRS_TESTED, _FILMS_TESTED = 6_000, 2_000, 4_000
-_RIDGE = 10.0  # far above V^T V = I: scores are x V V^T, as of singular vectors
+_RIDGE = 10.0  # far above V^T V = I: scores are proportional to x V V^T, as for singular vectors
 
 
 def reproduce(
@@ -132,8 +136,8 @@ def reproduce(
 ) -> Report:
     """Check private alternating least squares on its paper's task, on ratings of skewed popularity, and on films.
 
-    Ratings are made or public and keys come from seeds, so nothing is charged; every epsilon is exact. --json has the
-    tables of the figures too.
+    Ratings are synthetic or public and keys come from seeds, so nothing is charged; every epsilon is exact. --json also
+    contains the tables of the figures.
 
     Returns
     -------
@@ -159,10 +163,11 @@ def reproduce(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
-    """How large the made tasks are, and how often they are drawn.
+    """The size of the synthetic tasks, and the number of their draws.
 
-    ``share`` is of the stated users; items are as many as stated down to a quarter of the users, then fewer in
-    proportion. ``runs`` draws of the low-rank task have a median; of the skewed one at most three have a mean.
+    ``share`` is the share of the stated users. The number of items is as stated down to a quarter of the users, then
+    decreases in proportion. The low-rank task reports the median of ``runs`` draws; the skewed task reports the mean of
+    at most three.
     """
 
     share: float = SHARE
@@ -170,15 +175,15 @@ class Scale:
 
     @property
     def few(self) -> int:
-        """The draws of the skewed task, and the splits of real ratings."""
+        """The number of draws of the skewed task, and of splits of real ratings."""
         return min(3, self.runs)
 
     def users(self, stated: int) -> int:
-        """Return the number of users of a task."""
+        """Return the scaled number of users of a task."""
         return max(50, round(self.share * stated))
 
     def items(self, stated: int) -> int:
-        """Return the number of items of a task."""
+        """Return the scaled number of items of a task."""
         return max(40, round(min(1.0, 4.0 * self.share) * stated))
 
     def skewed(self, users: int, draw: int) -> SplitRatings:
@@ -187,10 +192,10 @@ class Scale:
 
 
 def low_rank_arms(stated: int, draw: int, epsilon: float) -> tuple[Arm, ...]:
-    """Return what is compared; the ridge of items is less than by default, since these ratings have no error.
+    """Return the methods to compare, with a smaller item ridge than the default, since these ratings have no error.
 
-    DPFW takes a moment of all pairs of items in each of its rounds, so it is run in the first draw alone, and with its
-    printed noise for one number of users.
+    DPFW computes a moment of all pairs of items in each round. So it runs only in the first draw, and with its printed
+    noise only for one number of users.
     """
     plain: dict[str, Any] = {"offsets": False, "user_means": False}
     dpals = arm("dpals", **plain, sampling="uniform", user_ridge=0.2, item_ridge=0.5 / epsilon**0.5)
@@ -204,7 +209,7 @@ def low_rank_arms(stated: int, draw: int, epsilon: float) -> tuple[Arm, ...]:
 def low_rank_checks(scale: Scale, tables: Tables) -> Iterator[Check]:
     """Check median errors, and fill the tables of Figure 4 and of errors by iteration.
 
-    Where no error is expected one draw is enough for the figure.
+    For numbers of users without an expected error, one draw suffices for the figure.
     """
     advice: list[bool] = []
     for stated in USERS:
@@ -262,7 +267,7 @@ def _low_rank_compared(stated: int, name: str, medians: Mapping[tuple[str, float
 
 
 def skewed_checks(scale: Scale, tables: Tables) -> Iterator[Check]:
-    """Check the order of methods and what each part is worth, and fill the tables of the figures."""
+    """Check the order of methods and the gain of each part, and fill the tables of the figures."""
     errors: dict[str, list[float]] = defaultdict(list)
     for draw in range(scale.few):
         made = scale.skewed(SKEWED_USERS, draw)
@@ -303,7 +308,7 @@ def _error(found: ItemFactors, made: SplitRatings, scale: Scale) -> float:
 
 
 def _sampled(made: SplitRatings, tables: Tables) -> None:
-    """Fill Figure 2: the share of ratings that the most rated items have, before and after sampling."""
+    """Fill Figure 2: the share of ratings that belong to the most rated items, before and after sampling."""
     rng = np.random.default_rng(_SEED)
     train = made.train
     counts = np.bincount(train.indices, minlength=made.n_items).astype(np.float64)
@@ -323,7 +328,7 @@ def _sampled(made: SplitRatings, tables: Tables) -> None:
 
 
 def _draw_figures(made: SplitRatings, scale: Scale, tables: Tables) -> None:
-    """Fill Figures 3 and 5, and errors by rank, ridge and share of users, each from one draw."""
+    """Fill Figures 3 and 5, and the errors by rank, ridge and share of users, each from one draw."""
     for epsilon in (1.0, 3.0, 5.0, 10.0, 20.0):
         for each in (MEANS, UNIFORM, TAIL, OFFSETS, ONE_SHOT):
             cost = true_epsilon(each.plan(made, Asked(rank=RANK, per_user=PER_USER, epsilon=epsilon)))
@@ -358,9 +363,9 @@ def _add(tables: Tables, table: str, each: Arm, place: dict[str, float], error: 
 
 
 def pair_checks(scale: Scale, tables: Tables) -> Iterator[Check]:
-    """Check what is kept of Recall@20 with privacy, and that the popularity that made the pairs is the best list."""
+    """Check the share of Recall@20 kept with privacy, and that the generator's popularity is the best list."""
     made = pairs(scale.skewed(SKEWED_USERS, _SEED + 2))
-    # Items are numbered by their popularity in the maker.
+    # Item numbers follow their popularity in the generator.
     found = {
         "popularity in the maker": recall(-np.arange(made.n_items, dtype=np.float64), made, users=_PAIRS_TESTED),
         "counts": recall(popularity(made), made, users=_PAIRS_TESTED),
@@ -398,7 +403,7 @@ def pair_checks(scale: Scale, tables: Tables) -> Iterator[Check]:
 
 
 def _leading(made: SplitRatings) -> ItemFactors:
-    """Return leading singular vectors of the pairs without noise."""
+    """Return the leading singular vectors of the pairs without noise."""
     start = np.ones(made.n_items) / np.sqrt(made.n_items)
     factors = svds(made.train, k=RANK, v0=start, return_singular_vectors="vh", solver="arpack")[2].T
     step = {"centre": 0.0, "prior": None, "ridge": _RIDGE, "rating_bound": 1.0}
@@ -406,7 +411,7 @@ def _leading(made: SplitRatings) -> ItemFactors:
 
 
 def film_arms(low: float) -> tuple[Arm, ...]:
-    """Return what is compared on films, for the middle of a range that begins at ``low``."""
+    """Return the methods to compare on films, centred in the middle of a range that begins at ``low``."""
     stars: dict[str, Any] = {"centre": 3.5 if low == 0.5 else 3.0}
     return (
         arm("dpals", **stars, user_ridge=4.0),
@@ -418,7 +423,7 @@ def film_arms(low: float) -> tuple[Arm, ...]:
 
 
 def film_checks(scale: Scale, tables: Tables) -> Iterator[Check]:
-    """Compare methods on the 400 most rated items of made ratings."""
+    """Compare methods on the 400 most rated items of synthetic ratings."""
     made = scale.skewed(FILM_USERS, _SEED + 1)
     ids = (np.arange(size) for size in made.train.shape)
     films = FilmRatings(ratings=made.train + made.held, users=next(ids), items=next(ids), low=made.low)
@@ -426,7 +431,7 @@ def film_checks(scale: Scale, tables: Tables) -> Iterator[Check]:
 
 
 def ml_100k_checks(scale: Scale, data: Path, tables: Tables) -> Iterator[Check]:
-    """Compare errors of private and of exact factors of ml-100k with user means: it has too few users for privacy."""
+    """Compare errors of private and exact factors on ml-100k with user means; it has too few users for privacy."""
     films = read_movielens(data / FETCHED)
     errors: dict[str, list[float]] = defaultdict(list)
     private, means, warned = arm("dpals", user_ridge=4.0), film_arms(1.0)[2], []

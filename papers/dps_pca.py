@@ -1,8 +1,8 @@
-"""Reproduce the figures and the table of the DPS-PCA paper on its model, with every record's bound enforced.
+"""Reproduction of the figures and the table of the DPS-PCA paper on its model, with every record's bound enforced.
 
-Figures 2 to 4 are of one draw of the model a point. Table 1 is the time of each method where the covariance is given:
-processor time on one thread, and wall time beside it; its noise is of a float generator, except PPCA's draws. Rows and
-noise come from seeds and nothing is charged.
+Each point of Figures 2 to 4 is from one draw of the model. Table 1 is the time of each method with a given covariance:
+processor time on one thread, with wall time next to it. In Table 1 noise comes from a floating-point generator, except
+for PPCA's draws. Rows and noise come from seeds, so nothing is charged.
 """
 
 import time
@@ -64,13 +64,13 @@ RUNS, MODEL = 3, PAPER
 CHARGED = "nothing: rows and noise come from seeds, in this process and past every ledger"
 LEFT_OUT = "distances of the paper's PPCA: its Gibbs chain is not certified at any length, so peeling stands for it"
 DRAWS = 1
-"""Draws of rows and noise at each point."""
+"""The number of draws of rows and noise at each point."""
 FIGURE_2_DELTA, FIGURE_2_EPSILONS = 0.01, (0.2, 0.5, 1.0, 1.5, 2.0)
 FIGURE_3A_DELTA, FIGURE_3A_EPSILONS = 0.3, (0.5, 1.0, 1.5, 2.0)
 FIGURE_3B_DELTAS = (0.01, 0.05, 0.1, 0.5)
 FIGURE_3B_EPSILONS = {"text": 1.0, "caption": 2.0}
 FIGURE_3B_AT_MOST = {"caption": {0.01: 0.067, 0.05: 0.052, 0.1: 0.045, 0.5: 0.029}}
-"""Distances of whole messages after ten rounds; clipped messages do better."""
+"""Distances of whole messages after ten rounds, as upper bounds for clipped messages, which do better."""
 FIGURE_4A_DELTA, FIGURE_4A_EPSILONS = 0.3, (0.8, 1.0, 1.2, 1.4, 1.6, 1.8, 2.0)
 FIGURE_4B_EPSILON, FIGURE_4B_DELTA = 1.0, 0.1
 FIGURE_4B_FEATURES = (40, 60, 80, 100, 120, 140, 160)
@@ -90,10 +90,10 @@ NOTES = (
 
 FEATURES, EPSILON, DELTA = (200, 400, 800), 1.0, 0.1
 ROUNDS, SWEEPS, STEPS = 10, 100, 200
-"""The paper's rounds of DPS-PCA and sweeps of its Gibbs chain; and the steps whose median time is taken."""
+"""The paper's rounds of DPS-PCA and sweeps of its Gibbs chain, and the number of steps for the median time."""
 STEP_MILLISECONDS = 1.0
 SCORES = 2.0
-"""How far a replaced record moves a score."""
+"""The change of a score when one record is replaced."""
 STEP, ALL_STEPS = "DPS-PCA, one step", f"DPS-PCA, {ROUNDS} steps"
 TIMED_SULQ, TIMED_GAUSS, TIMED_SPARSE = "MOD-SULQ", "Analyze Gauss", "sparse Analyze Gauss"
 PEELING, GIBBS = "PPCA by peeling", f"PPCA by Gibbs (not certified), {SWEEPS} times one sweep"
@@ -103,7 +103,7 @@ PRINTED_TIMES: dict[str, dict[int, str]] = {
     TIMED_SULQ: {200: "8", 400: "21", 800: "97"},
     GIBBS: {200: "9820", 400: "37460", 800: "173780"},
 }
-"""The paper's milliseconds, on a processor of 3.4 GHz."""
+"""The paper's times in milliseconds, on a 3.4 GHz processor."""
 
 
 def _chart(title: str, x: str) -> LineChart:
@@ -122,9 +122,9 @@ CHARTS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """An arm, a setting and the expected distance: at most ``distance``, or near it where there is a ``tolerance``.
+    """An arm, a setting and the expected distance, an upper bound if there is no ``tolerance``.
 
-    ``share`` is the part of the model's records that is used.
+    ``share`` is the share of the model's records that is used.
     """
 
     epsilon: float
@@ -135,16 +135,16 @@ class Case:
     arm: Arm = OURS
 
     def name(self, model: Model) -> str:
-        """Return the number of records, epsilon, delta and the settings of the arm."""
+        """Return the number of records, epsilon, delta and the settings of the arm as text."""
         settings = "".join(f" {key}={value}" for key, value in self.arm.settings.items())
         return f"n={self.n_records(model)} epsilon={self.epsilon} delta={self.delta}{settings}"
 
     def n_records(self, model: Model) -> int:
-        """Return the number of records that are used."""
+        """Return the number of records used."""
         return round(self.share * model.n_records)
 
     def check(self, distances: Sequence[float], model: Model) -> Check:
-        """Compare the mean of distances with what is expected."""
+        """Compare the mean of distances with the expected one."""
         got = float(np.mean(distances))
         if self.tolerance is None:
             return at_most(self.name(model), self.distance, got=got)
@@ -167,8 +167,8 @@ CASES = (
 def reproduce(*, runs: Runs = RUNS, out: OutFolder = None) -> Report:
     """Check DPS-PCA and other methods on the model of its paper: figures 2 to 4 and the times of table 1.
 
-    Every record's bound is enforced, also under the paper's formula. The rows are made, so nothing is spent. It takes
-    some ten minutes of one processor and 4 GB of memory. --json has the tables of the figures too.
+    Every record's bound is enforced, also with the paper's formula. The rows are synthetic, so no budget is spent. It
+    takes about ten minutes on one processor and 4 GB of memory. --json also contains the tables of the figures.
 
     Returns
     -------
@@ -200,7 +200,7 @@ def _checks(runs: int, model: Model, tables: Tables) -> Iterator[Check]:
 
 
 def _drawn(run: int, model: Model) -> Iterator[tuple[Draw, list[Case]]]:
-    """Iterate over the parts of a draw, and the cases on each."""
+    """Iterate over the parts of a draw, with the cases on each part."""
     rows, truth = model.draw(run)
     for share in sorted({case.share for case in CASES}):
         part = Draw(model, rows[: round(share * model.n_records)], truth, run=run)
@@ -228,7 +228,7 @@ def figure_3a(draw: Draw) -> Iterator[Row]:
 
 
 def figure_3b(draw: Draw) -> Iterator[Row]:
-    """Iterate over distances by round, for each delta, at both readings of epsilon."""
+    """Iterate over distances by round, for each delta, at both epsilons that the paper states."""
     for arm in (OURS, PRINTED):
         for said, epsilon in FIGURE_3B_EPSILONS.items():
             for delta in FIGURE_3B_DELTAS:
@@ -246,7 +246,7 @@ def figure_4a(draw: Draw) -> Iterator[Row]:
 
 
 def figure_4b(n_records: int) -> Iterator[Row]:
-    """Iterate over distances of all arms by the number of features, on a draw of a model for each."""
+    """Iterate over distances of all arms by the number of features, with one draw for each number."""
     data = f"epsilon={FIGURE_4B_EPSILON:g}, delta={FIGURE_4B_DELTA:g}"
     for d in FIGURE_4B_FEATURES:
         draw = Draw.of(Model(n_features=d, n_records=n_records, **FIGURE_4B_MODEL), run=d)
@@ -264,7 +264,7 @@ def _of_all_arms(draw: Draw, data: str, epsilons: Sequence[float], delta: float)
 
 
 def round_checks(rows: Sequence[Row]) -> Iterator[Check]:
-    """Check how distances fall in figure 3a, and where they stay."""
+    """Check the decrease of distances in figure 3a, and their final level."""
     seen = {(row["data"], row["epsilon"], row["round"]): row["distance"] for row in rows}
     for epsilon in FIGURE_3A_EPSILONS:
         ours, whole = ([seen[arm.name, epsilon, at] for at in range(9)] for arm in (OURS, WHOLE))
@@ -280,7 +280,7 @@ def round_checks(rows: Sequence[Row]) -> Iterator[Check]:
 
 
 def delta_checks(rows: Sequence[Row]) -> Iterator[Check]:
-    """Check how the last distances of figure 3b depend on delta, at both readings of epsilon."""
+    """Check the dependence of the final distances in figure 3b on delta, at both epsilons that the paper states."""
     last = {(row["data"], row["delta"]): row["distance"] for row in rows}
     for said, epsilon in FIGURE_3B_EPSILONS.items():
         ours, printed = (_panel(arm, said) for arm in (OURS, PRINTED))
@@ -309,7 +309,7 @@ def wide_checks(rows: Sequence[Row]) -> Iterator[Check]:
 
 
 def scaling_checks(rows: Sequence[Row]) -> Iterator[Check]:
-    """Check how distances grow with d in figure 4b."""
+    """Check the growth of distances with d in figure 4b."""
     seen = _by_arm(rows, "d")
     ours, gauss, sulq = (seen[arm.name] for arm in (OURS, ANALYZE_GAUSS, MOD_SULQ))
     yield at_most("Figure 4b: distance of DPS-PCA, largest over d", 0.011, got=max(ours.values()))
@@ -324,7 +324,7 @@ def scaling_checks(rows: Sequence[Row]) -> Iterator[Check]:
 
 
 def error_checks(rows: Sequence[Row]) -> Iterator[Check]:
-    """Check how near each arm comes to the claim of figure 2, an error by privacy below that of sampling."""
+    """Check how close each arm comes to the claim of figure 2 that the privacy error is below the sampling error."""
     shares = {arm.name: _shares(rows, arm.name) for arm in (OURS, SPARSE, PRINTED)}
     most = max(FIGURE_2_EPSILONS)
     named = "Figure 2: error by privacy over that of sampling,"
@@ -337,7 +337,7 @@ def error_checks(rows: Sequence[Row]) -> Iterator[Check]:
 
 
 def error_note(rows: Sequence[Row]) -> str:
-    """Return a sentence that tells from which epsilon on the claim of figure 2 holds, for each arm."""
+    """Return a sentence with the least epsilon at which the claim of figure 2 holds, for each arm."""
     found = []
     for arm in (OURS, SPARSE, PRINTED):
         below = [epsilon for epsilon, share in _shares(rows, arm.name).items() if share < 1]
@@ -346,7 +346,7 @@ def error_note(rows: Sequence[Row]) -> str:
 
 
 def _shares(rows: Sequence[Row], data: str) -> dict[float, float]:
-    """Return the error by privacy over that of sampling, by epsilon."""
+    """Return the ratio of privacy error to sampling error, by epsilon."""
     seen = [row for row in rows if row["data"] == data]
     (usual,) = (row["distance"] for row in seen if row["arm"] == STATISTICAL)
     return {row["epsilon"]: row["distance"] / usual for row in seen if row["arm"] == PRIVACY}
@@ -358,7 +358,7 @@ FIGURES: Mapping[str, tuple[Callable[[Draw], Iterator[Row]], Callable[[Sequence[
     "figure3b": (figure_3b, delta_checks),
     "figure4a": (figure_4a, wide_checks),
 }
-"""The tables of the figures of one draw of the paper's model, and their checks."""
+"""The functions that compute and check the figures of one draw of the paper's model, by table."""
 
 
 def _panel(arm: Arm, said: str) -> str:
@@ -377,13 +377,13 @@ def _row(*, data: str, arm: str, distance: float, **more: float) -> Row:
 
 
 class OneSweep(GibbsChain):
-    """The chain of one sweep, whose time is taken."""
+    """A Gibbs chain of one sweep, for timing."""
 
     sweeps: ClassVar[int] = 1
 
 
 def table_1(n_records: int) -> Iterator[Row]:
-    """Iterate over the milliseconds of each method at each number of features, and of forming the covariance."""
+    """Iterate over the times of each method and of forming the covariance, in milliseconds by number of features."""
     for d in FEATURES:
         model = Model(n_features=d, n_records=n_records)
         rows, _ = model.draw(d)
@@ -396,7 +396,7 @@ def table_1(n_records: int) -> Iterator[Row]:
 
 
 def time_checks(rows: Sequence[Row]) -> Iterator[Check]:
-    """Check processor times at the most features; times by the clock stand in the table alone."""
+    """Check processor times at the largest number of features; wall times are only reported in the table."""
     most = max(row["d"] for row in rows)
     taken = {row["arm"]: row["milliseconds"] for row in rows if row["d"] == most}
     yield at_most(f"milliseconds of processor time of a step, d={most}", STEP_MILLISECONDS, got=taken[STEP])
@@ -408,7 +408,7 @@ def time_checks(rows: Sequence[Row]) -> Iterator[Check]:
 
 
 def time_note(rows: Sequence[Row]) -> str:
-    """Return a sentence with both times of a step at the most features, and of forming the covariance."""
+    """Return a sentence with the processor and wall time of a step, and the time of forming the covariance."""
     most = max(row["d"] for row in rows)
     taken = {row["arm"]: row for row in rows if row["d"] == most}
     step, exact, floats = (taken[name] for name in (STEP, EXACT, FLOATS))
@@ -420,7 +420,7 @@ def time_note(rows: Sequence[Row]) -> str:
 
 
 def milliseconds(work: Callable[[], object], *, repeats: int = 1) -> tuple[float, float]:
-    """Return the median milliseconds of a call: of processor time, and by the clock on the wall."""
+    """Return the median milliseconds of a call, in processor time and in wall time."""
     processor, wall = [], []
     for _ in range(repeats):
         began, began_wall = time.process_time(), time.perf_counter()
@@ -439,7 +439,7 @@ def noisy_step(moment: Matrix, directions: Matrix, *, std: float, rows_kept: int
 
 
 def _methods(moment: Matrix, model: Model) -> Iterator[tuple[str, Callable[[], object], int, int]]:
-    """Iterate over methods: the name, the work, how often it is repeated, and by how much its time is multiplied."""
+    """Iterate over the methods as (name, work, repetitions, factor of the measured time)."""
     d, k, kept, rng = model.n_features, model.n_components, model.rows_kept, np.random.default_rng(model.n_features)
     rounds = SQRT_2_UP * gaussian_noise_multiplier(epsilon=EPSILON, delta=DELTA, releases=ROUNDS)
     once = SQRT_2_UP * gaussian_noise_multiplier(epsilon=EPSILON, delta=DELTA)

@@ -1,8 +1,8 @@
-"""Reproduce capePCA and its baselines on fMRI scans of seven subjects, each of which is a site.
+"""Reproduction of capePCA and its baselines on fMRI scans of seven subjects, each of which is a site.
 
-A record is one time point of a scan, not a person: epsilon holds for a time point. A second sweep states it for a whole
-scan. A region is standardised by its own mean and std over the scan, which counts as public here, as in the literature;
-then every time point is scaled to norm 1 by itself. Noise comes from seeds, and no ledger is charged.
+A record is one time point of a scan, not a person, so epsilon holds for a time point. A second sweep states epsilon for
+a whole scan. A region is standardised by its mean and std over the scan, which count as public here, as in the
+literature. Then every time point is scaled to norm 1 individually. Noise comes from seeds, and no ledger is charged.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,9 +26,9 @@ RUNS, N_COMPONENTS, DELTA, EPSILONS = 3, 10, 1e-5, (0.5, 1.0, 2.0, 5.0, 10.0)
 POINT, PERSON = "epsilon of a time point", "epsilon of a person"
 ALONE, RANDOM = "one subject, non-private", "random directions"
 FLOORS = {CAPE: (0.93, 0.97, 0.99, 0.995, 0.998), COLLUDING: (0.91, 0.965, 0.985, 0.995, 0.998)}
-"""Expected shares at `EPSILONS` of the energy of the directions that are best without privacy."""
+"""Lower bounds, at `EPSILONS`, of the energy relative to that of the best non-private directions."""
 NO_SIGNAL = 0.1
-"""At most so much more than random directions capture where one person is protected."""
+"""The largest accepted gain over random directions when a whole person is protected."""
 CHARGED = "nothing: the scans are public, and noise comes from seeds, past every ledger"
 TITLES = {"sweeps": "fMRI of seven subjects as sites: energy of the directions found"}
 MEANING = (
@@ -41,10 +41,10 @@ _KEY = "tc"
 
 
 def reproduce(*, runs: Runs = RUNS, data: DataFolder = Path("data"), out: OutFolder = None) -> Report:
-    """Check capePCA and its baselines on fMRI scans of seven subjects, one site a subject, and where these are too few.
+    """Check capePCA and its baselines on fMRI scans of seven subjects, one site per subject, and report too few sites.
 
-    A record is one time point, not a person: epsilon holds for a time point, and a second sweep is of a whole scan. The
-    scans are public and the noise comes from seeds, so nothing is spent. It takes half a minute.
+    A record is one time point, not a person: epsilon holds for a time point, and a second sweep holds for a whole scan.
+    The scans are public and the noise comes from seeds, so no budget is spent. It takes half a minute.
 
     Returns
     -------
@@ -61,22 +61,22 @@ def reproduce(*, runs: Runs = RUNS, data: DataFolder = Path("data"), out: OutFol
 
 
 def read_scans(folder: Path) -> list[Matrix]:
-    """Read the scans of a folder, in the order of their subjects: standardised regions as columns, a row a time point.
+    """Read the scans of a folder in order of subject, with standardised regions as columns and time points as rows.
 
     Parameters
     ----------
     folder : Path
-        With ``SUBJECT/functional/NAME.mat``, whose ``tc`` has a row a region.
+        A folder with ``SUBJECT/functional/NAME.mat``, in which ``tc`` has one row per region.
 
     Returns
     -------
     list of float64 array of shape (n_times, n_regions)
-        Empty where the folder has no such file.
+        Empty if the folder has no such file.
 
     Raises
     ------
     BadSource
-        If a file is no scan, or has other regions than the first.
+        If a file is no scan, or its regions differ from those of the first.
     """
     scans = [_standardised(path) for path in sorted(folder.glob(FILES))]
     if len({scan.shape[1] for scan in scans}) > 1:
@@ -87,18 +87,18 @@ def read_scans(folder: Path) -> list[Matrix]:
 
 
 def person_epsilon(epsilon: float, *, records: int, delta: float = DELTA) -> float:
-    """Return the epsilon of one record under which that many of them have the epsilon asked, under Gaussian noise.
+    """Return the epsilon per record that gives all records of a person the requested epsilon, for Gaussian noise.
 
-    The sensitivity of all records of a person is at most their number times that of one.
+    The sensitivity of all records of a person is at most their number times the sensitivity of one record.
     """
     return gaussian_epsilon(noise_multiplier=records / mu_of(epsilon=epsilon, delta=delta), delta=delta)
 
 
 def too_few(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return sentences that say where the sites are too few.
+    """Return sentences that state at which settings the sites are too few.
 
-    They are too few for an arm that captures less than the directions which one site finds from its own rows without
-    privacy, the mean over sites: joining gained nothing.
+    Sites are too few for an arm if it captures less than one site finds from its rows alone without privacy, as a mean
+    over sites. In this case a joint release gains nothing.
     """
     seen, said = _shares(rows), []
     sites = rows[0]["sites"]
@@ -151,7 +151,7 @@ def _checks(rows: list[dict[str, Any]], scans: Sequence[Matrix], runs: int) -> I
 
 
 def _sweeps(sites: Sites, truth: Truth, runs: int) -> list[dict[str, Any]]:
-    """Return the mean energies of all arms, and of directions of one site and of none, along both epsilons."""
+    """Return mean energies along both epsilons, of all arms, of one site's directions, and of random directions."""
     largest = max(sites.sizes)
 
     def cells(_: int) -> Iterator[Cell]:

@@ -1,8 +1,8 @@
-"""Reproduce the expected numbers of every mechanism on a matrix like a9a, each as a check with its tolerance.
+"""Reproduction of the expected numbers of every mechanism on an a9a-like matrix, each as a check with its tolerance.
 
-The matrix is made from a seed: fourteen groups of columns, one of each in every row, drawn by a latent class; rows have
-norm 1. The spectrum of ``X^T X / n`` is within about 8 % of .308 .069 .051 .042 .022 .020 .017 .0166 .0161 .0147.
-Nothing is charged: mechanisms run on arrays in memory, under keys from the operating system.
+The matrix is generated from a seed: fourteen groups of columns, with one column of each group set in every row, drawn
+by a latent class. Rows have norm 1. The spectrum of ``X^T X / n`` is within about 8 % of .308 .069 .051 .042 .022 .020
+.017 .0166 .0161 .0147. Nothing is charged: mechanisms run on arrays in memory, with keys from the operating system.
 """
 
 from collections.abc import Mapping
@@ -29,7 +29,7 @@ COMPONENTS, DELTA, RUNS, TOLERANCE = 10, 1e-3, 10, 0.25
 
 
 def a9a_like() -> sparse.csr_array:
-    """Return the matrix, of shape (30000, 123), with fourteen equal values a row."""
+    """Return the matrix, of shape (30000, 123), with fourteen equal values per row."""
     rng = np.random.default_rng(_SEED)
     classes = rng.dirichlet(np.full(_CLASSES, _EVENNESS))
     tables = []
@@ -49,10 +49,10 @@ def a9a_like() -> sparse.csr_array:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A mechanism at one epsilon and delta, and what is expected of its k components.
+    """A mechanism at one epsilon and delta, and the expected result of its k components.
 
-    ``expected`` is the captured variance. Where a ``digit`` is given, it is the squared distance of the subspaces,
-    which is small and known to one digit. Runs that differ much are taken ``repeats`` times as often. A case that
+    ``expected`` is the captured variance. If ``digit`` is given, it is instead the squared distance of the subspaces,
+    which is small and known to one digit. Runs that vary widely are repeated ``repeats`` times as often. A case that
     ``fails`` is expected to be no better than random.
     """
 
@@ -69,12 +69,12 @@ class Case:
 
     @property
     def tolerance(self) -> float:
-        """A quarter of the expected loss, or of the expected distance and a unit of its one digit."""
+        """A quarter of the expected loss; for distances, a quarter of the distance plus one unit of its digit."""
         return TOLERANCE * (1 - self.expected) if self.digit is None else TOLERANCE * self.expected + self.digit
 
     @property
     def name(self) -> str:
-        """Mechanism, what is not default, epsilon."""
+        """The mechanism, the settings that differ from the defaults, and epsilon as text."""
         told = [f"{key}={value}" for key, value in self.settings.items()]
         told += [] if self.relation == "add_remove" else [self.relation]
         told += [] if self.components == COMPONENTS else [f"k={self.components}"]
@@ -83,14 +83,14 @@ class Case:
         return " ".join([self.mechanism, *told])
 
     def measure(self, found: Matrix, best: Matrix, second_moment: Matrix) -> float:
-        """Compare components with the best ones."""
+        """Measure components against the best ones."""
         if self.digit is not None:
             return squared_distance(found, best)
         return held_variance(second_moment, found) / held_variance(second_moment, best)
 
 
 def _fails(mechanism: str, epsilon: float, components: int, **settings: Any) -> Case:
-    """Return a case that is expected to fail: a subspace as far away as random ones are."""
+    """Return a case expected to fail, with a subspace as distant as random ones."""
     return Case(
         mechanism=mechanism,
         epsilon=epsilon,
@@ -178,12 +178,12 @@ def reproduce(
         list[str] | None, typer.Option("--mechanism", help="Only the cases of this mechanism; all by default.")
     ] = None,
 ) -> Report:
-    """Check the captured variance of every mechanism on a matrix like a9a; no data are read, nothing is spent.
+    """Check the captured variance of every mechanism on an a9a-like matrix; no data are read, no budget is spent.
 
     Returns
     -------
     Report
-        ``expected`` and ``got`` are captured variances (1 is the best k directions), or distances; a check holds when
+        ``expected`` and ``got`` are captured variances (1 is the best k directions), or distances. A check holds if
         ``got`` is within ``tolerance`` of ``expected``, a quarter of the expected loss.
     """
     rows = a9a_like()

@@ -1,9 +1,9 @@
-"""Reproduce the experiments of Shang et al., PCA in the stochastic differential privacy model, on real data.
+"""Reproduction of the experiments of Shang et al., PCA in the stochastic differential privacy model, on real data.
 
-Tables 1 and 2 as computed statements, Figure 1 (distance and captured variance against epsilon, on all records), and
-the protocol of Table 3 (what classification loses in private subspaces), with every mechanism in its published and in
-its tight calibration and the true epsilon beside each. The data are public, so no budget is charged, and keys come from
-seeds, so that every number can be made again.
+Tables 1 and 2 are computed statements. Figure 1 shows distance and captured variance against epsilon, on all records.
+The protocol of Table 3 measures the loss of classification in private subspaces. Every mechanism runs in its published
+and in its tight calibration, with its true epsilon next to it. The data are public, so no budget is charged. Keys come
+from seeds, so that every number is reproducible.
 """
 
 import itertools
@@ -65,11 +65,13 @@ type Row = dict[str, Any]
 type Key = tuple[str, float | None, float | None]
 
 SPLITS, DRAWS, TEXT_FEATURES = 8, 5, 1_048
-"""Paired splits; draws of each compared arm in a split of a9a; columns of the made text, a twentieth of real-sim's."""
+"""Paired splits; draws of each compared arm per split of a9a; columns of the synthetic text, a twentieth of
+real-sim's."""
 EPSILON, EPSILONS, PRINTED_DELTA, SMALL_DELTA = 0.1, (0.1, 0.3, 1.0, 4.0), 1e-3, 1e-5
-"""The budget of Table 3, those of Figure 1, the paper's delta, and one below one over the records of every data set."""
+"""The budget of Table 3, those of Figure 1, the paper's delta, and a delta below the inverse of every number of
+records."""
 RANDOM, MAJORITY, FEW = "random subspace", "most frequent label", 3
-"""Baselines, and the splits of dear arms where d is not small."""
+"""Baselines, and the number of splits of expensive arms when d is not small."""
 CHARGED = "nothing: the data are public, and the keys come from seeds"
 TITLES = {
     "figure1": "Figure 1: distance and captured variance against epsilon",
@@ -93,9 +95,9 @@ SHAPES = {
     "MNIST": (60_000, 784, 100.0 - 80.8798),
     "real-sim": (72_309, 20_958, 0.2448),
 }
-"""Records, features and share of non-zero entries in percent; the paper's column for MNIST is the share of zeros."""
+"""Records, features and the percentage of non-zero entries; for MNIST the paper's column states the zeros."""
 PAPER_LOSS = {"a9a": 84.9483 - 82.5539, "MNIST": 99.2883 - 98.4750, "real-sim": 99.4275 - 94.1852}
-"""What the paper's best algorithm loses in its Table 3."""
+"""The loss of the paper's best algorithm in its Table 3, in points."""
 
 _FIGURE_SEED, _SEED, _FIRST_ORDER_DRAWS = 1, 3, 20
 _NEAR_START, _FIRST_ORDER, _GROWS = 0.25, 0.3, 0.1
@@ -106,7 +108,7 @@ _LARGEST = {
     ("MNIST", ANALYZE_GAUSS.name): (1.0, 3.0),
     ("MNIST", REFINED.name): (None, 2.0),
 }
-"""The most points that are lost, at the printed and at the small delta."""
+"""Upper bounds of the points lost, at the printed and at the small delta."""
 
 
 def reproduce(
@@ -124,10 +126,10 @@ def reproduce(
     ] = TEXT_FEATURES,
     out: OutFolder = None,
 ) -> Report:
-    """Check the tables and the figure of Shang et al. on real data: every mechanism, published and tight.
+    """Check the tables and the figure of Shang et al. on real data, with every mechanism published and tight.
 
-    Distances and captured variance against epsilon, and what a linear SVM loses in private subspaces, with the true
-    epsilon of each arm. The data are public and the keys come from seeds, so nothing is spent.
+    It computes distances and captured variance against epsilon, and the loss of a linear SVM in private subspaces, with
+    the true epsilon of each arm. The data are public and the keys come from seeds, so no budget is spent.
 
     Returns
     -------
@@ -151,7 +153,7 @@ def reproduce(
 def _loaders(
     data: Path, cifar10_file: Path | None, real_sim_file: Path | None, text_features: int
 ) -> tuple[dict[str, Callable[[], LabelledRows]], list[str]]:
-    """Return how to load each data set that is there, and what is not."""
+    """Return the loaders of the available data sets, and the reasons why others are left out."""
     found: dict[str, Callable[[], LabelledRows]] = {"a9a": a9a}
     left_out = []
     if all((data / place).is_file() for place in (MNIST, MNIST_LABELS)):
@@ -171,7 +173,7 @@ def _loaders(
 
 
 def _checks(data: LabelledRows, tables: dict[str, list[Row]], *, splits: int, draws: int) -> Iterator[Check]:
-    """Make the checks of one data set, and its rows of the tables."""
+    """Make the checks of one data set, and add its rows to the tables."""
     tables["table2"].append(shape(data))
     yield from check_shapes(data)
     if data.name == "a9a":
@@ -192,9 +194,9 @@ def _checks(data: LabelledRows, tables: dict[str, list[Row]], *, splits: int, dr
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """The outcome of an arm at one epsilon and delta, which baselines lack: means of its runs, or why it refused.
+    """The outcome of an arm at one epsilon and delta: the means of its runs, or the reason of its refusal.
 
-    ``lost`` are the points of accuracy lost in each split, the mean of the draws.
+    Baselines have no epsilon and delta. ``lost`` has the points of accuracy lost in each split, as means over draws.
     """
 
     arm: str
@@ -230,7 +232,7 @@ class Outcomes:
     def run(
         self, arm: Arm, rows: Rows, reference: Reference, *, epsilon: float, delta: float, seed: tuple[int, ...]
     ) -> Matrix | None:
-        """Run an arm and measure its components; keep why it refused, and do not run it again."""
+        """Run an arm and measure its components; after a refusal, store the reason and do not run the arm again."""
         key, k = (arm.name, epsilon, delta), self.data.n_components
         if key in self._refused:
             return None
@@ -245,7 +247,7 @@ class Outcomes:
         return components
 
     def add(self, key: Key, measured: dict[str, float]) -> None:
-        """Add what was measured of a run."""
+        """Add the measures of a run."""
         self._measured.setdefault(key, []).append(measured)
 
     def lose(self, key: Key, split: int, points: float) -> None:
@@ -253,7 +255,7 @@ class Outcomes:
         self._lost.setdefault(key, {}).setdefault(split, []).append(points)
 
     def all(self) -> Iterator[Outcome]:
-        """Iterate over the outcomes, in the order of the first runs; those that refused come last."""
+        """Iterate over the outcomes in order of first run, with refused arms last."""
         for key, seen in self._measured.items():
             yield Outcome(
                 **dict(zip(("arm", "epsilon", "delta"), key, strict=True)),  # type: ignore[arg-type]
@@ -269,7 +271,7 @@ class Outcomes:
         return (each.row(self.data) for each in self.all())
 
     def measures(self, arm: Arm, measure: str, delta: float = PRINTED_DELTA) -> list[float]:
-        """Return a measure of an arm, epsilon ascending; empty where it was not run or refused."""
+        """Return a measure of an arm by ascending epsilon; empty if it was not run or was refused."""
         found = [each for each in self.all() if (each.arm, each.delta) == (arm.name, delta) and each.measured]
         return [each.measured[measure] for each in found]
 
@@ -279,9 +281,10 @@ class Outcomes:
 
 
 def trace(data: LabelledRows, *, draws: int) -> Outcomes:
-    """Run the arms over epsilon, on all records: all of them where d is small, else the compared ones.
+    """Run the arms over epsilon on all records: all arms if d is small, otherwise a selection.
 
-    Dear arms and larger data sets have one draw.
+    The selection has the compared arms, DP-SPCA, DP-VRPCA and the noisy power method. Expensive arms and data sets with
+    more features have one draw.
     """
     rows, k, found = Rows.of(data.rows), data.n_components, Outcomes(data)
     reference = Reference.of(data.rows, n_components=k)
@@ -300,9 +303,10 @@ def trace(data: LabelledRows, *, draws: int) -> Outcomes:
 
 
 def compare(data: LabelledRows, *, splits: int, draws: int) -> tuple[Outcome, Outcomes]:
-    """Run every arm that fits a data set, in paired splits; return what the most frequent label loses, and the arms.
+    """Run every arm that fits a data set in paired splits; return the outcomes of the most frequent label and the arms.
 
-    ``draws`` of each compared arm and of random subspaces in a split, where a second moment is small; others have one.
+    If d is small, each compared arm has ``draws`` draws per split, and other arms have one. Random subspaces always
+    have ``draws``.
     """
     found, majority, k = Outcomes(data), list[float](), data.n_components
     small = data.n_features <= SMALL
@@ -330,7 +334,7 @@ def compare(data: LabelledRows, *, splits: int, draws: int) -> tuple[Outcome, Ou
 
 
 def check_distances(found: Outcomes) -> Iterator[Check]:
-    """Check the figure's order, which valid noise reverses, and that the printed step size stays where it starts."""
+    """Check the figure's order of arms, which valid noise reverses, and that the printed step stays at its start."""
     name, tight = found.data.name, found.measures(ANALYZE_GAUSS, "distance")
     for arm in (DP_SPCA, DP_VRPCA):
         beside = found.measures(arm, "distance")
@@ -348,7 +352,7 @@ def check_distances(found: Outcomes) -> Iterator[Check]:
 
 
 def check_without_noise(data: LabelledRows) -> Check:
-    """Check that DP-SPCA's printed step size ``1 / 2n`` with ``T = n`` ends near its random start without any noise."""
+    """Check that DP-SPCA with printed step ``1 / 2n`` and ``T = n`` ends near its random start even without noise."""
     k = data.n_components
     reference = Reference.of(data.rows, n_components=k)
     found = ascend(data.rows, k, noise_std=0.0, rng=np.random.default_rng(_FIGURE_SEED))
@@ -373,7 +377,7 @@ def check_first_order(data: LabelledRows, *, epsilon: float = 0.1) -> Check:
 
 
 def check_losses(found: Outcomes) -> Iterator[Check]:
-    """Check the losses of one data set, and on a9a the order of the arms."""
+    """Check the losses on one data set, and on a9a the order of the arms."""
     name = found.data.name
     for (data, arm), most in _LARGEST.items():
         for delta, bound in zip((PRINTED_DELTA, SMALL_DELTA), most, strict=True):
@@ -400,13 +404,15 @@ def check_losses(found: Outcomes) -> Iterator[Check]:
 
 
 def bounds(n: int, d: int, k: int, values: Sequence[float]) -> Iterator[Row]:
-    """Iterate over Table 1 at one data set: constants 1, m = 1, T = n, G = 1 and mu = 1/2, epsilon 0.1, delta 1e-3.
+    """Iterate over Table 1 for one data set, with constants 1, epsilon 0.1 and delta 1e-3.
+
+    The settings are m = 1, T = n, G = 1 and mu = 1/2.
 
     Parameters
     ----------
     n, d, k : int
     values : sequence of float
-        The eigenvalues of ``X^T X / n``, descending; the paper's squares of singular values are these.
+        The eigenvalues of ``X^T X / n``, descending, which are the squares of the paper's singular values.
     """
     first, last, after = float(values[0]), float(values[k - 1]), float(values[k])
     gap, logarithm = last - after, math.log(1.25 / PRINTED_DELTA)
@@ -435,7 +441,7 @@ def bounds(n: int, d: int, k: int, values: Sequence[float]) -> Iterator[Row]:
 
 
 def check_bounds(data: LabelledRows) -> Iterator[Check]:
-    """Check what is true of the formulas behind Table 1, at a9a."""
+    """Check facts about the formulas behind Table 1, on a9a."""
     n, d = data.n_records, data.n_features
     told = f"{data.name}: true epsilon of"
     for name, claimed, expected in (

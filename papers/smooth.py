@@ -1,11 +1,11 @@
-"""Reproduce the theorems on smooth sensitivity: sample complexity, crossings with other mechanisms, and constants.
+"""Reproduction of the theorems on smooth sensitivity, their constants, and crossings with other mechanisms.
 
-Gonen and Gilad-Bachrach (2018) state theorems and no experiments. Here their statements are measured: the product's own
-mechanisms run on records along the axes, so that the eigengap is known exactly, and slopes in d, in the eigengap and in
-epsilon are compared with Theorems 1 and 2 and their proofs. The error of every mechanism depends on the eigengap in
-records, n GAP, alone: n and GAP are not varied apart, but for one check that this is so.
+Gonen and Gilad-Bachrach (2018) state theorems without experiments. Here their statements are measured. The product's
+mechanisms run on records along the axes, so that the eigengap is known exactly. Slopes in d, in the eigengap and in
+epsilon are compared with Theorems 1 and 2 and their proofs. The error of every mechanism depends only on the
+eigengap in records, n GAP. So n and GAP are not varied separately, except in one check of this dependence.
 
-Only made data are read, so nothing is charged. Noise is drawn under keys from the operating system.
+Only synthetic data are read, so nothing is charged. Noise is drawn with keys from the operating system.
 """
 
 import itertools
@@ -34,13 +34,13 @@ from papers.lib.experiments import Check, Matrix, Report, Runs, at_least, at_mos
 
 DELTA, RUNS = 1e-3, 9
 OTHERS = 10
-"""Records along each direction that is not planted."""
+"""The number of records along each direction that is not planted."""
 CLOSE = 0.1
 """The squared sine up to which a direction counts as found."""
 FAR = 200_000
 """An eigengap at which all noise is small."""
 HIGHEST = 51_200.0
-"""The eigengap from which the search for a crossing begins, downwards."""
+"""The eigengap from which the search for a crossing goes down."""
 EPSILONS = (0.2, 0.4, 0.8)
 
 
@@ -54,7 +54,7 @@ CONTENDERS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 }
 """Mechanisms with their settings, by their names in tables."""
 USEFUL = (
-    # D, k, epsilon, printed, exact: from these eigengaps on, the noise is at most twice what it tends to
+    # D, k, epsilon, printed, exact: eigengaps from which the noise is at most twice its limit
     (123, 1, 0.1, 59_000, 5_500),
     (123, 1, 1.0, 4_600, 600),
     (1230, 10, 0.1, 743_000, 23_000),
@@ -62,14 +62,14 @@ USEFUL = (
     (7840, 10, 1.0, 456_000, 6_600),
 )
 IN_FEATURES = {
-    # how the length of the noise grows with d at a large eigengap, by the proofs of Theorems 1 and 2; a tolerance
+    # exponent in d of the noise length at a large eigengap, by the proofs of Theorems 1 and 2, with a tolerance
     "smooth Gaussian": (0.5, 0.12),
     "smooth Gaussian, printed": (0.5, 0.12),
     "smooth spherical t": (1.0, 0.15),
     "smooth Cauchy": (1.5, 0.3),
 }
 NEEDED = {
-    # how the eigengap from which on a direction is found grows with d; a tolerance
+    # exponent in d of the eigengap needed to find a direction, with a tolerance
     "Analyze Gauss": (0.5, 0.12),
     "smooth Gaussian": (0.5, 0.15),
     "smooth Gaussian, printed": (1.0, 0.15),
@@ -82,15 +82,16 @@ SIZES = (50, 100, 200, 400)
 
 
 def reproduce(*, runs: Runs = RUNS) -> Report:
-    """Check the theorems of smooth sensitivity on planted spectra, where it passes other mechanisms, its constants.
+    """Check the theorems of smooth sensitivity on planted spectra, its constants, and crossings with other mechanisms.
 
-    The data are made, so nothing is spent. With --json also the eigengaps that mechanisms need, and the crossings.
+    The data are synthetic, so no budget is spent. --json also contains the eigengaps that mechanisms need, and the
+    crossings.
 
     Returns
     -------
     Report
-        With two tables: ``needed``, the eigengap from which on each mechanism finds a direction, for every d, and
-        ``crossings``, the eigengap from which on a mechanism is more accurate than Analyze Gauss.
+        With two tables. ``needed`` has the eigengap from which each mechanism finds a direction, for every d.
+        ``crossings`` has the eigengap from which a mechanism is more accurate than Analyze Gauss.
     """
     needed: list[dict[str, Any]] = []
     crossings: list[dict[str, Any]] = []
@@ -106,7 +107,7 @@ def reproduce(*, runs: Runs = RUNS) -> Report:
 
 @lru_cache(maxsize=4)
 def planted(n_features: int, gap: int, *, n_components: int = 1, others: int = OTHERS) -> ArrayBlocks:
-    """Return records along the axes: ``others`` along each, and ``gap`` more along each of the first k."""
+    """Return records along the axes: ``others`` along each axis, and ``gap`` more along each of the first k."""
     counts = np.full(n_features, others)
     counts[:n_components] += gap
     along = np.repeat(np.arange(n_features), counts)
@@ -137,7 +138,7 @@ def squared_distance(
 
 
 def needed_gap(name: str, n_features: int, *, epsilon: float, runs: int) -> float:
-    """Return the eigengap from which on the median run finds the planted direction, to within a twentieth."""
+    """Return the eigengap, to within a twentieth, from which the median run finds the planted direction."""
 
     def finds(gap: float) -> bool:
         return squared_distance(name, n_features, round(gap), epsilon=epsilon, runs=runs) <= CLOSE
@@ -153,19 +154,19 @@ def needed_gap(name: str, n_features: int, *, epsilon: float, runs: int) -> floa
 
 
 def slope(sizes: Sequence[float], values: Sequence[float]) -> float:
-    """Return the slope of a line through the logarithms."""
+    """Return the slope of a line fitted to the logarithms."""
     return float(np.polyfit(np.log(sizes), np.log(values), 1)[0])
 
 
 def _length(name: str, n_features: int, gap: int, *, epsilon: float, runs: int) -> float:
-    """Return the length of the noise beside the planted direction, the tangent of its angle; Cauchy takes more runs."""
+    """Return the tangent of the angle to the planted direction, which is the noise length; Cauchy takes more runs."""
     many = 3 * runs if name.endswith("Cauchy") else runs
     squared = squared_distance(name, n_features, gap, epsilon=epsilon, runs=many)
     return math.sqrt(squared / (1.0 - squared))
 
 
 def _check_constants() -> Iterator[Check]:
-    """Compare printed constants with the exact calibration: eigengaps, smoothness, scales, true epsilons."""
+    """Compare the printed constants of eigengap, smoothness, scale and true epsilon with the exact calibration."""
     for size, n_components, epsilon, printed, exact in USEFUL:
         for name, calibrate, expected in (
             ("printed", smooth_gaussian_shift, printed),
@@ -189,7 +190,7 @@ def _check_constants() -> Iterator[Check]:
             )
     shift, _ = tailed_shift(epsilon=1.0, size=123)
     cauchy = FORMULAS["smooth_cauchy"]
-    tight = 1.0 / (shift * math.sqrt(123))  # over the l1 bound
+    tight = 1.0 / (shift * math.sqrt(123))  # relative to the l1 bound
     yield near("scale of Cauchy noise, printed over exact", 3.0, 1e-6, got=cauchy.noise(Settings(epsilon=1.0)) / tight)
     yield near(
         "true epsilon of printed Cauchy, claimed 1", 1 / 3, 1e-6, got=cauchy.event(Settings(epsilon=1.0))["epsilon"]
@@ -197,7 +198,7 @@ def _check_constants() -> Iterator[Check]:
 
 
 def _check_slopes(runs: int) -> Iterator[Check]:
-    """Compare slopes of the length of the noise, far above the useful eigengap, with the theorems' exponents."""
+    """Compare slopes of the noise length, far above the useful eigengap, with the exponents of the theorems."""
     for name, (expected, tolerance) in IN_FEATURES.items():
         lengths = [_length(name, d, FAR, epsilon=0.5, runs=runs) for d in SIZES]
         yield near(f"{name}: noise in d, slope", expected, tolerance, got=slope(SIZES, lengths))
@@ -214,7 +215,10 @@ def _check_slopes(runs: int) -> Iterator[Check]:
 
 
 def _check_needed(runs: int, table: list[dict[str, Any]]) -> Iterator[Check]:
-    """Find the eigengaps that mechanisms need, for every d: the printed Gaussian d ln d, which Theorem 1 omits."""
+    """Compute the eigengaps that mechanisms need for every d, such as d ln d for the printed Gaussian.
+
+    Theorem 1 omits this dependence.
+    """
     for name in CONTENDERS:
         gaps = [needed_gap(name, d, epsilon=0.5, runs=runs) for d in SIZES]
         table.append({"mechanism": name} | {f"d={d}": round(gap) for d, gap in zip(SIZES, gaps, strict=True)})
@@ -226,7 +230,7 @@ def _check_needed(runs: int, table: list[dict[str, Any]]) -> Iterator[Check]:
 
 
 def _check_crossings(runs: int, table: list[dict[str, Any]]) -> Iterator[Check]:
-    """Find from where on smooth Gaussian noise is the more accurate one, and compare with the calibrations alone."""
+    """Compute where smooth Gaussian noise becomes more accurate, and compare with predictions from the calibrations."""
     for d, k, epsilon in CROSSINGS:
         for other in ("Analyze Gauss", "propose-test-release"):
             got = crossing("smooth Gaussian", other, d, epsilon=epsilon, n_components=k, runs=runs)
@@ -237,7 +241,7 @@ def _check_crossings(runs: int, table: list[dict[str, Any]]) -> Iterator[Check]:
 
 
 def crossing(name: str, other: str, n_features: int, *, epsilon: float, n_components: int, runs: int) -> float:
-    """Return the eigengap at which the errors of two contenders are equal, and beyond which the first is smaller."""
+    """Return the eigengap above which the first contender has the smaller error."""
 
     def advantage(gap: float) -> float:
         mine, theirs = (
@@ -246,7 +250,7 @@ def crossing(name: str, other: str, n_features: int, *, epsilon: float, n_compon
         )
         return math.log(theirs / mine)
 
-    below, above = HIGHEST / 2.0, HIGHEST  # from where both are accurate, for below both are random
+    below, above = HIGHEST / 2.0, HIGHEST  # both are accurate here; at small eigengaps both are random
     while advantage(below) > 0:
         below, above = below / 2.0, below
     while above > 1.05 * below:
@@ -256,7 +260,7 @@ def crossing(name: str, other: str, n_features: int, *, epsilon: float, n_compon
 
 
 def _foreseen(other: str, n_features: int, n_components: int, epsilon: float) -> float:
-    """Return the eigengap at which the calibrations alone make the noise of two mechanisms equal."""
+    """Return the eigengap at which two mechanisms have equal noise, as predicted from their calibrations alone."""
     shift, smoothness = gaussian_shift(epsilon=epsilon, delta=DELTA, size=n_features * n_components)
     multiplier = gaussian_noise_multiplier(epsilon=epsilon, delta=DELTA)
     tested = gaussian_noise_multiplier(epsilon=0.8 * epsilon, delta=DELTA / 2)
@@ -273,11 +277,11 @@ def _foreseen(other: str, n_features: int, n_components: int, epsilon: float) ->
 
 
 def _check_statements(runs: int) -> Iterator[Check]:
-    """Check the sample sizes of Theorem 1 and of its proof, and which is the more accurate of two mechanisms."""
+    """Check the sample sizes of Theorem 1 and its proof, and which of two mechanisms is more accurate."""
     d, epsilon, error = 100, 0.5, 0.01
     first = math.sqrt(d) / (epsilon * error)  # 2 C sqrt(d) / (GAP epsilon_p epsilon_g), C = 1/2 by L(g) = 1 / (2 g)
     second = 8 * (d + math.log(2 / DELTA)) * math.log(math.sqrt(2 * d) / (epsilon * error)) / epsilon
-    constant = 5 * math.sqrt(2 * math.log(2 / DELTA))  # of the noise over U sqrt(d) / epsilon, which O hides
+    constant = 5 * math.sqrt(2 * math.log(2 / DELTA))  # of the noise relative to U sqrt(d) / epsilon, hidden by O
     enough, alone = (
         squared_distance("smooth Gaussian, printed", d, round(gap), epsilon=epsilon, runs=runs)
         for gap in (first + second, first)

@@ -1,1 +1,1 @@
-"""Durable storage: datasets, the budget ledger, and the registry of releases."""
+"""Durable storage of datasets, the budget ledger and the registry of releases."""

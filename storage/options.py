@@ -1,10 +1,12 @@
-"""Options that are declared once: the fields of a record, each with its type, default, help text and bounds.
+"""Options declared once as the fields of a record, with type, default, help text and bounds.
 
-Commands, flows and forms are made from such a record, and the record refuses in one line what its fields do not admit.
+Commands, flows and forms are derived from such a record. The record rejects values that its fields do not admit, with
+an error message of one line.
 
-Types are strict: text never becomes a number, a number never a truth value, and a fraction is never cut. Four things
-are admitted besides: a whole number for a float, a NumPy scalar for the Python scalar of its kind, a path for the text
-that names a file, and None for an option that has a default, which was then left out. No bound admits NaN.
+Types are strict: text is never converted to a number, a number never to a truth value, and a fraction is never
+truncated. There are four exceptions. A whole number is admitted for a float, a NumPy scalar for the Python scalar of
+its kind, and a path for the text that names a file. None is admitted for an option with a default, and means that the
+option was left out. No bound admits NaN.
 
 >>> from typing import Annotated
 >>> from pydantic import Field
@@ -40,21 +42,21 @@ _STRICT = ConfigDict(strict=True, extra="forbid")
 _SUBJECT = re.compile(r"^(Input|String|Value) should\b")
 _CHOICE = "choice"
 _NAMES = ("missing", "unexpected_keyword_argument")
-"""Pydantic's errors about the names of arguments: mistakes of a program, which Python reports as TypeError."""
+"""Pydantic's errors about the names of arguments; these are programming errors, which Python reports as TypeError."""
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field,))
 def option_record[T](record: type[T]) -> type[T]:
-    """Make a frozen dataclass of a class whose fields are options; pydantic checks them, and `Invalid` is raised.
+    """Turn a class whose fields are options into a frozen dataclass that raises `Invalid` for invalid values.
 
-    Pydantic reads the fields when a first record is made, so that a command that only explains itself need not wait.
+    Pydantic reads the fields when the first record is created, so that a command that only prints its help is fast.
     """
     made: Any = dataclass(frozen=True, kw_only=True)(record)
     made.__pydantic_config__ = _STRICT
     by_default = made.__init__
 
     def build(self: T, **given: Any) -> None:
-        if not given:  # nothing to check, so a module may have a record of defaults at no cost
+        if not given:  # nothing to check, so a module can create a record of defaults without loading pydantic
             by_default(self)
             return
         try:
@@ -75,14 +77,14 @@ def _adapter(record: Any) -> "TypeAdapter[Any]":
 
 
 def _stated(record: Any, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what was given, with Python's scalars for NumPy's, and without what None leaves out."""
+    """Return the given values, with NumPy scalars as Python scalars, and without optional values that are None."""
     optional = {option.name for option in options_of(record) if not option.is_required}
     kept = {name: one for name, one in given.items() if one is not None or name not in optional}
     return {name: one.item() if getattr(one, "shape", None) == () else one for name, one in kept.items()}
 
 
 def as_rule(message: str, *, subject: str = "") -> str:
-    """Return what Pydantic says of a value as the rule that it breaks, after a word for the value.
+    """Return Pydantic's message about a value as the violated rule, after a word for the value.
 
     >>> as_rule("Input should be greater than 0"), as_rule("Input should be greater than 0", subject="it ")
     ('must be greater than 0', 'it must be greater than 0')
@@ -91,7 +93,7 @@ def as_rule(message: str, *, subject: str = "") -> str:
 
 
 def _refusal(record: Any, error: ValidationError) -> Exception:
-    """Return the error of the first option that was refused."""
+    """Return the error for the first invalid option."""
     first = error.errors(include_url=False)[0]
     stated = first.get("ctx", {}).get("error")
     if isinstance(stated, Invalid):
@@ -109,15 +111,15 @@ def _refusal(record: Any, error: ValidationError) -> Exception:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Handling:
-    """How an option is treated, besides the help text and the bounds that its `pydantic.Field` states.
+    """The treatment of an option, in addition to the help text and bounds in its `pydantic.Field`.
 
     Attributes
     ----------
-    choices : tuple of str, or a function that returns it; the words allowed, empty if any word is
-    is_file : bool, whether the value names a file: such a value is private, so Prefect never sees it
-    is_argument : bool, whether a command takes it by its position
-    is_offered : bool, whether forms offer it: what weakens a guarantee they do not, though a job takes it all the same
-    form : a function that returns what the option's JSON schema has in a form in place of what its type says, or None
+    choices : tuple of str, or a function that returns it; the allowed words, empty if any word is allowed
+    is_file : bool, whether the value names a file; such a value is private, so Prefect never receives it
+    is_argument : bool, whether it is a positional argument of commands
+    is_offered : bool, whether forms offer it; they omit what weakens a guarantee, although a job accepts it
+    form : a function that returns the option's JSON schema for forms, in place of the schema of its type, or None
     """
 
     choices: tuple[str, ...] | Callable[[], tuple[str, ...]] = ()
@@ -128,11 +130,11 @@ class Handling:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """The words allowed; empty if any word is."""
+        """The allowed words; empty if any word is allowed."""
         return self.choices() if callable(self.choices) else self.choices
 
     def __get_pydantic_core_schema__(self, kind: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        """Add the check of the words to the check of the type, and read the path of a file as text."""
+        """Add the check of the allowed words to the check of the type, and accept a path as the text of a file name."""
         schema = handler(kind)
         if self.is_file:
             return no_info_before_validator_function(_path_text, schema)
@@ -156,11 +158,11 @@ _RULES = {
     "min_length": "minLength",
     "pattern": "pattern",
 }
-"""By pydantic's name of a bound: JSON Schema's name."""
+"""The JSON Schema name of a bound, by pydantic's name."""
 
 
 class OptionField(NamedTuple):
-    """One option: its name, its type without bounds, and its declaration."""
+    """The name of an option, its type without bounds, and its declaration."""
 
     name: str
     kind: Any
@@ -168,65 +170,65 @@ class OptionField(NamedTuple):
 
     @property
     def help(self) -> str:
-        """The help text: one line for the command line and the form."""
+        """The help text, one line for the command line and the form."""
         return self.field.description or ""
 
     @property
     def handling(self) -> Handling:
-        """How commands and forms treat it."""
+        """The treatment of the option by commands and forms."""
         return next((one for one in self.field.metadata if isinstance(one, Handling)), Handling())
 
     @property
     def words(self) -> tuple[str, ...]:
-        """The words allowed; empty if any word is."""
+        """The allowed words; empty if any word is allowed."""
         return self.handling.words
 
     @property
     def bounds(self) -> dict[str, Any]:
-        """The bounds by pydantic's names: its own, and those of a number that may also be a word."""
+        """The bounds by pydantic's names, including those of a number that may also be a word."""
         members = [one for one in get_args(self.field.annotation) if get_origin(one) is Annotated]
         stated = [*self.field.metadata, *(one for part in members for one in FieldInfo.from_annotation(part).metadata)]
         found = {bound: getattr(one, bound, None) for one in stated for bound in _RULES if hasattr(one, bound)}
         return {bound: to for bound, to in found.items() if to is not None}
 
     def rules(self) -> dict[str, Any]:
-        """Return the domain in the words of JSON Schema."""
+        """Return the domain as keywords of JSON Schema."""
         return {_RULES[bound]: to for bound, to in self.bounds.items()} | (
             {"enum": list(self.words)} if self.words else {}
         )
 
     @property
     def is_required(self) -> bool:
-        """Whether the record has no default for it."""
+        """True if the record has no default for the option."""
         return self.field.is_required()
 
     @property
     def default(self) -> Any:
-        """The default, None for a field that makes its own; nothing that could be used where it is required."""
+        """The default, None for a default factory; for a required option the value is meaningless."""
         return None if self.field.default_factory is not None else self.field.default
 
     @property
     def flag(self) -> str:
-        """The flag of a command: the option's name, as command lines write it."""
+        """The command-line flag of the option."""
         return f"--{self.name.replace('_', '-')}"
 
     @property
     def is_settings(self) -> bool:
-        """Whether it is a mapping whose entries are given one at a time."""
+        """True if the option is a mapping whose entries are given one at a time."""
         return bool(self.kind == Mapping[str, str] | None)
 
     @property
     def may_be_none(self) -> bool:
-        """Whether None is one of its values."""
+        """True if None is one of the option's values."""
         return type(None) in get_args(self.kind)
 
 
 _listed: dict[type[Any], tuple[OptionField, ...]] = {}
-"""The options of the records that were asked for: reading their types takes longer than all that is done with them."""
+"""The options of records that were listed before, because reading their types takes longer than all other work."""
 
 
 def options_of(record: type[Any]) -> tuple[OptionField, ...]:
-    """List the fields of a record of options: the required ones first, each part in the order of the record."""
+    """Return the options of a record, required ones first, and otherwise in the order of the record."""
     if record not in _listed:
         kinds, hints = get_type_hints(record), get_type_hints(record, include_extras=True)
         options = [

@@ -1,15 +1,11 @@
-"""The workspace: ledger, catalog and registry of one home, opened together.
+"""Workspace of a home, which opens its ledger, catalog and registry together.
 
-The parts of a home, found by their settings and refused where they do not belong together.
+The settings determine the parts of a home. A database that was restored from a copy, belongs to other keys, or lacks
+versions that the registry contains is refused before anything is written.
 
-`storage.workspace.Workspace` is what is done with them. A database that was restored from a copy, that belongs to other
-keys, or that lacks what the registry shows, is refused before anything is written.
-
-The workspace: ledger, catalog and registry of one home, opened together.
-
-``Workspace.open()`` creates what is missing, upgrades what is older, refuses what does not belong together, and
-finishes what a crash left. ``Workspace.read_only()`` checks the same and changes nothing: no file is written and
-nothing is locked, so it works on a read-only home and on a full disk. A stage opens one of the two, once.
+``Workspace.open()`` creates missing parts, upgrades older ones, refuses parts that do not belong together, and
+completes what a crash interrupted. ``Workspace.read_only()`` makes the same checks and changes nothing. It writes no
+file and takes no lock, so it works on a read-only home and on a full disk. A stage opens one of the two, once.
 
 Examples
 --------
@@ -62,15 +58,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenedHome:
-    """What belongs together.
+    """The parts of an opened home, which belong together.
 
     Attributes
     ----------
     ledger : Ledger
     home : Path
     store : Place, of datasets and artifacts
-    stale : collection of str, names whose pointer files are to be written anew
-    recharged : tuple of Recharged, what was charged again when a restored ledger was accepted just now
+    stale : collection of str, names whose pointer files must be rewritten
+    recharged : tuple of Recharged, the releases that were charged again if a restored ledger was just accepted
     """
 
     ledger: Ledger
@@ -83,7 +79,7 @@ class OpenedHome:
 def open_home(
     *, accept_restored: str | None, charge_to: str | None, another_ledger: bool, even_locked: bool
 ) -> OpenedHome:
-    """Open the home to write, created or upgraded where that is needed; as `storage.workspace.Workspace.open`."""
+    """Open the home for writing, after creating or upgrading it if needed; see `storage.workspace.Workspace.open`."""
     folder, keys, place = writable_home(), key_folder(), store()
     recharged: tuple[Recharged, ...] = ()
     engine = connect_as_is(database_url())
@@ -97,7 +93,7 @@ def open_home(
             terms: dict[str, Any] = {"charge_to": charge_to, "another_ledger": another_ledger}
             recharged = accept(connection, place, witness.noted(), reason=accept_restored, **terms)
             current = journal.head(connection)
-            witness.note(note_everything(connection))  # what was begun by accepting was noted nowhere
+            witness.note(note_everything(connection))  # releases that began by the acceptance have no note yet
     else:
         with reading(engine) as connection:
             current = witness.check(connection)
@@ -110,7 +106,7 @@ def open_home(
 
 
 def read_home() -> OpenedHome:
-    """Open the home to read, in memory where there is none yet; as `storage.workspace.Workspace.read_only`."""
+    """Open the home for reading, in memory if there is none; see `storage.workspace.Workspace.read_only`."""
     folder, place = readable_home(), store()
     keys, engine = key_folder(), connect_to_read(database_url())
     found = None if engine is None else _found(engine, home=folder, keys=keys, place=place)
@@ -124,7 +120,7 @@ def read_home() -> OpenedHome:
 
 
 def _found(engine: sa.Engine, *, home: Path, keys: Path, place: Place) -> OpenedHome | None:
-    """Return the home whose ledger stands in a database, as it is; None where there is none yet."""
+    """Return the home of the ledger in a database, unchanged; None where the database has no ledger."""
     with reading(engine) as connection:
         ledger_id = journal.find_id(connection)
         if ledger_id is None:
@@ -138,14 +134,14 @@ def _found(engine: sa.Engine, *, home: Path, keys: Path, place: Place) -> Opened
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workspace:
-    """Everything that lasts of one home.
+    """The durable parts of a home.
 
     Attributes
     ----------
     ledger : Ledger
     home : Path
     store : Place, of datasets and artifacts
-    recharged : tuple of Recharged, what was charged again when a restored ledger was accepted just now
+    recharged : tuple of Recharged, the releases that were charged again if a restored ledger was just accepted
 
     See Also
     --------
@@ -169,26 +165,27 @@ class Workspace:
 
     @property
     def catalog(self) -> "Catalog":
-        """The datasets."""
+        """The catalog of datasets."""
         from storage.datasets.catalog import Catalog
 
         return Catalog(self.ledger.engine, self.home, self.store, ledger=self.ledger.id)
 
     def budget(self, population: str, *, dataset: str | None = None, publish: str | None = None) -> "PopulationBudget":
-        """Return a population's budget as something to spend from, such as ``flows.estimators.PrivatePCA`` does.
+        """Return a population's budget as an object to spend from, as ``flows.estimators.PrivatePCA`` does.
 
         Parameters
         ----------
         population : str
         dataset : str, optional
-            Name under which rows from memory are stored; one of the population's own by default.
+            The name under which rows from memory are stored; by default a name for this population.
         publish : str, optional
-            Name under which releases of them are published; by default the family's, such as ``subspace.patients``.
+            The name under which releases of these rows are published; by default one per family, such as
+            ``subspace.patients``.
 
         Raises
         ------
         NotFound
-            When it has no budget.
+            When the population has no budget.
         Invalid
             When a name is not allowed.
         """
@@ -205,11 +202,11 @@ class Workspace:
 
     @property
     def registry(self) -> Registry:
-        """The published artifacts."""
+        """The registry of published artifacts."""
         return Registry(self.store)
 
     def alias_history(self, name: str, *, newest: int | None = None) -> tuple[AliasMove, ...]:
-        """Return the moves of a published name's aliases, oldest first; with ``newest``, as many of the newest.
+        """Return the moves of the aliases of a published name, oldest first; ``newest`` limits their number.
 
         Raises
         ------
@@ -229,28 +226,30 @@ class Workspace:
         another_ledger: bool = False,
         even_locked: bool = False,
     ) -> Self:
-        """Open the workspace of this home, created when there is none, and finish what a crash left.
+        """Open the workspace of this home, after creating it if necessary, and complete what a crash interrupted.
 
         Parameters
         ----------
         accept_restored : str, optional
-            An operator's reason to go on with a database that was restored from a copy; see
+            An operator's reason to continue with a database that was restored from a copy; see
             `storage.registry.restored.accept`.
         charge_to, another_ledger : str and bool
-            Who pays for what the registry shows and nothing here explains, or that it is another ledger's.
+            The population to charge for unexplained releases in the registry, or whether another ledger publishes them.
         even_locked : bool
-            Open it beside such a registry, for what spends nothing.
+            Open the home even if the registry contains unknown names, for operations that spend nothing.
 
         Raises
         ------
         Unavailable
             When the home folder or the database cannot be used.
         Refused
-            When the database was restored from a copy, belongs to other keys, or lacks what the registry shows.
+            When the database was restored from a copy, belongs to other keys, or lacks names that the registry
+            contains.
 
         Notes
         -----
-        One listing tells which pointer files are not as they were written last. Only those are read, and written anew.
+        One listing of each kind finds the pointer files that changed since they were last written. Only these are read
+        and rewritten.
         """
         found = open_home(
             accept_restored=accept_restored,
@@ -269,17 +268,18 @@ class Workspace:
 
     @classmethod
     def read_only(cls) -> Self:
-        """Open the workspace of this home to read it. Where there is none yet, it is empty, and stays in memory.
+        """Open the workspace of this home for reading.
 
-        What `open` would first finish, such as a pointer that a crash left behind, is left to it.
+        If there is no home yet, the workspace is empty and exists only in memory. Work that `open` would complete, such
+        as an unwritten pointer after a crash, is left undone.
 
         Raises
         ------
         Unavailable
             When the database cannot be read.
         Refused
-            When the database was restored from a copy, belongs to other keys, or lacks what the registry shows, when
-            others can enter the home, or when only an upgrade would make the database readable.
+            When the database was restored from a copy, belongs to other keys, lacks names that the registry contains,
+            or would need an upgrade. Also when other users have access to the home.
         """
         found = read_home()
         return cls(ledger=found.ledger, home=found.home, store=found.store)
@@ -295,26 +295,27 @@ class Workspace:
     ) -> int:
         """Commit a release with its artifact and publish it under the next version of a name; return the version.
 
-        State, version and journal entry change in one transaction; repeating it changes nothing. A second name costs
-        nothing: it is the same release.
+        The state, version and journal entry change in one transaction. A repeated call changes nothing. Publication
+        under a second name costs nothing, because it is the same release.
 
         Parameters
         ----------
         release_id : str
         name : str
         artifact_digest : str
-            Of the artifact that the release is committed with.
+            The digest of the artifact with which the release is committed.
         made : str, optional
-            Digest of another artifact, made of that one without reading a row, which is published in its stead.
+            The digest of another artifact to publish instead, which was derived from this artifact without reading a
+            row.
         among : collection of str, optional
-            The only populations that may have published the name before.
+            The only populations that may have published under the name before.
 
         Raises
         ------
         Finished
             When the release was committed with another artifact.
         Refused
-            When others publish the name. Nothing is committed then.
+            When a population that is not in ``among`` has published under the name. Nothing is committed then.
         Conflict
             As `storage.registry.publishing.add_version`.
         """
@@ -328,7 +329,7 @@ class Workspace:
         return version
 
     def withhold(self, release_id: str, *, artifact_digest: str) -> None:
-        """Commit a release with its artifact, and publish it under no name.
+        """Commit a release with its artifact, without publishing it.
 
         Raises
         ------
@@ -340,7 +341,7 @@ class Workspace:
     def publish_joint(
         self, joint_id: str, *, name: str, artifact_digest: str, sites: Sequence[Mapping[str, Any]]
     ) -> int:
-        """Publish a joint release, which its sites' ledgers are charged for, under the next version of a name.
+        """Publish a joint release, which is charged in the ledgers of its sites, under the next version of a name.
 
         Parameters
         ----------
@@ -348,12 +349,12 @@ class Workspace:
         name : str
         artifact_digest : str
         sites : sequence of mapping
-            What is public of the release of each site, as the artifact's manifest states it.
+            The public facts about the release of each site, as the artifact's manifest states them.
 
         Raises
         ------
         Conflict
-            When it was published with another artifact, or as `storage.registry.publishing.add_version`.
+            When the joint release was published with another artifact, or as `storage.registry.publishing.add_version`.
         """
 
         def record(connection: sa.Connection) -> int:
@@ -366,12 +367,12 @@ class Workspace:
         return version
 
     def digest_of_joint(self, joint_id: str) -> str | None:
-        """Return the digest of the artifact that a joint release was published with; None where it was not yet."""
+        """Return the digest of the artifact that a joint release was published with; None where it is not published."""
         with reading(self.ledger.engine) as connection:
             return publishing.digest_of_joint(connection, joint_id)
 
     def promote(self, name: str, *, version: int, alias: str, why: Mapping[str, Any] | None = None) -> None:
-        """Make an alias of a name point at a version; ``why`` are public facts that the journal keeps with the move.
+        """Point an alias of a name at a version; ``why`` contains public facts that the journal records with the move.
 
         Raises
         ------
@@ -385,33 +386,34 @@ class Workspace:
     def advance(
         self, name: str, *, version: int, alias: str, before: int | None, why: Mapping[str, Any] | None = None
     ) -> bool:
-        """Move an alias on to a version as `storage.registry.publishing.advance` does; tell whether it moved."""
+        """Move an alias by `storage.registry.publishing.advance`, and return whether it moved."""
         with self.ledger.transaction() as connection:
             moved = publishing.advance(connection, name=name, version=version, alias=alias, before=before, why=why)
         self._rebuild([name])
         return moved
 
     def rebuild_pointers(self) -> None:
-        """Read the pointer file of every name, and write those anew that do not say what the rows say.
+        """Check the pointer file of every name, and rewrite the files that do not agree with the rows.
 
-        What was half written beside the signatures, one for each artifact, is removed here and not at each opening.
+        Half-written files next to the signatures are removed here instead of at each opening, because there is one
+        signature per artifact.
         """
         self._rebuild(None)
         remove_orphans(self.home / SIGNATURES)
 
     def resign(self, *, above: int = 0) -> int:
-        """Sign every pointer and artifact anew, after every byte was checked; return the number of versions.
+        """Sign every pointer and artifact again, after checking every byte; return the number of versions.
 
         Parameters
         ----------
         above : int
-            Each signed pointer gets a higher number than this, and than the one that it has: where files and database
-            were both lost, so that consumers remember a higher one.
+            The new number of each signed pointer is higher than this number and its current one. It is needed if both
+            the files and the database were lost, so that consumers remember a higher number.
 
         Raises
         ------
         Corrupt
-            When an artifact is not as it was published, or tells of another release than the ledger.
+            When an artifact has changed since its publication, or states another release than the ledger.
         """
         with self.ledger.reading() as connection:
             count = compare_artifacts(connection, self.store)
@@ -428,9 +430,10 @@ class Workspace:
 
 
 class PopulationBudget:
-    """The budget of a population, to spend from on rows in memory; a copy is the same budget.
+    """The budget of a population, which pays for releases of rows in memory.
 
-    One that is unpickled opens the workspace of its process when it is first used, and refuses another ledger.
+    A copy is the same object. An unpickled budget opens the workspace of its process when it is first used, and refuses
+    another ledger.
 
     Attributes
     ----------
@@ -445,26 +448,26 @@ class PopulationBudget:
         self._publish, self._ledger_id, self._workspace = publish, ledger_id, workspace
 
     def __repr__(self) -> str:
-        """Show whose budget it is."""
+        """Show the population of the budget."""
         return f"PopulationBudget({self.population!r})"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """Return the budget itself: a ledger is not copied."""
+        """Return the same object, because a ledger is not copied."""
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Rebuild it from names; no connection, key or path is in them."""
+        """Pickle the budget by names only, without a connection, key or path."""
         kind, publish = type(self), self._publish
         return partial(kind, self.population, dataset=self.dataset, publish=publish, ledger_id=self._ledger_id), ()
 
     @property
     def workspace(self) -> Workspace:
-        """The workspace of its ledger.
+        """The workspace that contains the budget's ledger.
 
         Raises
         ------
         Refused
-            When the workspace of this process is another ledger's.
+            When the workspace of this process has another ledger.
         """
         if self._workspace is None:
             opened = Workspace.open()
@@ -481,5 +484,5 @@ class PopulationBudget:
         return f"{family}.{self.population.lower()}"[:100] if self._publish is None else self._publish
 
     def statement(self) -> "Statement":
-        """Return what was allowed, spent and left."""
+        """Return the allowed, spent and remaining budget."""
         return self.workspace.ledger.statement(self.population)

@@ -1,1 +1,1 @@
-"""Tests: one folder for each folder of the product, and programs that run it whole."""
+"""Tests, one folder for each folder of the product, and the programs that run the whole product."""

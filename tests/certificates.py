@@ -1,4 +1,4 @@
-"""Certificates in files, of an authority that lives as long as a test: what a Dask cluster under TLS asks for."""
+"""Certificate files of a test's own authority, for Dask clusters under TLS."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,7 +8,7 @@ from flows.clusters import certificates
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """The authority's certificate, one that it signed, and the key of that one."""
+    """The certificate of the authority, a certificate that it signed, and the private key of the signed certificate."""
 
     ca: Path
     cert: Path
@@ -16,17 +16,17 @@ class Files:
 
     @property
     def settings(self) -> dict[str, str]:
-        """The variables by which ``dpca`` finds them."""
+        """Return the environment variables that point ``dpca`` to the files."""
         return {"DPCA_TLS_CA": str(self.ca), "DPCA_TLS_CERT": str(self.cert), "DPCA_TLS_KEY": str(self.key)}
 
     @property
     def options(self) -> list[str]:
-        """The options by which ``dask scheduler`` and ``dask worker`` find them."""
+        """Return the options that point ``dask scheduler`` and ``dask worker`` to the files."""
         return ["--tls-ca-file", str(self.ca), "--tls-cert", str(self.cert), "--tls-key", str(self.key)]
 
 
 def issue(folder: Path) -> Files:
-    """Write the certificates of a new authority to a folder."""
+    """Create a new authority and write its certificates to a folder."""
     folder.mkdir(parents=True)
     made = certificates.issue()
     files = Files(folder / "ca.pem", folder / "cert.pem", folder / "key.pem")

@@ -1,4 +1,7 @@
-"""Settings shared by all tests: examples are the same in every run, and no test is a stopwatch."""
+"""Settings shared by all tests.
+
+Hypothesis generates the same examples in every run, and no example has a deadline.
+"""
 
 import os
 from collections.abc import Iterator
@@ -15,11 +18,11 @@ settings.register_profile("repeatable", deadline=None, derandomize=True, databas
 settings.load_profile("repeatable")
 
 ON_POSTGRESQL = find_programs() is not None or bool(os.environ.get("CI"))
-"""Whether tests are collected for PostgreSQL too; on CI they are, and fail where its programs are missing."""
+"""Whether ledger tests also run on PostgreSQL. On CI they always do, and fail where the server programs are missing."""
 
 
 def pytest_report_header() -> str:
-    """Say which databases the record is tested on."""
+    """Report the databases on which the ledger is tested."""
     if ON_POSTGRESQL:
         return "databases: SQLite, PostgreSQL"
     return "databases: SQLite alone, as PostgreSQL's server programs (initdb, postgres) are not installed"
@@ -27,7 +30,10 @@ def pytest_report_header() -> str:
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Keep every witness apart from this user's own; a test that copies a home gives the copy another folder."""
+    """Redirect the witness of every test away from the user's own state folder.
+
+    A test that copies a home assigns the copy another folder.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DPCA_STATE_FOLDER", str(tmp_path_factory.mktemp("state")))
         yield
@@ -42,12 +48,12 @@ def postgres() -> Iterator[Server]:
 
 @pytest.fixture(scope="session")
 def postgres_url(postgres: Server) -> str:
-    """Return the address of that server, with the database that is always there."""
+    """Return the URL of the PostgreSQL server, with the database that always exists."""
     return f"{postgres.url}/postgres"
 
 
 @pytest.fixture(scope="session")
 def s3_server() -> Iterator[s3.Server]:
-    """Run one server of the S3 protocol for all tests that neither stop nor lock it; each has a prefix of its own."""
+    """Run one S3 server for all tests that neither stop nor lock it; each test has its own prefix."""
     with s3.serve() as server:
         yield server

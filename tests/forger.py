@@ -1,4 +1,7 @@
-"""A systematic forger: every way to change one part of a JSON document, given another valid document of its kind."""
+"""Systematic forgeries of a JSON document.
+
+Every single part of a document is changed in every way. A second valid document of the same kind provides replacements.
+"""
 
 import copy
 import json
@@ -10,7 +13,7 @@ type Place = tuple[str | int, ...]
 
 
 def places(document: Any, place: Place = ()) -> Iterator[Place]:
-    """Yield the place of every part of a document, also inside texts that are JSON themselves."""
+    """Yield the path to every part of a document, including parts of JSON text inside strings."""
     if place:
         yield place
     inside = _opened(document)
@@ -23,9 +26,10 @@ def places(document: Any, place: Place = ()) -> Iterator[Place]:
 
 
 def forgeries(document: Any, other: Any) -> Iterator[tuple[str, Any]]:
-    """Yield every forged document: a part dropped, changed, duplicated, reordered, or taken from the other document.
+    """Yield every forged document.
 
-    Documents that are equal to the honest one are left out.
+    One part is dropped, changed, duplicated, reordered, or taken from the other document. Forgeries that equal the
+    honest document are skipped.
     """
     for place in places(document):
         found = find(document, place)
@@ -43,14 +47,14 @@ def forgeries(document: Any, other: Any) -> Iterator[tuple[str, Any]]:
 
 
 def find(document: Any, place: Place) -> Any:
-    """Return the part at a place."""
+    """Return the part at a path."""
     for step in place:
         document = _opened(document)[step]
     return document
 
 
 def put(document: Any, place: Place, value: Any, *, drop: bool = False) -> Any:
-    """Return a copy of a document with another part at a place, or without it."""
+    """Return a copy of a document with the part at a path replaced or dropped."""
     inside = copy.copy(_opened(document))
     step, *rest = place
     if rest:
@@ -63,7 +67,7 @@ def put(document: Any, place: Place, value: Any, *, drop: bool = False) -> Any:
 
 
 def changed(value: Any) -> Any:
-    """Return another value of the same type, near the first."""
+    """Return a slightly different value of the same type."""
     match value:
         case bool():
             return not value
@@ -82,12 +86,12 @@ def changed(value: Any) -> Any:
 
 
 def _opened(part: Any) -> Any:
-    """Return what a text of JSON holds; any other part as it is."""
+    """Parse a string that contains JSON; return any other part unchanged."""
     if isinstance(part, str) and part[:1] in ("{", "["):
         return json.loads(part)
     return part
 
 
 def _like(part: Any, inside: Any) -> Any:
-    """Return the inside of a part in the part's own form."""
+    """Serialize the content as JSON if the original part was a string."""
     return json.dumps(inside, sort_keys=True) if isinstance(part, str) else inside

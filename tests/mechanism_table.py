@@ -1,4 +1,4 @@
-"""The one table of mechanisms: contract tests and audits run over every row, so a new mechanism costs one row."""
+"""Table of all mechanisms, over which the contract tests and audits run."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -28,19 +28,33 @@ PAPER_TARGET = PrivacyTarget(epsilon=0.1, delta=1e-3, allow_large_delta=True)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """A mechanism and what is expected of it.
+    """A mechanism and its expected properties.
 
-    ``audited`` runs on its worst known neighbours with ``n_features`` columns, ``trials`` times on each dataset, at a
-    claim of epsilon 1. The bound found in each of ``relations`` must reach ``reach``. The sensitivity stated for
-    replace_one is not attained where it comes from the triangle inequality (laplace: 2 of 3), nor is the worst loss of
-    Wishart noise outside its tails, nor more than about half the range of a drawn direction's loss in the plane, so
-    less can be reached there; sampled steps go through the empty record, at half of epsilon for either half, and reach
-    nothing. ``usual`` runs on a9a; ``captured`` holds the least mean of captured variance in three runs at
-    `COMMON_TARGET` and at `PAPER_TARGET`, and ``refined`` the same of the refined components, where a release is
-    refined unless asked otherwise and gains by it. Other ``relations`` are refused. A ``pure`` mechanism takes delta 0,
-    and ``uses_delta`` where it is given one. It ``spends`` this share of what its target allows, at least. A
-    ``sampled`` claim rests on a loss distribution, not on mu^2 alone, and the attack does not know the coins; local
-    noise is ``noised_by_block``. Some release no ``spectrum``.
+    Fields for the audit
+
+    - ``audited`` runs on its worst known neighbours with ``n_features`` columns, ``trials`` times on each dataset, at a
+      claim of epsilon 1.
+    - The audit's bound in each of ``relations`` must reach ``reach``. The mechanism refuses other relations.
+    - A ``sampled`` claim rests on a loss distribution, not on mu^2 alone, and the attack does not know the sampling
+      coins.
+    - ``noised_by_block`` marks mechanisms with local noise, which depends on the division into blocks.
+
+    Some bounds stay below the claim because the attack cannot attain the worst case:
+
+    - The sensitivity stated for replace_one is not attained where it comes from the triangle inequality (laplace: 2 of
+      3).
+    - The worst loss of Wishart noise occurs only in its tails.
+    - In the plane, no more than about half the range of a drawn direction's loss is attained.
+    - Sampled steps go through the empty record, at half of epsilon for either half, and reach nothing.
+
+    Fields for accuracy and cost
+
+    - ``usual`` runs on a9a.
+    - ``captured`` holds the least mean of captured variance in three runs, at `COMMON_TARGET` and at `PAPER_TARGET`.
+    - ``refined`` holds the same for the refined components, where refinement is the default and improves the release.
+    - A ``pure`` mechanism accepts delta 0; ``uses_delta`` is set if it also uses a positive delta.
+    - The mechanism ``spends`` at least this share of its target.
+    - ``spectrum`` is false for mechanisms that release no spectrum.
     """
 
     audited: Mechanism[Any]
@@ -60,7 +74,7 @@ class Row:
 
     @property
     def relation(self) -> Relation:
-        """Where nothing depends on it."""
+        """Default relation, for tests that do not depend on the relation."""
         return self.relations[0]
 
 
@@ -109,7 +123,7 @@ TABLE = {
         ),
         Row(
             audited=LocalGaussian(n_components=1),
-            trials=6000,  # two reports are attacked as one sum, so a part of the claim is out of reach
+            trials=6000,  # the attack sees two reports only as one sum, so part of the claim is out of reach
             reach=(0.01, 0.1),
             usual=LocalGaussian(n_components=A9A_COMPONENTS),
             captured=(0.43, 0.08),
@@ -169,4 +183,4 @@ FORMS = {
         refined=None,
     )
 }
-"""Other forms of registered mechanisms, which owe the same."""
+"""Other forms of registered mechanisms, which must meet the same contracts."""

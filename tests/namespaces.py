@@ -1,6 +1,7 @@
-"""File systems and networks of one test, in namespaces of a child process: nothing of them outlives it.
+"""Mount and network namespaces for a single test, in a child process.
 
-Root, or a user who may make user namespaces, is needed; elsewhere the tests that need one are skipped with the reason.
+The namespaces end with the child. They require root, or a user who may create user namespaces. Elsewhere the tests that
+use them are skipped, with the reason.
 """
 
 import os
@@ -13,11 +14,11 @@ import pytest
 from tests.crash.processes import forked
 
 _NO_NAMESPACES = 76
-"""Exit status of a child that may make no namespaces."""
+"""Exit status of a child that cannot create namespaces."""
 
 
 def isolated(body: Callable[[], None], *, network: bool = False) -> None:
-    """Run a function in a child that sees mounts, and if asked a network, of its own; it must end well."""
+    """Run a function in a child with its own mounts, and optionally its own network; the child must succeed."""
 
     def inside() -> None:
         flags = os.CLONE_NEWNS | (os.CLONE_NEWNET if network else 0) | (os.CLONE_NEWUSER if os.getuid() else 0)
@@ -35,11 +36,11 @@ def isolated(body: Callable[[], None], *, network: bool = False) -> None:
 
 
 def run(*words: object) -> None:
-    """Run a program of the system, which must end well."""
+    """Run a system program, which must succeed."""
     subprocess.run([str(word) for word in words], check=True, capture_output=True)
 
 
 def small_disk(folder: Path, *, kib: int) -> None:
-    """Mount an empty disk of a size at a folder."""
+    """Mount an empty disk of a given size at a folder."""
     folder.mkdir(mode=0o700, exist_ok=True)
     run("mount", "-t", "tmpfs", "-o", f"size={kib}k,mode=700", "tmpfs", folder)

@@ -1,7 +1,8 @@
-"""A PostgreSQL server of the tests' own: on loopback, without privileges, and gone with them.
+"""PostgreSQL server for the tests, on loopback and without privileges.
 
-Debian's server programs are started in a session of their own, under a guard that outlives no test run; as user
-``postgres`` when the tests run as root, which PostgreSQL refuses to. Its data live in a temporary folder.
+Debian's server programs run in a separate session. A guard process stops them when the test run ends. When the tests
+run as root, the programs run as user ``postgres``, because PostgreSQL refuses to run as root. The data are in a
+temporary folder.
 """
 
 import os
@@ -22,16 +23,16 @@ import sqlalchemy as sa
 
 PATIENCE = 30.0
 GUARD = '"$@" & cat >/dev/null; kill -QUIT $!; wait $!'
-"""Runs the server until its own input ends: a test run that is killed takes the server with it."""
+"""Shell command that runs the server until its standard input closes, so that it ends with a killed test run."""
 CUT_OFF = """
     SELECT pg_terminate_backend(pid) FROM pg_stat_activity
     WHERE datname = current_database() AND pid <> pg_backend_pid()
 """
-"""Ends every other connection to a database."""
+"""Statement that ends all other connections to a database."""
 
 
 def find_programs() -> Path | None:
-    """Return the folder of the newest server programs, or None where there are none."""
+    """Return the folder of the newest server programs, or None if none are installed."""
     folders = [path.parent for path in Path("/usr/lib/postgresql").glob("*/bin/initdb")]
     if folders:
         return max(folders, key=lambda folder: float(folder.parent.name))
@@ -40,7 +41,7 @@ def find_programs() -> Path | None:
 
 
 class Server:
-    """One server, which can be stopped and started again; a standby, if it begins as the copy of another."""
+    """A PostgreSQL server that can be stopped and restarted; a standby if it starts as a copy of another server."""
 
     def __init__(self, programs: Path, folder: Path, *, copied: "Server | None" = None) -> None:
         self._programs, self._data = programs, folder / "data"
@@ -63,11 +64,11 @@ class Server:
 
     @property
     def url(self) -> str:
-        """The server's address, without a database."""
+        """The URL of the server, without a database."""
         return f"postgresql+psycopg://dpca@127.0.0.1:{self.port}"
 
     def start(self) -> None:
-        """Start the server and wait until it answers."""
+        """Start the server and wait until it accepts connections."""
         settings = ["fsync=off", "listen_addresses=127.0.0.1", f"port={self.port}", "unix_socket_directories="]
         server: list[str | Path] = [
             self._programs / "postgres",
@@ -88,7 +89,7 @@ class Server:
             time.sleep(0.05)
 
     def stop(self) -> None:
-        """Stop the server at once, with every process that it started."""
+        """Stop the server immediately, with all its processes."""
         if self._process is not None:
             assert self._process.stdin is not None
             self._process.stdin.close()
@@ -99,7 +100,7 @@ class Server:
             self._process = None
 
     def kill(self) -> None:
-        """Kill the server and every process that it started, without a last word."""
+        """Kill the server and all its processes, without a shutdown."""
         assert self._process is not None
         leader = int((self._data / "postmaster.pid").read_text().split()[0])
         children = Path(f"/proc/{leader}/task/{leader}/children").read_text().split()
@@ -109,11 +110,11 @@ class Server:
         self.stop()
 
     def promote(self) -> None:
-        """Make a standby the primary, and wait until it is."""
+        """Promote a standby, and wait until it is the primary."""
         self._check([self._programs / "pg_ctl", "promote", "-w", "-D", self._data])
 
     def run(self, database: str, *statements: str) -> Any:
-        """Execute statements, each at once; return the first value of the last, if it has one."""
+        """Execute each statement separately; return the first value of the last statement, if any."""
         engine = sa.create_engine(f"{self.url}/{database}", isolation_level="AUTOCOMMIT", poolclass=sa.NullPool)
         with engine.connect() as connection:
             for statement in statements:
@@ -122,7 +123,7 @@ class Server:
 
     @contextmanager
     def database(self) -> Iterator[str]:
-        """Yield the URL of an empty database: one that was used before and emptied, where there is one."""
+        """Yield the URL of an empty database, reusing an emptied one if available."""
         name = self._emptied.pop() if self._emptied else self._create()
         yield f"{self.url}/{name}"
         self.run(
@@ -159,7 +160,7 @@ class Server:
 
 @contextmanager
 def running_server(*, copied: Server | None = None) -> Iterator[Server]:
-    """Run a server for as long as the context lasts, or a streaming standby of another that runs."""
+    """Run a server, or a streaming standby of a running server, for the duration of the context."""
     programs = find_programs()
     if programs is None:
         raise RuntimeError("PostgreSQL's server programs are not installed: apt-get install postgresql")

@@ -1,4 +1,4 @@
-"""A server of the S3 protocol on loopback: a child process of `.venv-tools` that ends with the test that started it."""
+"""S3 server on loopback, a child process of `.venv-tools` that ends with its test."""
 
 import os
 import subprocess
@@ -24,7 +24,7 @@ sys.stdin.read()
 server.stop()
 """
 
-# Signatures are not verified until credentials are checked, but who does not sign may read nothing.
+# Before `check_credentials`, signatures are not verified, but unsigned requests may read nothing.
 _AUTHORIZATION = (
     f"AWS4-HMAC-SHA256 Credential={ACCESS_KEY}/20260101/us-east-1/s3/aws4_request, SignedHeaders=host, Signature=0"
 )
@@ -32,14 +32,14 @@ _AUTHORIZATION = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Server:
-    """A running server, and one bucket on it."""
+    """A running server with one bucket."""
 
     host: str
     bucket: str
 
     @property
     def environment(self) -> dict[str, str]:
-        """The variables by which a client reaches the server."""
+        """Return the environment variables that point a client to the server."""
         return {
             "AWS_ENDPOINT_URL": f"http://{self.host}",
             "AWS_ALLOW_HTTP": "true",
@@ -53,24 +53,24 @@ class Server:
         return f"s3://{self.bucket}/{prefix}"
 
     def ask(self, method: str, path: str, payload: bytes = b"") -> bytes:
-        """Make a plain request, as the server's operator."""
+        """Send a plain HTTP request as the operator of the server."""
         headers = {"Content-Type": "application/octet-stream", "Authorization": _AUTHORIZATION}
         with urlopen(Request(f"http://{self.host}/{path}", data=payload, method=method, headers=headers)) as answer:
             return bytes(answer.read())
 
     def flip_a_byte(self, address: str) -> None:
-        """Change one byte in the middle of an object, or change it back."""
+        """Flip one byte in the middle of an object; a second call restores it."""
         path = address.removeprefix("s3://")
         sound = self.ask("GET", path)
         middle = len(sound) // 2
         self.ask("PUT", path, sound[:middle] + bytes([sound[middle] ^ 1]) + sound[middle + 1 :])
 
     def check_credentials(self) -> None:
-        """Refuse every key from now on, for none is registered."""
+        """Refuse every key from now on, because no key is registered."""
         self.ask("POST", "moto-api/reset-auth", b"0")
 
     def enter(self, patch: pytest.MonkeyPatch) -> None:
-        """Make this process, and those that it starts, clients of the server."""
+        """Configure this process and its children as clients of the server."""
         for name in [name for name in os.environ if name.startswith("AWS_")]:
             patch.delenv(name)
         for name, value in self.environment.items():

@@ -1,7 +1,7 @@
-"""A user of another uid on this machine, who tries every port, file and process of somebody's program.
+"""Another user of the machine, who tries every port, file and process of a running program.
 
-``Stranger`` starts one. It imports what it needs, gives up its rights, and from then on says which ways in it found.
-Those that the tests name as harmless are the business of the threat model.
+``Stranger`` runs as a separate process. It imports its modules, drops its privileges, and then reports which accesses
+succeed. The threat model covers the successful accesses that the tests list as harmless.
 """
 
 import asyncio
@@ -24,9 +24,9 @@ from tests.certificates import issue
 
 UID = 65_534
 PATIENCE, LEISURE = 2.5, 20.0
-"""Seconds for a way in that hangs when it is closed, and for one that is answered in any case."""
+"""Timeouts in seconds: for a connection that hangs when access is closed, and for a request that is always answered."""
 OWN = ssl._create_unverified_context()
-"""Trusts everybody, and shows a certificate of another authority once it has one."""
+"""TLS context that trusts every server; later it also presents a certificate of another authority."""
 NEEDS_ROOT = "only root can act as a second user"
 SECRETS = re.compile(r"PRIVATE KEY|dpca:[\w-]{40}")
 REFUSED = {401, 403, 404, 405}
@@ -39,18 +39,18 @@ ROOT = Path(__file__).parents[1]
 
 
 class Stranger:
-    """A running one; ask it with `ways_in`."""
+    """A running stranger process; `ways_in` sends it a request."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
 
     @property
     def pid(self) -> int:
-        """Its process."""
+        """The process id."""
         return self._process.pid
 
     def ways_in(self, *, processes: Iterable[int], paths: Iterable[Path] = ()) -> list[str]:
-        """Try all ports and the insides of some processes, and some paths; return what gave way."""
+        """Try all ports and the internals of some processes, and some paths; return the accesses that succeeded."""
         pids = sorted(set(processes) - {self.pid})
         asked = {"ports": sorted(listening(pids)), "pids": pids, "paths": [str(path) for path in paths]}
         assert self._process.stdin is not None
@@ -64,7 +64,7 @@ class Stranger:
 
 @contextmanager
 def stranger() -> Iterator[Stranger]:
-    """Start a stranger, and end it."""
+    """Start a stranger process, and end it with the context."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("DPCA_", "PREFECT_"))}
     with subprocess.Popen(
         [sys.executable, "-m", "tests.strangers"], cwd=ROOT, env=environment | {"PYTHONPATH": str(ROOT)}, text=True,
@@ -78,7 +78,7 @@ def stranger() -> Iterator[Stranger]:
 
 
 def family(ancestor: int) -> set[int]:
-    """Return a process and all that descend from it."""
+    """Return a process and all its descendants."""
     parents: dict[int, int] = {}
     for status in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
@@ -91,7 +91,7 @@ def family(ancestor: int) -> set[int]:
 
 
 def listening(processes: Iterable[int]) -> dict[int, str]:
-    """Return the ports at which some processes listen, with the hexadecimal address of each."""
+    """Return the ports on which some processes listen, with the hexadecimal address of each."""
     inodes = set()
     for process in processes:
         for descriptor in Path(f"/proc/{process}/fd").glob("*"):
@@ -109,8 +109,8 @@ def listening(processes: Iterable[int]) -> dict[int, str]:
 
 
 async def _all(ports: Iterable[int]) -> list[str]:
-    """Knock at all ports in all ways at once; return the ways that were answered, without the port."""
-    waits = httpx.Timeout(LEISURE, connect=PATIENCE)  # who speaks no TLS never answers its greeting
+    """Try all ports in all ways concurrently; return the ways that succeeded, without the port."""
+    waits = httpx.Timeout(LEISURE, connect=PATIENCE)  # a server without TLS never answers the TLS greeting
     client = httpx.AsyncClient(verify=OWN, trust_env=False, timeout=waits, limits=httpx.Limits())
     ways: list[tuple[str, Awaitable[bool]]] = []
     for port in ports:
@@ -134,7 +134,7 @@ async def _in_time(way: Awaitable[bool]) -> bool:
 
 
 async def _warm_up() -> None:
-    """Import what knocking imports, while the interpreter's files can be read."""
+    """Import all modules that `_all` needs while the interpreter's files are still readable."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(1)
@@ -152,7 +152,7 @@ def _dask_contexts() -> dict[str, tuple[str, ssl.SSLContext | None]]:
 
 
 async def _joins(address: str, context: ssl.SSLContext | None) -> bool:
-    """Connect as a client of Dask, and ask who is there."""
+    """Connect as a Dask client, and request the identity of the server."""
     arguments = {} if context is None else {"ssl_context": context}
     try:
         async with asyncio.timeout(PATIENCE):
@@ -160,7 +160,7 @@ async def _joins(address: str, context: ssl.SSLContext | None) -> bool:
             await comm.write({"op": "identity", "reply": True})
             answer = await comm.read()
         comm.abort()
-    except (OSError, TypeError, AssertionError, ValueError, MemoryError):  # it may be HTTP that answers
+    except (OSError, TypeError, AssertionError, ValueError, MemoryError):  # an HTTP server may answer
         return False
     return bool(answer)
 

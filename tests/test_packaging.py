@@ -1,12 +1,9 @@
-"""What a stranger gets: the lock, the wheel, the shipped data set and the Makefile.
+"""Packaging from a new user's view: the lock, the wheel, the shipped data set and the Makefile.
 
-The names `storage` and `flows` are generic: nothing else claims them, and nothing imports them bare.
-
-Importing a package of the product loads few third-party packages, and no tool of the tests.
-
-The import contracts hold, no two modules import each other, and a planted violation of each rule is found.
-
-The tests mirror the packages by folder: who changes a folder of a package finds its tests at the same place.
+- The names `storage` and `flows` are generic. No other distribution provides them, and no module imports them bare.
+- Importing a package of the product loads few third-party packages, and no tool of the tests.
+- The import contracts hold, no two modules import each other, and a planted violation of each rule is found.
+- The tests mirror the folders of the packages.
 """
 
 import ast
@@ -110,7 +107,7 @@ def test_shipped_a9a_is_the_known_data_set() -> None:
 
 
 def make(target: str, *, at: Path, path: Path) -> subprocess.CompletedProcess[str]:
-    """Run make where ``path`` comes before everything else."""
+    """Run make with ``path`` first in PATH."""
     environment = os.environ | {"PATH": f"{path}{os.pathsep}{os.environ['PATH']}"}
     return subprocess.run(
         ["make", "--silent", target], cwd=at, env=environment, capture_output=True, text=True, check=False
@@ -119,7 +116,7 @@ def make(target: str, *, at: Path, path: Path) -> subprocess.CompletedProcess[st
 
 @pytest.fixture
 def clone(tmp_path: Path) -> Path:
-    """Copy what an environment is built from, and hide every interpreter and uv behind commands that fail."""
+    """Copy the files that build an environment, and shadow every interpreter and uv with commands that fail."""
     for name in ("Makefile", "pyproject.toml", "requirements.lock"):
         shutil.copy(ROOT / name, tmp_path / name)
     for command in ("python3.13", "python3.12", "python3", "uv"):
@@ -146,7 +143,7 @@ def test_make_takes_the_first_interpreter_that_is_new_enough_and_leaves_nothing_
     clone: Path,
 ) -> None:
     base = clone / "bin/base"
-    put_command(clone / "bin/python3.13", "echo")  # runs, and finds itself too old
+    put_command(clone / "bin/python3.13", "echo")  # exits successfully, but reports that it is too old
     put_command(clone / "bin/python3.12", f"echo {base}")
     put_command(base, "mkdir .venv; exit 1")
     done = make(".venv", at=clone, path=clone / "bin")
@@ -192,7 +189,7 @@ SOURCES = sorted(path for folder in (*PACKAGES, "benchmarks", "tests") for path 
 
 
 def bare_imports(source: str) -> list[int]:
-    """List the lines that bind a package's own name: ``import storage``, ``from x import storage``."""
+    """List the lines that bind a package's own name, such as ``import storage`` or ``from x import storage``."""
     return [
         node.lineno
         for node in ast.walk(ast.parse(source))
@@ -253,7 +250,7 @@ MAY_LOAD = {
     "storage.ledger": f"{SIGNATURES} greenlet sqlalchemy typing_extensions",
     "flows.cli": "annotated_doc shellingham typer",
 }
-"""For each package, the third-party top-level modules that importing all its modules may load."""
+"""Third-party top-level modules that importing all modules of each package may load."""
 
 _LOAD = """
 import importlib, json, pkgutil, sys
@@ -268,7 +265,7 @@ json.dump(sorted(top for top in tops if not top.startswith("_")), sys.stdout)  #
 
 
 def loaded_by(*names: str) -> set[str]:
-    """Import packages with all their modules in a new interpreter, and return the third-party top-level modules."""
+    """Import all modules of some packages in a new interpreter; return the loaded third-party top-level modules."""
     command = [sys.executable, "-W", "ignore", "-c", _LOAD, *names]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -286,7 +283,7 @@ def test_deployed_flows_load_only_what_the_image_installs() -> None:
     loaded = loaded_by(*deployed)
     assert {"prefect", "jsonschema"} <= loaded
     foreign = {top for top in loaded if not locked & {canonicalize_name(owner) for owner in owners.get(top, [])}}
-    assert foreign == {"sphinx"}  # `whenever` imports it wherever it is installed, as it is for `make docs`
+    assert foreign == {"sphinx"}  # `whenever` imports it if it is installed, as for `make docs`
 
 
 @pytest.mark.parametrize("module", ["rfc3987_syntax", "lark", "moto", "cyclonedx", "playwright", "kubernetes_validate"])
@@ -333,11 +330,11 @@ PLANTED = {
     "audit-trail": ("storage/trail/planted.py", "sqlalchemy"),
     "consumers": ("dpca/artifacts/planted.py", "sqlalchemy"),
 }
-"""For each contract, a new file and what it imports although it must not."""
+"""For each contract, a new file and a forbidden import in it."""
 
 
 def lint(root: Path) -> str:
-    """Return what the import linter prints of the packages of a folder."""
+    """Return the output of the import linter for the packages of a folder."""
     done = subprocess.run(
         [sys.executable, "-c", "from importlinter.cli import lint_imports_command as run; run()", "--no-cache"],
         cwd=root,
@@ -351,7 +348,7 @@ def lint(root: Path) -> str:
 
 
 def verdicts(printed: str) -> dict[str, bool]:
-    """Return, for each contract, whether it was kept."""
+    """Return whether each contract was kept."""
     found = {}
     for contract, name in CONTRACTS.items():
         verdict = re.search(rf"^{re.escape(name)} (KEPT|BROKEN)", printed, re.MULTILINE)
@@ -392,7 +389,7 @@ def test_a_folder_that_no_layer_names_breaks_a_contract(copied: Path, container:
 
 
 def circle(root: Path) -> list[str] | None:
-    """Return modules that import each other in a circle, if any: at the top, in a function or for types alone."""
+    """Return an import cycle of modules, if any; imports in functions and for types alone count too."""
     files = {
         ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__"): path
         for package in PACKAGES
@@ -435,7 +432,7 @@ def test_a_planted_circle_is_found(copied: Path, planted: str) -> None:
 
 
 def test_no_file_assigns_a_name_of_its_module_twice() -> None:
-    """A second value would silently change what the code above it means; linters see this of functions alone."""
+    """A second assignment would silently change earlier code. Linters report redefinitions of functions only."""
     assert [found for file in own_files() for found in assigned_twice(file.read_text(), name=file.name)] == []
 
 
@@ -464,7 +461,7 @@ ELSEWHERE = {
     "storage/database/migrations": "storage/database",
     "storage/database/migrations/versions": "storage/database",
 }
-"""Folders whose tests are at another place in ``tests/``."""
+"""Folders whose tests are elsewhere in ``tests/``."""
 
 
 def test_every_folder_of_a_package_has_its_folder_of_tests() -> None:
@@ -480,6 +477,6 @@ def test_every_folder_of_tests_mirrors_a_folder_of_a_package() -> None:
 
 
 def folders_with(pattern: str, *, below: Path = ROOT) -> set[str]:
-    """Return the folders of the packages with such files, as they are named there."""
+    """Return the folders of the packages that contain such files, by their names there."""
     files = (path for name in MIRROR_PACKAGES for path in (below / name).rglob(pattern))
     return {path.parent.relative_to(below).as_posix() for path in files}

@@ -1,4 +1,4 @@
-"""A web server on loopback that hands out a folder by name, over TLS or not, and fails as it is told to."""
+"""Web server on loopback that serves a folder, with or without TLS, and can be made to fail."""
 
 import ssl
 from collections.abc import Callable, Iterator
@@ -11,12 +11,12 @@ from threading import Thread
 from tests.certificates import Files
 
 type Answer = Callable[[BaseHTTPRequestHandler, bytes], None]
-"""How one file is answered: with the request, and the file's content."""
+"""Handler that answers one file request, given the request and the content of the file."""
 
 
 @dataclass(kw_only=True)
 class WebServer:
-    """A running server: what it was asked, and how it answers files by the end of their paths."""
+    """A running server; it records its requests, and selects each answer by the end of the file's path."""
 
     url: str
     asked: list[tuple[str, str]] = field(default_factory=list)
@@ -45,7 +45,7 @@ def status(code: int, **headers: str) -> Answer:
 
 
 def cut_short(request: BaseHTTPRequestHandler, content: bytes) -> None:
-    """Answer with all but the last byte of what is declared."""
+    """Answer with one byte less than the declared length."""
     request.send_response(200)
     request.send_header("Content-Length", str(len(content)))
     request.end_headers()
@@ -54,7 +54,7 @@ def cut_short(request: BaseHTTPRequestHandler, content: bytes) -> None:
 
 
 def flipped(request: BaseHTTPRequestHandler, content: bytes) -> None:
-    """Answer with another last byte."""
+    """Answer with the last byte changed."""
     plain(request, content[:-1] + bytes([content[-1] ^ 1]))
 
 
@@ -66,7 +66,7 @@ def _handler(folder: Path, server: WebServer) -> type[BaseHTTPRequestHandler]:
         def handle_one_request(self) -> None:
             try:
                 super().handle_one_request()
-            except (ConnectionError, ssl.SSLError):  # the client went away
+            except (ConnectionError, ssl.SSLError):  # the client disconnected
                 self.close_connection = True
 
         def do_GET(self) -> None:
@@ -80,7 +80,7 @@ def _handler(folder: Path, server: WebServer) -> type[BaseHTTPRequestHandler]:
             else:
                 status(404)(self, b"")
 
-        def log_message(self, format: str, *arguments: object) -> None:  # noqa: A002 - the name of the base class
+        def log_message(self, format: str, *arguments: object) -> None:  # noqa: A002 - the name in the base class
             pass
 
     return Handler
@@ -90,12 +90,12 @@ class _Quiet(ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Say nothing of clients that trust no certificate, or go away."""
+        """Ignore clients that trust no certificate or disconnect."""
 
 
 @contextmanager
 def serve_folder(folder: Path, *, tls: Files | None = None) -> Iterator[WebServer]:
-    """Serve the files of a folder until the context ends."""
+    """Serve the files of a folder for the duration of the context."""
     found = WebServer(url="")
     with _Quiet(("127.0.0.1", 0), _handler(folder, found)) as server:
         if tls is not None:

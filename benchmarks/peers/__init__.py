@@ -1,1 +1,1 @@
-"""What peers do, in an environment of their own, asked over a pipe."""
+"""The peers' methods, which run in a separate environment and receive requests over a pipe."""

@@ -1,4 +1,4 @@
-"""Ask the peers' environment for a PCA: a child process, a line of JSON each way."""
+"""A client of the peers' environment, a child process that exchanges lines of JSON."""
 
 import contextlib
 import json
@@ -23,14 +23,14 @@ PYTHON = ROOT / ".venv-peers" / "bin" / "python"
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Answer:
-    """A peer's directions (k, d), and the seconds by the clock in its process."""
+    """A peer's directions (k, d), and the wall time in its process in seconds."""
 
     directions: NDArray[np.float64]
     seconds: float
 
 
 class PeerTooSlow(Exception):
-    """A peer did not answer in time, and was killed."""
+    """A peer did not answer in time and was killed."""
 
 
 class PeerFailed(Exception):
@@ -38,12 +38,12 @@ class PeerFailed(Exception):
 
 
 class Peers:
-    """A process of the peers' environment, with a Dask cluster of its own; use it in a ``with`` statement.
+    """A process of the peers' environment with a separate Dask cluster, for use in a ``with`` statement.
 
     Parameters
     ----------
     workers : int
-        Processes of its cluster, and BLAS threads of the peers that have none.
+        The number of processes of the cluster, and of BLAS threads of the peers without a cluster.
     """
 
     def __init__(self, *, workers: int) -> None:
@@ -62,13 +62,13 @@ class Peers:
         self._listener.start()
 
     def __enter__(self) -> Self:
-        """Hand out the process."""
+        """Return this object."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """End it and its workers."""
+        """End the process and its workers."""
         self.stop()
 
     def ask(self, method: str, *, limit: float = 600.0, **request: Any) -> Answer:
@@ -77,9 +77,9 @@ class Peers:
         Raises
         ------
         PeerTooSlow
-            When no answer came within ``limit`` seconds.
+            If no answer came within ``limit`` seconds.
         PeerFailed
-            When the process ended instead.
+            If the process ended without an answer.
         """
         assert self._process.stdin is not None
         with tempfile.TemporaryDirectory() as folder:

@@ -1,10 +1,12 @@
-"""Run peers' PCA on request: a JSON object a line in, one out.
+"""The peers' PCA methods, run on request with one JSON object per line in and out.
 
-It runs in the peers' environment, which lacks most of what our packages need, and imports one file of them.
-A request names a method, the snapshot (a Zarr group), the same rows as a SciPy file and as anndata stores them, the
-number of components, and where to write the directions. Scanpy reads anndata's store, other methods on Dask read the
-snapshot, as we do, and the others hold the rows in memory, loaded before the clock starts. Spark does so in a Java
-process of its own, which a request for that starts. The Dask cluster is started before the first request.
+This module runs in the peers' environment, which lacks most dependencies of our packages, and imports only one file of
+them. A request names a method, the snapshot (a Zarr group), the same rows as a SciPy file and as stored by anndata, the
+number of components, and the file for the directions.
+
+Scanpy reads anndata's store. Other methods on Dask read the snapshot, as we do. All others hold the rows in memory,
+loaded before timing starts. Spark holds them in a separate Java process, which a separate request starts. The Dask
+cluster is started before the first request.
 """
 
 import json
@@ -27,7 +29,7 @@ from threadpoolctl import threadpool_info
 from papers.lib.children import Directions, diffprivlib_directions, opendp_directions
 
 POWER_ITERATIONS = 4
-BLOCKS_IN_DENSE = 4  # Dask methods that take dense chunks: as many as workers can hold at once
+BLOCKS_IN_DENSE = 4  # for Dask methods with dense chunks: as many blocks as workers can hold at once
 
 
 def read_block(store: str, block: int, n_features: int) -> sp.csr_matrix:
@@ -62,13 +64,13 @@ def chunked(store: str, *, dense: bool) -> Any:
 
 @cache
 def in_memory(rows: str) -> sp.csr_array:
-    """Hold the rows, loaded once."""
+    """Return the rows, loaded only once."""
     return sp.csr_array(sp.load_npz(rows))
 
 
 @cache
 def dense_in_memory(rows: str) -> NDArray[np.float64]:
-    """Hold the rows as a dense array, made once."""
+    """Return the rows as a dense array, created only once."""
     return np.asarray(in_memory(rows).toarray())
 
 
@@ -91,7 +93,7 @@ def sklearn_truncated_svd(request: dict[str, Any]) -> Directions:
 
 
 def scanpy_pca(request: dict[str, Any]) -> Directions:
-    """Read what anndata wrote, as its documents say, in chunks of as many rows as our blocks have."""
+    """Read anndata's store as its documentation recommends, in chunks with as many rows as our blocks."""
     import anndata
 
     rows: Any = zarr.open_group(request["anndata"], mode="r")["X"]
@@ -136,7 +138,7 @@ def dask_svd_compressed(request: dict[str, Any]) -> Directions:
 
 @cache
 def spark() -> Any:
-    """Start Spark, with as many threads as others have workers."""
+    """Start Spark with as many threads as other peers have workers."""
     from pyspark.sql import SparkSession
 
     settings = {
@@ -153,7 +155,7 @@ def spark() -> Any:
 
 @cache
 def spark_rows(rows: str) -> Any:
-    """Hold the rows as a distributed matrix of sparse vectors, read once from svmlight text."""
+    """Return the rows as a distributed matrix of sparse vectors, read only once from svmlight text."""
     from pyspark.mllib.linalg.distributed import RowMatrix
     from pyspark.mllib.util import MLUtils
     from sklearn.datasets import dump_svmlight_file
@@ -211,21 +213,21 @@ IN_MEMORY: dict[str, Callable[[str], Any]] = {
 
 
 def main() -> None:
-    """Serve until the pipe closes."""
+    """Serve requests until the pipe closes."""
     from distributed import Client, LocalCluster
 
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
-    answers, sys.stdout = sys.stdout, sys.stderr  # libraries print
+    answers, sys.stdout = sys.stdout, sys.stderr  # libraries print to stdout
     n_workers = int(os.environ["PEER_WORKERS"])
     here = {name: number for name, number in os.environ.items() if name.endswith("_NUM_THREADS")}
-    os.environ.update(dict.fromkeys(here, "1"))  # of a worker; it inherits them
+    os.environ.update(dict.fromkeys(here, "1"))  # for the workers, which inherit them
     with (
         LocalCluster(n_workers=n_workers, threads_per_worker=1, dashboard_address=None, memory_limit=None) as cluster,
         Client(cluster) as client,
     ):
         os.environ.update(here)
-        client.run(np.ones, 1)  # loads what has threads
+        client.run(np.ones, 1)  # loads threaded libraries
         found = client.run(threadpool_info).values()
         assert {library["num_threads"] for libraries in found for library in libraries} == {1}, "as our workers have"
         for line in sys.stdin:

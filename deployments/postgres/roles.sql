@@ -1,7 +1,7 @@
--- Accounts of the two databases, each with its own and nothing else. Run once by the server's superuser:
+-- Accounts of the two databases, each with access to one database only. Run once as the server's superuser:
 --   psql --dbname postgres --file deployments/postgres/roles.sql
--- with both passwords in the environment. `dpca` creates and migrates its tables as their owner, at first use.
--- Consumers of artifacts have no account: they read the object store.
+-- with both passwords in the environment. At first use, `dpca` creates and migrates its tables as their owner.
+-- Consumers of artifacts have no account, because they read the object store.
 \set ON_ERROR_STOP on
 \getenv curator_password DPCA_DATABASE_PASSWORD
 \getenv prefect_password PREFECT_DATABASE_PASSWORD

@@ -1,12 +1,12 @@
 #!/bin/sh
-# Make the bucket and its three accounts on a MinIO server; run again, it changes nothing.
+# Create the bucket and its three accounts on a MinIO server. A second run changes nothing.
 set -eu
 mc alias set store "$S3_ENDPOINT" "$MINIO_ROOT_USER" "$MINIO_ROOT_PASSWORD" >/dev/null
 mc mb --ignore-existing store/dpca
 add() {
     mc admin policy create store "dpca-$1" "/policies/$1.json"
     mc admin user add store "$2" "$3"
-    # To attach a policy again is an error, so what counts is that the account has it.
+    # Attaching a policy again is an error, so check only that the account has it.
     mc admin policy attach store "dpca-$1" --user "$2" >/dev/null 2>&1 || true
     mc admin user info store "$2" | grep -q "dpca-$1"
 }

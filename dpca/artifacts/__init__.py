@@ -1,1 +1,1 @@
-"""Artifacts: the arrays and public facts of a release for its consumers, in files addressed by their digest."""
+"""Artifacts: the arrays and public facts of a release, in files addressed by their digest."""

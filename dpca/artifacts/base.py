@@ -1,10 +1,9 @@
-"""The interface of every kind of artifact, and its manifest of public facts.
+"""The interface of all kinds of artifact, and the manifest of public facts.
 
-The manifest of an artifact: public facts alone, checked against a closed list.
+An artifact is a set of named arrays of released numbers, with public facts about them. Its manifest holds only public
+facts, which are checked against a closed list.
 
-The interface of every kind of artifact: named arrays of released numbers, and public facts about them.
-
-A kind is one class that derives from `Artifact`, and one row of `dpca.artifacts.files`.
+To add a kind, derive a class from `Artifact` and add a row to the table in `dpca.artifacts.files`.
 """
 
 import json
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 
 
 FORMAT = 1
-NOT_PRIVATE = ("non_private", "als", "ials", "otd")  # the mechanisms whose results are marked for ever
+NOT_PRIVATE = ("non_private", "als", "ials", "otd")  # mechanisms whose results are marked as not private
 FACTS: Mapping[str, str] = {
     "code_version": "text",
     "format": "number",
@@ -39,32 +38,32 @@ FACTS: Mapping[str, str] = {
     "release": "text",
     "warnings": "names",
 }
-"""What the manifest of any kind may hold, and as what: facts declared, chosen or released, never a function of private
-rows. A kind adds its own."""
+"""The facts that a manifest of any kind may hold, with their types. Each is declared, chosen or released, never a
+function of private rows. A kind adds further facts."""
 _HUGE = 1e300
 _SHOWN = 200
 
 
 def canonical_json(value: object) -> bytes:
-    """Encode plain JSON values in one way only: sorted keys, ASCII, two spaces, no NaN."""
+    """Encode plain JSON values as ASCII with sorted keys, two-space indentation and no NaN."""
     return (json.dumps(value, sort_keys=True, indent=2, allow_nan=False) + "\n").encode()
 
 
 def canonical_object(members: Mapping[str, bytes]) -> bytes:
-    """Return what `canonical_json` would of an object, from what it returned of each member.
+    """Join the canonical encodings of an object's members into the canonical encoding of the object.
 
     >>> canonical_object({"b": canonical_json([1]), "a": canonical_json({})}) == canonical_json({"a": {}, "b": [1]})
     True
     """
     lines = [
-        canonical_json(name)[:-1] + b": " + members[name][:-1].replace(b"\n", b"\n  ")  # no text holds a line's end
+        canonical_json(name)[:-1] + b": " + members[name][:-1].replace(b"\n", b"\n  ")  # encoded text has no newline
         for name in sorted(members)
     ]
     return b"{\n  " + b",\n  ".join(lines) + b"\n}\n" if lines else b"{}\n"
 
 
 def in_short(found: object) -> str:
-    """Shorten text that another person wrote to a part of one line."""
+    """Collapse whitespace in untrusted text and truncate it, for use in a one-line message."""
     return " ".join(str(found).split())[:_SHOWN]
 
 
@@ -82,7 +81,7 @@ def _is(value: object, kind: str) -> bool:
 def checked_manifest(
     manifest: Mapping[str, Any], *, kind: str, facts: Mapping[str, str], shape: Mapping[str, int]
 ) -> dict[str, Any]:
-    """Return a manifest with the facts that follow from the arrays.
+    """Check a manifest and return it with the facts that follow from the arrays.
 
     Parameters
     ----------
@@ -91,14 +90,14 @@ def checked_manifest(
     kind : str
         The kind of artifact.
     facts : mapping of str to {"facts", "names", "number", "text"}
-        What a manifest of this kind may hold besides `FACTS`.
+        Facts that a manifest of this kind may hold in addition to `FACTS`.
     shape : mapping of str to int
-        The sizes of the arrays, by the names under which they are stated.
+        The sizes of the arrays, by their names in the manifest.
 
     Raises
     ------
     Invalid
-        When it holds anything that is no public fact, or contradicts the arrays.
+        If the manifest holds anything but public facts, or contradicts the arrays.
     """
     derived = {"format": FORMAT, "kind": kind, **shape}
     known = {**FACTS, **facts, **dict.fromkeys(shape, "number")}
@@ -124,7 +123,7 @@ def checked_manifest(
 
 
 class LinearMap(Protocol):
-    """The interface of a subspace that its export formats use."""
+    """The interface that export formats require of a subspace."""
 
     @property
     def components(self) -> NDArray[np.float64]: ...  # noqa: D102
@@ -141,91 +140,91 @@ class LinearMap(Protocol):
 
 
 class Artifact(ABC):
-    """A release in the form that its consumers load.
+    """The form of a release that consumers load.
 
     Guarantees
     ----------
-    Everything in it is post-processing of a noisy release; nothing in it looks at private rows.
+    Every array and fact is post-processing of a noisy release; no method reads private rows.
     """
 
     __slots__ = ()
 
     kind: ClassVar[str]
-    """The name of the kind, which manifests state."""
+    """The name of the kind in manifests."""
     noun: ClassVar[str]
     """The name of the kind in a sentence."""
     dimensions: ClassVar[Mapping[str, tuple[str, ...]]]
-    """The arrays that one may have, by name, and the names of their dimensions."""
+    """The names of the possible arrays, with the names of their dimensions."""
     folder: ClassVar[str] = "arrays.zarr"
-    """The folder of its arrays among the files of an artifact."""
+    """The folder of the arrays among the files of an artifact."""
     exports: ClassVar[Mapping[str, "Export"]]
-    """The portable files and folders that one can be written as, by format."""
+    """The available export formats, each with the function that writes it."""
 
     manifest: Mapping[str, Any]
 
     @classmethod
     @abstractmethod
     def build(cls, arrays: Mapping[str, NDArray[np.float64]], manifest: Mapping[str, Any]) -> Self:
-        """Build one from what `arrays` returned and its manifest.
+        """Build an artifact of this kind from the result of `arrays` and a manifest.
 
         Raises
         ------
         Invalid, LookupError, TypeError, ValueError
-            When they are not those of this kind.
+            If the arrays or the manifest are not those of this kind.
         """
 
     @abstractmethod
     def summary(self) -> dict[str, Any]:
-        """Return the main facts of this kind by name, as plain JSON values; a fact not declared is None."""
+        """Return the main facts by name, as plain JSON values; an undeclared fact is None."""
 
     @abstractmethod
     def headline(self) -> str:
-        """Return what was released in a few words, such as ``10 components of 123 features``."""
+        """Return a short description of the release, such as ``10 components of 123 features``."""
 
     @property
     def is_private(self) -> bool:
-        """Whether the release has a guarantee. Reference results have none, nor has anything made from them."""
+        """True if the release has a privacy guarantee. Reference results and anything derived from them have none."""
         return self.manifest.get("privacy", {}).get("private", True) is not False
 
     @property
     def encoder(self) -> "Encoder | None":
-        """The encoding of the raw tables that the release was made from; None where its rows were numbers already.
+        """The encoding of the raw tables from which the release was made; None if its rows were already numbers.
 
         Raises
         ------
         Invalid
-            If it is of another version than this one reads.
+            If the encoding has a version that this package does not read.
         NotInstalled
-            If a library that it needs is missing.
+            If a library that the encoding needs is missing.
         """
         facts = self.manifest.get("encoder")
         if facts is None:
             return None
-        with needing("a raw table", extra="tables"):  # imported here: rows of numbers need neither Arrow nor pydantic
+        with needing("a raw table", extra="tables"):  # numeric rows need neither Arrow nor pydantic
             from dpca.schemas.encoder import Encoder
         return Encoder.of(facts)
 
     @property
     def raw_encoding(self) -> Callable[[Any], NDArray[np.float64]] | None:
-        """The function that encodes raw rows, which loads the encoder when it is called; None without an encoder."""
+        """The function that encodes raw rows, or None without an encoder. It loads the encoder when it is called."""
         if self.manifest.get("encoder") is None:
             return None
         return lambda rows: cast("Encoder", self.encoder).transform(rows)
 
     def with_encoder(self, facts: Mapping[str, Any] | None) -> Self:
-        """Return the same artifact, stating the schema by which the rows of its features were encoded."""
+        """Return a copy whose manifest states the schema that encoded the features, if they have names."""
         if facts is None or self.manifest.get("feature_names") is None:
             return self
         return replace(self, manifest={**self.manifest, "encoder": dict(facts)})  # type: ignore[type-var]
 
     def arrays(self) -> dict[str, NDArray[np.float64]]:
-        """Return the arrays that are present, by name; storing and exporting write these."""
+        """Return the arrays that are present, by name. These are the arrays that are stored and exported."""
         found = {name: getattr(self, name) for name in self.dimensions}
         return {name: values for name, values in found.items() if values is not None}
 
 
 type Export = Callable[[Any, Mapping[str, str]], bytes | Mapping[str, bytes]]
-"""Writes an artifact, of which lineage tags tell where it came from: as a file, or as a folder of files by path."""
+"""A function that writes an artifact with its lineage tags, as one file or as a folder of files by path."""
 
 
 def npz(artifact: Artifact, _tags: Mapping[str, str]) -> bytes:
@@ -243,7 +242,7 @@ def frozen(name: str, values: ArrayLike, *, ndim: int) -> NDArray[np.float64]:
     Raises
     ------
     Invalid
-        When it has another number of dimensions, is empty, or holds NaN or infinity.
+        If the array has another number of dimensions, is empty, or holds NaN or infinity.
     """
     array = np.array(values, dtype=np.float64, order="C")
     if array.ndim != ndim or not array.size or not np.isfinite(array).all():

@@ -1,9 +1,7 @@
-"""Rows that a consumer passes to an artifact, checked and brought into the order of its columns.
-
-Rows with names of columns, brought into the order of a release before they are multiplied.
+"""Checks of rows passed by a consumer, and alignment of their columns with a release.
 
 A data frame (pandas, polars), an Arrow table and an AnnData object name their columns; none of these libraries is
-imported here. Plain arrays have no names, and go by position.
+imported here. The columns of plain arrays have no names and are matched by position.
 
 >>> class Frame:  # as pandas and polars have it
 ...     columns = ["b", "a"]
@@ -13,8 +11,6 @@ imported here. Plain arrays have no names, and go by position.
 >>> rows_by_name(Frame(), names=("a", "b"), noun="subspace")
 array([[1., 3.],
        [2., 4.]])
-
-Rows that a consumer passes to an artifact: checked once, for every kind.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,28 +26,29 @@ from dpca.schemas.frames import column_at, column_labels, is_annotated, match_na
 def rows_by_name(
     rows: Any, *, names: Sequence[str] | None, noun: str, encode: Callable[[Any], Any] | None = None
 ) -> Any:
-    """Return the matrix of rows, its columns in the order of the release where both name them.
+    """Return the matrix of rows, with columns matched by name if both the rows and the release have names.
 
     Parameters
     ----------
     rows : data frame, Arrow table, AnnData, or array-like or scipy sparse
-        What has no names of columns is returned as it is. Columns that are only numbered from 0, as pandas does, have
-        none, unless these numbers are the names that are wanted.
+        Rows without column names are returned unchanged. Columns numbered from 0, the default of pandas, count as
+        unnamed, unless these numbers are the names in `names`.
     names : sequence of str, optional
-        The public names of the features; without them columns go by position.
+        The public names of the features. Without them, columns are matched by position.
     noun : str
-        What wants them, for messages.
+        The kind of artifact, for messages.
     encode : callable, optional
-        The encoding of raw tables: frames and tables are raw then; arrays and AnnData objects are encoded already.
+        The encoding of raw tables. If present, frames and tables are raw rows, which it encodes; arrays and AnnData
+        objects are already encoded.
 
     Raises
     ------
     Invalid
-        If a wanted column is missing, another one is there, or a column holds no real numbers.
+        If an expected column is missing, an unexpected one is present, or a column holds no real numbers.
 
     Guarantees
     ----------
-    Permuted columns give the same array to the bit, in the same order of memory.
+    Permuted columns give a bitwise equal array with the same memory layout.
     """
     labels = column_labels(rows)
     if labels is None:
@@ -91,7 +88,7 @@ def _matrix(columns: Sequence[tuple[str, Any]], *, n_rows: int) -> NDArray[np.fl
 
 
 def _taken(matrix: Any, order: NDArray[np.intp]) -> Any:
-    """Take columns of a dense or sparse matrix, in the order of memory that they would have had."""
+    """Select columns of a dense or sparse matrix, with the memory layout of a matrix built in that order."""
     taken = matrix[:, order]
     if not hasattr(taken, "tocsr"):
         return np.ascontiguousarray(taken)
@@ -101,24 +98,24 @@ def _taken(matrix: Any, order: NDArray[np.intp]) -> Any:
 
 
 def checked_rows(name: str, rows: Any, *, width: int, column: str, noun: str) -> Any:
-    """Return a 2-D float64 array, dense or csr, of finite numbers and of so many columns.
+    """Return a 2-D float64 array, dense or csr, of finite numbers with the required number of columns.
 
     Parameters
     ----------
     name : str
-        What the caller calls them, for messages.
+        The argument's name in messages.
     rows : array-like or scipy sparse array or matrix
     width : int
         The number of columns.
     column, noun : str
-        What a column is, and what has so many of them, for messages.
+        The nouns for a column and for the artifact, for messages.
 
     Raises
     ------
     Invalid
-        If `rows` has another shape, is not numeric, holds NaN or infinity, or would lose something (`plain_rows`).
+        If `rows` has another shape, is not numeric, holds NaN or infinity, or would lose information (`plain_rows`).
     """
-    from scipy import sparse  # 0.1 s, which commands without rows need not wait for
+    from scipy import sparse  # the import takes 0.1 s; commands without rows skip it
 
     rows = plain_rows(rows.compute() if hasattr(rows, "__dask_graph__") else rows, name=name)
     matrix: Any = rows if sparse.issparse(rows) else _dense(name, rows)
@@ -142,5 +139,5 @@ def _dense(name: str, rows: Any) -> NDArray[Any]:
     try:
         array = np.asarray(rows)
         return array.astype(np.float64) if array.dtype.kind == "O" else array
-    except (TypeError, ValueError, OverflowError):  # whose text may quote a value
+    except (TypeError, ValueError, OverflowError):  # their messages may quote a value
         raise Invalid(f"{name} is not an array of numbers; it must hold real numbers; pass a 2-D array") from None

@@ -1,6 +1,7 @@
-"""The model in an exported MLflow folder: this file is copied into it, and needs NumPy alone, nothing of this package.
+"""The model code in an exported MLflow folder.
 
-MLflow calls `_load_pyfunc` with the folder ``data``, and `Subspace.predict` with rows of numbers.
+This file is copied into the folder, so it imports only NumPy and nothing from this package. MLflow calls `_load_pyfunc`
+with the folder ``data``, and `Subspace.predict` with rows of numbers.
 """
 
 from pathlib import Path
@@ -10,7 +11,7 @@ import numpy as np
 
 
 class Subspace:
-    """Project rows onto released components."""
+    """A projection of rows onto released components."""
 
     def __init__(self, folder: str) -> None:
         with np.load(Path(folder) / "subspace.npz", allow_pickle=False) as archive:
@@ -19,12 +20,12 @@ class Subspace:
             self.names = archive["names"].tolist() if "names" in archive else None
 
     def predict(self, rows: Any, params: object = None) -> Any:
-        """Return the scores of rows: an array, a sparse matrix, or a data frame, whose columns are taken by name.
+        """Return the scores of an array, a sparse matrix or a data frame; columns of a frame are matched by name.
 
         Raises
         ------
         ValueError
-            If rows hold dates, durations or categories, which would become ticks or codes, or are masked.
+            If rows hold dates, durations or categories, which would become ticks or codes, or if values are masked.
         """
         kinds = list(rows.dtypes) if hasattr(rows, "dtypes") else [getattr(rows, "dtype", None)]
         if any(getattr(kind, "kind", "") in ("m", "M") or str(kind) == "category" for kind in kinds):

@@ -1,7 +1,7 @@
-"""Released factors and offsets of items: what a user needs to predict ratings on the user's own machine.
+"""Released item factors and offsets, from which users predict ratings on their own machines.
 
-Nothing here belongs to a user. A user computes a factor from the user's own ratings (`fold_in`), and predictions with
-it are for that user alone.
+A release contains no data of a single user. A user computes a personal factor from their ratings (`fold_in`).
+Predictions with it are for that user alone.
 
 Examples
 --------
@@ -33,7 +33,7 @@ JOINT = (
     "Not covered: a user's own factor and predictions, which are functions of that user's ratings; show them to that "
     "user alone, and store them nowhere else."
 )
-"""What the guarantee of such a release covers, and what not."""
+"""The scope of the guarantee of such a release."""
 
 _FACTS = {"feature_names": "names", "high": "number", "low": "number", "user_step": "facts", "guarantee": "text"}
 _STEP = ("centre", "prior", "ridge", "rating_bound")
@@ -43,23 +43,23 @@ _PERHAPS = ("unobserved",)
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ItemEmbeddings(Artifact):
-    """Predict ratings of items from a user's own ratings.
+    """Item factors and offsets, which predict a user's ratings from the ratings of that user alone.
 
     Parameters
     ----------
     factors : array of shape (n_items, rank), optional
         Without them, predictions are offsets alone.
     offsets : array of shape (n_items,)
-        Taken off the ratings of each item.
+        The offset subtracted from the ratings of each item.
     counts : array of shape (n_items,), optional
         Noisy numbers of counted ratings.
     low, high : float
         The range of ratings.
     manifest : mapping
-        Public facts. ``user_step`` has the numbers of a user's own step: ``centre``, ``prior`` (None: no mean of the
-        user's own), and with factors ``ridge``, ``rating_bound`` and perhaps ``unobserved``, the weight of every item;
-        or, for a descent along the factors, ``gains``, one a factor, ``row_norm`` and ``rating_bound``.
-        ``feature_names`` are the ids of items.
+        Public facts. ``user_step`` has the parameters of a user's local step. These are ``centre``, ``prior`` (None: no
+        mean per user), and, if there are factors, one of two sets. The ridge step has ``ridge``, ``rating_bound`` and
+        optionally ``unobserved``, the weight of every item. A descent along the factors has ``gains`` (one per factor),
+        ``row_norm`` and ``rating_bound``. ``feature_names`` are the item ids.
 
     Raises
     ------
@@ -68,7 +68,7 @@ class ItemEmbeddings(Artifact):
 
     Guarantees
     ----------
-    The arrays are private copies, float64 and read-only. `fold_in` is the step that users made in training.
+    The arrays are private copies, float64 and read-only. `fold_in` is the step that users performed in training.
     """
 
     kind = "item_embeddings"
@@ -116,7 +116,7 @@ class ItemEmbeddings(Artifact):
 
     @classmethod
     def build(cls, arrays: Mapping[str, NDArray[np.float64]], manifest: Mapping[str, Any]) -> "ItemEmbeddings":
-        """Build one from stored arrays and its manifest."""
+        """Build embeddings from stored arrays and a manifest."""
         made: dict[str, Any] = {"offsets": arrays["offsets"], **arrays}
         return cls(**made, low=manifest["low"], high=manifest["high"], manifest=manifest)
 
@@ -127,11 +127,11 @@ class ItemEmbeddings(Artifact):
 
     @property
     def rank(self) -> int:
-        """The number of factors of an item; 0 where there are offsets alone."""
+        """The number of factors per item; 0 if there are only offsets."""
         return 0 if self.factors is None else int(self.factors.shape[1])
 
     def summary(self) -> dict[str, Any]:
-        """Return the sizes, the range of ratings, and what the guarantee covers."""
+        """Return the sizes, the range of ratings, and the scope of the guarantee."""
         return {
             "n_items": self.n_items,
             "rank": self.rank,
@@ -144,12 +144,12 @@ class ItemEmbeddings(Artifact):
         return f"{self.rank} factors and an offset of {self.n_items} items"
 
     def fold_in(self, items: ArrayLike, ratings: ArrayLike) -> tuple[float, NDArray[np.float64]]:
-        """Return a user's own offset and factor, computed here from the user's ratings.
+        """Return a user's offset and factor, computed locally from the user's ratings.
 
         Parameters
         ----------
         items : integers of shape (n,)
-            The numbers of the rated items; of an item that is rated twice the last rating counts.
+            The numbers of the rated items. If an item occurs twice, its last rating counts.
         ratings : array of shape (n,)
             Clipped to the range of ratings.
 
@@ -178,7 +178,7 @@ class ItemEmbeddings(Artifact):
         return float(step["centre"] + mean), factor
 
     def predict(self, items: ArrayLike, ratings: ArrayLike) -> NDArray[np.float64]:
-        """Return the predicted ratings of all items by a user with these ratings, within the range of ratings."""
+        """Return a user's predicted ratings of all items, clipped to the range of ratings."""
         own, factor = self.fold_in(items, ratings)
         scores = own + self.offsets
         if self.factors is not None:
@@ -186,7 +186,7 @@ class ItemEmbeddings(Artifact):
         return np.asarray(np.clip(scores, self.low, self.high))
 
     def recommend(self, items: ArrayLike, ratings: ArrayLike, *, count: int) -> list[tuple[int, float]]:
-        """Return the items of the highest predicted ratings that the user has not rated, best first, ties by number."""
+        """Return unrated items with the highest predicted ratings, best first, with ties in order of item number."""
         if count < 1:
             raise Invalid(f"count={count} must be at least 1; ask for one item or more")
         rated, _ = self._checked(items, ratings)
@@ -196,12 +196,12 @@ class ItemEmbeddings(Artifact):
         return [(int(item), float(scores[item])) for item in order]
 
     def items_of(self, ids: Sequence[str]) -> NDArray[np.int64]:
-        """Return the numbers of items by their ids: the declared ones, else numbers from 0.
+        """Return the numbers of items by their ids, which are numbers from 0 if none are declared.
 
         Raises
         ------
         Invalid
-            If an id is unknown; one that is no declared item is of no use to a prediction.
+            If an id is unknown. An item that was not declared cannot contribute to a prediction.
         """
         numbers = self._numbers()
         unknown = next((name for name in ids if name not in numbers), None)
@@ -210,7 +210,7 @@ class ItemEmbeddings(Artifact):
         return np.array([numbers[name] for name in ids], dtype=np.int64)
 
     def known(self, ids: Sequence[str]) -> list[bool]:
-        """Return of each id whether it is an item of the release."""
+        """Return for each id whether it is an item of the release."""
         numbers = self._numbers()
         return [name in numbers for name in ids]
 
@@ -227,7 +227,7 @@ class ItemEmbeddings(Artifact):
         rated, given = plain_rows(items, name="items"), plain_rows(ratings, name="ratings")
         try:
             rated, values = np.asarray(rated), np.asarray(given, dtype=np.float64)
-        except (TypeError, ValueError, OverflowError):  # whose text may quote a value
+        except (TypeError, ValueError, OverflowError):  # their messages may quote a value
             raise Invalid("items and ratings must be arrays of numbers; pass item numbers and ratings") from None
         if rated.shape != values.shape or rated.ndim != 1 or (rated.size and rated.dtype.kind not in "iu"):
             raise Invalid(f"{rated.size} items and {values.size} ratings; each rating has an item number; pass both")
@@ -243,7 +243,7 @@ class ItemEmbeddings(Artifact):
 def _descended(
     left: NDArray[np.float64], used: NDArray[np.float64], *, gains: Sequence[float], row_norm: float
 ) -> NDArray[np.float64]:
-    """Return a user's coefficients after a step along each factor: the Frank-Wolfe method, with weights 2 / (t + 2)."""
+    """Return a user's coefficients after one Frank-Wolfe step per factor, with weights 2 / (t + 2)."""
     factor = np.zeros(len(gains))
     for step, gain in enumerate(gains):
         rest, weight = left - used @ factor, 2.0 / (step + 2.0)

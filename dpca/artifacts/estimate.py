@@ -1,4 +1,4 @@
-"""A private estimate of how good another release is: noisy sums, and the numbers that follow from them.
+"""A private estimate of the quality of another release: noisy sums and the estimates derived from them.
 
 Examples
 --------
@@ -20,14 +20,15 @@ from dpca.artifacts.base import Artifact, checked_manifest, frozen, npz
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PrivateEstimate(Artifact):
-    """Say how good a release is, from sums that left with noise.
+    """An estimate of the quality of a release, derived from sums released with noise.
 
     Parameters
     ----------
     sums : array of shape (n_sums,)
-        As they were released.
+        The released sums.
     manifest : mapping
-        Public facts. ``outcome`` has the estimates and their standard deviations by name, ``plan`` what was evaluated.
+        Public facts. ``outcome`` has the estimates and their standard deviations by name; ``plan`` names the evaluated
+        release.
 
     Raises
     ------
@@ -56,18 +57,18 @@ class PrivateEstimate(Artifact):
 
     @classmethod
     def build(cls, arrays: Mapping[str, NDArray[np.float64]], manifest: Mapping[str, Any]) -> "PrivateEstimate":
-        """Build one from stored arrays and its manifest."""
+        """Build an estimate from a stored array and a manifest."""
         return cls(sums=arrays["sums"], manifest=manifest)
 
     @property
     def outcome(self) -> Mapping[str, Any]:
-        """The estimates and their standard deviations by name; None where noise hides one."""
+        """The estimates and their standard deviations by name; an estimate hidden by noise is None."""
         return self.manifest.get("outcome") or {}
 
     def summary(self) -> dict[str, Any]:
-        """Return the estimates, and what they are of."""
+        """Return the estimates and the release that they evaluate."""
         return {"evaluated": self.manifest.get("plan", {}).get("evaluated"), **self.outcome}
 
     def headline(self) -> str:
-        """Return what was estimated in words."""
+        """Return a short description of the estimate."""
         return f"an estimate of how good {self.manifest.get('plan', {}).get('evaluated', 'a release')} is"

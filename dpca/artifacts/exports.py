@@ -1,18 +1,15 @@
-"""A subspace in other tools' files: MLflow, ONNX and scikit-learn, with its lineage.
+"""Export of a subspace to MLflow, ONNX and scikit-learn, with its lineage.
 
-The lineage of an exported artifact as tags: short texts by name, as model registries keep them.
+*Lineage.* Tags are short texts by name, as model registries store them.
 
-A subspace as a folder that MLflow loads as a Python function, written without MLflow.
+*MLflow.* A folder that MLflow loads as a Python function, written without MLflow. It holds ``MLmodel``, the arrays, and
+a loader that needs only NumPy. So a model server needs neither this package nor its dependencies. Nothing in the folder
+is a pickle.
 
-The folder holds ``MLmodel``, the arrays, and a loader that needs NumPy alone, so that whatever serves the model needs
-neither this package nor what it depends on. Nothing in it is a pickle.
+*ONNX.* A graph that computes ``scores = rows @ components.T - mean @ components.T`` in float64. The protocol buffers
+are written byte by byte, so that no ONNX package is needed. Field numbers are those in ``onnx.proto`` (IR version 8).
 
-A subspace as an ONNX graph: ``scores = rows @ components.T - mean @ components.T``, in float64.
-
-The file is written byte by byte, as its protocol buffers are, so that nothing has to be installed for it. Field numbers
-are those of ``onnx.proto`` (IR version 8).
-
-A subspace as scikit-learn's own ``PCA``, in a file of skops: no pickle, and nothing of this package to load it.
+*scikit-learn.* A fitted ``PCA`` in a skops file. It contains no pickle, and loading it needs nothing from this package.
 """
 
 import json
@@ -34,20 +31,20 @@ _PRIVACY = ("epsilon", "delta", "relation", "unit", "rows_per_unit", "statement"
 
 
 def lineage_tags(artifact: Artifact, *, reference: str, digest: str) -> dict[str, str]:
-    """Return where an artifact came from and what it guarantees, by names that begin with ``dpca.``.
+    """Return the origin of an artifact and its guarantee as tags, whose names begin with ``dpca.``.
 
     Parameters
     ----------
     artifact : Artifact
     reference : str
-        Its name and version.
+        The artifact's name and version.
     digest : str
 
     Returns
     -------
     dict
-        Public facts alone; what is not declared is left out. ``dpca.input`` is there where the release takes encoded
-        columns, which a raw table has to become first.
+        Only public facts; undeclared facts are omitted. ``dpca.input`` is present if the release takes encoded columns,
+        into which a raw table must first be encoded.
     """
     manifest: Mapping[str, Any] = artifact.manifest
     privacy: Mapping[str, Any] = manifest.get("privacy", {})
@@ -64,24 +61,24 @@ def lineage_tags(artifact: Artifact, *, reference: str, digest: str) -> dict[str
 
 
 _LOADER = "dpca_subspace"
-_PYTHON = python_version()  # MLflow warns where the model is loaded by another one
+_PYTHON = python_version()  # MLflow warns if another version loads the model
 _ENVIRONMENT = f"python: {_PYTHON}\nbuild_dependencies: []\ndependencies:\n- -r requirements.txt\n"
 
 
 def mlflow_model(subspace: LinearMap, tags: Mapping[str, str]) -> dict[str, bytes]:
-    """Write a subspace as an MLflow model: its files by their paths.
+    """Write a subspace as an MLflow model, and return its files by path.
 
     Parameters
     ----------
     subspace : LinearMap
     tags : mapping of str to str
-        The lineage: the model's metadata, and ``tags.json`` for whoever registers it.
+        The lineage. It becomes the model's metadata, and ``tags.json`` for those who register the model.
 
     Returns
     -------
     dict of str to bytes
-        The signature names the input columns where the release has names, so that MLflow takes them in any order and
-        refuses rows without one; else it is a matrix of that many columns.
+        The files by path. If the release has feature names, the signature names the input columns. MLflow then accepts
+        them in any order and refuses rows that lack one. Otherwise the signature is a matrix with that many columns.
     """
     names = subspace.feature_names
     arrays: dict[str, Any] = {"components": subspace.components, "offset": np.zeros(subspace.n_components)}
@@ -105,7 +102,7 @@ def mlflow_model(subspace: LinearMap, tags: Mapping[str, str]) -> dict[str, byte
         "params": None,
     }
     return {
-        # JSON is YAML too, which is what MLflow reads.
+        # MLflow reads YAML, of which JSON is a subset.
         "MLmodel": canonical_json({"flavors": {"python_function": function}, "metadata": tags, "signature": signature}),
         "code/dpca_subspace.py": Path(__file__).with_name(f"{_LOADER}.py").read_bytes(),
         "data/subspace.npz": archive.getvalue(),
@@ -121,7 +118,7 @@ def _matrix(width: int) -> dict[str, Any]:
 
 _IR_VERSION, _OPERATORS = 8, 17
 _DOUBLE = 11
-_MOST_BYTES = 1 << 31  # of a message of protocol buffers
+_MOST_BYTES = 1 << 31  # the size limit of a protocol buffers message
 
 
 def onnx_model(subspace: LinearMap, tags: Mapping[str, str]) -> bytes:
@@ -131,12 +128,12 @@ def onnx_model(subspace: LinearMap, tags: Mapping[str, str]) -> bytes:
     ----------
     subspace : LinearMap
     tags : mapping of str to str
-        The lineage, which becomes the model's metadata, beside ``feature_names`` as a JSON list, where there are any.
+        The lineage. It becomes the model's metadata, together with ``feature_names`` as a JSON list if there are any.
 
     Raises
     ------
     Invalid
-        If it is larger than an ONNX file may be.
+        If the model exceeds the size limit of an ONNX file.
     """
     if 8 * subspace.components.size >= _MOST_BYTES // 2:
         raise Invalid("a subspace of more than 1 GiB is more than an ONNX file holds; export npz, or fewer components")
@@ -176,7 +173,7 @@ def _tensor(name: str, values: NDArray[np.float64]) -> bytes:
 
 
 def _value(name: str, width: int) -> bytes:
-    """Describe a matrix of any number of rows."""
+    """Describe a matrix with any number of rows."""
     shape = _join(_bytes(1, _text(2, "n")), _bytes(1, _number(1, width)))
     return _join(_text(1, name), _bytes(2, _bytes(1, _join(_number(1, _DOUBLE), _bytes(2, shape)))))
 
@@ -198,7 +195,7 @@ def _join(*parts: bytes) -> bytes:
 
 
 def _varint(value: int) -> bytes:
-    """Write a number in groups of seven bits, the lowest first."""
+    """Encode a number in groups of seven bits, lowest first."""
     found = bytearray()
     while value >= 0x80:
         found.append(value & 0x7F | 0x80)
@@ -212,7 +209,7 @@ def scikit_model(subspace: LinearMap, tags: Mapping[str, str]) -> bytes:
     Parameters
     ----------
     subspace : LinearMap
-        One around the origin becomes a PCA whose mean is zero.
+        A subspace without a mean becomes a PCA whose mean is zero.
     tags : mapping of str to str
         The lineage, which becomes the attribute ``dpca_lineage_``.
 

@@ -1,21 +1,17 @@
-"""The files of an artifact, by kind and addressed by the digest of their content.
+"""The files of an artifact, addressed by the digest of their content.
 
-The kinds of artifacts, by the name that a manifest states: what can be written, and what `Registry.load` returns.
+An artifact is a folder named by the digest of its files. It holds ``manifest.json`` and the arrays of its kind as a
+Zarr v3 group that any Zarr reader opens, such as ``subspace.zarr``. Equal input gives equal bytes, and so the same
+address.
 
-The arrays of an artifact as files: a Zarr v3 group of uncompressed float64, in chunks of whole rows.
+*Kinds.* `KINDS` maps the kind in a manifest to the class that is written and that `Registry.load` returns.
 
-They are written here to the byte as `zarr` writes them, so that equal arrays have equal digests under every version of
-it, and read from untrusted files.
+*Arrays.* They are stored as uncompressed float64, in chunks of whole rows. This module writes the same bytes as `zarr`,
+so that equal arrays have equal digests with every version of `zarr`. It reads them as untrusted files.
 
-Write and read the files of an artifact, addressed by the digest of its content.
-
-An artifact is a folder named by the digest of its files: ``manifest.json``, and the arrays of its kind as a Zarr v3
-group that any reader opens (``subspace.zarr``). Equal input gives equal bytes, so equal input gives the same address.
-
-Read the files of an artifact from a place that cannot list them: each is named by what was read before it.
-
-Nothing that is read here is believed: the files must have the digest of the artifact, which whoever asked checks, and
-that fails when one is missing, changed, or not among those of its kind.
+*Places that cannot list files.* Each file is named by a file read earlier: the manifest, then the descriptions of
+arrays. These files are not trusted. The caller checks that they have the artifact's digest, which fails if a file is
+missing, changed, or not one of its kind.
 """
 
 import json
@@ -58,24 +54,24 @@ KINDS = {
     "private_estimate": "dpca.artifacts.estimate:PrivateEstimate",
     "tensor_components": "dpca.artifacts.tensor:TensorComponents",
 }
-"""The place of each kind, which is loaded when an artifact of it is read or written."""
+"""The import path of each kind. The class is loaded when an artifact of the kind is read or written."""
 
 
 def kind_named(name: str) -> type[Artifact]:
-    """Return a kind of the table."""
+    """Load the class of a kind by its name in `KINDS`."""
     kind: type[Artifact] = resolve_name(KINDS[name])
     return kind
 
 
 def kind_of(manifest: Mapping[str, Any]) -> type[Artifact]:
-    """Return the kind of artifact that a manifest states.
+    """Return the kind of artifact stated in a manifest.
 
     Raises
     ------
     Invalid
-        If it is of a later format, or of a kind that this version does not know.
+        If the manifest has a later format, or a kind that this version does not support.
     LookupError, TypeError
-        If it states none, or is no mapping.
+        If the manifest states no format or kind, or is no mapping.
     """
     form, name = manifest["format"], str(manifest["kind"])
     if form != FORMAT or name not in KINDS:
@@ -87,9 +83,9 @@ def kind_of(manifest: Mapping[str, Any]) -> type[Artifact]:
 
 
 DESCRIPTION = "zarr.json"
-"""The file of a group or an array that says what is stored there."""
+"""The file that describes the content of a group or an array."""
 MOST_DESCRIPTION = 1 << 16
-#: How an array is stored, so that nothing of it is larger in memory than on the disk.
+#: The storage options of an array, such that no part of it is larger in memory than on disk.
 _STORED = {
     "zarr_format": 3,
     "node_type": "array",
@@ -103,7 +99,7 @@ _STORED = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredArray:
-    """The shape of a stored array and of its chunks, of which only the first side may be shorter than the array's."""
+    """The shape of a stored array and of its chunks, which divide only the first dimension."""
 
     shape: tuple[int, ...]
     chunk: tuple[int, ...]
@@ -115,7 +111,7 @@ class StoredArray:
         Raises
         ------
         AttributeError, LookupError, RecursionError, TypeError, ValueError
-            When it is not in the form that artifacts are written in.
+            If the description does not have the form in which artifacts are written.
         """
         if len(payload) > MOST_DESCRIPTION:
             raise ValueError(f"the description of {name} holds more than {MOST_DESCRIPTION} bytes")
@@ -133,7 +129,7 @@ class StoredArray:
         return cls(shape=tuple(shape), chunk=tuple(chunk))
 
     def describe(self, dimensions: Sequence[str]) -> bytes:
-        """Write the description of an array, with the names of its dimensions."""
+        """Encode the description of an array, with the names of its dimensions."""
         chunk = {"chunk_shape": list(self.chunk)}
         return _described(
             {
@@ -153,7 +149,7 @@ class StoredArray:
 
     @property
     def chunk_bytes(self) -> int:
-        """The size of a chunk's file."""
+        """The size of a chunk's file in bytes."""
         return 8 * math.prod(self.chunk)
 
     @property
@@ -167,7 +163,7 @@ class StoredArray:
 
 
 def write_arrays(artifact: Artifact, *, chunk_values: int) -> dict[str, bytes]:
-    """Write the arrays of an artifact as files, by their paths, in chunks of at most so many values or one row."""
+    """Return an artifact's arrays as files by path, in chunks of rows with at most `chunk_values` values or one row."""
     files = {DESCRIPTION: _described({"attributes": {}, "zarr_format": 3, "node_type": "group"})}
     for name, values in artifact.arrays().items():
         rows = min(len(values), max(1, chunk_values // values[:1].size))
@@ -180,12 +176,12 @@ def write_arrays(artifact: Artifact, *, chunk_values: int) -> dict[str, bytes]:
 
 
 def read_arrays(files: Mapping[str, bytes], kind: type[Artifact]) -> dict[str, NDArray[np.float64]]:
-    """Read those arrays of a kind of artifact that are present.
+    """Read the arrays of an artifact's kind that are present.
 
     Raises
     ------
     AttributeError, LookupError, RecursionError, TypeError, ValueError
-        When they are not as artifacts are written.
+        If the files do not have the form in which artifacts are written.
     """
     named = ((name, f"{kind.folder}/{name}", len(dimensions)) for name, dimensions in kind.dimensions.items())
     return {
@@ -194,7 +190,7 @@ def read_arrays(files: Mapping[str, bytes], kind: type[Artifact]) -> dict[str, N
 
 
 def _array(files: Mapping[str, bytes], name: str, folder: str, ndim: int) -> NDArray[np.float64]:
-    """Read an array, whose files are as large as its declared shape."""
+    """Read an array, whose files must have exactly the size of its declared shape."""
     stored = StoredArray.parse(files[f"{folder}/{DESCRIPTION}"], name=name, ndim=ndim)
     paths = [f"{folder}/{stored.path(number)}" for number in range(min(stored.n_chunks, len(files) + 1))]
     if any(len(files.get(path, b"")) != stored.chunk_bytes for path in paths):
@@ -215,7 +211,7 @@ _CHUNK_VALUES = 2**23
 _MOST_MANIFEST = 1 << 26
 _SHOWN = 200
 _known: ContextVar[dict[tuple[str, str], Artifact] | None] = ContextVar("known", default=None)
-"""The artifacts that are remembered, by the address of their place and their digest; None where none are."""
+"""The remembered artifacts, by the address of their place and their digest; None outside `remembered_artifacts`."""
 _BROKEN = (Invalid, ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError)
 
 
@@ -226,9 +222,9 @@ def write_artifact(artifact: Artifact, *, home: Path, place: Place | None = None
     ----------
     artifact : Artifact
     home : Path
-        The local home folder, in whose ``staging`` the files are made.
+        The local home folder, in whose ``staging`` folder the files are prepared.
     place : Place, optional
-        Where they appear; the home folder by default.
+        The place where the files are published; the home folder by default.
 
     Returns
     -------
@@ -238,15 +234,15 @@ def write_artifact(artifact: Artifact, *, home: Path, place: Place | None = None
     Raises
     ------
     Corrupt
-        If an artifact stands at the address that does not match its digest.
+        If the address already holds an artifact that does not match its digest.
     Unavailable
         If `home` or `place` cannot be written, or the files read back differ.
 
     Guarantees
     ----------
-    Equal input has an equal digest, on one machine and lock. The artifact appears whole or not at all; a
-    killed writer leaves at most a folder in ``staging``, and objects without a manifest. Writing again changes
-    nothing.
+    Equal input has an equal digest, on one machine with one lock file. The artifact appears whole or not at all. A
+    killed writer leaves at most a folder in ``staging`` and objects without a manifest. Writing an artifact again
+    changes nothing.
     """
     place = LocalPlace(home) if place is None else place
     files = _pack(artifact)
@@ -276,7 +272,7 @@ def write_artifact(artifact: Artifact, *, home: Path, place: Place | None = None
 
 @contextmanager
 def remembered_artifacts() -> Iterator[None]:
-    """Remember the artifacts that `write_artifact` writes inside, until the end, for `known_artifact`."""
+    """Keep the artifacts that `write_artifact` writes within this context, for `known_artifact`."""
     token = _known.set({})
     try:
         yield
@@ -285,30 +281,31 @@ def remembered_artifacts() -> Iterator[None]:
 
 
 def known_artifact(place: Place, digest: str) -> Any:
-    """Return the artifact that is remembered under this digest, or else read it as `read_artifact` does.
+    """Return the artifact remembered under this digest, or read it as `read_artifact` does.
 
-    One that is remembered was read back from the same place, byte by byte, when it was written.
+    A remembered artifact was read back from the same place and compared byte by byte when it was written.
     """
     known = (_known.get() or {}).get((place.address, digest))
     return read_artifact(place, digest) if known is None else known
 
 
 def read_artifact(place: Place, digest: str) -> Any:
-    """Read the artifact with this digest from the registry of a place: an object of its kind's class.
+    """Read the artifact with this digest from the registry of a place, and return it as an object of its kind.
 
     Raises
     ------
     Corrupt
-        If it is missing, any file of it was changed, added or taken away, or it is not what `write_artifact` writes.
+        If the artifact is missing, one of its files was changed, added or removed, or its form is not that of
+        `write_artifact`.
     Invalid
-        If it is of a later format, or of a kind that this version does not know.
+        If it has a later format, or a kind that this version does not support.
     Unavailable
-        If the place does not answer, this user may not read it, or it does not fit into memory.
+        If the place does not answer, this user lacks read permission, or the artifact does not fit into memory.
 
     Guarantees
     ----------
-    The bytes that were verified are the bytes that are returned: each file is read once. Whoever made the files, memory
-    is bounded by a multiple of their size, which is known before they are read, and nothing in them is run or unpacked.
+    Each file is read once, so the bytes returned are the bytes verified. This holds for files from any source: memory
+    is bounded by a multiple of their size, which is known before they are read. No content is executed or decompressed.
     """
     files = _read_files(place, digest)
     address = place.at(_folder(digest))
@@ -320,14 +317,14 @@ def read_artifact(place: Place, digest: str) -> Any:
 
 
 def read_manifest(place: Place, digest: str) -> dict[str, Any]:
-    """Read the manifest of an artifact, without its arrays; its digest is not checked.
+    """Read the manifest of an artifact without its arrays, and without checking its digest.
 
     Raises
     ------
     Corrupt
-        If it is missing, larger than manifests are, or no JSON object.
+        If the manifest is missing, exceeds the size limit of a manifest, or is no JSON object.
     Unavailable
-        If the place does not answer, or this user may not read it.
+        If the place does not answer, or this user lacks read permission.
     """
     path = f"{_folder(digest)}/{_MANIFEST}"
     try:
@@ -348,7 +345,7 @@ def _read_files(place: Place, digest: str) -> dict[str, bytes]:
 
 
 def _files_of(place: Place, digest: str) -> dict[str, bytes]:
-    """Read the files at the address of a digest."""
+    """Read the files at the address of a digest, without checking them."""
     if not re.fullmatch(DIGEST, digest):
         raise Corrupt(
             f"{digest[:_SHOWN]!r} is no digest; an artifact is named by 64 hex digits; correct what points to it"
@@ -368,7 +365,7 @@ def _files_of(place: Place, digest: str) -> dict[str, bytes]:
 
 
 def _all_files(place: Place, digest: str) -> dict[str, bytes]:
-    """Read the files that a place lists, or else those that an artifact of its kind has."""
+    """Read the files that a place lists, or, if it lists none, the files that an artifact of its kind has."""
     folder, most = _folder(digest), _most_bytes()
     if place.lists:
         return place.read_folder(folder, most=most)
@@ -402,7 +399,7 @@ def _pack(artifact: Artifact) -> dict[str, bytes]:
 
 
 def _manifest(files: Mapping[str, bytes]) -> dict[str, Any]:
-    """Read the public facts of untrusted files, of which only the digest is known."""
+    """Parse the manifest of untrusted files, whose digest is their only verified property."""
     if len(files[_MANIFEST]) > _MOST_MANIFEST:
         raise ValueError(f"{_MANIFEST} holds more than {_MOST_MANIFEST} bytes")
     manifest = json.loads(files[_MANIFEST])
@@ -411,7 +408,7 @@ def _manifest(files: Mapping[str, bytes]) -> dict[str, Any]:
 
 @contextmanager
 def _checking(address: str) -> Iterator[None]:
-    """Turn every error that malformed files cause into `Corrupt`, in one line."""
+    """Turn every error caused by malformed files into `Corrupt` with a one-line message."""
     try:
         yield
     except MemoryError:
@@ -443,7 +440,7 @@ def _too_large(address: str) -> Unavailable:
 
 
 def _most_bytes() -> int:
-    """Return the bytes that a readable artifact may hold; reading takes three times as much memory."""
+    """Return the size limit of a readable artifact in bytes; reading takes three times as much memory."""
     return min(MOST_BYTES, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4)
 
 
@@ -454,11 +451,11 @@ def read_unlisted(place: Place, folder: str, *, manifest: str, most_manifest: in
     ----------
     place : Place
     folder : str
-        Of the artifact.
+        The folder of the artifact.
     manifest : str
-        The name of its manifest.
+        The name of the manifest's file.
     most_manifest, most : int
-        Bytes of the manifest, and of all files, at most.
+        The size limits of the manifest and of all files, in bytes.
 
     Returns
     -------
@@ -468,13 +465,13 @@ def read_unlisted(place: Place, folder: str, *, manifest: str, most_manifest: in
     Raises
     ------
     FileNotFoundError
-        When a file is missing that was named.
+        If a file named by an earlier file is missing.
     Invalid
         As `kind_of`.
     Corrupt, Unavailable
         As `Place.read`, and `check_sizes`.
     AttributeError, LookupError, RecursionError, TypeError, ValueError
-        When a file is not in the form that artifacts are written in.
+        If a file does not have the form in which artifacts are written.
     """
     files = {manifest: place.read(f"{folder}/{manifest}", most=most_manifest).payload}
     facts: dict[str, Any] = json.loads(files[manifest])
@@ -482,7 +479,7 @@ def read_unlisted(place: Place, folder: str, *, manifest: str, most_manifest: in
 
 
 def _arrays(place: Place, folder: str, kind: type[Artifact], *, most: int) -> dict[str, bytes]:
-    """Read the descriptions of a group and of its arrays, then the chunks that they declare."""
+    """Read the descriptions of a group and its arrays, then the chunks that they declare."""
     group = f"{kind.folder}/{DESCRIPTION}"
     paths = {f"{kind.folder}/{name}/{DESCRIPTION}": name for name in kind.dimensions}
 

@@ -1,7 +1,7 @@
-"""The protocol of a fitted scikit-learn transformer, without scikit-learn: it is not needed until a user has it.
+"""The protocol of a fitted scikit-learn transformer, implemented without importing scikit-learn.
 
-What has this protocol goes into pipelines, grid searches and column transformers as it is. Its `fit` learns nothing,
-since a release is fitted once and for ever: it checks that the rows are such as the release takes.
+Classes with this protocol work in pipelines, grid searches and column transformers. `fit` learns nothing, since a
+release is fitted only once: it checks that the release accepts the rows.
 """
 
 import sys
@@ -19,9 +19,9 @@ _CONTAINERS = ("default", "pandas", "polars")
 
 
 def open_to_notes[T](kind: type[T]) -> type[T]:
-    """Let notes be put on the objects of a frozen class, as scikit-learn does in a pipeline: private attributes alone.
+    """Allow setting private attributes on instances of a frozen class, as scikit-learn does in a pipeline.
 
-    A field and a property stay as they are, and whoever assigns to one gets ``FrozenInstanceError``.
+    Fields and properties stay read-only: assigning to one raises ``FrozenInstanceError``.
     """
 
     def put(self: object, name: str, value: object) -> None:
@@ -43,19 +43,20 @@ def _check_note(name: str) -> None:
 
 
 class FittedTransformer:
-    """A transformer whose parameters were released; see scikit-learn's ``TransformerMixin`` for its methods.
+    """A transformer with released parameters; see scikit-learn's ``TransformerMixin`` for its methods.
 
     Guarantees
     ----------
-    Nothing changes what was released. A clone shares its arrays, which are read-only, and has a container of its own.
+    Released values never change. A clone shares the read-only arrays, and has a separate output container.
     """
 
     __slots__ = ("__dict__",)
 
     _container: str
-    """What `transform` returns: ``default`` (an array), ``pandas`` or ``polars``; unset, scikit-learn's setting."""
+    """The output of `transform`: ``default`` (an array), ``pandas`` or ``polars``. If unset, scikit-learn's setting
+    applies."""
     raw_encoding: Callable[[Any], NDArray[np.float64]] | None
-    """The function that encodes raw tables, where frames are such; the artifact has it."""
+    """The function that encodes raw tables if the release takes them; the artifact provides it."""
 
     @property
     @abstractmethod
@@ -70,14 +71,14 @@ class FittedTransformer:
     @property
     @abstractmethod
     def feature_names(self) -> Sequence[str] | None:
-        """The public names of the features, where there are any."""
+        """The public names of the features, if there are any."""
 
     @abstractmethod
     def transform(self, rows: Any) -> NDArray[np.float64]:
-        """Make scores of rows, in the container that was asked for."""
+        """Return the scores of rows, in the container selected by `set_output`."""
 
     def fit(self, rows: Any, y: object = None) -> Self:
-        """Check that rows are such as the release takes, learn nothing from them, and return this object.
+        """Check that the release accepts the rows, learn nothing from them, and return this object.
 
         Raises
         ------
@@ -93,7 +94,7 @@ class FittedTransformer:
 
     @abstractmethod
     def checked(self, rows: Any) -> Any:
-        """Return rows as a matrix whose columns are those of the release."""
+        """Return rows as a matrix with the columns of the release."""
 
     @property
     def n_features_in_(self) -> int:
@@ -107,25 +108,25 @@ class FittedTransformer:
         Raises
         ------
         AttributeError
-            When there are none.
+            If the features have no names.
         """
         if self.feature_names is None:
             raise AttributeError("this release has no names of features; its columns go by position")
         return np.array(self.feature_names, dtype=object)
 
     def get_feature_names_out(self, input_features: Sequence[str] | None = None) -> NDArray[Any]:
-        """Return the names of the scores: that of the class in lower case, and their number.
+        """Return the names of the scores: the class name in lower case with the number of the score.
 
         Parameters
         ----------
         input_features : sequence of str, optional
-            The names of the features that come in: those of the release in any order, where it has some; those of the
-            raw columns, where it encodes tables, which are checked when they are encoded.
+            The names of the input features. If the release has names, these must be the same names in any order. If it
+            encodes raw tables, these are the names of the raw columns, which the encoding checks later.
 
         Raises
         ------
         Invalid
-            When they are others.
+            If the names differ.
         """
         known = None if self.raw_encoding is not None else self.feature_names
         if input_features is not None and known is not None and set(input_features) != set(known):
@@ -133,7 +134,7 @@ class FittedTransformer:
         return np.array([f"{type(self).__name__.lower()}{at}" for at in range(self.n_components)], dtype=object)
 
     def set_output(self, *, transform: str | None = None) -> Self:
-        """Choose what `transform` returns: ``default`` (an array), ``pandas`` or ``polars``; None changes nothing."""
+        """Select the output of `transform`: ``default`` (an array), ``pandas`` or ``polars``. None changes nothing."""
         if transform is not None and transform not in _CONTAINERS:
             raise Invalid(f"transform={transform!r} is unknown; it is one of {', '.join(_CONTAINERS)}; choose one")
         if transform is not None:
@@ -141,7 +142,7 @@ class FittedTransformer:
         return self
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:  # noqa: FBT001, FBT002 - as scikit-learn has it
-        """Return no parameters: what a release was made with stands in its manifest."""
+        """Return no parameters; the parameters of a release are in its manifest."""
         return {}
 
     def set_params(self, **params: Any) -> Self:
@@ -150,14 +151,14 @@ class FittedTransformer:
         Raises
         ------
         Invalid
-            When one is given.
+            If a parameter is given.
         """
         if params:
             raise Invalid(f"{', '.join(sorted(params))} cannot be set; a release is fixed; load another one")
         return self
 
     def in_container(self, scores: NDArray[np.float64], rows: Any) -> Any:
-        """Return scores in the container that was asked for; a data frame of pandas has the index of the rows."""
+        """Return scores in the selected container. A pandas data frame has the index of the rows."""
         chosen = self._chosen()
         if chosen == "default":
             return scores
@@ -172,7 +173,7 @@ class FittedTransformer:
         return pl.DataFrame(scores, schema=list(self.get_feature_names_out()), orient="row")
 
     def _chosen(self) -> str:
-        """Return the container: this object's, else that of scikit-learn's settings, where it was imported."""
+        """Return the container of this object, or of scikit-learn's settings if that package was imported."""
         own: str | None = getattr(self, "_container", None)
         scikit = sys.modules.get("sklearn")
         if own is not None or scikit is None:
@@ -180,11 +181,11 @@ class FittedTransformer:
         return str(scikit.get_config()["transform_output"])
 
     def __sklearn_is_fitted__(self) -> bool:
-        """Return True: a release is fitted."""
+        """Return True, since a release is always fitted."""
         return True
 
     def __sklearn_clone__(self) -> Self:
-        """Return a fitted copy that shares the arrays; another fit would be another release."""
+        """Return a fitted copy that shares the arrays, since fitting again would be another release."""
         twin = object.__new__(type(self))
         for name in (*type(self).__slots__, "_container"):
             if hasattr(self, name):
@@ -192,7 +193,7 @@ class FittedTransformer:
         return twin
 
     def __sklearn_tags__(self) -> Any:
-        """Return what scikit-learn, which asks, wants to know."""
+        """Return the estimator tags that scikit-learn requests."""
         from sklearn.utils import InputTags, Tags, TargetTags, TransformerTags
 
         return Tags(

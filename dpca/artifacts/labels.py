@@ -1,4 +1,4 @@
-"""Labels and meanings of the facts by which a release states its quality, for pages, commands and documents.
+"""Labels and meanings of the facts that describe the quality of a release, for pages, commands and documents.
 
 >>> label("cv_low")
 'captured variance, lower bound'
@@ -53,23 +53,24 @@ LABELS: Mapping[str, tuple[str, str]] = {
     "recall": ("recall", "share of the held-out items among the recommended ones"),
     "ndcg": ("NDCG", "quality of the order of recommended items, 1 is best"),
 }
-"""By the name of a fact: its label, and its meaning in one clause."""
+"""The label of each fact, and its meaning in one clause, by the fact's name."""
 
 
 def label(name: str) -> str:
-    """Return the label of a fact, or its name in words where it has none."""
+    """Return the label of a fact, or the words of its name if it has no label."""
     return LABELS[name][0] if name in LABELS else name.replace("_", " ")
 
 
 def meaning(name: str) -> str:
-    """Return the meaning of a fact in one clause, or nothing where it has none."""
+    """Return the meaning of a fact in one clause, or an empty text if it has none."""
     return LABELS[name][1] if name in LABELS else ""
 
 
 def stated(value: Any, *, name: str = "") -> str:
-    """Return a fact in words: yes or no, a number with three digits, and a dash for an unknown one.
+    """Format the value of a fact for display.
 
-    The lower bound of a fact whose name ends in ``_low`` is rounded down.
+    A boolean is yes or no, a float has three significant digits, and an unknown value is a dash. A float of at least
+    1000 has no decimals. A fact whose name ends in ``_low`` is a lower bound, and is rounded down.
     """
     if isinstance(value, bool):
         return "yes" if value else "no"
@@ -80,7 +81,7 @@ def stated(value: Any, *, name: str = "") -> str:
 
 
 def rounded_down(value: float, *, digits: int) -> float:
-    """Return a number with so many significant digits, not above it."""
+    """Round a number down to this many significant digits."""
     if value == 0.0 or not math.isfinite(value):
         return value
     unit = 10.0 ** (math.floor(math.log10(abs(value))) + 1 - digits)

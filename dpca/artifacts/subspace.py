@@ -1,6 +1,6 @@
-"""A private subspace in memory: released components, and the public facts about them.
+"""A private subspace in memory: released components and public facts about them.
 
-Everything here is post-processing of a noisy release; nothing here looks at private rows.
+All content is post-processing of a noisy release; no method reads private rows.
 
 Examples
 --------
@@ -35,30 +35,33 @@ _ORTHONORMAL_WITHIN = 1e-6
 @open_to_notes
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PrivateSubspace(FittedTransformer, Artifact):
-    """Project rows onto released components, and back: a fitted transformer, also for scikit-learn.
+    """A projection of rows onto released components, and a fitted scikit-learn transformer.
 
     Parameters
     ----------
     components : array of shape (n_components, n_features)
         Orthonormal rows.
     eigenvalues : array of shape (n_components,), data units squared, optional
-        Of the noisy second moment (not divided by the number of rows), in descending order. Some mechanisms release
-        directions alone.
+        The eigenvalues of the noisy second moment (not divided by the number of rows), in descending order. Some
+        mechanisms release only directions.
     spectrum : array of shape (n_released,), data units squared, optional
-        More eigenvalues of the released matrix, in descending order; for a scree plot. They hold its noise.
+        More eigenvalues of the released matrix, in descending order, for a scree plot. They contain the noise of the
+        matrix.
     further : array of shape (n_released - n_components, n_features), optional
-        The directions of the rest of `spectrum`: they make other numbers of components free (`refit`).
+        The directions of the other eigenvalues in `spectrum`. With them `refit` needs no further budget for other
+        numbers of components.
     leading : array of shape (n_released, n_features), optional
-        The directions of all of `spectrum`, where the components are refined ones and `matrix` was not kept.
+        The directions of all eigenvalues in `spectrum`, if the components are refined and `matrix` was not kept.
     matrix : array of shape (order * (order + 1) / 2,), optional
-        The released matrix itself, its upper triangle row by row; of one order more where rows were extended to be
-        centred. It makes every post-processing free (`dpca subspace refit`).
+        The released matrix: its upper triangle, row by row. Its order is one larger if rows were extended to be
+        centred. With it every post-processing is free of charge (`dpca subspace refit`).
     mean : array of shape (n_features,), optional
-        The released mean around which the components were taken; `transform` takes it off, `inverse_transform`
-        puts it back.
+        The released mean around which the components were computed. `transform` subtracts it; `inverse_transform` adds
+        it.
     manifest : mapping
         Public facts, by the names that a subspace may state, as plain JSON values. ``format``, ``kind``,
-        ``n_components`` and ``n_features`` are filled in. One of a release without privacy says so: `is_private`.
+        ``n_components`` and ``n_features`` are filled in. The manifest of a release without privacy states this (see
+        `is_private`).
 
     Raises
     ------
@@ -152,7 +155,7 @@ class PrivateSubspace(FittedTransformer, Artifact):
 
     @classmethod
     def build(cls, arrays: Mapping[str, NDArray[np.float64]], manifest: Mapping[str, Any]) -> "PrivateSubspace":
-        """Build one from stored arrays and its manifest."""
+        """Build a subspace from stored arrays and a manifest."""
         return cls(**{"components": arrays["components"], **arrays}, manifest=manifest)
 
     def summary(self) -> dict[str, Any]:
@@ -166,7 +169,7 @@ class PrivateSubspace(FittedTransformer, Artifact):
         }
 
     def headline(self) -> str:
-        """Return the numbers of components and features in words."""
+        """Return a short description with the numbers of components and features."""
         return f"{self.n_components} components of {self.n_features} features"
 
     @property
@@ -181,49 +184,49 @@ class PrivateSubspace(FittedTransformer, Artifact):
 
     @property
     def feature_names(self) -> Sequence[str] | None:
-        """The public names of the features, where there are any."""
+        """The public names of the features, if there are any."""
         names: Sequence[str] | None = self.manifest.get("feature_names")
         return names
 
     @property
     def outcome(self) -> Mapping[str, Any]:
-        """The release's decisions and its assessment of itself; empty where there is none."""
+        """The decisions and the quality estimates of the release; empty if it has none."""
         return self.manifest.get("outcome") or {}
 
     @property
     def refined_by(self) -> str:
-        """The method that refined the components; ``none``: they are as the mechanism returned them."""
+        """The method that refined the components; ``none`` if they are as the mechanism returned them."""
         return str(self.outcome.get("refined_by", "none"))
 
     @property
     def explained_variance_ratio(self) -> NDArray[np.float64] | None:
-        """Each component's estimated part of all variance, without the noise; None where it cannot be estimated.
+        """Each component's estimated share of the total variance, without the noise; None if it cannot be estimated.
 
-        None is negative, and their sum is at most 1.
+        No share is negative, and their sum is at most 1.
         """
         told = self.outcome.get("explained_variance_ratio")
         return None if told is None else np.array(told, np.float64)
 
     def refit(self, n_components: int, *, parent: str) -> "PrivateSubspace":
-        """Return the subspace of another number of components of the same release: free post-processing.
+        """Return the subspace with another number of components of the same release, by free post-processing.
 
         Parameters
         ----------
         n_components : int
-            At most the number of directions kept.
+            At most the number of stored directions.
         parent : str
-            The digest of this artifact, for the new one's manifest.
+            The digest of this artifact, for the manifest of the new one.
 
         Raises
         ------
         Invalid
-            If the release kept fewer directions, or directions alone: without eigenvalues none leads the others. If
-            its components are refined ones, of which another number has to be refined anew.
+            If the release stored fewer directions, or directions without eigenvalues, which have no order. If its
+            components are refined: another number of components has to be refined anew.
 
         Notes
         -----
-        What the release says of itself is true of one number of components, so it is not taken over:
-        `flows.published.refit_release` states it anew.
+        The quality estimates of the release hold for one number of components, so they are not copied.
+        `flows.published.refit_release` computes them anew.
         """
         if self.refined_by != "none":
             raise Invalid(
@@ -260,15 +263,15 @@ class PrivateSubspace(FittedTransformer, Artifact):
         Parameters
         ----------
         rows : array-like, scipy sparse array or matrix, data frame or AnnData of shape (n_rows, n_features)
-            Real, finite numbers; not scaled here, and centred only where a mean was released. Where rows and release
-            both name their columns, these are matched by name, in any order. A frame or table is a raw one where the
-            release has an `encoder`; arrays and AnnData objects are encoded already.
+            Real, finite numbers. They are not scaled here, and centred only if a mean was released. If both rows and
+            release name their columns, these are matched by name, in any order. If the release has an `encoder`, frames
+            and tables are raw rows; arrays and AnnData objects are already encoded.
 
         Returns
         -------
         array of shape (n_rows, n_components)
-            Scores: dense float64, also for sparse rows; a data frame where `set_output` asks for one. No rows give no
-            scores.
+            Scores in dense float64, also for sparse rows; a data frame if selected with `set_output`. An input without
+            rows gives no scores.
 
         Raises
         ------
@@ -282,12 +285,12 @@ class PrivateSubspace(FittedTransformer, Artifact):
         return framed
 
     def checked(self, rows: Any) -> Any:
-        """Return rows as a matrix of finite numbers, its columns in the order of the release where both name them."""
+        """Return rows as a finite matrix, with columns matched by name if both rows and release have names."""
         named = rows_by_name(rows, names=self.feature_names, noun=self.noun, encode=self.raw_encoding)
         return checked_rows("rows", named, width=self.n_features, column="feature", noun=self.noun)
 
     def inverse_transform(self, scores: Any) -> NDArray[np.float64]:
-        """Map scores back to rows: the point of the subspace with these scores.
+        """Map scores back to rows, the points of the subspace with these scores.
 
         Parameters
         ----------

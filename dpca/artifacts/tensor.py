@@ -1,6 +1,6 @@
-"""Released components of a mixture: topics of documents, or centres of points, with their weights.
+"""Released components of a mixture, with their weights: topics of documents, or centres of points.
 
-Everything here is post-processing of a noisy release; nothing here looks at private rows.
+All content is post-processing of a noisy release; no method reads private rows.
 
 Examples
 --------
@@ -29,33 +29,33 @@ from dpca.errors import Invalid
 
 MODELS = ("topics", "mixture")
 FLOOR = 1e-3
-"""No word is less likely in a topic than this over the number of words: a released zero is noise, or rounding."""
+"""The least probability of a word in a topic, times the number of words. A released zero is noise or rounding."""
 
 _FACTS = {"encoder": "facts", "feature_names": "names", "model": "text", "noise_variance": "number"}
 _SUMS_WITHIN = 1e-6
-_LARGEST = 1e100  # squares of rows stay numbers
+_LARGEST = 1e100  # keeps the squares of rows finite
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TensorComponents(Artifact):
-    """Say which component a document or a point belongs to.
+    """The components of a mixture, which assign a document or a point to its component.
 
     Parameters
     ----------
     components : array of shape (n_components, n_features), optional
-        Topics: probabilities of words, so rows that sum to 1. Mixtures: centres, data units. None where the noise
-        left no component.
+        Topics: probabilities of words, so each row sums to 1. Mixtures: centres, in data units. None if no component
+        exceeded the noise.
     weights : array of shape (n_components,), optional
-        Of the components, in falling order; their sum is 1.
+        The weights of the components, in descending order; their sum is 1.
     eigenvalues : array of shape (n_kept,), optional
-        Of the released second moment, those above its noise and in any case the first, in falling order; a sum over
-        rows, of mixtures in data units squared and less the noise variance.
+        The eigenvalues of the released second moment above its noise, but at least the first, in descending order. The
+        moment is a sum over rows. For mixtures it is in data units squared, with the noise variance subtracted.
     model : {"topics", "mixture"}
-        Topics of documents, which are counts of words; or a mixture of spherical Gaussians.
+        Topics of documents, which are counts of words, or a mixture of spherical Gaussians.
     n_features : int
-        Columns of a row.
+        The number of columns of a row.
     noise_variance : float, data units squared, optional
-        Of the points of a mixture around their centres, released or declared.
+        The variance of the points of a mixture around their centres, released or declared.
     manifest : mapping
         Public facts, as plain JSON values. ``format``, ``kind`` and ``n_components`` are filled in.
 
@@ -126,13 +126,13 @@ class TensorComponents(Artifact):
 
     @classmethod
     def build(cls, arrays: Mapping[str, NDArray[np.float64]], manifest: Mapping[str, Any]) -> "TensorComponents":
-        """Build one from stored arrays and its manifest."""
+        """Build components from stored arrays and a manifest."""
         facts: dict[str, Any] = {"model": manifest["model"], "n_features": manifest["n_features"], **arrays}
         return cls(**facts, noise_variance=manifest.get("noise_variance"), manifest=manifest)
 
     @property
     def n_components(self) -> int:
-        """The number of components; 0 where the noise left none."""
+        """The number of components; 0 if none exceeded the noise."""
         return 0 if self.components is None else len(self.components)
 
     def summary(self) -> dict[str, Any]:
@@ -147,24 +147,24 @@ class TensorComponents(Artifact):
         }
 
     def headline(self) -> str:
-        """Return what was released in words."""
+        """Return a short description of the release."""
         if self.model == "topics":
             return f"{self.n_components} topics of {self.n_features} words"
         return f"{self.n_components} centres of {self.n_features} features"
 
     def top_words(self, count: int) -> list[list[tuple[str, float]]]:
-        """Return the largest entries of each component, best first, ties by column.
+        """Return the largest entries of each component, best first, with ties in order of column.
 
         Parameters
         ----------
         count : int
-            How many of each.
+            The number of entries per component.
 
         Returns
         -------
         list of list of (str, float)
-            The declared names of columns, or their numbers from 0, with the entries: of topics probabilities, of
-            centres coordinates, the largest in size.
+            The declared column names, or numbers from 0, with their entries. For topics these are probabilities; for
+            centres they are coordinates, selected by absolute value.
 
         Raises
         ------
@@ -186,45 +186,45 @@ class TensorComponents(Artifact):
         Parameters
         ----------
         rows : array-like, scipy sparse array or matrix, data frame or AnnData of shape (n_rows, n_features)
-            Columns with names are matched by name, as those of a subspace are. Topics: whole numbers of words, none
-            negative; a document of any length, also an empty one, whose weights are those of the release. Mixtures:
+            Named columns are matched by name, as in `PrivateSubspace.transform`. Topics: non-negative whole counts of
+            words. A document may have any length; the weights of an empty one are the released weights. Mixtures:
             points.
 
         Returns
         -------
         array of shape (n_rows, n_components)
-            Rows that sum to 1. Computed from logarithms; in a topic no word has less probability than `FLOOR` over the
-            number of words. A mixture without a noise variance, or with 0, has all weight on the nearest centre, the
-            limit of small variances.
+            Rows that sum to 1, computed from logarithms. In a topic no word has a probability below `FLOOR` divided by
+            the number of words. A mixture without a noise variance, or with 0, has all weight on the nearest centre,
+            the limit of small variances.
 
         Raises
         ------
         Invalid
-            If `rows` is not of this kind, or the release has no component.
+            If `rows` does not fit the model, or the release has no component.
         """
         exponents = self._exponents(self._alignments(self._checked(rows)))
         parts = np.exp(exponents - exponents.max(axis=1, keepdims=True))
         return np.asarray(parts / parts.sum(axis=1, keepdims=True))
 
     def score(self, rows: Any) -> float:
-        """Return the mean logarithm of the likelihood of a row.
+        """Return the mean log-likelihood of a row.
 
         Parameters
         ----------
         rows : array-like or scipy sparse array or matrix of shape (n_rows, n_features)
-            As for `transform`; at least one. On private rows the score is a function of them, without noise: it is for
-            their curator alone, and must not be published.
+            As for `transform`, with at least one row. On private rows the score is a function of them without noise. It
+            is for their curator alone, and must not be published.
 
         Returns
         -------
         float
-            Topics: of the words of a document in their order, so without the number of orders, and with `FLOOR`.
-            Mixtures: of the density, data units.
+            Topics: the log-likelihood of the words of a document in sequence, without the multinomial coefficient, and
+            with `FLOOR`. Mixtures: the log-density, in data units.
 
         Raises
         ------
         Invalid
-            As `transform`; if there is no row, or a mixture has no positive noise variance and so no density.
+            As `transform`. Also if there is no row, or if a mixture has no positive noise variance and so no density.
         """
         variance = self.noise_variance
         if self.model == "mixture" and not variance:
@@ -244,9 +244,9 @@ class TensorComponents(Artifact):
         return float(likelihoods.mean())
 
     def _alignments(self, matrix: Any) -> NDArray[np.float64]:
-        """Return the part of a row's fit to a component that depends on the component.
+        """Return the part of the log-likelihood that depends on the component.
 
-        For topics that is the logarithm of the likelihood; for a centre ``m``, ``-|x - m|^2 / 2`` less ``-|x|^2 / 2``.
+        For topics it is the log-likelihood; for a centre ``m`` it is ``-|x - m|^2 / 2`` plus ``|x|^2 / 2``.
         """
         components, _ = self._released()
         if self.model == "topics":
@@ -255,7 +255,7 @@ class TensorComponents(Artifact):
         return np.asarray(matrix @ components.T) - 0.5 * np.square(components).sum(axis=1)
 
     def _exponents(self, found: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the logarithm of weight times likelihood, but for a term of the row alone."""
+        """Return the logarithm of weight times likelihood, up to a term that depends on the row alone."""
         _, weights = self._released()
         if self.model == "topics":
             return np.asarray(found + np.log(weights))

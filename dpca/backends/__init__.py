@@ -1,1 +1,1 @@
-"""Storage backends: a local folder or an S3-compatible store, and files that survive a crash."""
+"""Storage backends (a local folder or an S3-compatible store), and crash-safe files."""

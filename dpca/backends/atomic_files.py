@@ -1,30 +1,27 @@
-"""Files that survive a crash: whole, private, written once, and known by a digest.
+"""Crash-safe private files, identified by digests.
 
-Named points between two durable effects, at which a test can stop the process.
-
-A row is *written* inside a transaction that may still fail, and *committed* after it. Every writer of a file, a
-folder or a record passes ``file``, ``folder``, ``record`` or ``witness``, so a release passes them several times.
+*Crash points.* Named points between two durable effects, at which a test can stop the process. A row is *written*
+inside a transaction that may still fail, and *committed* after the transaction. Every writer of a file, a folder or a
+record passes ``file``, ``folder``, ``record`` or ``witness``, so a release passes these points several times.
 
 >>> "reserve.key_written" in POINTS
 True
 
-Folders and files closed to other users: how they are made, and the refusal of those that others can enter.
+*Private folders.* A home contains only rows, noised steps, keys and the ledger, so one rule holds for all of it.
+Folders have mode 0700 and files 0600, regardless of the umask. A home or key folder that other users can enter is
+refused, until its owner closes it or sets ``DPCA_ALLOW_SHARED_HOME``.
 
-Everything in a home is rows, noised steps, keys and the ledger, so one rule holds for all of it: folders have mode
-0700 and files 0600, whatever the umask. A home or key folder that was made otherwise is refused, until its owner closes
-it or insists.
-
-Files that are written once: of several processes that write the same one, the first wins.
+*Files written once.* If several processes write the same file, the first wins.
 
 >>> import tempfile
 >>> path = Path(tempfile.mkdtemp()) / "note"
 >>> claim_file(path, b"mine"), claim_file(path, b"yours"), path.read_bytes()
 (True, False, b'mine')
 
-Make files survive a crash: written whole or not at all, and known by a digest.
+*Atomic writes.* A file becomes visible by one rename of a synced temporary file. A folder becomes visible by one rename
+of a synced staged folder. This module does not interpret the bytes.
 
-A file becomes visible by one rename of a synced temporary file; a folder becomes visible by one rename of a
-synced staged folder. Nothing here knows what the bytes mean.
+*Digests.* The digest of a tree covers the names, sizes and contents of its files.
 
 Examples
 --------
@@ -34,7 +31,6 @@ Examples
 >>> digest_tree(folder) == digest_files({"note.txt": b"kept"})
 True
 
-Digests of files and folders: a tree is known by the digest of its names, sizes and contents.
 """
 
 import errno
@@ -87,10 +83,10 @@ STREAM_POINTS = (
     "answer.row_written",
     "answer.row_committed",
 )
-"""What a stream passes besides `POINTS`; each of its ticks passes most of both."""
+"""The additional points of a stream; each of its ticks passes most points of both lists."""
 
 INGEST_POINTS = ("arrivals.key_written", "arrivals.planned", "arrivals.published", "arrivals.recorded")
-"""What an ingest with ids of individuals passes besides."""
+"""The additional points of an ingest with ids of individuals."""
 
 hook: Callable[[str], None] | None = None
 
@@ -112,7 +108,7 @@ _YES = {"1", "true", "yes", "on"}
 
 
 def create_file(path: Path) -> None:
-    """Create an empty file of mode 0600, which must not exist."""
+    """Create an empty file of mode 0600 at a path that must not exist."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, FILE)
     try:
         os.fchmod(descriptor, FILE)
@@ -121,7 +117,7 @@ def create_file(path: Path) -> None:
 
 
 def close_tree(root: Path) -> None:
-    """Withdraw all permissions of others from a folder and everything in it."""
+    """Revoke all permissions of other users on a folder and everything in it."""
     root.chmod(FOLDER)
     for folder, folders, files in os.walk(root):
         for name in folders:
@@ -131,19 +127,19 @@ def close_tree(root: Path) -> None:
 
 
 def require_private(folder: Path, *, name: str) -> None:
-    """Refuse a folder that other users can enter, by itself or by where a link in it leads.
+    """Refuse a folder that other users can enter, directly or through the target of a link in it.
 
     Parameters
     ----------
     folder : Path
         An existing folder; a link is followed.
     name : str
-        The setting that names it.
+        The setting that names the folder, for messages.
 
     Raises
     ------
     Refused
-        When others can, unless ``DPCA_ALLOW_SHARED_HOME`` says that they may.
+        If other users can enter it, unless ``DPCA_ALLOW_SHARED_HOME`` permits this.
     """
     if is_insisted():
         return
@@ -155,17 +151,17 @@ def require_private(folder: Path, *, name: str) -> None:
 
 
 def is_insisted() -> bool:
-    """Tell whether the operator admits folders that other users can enter."""
+    """Return whether the operator permits folders that other users can enter."""
     return is_yes("DPCA_ALLOW_SHARED_HOME")
 
 
 def is_yes(variable: str) -> bool:
-    """Tell whether a variable of the environment says yes."""
+    """Return whether an environment variable is set to true, 1, yes or on."""
     return os.environ.get(variable, "").strip().lower() in _YES
 
 
 def openings(folder: Path) -> Iterator[tuple[str, str]]:
-    """Yield each way in which others can enter a folder, and the command that closes it."""
+    """Yield each way in which other users can enter a folder, with the command that closes it."""
     for path in (folder, *_links(folder)):
         with suppress(FileNotFoundError):
             yield from _openings(path)
@@ -192,11 +188,11 @@ def _openings(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def claim_file(path: Path, payload: bytes) -> bool:
-    """Write a file whole, durably and for its owner alone, unless it stands; return whether it was written.
+    """Write a new file durably with owner-only access, and return False if the file already existed.
 
     Guarantees
     ----------
-    The file is whole as soon as it is there, also after a crash, and never changes.
+    The file is complete as soon as it exists, also after a crash, and never changes.
     """
     temporary = path.with_name(f".{uuid4().hex}.tmp")
     try:
@@ -210,26 +206,26 @@ def claim_file(path: Path, payload: bytes) -> bool:
         is_ours = False
     finally:
         temporary.unlink(missing_ok=True)
-    sync_folder(path.parent)  # of either: whoever wrote it may have been killed before
+    sync_folder(path.parent)  # in both cases, since its writer may have been killed before the sync
     return is_ours
 
 
 MOST_BYTES = 1 << 34
-"""Bytes of a file, or of a published folder, at most that are read into memory."""
+"""The most bytes of a file, or of a published folder, that are read into memory."""
 MOST_FILES = 1 << 12
-"""Files of a published folder at most that are read at once."""
+"""The most files of a published folder that are read at once."""
 _PIECE = 1 << 12
 _ATTEMPTS = 100
 
 
 @contextmanager
 def writing(folder: Path) -> Iterator[None]:
-    """Turn failures to write below a folder into one clear error.
+    """Convert write errors below a folder into one clear error.
 
     Raises
     ------
     Unavailable
-        When something below the folder cannot be written: the disk is full, or access is denied.
+        If something below the folder cannot be written, because the disk is full or access is denied.
     """
     try:
         yield
@@ -254,41 +250,41 @@ def sync_folder(path: Path | str) -> None:
 
 def sync_tree(root: Path) -> None:
     """Flush every file and folder under `root`, and `root` itself, to the disk."""
-    for folder, _, names in os.walk(root, topdown=False):  # no path objects: each takes as long as a sync
+    for folder, _, names in os.walk(root, topdown=False):  # no path objects, each of which takes as long as a sync
         for name in names:
             sync_file(f"{folder}/{name}")
         sync_folder(folder)
 
 
 def make_folder(path: Path) -> None:
-    """Create a folder and its missing parents, durably, for their owner alone; an existing one is left as it is."""
+    """Create a folder and its missing parents durably, for their owner alone; leave an existing folder unchanged."""
     attempts = _ATTEMPTS
     while not path.is_dir():
         make_folder(path.parent)
         attempts -= 1
         try:
             path.mkdir(mode=FOLDER, exist_ok=True)
-            path.chmod(FOLDER)  # whatever the umask
+            path.chmod(FOLDER)  # regardless of the umask
             sync_folder(path.parent)
-        except (FileNotFoundError, FileExistsError):  # removed meanwhile, as empty folders are, or there can be none
+        except (FileNotFoundError, FileExistsError):  # removed by a cleanup of empty folders, or impossible
             if attempts <= 0:
                 raise
 
 
 def write_atomically(path: Path, payload: bytes) -> None:
-    """Write a file whole or not at all, durably, for its owner alone; an existing one is replaced.
+    """Write or replace a file atomically and durably, for its owner alone.
 
     Parameters
     ----------
     path : Path
-        Where the file appears. Its folder must exist.
+        The path of the file. Its folder must exist.
     payload : bytes
         The whole content.
 
     Guarantees
     ----------
-    A reader sees the old content or the new content, also after a crash. A killed writer leaves at most a
-    hidden file ``.<random>.tmp`` beside it. The mode holds from the first byte on, whatever the umask.
+    A reader sees either the old or the new content, also after a crash. A killed writer leaves at most a hidden file
+    ``.<random>.tmp`` in the same folder. The mode holds from the first byte, regardless of the umask.
     """
     temporary = path.with_name(f".{uuid4().hex}.tmp")
     try:
@@ -307,19 +303,19 @@ def write_atomically(path: Path, payload: bytes) -> None:
 
 
 def move_folder(staged: Path, address: Path) -> bool:
-    """Make a staged folder visible at its address, whole and durably, to its owner alone.
+    """Publish a staged folder at its address atomically and durably, for its owner alone.
 
     Parameters
     ----------
     staged : Path
         A complete folder on the file system of `address`.
     address : Path
-        Where it appears. The parent folder must exist.
+        The path at which it appears. The parent folder must exist.
 
     Returns
     -------
     bool
-        False when something stands at `address` already; both are then left untouched.
+        False if the address already exists; both folders are then left untouched.
     """
     close_tree(staged)
     sync_tree(staged)
@@ -337,7 +333,7 @@ def move_folder(staged: Path, address: Path) -> bool:
 
 
 def write_files(root: Path, files: Mapping[str, bytes]) -> None:
-    """Write files by their relative paths, and the folders that they need; `move_folder` then makes them durable."""
+    """Write files by their relative paths with the folders they need, not yet durably (see `move_folder`)."""
     for folder in {relative.rpartition("/")[0] for relative in files}:  # no path objects: each takes as long as a write
         os.makedirs(f"{root}/{folder}", exist_ok=True)  # noqa: PTH103
     for relative, payload in files.items():
@@ -346,12 +342,12 @@ def write_files(root: Path, files: Mapping[str, bytes]) -> None:
 
 
 def write_folder(path: Path, files: Mapping[str, bytes]) -> None:
-    """Write a new folder of files by their relative paths, whole or not at all, durably, for its owner alone.
+    """Write a new folder of files by their relative paths atomically and durably, for its owner alone.
 
     Raises
     ------
     FileExistsError
-        If something stands there.
+        If the path already exists.
     """
     staged = path.with_name(f".{uuid4().hex}.tmp")
     try:
@@ -363,12 +359,12 @@ def write_folder(path: Path, files: Mapping[str, bytes]) -> None:
 
 
 def read_file(path: Path | str, *, most: int) -> bytes:
-    """Read a regular file of a bounded size; anything else is refused before a byte of it is read.
+    """Read a regular file of bounded size; refuse anything else before reading a byte.
 
     Raises
     ------
     Corrupt
-        If it is a pipe or a device, which another person may have put there, or holds more than `most` bytes.
+        If it is a pipe or a device, which may be planted by another user, or holds more than `most` bytes.
     OSError
         If it cannot be opened.
     """
@@ -376,7 +372,7 @@ def read_file(path: Path | str, *, most: int) -> bytes:
 
 
 def read_with_status(path: Path | str, *, most: int) -> tuple[bytes, os.stat_result]:
-    """Read a file as `read_file` does; return its status of before it was read, too."""
+    """Read a file as `read_file` does, and also return its status from before the read."""
     with open_regular(path) as file:
         status = os.fstat(file.fileno())
         if status.st_size <= most:
@@ -393,12 +389,12 @@ def read_with_status(path: Path | str, *, most: int) -> tuple[bytes, os.stat_res
 
 @contextmanager
 def open_regular(path: Path | str) -> Iterator[io.FileIO]:
-    """Open a regular file once, to check and read it; links are followed, and a pipe is not waited for.
+    """Open a regular file once, for checking and reading; follow links, and do not block on a pipe.
 
     Raises
     ------
     Corrupt
-        If it is a pipe or a device, which another person may have put there.
+        If it is a pipe or a device, which may be planted by another user.
     OSError
         If it cannot be opened, or is a folder.
     """
@@ -415,14 +411,14 @@ def _irregular(path: Path | str, most: int) -> Corrupt:
 
 
 def check_sizes(address: str, sizes: Collection[int], *, most: int) -> None:
-    """Refuse a folder that is more than is read into memory at once.
+    """Refuse a folder that exceeds the limits for reading into memory at once.
 
     Raises
     ------
     Corrupt
         If it has more than `MOST_FILES` files.
     Unavailable
-        If they hold more than `most` bytes.
+        If the files hold more than `most` bytes.
     """
     if len(sizes) > MOST_FILES:
         raise Corrupt(
@@ -444,12 +440,12 @@ def _sync(path: Path | str, flags: int) -> None:
 
 
 def relative_paths(root: Path) -> list[str]:
-    """List the files under `root`, by relative POSIX path; anything but files and folders is an ``OSError``."""
-    # A link would let the same digest name bytes that live, and change, somewhere else.
+    """List the files under `root` by relative POSIX path; anything but files and folders is an ``OSError``."""
+    # A link would allow one digest for bytes that are stored, and can change, elsewhere.
     found, folders = [], [""]
     while folders:
         below = folders.pop()
-        with os.scandir(f"{root}/{below}") as entries:  # no path objects: each takes as long as a look
+        with os.scandir(f"{root}/{below}") as entries:  # no path objects: each takes as long as a stat
             for entry in entries:
                 if entry.is_dir(follow_symlinks=False):
                     folders.append(f"{below}{entry.name}/")
@@ -461,7 +457,7 @@ def relative_paths(root: Path) -> list[str]:
 
 
 def is_hidden(path: str) -> bool:
-    """Tell whether a file, or a folder that it lies in, has a name that begins with a dot."""
+    """Return whether a file, or a folder on its path, has a name that begins with a dot."""
     return any(name.startswith(".") for name in path.split("/"))
 
 
@@ -479,12 +475,12 @@ def read_tree(root: Path, *, most: int = MOST_BYTES) -> dict[str, bytes]:
 
 
 def digest_files(files: Mapping[str, bytes]) -> str:
-    """Digest files held in memory: SHA-256 of the sorted list of (path, size, sha256), in hex."""
+    """Return the SHA-256 digest, in hex, of the sorted list of (path, size, sha256) of files in memory."""
     return _digest((path, len(payload), hashlib.sha256(payload).hexdigest()) for path, payload in files.items())
 
 
 def digest_tree(root: Path) -> str:
-    """Digest every file under `root` as `digest_files` does, reading one piece at a time."""
+    """Return the digest of every file under `root` as `digest_files` does, reading one piece at a time."""
     return _digest(_entry(root, relative) for relative in relative_paths(root))
 
 

@@ -1,8 +1,6 @@
-"""The protocol of a place that holds datasets and artifacts, and several requests to it at once.
+"""The protocol of a place that holds datasets and artifacts, and concurrent requests to a remote place.
 
-The protocol of a place that holds datasets and artifacts: a local folder, or a prefix of an object store.
-
-Requests to a distant place, several at once.
+A place is a local folder, or a prefix of an object store.
 """
 
 from collections.abc import Callable, Iterable
@@ -24,7 +22,7 @@ _ATTEMPTS = 3
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """The content of a small file, and the tag that distinguishes it from later content."""
+    """The content of a small file, with a tag that changes when the content does."""
 
     payload: bytes
     tag: str | None = None
@@ -33,16 +31,16 @@ class Stored:
 class Place(Protocol):
     """A tree of small files and published folders.
 
-    Every method raises `Unavailable`, in one line, when the place cannot be used.
+    Every method raises `Unavailable` with a one-line message if the place cannot be used.
     """
 
     @property
     def lists(self) -> bool:
-        """Whether it tells what a folder holds; a web server does not."""
+        """True if the place can list a folder; a web server cannot."""
 
     @property
     def address(self) -> str:
-        """The address with which `open_place` opens it again."""
+        """The address with which `open_place` reopens the place."""
 
     def at(self, path: str) -> str:
         """Return the address of a path."""
@@ -53,38 +51,38 @@ class Place(Protocol):
         Raises
         ------
         FileNotFoundError
-            When there is none.
+            If there is none.
         Corrupt
-            When it is no file, or holds more than `most` bytes: known before it is read.
+            If it is no file, or holds more than `most` bytes. This is checked before reading.
         """
 
     def write(self, path: str, payload: bytes, *, over: Stored | None) -> bool:
-        """Write a small file whole or not at all.
+        """Write a small file atomically.
 
         Parameters
         ----------
         path : str
         payload : bytes
         over : Stored or None
-            What `read` found there, None when it found nothing. An object store writes over nothing else, and returns
-            False when something else stands there. In a local folder the writers' lock has to do: the file is
-            replaced, and the answer is True.
+            The content that `read` returned; None if it found none. An object store overwrites nothing else, and
+            returns False if the present content differs. A local folder relies on the writers' lock: it replaces the
+            file and returns True.
         """
 
     def names(self, folder: str) -> list[str]:
-        """Return the sorted names of files and folders directly in a folder; none when there is no such folder."""
+        """Return the sorted names of files and folders directly in a folder; empty if the folder does not exist."""
 
     def paths(self, folder: str) -> list[str]:
-        """Return the paths of all files below a folder, from there, without those whose names are hidden."""
+        """Return the paths of all files below a folder, relative to it, without hidden names."""
 
     def tags(self, folder: str) -> dict[str, str | None]:
-        """Return the tag of each file directly in a folder, by its name, as `read` would; a store may leave one out.
+        """Return the tags of the files directly in a folder by name, as in `read`; a store may omit some.
 
-        It is one listing, whatever the folder holds.
+        It needs one listing, regardless of the size of the folder.
         """
 
     def holds(self, folder: str, *, marker: str) -> bool:
-        """Tell whether a published folder exists there."""
+        """Return whether a published folder exists at this path."""
 
     def read_folder(self, folder: str, *, most: int = MOST_BYTES) -> dict[str, bytes]:
         """Read all files of a folder into memory, each once.
@@ -92,49 +90,49 @@ class Place(Protocol):
         Raises
         ------
         OSError
-            When not all of them can be read.
+            If not all of them can be read.
         Corrupt, Unavailable
-            When they are too many, or hold more than `most` bytes; checked before they are read.
+            If there are too many files, or they hold more than `most` bytes. This is checked before reading.
         """
 
     def publish(self, staged: Path, folder: str, *, marker: str) -> bool:
-        """Make a complete local folder visible, whole and durably.
+        """Publish a complete local folder atomically and durably.
 
         Parameters
         ----------
         staged : Path
-            For a local place, on the same file system; it is then moved. Hidden files in its top are notes of the
-            writer, which an object store is not given.
+            The folder to publish. A local place requires it on the same file system, and moves it. Hidden files at its
+            top are notes of the writer, which are not copied to an object store.
         folder : str
         marker : str
-            Name of the file, in the top of the folder, that comes last.
+            The name of the file, at the top of the folder, that is written last.
 
         Returns
         -------
         bool
-            False when something stands there already; it is then left as it is.
+            False if the folder already exists; it is then left unchanged.
         """
 
     def remove(self, folder: str, *, marker: str) -> None:
-        """Remove a published folder, if there is one; it disappears whole, before its files go.
+        """Remove a published folder if it exists; it disappears as a whole before its files are deleted.
 
-        Other processes may remove it at the same time. What a killed one left hidden is removed too.
+        Other processes may remove it at the same time. Hidden remains of a killed process are removed too.
         """
 
     def zarr_store(self) -> "Store":
         """Return a read-only Zarr store of this place."""
 
     def reaching(self) -> AbstractContextManager[None]:
-        """Turn failures to reach the place, inside this context, into `Unavailable`."""
+        """Convert failures to reach the place within this context into `Unavailable`."""
 
 
 def write_and_check(place: Place, path: str, payload: bytes) -> None:
-    """Write a small file, over what may be there, until it reads back.
+    """Write a small file, replacing the present one, until it reads back correctly.
 
     Raises
     ------
     Unavailable
-        If the place acknowledges the write and returns something else, or nothing.
+        If the place acknowledges the write but does not return the same content.
     """
     for _ in range(_ATTEMPTS + 1):
         try:
@@ -150,11 +148,11 @@ def write_and_check(place: Place, path: str, payload: bytes) -> None:
     )
 
 
-_AT_ONCE = 8  # requests
+_AT_ONCE = 8  # concurrent requests
 
 
 def each[Result](function: Callable[[str], Result], paths: Iterable[str]) -> list[Result]:
-    """Call a function for each path, several at once; the first failure ends it."""
+    """Call a function for each path, several at a time; the first failure stops the calls."""
     pool = ThreadPoolExecutor(_AT_ONCE)
     try:
         return list(pool.map(function, paths))

@@ -1,4 +1,4 @@
-"""A place in a local folder, and the place that an address names: a folder, an object store, or a web server."""
+"""A place in a local folder, and the functions that open a place by its address."""
 
 import os
 import shutil
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LocalPlace:
-    """A folder; see `Place`. Publishing is a sync and one rename."""
+    """A local folder as a `Place`. Publishing is a sync and one rename."""
 
     lists: ClassVar[bool] = True
 
@@ -46,8 +46,8 @@ class LocalPlace:
         return str(self.root / path)
 
     def read(self, path: str, *, most: int = MOST_BYTES) -> Stored:
-        """Read a small file; what is written there while it is read has another tag."""
-        address = f"{self.root}/{path}"  # no path object: thousands of files are read at once
+        """Read a small file; content written during the read has another tag."""
+        address = f"{self.root}/{path}"  # no path object, since thousands of files are read at once
         try:
             payload, status = read_with_status(address, most=most)
         except FileNotFoundError:
@@ -88,7 +88,7 @@ class LocalPlace:
         try:
             with os.scandir(self.root / folder) as entries:
                 for entry in entries:
-                    with suppress(FileNotFoundError):  # a file half written has become another
+                    with suppress(FileNotFoundError):  # a temporary file that was renamed meanwhile
                         found[entry.name] = _tag(entry.stat())
         except FileNotFoundError:
             return {}
@@ -97,7 +97,7 @@ class LocalPlace:
         return found
 
     def holds(self, folder: str, *, marker: str) -> bool:
-        """Say whether the folder is there."""
+        """Return whether the folder exists."""
         return (self.root / folder).is_dir()
 
     def read_folder(self, folder: str, *, most: int = MOST_BYTES) -> dict[str, bytes]:
@@ -114,11 +114,11 @@ class LocalPlace:
             make_folder(address.parent)
             if move_folder(staged, address):
                 return True
-            sync_folder(address.parent)  # whoever moved it there may have been killed before this
+            sync_folder(address.parent)  # the process that moved it there may have been killed before its sync
             return False
 
     def remove(self, folder: str, *, marker: str) -> None:
-        """Rename a folder to a hidden name, then remove it; other processes may do the same at the same time."""
+        """Rename a folder to a hidden name, then delete it; other processes may do so at the same time."""
         address = self.root / folder
         hidden = address.with_name(f".{address.name}.removed")
         with writing(self.root):
@@ -135,7 +135,7 @@ class LocalPlace:
 
     @contextmanager
     def reaching(self) -> Iterator[None]:
-        """Do nothing: the reader names a local file that it cannot read."""
+        """Do nothing, since reading reports any local file that cannot be read."""
         yield
 
 
@@ -159,17 +159,17 @@ _WEB = ("https://", "http://")
 
 
 def open_place(address: str | Path) -> Place:
-    """Return the place at an address: ``s3://bucket/prefix``, or a local folder.
+    """Return the place at an address, which is ``s3://bucket/prefix`` or a local folder.
 
     Raises
     ------
     Invalid
-        When it is another kind of URL.
+        If the address is another kind of URL.
     NotInstalled
-        When it is one of an object store, whose client is missing.
+        If the address is an object store, and its client is not installed.
     """
     if isinstance(address, str) and "://" in address:
-        with needing("an object store"):  # imported here: a folder needs no client of object stores
+        with needing("an object store"):  # imported here, since a folder needs no object store client
             from dpca.backends.s3 import ObjectPlace
 
         return ObjectPlace(address)
@@ -177,15 +177,15 @@ def open_place(address: str | Path) -> Place:
 
 
 def open_published(address: str | Path) -> Place:
-    """Return the place of a registry: what `open_place` takes, or ``https://host/path/registry``, which is read-only.
+    """Return the place of a registry, at an address of `open_place` or at ``https://host/path/registry`` (read-only).
 
     Raises
     ------
     Invalid
-        When it is another kind of URL.
+        If the address is another kind of URL.
     """
     if isinstance(address, str) and address.startswith(_WEB):
-        from dpca.backends.web import WebPlace  # at use, likewise
+        from dpca.backends.web import WebPlace  # imported here, as above
 
         return WebPlace(address)
     return open_place(address)

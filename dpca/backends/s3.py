@@ -1,16 +1,18 @@
 """A place in an S3-compatible object store, through obstore.
 
-Endpoint and credentials come from the environment of each process that reads or writes: ``AWS_ACCESS_KEY_ID``,
+Each process that reads or writes takes the endpoint and the credentials from its environment: ``AWS_ACCESS_KEY_ID``,
 ``AWS_SECRET_ACCESS_KEY``, ``AWS_SESSION_TOKEN``, ``AWS_REGION``, ``AWS_ENDPOINT_URL``, ``AWS_ALLOW_HTTP``,
-``AWS_TIMEOUT`` ... They are never pickled and never enter a message. ``datasets/`` below the prefix holds private rows;
-a consumer needs to list and read ``registry/`` alone.
+``AWS_TIMEOUT`` ... They are never pickled and never appear in a message. ``datasets/`` below the prefix holds private
+rows; a consumer only needs to list and read ``registry/``.
 
-An object appears whole or not at all, and whoever reads after that sees it. Writers exclude one another by conditional
-puts (``If-None-Match: *``, ``If-Match``). A store that does not heed them loses one thing: a publisher that lost its
-database connection may then put an older pointer file over a newer one, until the next publishing command.
+An object appears whole or not at all, and every later read sees it. Writers exclude one another by conditional puts
+(``If-None-Match: *``, ``If-Match``). If a store ignores these conditions, only one guarantee is lost. A publisher
+without its database connection may then replace a newer pointer file by an older one, until the next publishing
+command.
 
-A store is not believed when it acknowledges: what was published is listed, and what was removed is looked for, before
-either counts as done. A listing that lags behind is not believed either, where it decides something.
+An acknowledgement of the store is not sufficient. A published folder is listed, and a removed one is searched for,
+before the operation counts as done. Where a listing decides something, each object missing from it is requested
+directly, since a listing may be out of date.
 """
 
 import os
@@ -36,13 +38,13 @@ if TYPE_CHECKING:
 
 _URL = re.compile(r"s3://([A-Za-z0-9][A-Za-z0-9._-]{1,254})((?:/[A-Za-z0-9_=-][A-Za-z0-9._=-]*)*)/?")
 _MAX_RETRIES = 8  # a few seconds
-_ATTEMPTS = 3  # at a write or a removal that the store acknowledged and did not do
+_ATTEMPTS = 3  # at a write or removal that the store acknowledged but did not perform
 _RETRY_TIMEOUT = timedelta(minutes=1)
 
 _NO_CREDENTIALS = ("there are no credentials", "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY")
 #: Text in an error, its meaning, and the next action.
 _REASONS = (
-    ("169.254.", *_NO_CREDENTIALS),  # where a cloud's own machines find theirs
+    ("169.254.", *_NO_CREDENTIALS),  # the address at which cloud machines find their credentials
     ("Missing AccessKeyId", *_NO_CREDENTIALS),
     ("Missing SecretAccessKey", *_NO_CREDENTIALS),
     ("Config error", "an AWS_* variable has a value that it cannot have", "correct that variable"),
@@ -57,17 +59,17 @@ _SILENT = ("it does not answer", "check AWS_ENDPOINT_URL and the network, and ru
 
 @dataclass(frozen=True, slots=True)
 class ObjectPlace:
-    """A prefix of a bucket; see `dpca.backends.base.Place`. Publishing is many puts, the marker's last.
+    """A prefix of a bucket; see `dpca.backends.base.Place`. Publishing is many puts, with the marker last.
 
     Parameters
     ----------
     address : str
-        ``s3://bucket/prefix``. A pickle holds nothing else.
+        ``s3://bucket/prefix``. A pickle holds only the address.
 
     Raises
     ------
     Invalid
-        When it is no such URL, or the endpoint's is none.
+        If the address is no such URL, or the endpoint is no URL.
     """
 
     lists: ClassVar[bool] = True
@@ -76,7 +78,7 @@ class ObjectPlace:
     _store: S3Store = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Take the URL apart; no request is made."""
+        """Parse the URL, without any request."""
         if not (found := _URL.fullmatch(self.address)):
             raise Invalid(
                 "the URL of a store must be s3://bucket or s3://bucket/prefix, of letters, digits and . _ = -, without "
@@ -94,7 +96,7 @@ class ObjectPlace:
         object.__setattr__(self, "_store", store)
 
     def __reduce__(self) -> tuple[type["ObjectPlace"], tuple[str]]:
-        """Pickle the address alone."""
+        """Pickle only the address."""
         return ObjectPlace, (self.address,)
 
     def at(self, path: str) -> str:
@@ -113,7 +115,7 @@ class ObjectPlace:
             return Stored(bytes(found.bytes()), found.meta["e_tag"])
 
     def write(self, path: str, payload: bytes, *, over: Stored | None) -> bool:
-        """Put a small object, on condition that the present one is the one that was read."""
+        """Put a small object, on condition that the present object is the one in `over`."""
         return self._put(path, payload, tag=None if over is None else over.tag)
 
     def names(self, folder: str) -> list[str]:
@@ -135,16 +137,16 @@ class ObjectPlace:
         return {PurePosixPath(entry["path"]).name: entry["e_tag"] for entry in found["objects"]}
 
     def holds(self, folder: str, *, marker: str) -> bool:
-        """Tell whether the marker exists."""
+        """Return whether the marker exists."""
         try:
             with self.reaching():
-                obstore.get(self._store, _join(folder, marker))  # a HEAD would not tell why it fails
+                obstore.get(self._store, _join(folder, marker))  # a HEAD response has no reason for a failure
         except FileNotFoundError:
             return False
         return True
 
     def read_folder(self, folder: str, *, most: int = MOST_BYTES) -> dict[str, bytes]:
-        """Read all objects below a prefix, several at once."""
+        """Read all objects below a prefix, several at a time."""
         sizes: dict[str, int] = {}
         with self.reaching():
             for entry in chain.from_iterable(obstore.list(self._store, folder)):
@@ -158,13 +160,13 @@ class ObjectPlace:
         return {path.removeprefix(f"{folder}/"): payload for path, payload in zip(sizes, payloads, strict=True)}
 
     def publish(self, staged: Path, folder: str, *, marker: str) -> bool:
-        """Put all files, several at once, and then the marker.
+        """Put all files, several at a time, and then the marker.
 
         Guarantees
         ----------
-        Of several publishers, one puts the marker. The others have put equal files, or the caller gave each an address
-        of its own. When it returns, the store has been seen to hold every file at its size, and the marker. A file that
-        a store lost since an equal folder was published is put back.
+        Of several publishers, one puts the marker. The others have put equal files, or the caller gave each publisher a
+        separate address. On return, the store was seen to hold the marker and every file at its size. If the store lost
+        a file after an equal folder was published, the file is put again.
         """
         shown = [path for path in relative_paths(staged) if path != marker and not path.startswith(".")]
         sizes = {_join(folder, path): (staged / path).stat().st_size for path in shown}
@@ -192,7 +194,7 @@ class ObjectPlace:
         return is_ours
 
     def remove(self, folder: str, *, marker: str) -> None:
-        """Delete the marker, then the rest, until nothing is left."""
+        """Delete the marker, then all other objects, until none is left."""
         for _ in range(_ATTEMPTS):
             with self.reaching():
                 obstore.delete(self._store, _join(folder, marker))
@@ -210,7 +212,7 @@ class ObjectPlace:
 
     @contextmanager
     def reaching(self) -> Iterator[None]:
-        """Turn an error of the client into one line; what is missing stays a ``FileNotFoundError``."""
+        """Convert client errors into a one-line error; a missing object stays a ``FileNotFoundError``."""
         try:
             yield
         except FileNotFoundError as error:
@@ -229,7 +231,7 @@ class ObjectPlace:
         return True
 
     def _put_marker(self, path: str, payload: bytes) -> bool:
-        """Put the marker of a folder and read it back; return whether it is this publisher's."""
+        """Put the marker of a folder and read it back; return whether this publisher put it."""
         is_ours = self._put(path, payload, tag=None)
         for _ in range(_ATTEMPTS):
             found = self._found(path)
@@ -237,19 +239,19 @@ class ObjectPlace:
                 return is_ours
             if found is not None and not is_ours:
                 return False
-            with self.reaching():  # it was lost, or only a part was stored
+            with self.reaching():  # it was lost, or stored only in part
                 obstore.put(self._store, path, payload, use_multipart=False)
         raise self._untrue(path, "acknowledged what it did not store")
 
     def _found(self, path: str) -> bytes | None:
-        """Read a small object, if there is one."""
+        """Read a small object if it exists."""
         try:
             return self.read(path).payload
         except FileNotFoundError:
             return None
 
     def _missing(self, folder: str, sizes: Mapping[str, int]) -> list[str]:
-        """Return the files that the store does not hold at their size; one that a listing lacks is asked for."""
+        """Return the files that the store lacks at their size; those missing from a listing are requested directly."""
         with self.reaching():
             listed = {entry["path"]: entry["size"] for entry in chain.from_iterable(obstore.list(self._store, folder))}
         doubtful = [path for path, size in sizes.items() if listed.get(path) != size]
@@ -257,10 +259,10 @@ class ObjectPlace:
         return [path for path, size in found if size != sizes[path]]
 
     def _size(self, path: str) -> int | None:
-        """Return the size of an object; None where there is none."""
+        """Return the size of an object; None if it does not exist."""
         try:
             with self.reaching():
-                return int(obstore.get(self._store, path).meta["size"])  # a HEAD would not tell why it fails
+                return int(obstore.get(self._store, path).meta["size"])  # a HEAD response has no reason for a failure
         except FileNotFoundError:
             return None
 
@@ -278,7 +280,7 @@ class ObjectPlace:
 
 
 def _check_endpoint() -> None:
-    # The client takes any text for a URL, and breaks on it at the first request.
+    # The client accepts any text as a URL, and fails at the first request.
     for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT"):
         if (url := os.environ.get(name)) and not re.fullmatch(r"https?://[A-Za-z0-9._:\[\]-]+(/[\w./-]*)?", url):
             raise Invalid(f"{name} must be the URL of an S3 service, such as https://s3.example.org:9000; correct it")

@@ -1,8 +1,8 @@
-"""A registry behind a web server: read-only, by GET requests for named files.
+"""A registry served by a web server, read by GET requests for named files.
 
-A web server tells nobody what a folder holds, so whoever reads here names each file (`dpca.artifacts.files`).
-The server is believed in nothing: what it sends is bounded, taken as it is stored, and checked by whoever asked for it.
-Proxies and authorities come from the environment: ``HTTPS_PROXY``, ``NO_PROXY``, ``SSL_CERT_FILE``.
+A web server cannot list a folder, so the reader names each file (`dpca.artifacts.files`). The server is not trusted.
+The size of a response is bounded, compressed responses are refused, and the caller checks the content. Proxies and
+certificate authorities come from the environment: ``HTTPS_PROXY``, ``NO_PROXY``, ``SSL_CERT_FILE``.
 """
 
 import re
@@ -29,30 +29,30 @@ _URL = re.compile(
 )
 _LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 _REGISTRY = "/registry"
-_TIMEOUT = httpx.Timeout(30.0, connect=10.0)  # seconds; the first is for each piece of an answer
-_PAUSES = (0.25, 1.0)  # seconds before each further try
+_TIMEOUT = httpx.Timeout(30.0, connect=10.0)  # seconds; the first applies to each chunk of a response
+_PAUSES = (0.25, 1.0)  # seconds before each further attempt
 _PASSING = (408, 429, 500, 502, 503, 504)
-_ABSENT = (403, 404, 410)  # object stores answer 403 for what is not there, where nobody may list
+_ABSENT = (403, 404, 410)  # object stores answer 403 for a missing object if listing is denied
 _NOT_LET_IN = (401, 407)
 _SHOWN = 100
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class WebPlace:
-    """The folder above a registry that a web server hands out; see `dpca.backends.base.Place`.
+    """The folder above a registry served by a web server; see `dpca.backends.base.Place`.
 
     Parameters
     ----------
     address : str
-        ``https://host/path/registry``, or the folder above it. ``http://`` is for this machine alone: a pointer that
-        travels in clear text may be replaced on its way. A pickle holds nothing else.
+        ``https://host/path/registry``, or the folder above it. ``http://`` is only for this machine, since a pointer
+        sent in clear text could be replaced in transit. A pickle holds only the address.
 
     Raises
     ------
     Invalid
-        When it is no such URL.
+        If the address is no such URL.
     Unavailable
-        When no client can be made of the environment's settings.
+        If no client can be created with the settings of the environment.
     """
 
     lists: ClassVar[bool] = False
@@ -61,7 +61,7 @@ class WebPlace:
     _client: httpx.Client = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Take the URL apart; no request is made."""
+        """Parse the URL, without any request."""
         found = _URL.fullmatch(self.address)
         if not found or (found[1] == "http" and found[2] not in _LOOPBACK):
             raise Invalid(
@@ -80,10 +80,10 @@ class WebPlace:
                 "the environment must be usable; correct these variables"
             ) from None
         object.__setattr__(self, "_client", client)
-        weakref.finalize(self, client.close)  # connections are kept open from one file to the next
+        weakref.finalize(self, client.close)  # connections stay open between files
 
     def __reduce__(self) -> tuple[type["WebPlace"], tuple[str]]:
-        """Pickle the address alone."""
+        """Pickle only the address."""
         return WebPlace, (f"{self.address}{_REGISTRY}",)
 
     def at(self, path: str) -> str:
@@ -91,7 +91,7 @@ class WebPlace:
         return f"{self.address}/{path}"
 
     def read(self, path: str, *, most: int = MOST_BYTES) -> Stored:
-        """Read a file; failures that may pass are tried again."""
+        """Read a file; retry after transient failures."""
         for pause in _PAUSES:
             try:
                 return self._get(path, most=most)
@@ -119,7 +119,7 @@ class WebPlace:
         return dict.fromkeys(self.names(folder), b"")
 
     def holds(self, folder: str, *, marker: str) -> bool:
-        """Tell whether the marker can be read."""
+        """Return whether the marker can be read."""
         try:
             self.read(f"{folder}/{marker}")
         except FileNotFoundError:
@@ -139,18 +139,18 @@ class WebPlace:
         self._refuse()
 
     def zarr_store(self) -> "Store":
-        """Refuse: datasets are not handed out."""
+        """Refuse, since datasets are not served."""
         self._refuse()
 
     def reaching(self) -> AbstractContextManager[None]:
-        """Do nothing: `read` says what failed."""
+        """Do nothing, since `read` reports failures."""
         return nullcontext()
 
     def _refuse(self) -> NoReturn:
         raise Refused(f"{self.address} is read-only; nothing is written through a web server; publish to its home")
 
     def _get(self, path: str, *, most: int) -> Stored:
-        """Make one request, and take at most so many bytes of the answer."""
+        """Send one request, and accept at most `most` bytes of the response."""
         url = self.at(path)
         try:
             with self._client.stream("GET", url) as answer:
@@ -172,7 +172,7 @@ class WebPlace:
             raise self._failed(url, error) from None
 
     def _check(self, answer: httpx.Response, url: str) -> None:
-        """Let nothing pass but a plain answer with the file itself."""
+        """Accept only a plain response with the file itself."""
         status = answer.status_code
         if status in _ABSENT:
             raise FileNotFoundError(f"{url} is not there, or not for everybody: the server answers {status}")
@@ -203,7 +203,7 @@ class WebPlace:
 
 
 class _Passing(Exception):
-    """A failure that may pass, in the words for who sees it in the end."""
+    """A transient failure, with the message for the user if it persists."""
 
 
 def _too_long(url: str, most: int) -> Corrupt:

@@ -1,8 +1,7 @@
-"""Names of published artifacts, and the pointer file that maps versions and aliases to them.
+"""References to published artifacts, and the pointer file that maps versions and aliases to artifacts.
 
-Names of published artifacts: ``name``, ``name@3``, ``name@alias`` and ``name@sha256:...``.
-
-The pointer file of a name, which maps each version and each alias to an artifact.
+A reference is ``name``, ``name@3``, ``name@alias`` or ``name@sha256:...``. The pointer file of a name maps each version
+and each alias to an artifact.
 """
 
 import hashlib
@@ -27,7 +26,7 @@ _NAME_RULE = "a lower-case letter, then up to 99 of a-z 0-9 . _ -"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reference:
-    """Name an artifact: a name, and a version, an alias or a digest; none of the three means the latest."""
+    """A reference to an artifact by name and version, alias or digest; a name alone means the latest version."""
 
     name: str
     version: int | None = None
@@ -36,12 +35,12 @@ class Reference:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read ``name``, ``name@3``, ``name@champion``, ``name@latest`` or ``name@sha256:<hex>``.
+        """Parse ``name``, ``name@3``, ``name@champion``, ``name@latest`` or ``name@sha256:<hex>``.
 
         Raises
         ------
         Invalid
-            If `text` is none of these.
+            If `text` has none of these forms.
         """
         found = re.fullmatch(f"({NAME_PATTERN})(?:@(?:({VERSION_PATTERN})|({NAME_PATTERN})|sha256:({DIGEST})))?", text)
         if not found:
@@ -59,12 +58,12 @@ class Reference:
 
 
 def check_name(name: str) -> str:
-    """Return a name that artifacts may be published under.
+    """Return a name if artifacts may be published under it.
 
     Raises
     ------
     Invalid
-        If it breaks the rule.
+        If it breaks the rule for names.
     """
     if not re.fullmatch(NAME_PATTERN, name):
         raise Invalid(f"name {name!r} is not allowed; a name is {_NAME_RULE}; choose another")
@@ -72,12 +71,12 @@ def check_name(name: str) -> str:
 
 
 def check_alias(alias: str) -> str:
-    """Return an alias that a version may be given.
+    """Return an alias if a version may have it.
 
     Raises
     ------
     Invalid
-        If it breaks the rule, or is the reserved ``latest``.
+        If it breaks the rule for names, or is the reserved ``latest``.
     """
     if alias == LATEST:
         raise Invalid(f"alias {LATEST!r} is reserved; it always means the highest version; choose another")
@@ -89,12 +88,12 @@ def check_alias(alias: str) -> str:
 FOLDER = "registry/names"
 _FILE = re.compile(rf"({NAME_PATTERN})\.json")
 _DIGEST_BYTES = 32
-MOST_BYTES = 1 << 24  # of a pointer file: 150,000 versions
+MOST_BYTES = 1 << 24  # of a pointer file, enough for 150,000 versions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resolved:
-    """One version of one name, with the aliases that point at it now; ``private`` unless it is a reference result."""
+    """One version of a name, with its current aliases; `private` is False for a reference result."""
 
     name: str
     version: int
@@ -103,17 +102,19 @@ class Resolved:
     private: bool = True
 
     def __str__(self) -> str:
-        """Write the version as a reference, such as ``news@3``."""
+        """Format the version as a reference, such as ``news@3``."""
         return f"{self.name}@{self.version}"
 
 
-@dataclass(frozen=True, kw_only=True)  # no slots: what is encoded of thousands of versions is kept
+@dataclass(frozen=True, kw_only=True)  # no slots, since the encoding of thousands of versions is cached
 class Pointer:
-    """The content of one pointer file: every version of a name, its aliases, and which versions are not private.
+    """The content of one pointer file.
+
+    It holds every version of a name, its aliases, and the versions that are not private.
 
     Notes
     -----
-    The file carries a checksum of itself, against damage: one flipped bit could otherwise move an alias.
+    The file contains its checksum against damage: one flipped bit could otherwise move an alias.
     """
 
     name: str
@@ -127,7 +128,7 @@ class Pointer:
         return f"{FOLDER}/{name}.json"
 
     def encode(self) -> bytes:
-        """Write the content of the file."""
+        """Encode the content of the file."""
         return self._encoded
 
     @cached_property
@@ -137,11 +138,11 @@ class Pointer:
 
     @cached_property
     def members(self) -> Mapping[str, bytes]:
-        """The facts, each as `dpca.artifacts.base.canonical_json` writes it."""
+        """The facts, each in the encoding of `dpca.artifacts.base.canonical_json`."""
         return {name: canonical_json(fact) for name, fact in self.facts().items()}
 
     def facts(self) -> dict[str, Any]:
-        """Return what the file says, but for the checksum, as plain JSON values."""
+        """Return the content of the file without the checksum, as plain JSON values."""
         versions = dict(zip(map(str, self.versions), self.versions.values(), strict=True))
         marked = {"not_private": sorted(self.not_private)} if self.not_private else {}
         return {"versions": versions, "aliases": dict(self.aliases), **marked}
@@ -153,7 +154,7 @@ class Pointer:
         Raises
         ------
         Corrupt
-            If it is not what `encode` writes.
+            If it is not in the form of `encode`.
         NotFound
             If there is none.
         Unavailable
@@ -185,7 +186,7 @@ class Pointer:
 
     @classmethod
     def from_facts(cls, name: str, content: Any) -> Self | None:
-        """Build the pointer of a name from what `facts` returned; None where it is anything else."""
+        """Build the pointer of a name from the result of `facts`; return None for anything else."""
         try:
             told = content["versions"]
             versions = dict(zip(map(int, told), map(str, told.values()), strict=True))
@@ -206,7 +207,7 @@ class Pointer:
         return cls(name=name, versions=versions, aliases=aliases, not_private=not_private) if sound else None
 
     def resolve(self, reference: Reference) -> Resolved:
-        """Find the version that a reference means."""
+        """Return the version to which a reference resolves."""
         version: int | None = max(self.versions)
         if reference.version is not None:
             version = reference.version if reference.version in self.versions else None
@@ -217,7 +218,7 @@ class Pointer:
         return self._unknown(reference) if version is None else self.row(version)
 
     def row(self, version: int) -> Resolved:
-        """Describe one version."""
+        """Return one version with its aliases."""
         aliases: tuple[str, ...] = ()
         if version in self.aliases.values():
             aliases = tuple(sorted(alias for alias, target in self.aliases.items() if target == version))
@@ -236,7 +237,7 @@ class Pointer:
 
 
 def versions_up_to(newest: int) -> str:
-    """Return in words which versions of a name exist."""
+    """Return a phrase with the existing versions of a name."""
     return "only version 1 exists" if newest == 1 else f"versions 1 to {newest} exist"
 
 

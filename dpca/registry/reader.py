@@ -1,7 +1,7 @@
-"""Find and load published artifacts by name, from files alone: no database, no key.
+"""Read access to published artifacts by name, from files alone, without a database or a key.
 
-A name has immutable versions 1, 2, 3, ... and movable aliases. One pointer file a name says which version has
-which digest; it is rewritten by the publisher (`storage.registry.publishing`) and only read here.
+A name has immutable versions 1, 2, 3, ... and movable aliases. The pointer file of a name maps each version to a
+digest. The publisher (`storage.registry.publishing`) rewrites it; this module only reads it.
 
 Examples
 --------
@@ -33,22 +33,22 @@ from dpca.registry.trust import Trust, pinned, tell_once
 
 @dataclass(frozen=True, slots=True)
 class Registry:
-    """Read published artifacts from the folder ``registry`` of a place.
+    """The published artifacts in the folder ``registry`` of a place.
 
     Guarantees
     ----------
-    Every load verifies the digest of all files of the artifact, and returns the bytes that were verified. With a pinned
-    root key nothing is believed that a publisher did not sign, or that is older than what was seen before.
+    Every load verifies the digest of all files of the artifact, and returns the verified bytes. With a pinned root key,
+    only content signed by a publisher is accepted, and never an older state than one seen before.
 
     Attributes
     ----------
     place : Place
-    trust : Trust or None, from a pinned root key; None believes what is there
+    trust : Trust or None, from a pinned root key; without it signatures are not checked
 
     See Also
     --------
-    dpca.load : one artifact in one call.
-    dpca.Workspace : move aliases and publish, where the ledger is.
+    dpca.load : Load one artifact in one call.
+    dpca.Workspace : Move aliases and publish, in the home of the ledger.
 
     Examples
     --------
@@ -74,25 +74,27 @@ class Registry:
         trust: str | Sequence[str] | None = None,
         require_signature: bool | None = None,
     ) -> Self:
-        """Open the registry of a home folder, of ``s3://bucket/prefix``, or ``https://host/path/registry``.
+        """Open the registry of a home folder, of ``s3://bucket/prefix``, or of ``https://host/path/registry``.
 
-        Without an address it is that of ``DPCA_STORE_URL``, else of ``DPCA_HOME`` or the platform's default. One behind
-        a web server cannot be listed: name what is to be loaded.
+        The default address is ``DPCA_STORE_URL``, or else ``DPCA_HOME`` or the platform's default. A registry on a web
+        server cannot be listed, so artifacts must be loaded by name.
 
         Parameters
         ----------
         address : Path or str, optional
         trust : str or sequence of str, optional
-            The key of its root, in hex, or several that must all have signed it; by default those that
-            `dpca registry trust` pinned for this address. What is not signed under it is then refused.
+            The public root key of the registry in hex, or several keys that must all have signed the root. By default
+            these are the keys that `dpca registry trust` pinned for this address. Content without a signature under
+            this root is refused.
         require_signature : bool, optional
-            Refuse a registry for which no key is given or pinned; by default as ``DPCA_REQUIRE_SIGNATURE`` says. If it
-            is not required, one line of warning says after the first read that nothing shows who published it.
+            Refuse a registry without a given or pinned key; by default as set in ``DPCA_REQUIRE_SIGNATURE``. If no
+            signature is required, one warning after the first read states that the publisher is unverified. It is not
+            issued for the registry of this home if this user publishes there or nothing is published yet.
 
         Raises
         ------
         Invalid
-            If `address` or `trust` is none.
+            If `address` or `trust` is malformed.
         Refused
             If a signature is required, and no key is given or pinned.
         """
@@ -114,22 +116,22 @@ class Registry:
         )
 
     def names(self) -> Sequence[str]:
-        """Every published name, sorted; a web server does not tell."""
+        """All published names, sorted; not available from a web server."""
         found = read_names(self.place)
         self._warn()
         return found
 
     def list(self, name: str | None = None, *, newest: int | None = None) -> Sequence[Resolved]:
-        """Every version of every name or of one, in order; with ``newest``, as many of the newest of each."""
+        """All versions of all names or of one name, in order; with `newest`, only this many of the newest of each."""
         return tuple(self._rows(self.names() if name is None else [check_name(name)], newest=newest))
 
     def versions(self, name: str) -> Sequence[Resolved]:
-        """Every version of a name, in order.
+        """All versions of a name, in order.
 
         Raises
         ------
         Corrupt, NotFound, Refused
-            If its pointer file is damaged or missing, or as `dpca.registry.trust.Trust.pointer` under a pinned key.
+            If its pointer file is damaged or missing, or, with a pinned key, as `dpca.registry.trust.Trust.pointer`.
         """
         return self._versions(name, self._root())
 
@@ -138,16 +140,16 @@ class Registry:
         return self._pointer(name, self._root()).versions
 
     def resolve(self, reference: str) -> Resolved:
-        """Find the version that a reference means.
+        """Return the version to which a reference resolves.
 
         Raises
         ------
         Invalid
             If it is not a reference.
         NotFound
-            If no such name, version, alias or digest was published; the message tells what was.
+            If no such name, version, alias or digest was published. The message lists the published ones.
         Corrupt, Refused
-            If a root key is pinned, as `dpca.registry.trust.Trust.pointer`.
+            With a pinned root key, as `dpca.registry.trust.Trust.pointer`.
         """
         return self._resolve(reference)[0]
 
@@ -156,20 +158,20 @@ class Registry:
     @overload
     def load[T: Artifact](self, reference: str, kind: type[T]) -> T: ...
     def load(self, reference: str, kind: type[Artifact] = Artifact) -> Any:
-        """Load an artifact: an object of the class of its kind, such as a `PrivateSubspace`.
+        """Load an artifact as an object of its kind, such as a `PrivateSubspace`.
 
         Parameters
         ----------
         reference : str
         kind : type, optional
-            The kind that is wanted; any by default.
+            The required kind; any by default.
 
         Raises
         ------
         Corrupt
-            If any byte of its files is not what was published.
+            If any byte of its files differs from the published ones.
         Invalid, NotFound
-            As `resolve`, and if it is of another kind.
+            As `resolve`, and if the artifact has another kind.
         """
         resolved, artifact = self._read(reference)
         if not isinstance(artifact, kind):
@@ -179,7 +181,7 @@ class Registry:
         return artifact
 
     def verify(self, reference: str) -> Resolved:
-        """Check every byte of an artifact, and say which version it is.
+        """Check every byte of an artifact, and return its version.
 
         Raises
         ------
@@ -189,38 +191,38 @@ class Registry:
         return self._read(reference)[0]
 
     def show(self, reference: str) -> dict[str, Any]:
-        """Describe an artifact by public facts alone, as plain JSON values.
+        """Return a description of an artifact with public facts only, as plain JSON values.
 
         Returns
         -------
         dict
             ``artifact`` ("name@1"), ``private``, ``digest``, ``aliases``, the main facts of the release and of its kind
-            by name, ``lineage`` (where it came from) and the whole ``manifest``. A fact not declared is None.
+            by name, ``lineage`` (the origin of the artifact) and the whole ``manifest``. An undeclared fact is None.
         """
         return describe(*self._read(reference))
 
     def export(self, reference: str, output: Path | str, *, format: str = "npz") -> Resolved:  # noqa: A002 - as `--format`
-        """Write an artifact as one portable file, or folder.
+        """Write an artifact as one portable file or folder.
 
         Parameters
         ----------
         reference : str
-            What to export.
+            The artifact to export.
         output : Path or str
-            The file, written whole or not at all; an existing one is replaced. A folder must not exist yet.
+            The file, written atomically; an existing file is replaced. A folder must not exist yet.
         format : str
-            One that the kind of artifact has; all have ``npz``: a NumPy archive of its arrays by their names, and
-            ``manifest`` (JSON), which holds ``feature_names`` if they were declared. A subspace has ``onnx`` (a file
-            for any runtime of ONNX), ``mlflow`` (the folder of a Python function of MLflow, with signature and
-            lineage) and ``sklearn`` (a ``PCA`` in a file of skops) too: they transform rows of the release's features,
-            in float64. Where a raw table has to be encoded first, they begin after that.
+            A format of the artifact's kind. All kinds have ``npz``, a NumPy archive of the arrays by name. Its
+            ``manifest`` (JSON) holds ``feature_names`` if they were declared. A subspace also has ``onnx`` (a file for
+            any ONNX runtime), ``mlflow`` (the folder of an MLflow Python function, with signature and lineage) and
+            ``sklearn`` (a ``PCA`` in a skops file). These models transform rows of the release's features in float64.
+            They do not include the encoding of raw tables.
 
         Raises
         ------
         Invalid
             If the format is unknown, or the folder of `output` does not exist.
         NotInstalled
-            If the format needs a library that is missing.
+            If the format needs a library that is not installed.
         Corrupt, NotFound
             As `load`.
         Unavailable
@@ -228,8 +230,8 @@ class Registry:
 
         Guarantees
         ----------
-        Equal artifacts give equal bytes in ``npz``; under one name and version in ``onnx`` too, and in ``mlflow`` on
-        one version of Python.
+        Equal artifacts give equal bytes in ``npz``. With the same name and version they also do in ``onnx``, and in
+        ``mlflow`` with the same Python version.
         """
         output = Path(output)
         resolved, artifact = self._read(reference)
@@ -273,7 +275,7 @@ class Registry:
         return self._pointer(parsed.name, root).resolve(parsed), root
 
     def _read(self, reference: str) -> tuple[Resolved, Artifact]:
-        """Find a version and read its artifact, of which every byte is checked."""
+        """Resolve a reference and read its artifact, with every byte checked."""
         resolved, root = self._resolve(reference)
         if self.trust is not None and root is not None:
             self.trust.check_artifact(self.place, resolved.digest, name=resolved.name, root=root)
@@ -301,12 +303,12 @@ def load(reference: str, *, registry: Path | str | None = None, trust: str | Seq
     registry : Path or str, optional
         A home folder, ``s3://bucket/prefix`` or ``https://host/path/registry``; by default as `Registry.open`.
     trust : str or sequence of str, optional
-        The key of the registry's root, in hex; by default those that ``dpca registry trust`` pinned.
+        The public root key of the registry in hex; by default the keys that ``dpca registry trust`` pinned.
 
     Returns
     -------
     Artifact
-        An object of the class of its kind, such as a `PrivateSubspace` with ``transform(rows)``.
+        An object of its kind, such as a `PrivateSubspace` with ``transform(rows)``.
 
     Raises
     ------
@@ -319,7 +321,7 @@ def load(reference: str, *, registry: Path | str | None = None, trust: str | Seq
 
     See Also
     --------
-    Registry : every version, alias and fact.
+    Registry : Every version, alias and fact.
 
     Examples
     --------
@@ -333,7 +335,7 @@ def load(reference: str, *, registry: Path | str | None = None, trust: str | Seq
 
 
 def describe(resolved: Resolved, artifact: Artifact) -> dict[str, Any]:
-    """Describe a published artifact as `Registry.show` does."""
+    """Return the description of a published artifact for `Registry.show`."""
     manifest = dict(artifact.manifest)
     privacy = manifest.get("privacy", {})
     lineage = {name: manifest.get(name) for name in ("release", "mechanism", "code_version", "parent")}
@@ -357,7 +359,7 @@ def describe(resolved: Resolved, artifact: Artifact) -> dict[str, Any]:
 
 
 def _is_own(place: Place) -> bool:
-    """Tell whether it is the store of this home, and this user publishes there, or nothing is published yet."""
+    """Return whether a place is this home's store, and is still empty or has this user as its publisher."""
     try:
         empty = isinstance(place, LocalPlace) and not (place.root / "registry").exists()
         return place.address == store().address and (empty or (key_folder() / PUBLISHERS_KEY).exists())

@@ -1,9 +1,10 @@
-"""The root of a registry, the signed pointers of its names, and the signed files that both are.
+"""Signed files of a registry.
 
-Signed files: plain JSON statements with Ed25519 signatures, each bound to the role that it plays.
+These are its root, the signed pointers of names, and the signatures of artifacts.
 
-A signed file is ``{"signed": statement, "signatures": {public key: signature}}`` in canonical JSON. What is signed is a
-prefix that names the role, and the canonical JSON of the statement; so no statement of one role passes for another's.
+*Signed files.* They hold plain JSON statements with Ed25519 signatures, each bound to its role. A signed file is
+``{"signed": statement, "signatures": {public key: signature}}`` in canonical JSON. The signed bytes are a prefix that
+names the role, and the canonical JSON of the statement. So a statement of one role cannot pass for one of another role.
 
 Examples
 --------
@@ -13,18 +14,15 @@ Examples
 >>> verified(payload, role="artifact").signers == {public_name(key)}
 True
 
-The root of a registry: which keys may publish which names, signed by keys that are kept apart from publishers'.
+*Root.* It states which keys may publish which names. It is signed by root keys that are stored separately from the
+publishers' keys. Its versions are ``registry/root/1.json``, ``2.json``, ... Each version is signed by a threshold of
+its root keys. From the second version on, it is also signed by a threshold of the previous version's keys. So a
+consumer who trusts one version can trust the later ones. A publisher's key is ``active``, ``retired`` or ``revoked``.
+The earlier signatures of a retired key stay valid; no signature of a revoked key is valid.
 
-``registry/root/1.json``, ``2.json``, ... are its versions. Each is signed by enough of its own keys, and from the
-second on by enough of those of the version before, so that whoever trusts one version comes to trust the next ones.
-A publisher's key is ``active``; ``retired``, when what it signed until then stays valid; or ``revoked``, when nothing
-that it signed does.
-
-The signed pointer of a name, ``registry/signed/NAME.json``, and the signature of an artifact.
-
-The signed pointer holds all that the pointer file holds, under a number that only grows, so that whoever pinned a root
-key needs one file to be whole, not two. It names the digest of the pointer file as it will be once that is written too,
-and as it was before: the publisher writes the signed one first.
+*Signed pointer of a name.* ``registry/signed/NAME.json`` holds the whole content of the pointer file and a number that
+only grows. So a consumer with a pinned root key needs only one intact file, not two. It also holds the digests of the
+pointer file before and after the update, because the publisher writes the signed pointer first.
 """
 
 import hashlib
@@ -48,39 +46,39 @@ if TYPE_CHECKING:
 Role = Literal["root", "pointer", "artifact"]
 
 KEY = "[0-9a-f]{64}"
-"""The public half of an Ed25519 key, in hex, by which it is named."""
+"""The public half of an Ed25519 key in hex, which is the key's name."""
 _SIGNATURE = "[0-9a-f]{128}"
 _MOST_SIGNATURES = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Signed:
-    """A statement, and the public keys that signed it."""
+    """A statement and the public keys that signed it."""
 
     statement: Mapping[str, Any]
     signers: frozenset[str]
 
 
 def sign(statement: Mapping[str, Any], *, role: Role, keys: Sequence["Ed25519PrivateKey"]) -> bytes:
-    """Write a signed file; equal statements and keys give equal bytes."""
+    """Return a signed file as bytes; equal statements and keys give equal bytes."""
     return sign_encoded(canonical_json(statement), role=role, keys=keys)
 
 
 def sign_encoded(statement: bytes, *, role: Role, keys: Sequence["Ed25519PrivateKey"]) -> bytes:
-    """Write a signed file of a statement in canonical JSON."""
+    """Return the signed file of a statement in canonical JSON."""
     said = _prefix(role) + statement
     signatures = {public_name(key): key.sign(said).hex() for key in keys}
     return canonical_object({"signed": statement, "signatures": canonical_json(signatures)})
 
 
 def verified(payload: bytes, *, role: Role) -> Signed:
-    """Read a signed file, and check every signature in it under the key that it names.
+    """Read a signed file, and check each signature with the public key that it names.
 
     Raises
     ------
     ValueError
-        If it is not what `sign` writes, to the byte, or any signature is false. Whether the keys are trusted is for the
-        caller to decide.
+        If the bytes are not exactly those of `sign`, or any signature is invalid. The caller decides whether the keys
+        are trusted.
     """
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -107,7 +105,7 @@ def verified(payload: bytes, *, role: Role) -> Signed:
 
 
 def public_name(key: "Ed25519PrivateKey") -> str:
-    """Return the public half of a key, in hex."""
+    """Return the public half of a key in hex."""
     return key.public_key().public_bytes_raw().hex()
 
 
@@ -127,15 +125,15 @@ _SHOWN = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Publisher:
-    """What a publisher's key may sign.
+    """The names that a publisher's key may sign, and the state of the key.
 
     Attributes
     ----------
     names : tuple of str
-        Names, or beginnings of names with a ``*`` after them; ``*`` alone is every name.
+        Names, or prefixes of names followed by ``*``; ``*`` alone is every name.
     state : {"active", "retired", "revoked"}
     through : mapping of str to int
-        Of a retired key: the number of the last pointer of each name that it signed.
+        For a retired key, the number of the last pointer of each name that it signed.
     """
 
     names: tuple[str, ...] = ("*",)
@@ -143,7 +141,7 @@ class Publisher:
     through: Mapping[str, int] = field(default_factory=dict)
 
     def covers(self, name: str) -> bool:
-        """Tell whether the key was given a name."""
+        """Return whether the key may sign a name."""
         return any(name.startswith(rule[:-1]) if rule.endswith("*") else name == rule for rule in self.names)
 
 
@@ -170,7 +168,7 @@ class Root:
         return f"{FOLDER}/{version}.json"
 
     def facts(self) -> dict[str, Any]:
-        """Return the statement that is signed."""
+        """Return the statement to be signed."""
         publishers = {
             key: {
                 "names": list(publisher.names),
@@ -183,12 +181,12 @@ class Root:
 
     @classmethod
     def from_facts(cls, said: Any) -> Self:
-        """Build it from what `facts` returned.
+        """Build the root from the result of `facts`.
 
         Raises
         ------
         ValueError
-            If it is anything else, or no root: keys twice, a threshold that cannot be met.
+            If the statement has another form, or is no valid root: a repeated key, or a threshold that cannot be met.
         """
         try:
             publishers = {
@@ -221,16 +219,16 @@ class Root:
         )
 
     def is_signed_by(self, signers: Collection[str]) -> bool:
-        """Tell whether enough of its keys are among those that signed something."""
+        """Return whether enough root keys are among the signers."""
         return len(set(self.keys) & set(signers)) >= self.threshold
 
     def check(self, key: str, *, name: str, number: int | None, at: str) -> None:
-        """Check that a key may have signed the pointer of a name, or with no number an artifact published under it.
+        """Check that a key may sign the pointer of a name, or, without a number, an artifact published under it.
 
         Raises
         ------
         Refused
-            If it is unknown, revoked, retired before that number, or was given other names.
+            If the key is unknown, revoked, retired before that number, or authorized for other names only.
         """
         publisher = self.publishers.get(key)
         if publisher is None:
@@ -250,12 +248,12 @@ class Root:
 
 
 def read_root(place: Place, version: int) -> tuple[Root, frozenset[str]] | None:
-    """Read a version of the root, and who signed it; None where there is none.
+    """Read a version of the root and its signers; return None if the version does not exist.
 
     Raises
     ------
     Refused
-        If what is there is no root of this version, or is not signed by enough of its own keys.
+        If the file is no root of this version, or is not signed by enough of its root keys.
     """
     try:
         payload = place.read(Root.path(version), most=_MOST_BYTES).payload
@@ -275,7 +273,7 @@ def read_root(place: Place, version: int) -> tuple[Root, frozenset[str]] | None:
 
 
 def first_root(place: Place, keys: Collection[str]) -> Root:
-    """Find the first version that some pinned keys, all of them its own, have signed.
+    """Return the first version signed by all pinned keys, each of them a root key of that version.
 
     Raises
     ------
@@ -296,12 +294,12 @@ def first_root(place: Place, keys: Collection[str]) -> Root:
 
 
 def follow(place: Place, root: Root) -> Root:
-    """Read the versions after one that is trusted, and return the newest; each is signed by the keys before it.
+    """Read the versions after a trusted one, and return the newest; each must be signed by the previous version's keys.
 
     Raises
     ------
     Refused
-        If one of them is not signed by enough keys of the version before.
+        If one of them is not signed by enough keys of the previous version.
     """
     for version in range(root.version + 1, root.version + _MOST_VERSIONS):
         found = read_root(place, version)
@@ -317,7 +315,7 @@ def follow(place: Place, root: Root) -> Root:
 
 
 def newest_root(place: Place) -> Root | None:
-    """Return the newest root that a place shows, to those who write there; None where it has none.
+    """Return the newest root in a place, for use by its writers, or None if it has none.
 
     Raises
     ------
@@ -347,10 +345,10 @@ class SignedPointer:
     Attributes
     ----------
     pointer : Pointer
-    number : int, one more than that of the last one of this name, or higher
-    now, before : str or None, digests of the pointer file that belongs to it, and of the one that stood before
+    number : int, larger than the number of the previous signed pointer of this name
+    now, before : str or None, digests of the pointer file after and before this update
     expires : str or None, UTC
-    key : str, of the publisher that signed it; empty before that
+    key : str, public key of the publisher that signed it; empty before signing
     """
 
     pointer: Pointer
@@ -366,7 +364,7 @@ class SignedPointer:
         return f"{SIGNED_FOLDER}/{name}.json"
 
     def sign(self, private: "Ed25519PrivateKey") -> bytes:
-        """Write the file, signed."""
+        """Return the file as signed bytes."""
         own = {name: canonical_json(fact) for name, fact in self._own_facts().items()}
         return sign_encoded(canonical_object({**self.pointer.members, **own}), role="pointer", keys=[private])
 
@@ -376,12 +374,12 @@ class SignedPointer:
 
     @classmethod
     def decode(cls, name: str, payload: bytes) -> Self:
-        """Read the signed pointer of a name, and check its signature; whether its key is trusted is open.
+        """Read the signed pointer of a name and check its signature; the caller decides whether the key is trusted.
 
         Raises
         ------
         ValueError
-            If it is anything else than one publisher's statement about this name.
+            If it is anything but one publisher's statement about this name.
         """
         found = verified(payload, role="pointer")
         said: Mapping[str, Any] = found.statement
@@ -407,7 +405,7 @@ class SignedPointer:
 
 
 def digest_of(payload: bytes | None) -> str | None:
-    """Return the digest by which a signed pointer names a pointer file; None where there is none."""
+    """Return the digest of a pointer file as a signed pointer states it; None without a file."""
     return None if payload is None else hashlib.sha256(payload).hexdigest()
 
 
@@ -417,7 +415,7 @@ def signature_path(digest: str) -> str:
 
 
 def sign_artifact(digest: str, private: "Ed25519PrivateKey") -> bytes:
-    """Write the signature of an artifact: of its digest, which covers its manifest and every array."""
+    """Return the signature of an artifact's digest, which covers its manifest and every array."""
     return sign({"artifact": digest}, role="artifact", keys=[private])
 
 
@@ -427,7 +425,7 @@ def signer_of_artifact(digest: str, payload: bytes) -> str:
     Raises
     ------
     ValueError
-        If the file is anything else than one key's signature of this artifact.
+        If the file is anything but one key's signature of this artifact.
     """
     found = verified(payload, role="artifact")
     if found.statement != {"artifact": digest} or len(found.signers) != 1:

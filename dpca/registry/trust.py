@@ -1,11 +1,10 @@
-"""A consumer's trust in a registry: a pinned root key, and what is remembered of it.
+"""A consumer's trust in a registry, from a pinned root key, and the stored memory of it.
 
-The memory of a consumer, in ``DPCA_STATE_FOLDER``: pinned root keys, and the newest root and pointers seen.
+*Memory.* ``DPCA_STATE_FOLDER`` holds the pinned root keys, and the newest root and pointers seen. Entries are only
+replaced by newer ones, under a lock, so several processes can share them. If the folder cannot be written, nothing is
+remembered, and one warning is logged: a rollback to an older state between two processes would then go unnoticed.
 
-What was seen only grows, under a lock, so several processes share it. Without a folder that can be written nothing is
-remembered, and that is said once: an older state put back between two processes would then go unnoticed.
-
-A consumer's trust in a registry: a pinned root key, and from there every pointer and artifact that is believed.
+*Trust.* From a pinned root key, a consumer accepts only pointers and artifacts signed under its root.
 
 Examples
 --------
@@ -56,7 +55,7 @@ class Seen:
     ----------
     number : int
     digest : str, of the signed file
-    complete : bool, whether the pointer file beside it was seen in the same state: it never falls back behind that
+    complete : bool, whether the pointer file itself was seen in the same state, behind which it must never fall
     """
 
     number: int
@@ -66,17 +65,17 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What is remembered of one registry under one pin."""
+    """The remembered state of one registry under one set of pinned keys."""
 
     folder: Path
 
     @classmethod
     def of(cls, address: str, keys: Sequence[str]) -> "Memory":
-        """Return the memory of a registry, trusted by some keys."""
+        """Return the memory of a registry that is trusted by these keys."""
         return cls(_folder() / _short("\n".join([_one_spelling(address), *sorted(keys)])))
 
     def root(self) -> Root | None:
-        """Return the newest root that was seen."""
+        """Return the newest root seen."""
         found = _read_remembered(self.folder / "root.json")
         try:
             return None if found is None else Root.from_facts(found)
@@ -84,7 +83,7 @@ class Memory:
             raise _damaged(self.folder / "root.json") from None
 
     def note_root(self, root: Root) -> None:
-        """Remember a root, if it is newer."""
+        """Store a root if it is newer."""
 
         def is_known() -> bool:
             seen = self.root()
@@ -93,7 +92,7 @@ class Memory:
         self._write("root.json", root.facts(), unless=is_known)
 
     def pointer(self, name: str) -> Seen | None:
-        """Return the newest signed pointer of a name that was seen."""
+        """Return the newest signed pointer of a name seen."""
         path = self._path(name)
         found = _read_remembered(path)
         try:
@@ -105,7 +104,7 @@ class Memory:
         return seen
 
     def note_pointer(self, name: str, seen: Seen) -> None:
-        """Remember a signed pointer, if it is newer."""
+        """Store a signed pointer if it is newer."""
 
         def is_known() -> bool:
             before = self.pointer(name)
@@ -117,7 +116,7 @@ class Memory:
         return self.folder / f"name-{name}.json"
 
     def _write(self, name: str, facts: Mapping[str, Any], *, unless: Callable[[], bool]) -> None:
-        """Write a file under the lock, unless what is there is as new; say it once where it cannot be written."""
+        """Write a file under the lock unless the stored one is as new; warn once if it cannot be written."""
         try:
             with writing(self.folder):
                 make_folder(self.folder)
@@ -134,7 +133,7 @@ class Memory:
 
 
 def pinned(address: str) -> tuple[str, ...]:
-    """Return the root keys that are pinned for a registry, however it is spelled; none where it was not pinned."""
+    """Return the root keys pinned for a registry, for any spelling of its address; empty if none are pinned."""
     address = _one_spelling(address)
     path = _pin_path(address)
     found = _read_remembered(path)
@@ -146,12 +145,12 @@ def pinned(address: str) -> tuple[str, ...]:
 
 
 def pin(address: str, keys: Sequence[str], *, replace: bool) -> None:
-    """Remember the root keys by which a registry is trusted.
+    """Pin the root keys by which a registry is trusted.
 
     Raises
     ------
     Conflict
-        If others are pinned already, and nobody said to replace them.
+        If other keys are already pinned, and `replace` is False.
     Unavailable
         If the folder cannot be written.
     """
@@ -170,7 +169,7 @@ def pin(address: str, keys: Sequence[str], *, replace: bool) -> None:
 
 
 def tell_once(text: str) -> None:
-    """Log a warning line, once in a process."""
+    """Log a warning, once per process."""
     if text not in _told:
         _told.add(text)
         _LOG.warning(text)
@@ -185,9 +184,10 @@ def _pin_path(address: str) -> Path:
 
 
 def _one_spelling(address: str) -> str:
-    """Return one address for all by which a registry is reached: links followed, hosts in small letters, no usual port.
+    """Return the normalized address of a registry.
 
-    Another spelling would else be another registry, for which nothing is pinned.
+    Links are resolved, the host is in lower case, and a default port is dropped. Otherwise another spelling would count
+    as another registry, for which no key is pinned.
     """
     scheme, separator, rest = address.partition("://")
     if not separator:
@@ -227,12 +227,12 @@ _MOST_SIGNATURE = 1 << 12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trust:
-    """Believe of one registry what the pinned root keys and the keys that they delegate to have signed.
+    """Verification of one registry by its pinned root keys and the keys to which they delegate.
 
     Guarantees
     ----------
-    Nothing is returned that is not signed by a key in good standing, or is older than what was seen before, by this
-    user and under this pin.
+    Everything returned is signed by an authorized key, and is not older than the state that this user saw before under
+    the same pinned keys.
     """
 
     keys: tuple[str, ...]
@@ -240,7 +240,7 @@ class Trust:
 
     @classmethod
     def pinned_to(cls, place: Place, keys: Sequence[str]) -> Self:
-        """Trust a registry by root keys, in hex; with several, each must have signed its root.
+        """Trust a registry by root keys in hex, each of which must have signed its root.
 
         Raises
         ------
@@ -260,7 +260,7 @@ class Trust:
         Raises
         ------
         Refused
-            If no root leads to it from the pinned key, or from the newest that was seen.
+            If no chain of signatures leads to the root from the pinned key, or from the newest root seen.
         """
         seen = self.memory.root()
         root = follow(place, first_root(place, self.keys) if seen is None else seen)
@@ -274,15 +274,15 @@ class Trust:
         Raises
         ------
         Refused
-            If it is not signed, or by a key that may not; if it expired; or if it is older than the one seen last.
+            If it is unsigned, signed by an unauthorized key, expired, or older than the last one seen.
         Corrupt
-            If the signed pointer or the pointer file is not as it was signed.
+            If the signed pointer or the pointer file differs from the signed content.
         NotFound
-            If there is none of this name.
+            If no pointer of this name exists.
         """
         read: tuple[bytes | None, bytes] | None = None
         for _ in range(_ATTEMPTS):  # a publisher may write between two reads
-            seen = self.memory.pointer(name)  # first: what others see while this one reads is newer
+            seen = self.memory.pointer(name)  # first, since a newer one may be remembered meanwhile
             plain, payload = _read(place, Pointer.path(name)), _read(place, SignedPointer.path(name))
             if payload is None:
                 Pointer.read(place, name)
@@ -311,9 +311,9 @@ class Trust:
         Raises
         ------
         Refused
-            If nobody did, or a key that may not.
+            If it has no signature, or one by an unauthorized key.
         Corrupt
-            If the signature is false.
+            If the signature is invalid.
         """
         path = signature_path(digest)
         payload = _read(place, path, most=_MOST_SIGNATURE)
@@ -335,7 +335,7 @@ class Trust:
     def _compare(
         self, place: Place, signed: SignedPointer, seen: Seen | None, payload: bytes, *, complete: bool
     ) -> None:
-        """Refuse what is older than what was seen before, and remember what is newer."""
+        """Refuse an expired pointer or an older state than one seen before, and remember a newer one."""
         name, at = signed.pointer.name, place.at(SignedPointer.path(signed.pointer.name))
         if signed.expires is not None and datetime.fromisoformat(signed.expires) < datetime.now(UTC):
             raise Refused(

@@ -1,1 +1,1 @@
-"""What is declared about the columns of a table: their names, and how their values become numbers."""
+"""Schemas of tables: the names of columns, and the encoding of their values as numbers."""

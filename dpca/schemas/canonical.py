@@ -1,20 +1,19 @@
-"""The canonical text of a value, and of an id: equal in every format, type and library.
+"""The canonical text of a value and of an id, equal in every format, type and library.
 
-Cells of a table as plain arrays, and their exact casts: what cannot be cast becomes null, and nothing is rounded.
+*Casts.* Cells of a table become plain arrays by exact casts: a value that cannot be cast becomes null, and nothing is
+rounded.
 
-The canonical text of a value: equal values have one text in every format, type and library.
-
-Every rule of a schema is decided on this text, or on the number or day that it means, and on nothing else. So a value
-is encoded alike from CSV, Parquet, a data frame or memory.
+*Values.* Every rule of a schema is decided only on the canonical text, or on the number or day that it represents. So a
+value has the same encoding from CSV, Parquet, a data frame or memory.
 
 - Null, NaN, NaT and blank text are missing.
-- Text has no blanks around it, and is in the Unicode normal form C.
-- A number is an integer in plain digits, or else the shortest decimal that reads back as it in its own precision: 1,
-  1.0, 1.00 and 1e0 are ``1``, and 0.1 is ``0.1`` in single precision too. Text is a number where it is a decimal number
-  without needless zeros or a plus in front: ``007`` is a code, and not 7.
-- True and false, in any capitals, are 1 and 0.
-- A date is ``2020-01-05``, and a time of day ``12:30:00``; with both, and in UTC where a zone is known, a moment is
-  ``2020-01-05 12:30:00``.
+- Text has no surrounding blanks, and is in the Unicode normal form C.
+- A number is an integer in plain digits, or else the shortest decimal that reads back as the same number in its
+  precision. So 1, 1.0, 1.00 and 1e0 are ``1``, and 0.1 is ``0.1`` also in single precision. Text is a number if it is a
+  decimal number without leading zeros or a leading plus: ``007`` is a code, and not 7.
+- True and false, in any capitalization, are 1 and 0.
+- A date is ``2020-01-05``, and a time of day ``12:30:00``. A date with a time is ``2020-01-05 12:30:00``, in UTC if its
+  time zone is known.
 
 >>> canonical = Canonical(missing_texts=("-9",))
 >>> canonical.words(pa.array(["1.00", "x", "007", "TRUE", "-9.0", ""])).to_pylist()
@@ -22,14 +21,14 @@ is encoded alike from CSV, Parquet, a data frame or memory.
 >>> canonical.words(pa.array([1.0, 1e16, 0.1, -9.0], pa.float32())).to_pylist()
 ['1', '10000000000000000', '0.1', None]
 
-The ids of individuals and items, the same whatever holds them: one rule for every format, option and schema.
+*Ids of individuals and items.* One rule holds for every format, option and schema.
 
-- Blanks around an id are no part of it.
-- A whole number is its decimal digits: 7, 7.0, ``7.0`` and a decimal 7.00 are the id ``7``, and -0.0 is ``0``.
-- Everything else stays apart: ``07``, ``+7``, ``7e0``, capitals, and letters that only look alike.
-- No id: null, NaN, blank text, the words that NumPy and pandas write for it (`NO_ID`), a number that is not whole, and
-  a float beyond the whole numbers that its type tells apart.
-- True and False, dates, bytes and lists are no ids.
+- Surrounding blanks are not part of an id.
+- A whole number becomes its decimal digits: 7, 7.0, ``7.0`` and a decimal 7.00 are the id ``7``, and -0.0 is ``0``.
+- All other texts stay distinct: ``07``, ``+7``, ``7e0``, capital letters, and letters that only look alike.
+- Null, NaN, blank text, and the texts that NumPy and pandas write for a missing value (`NO_ID`) are no id.
+- A number that is not whole is no id, nor is a float beyond the range in which its type represents every whole number.
+- True and False, dates, bytes and lists are not accepted as ids.
 
 >>> id_cells(pa.array([" 7", "7.0", "07", "", "7.5"])).to_pylist()
 ['7', '7', '07', None, '7.5']
@@ -55,10 +54,10 @@ from numpy.typing import NDArray
 
 from dpca.errors import BadSource
 
-_EXACT = 1 << 53  # float64 holds every integer up to here
+_EXACT = 1 << 53  # float64 represents every integer up to here
 _PLAIN = (pa.Bool8Type, pa.JsonType, pa.FixedShapeTensorType)
-"""Extension types that are stored as what they mean."""
-#: Patterns of the text that is a number of each kind.
+"""Extension types whose storage has the same meaning as the type."""
+#: Patterns of the text of a number of each type.
 _NUMERALS = {
     pa.float64(): r"^[+-]?(([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?|(?i:inf|infinity|nan))$",
     pa.int64(): r"^(-?0*[0-9]{1,18}|0[xX][0-9a-fA-F]{1,15})$",
@@ -66,7 +65,7 @@ _NUMERALS = {
 
 
 def cast_cells(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Cast exactly; a value that cannot be cast becomes null."""
+    """Cast cells exactly; a value that cannot be cast becomes null."""
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
     array = _valid_text(array)
@@ -75,9 +74,9 @@ def cast_cells(array: pa.Array, kind: pa.DataType) -> pa.Array:
     if pa.types.is_boolean(array.type):
         array = array.cast(pa.uint8())
     refusal = BadSource(f"a column holds {array.type}; it must be {kind}; convert it")
-    if is_binary(array.type) or pa.types.is_temporal(array.type):  # Arrow would parse some of it, or return ticks
+    if is_binary(array.type) or pa.types.is_temporal(array.type):  # Arrow would parse some of these, or return ticks
         raise refusal
-    if pa.types.is_decimal(array.type):  # by its text, which alone is rounded correctly
+    if pa.types.is_decimal(array.type):  # as text, because only this cast rounds correctly
         array = array.cast(pa.string())
         array = array if kind == pa.float64() else pc.replace_substring_regex(array, r"\.0*$", "")
     elif pa.types.is_string_view(array.type):
@@ -91,16 +90,16 @@ def cast_cells(array: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _cast_what_fits(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Cast to int64 or float64 in one pass; values that cannot be cast, however many, become null."""
+    """Cast to int64 or float64 in one pass; values that cannot be cast become null."""
     if is_text(array.type):
         text = pc.ascii_trim_whitespace(array)
         fits = pc.match_substring_regex(text, _NUMERALS[kind])
         return pc.if_else(fits, text, pa.scalar(None, text.type)).cast(kind)
     if pa.types.is_float16(array.type):
-        array = array.cast(pa.float32())  # exact; Arrow compares no halves
+        array = array.cast(pa.float32())  # exact; Arrow cannot compare half floats
     found = array.cast(kind, safe=False)
     if pa.types.is_integer(array.type) and pa.types.is_integer(kind):
-        fits = pc.greater_equal(found, 0)  # uint64 alone is wider
+        fits = pc.greater_equal(found, 0)  # only uint64 is wider
     else:
         number = pc.abs(array.cast(pa.float64(), safe=False))
         fits = pc.and_(pc.equal(found.cast(array.type, safe=False), array), pc.less_equal(number, _EXACT))
@@ -108,7 +107,7 @@ def _cast_what_fits(array: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def plain_cells(array: pa.Array | pa.ChunkedArray) -> pa.Array:
-    """Return one array of plain cells: chunks joined, dictionaries written out, text without outer blanks."""
+    """Return one array of plain cells, with chunks joined, dictionaries decoded, and text trimmed."""
     if isinstance(array, pa.ChunkedArray):
         array = array.combine_chunks()
     if isinstance(array, pa.ExtensionArray):
@@ -126,7 +125,7 @@ def plain_cells(array: pa.Array | pa.ChunkedArray) -> pa.Array:
 
 
 def _valid_text(array: pa.Array) -> pa.Array:
-    """Return an array with null in place of text that is not UTF-8, which a file of columns may hold."""
+    """Replace text that is not valid UTF-8, which a columnar file may contain, by null."""
     if not is_text(array.type):
         return array
     try:
@@ -162,7 +161,7 @@ def is_number(kind: pa.DataType) -> bool:
 
 
 _INTEGER = r"^(0|-?[1-9][0-9]{0,75})$"
-_LARGEST = 1e76  # integers up to here are exact, as in the widest decimal of Arrow
+_LARGEST = 1e76  # integers up to here are exact, as in Arrow's widest decimal
 _NUMERAL = r"-?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?"
 _ANY_NUMERAL = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
 _MOMENT = r"(([0-9]{4}-[0-9]{2}-[0-9]{2})[ T])?([0-9]{2}:[0-9]{2}:[0-9]{2})(\.[0-9]+)?"
@@ -173,7 +172,7 @@ _A_DAY = {"s": 86_400, "ms": 86_400_000, "us": 86_400_000_000, "ns": 86_400_000_
 
 
 def word_of(text: str, *, decimal: str = ".") -> str:
-    """Return the canonical text of a text, whose decimals follow this mark."""
+    """Return the canonical form of a text with this decimal mark."""
     text = unicodedata.normalize("NFC", text.strip())
     if text.lower() in ("true", "false"):
         return _TRUE if text.lower() == "true" else _FALSE
@@ -198,20 +197,20 @@ def _number_word(numeral: str) -> str:
 
 
 def array_of(values: Sequence[Any], *, decimal: str) -> pa.Array:
-    """Return Python objects, of any mixture of types, as dates or lists where all are such, else as texts.
+    """Return Python objects of mixed types as an Arrow array of dates or lists if all are such, else of texts.
 
-    Arrow's own inference rounds mixtures of numbers, and crashes on some others.
+    Arrow's inference rounds mixtures of numbers, and crashes on some other mixtures.
 
     Parameters
     ----------
     values : sequence
     decimal : str
-        The mark before decimals that numbers get in texts.
+        The decimal mark of numbers when they are written as text.
 
     Raises
     ------
     TypeError
-        If one is no text, number, boolean, date, list of numbers or missing value.
+        If a value is no text, number, boolean, date, list of numbers or missing value.
     """
     given = [None if _is_missing(value) else value for value in values]
     kinds = {type(value) for value in given if value is not None}
@@ -243,7 +242,7 @@ def _is_missing(value: Any) -> bool:
 
 
 def _moment(value: Any) -> datetime:
-    """Return a date of any type as a naive moment, in UTC where a zone is known."""
+    """Return a date of any type as a naive datetime, in UTC if its time zone is known."""
     if isinstance(value, np.datetime64):
         value = value.astype("datetime64[us]").item()
     if not isinstance(value, datetime):
@@ -267,32 +266,32 @@ def _text_of(value: Any, decimal: str) -> str:
 
 @dataclass(frozen=True)
 class Canonical:
-    """The canonical values of plain cells (`dpca.schemas.canonical.plain_cells`), by the rules of one schema.
+    """The canonical values of plain cells (`dpca.schemas.canonical.plain_cells`) under one schema.
 
     Parameters
     ----------
     decimal : str
-        The mark before decimals in text.
+        The decimal mark in text.
     missing_texts : tuple of str
-        The texts that mean a missing value; so does every other spelling of the same number or day.
+        The texts that mean a missing value; every other spelling of the same number or day does so too.
     """
 
     decimal: str = "."
     missing_texts: tuple[str, ...] = ()
 
     def words(self, cells: pa.Array) -> pa.Array:
-        """Return the canonical texts of cells, null where a value is missing.
+        """Return the canonical texts of cells; null for a missing value.
 
         Raises
         ------
         BadSource
-            If the cells have a type without one: lists, durations, binary data.
+            If the cells have a type without a canonical text, such as lists, durations or binary data.
         """
         words = self._words(cells)
         return pc.if_else(pc.is_in(words, value_set=self._missing), pa.scalar(None, pa.string()), words)
 
     def places(self, cells: pa.Array, listed: Sequence[str]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """Return the place of each cell among listed values, -1 for others, and which cells are missing.
+        """Return the index of each cell among listed values (-1 for other values), and a mask of missing cells.
 
         Raises
         ------
@@ -304,9 +303,9 @@ class Canonical:
         return places.to_numpy(zero_copy_only=False).astype(np.int64), _is_null(words)
 
     def numbers(self, cells: pa.Array) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-        """Return cells as numbers, and which of them are missing; a text that is no number is not finite.
+        """Return cells as numbers, and a mask of missing cells; text that is no number becomes NaN or infinity.
 
-        Needless zeros and a plus in front do not count here: ``+007`` is 7.
+        Leading zeros and a leading plus are ignored here: ``+007`` is 7.
 
         Raises
         ------
@@ -318,15 +317,16 @@ class Canonical:
             words = self._words(cells.take(pa.array(rest)))
             numbers[rest[_is_in(words, [_TRUE])]], numbers[rest[_is_in(words, [_FALSE])]] = 1.0, 0.0
             missing[rest] = _is_in(words, self._missing)
-        return numbers + 0.0, missing | np.isin(numbers, self._missing_numbers)  # -0 is 0
+        return numbers + 0.0, missing | np.isin(numbers, self._missing_numbers)  # turns -0 into 0
 
     def days(
         self, cells: pa.Array, formats: Sequence[str], *, timezone: str | None = None
     ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-        """Return cells as days since 1970, and which of them are missing; what no format reads is NaN.
+        """Return cells as days since 1970, and a mask of missing cells; text that matches no format becomes NaN.
 
-        The time of day does not count. Numbers are read as their text, such as 20200105 by ``%Y%m%d``. An instant,
-        which states its zone, is a day of `timezone`; without one, of UTC in a timestamp, and of its own zone in text.
+        The time of day is ignored. Numbers are read as text, such as 20200105 by ``%Y%m%d``. A value with a time zone
+        is converted to its day in `timezone`. Without `timezone`, a timestamp uses the day in UTC, and text the day in
+        its stated zone.
 
         Raises
         ------
@@ -338,7 +338,7 @@ class Canonical:
             cells = pc.local_timestamp(cells.cast(pa.timestamp(kind.unit, timezone)))
             kind = cells.type
         ends = [_day(text, (*formats, _ISO), decimal=self.decimal) for text in self.missing_texts]
-        if pa.types.is_date(kind) or pa.types.is_timestamp(kind):  # in UTC where another zone is known
+        if pa.types.is_date(kind) or pa.types.is_timestamp(kind):  # in UTC if another zone is stated
             per_day = 1 if pa.types.is_date32(kind) else _A_DAY["ms" if pa.types.is_date64(kind) else kind.unit]
             counts = cells.cast(pa.int32()).cast(pa.int64()) if pa.types.is_date32(kind) else cells.cast(pa.int64())
             days = np.floor_divide(counts.fill_null(0).to_numpy(), per_day).astype(np.float64)
@@ -361,14 +361,14 @@ class Canonical:
         return numbers[np.isfinite(numbers)]
 
     def _numbers(self, cells: pa.Array) -> NDArray[np.float64]:
-        """Return cells as numbers; text that is no number is not finite."""
+        """Return cells as numbers; text that is no number becomes NaN or infinity."""
         kind = cells.type
         if pa.types.is_boolean(kind):
             cells = cells.cast(pa.uint8())
         if pa.types.is_floating(kind):
             return _own_width(cells)
         if pa.types.is_decimal(kind):
-            return _filled(cells.cast(pa.string()))  # correctly rounded, as Arrow's cast to float64 is not
+            return _filled(cells.cast(pa.string()))  # rounds correctly, unlike Arrow's cast to float64
         if not (is_text(kind) or pa.types.is_null(kind)):
             if not is_number(cells.type):
                 raise BadSource(f"it holds {kind}; numbers are numbers or text; convert it, or declare another kind")
@@ -383,7 +383,7 @@ class Canonical:
             return _filled(pc.if_else(fits, pc.utf8_ltrim(cells, characters="+"), pa.scalar(None, cells.type)))
 
     def _words(self, cells: pa.Array) -> pa.Array:
-        """Return the canonical texts of cells; those that mean a missing value too."""
+        """Return the canonical texts of cells, including those that mean a missing value."""
         kind = cells.type
         if is_text(kind):
             return _of_texts(cells, decimal=self.decimal)
@@ -408,7 +408,7 @@ class Canonical:
 
 
 def _of_texts(texts: pa.Array, *, decimal: str = ".") -> pa.Array:
-    """Return the canonical texts of texts: each text once, and in Python those alone that may change."""
+    """Return the canonical forms of texts; each distinct text is handled once, in Python only if it may change."""
     coded = texts.dictionary_encode()
     words = pc.utf8_normalize(coded.dictionary, form="NFC")
     numeral = _NUMERAL.replace(r"\.", re.escape(decimal))
@@ -419,7 +419,7 @@ def _of_texts(texts: pa.Array, *, decimal: str = ".") -> pa.Array:
 
 
 def _own_width(cells: pa.Array) -> NDArray[np.float64]:
-    """Return floating numbers as the float64 nearest to their shortest decimals; null is NaN."""
+    """Return floating-point numbers as the float64 nearest to their shortest decimals; null becomes NaN."""
     if pa.types.is_float64(cells.type):
         return _filled(cells)
     numbers = cells.to_numpy(zero_copy_only=False)
@@ -431,12 +431,12 @@ def _own_width(cells: pa.Array) -> NDArray[np.float64]:
 
 @lru_cache(maxsize=1)
 def _halves() -> NDArray[np.float64]:
-    """Return the shortest decimals of all numbers in half precision, by their bits."""
+    """Return the shortest decimals of all half-precision numbers, indexed by their bits."""
     return np.array([float(str(number)) for number in np.arange(1 << 16, dtype=np.uint16).view(np.float16)])
 
 
 def _day(text: str, formats: Sequence[str], *, decimal: str, zone: ZoneInfo | None = None) -> float:
-    """Return the days since 1970 that a text means; Python's parser, unlike Arrow's, refuses the 31st of February."""
+    """Parse a text as days since 1970; unlike Arrow's parser, Python's refuses the 31st of February."""
     word = word_of(text, decimal=decimal)
     for one in dict.fromkeys((text, word, word.partition(" ")[0] if re.fullmatch(_MOMENT, word) else word)):
         for form in formats:
@@ -446,7 +446,7 @@ def _day(text: str, formats: Sequence[str], *, decimal: str, zone: ZoneInfo | No
                     day = day.astimezone(zone)
             except (ValueError, OverflowError):
                 continue
-            if not one.isdigit() or day.strftime(form) == one:  # else a number has lost the zero in front
+            if not one.isdigit() or day.strftime(form) == one:  # otherwise a number has lost a leading zero
                 return float(day.toordinal() - _EPOCH)
     return float("nan")
 
@@ -461,24 +461,24 @@ def _is_in(words: pa.Array, listed: Any) -> NDArray[np.bool_]:
 
 
 def _filled(cells: pa.Array) -> NDArray[np.float64]:
-    """Return numbers, with NaN for null."""
+    """Return cells as float64, with NaN for null."""
     return np.array(cells.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False), dtype=np.float64)
 
 
 NO_ID = ("", "nan", "NaN", "None", "<NA>", "NaT")
-"""The texts that name no individual."""
+"""The texts that are no id."""
 _WHOLE = r"^(-?[0-9]+){}0*$"
 _EXACT_IDS = {pa.float16(): 1 << 11, pa.float32(): 1 << 24, pa.float64(): 1 << 53}
-"""Whole numbers up to here have no other one that becomes the same float."""
+"""The bounds up to which no two whole numbers become the same float."""
 
 
 def id_type(kind: pa.DataType) -> pa.DataType:
-    """Return the type that `id_cells` gives for ids that are stored as another one: int64 or string.
+    """Return the type, int64 or string, that `id_cells` returns for ids stored as `kind`.
 
     Raises
     ------
     BadSource
-        If such values are no ids.
+        If values of this type cannot be ids.
     """
     if isinstance(kind, pa.BaseExtensionType):
         kind = kind.storage_type
@@ -487,12 +487,12 @@ def id_type(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_floating(kind) or (pa.types.is_integer(kind) and kind != pa.uint64()):
         return pa.int64()
     if is_text(kind) or pa.types.is_decimal(kind) or pa.types.is_null(kind) or kind == pa.uint64():
-        return pa.string()  # which holds what int64 may not
+        return pa.string()  # holds ids that int64 cannot
     raise BadSource(f"ids are stored as {kind}; ids are whole numbers or text; convert them")
 
 
 def id_cells(array: pa.Array | pa.ChunkedArray, *, missing: Sequence[str] = NO_ID, decimal: str = ".") -> pa.Array:
-    """Return ids as int64, or as text where the type holds other ones; null where there is none.
+    """Return ids as int64, or as text if the type can hold other ids; null for no id.
 
     Parameters
     ----------
@@ -500,12 +500,12 @@ def id_cells(array: pa.Array | pa.ChunkedArray, *, missing: Sequence[str] = NO_I
     missing : sequence of str
         The texts that are no id.
     decimal : str
-        The mark before decimals in text.
+        The decimal mark in text.
 
     Raises
     ------
     BadSource
-        If such values are no ids.
+        If values of this type cannot be ids.
     """
     wanted, cells = id_type(array.type), plain_cells(array)
     if pa.types.is_floating(cells.type):

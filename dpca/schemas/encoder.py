@@ -1,4 +1,4 @@
-"""Encode the raw columns of a table by a declared schema: one row of numbers a row, the same wherever it runs.
+"""The encoding of raw tables by a declared schema: one row of numbers per raw row, equal on every machine.
 
 >>> encoder = Encoder.of({"columns": [
 ...     {"name": "age", "kind": "numeric", "range": [0, 100]},
@@ -30,7 +30,7 @@ from dpca.schemas.kinds import Boolean, Categorical, Column, Date, Drop, Id, Num
 from dpca.schemas.schema import Schema
 
 _EPOCH = date(1970, 1, 1).toordinal()
-_SQUARES_WELL = 1e150  # squares of up to 65536 such numbers have a finite sum
+_SQUARES_WELL = 1e150  # the squares of up to 65536 such numbers have a finite sum
 _NO_VALUE = "has a missing value; the schema refuses such rows"
 _NO_NUMBER = "has a value that is no finite number; correct or drop it"
 _NO_DATE = "has a value that no declared format reads as a date; correct or drop it"
@@ -40,7 +40,7 @@ _LENGTH = "has a list of another length than declared; correct or drop it"
 
 
 class Fault(NamedTuple):
-    """Rows that break one rule: which, the rule without any value, and the column."""
+    """A mask of the rows that break a rule, the rule (without any value), and the column."""
 
     rows: NDArray[np.bool_]
     reason: str
@@ -49,24 +49,24 @@ class Fault(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Encoder:
-    """The encoding of raw tables that a schema declares.
+    """The encoding of raw tables declared by a schema.
 
     Guarantees
     ----------
-    A row's numbers depend on that row and the schema alone, to the bit: not on the order of columns, the file's format,
-    or the other rows. Their L2 norm is at most `norm_at_most`, up to rounding.
+    An encoded row depends, bit for bit, only on the raw row and the schema. It does not depend on the order of columns,
+    the file format, or the other rows. Its L2 norm is at most `norm_at_most`, up to rounding.
     """
 
     schema: Schema
 
     @classmethod
     def of(cls, facts: Mapping[str, Any]) -> Self:
-        """Return the encoder of a schema in plain JSON values, as an artifact states it.
+        """Return the encoder of a schema in plain JSON values, as stated in an artifact.
 
         Raises
         ------
         Invalid
-            If they are no schema.
+            If the values are no schema.
         """
         return cls(_schema_of(json.dumps(facts, sort_keys=True)))
 
@@ -91,8 +91,8 @@ class Encoder:
         Parameters
         ----------
         rows : Arrow table, or data frame of pandas or polars
-            Raw columns, found by their names in any order. Dropped columns and the one with the id of an individual may
-            be absent.
+            Raw columns, matched by name in any order. Dropped columns and the column of ids of individuals may be
+            absent.
 
         Returns
         -------
@@ -101,7 +101,8 @@ class Encoder:
         Raises
         ------
         Invalid
-            If a column is missing, unknown or of another type, or the schema refuses a row; one line, without a value.
+            If a column is missing, unknown or of another type, or the schema refuses a row. The message is one line,
+            without any value.
         """
         labels = None if is_annotated(rows) else column_labels(rows)
         if labels is None:
@@ -134,9 +135,9 @@ class Encoder:
         return found
 
     def _arrow(self, name: str, column: Any) -> Any:
-        """Return a column of a data frame as an Arrow array; objects of several types by their texts."""
+        """Return a column of a data frame as an Arrow array; objects of mixed types become texts."""
         kind = getattr(column, "dtype", None)
-        if type(kind).__name__ == "SparseDtype":  # which Arrow does not read
+        if type(kind).__name__ == "SparseDtype":  # Arrow cannot read this type
             column = column.sparse.to_dense()
         try:
             if hasattr(column, "to_arrow"):
@@ -156,7 +157,7 @@ class Encoder:
         Raises
         ------
         Invalid
-            If one is missing, or another is there that the schema neither lists nor drops.
+            If a column is missing, or the table has a column that the schema neither lists nor drops.
         """
         unit = self.schema.unit
         wanted = [column.name for column in self.columns] + ([unit] if unit is not None and needs_unit else [])
@@ -165,7 +166,7 @@ class Encoder:
         match_names(known, wanted, noun="schema", drop_others=drop_others or self.schema.unlisted == "drop")
 
     def dropped(self, found: Sequence[str]) -> set[str | None]:
-        """Return the columns of a table that the schema drops, with the fields of a struct that it drops."""
+        """Return the columns of a table that the schema drops, including fields of dropped structs."""
         names = [column.name for column in self.schema.columns if isinstance(column, Drop)]
         return {name for name in found if any(name == one or name.startswith(f"{one}.") for one in names)}
 
@@ -175,7 +176,7 @@ class Encoder:
         Raises
         ------
         BadSource
-            If a column has a type that its kind cannot have.
+            If a column has a type that its kind does not accept.
         """
         faults: list[Fault] = []
         parts = []
@@ -186,14 +187,14 @@ class Encoder:
                 parts.append(_ENCODERS[type(column)](column, cells, canonical, faults))
             except BadSource as error:
                 raise BadSource(f"column {column.name!r}: {error}") from None
-            except pa.ArrowException:  # of a type that Arrow cannot convert
+            except pa.ArrowException:  # a type that Arrow cannot convert
                 kind, wanted = table[column.name].type, type(column).__name__.lower()
                 raise BadSource(f"column {column.name!r}: it holds {kind}, which is not {wanted}; convert it") from None
         return np.concatenate(parts, axis=1), faults
 
 
 def flat_table(table: pa.Table | pa.RecordBatch) -> pa.Table:
-    """Return a table with the fields of each struct as columns of their own: ``a.b`` for the field b of a."""
+    """Return a table in which the fields of each struct are separate columns, such as ``a.b`` for field b of a."""
     if isinstance(table, pa.RecordBatch):
         table = pa.Table.from_batches([table])
     while any(pa.types.is_struct(field.type) for field in table.schema):
@@ -306,7 +307,7 @@ def _scaled(
     faults: list[Fault],
     column: Column,
 ) -> NDArray[np.float64]:
-    """Bring numbers into their range, and scale it; what is no number becomes the low end, and is set elsewhere."""
+    """Clip numbers to their range and scale them; NaN and infinity become the low end, to be overwritten later."""
     low, high = ends
     numbers = np.where(np.isfinite(numbers), numbers, low)
     if outside == "refuse":
@@ -333,7 +334,7 @@ def _with_missing(
     faults: list[Fault],
     scaled: Callable[[Any], float] | None,
 ) -> NDArray[np.float64]:
-    """Set the features of rows with a missing value by the column's rule."""
+    """Set the features of rows with a missing value, by the column's rule."""
     if isinstance(column.missing, Value):
         if scaled is not None:
             numbers[missing] = scaled(column.missing.value)

@@ -1,22 +1,19 @@
-"""Columns of data frames of any library, matched by name, and rows of numbers in memory.
+"""Matching of data frame columns by name, and checks of numeric rows in memory.
 
-Columns of a table matched by name with those that are wanted, so that no order of columns gives wrong numbers.
-
-Only numpy is needed: whoever loads an artifact imports this.
+Columns of a table are matched by name with the required ones, so that no order of columns gives wrong numbers. Only
+NumPy is imported, because loading an artifact imports this module.
 
 >>> match_names(["b", "a"], ["a", "b"], noun="release").tolist()
 [1, 0]
 >>> match_names(["a", "b"], ["a", "b"], noun="release") is None
 True
 
-Columns of data frames and tables of any library, found by the interface they share; none of them is imported.
+Columns of data frames and tables are found through the interface that the libraries share; none of them is imported.
 
-An index numbers or names rows, so it is no feature. Arrow and Parquet state the columns of a stored index; elsewhere
-its name alone shows one, and then nothing is guessed.
+An index numbers or names rows, so it is no feature. Arrow and Parquet state the columns of a stored index. In other
+formats only the name of a column indicates an index, and such a column is refused unless it is declared.
 
-Rows of numbers in memory, checked for what `numpy.asarray` drops in silence: masks, units, dates, categories.
-
-It needs numpy alone, since loading an artifact imports it.
+Rows in memory are checked for content that `numpy.asarray` drops silently: masks, units, dates, categories.
 
 >>> plain_rows(np.ma.masked_array([[1.0, 2.0]], mask=[[False, True]]), missing=True)
 array([[ 1., nan]])
@@ -36,28 +33,28 @@ from dpca.errors import Invalid
 def match_names(
     found: Sequence[str], wanted: Sequence[str], *, noun: str, drop_others: bool = False
 ) -> NDArray[np.intp] | None:
-    """Return the position among the found columns of each wanted one; None where they are the same in one order.
+    """Return the position of each required column among the found ones; None if both lists are equal.
 
     Parameters
     ----------
     found : sequence of str
         The names of the columns of a table.
     wanted : sequence of str
-        The public names.
+        The public names of the required columns.
     noun : str
-        What wants them, for messages.
+        The noun for the object that requires the columns, for messages.
     drop_others : bool
-        Whether columns that nobody wants are left out; else they are refused.
+        True to leave out columns that are not required; False to refuse them.
 
     Raises
     ------
     Invalid
-        If a wanted column is missing, another one is there, or a name occurs twice, so that it says nothing.
+        If a required column is missing, another one is present, or a name occurs twice and so is ambiguous.
 
     Notes
     -----
-    A message names a found column only where no wanted one is missing: else the first line of the table may hold no
-    names but a row.
+    A message names a found column only if no required column is missing. Otherwise the first line of the table may be a
+    row, not a header.
     """
     if len(found) == len(wanted) and all(one == other for one, other in zip(found, wanted, strict=True)):
         return None
@@ -85,9 +82,9 @@ def match_names(
 
 
 def meaning(facts: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Return the part of a schema, in plain JSON values, that decides what the features of its rows mean.
+    """Return the part of a schema, in plain JSON values, that determines the meaning of its features.
 
-    How text is written, and columns without features, are no part of it.
+    The text format, and columns without features, are not part of it.
     """
     if facts is None:
         return None
@@ -96,7 +93,7 @@ def meaning(facts: Mapping[str, Any] | None) -> dict[str, Any] | None:
 
 
 def changed_columns(saved: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
-    """Return the names of the columns that two schemas declare in unlike ways, or only one of them declares."""
+    """Return the names of columns that two schemas declare differently, or that only one of them declares."""
     one, other = ({column["name"]: column for column in meaning(facts)["columns"]} for facts in (saved, found))  # type: ignore[index]
     return [name for name in {**one, **other} if one.get(name) != other.get(name)]
 
@@ -106,7 +103,7 @@ def _first(names: Sequence[str]) -> str:
 
 
 _INDEX = re.compile(r"|Unnamed: \d+(_level_\d+)?|__index_level_\d+__")
-"""The names that pandas gives to an index without a name when it writes it, and when it reads that again."""
+"""The names of an unnamed index when pandas writes it, and when pandas reads it again."""
 
 
 def feature_columns(
@@ -118,16 +115,16 @@ def feature_columns(
     ----------
     found : sequence of str
     index : sequence of str
-        The columns that the table calls its index.
+        The columns that the table's metadata call its index; they are left out.
     named : sequence of str
-        The columns that are declared by name: they stay.
+        The columns that are declared by name; they are kept.
     drop_others : bool
-        Whether a column that looks like an index is left out; else it is refused.
+        True to leave out a column with the name of an index; False to refuse it.
 
     Raises
     ------
     Invalid
-        If a column looks like an index, and no declaration settles what it is.
+        If a column has the name of an index, and no declaration states its meaning.
     """
     kept, known, stored = [], set(named), set(index)
     for at, name in enumerate(found):
@@ -147,11 +144,11 @@ def feature_columns(
 def index_columns(schema: Any) -> tuple[str, ...]:
     """Return the columns of an Arrow schema that its metadata call the index of a data frame."""
     stated = (schema.pandas_metadata or {}).get("index_columns", ())
-    return tuple(name for name in stated if isinstance(name, str))  # a range is no column
+    return tuple(name for name in stated if isinstance(name, str))  # a range index is no column
 
 
 def without_index(rows: Any, *, named: Sequence[str] = (), drop_others: bool = False) -> Any:
-    """Return a frame or table without the columns of a stored index; anything else as it is.
+    """Return a frame or table without the columns of a stored index; return anything else unchanged.
 
     Raises
     ------
@@ -168,7 +165,7 @@ def without_index(rows: Any, *, named: Sequence[str] = (), drop_others: bool = F
 
 
 def column_labels(rows: Any) -> list[Any] | None:
-    """Return the labels of the columns of a frame, a table or an AnnData object; None of anything else."""
+    """Return the column labels of a frame, a table or an AnnData object; None for anything else."""
     if is_annotated(rows):
         return list(rows.var_names)
     if hasattr(rows, "column_names"):  # an Arrow table
@@ -179,41 +176,41 @@ def column_labels(rows: Any) -> list[Any] | None:
 
 
 def is_annotated(rows: Any) -> bool:
-    """Return whether rows are an AnnData object: a matrix with names beside it."""
+    """Return whether rows are an AnnData object, a matrix with separate names."""
     return hasattr(rows, "var_names") and hasattr(rows, "X")
 
 
 def column_at(rows: Any, labels: Sequence[Any], at: int) -> Any:
-    """Return one column of a frame or table, by position where labels may repeat."""
+    """Return one column of a frame or table, by position if labels may repeat."""
     if hasattr(rows, "iloc"):
         return rows.iloc[:, at]
     return rows.column(at) if hasattr(rows, "column_names") else rows[labels[at]]
 
 
 _NO_NUMBERS = re.compile(r"date|time|duration|period|interval|month|categor|enum|dictionary|pint\[", re.IGNORECASE)
-"""Types of columns, of pandas, polars and Arrow, that numpy makes ticks, codes or bare numbers of."""
+"""Column types of pandas, polars and Arrow that NumPy would convert to ticks, codes or unitless numbers."""
 _EXACT = 1 << 53
 _LARGE = "holds an integer beyond 2**53, which float64 rounds; scale or drop its column"
 _RULE = "declare it in a schema and pass what its encoder makes of it (see `dpca schema draft`), or convert it first"
 
 
 def plain_rows(rows: Any, *, name: str = "rows", missing: bool = False) -> Any:
-    """Return rows of which nothing is lost when they become float64.
+    """Return rows that lose no information when they become float64.
 
     Parameters
     ----------
     rows : array-like, scipy sparse, data frame, Arrow table, AnnData or Dask collection
-        What is computed later (AnnData, Dask) is checked by its types here; check its pieces when they are made.
+        For lazy rows (AnnData, Dask) only the types are checked here; check their pieces when they are computed.
     name : str
         The name of the rows in messages.
     missing : bool
-        Whether NaN is a missing entry. Masked entries become NaN then; else they are refused.
+        True if NaN is a missing entry. Masked entries then become NaN; otherwise they are refused.
 
     Raises
     ------
     Invalid
-        If a column holds dates, durations or categories, or values are masked, have a unit, or are integers that
-        float64 does not hold.
+        If a column holds dates, durations or categories. If values are masked, have a unit, or are integers that
+        float64 cannot represent.
     """
     if is_annotated(rows):
         return rows
@@ -224,7 +221,7 @@ def plain_rows(rows: Any, *, name: str = "rows", missing: bool = False) -> Any:
     kind = getattr(getattr(rows, "dtype", None), "kind", "f")
     if kind in "mMV":
         raise Invalid(f"{name} holds {rows.dtype}, which is no number without a rule; {_RULE}")
-    unit = getattr(rows, "units", getattr(rows, "unit", None))  # of astropy, pint and unyt
+    unit = getattr(rows, "units", getattr(rows, "unit", None))  # the attributes of astropy, pint and unyt
     if unit is not None:
         raise Invalid(f"{name} has the unit {unit}, and a release keeps none; pass plain numbers of a declared unit")
     if np.ma.isMaskedArray(rows):
@@ -241,10 +238,10 @@ def plain_rows(rows: Any, *, name: str = "rows", missing: bool = False) -> Any:
 
 
 def _plain_frame(frame: Any, name: str, *, missing: bool) -> Any:
-    """Check the types of the columns of a frame; make sparse ones dense where a sparse one would mean other rows."""
+    """Check the column types of a frame; densify sparse columns unless all are sparse with fill value 0."""
     kinds = dict(_types(frame))
     if len(kinds) < len(frame.columns):
-        return frame  # names that repeat are refused by those who read it
+        return frame  # readers refuse repeated names
     for column, kind in kinds.items():
         if _NO_NUMBERS.match(kind):
             raise Invalid(f"column {column!r} of {name} holds {kind}, which is no number without a rule; {_RULE}")
@@ -268,7 +265,7 @@ def _plain_frame(frame: Any, name: str, *, missing: bool) -> Any:
 
 
 def _types(frame: Any) -> Iterable[tuple[str, str]]:
-    """Yield the names of the columns of a frame or table, and the names of their types."""
+    """Yield the column names of a frame or table with the names of their types."""
     if hasattr(frame, "column_names"):
         return ((field.name, str(field.type)) for field in frame.schema)
     kinds = getattr(frame, "dtypes", None)
@@ -278,12 +275,12 @@ def _types(frame: Any) -> Iterable[tuple[str, str]]:
 
 
 def _plain_list(rows: Any) -> Any:
-    """Return rows in a list as an array where their types matter; what is no array is left as it is."""
+    """Return a list of rows as an array if its types matter; return anything that is no array unchanged."""
     if any(map(np.ma.isMaskedArray, rows)):
         return np.ma.stack(rows)
     try:
         array = np.asarray(rows)
-    except (TypeError, ValueError):  # ragged, and refused by those who read it
+    except (TypeError, ValueError):  # a ragged list, which readers refuse
         return rows
     return array if array.dtype.kind in "mMViuO" else rows
 

@@ -1,6 +1,6 @@
-"""The kinds of columns that a schema may declare: what each value may be, and how many numbers it becomes.
+"""The kinds of columns that a schema may declare, with their accepted values and their features.
 
-Everything in them is public: ranges, lists of values and rules are chosen from public knowledge, never from the rows.
+All declarations are public: ranges, lists of values and rules are chosen from public knowledge, never from the rows.
 
 >>> age = Numeric(name="age", range=(0, 120), missing="category")
 >>> age.features(), age.largest_square()
@@ -15,7 +15,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat, model_validator
 
 MAX_WIDTH = 1 << 16
-"""Features of an encoded table at most: each has a name."""
+"""The maximum number of features of an encoded table, each of which has a name."""
 
 MISSING, OTHER = "(missing)", "(other)"
 
@@ -82,7 +82,7 @@ class Declared(BaseModel):
 
 
 class Value[T](Declared):
-    """A public value that stands for a missing one."""
+    """A public value that replaces a missing one."""
 
     value: T
 
@@ -91,14 +91,14 @@ class Column(Declared):
     """One column of a table."""
 
     name: Name
-    """The name in the header; `a.b` is the field b of a struct a. Without a header: the name it gets."""
+    """The name in the header; `a.b` is field b of struct a. Without a header: the name to assign."""
 
     def features(self) -> tuple[str, ...]:
-        """Return the names of the features that the column becomes."""
+        """Return the names of the features of the column."""
         return ()
 
     def largest_square(self) -> float:
-        """Return the most that the column may add to the squared norm of an encoded row."""
+        """Return the maximum contribution of the column to the squared norm of an encoded row."""
         return 0.0
 
 
@@ -116,16 +116,16 @@ class _Encoded(Column):
 
 
 class Numeric(_Encoded):
-    """A number in a public range, scaled to it."""
+    """A number in a public range, scaled by that range."""
 
     kind: Literal["numeric"] = "numeric"
     range: tuple[FiniteFloat, FiniteFloat]
-    """Public: the lowest and the highest value that count."""
+    """Public: the lowest and the highest value of the range."""
     scale: Scale = "unit"
-    """unit: the range becomes 0 to 1; symmetric: -1 to 1; none: values stay as they are."""
+    """unit: the range becomes 0 to 1; symmetric: -1 to 1; none: values are not scaled."""
     outside: Outside = "clip"
     missing: Literal["refuse", "category"] | Value[FiniteFloat] = "refuse"
-    """refuse the row, a category of its own (one more feature), or a public value."""
+    """refuse: the row is refused; category: one more feature marks missing values; or a public replacement value."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -137,25 +137,25 @@ class Numeric(_Encoded):
         return self
 
     def largest_square(self) -> float:
-        """Return 1, or that of the larger end of the range where values stay as they are."""
+        """Return 1, or, for unscaled values, the square of the range's larger end (1 or more with a category)."""
         return 1.0 if self.scale != "none" else max(*(end * end for end in self.range), float(self._has_missing()))
 
 
 class Date(_Encoded):
-    """A date in a public range, whose days are scaled to it; the time of day does not count."""
+    """A date in a public range, whose days are scaled by that range; the time of day is ignored."""
 
     kind: Literal["date"] = "date"
     range: tuple[date, date]
-    """Public: the first and the last day that count."""
+    """Public: the first and the last day of the range."""
     formats: Annotated[tuple[DayFormat, ...], Field(min_length=1)] = ("%Y-%m-%d",)
-    """How text writes it, tried in order, such as %d.%m.%Y; %z reads an offset from UTC."""
+    """The formats of dates in text, tried in order, such as %d.%m.%Y; %z reads an offset from UTC."""
     timezone: TimeZone | None = None
-    """The zone whose days count for timestamps that state a zone, such as Europe/Berlin; UTC if left out."""
+    """The time zone that determines the day of timestamps with a zone, such as Europe/Berlin; UTC if left out."""
     scale: Literal["unit", "symmetric"] = "unit"
     """unit: the range becomes 0 to 1; symmetric: -1 to 1."""
     outside: Outside = "clip"
     missing: Literal["refuse", "category"] | Value[date] = "refuse"
-    """refuse the row, a category of its own (one more feature), or a public date."""
+    """refuse: the row is refused; category: one more feature marks missing values; or a public replacement date."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -168,15 +168,15 @@ class Date(_Encoded):
 
 
 class Boolean(_Encoded):
-    """Yes or no, which become 1 and 0."""
+    """Yes or no, encoded as 1 and 0."""
 
     kind: Literal["boolean"] = "boolean"
     when_true: Words = ("true", "1")
     """Public: the texts that mean yes."""
     when_false: Words = ("false", "0")
-    """Public: the texts that mean no; any other refuses the row."""
+    """Public: the texts that mean no; a row with any other text is refused."""
     missing: Literal["refuse", "category"] | Value[bool] = "refuse"
-    """refuse the row, a category of its own (one more feature), or a public value."""
+    """refuse: the row is refused; category: one more feature marks missing values; or a public replacement value."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -186,15 +186,15 @@ class Boolean(_Encoded):
 
 
 class Categorical(_Encoded):
-    """One of a public list of values, each of which is a feature: 1 for that of the row, 0 for the others."""
+    """One of a public list of values. Each listed value is a feature: 1 if the row has this value, else 0."""
 
     kind: Literal["categorical"] = "categorical"
     values: Words
     """Public: the list of values."""
     others: Literal["category", "zero", "refuse"]
-    """Values that are not listed: a category (other) of their own, 0 in every feature, or the row is refused."""
+    """Values not listed: category: one more feature (other); zero: 0 in every feature; refuse: the row is refused."""
     missing: Literal["refuse", "category", "zero"] | Value[Word] = "refuse"
-    """refuse the row, a category (missing) of its own, 0 in every feature, or a listed value."""
+    """refuse: the row is refused; category: one more feature (missing); zero: 0 in every feature; or a listed value."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -203,26 +203,26 @@ class Categorical(_Encoded):
         return self
 
     def features(self) -> tuple[str, ...]:
-        """Return one name a listed value, and those of the further categories."""
+        """Return one name per listed value, and the names of the additional categories."""
         more = [OTHER] * (self.others == "category") + [MISSING] * self._has_missing()
         return tuple(f"{self.name}={value}" for value in [*self.values, *more])
 
 
 class Vector(_Encoded):
-    """A list of so many numbers in each row, such as an embedding: Parquet `list<float>` or `fixed_size_list`."""
+    """A fixed-length list of numbers in each row, such as an embedding: Parquet `list<float>` or `fixed_size_list`."""
 
     kind: Literal["vector"] = "vector"
     length: Annotated[int, Field(ge=1, le=MAX_WIDTH)]
-    """Public: how many numbers."""
+    """Public: the length of the list."""
     range: tuple[FiniteFloat, FiniteFloat] | None = None
-    """Public: the range of each number, scaled as that of a numeric column; or a norm."""
+    """Public: the range of each number, scaled as for a numeric column; alternatively declare a norm."""
     norm: Annotated[FiniteFloat, Field(gt=0)] | None = None
-    """Public: the largest L2 norm, which becomes 1; or a range."""
+    """Public: the largest L2 norm, which is scaled to 1; alternatively declare a range."""
     scale: Scale = "unit"
-    """Of a range: as of a numeric column."""
+    """The scale of a range, as for a numeric column."""
     outside: Outside = "clip"
     missing: Literal["refuse", "category", "zero"] = "refuse"
-    """refuse the row, a category of its own (one more feature), or zeros; also where one number is missing."""
+    """refuse: the row is refused; category: one more feature; zero: zeros; also if only one number is missing."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -235,12 +235,12 @@ class Vector(_Encoded):
         return self
 
     def features(self) -> tuple[str, ...]:
-        """Return one name a number."""
+        """Return one name per number."""
         numbers = tuple(f"{self.name}[{at}]" for at in range(self.length))
         return (*numbers, *([f"{self.name}={MISSING}"] if self._has_missing() else []))
 
     def largest_square(self) -> float:
-        """Return 1 for a norm, and for a range that of all numbers at its larger end."""
+        """Return 1 for a norm; for a range, the sum of squares if all numbers are at its larger end."""
         if self.range is None:
             return 1.0
         end = 1.0 if self.scale != "none" else max(end * end for end in self.range)
@@ -248,7 +248,7 @@ class Vector(_Encoded):
 
 
 class Id(Column):
-    """The individual behind each row, an integer or text: all rows of one individual are one record. No feature."""
+    """The id of the individual behind each row, an integer or text. All rows with one id are one record. No feature."""
 
     kind: Literal["id"] = "id"
 
@@ -272,4 +272,4 @@ MISSING_RULES = {
     "date": "refuse, category, or a public date such as {value: 2000-01-31}",
     "vector": "refuse, category or zero",
 }
-"""All that `missing` of a kind may be, for messages."""
+"""The possible values of `missing` for each kind, for messages."""

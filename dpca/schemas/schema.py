@@ -1,14 +1,13 @@
-"""A declared schema: how a table is written, what each column is, and a draft from column types.
+"""Declared schemas of tables.
 
-Read YAML that is a plain document: no key twice, nothing shared, no object of a programming language.
-
-A declared schema: how a table is written, and what each of its columns is. Everything in it is public.
+A schema states the format of a table and its columns. Everything in it is public. It is read from a plain YAML
+document, without repeated keys, references or objects of a programming language.
 
 >>> schema = Schema.parse({"columns": [{"name": "age", "kind": "numeric", "range": [0, 120]}]})
 >>> schema.feature_names, schema.norm_at_most
 (('age',), 1.0)
 
-Draft a schema from the names and the types of columns, never from values; what needs public knowledge is marked.
+A draft uses only the names and types of columns, never values; it marks the places that need public knowledge.
 
 >>> print(draft([("age", None)], text=Text()).splitlines()[-1])
     kind: TO_DECLARE  # public knowledge: numeric, categorical, boolean, date, id or drop
@@ -38,7 +37,7 @@ _LONGEST_INTEGER = 100  # characters, in any notation
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]
-    """A safe loader that refuses what a reader of the file would not see."""
+    """A safe loader that refuses features of YAML that a human reader might miss."""
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):
@@ -52,7 +51,7 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]
         return super().construct_mapping(node, deep=deep)
 
     def construct_yaml_int(self, node: Any) -> Any:
-        is_long = len(node.value) > _LONGEST_INTEGER  # of base 60, its time would grow with the square of the length
+        is_long = len(node.value) > _LONGEST_INTEGER  # base 60 takes time quadratic in the length
         if is_long or not -_INTEGERS <= super().construct_yaml_int(node) < _INTEGERS:
             raise Invalid(f"line {node.start_mark.line + 1} holds an integer of more than 64 bits; correct it")
         return super().construct_yaml_int(node)
@@ -62,13 +61,13 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]
 
 
 _Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
-_Loader.add_implicit_resolver(  # YAML 1.1 takes 1e6 for text
+_Loader.add_implicit_resolver(  # YAML 1.1 reads 1e6 as text
     "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
 )
 
 
 def load_yaml(text: str) -> Any:
-    """Return the document of a YAML text; JSON is YAML too.
+    """Parse a YAML text as a plain document; JSON is valid YAML.
 
     Raises
     ------
@@ -89,7 +88,7 @@ def load_yaml(text: str) -> Any:
 
 DOUBLE_COLON = "::"
 TO_DECLARE = "TO_DECLARE"
-"""The word in a draft wherever public knowledge is needed."""
+"""The placeholder in a draft where public knowledge is needed."""
 _MOST_BYTES = 1 << 24
 _NO_CHARACTER_SETS = ("idna", "punycode", "raw-unicode-escape", "undefined", "unicode-escape", "utf-7")
 _SHOWN = 300
@@ -123,16 +122,16 @@ Delimiter = Annotated[str, Field(min_length=1, max_length=2), AfterValidator(_de
 
 
 class Text(Declared):
-    """How CSV or TSV text is written."""
+    """The format of CSV or TSV text."""
 
     delimiter: Delimiter | None = None
-    """The sign between fields, or `::`; by format if left out: a comma in CSV, a tab in TSV."""
+    """The separator of fields, or `::`; by default a comma in CSV and a tab in TSV."""
     quote: Sign | None = '"'
-    """The sign around fields that hold a delimiter; null: none is special."""
+    """The quote character around fields that hold a delimiter; null: no quoting."""
     decimal: Literal[".", ","] = "."
-    """The mark before decimals."""
+    """The decimal mark."""
     header: bool = True
-    """Whether the first line names the columns; else the columns are those of the schema, all of them, in order."""
+    """True if the first line names the columns. Otherwise the file has exactly the columns of the schema, in order."""
     encoding: Annotated[str, AfterValidator(_text_codec)] = "utf-8"
     """utf-8, latin-1, cp1252, utf-16, ..."""
 
@@ -147,13 +146,13 @@ class Schema(Declared):
     """The declared schema of a table. Everything in it is public: choose it without looking at the rows."""
 
     version: Literal[1] = 1
-    """The version of this form."""
+    """The version of the schema format."""
     text: Text = Text()
-    """How CSV or TSV text is written."""
+    """The format of CSV or TSV text."""
     missing_texts: tuple[Word, ...] = ("",)
-    """The texts that mean a missing value, in every spelling of the same number or date; the empty text always does."""
+    """The texts that mean a missing value, in any spelling of the same number or date; empty text always does."""
     unlisted: Literal["refuse", "drop"] = "refuse"
-    """Columns of a file that the schema does not list: the file is refused, or they are left out."""
+    """Columns of a file that the schema does not list: refuse the file, or drop the columns."""
     columns: Annotated[tuple[AnyColumn, ...], Field(min_length=1, max_length=MAX_WIDTH)]
     """The columns, by name; without a header, in the order of the file."""
 
@@ -173,7 +172,7 @@ class Schema(Declared):
         return self
 
     def _check_values(self, column: AnyColumn) -> None:
-        """Refuse listed texts that are one value (`dpca.schemas.canonical`), and those that mean a missing one."""
+        """Refuse listed texts whose canonical value (`dpca.schemas.canonical`) repeats or means a missing value."""
         if isinstance(column, Categorical):
             parts = [[text] for text in column.values]
         elif isinstance(column, Boolean):
@@ -193,12 +192,12 @@ class Schema(Declared):
 
     @classmethod
     def parse(cls, document: Any) -> Self:
-        """Check a document, as YAML or JSON gives it.
+        """Check a document from YAML or JSON, and return its schema.
 
         Raises
         ------
         Invalid
-            If it is no schema; the message names the place and the rule in one line.
+            If it is no schema. The message names the place and the rule in one line.
         """
         if (place := _undeclared(document)) is not None:
             raise Invalid(f"{place} still says {TO_DECLARE}; declare it from public knowledge, never from the rows")
@@ -223,16 +222,16 @@ class Schema(Declared):
 
     @property
     def unit(self) -> str | None:
-        """The column with the individual behind each row."""
+        """The column with the id of the individual behind each row."""
         return next((column.name for column in self.columns if isinstance(column, Id)), None)
 
     def facts(self) -> dict[str, Any]:
-        """Return the schema as plain JSON values, every rule stated."""
+        """Return the schema as plain JSON values, with every rule stated."""
         return dict(self.model_dump(mode="json", exclude_none=False))
 
 
 def written_text(**values: Any) -> Text:
-    """Return how a text is written; what is None has its default.
+    """Return the format of a text; None selects the default of an option.
 
     Raises
     ------
@@ -261,7 +260,7 @@ def read_schema(path: str | Path) -> Schema:
     Raises
     ------
     Invalid
-        If it cannot be read, or is no schema; one line with the place and the rule.
+        If it cannot be read, or is no schema. The message is one line with the place and the rule.
     """
     document = _document(Path(path))
     try:
@@ -271,9 +270,9 @@ def read_schema(path: str | Path) -> Schema:
 
 
 def schema_faults(path: str | Path) -> tuple[Schema | None, list[tuple[str | None, str]]]:
-    """Return the part of a schema that can be used, and all that is wrong with it as (column or None, rule).
+    """Return the usable part of a schema, and all its faults as (column or None, rule).
 
-    Columns whose declaration is wrong are dropped in that part, which is None where nothing can be used.
+    The usable part drops columns with a wrong declaration. It is None if nothing can be used.
 
     Raises
     ------
@@ -306,7 +305,7 @@ def schema_faults(path: str | Path) -> tuple[Schema | None, list[tuple[str | Non
 
 
 def _dropping(document: Any, positions: Collection[Any]) -> Any:
-    """Return a document in which some columns, if they have names, are declared to be dropped."""
+    """Return a document in which the columns at these positions, if they have names, are declared as dropped."""
     columns = [
         {"name": column["name"], "kind": "drop"}
         if at in positions and isinstance(column, Mapping) and isinstance(column.get("name"), str)
@@ -321,7 +320,7 @@ def _document(path: Path) -> Any:
     pass
 
     try:
-        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:  # what is checked is what is read
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:  # checks and reads the same file
             content = file.read(_MOST_BYTES + 1) if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else None
         if content is None or len(content) > _MOST_BYTES:
             raise Invalid(
@@ -375,7 +374,7 @@ def _in_one_line(error: ValidationError, document: Any) -> str:
 
 
 def _place_and_rule(error: Any) -> tuple[int | None, str, str]:
-    """Return the column of a fault, None where it is of the whole, the key, empty where it is of none, and the rule."""
+    """Return a fault's column (None for the whole document), its key (empty if it has none) and its rule."""
     column, kind, parts = None, "", list(error["loc"])
     if parts[:1] == ["columns"] and len(parts) > 1 and isinstance(parts[1], int):
         column, parts = int(parts[1]), parts[2:]
@@ -390,7 +389,7 @@ def _place_and_rule(error: Any) -> tuple[int | None, str, str]:
 
 
 def _column_at(document: Any, at: int) -> str:
-    """Return the name of a column in quotes, or its number."""
+    """Return the quoted name of a column, or its number."""
     name = _name_at(document, at)
     return str(at + 1) if name is None else repr(name)
 
@@ -409,15 +408,15 @@ version: 1
 
 
 def draft(columns: Sequence[tuple[str, pa.DataType | None]], *, text: Text | None) -> str:
-    """Return a first schema as YAML.
+    """Return a draft of a schema as YAML.
 
     Parameters
     ----------
     columns : sequence of (str, Arrow type or None)
-        Names, and types where the format has them: CSV and TSV have none, and telling a type from values would be
-        reading them.
+        Names, with types if the format has them. CSV and TSV have none, and inferring a type would require reading
+        values.
     text : Text or None
-        How the text of CSV or TSV is written; None for Parquet.
+        The format of CSV or TSV text; None for Parquet.
     """
     lines = [_HEAD.format(word=TO_DECLARE).rstrip()]
     if text is not None:
@@ -435,7 +434,7 @@ def draft(columns: Sequence[tuple[str, pa.DataType | None]], *, text: Text | Non
 
 
 def _column(kind: pa.DataType | None) -> Iterator[str]:
-    """Yield the declaration of a column, as far as its type says it."""
+    """Yield the declaration of a column, as far as its type determines it."""
     ends = f"range: [{TO_DECLARE}, {TO_DECLARE}]  # public knowledge: "
     missing = "missing: refuse  # or category, or a public value: {value: ...}"
     if kind is None or pa.types.is_null(kind):

@@ -1,1 +1,1 @@
-"""Privacy accounting: events, calibration, prices and filters, shared by the core and the ledger."""
+"""Privacy accounting shared by the numerical core and the ledger."""

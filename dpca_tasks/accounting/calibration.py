@@ -1,11 +1,11 @@
-"""Calibration of noise: multipliers and ranges from (epsilon, delta), never rounded down.
+"""Calibration of noise multipliers and score ranges to (epsilon, delta), never rounded down.
 
-*Gaussian noise.* A release of noise multiplier z has ``mu = 1/z``; squares of mu add up, also when each release
-depends on the answers before it. Budgets are kept in whole units of mu squared. A total of u units is (epsilon,
-delta)-DP exactly when ``Phi(mu/2 - epsilon/mu) - e^epsilon Phi(-mu/2 - epsilon/mu) <= delta`` (Balle and Wang 2018,
-Theorem 8). Both sides are computed to 30 digits, and to 60 where 30 do not decide, so that no comparison rests on
-rounding. A multiplier is the least whose charge fits the units of the budget that it was asked
-for: all of a budget can be asked for, and is then used up.
+*Gaussian noise.* A release of noise multiplier z has ``mu = 1/z``. Squares of mu add up, even when each release depends
+on earlier answers. Budgets are kept in whole units of mu squared. A total of u units is (epsilon, delta)-DP exactly
+when ``Phi(mu/2 - epsilon/mu) - e^epsilon Phi(-mu/2 - epsilon/mu) <= delta`` (Balle and Wang 2018, Theorem 8). Both
+sides are computed to 30 digits, and to 60 where 30 do not decide, so no comparison depends on rounding. A multiplier is
+the least one whose charge fits the requested units of the budget. So a request for the whole budget succeeds and uses
+it up.
 
 >>> units_of(4.0) == 2**52
 True
@@ -14,8 +14,8 @@ True
 >>> round(gaussian_noise_multiplier(epsilon=1.0, delta=1e-6), 6)
 4.224679
 
-*Shares of noise.* The sum of several discrete Gaussian shares on the integers guarantees what a Gaussian a little
-smaller guarantees.
+*Shares of noise.* The sum of several discrete Gaussian shares on the integers has the guarantee of a Gaussian of
+slightly smaller variance.
 
 >>> round(shares_mu(sensitivity=5.0, shares=1, squared_scale=36), 4)
 1.118
@@ -24,14 +24,14 @@ True
 
 *Pure mechanisms.* The multipliers of Laplace and Wishart noise are reciprocals of epsilon, rounded up.
 
-*Exponential mechanisms.* A draw with density proportional to ``exp(score / scale)`` has a privacy loss within an
-interval of length r that holds 0, when one record moves all scores at once by amounts within an interval of length
-``r scale``. Such a *bounded range* r is epsilon-DP for ``r <= epsilon``, and more precisely:
+*Exponential mechanisms.* A draw has density proportional to ``exp(score / scale)``. Suppose that one record moves all
+scores at once, by amounts within an interval of length ``r scale``. Then the privacy loss lies in an interval of length
+r that contains 0. Such a *bounded range* r is epsilon-DP for ``r <= epsilon``, and more precisely:
 
-- *One draw.* By convexity the worst law of a loss in ``[t - r, t]`` is the one on its two ends whose likelihood ratio
-  has mean 1, and the worst t is ``(epsilon + r) / 2``. So a draw is (epsilon, delta)-DP exactly when
+- *One draw.* By convexity the worst law of a loss in ``[t - r, t]`` is supported on the two ends of the interval. Its
+  likelihood ratio has mean 1. The worst t is ``(epsilon + r) / 2``. So a draw is (epsilon, delta)-DP exactly when
   ``r <= epsilon`` or ``(1 - e^((epsilon - r) / 2))^2 <= delta (1 - e^-r)``.
-- *Renyi divergence.* For the loss L under the other neighbour's law, ``K(a) = log E e^(a L)`` vanishes at 0 and 1, and
+- *Renyi divergence.* For the loss L under the law of the other neighbour, ``K(a) = log E e^(a L)`` vanishes at 0 and 1.
   ``K''`` is the variance of a law on an interval of length r, at most ``r^2 / 4``. So ``K(a) <= a (a - 1) r^2 / 8``
   for ``a > 1``: a draw is ``r^2 / 8``-zCDP. Divergences of adaptively chosen draws add up.
 
@@ -64,22 +64,22 @@ if TYPE_CHECKING:
     from mpmath import mpf
 
 UNITS = 2**56
-"""Units in a mu squared of 1."""
+"""Units that represent a mu squared of 1."""
 
 _DIGITS, _MORE_DIGITS = 30, 60
-_ROUNDING = 1e-26  # of a term to 30 digits, for each unit of its condition: ten thousand times what is lost
-_LARGEST_FLOAT_EPSILON, _LEAST_FLOAT_MU = 300.0, 1e-6  # between them floats tell the two sides of the condition apart
+_ROUNDING = 1e-26  # of a term to 30 digits, per unit of its condition number: ten thousand times the actual loss
+_LARGEST_FLOAT_EPSILON, _LEAST_FLOAT_MU = 300.0, 1e-6  # within these limits floats resolve both sides of the condition
 _HALF_ROOT = math.sqrt(0.5)
 _MOST_STEPS, _SETTLED = 60, 1e-13
 
 
 def units_of(noise_multiplier: float, count: int = 1) -> int:
-    """Return what ``count`` releases of a multiplier are charged, rounded up."""
+    """Return the charge in units, rounded up, of ``count`` releases with a noise multiplier."""
     return math.ceil(count * UNITS / Fraction(noise_multiplier) ** 2)
 
 
 def multiplier_of(units: int, *, releases: int = 1) -> float:
-    """Return the smallest float multiplier of which so many releases are charged at most ``units``."""
+    """Return the smallest float multiplier for which ``releases`` releases are charged at most ``units``."""
     square = Fraction(releases * UNITS, units)
     multiplier = math.nextafter(math.sqrt(square), 0.0)
     while Fraction(multiplier) ** 2 < square:
@@ -88,7 +88,7 @@ def multiplier_of(units: int, *, releases: int = 1) -> float:
 
 
 def is_private(units: int | Fraction, *, epsilon: float, delta: float) -> bool:
-    """Tell whether a total of units, perhaps no whole number, is (epsilon, delta)-DP."""
+    """Return whether a total of units, possibly fractional, is (epsilon, delta)-DP."""
     import mpmath
 
     if units <= 0:
@@ -97,7 +97,7 @@ def is_private(units: int | Fraction, *, epsilon: float, delta: float) -> bool:
         mu, loss = _mu(units), mpmath.mpf(epsilon)
         left, right = _terms(mu, epsilon=loss)
         excess = left - right - delta
-        condition = 1 + loss + (mu / 2 + loss / mu) ** 2  # a tail at x has x^2, e^epsilon has epsilon
+        condition = 1 + loss + (mu / 2 + loss / mu) ** 2  # a tail at x contributes x^2, e^epsilon contributes epsilon
         if abs(excess) > _ROUNDING * condition * (left + right + delta):
             return bool(excess <= 0)
     with mpmath.workdps(_MORE_DIGITS):
@@ -123,7 +123,7 @@ def largest_units(epsilon: float, delta: float) -> int:
 
 @lru_cache(maxsize=256)
 def smallest_epsilon(units: int, delta: float) -> float:
-    """Return the epsilon of a total of units at delta, rounded up; infinity when delta is not positive."""
+    """Return the epsilon of a total of units at delta, rounded up; infinity if delta is not positive."""
     if units <= 0:
         return 0.0
     if not delta > 0:
@@ -147,11 +147,11 @@ def smallest_epsilon(units: int, delta: float) -> float:
 
 
 def epsilon_at_most(noise_multiplier: float, *, delta: float, releases: int) -> float:
-    """Return an epsilon that releases of a multiplier keep at delta: the float found for it, moved up until it does."""
+    """Return an epsilon that releases of a multiplier satisfy at delta: a float estimate, increased until it holds."""
     from dp_accounting import get_epsilon_gaussian  # slow to import
 
     units = releases * UNITS / Fraction(noise_multiplier) ** 2
-    with np.errstate(all="ignore"):  # its search passes through overflow
+    with np.errstate(all="ignore"):  # the search passes through overflow
         epsilon = float(get_epsilon_gaussian(noise_multiplier / math.sqrt(releases), delta))
     step = math.ulp(epsilon)
     while not is_private(units, epsilon=epsilon, delta=delta):
@@ -165,8 +165,8 @@ def float_epsilons(squares: NDArray[np.float64], deltas: NDArray[np.float64]) ->
 
     Notes
     -----
-    Newton's method on the logarithm of delta, which is concave in epsilon, from above: ``mu^2 / 2 + mu sqrt(2 ln
-    (1 / delta))`` is never less than the root, and so is no iterate.
+    Newton's method is applied to the logarithm of delta, which is concave in epsilon. It starts from above at
+    ``mu^2 / 2 + mu sqrt(2 ln (1 / delta))``, which is never less than the root. Hence no iterate is less than the root.
     """
     with np.errstate(all="ignore"):
         mu = np.sqrt(squares)
@@ -192,15 +192,15 @@ def _normal_tail(bound: float) -> float:
 
 
 def _rough_epsilon(units: int, delta: float) -> float:
-    """Return an epsilon that is right to a few digits, where floats fail."""
+    """Return an epsilon that is accurate to a few digits, for arguments where floats fail."""
     from dp_accounting import get_epsilon_gaussian
 
-    with np.errstate(all="ignore"):  # its search passes through overflow
+    with np.errstate(all="ignore"):  # the search passes through overflow
         return float(get_epsilon_gaussian(math.sqrt(UNITS / units), delta))
 
 
 def _rough_mu(epsilon: float, delta: float) -> float:
-    """Return a mu that is right to a few digits."""
+    """Return a mu that is accurate to a few digits."""
     low, high = _LEAST_FLOAT_MU, 2.0 * math.sqrt(_LARGEST_FLOAT_EPSILON)
     while epsilon < _LARGEST_FLOAT_EPSILON and high - low > 1e-12 * high:
         middle = math.sqrt(low * high)
@@ -221,7 +221,7 @@ def _mu(units: int | Fraction) -> Any:
 
 
 def _excess(mu: Any, *, epsilon: Any, delta: float) -> Any:
-    """Return how far the delta of a mu at an epsilon passes another."""
+    """Return by how much the delta of a mu at an epsilon exceeds ``delta``."""
     left, right = _terms(mu, epsilon=epsilon)
     return left - right - delta
 
@@ -235,7 +235,7 @@ def _terms(mu: Any, *, epsilon: Any) -> tuple[Any, Any]:
 
 
 def _nearer_units(mu: float, *, epsilon: float, delta: float) -> int:
-    """Take one step of Newton from a mu that is right to a few digits; the slope is ``phi(mu/2 - epsilon/mu)``."""
+    """Take one Newton step from a mu accurate to a few digits; the slope is ``phi(mu/2 - epsilon/mu)``."""
     import mpmath
 
     with mpmath.workdps(_DIGITS):
@@ -246,9 +246,9 @@ def _nearer_units(mu: float, *, epsilon: float, delta: float) -> int:
 
 
 def _nearer_epsilon(epsilon: float, *, units: int, delta: float) -> float:
-    """Take the same step from an epsilon; the slope is ``-e^epsilon Phi(-mu/2 - epsilon/mu)``.
+    """Take one Newton step from an epsilon; the slope is ``-e^epsilon Phi(-mu/2 - epsilon/mu)``.
 
-    Rounded up it is most often large enough at once; the search decides.
+    The result, rounded up, is usually large enough already; the search that follows decides.
     """
     import mpmath
 
@@ -274,20 +274,19 @@ def gaussian_noise_multiplier(
     epsilon, delta : float
         The guarantee of all releases together.
     releases : int
-        How many there are; each may depend on the answers before it.
+        The number of releases; each may depend on earlier answers.
     share : Fraction
-        The part of mu^2 that they take. Shares of other releases beside them may add up to 1.
+        The part of mu^2 that these releases take. The shares of all releases under one guarantee may add up to 1.
 
     Returns
     -------
     float
-        The ``z``, least to the last place, with ``releases / z**2 <= floor(share * largest_units(...)) / UNITS`` in
-        exact arithmetic.
+        The least float ``z`` with ``releases / z**2 <= floor(share * largest_units(...)) / UNITS`` in exact arithmetic.
 
     Raises
     ------
     InvalidInput
-        If an argument is out of its domain, or epsilon so small that the multiplier would pass 2**28.
+        If an argument is outside its domain, or epsilon is so small that the multiplier would exceed 2**28.
     """
     check_guarantee(epsilon=epsilon, delta=delta)
     check_count("releases", releases)
@@ -305,7 +304,7 @@ def gaussian_noise_multiplier(
 
 
 def gaussian_epsilon(*, noise_multiplier: float, delta: float, releases: int = 1) -> float:
-    """Return the epsilon, at delta, of Gaussian releases of one multiplier; rounded up, never down."""
+    """Return the epsilon at delta of Gaussian releases of one multiplier, rounded up."""
     if not (math.isfinite(noise_multiplier) and noise_multiplier >= _SMALLEST):
         raise InvalidInput(
             f"noise_multiplier={noise_multiplier} must be finite and at least {_SMALLEST}; "
@@ -317,7 +316,7 @@ def gaussian_epsilon(*, noise_multiplier: float, delta: float, releases: int = 1
 
 
 def check_guarantee(*, epsilon: float = 1.0, delta: float = 0.5) -> None:
-    """Refuse an epsilon or delta outside its domain."""
+    """Check that epsilon and delta are in their domains."""
     if not 0 < epsilon <= _LARGEST_EPSILON:
         raise InvalidInput(
             f"epsilon={epsilon} must be positive and at most {_LARGEST_EPSILON:g}; choose how much privacy to spend"
@@ -327,18 +326,18 @@ def check_guarantee(*, epsilon: float = 1.0, delta: float = 0.5) -> None:
 
 
 def check_count(name: str, value: int) -> None:
-    """Refuse what is no positive whole number."""
+    """Check that a value is a positive whole number."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise InvalidInput(f"{name}={value!r} must be a positive int; pass how many are planned")
 
 
 ROUNDING = 16.0
-"""The squared parameter of the randomised rounding that a discrete Gaussian contains."""
+"""Squared parameter of the randomised rounding that a discrete Gaussian contains."""
 _UP = 1.0 + 2.0**-48
 
 
 def shares_mu(*, sensitivity: float, shares: int, squared_scale: float, least_weight: float = 1.0) -> float:
-    r"""Return mu such that the sum of integers and of H discrete Gaussian shares is mu-GDP; rounded up.
+    r"""Return mu, rounded up, such that the sum of integers and of H discrete Gaussian shares is mu-GDP.
 
     Parameters
     ----------
@@ -346,7 +345,7 @@ def shares_mu(*, sensitivity: float, shares: int, squared_scale: float, least_we
         How far one record moves the integers, in the l2 norm of isometric coordinates: the norm after each coordinate
         is divided by its weight.
     shares : int
-        The number H of honest shares, which nobody else knows.
+        The number H of honest shares, unknown to every other party.
     squared_scale : float
         The parameter ``s^2`` of a share where the weight is 1; a coordinate of weight w has ``w^2 s^2``.
     least_weight : float
@@ -355,16 +354,16 @@ def shares_mu(*, sensitivity: float, shares: int, squared_scale: float, least_we
     Notes
     -----
     Proof. (1) For a shift c, ``sum over integers k of exp(-(k - c)^2 / (2 r^2))`` is the same for all c up to a factor
-    ``1 + 4 exp(-2 pi^2 r^2)`` by Poisson summation: below ``1 + 1e-136`` for r = 4. (2) So rounding a real y at random
-    to the integer x with probability proportional to ``exp(-(x - y)^2 / (2 r^2))`` turns ``N(m, V - r^2)``, m an
-    integer, into the discrete Gaussian of parameter V around m, up to that factor: integrate the product of both
-    densities over y. (3) H discrete Gaussians of parameter ``w^2 s^2`` add up to one of ``H w^2 s^2``, up to a factor
-    ``1 +- tau`` with ``tau = 10 sum_{k < H} exp(-2 pi^2 w^2 s^2 k / (k + 1))``, below ``1e-67 H`` where ``s w >= 4``
-    (Kairouz, Liu and Steinke, 2021). (4) Hence the sum is post-processing of Gaussians of variance ``H w^2 s^2 - 16``
-    around the same integers. Divided by its weight each has variance at least ``H s^2 - 16 / w_min^2``, and the shift
-    has norm at most Delta: a Gaussian release of ``mu = Delta / sqrt(H s^2 - 16 / w_min^2)``. The factors change the
-    probability of any event of p coordinates by less than ``1e-66 p H``: for every delta above 1e-40, mu is rounded up
-    by far more.
+    ``1 + 4 exp(-2 pi^2 r^2)`` by Poisson summation. For r = 4 this factor is below ``1 + 1e-136``. (2) Round a real y
+    at random to the integer x with probability proportional to ``exp(-(x - y)^2 / (2 r^2))``. Up to the factor of (1),
+    this turns ``N(m, V - r^2)``, m an integer, into the discrete Gaussian of parameter V around m: integrate the
+    product of both densities over y. (3) H discrete Gaussians of parameter ``w^2 s^2`` add up to one of ``H w^2 s^2``,
+    up to a factor ``1 +- tau`` with ``tau = 10 sum_{k < H} exp(-2 pi^2 w^2 s^2 k / (k + 1))``. It is below ``1e-67 H``
+    where ``s w >= 4`` (Kairouz, Liu and Steinke, 2021). (4) Hence the sum is post-processing of Gaussians of variance
+    ``H w^2 s^2 - 16`` around the same integers. After division by its weight each coordinate has variance at least
+    ``H s^2 - 16 / w_min^2``, and the shift has norm at most Delta. This is a Gaussian release of
+    ``mu = Delta / sqrt(H s^2 - 16 / w_min^2)``. The factors change the probability of any event of p coordinates by
+    less than ``1e-66 p H``; for every delta above 1e-40, mu is rounded up by far more.
     """
     _check(shares, least_weight)
     own = squared_scale * least_weight**2
@@ -377,7 +376,7 @@ def shares_mu(*, sensitivity: float, shares: int, squared_scale: float, least_we
 
 
 def shares_squared_scale(*, sensitivity: float, shares: int, mu: float, least_weight: float = 1.0) -> int:
-    """Return the least even ``s^2`` with which H shares are mu-GDP: even, so that half of it is an integer too.
+    """Return the least even ``s^2`` for which H shares are mu-GDP; it is even so that half of it is an integer too.
 
     Parameters
     ----------
@@ -394,7 +393,7 @@ def shares_squared_scale(*, sensitivity: float, shares: int, mu: float, least_we
     scale = 2 * math.ceil(max(needed, rounding) / 2)
     terms = {"sensitivity": sensitivity, "shares": shares, "least_weight": least_weight}
     while shares * scale <= rounding or shares_mu(**terms, squared_scale=scale) > mu:  # type: ignore[arg-type]
-        scale += 2 * max(1, scale >> 49)  # beyond 2^50 a step that a float notices
+        scale += 2 * max(1, scale >> 49)  # beyond 2^50, a step large enough to change a float
     return scale
 
 
@@ -409,7 +408,7 @@ _LARGEST_MULTIPLIER = 2**28  # beyond it a release costs less than one unit
 
 
 def laplace_noise_multiplier(*, epsilon: float) -> float:
-    """Return the Laplace scale over L1 sensitivity that is epsilon-DP: ``1 / epsilon``, rounded up."""
+    """Return the epsilon-DP Laplace scale over L1 sensitivity: ``1 / epsilon``, rounded up."""
     check_guarantee(epsilon=epsilon)
     return _reciprocal_up(epsilon, 1)
 
@@ -417,7 +416,7 @@ def laplace_noise_multiplier(*, epsilon: float) -> float:
 def wishart_noise_multiplier(*, epsilon: float) -> float:
     """Return the scale c of symmetrised Wishart noise over sensitivity: ``1 / (2 epsilon)``, rounded up.
 
-    The sensitivity is in the nuclear norm: 1 for a record more, less or emptied, 2 for a record replaced.
+    The sensitivity is in the nuclear norm: 1 for a record added, removed or emptied, 2 for a replaced record.
     """
     check_guarantee(epsilon=epsilon)
     return _reciprocal_up(epsilon, 2)
@@ -437,26 +436,26 @@ _ORDERS = tuple(1.0 + 2.0 ** (step / 8) for step in range(-80, 321))
 
 @cache
 def largest_range(*, epsilon: float, delta: float, draws: int = 1) -> float:
-    """Return the largest range that each of several draws may have, so that together they keep a guarantee.
+    """Return the largest range of each of several draws that together satisfy a guarantee.
 
     Parameters
     ----------
     epsilon, delta : float
         The guarantee of all draws together; delta 0 is pure.
     draws : int
-        How many there are; each may depend on those before it.
+        The number of draws; each may depend on earlier ones.
 
     Returns
     -------
     float
-        The better of two: every draw (epsilon, delta) / draws-DP by the exact condition, or the draws together
-        ``draws r^2 / 8``-zCDP, converted at the best of many orders. Rounded down: the condition was checked for the
-        number returned, with 60 digits.
+        The better of two bounds. In the first, every draw is (epsilon, delta) / draws-DP by the exact condition. In the
+        second, the draws together are ``draws r^2 / 8``-zCDP, converted at the best of many orders. Rounded down: the
+        condition was checked with 60 digits for the returned number.
 
     Raises
     ------
     InvalidInput
-        If an argument is out of its domain, or the range would pass below 2**-28.
+        If an argument is outside its domain, or the range would be below 2**-28.
     """
     if not (0 < epsilon <= _LARGEST_EPSILON and 0 <= delta < 1 and draws >= 1):
         raise InvalidInput(
@@ -472,7 +471,7 @@ def largest_range(*, epsilon: float, delta: float, draws: int = 1) -> float:
 
 
 def _one_by_one(epsilon: float, delta: float, draws: int) -> float:
-    """Solve the exact condition of one draw, a quadratic equation in ``e^(r / 2)``, for a share of the guarantee."""
+    """Solve the exact condition of one draw, a quadratic equation in ``e^(r / 2)``, for its share of the guarantee."""
     from mpmath import mp
 
     with mp.workdps(_RANGE_DIGITS):
@@ -487,7 +486,7 @@ def _one_by_one(epsilon: float, delta: float, draws: int) -> float:
 
 
 def _together(epsilon: float, delta: float, draws: int) -> float:
-    """Solve the conversion of the draws' divergence at the order that allows the most of it."""
+    """Solve the conversion of the draws' total divergence at the order that allows the largest range."""
     from mpmath import mp
 
     with mp.workdps(_RANGE_DIGITS):
@@ -502,7 +501,7 @@ def _together(epsilon: float, delta: float, draws: int) -> float:
 
 
 def _down(root: "mpf", holds: "Callable[[mpf], bool]") -> float:
-    """Return the largest float up to a root for which a condition holds."""
+    """Return the largest float at or below a root for which a condition holds."""
     from mpmath import mp
 
     found = float(root)

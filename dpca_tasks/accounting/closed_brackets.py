@@ -1,46 +1,46 @@
-r"""True guarantees in closed form: smooth noise, Wishart matrices, and noise of several sites.
+r"""Closed-form privacy guarantees of smooth noise, Wishart matrices and joint releases over sites.
 
-What several sites' noised and masked messages of one sum give away together, and the least noise that is needed.
-
-Site s sends its part, weighted, plus a share of noise plus a mask; all masks add up to 0. Who sees every message, and
-knows the masks of the sites that collude, learns of one record of an honest site a Gaussian shift of the mu below.
+*Joint releases.* Site s sends its weighted part plus a share of noise plus a mask; all masks add up to 0. Consider a
+viewer of every message that also holds the masks of the colluding sites. For one record of an honest site, the view is
+a Gaussian shift with the mu that `view_mu` returns. `least_noise` is the least noise that a guarantee of each site
+requires.
 
 >>> round(view_mu(sensitivity=1.0, honest=7, share_variance=1 / 7), 3)
 1.0
 >>> round(least_noise(weights=(1.0, 1.0), sensitivities=(1.0, 1.0), mus=(0.5, 1.0)), 3)
 4.0
 
-True guarantees of printed noise in closed form: smooth noise, one Wishart matrix, and joint releases.
+*Smooth noise.* The worst pair of outputs that a smooth bound allows determines the guarantee: a shift by the bound, and
+log scales that differ by the smoothness.
 
-What smooth noise gives is that of the worst pair of outputs that a smooth bound allows: a shift of the bound, and log
-scales that differ by the smoothness.
-
-*Cauchy.* The densities of location m and scale s are the Poisson kernels of the upper half plane, so the largest log
-ratio of two of them is the hyperbolic distance d of their parameters, ``cosh d = 1 + ((m - m')^2 + (s - s')^2) / (2 s
-s')``. Of D independent coordinates, with an l1 shift of t times the scale, all of it on one coordinate is at least
-``d(t, beta) + (D - 1) beta``, and no division of it passes ``t + D beta``.
+*Cauchy.* The densities of location m and scale s are the Poisson kernels of the upper half plane. So the largest log
+ratio of two densities is the hyperbolic distance d of their parameters,
+``cosh d = 1 + ((m - m')^2 + (s - s')^2) / (2 s s')``. Take D independent coordinates with an l1 shift of t times the
+scale. The whole shift on one coordinate gives at least ``d(t, beta) + (D - 1) beta``, and no division of the shift
+exceeds ``t + D beta``.
 
 >>> found = smooth_cauchy_bracket(shift=1 / 60, smoothness=0.1 / (6 * 123), size=123)
 >>> 0.0331 < found.lower < found.upper < 0.03334
 True
 
-*One Wishart matrix* added to ``S = X^T X``, for one record of norm 1 more or less. Adding a unit x moves the Schur
-complement ``1 / (x^T W^-1 x)``, of law ``c chi^2_p``, by 1, and leaves the rest, independent of it, as it was. So a
-matrix of m degrees of freedom and scale c is additive noise t on one number, with ``p = m - d + 1`` and a shift of 1,
-whose ratio of densities ``(t / (t - 1))^(p / 2 - 1) e^(-1 / 2c)`` falls with t: both directions are differences of two
-tails.
+*One Wishart matrix* is added to ``S = X^T X``, and neighbours differ by one record of norm 1 that is added or removed.
+Adding a unit x moves the Schur complement ``1 / (x^T W^-1 x)``, of law ``c chi^2_p``, by 1. The rest is independent of
+it and does not change. So a matrix of m degrees of freedom and scale c is additive noise t on one number, with
+``p = m - d + 1`` and a shift of 1. Its ratio of densities ``(t / (t - 1))^(p / 2 - 1) e^(-1 / 2c)`` falls with t, so
+both directions are differences of two tails.
 
 >>> round(wishart_delta(2, scale=15.0, epsilon=0.1), 4)
 0.0328
 
-*Correlated noise* (CAPE). Site s sends its sum plus a mask and a share of noise; all masks of S sites add up to 0. An
-aggregator that colludes with C sites sees, for a record of one of the ``H = S - C`` others, a Gaussian of
-``mu^2 = 1 / (H v) + (1 - 1/H) / (u + v)`` where v is a share's variance and ``u (I - 1 1^T / S)`` the covariance of the
-masks, over the squared sensitivity. At the printed ``v = t^2 / S`` and ``u = t^2`` one message has ``mu = 1 / t``; all
-of them together have more.
+*Correlated noise* (CAPE). Site s sends its sum plus a mask and a share of noise; all masks of S sites add up to 0. Let
+an aggregator collude with C sites. For a record of one of the ``H = S - C`` others, its view is a Gaussian of
+``mu^2 = 1 / (H v) + (1 - 1/H) / (u + v)``. Here v is a share's variance and ``u (I - 1 1^T / S)`` the covariance of the
+masks, both over the squared sensitivity. At the printed ``v = t^2 / S`` and ``u = t^2`` one message has ``mu = 1 / t``;
+all messages together have a larger mu.
 
-*The power on the wrong side* (a sampler of directions). Of a rejection sampler whose accept test has ``(1 + 2 u / b)^(d
-/ 2)`` in the denominator, the law is proportional to ``e^-u (1 + 2 u / b)^-d``, ``u = v^T A v``, in place of ``e^-u``.
+*Inverted acceptance test* (a sampler of directions). A rejection sampler has ``(1 + 2 u / b)^(d / 2)`` in the
+denominator of its acceptance test, with ``u = v^T A v``. The law is then proportional to ``e^-u (1 + 2 u / b)^-d``
+instead of ``e^-u``.
 
 >>> round(correlated_inflation(sites=10, colluders=0), 3), round(inverted_sampler_loss(slope=0.25, n_features=10), 2)
 (1.348, 2.65)
@@ -58,7 +58,7 @@ from dpca_tasks.errors import InvalidInput
 
 
 def usual_colluders(sites: int) -> int:
-    """Return the number of colluding sites that is tolerated unless stated: below a third of the others."""
+    """Return the default number of colluding sites that is tolerated: less than a third of the other sites."""
     return (sites - 1) // 3
 
 
@@ -70,16 +70,16 @@ def view_mu(*, sensitivity: float, honest: int, share_variance: float, mask_vari
     sensitivity : float
         How far the record moves its site's message.
     honest : int
-        The number H of sites whose masks the viewer does not know.
+        The number H of sites whose masks the viewer does not hold.
     share_variance : float
-        The variance v of each site's own noise.
+        The variance v of each site's noise.
     mask_variance : float
         u, where the honest masks have covariance ``u (I - 1 1^T / H)``; infinite for uniform masks of a ring.
 
     Notes
     -----
-    The honest messages have covariance ``(u + v) I - (u / H) 1 1^T``: eigenvalue v along the sum, ``u + v`` beside it.
-    A shift of one message has the part 1 / H of its square along the sum, hence
+    The honest messages have covariance ``(u + v) I - (u / H) 1 1^T``: eigenvalue v along the sum, and ``u + v``
+    orthogonal to it. A shift of one message has the part 1 / H of its square along the sum, hence
     ``mu^2 = Delta^2 (1 / (H v) + (1 - 1 / H) / (u + v))``.
     """
     if honest < 1 or share_variance <= 0:
@@ -92,16 +92,17 @@ def view_mu(*, sensitivity: float, honest: int, share_variance: float, mask_vari
 
 
 def least_noise(*, weights: Sequence[float], sensitivities: Sequence[float], mus: Sequence[float]) -> float:
-    """Return the least variance of a weighted sum's noise that gives every site its mu: of the site that needs most.
+    """Return the least noise variance of a weighted sum that gives every site its mu.
 
-    With H honest shares of the H-th part of it each, under uniform masks, the worst site reaches its mu exactly. No
-    Gaussian noise does with less, since the published sum alone needs as much.
+    The most demanding site determines it. If each of H honest sites adds a share of a H-th of this variance under
+    uniform masks, the worst site reaches its mu exactly. No smaller Gaussian noise suffices, because the published sum
+    alone needs as much.
     """
     return max((w * delta / mu) ** 2 for w, delta, mu in zip(weights, sensitivities, mus, strict=True))
 
 
 def rosters_mu(rosters: ArrayLike, *, sensitivity: float, share_variance: float) -> NDArray[np.float64]:
-    """Return each site's mu where the same noised messages entered several sums that were opened.
+    """Return each site's mu when the same noised messages entered several published sums.
 
     Parameters
     ----------
@@ -112,8 +113,8 @@ def rosters_mu(rosters: ArrayLike, *, sensitivity: float, share_variance: float)
 
     Notes
     -----
-    The sums ``M b`` of messages b of variance v tell what the projection ``M^+ M b`` tells:
-    ``mu_j^2 = Delta^2 / v (M^+ M)_jj``. A sum and the same without site j give j's message itself.
+    The sums ``M b`` of messages b of variance v reveal exactly the projection ``M^+ M b``, hence
+    ``mu_j^2 = Delta^2 / v (M^+ M)_jj``. A sum and the same sum without site j reveal the message of j itself.
     """
     opened = np.asarray(rosters, np.float64)
     shown = np.clip(np.diag(np.linalg.pinv(opened) @ opened), 0.0, 1.0)
@@ -121,28 +122,28 @@ def rosters_mu(rosters: ArrayLike, *, sensitivity: float, share_variance: float)
 
 
 def gain_over_equal_weights(sizes: Sequence[int]) -> float:
-    """Return how much more variance an average of the sites' means has than pooled noise: Proposition 1 of CAPE.
+    """Return the variance of an unweighted average of the sites' means over that of pooled noise (CAPE, Proposition 1).
 
-    ``(N / S)^2 sum 1 / n_s^2``: S for equal sizes, its least value. Weights ``n_s / N`` give S for any sizes, so a gain
-    beyond S is a fault of equal weights.
+    It is ``(N / S)^2 sum 1 / n_s^2``, with its least value S for equal sizes. Weights ``n_s / N`` give S for any sizes,
+    so a gain beyond S is a defect of equal weights.
     """
     total = sum(sizes)
     return sum((total / len(sizes) / size) ** 2 for size in sizes)
 
 
 def wishart_delta(degrees: float, *, scale: float, epsilon: float) -> float:
-    """Return the least delta at epsilon.
+    """Return the least delta at epsilon of a Wishart matrix.
 
     Parameters
     ----------
     degrees : float
-        p, at least 2: below, the ratio of densities has no bound.
+        p, at least 2; for smaller p the ratio of densities is unbounded.
     scale : float
         c, in squared clip norms.
     epsilon : float
     """
     power, fall = degrees / 2 - 1, 1 / (2 * scale)
-    if power == 0:  # an exponential distribution: what one density lacks is covered by no epsilon
+    if power == 0:  # exponential distribution: no epsilon covers the part outside the other support
         return -math.expm1(-fall)
     from scipy import stats  # slow to import
 
@@ -170,28 +171,29 @@ def wishart_epsilon(degrees: float, *, scale: float, delta: float) -> float:
 
 
 ROWS = 500
-"""Records along each of two axes, before the one that differs."""
+"""Records along each of the two axes, without the record that differs."""
 
 
 def correlated_inflation(*, sites: int, colluders: int) -> float:
-    """Return mu of an aggregator's view over that of a single message."""
+    """Return mu of an aggregator's view divided by mu of a single message."""
     return view_mu(sensitivity=1.0, honest=sites - colluders, share_variance=1 / sites, mask_variance=1.0)
 
 
 def inverted_sampler_loss(*, slope: float, n_features: int, rows: int = ROWS) -> float:
-    """Return the privacy loss of one direction for two neighbours, which the sampler's epsilon is at least.
+    """Return the privacy loss of one direction for two neighbours, a lower bound of the sampler's epsilon.
 
-    As many records lie along each of two axes, and one more along the first or, replaced, along the second. Both laws
-    have the same constant, and the direction of the first axis has the largest loss.
+    The same number of records lies along each of two axes. One further record lies along the first axis, or along the
+    second after it is replaced. Both laws have the same constant, and the direction of the first axis has the largest
+    loss.
 
     Parameters
     ----------
     slope : float
-        By which the second moment is multiplied: a fourth of epsilon in the libraries.
+        The factor of the second moment: a fourth of epsilon in the libraries.
     n_features : int
         d.
     rows : int
-        The records along each axis; the more, the larger the loss.
+        The number of records along each axis; the loss grows with it.
     """
     from scipy import optimize  # slow to import
 
@@ -201,17 +203,17 @@ def inverted_sampler_loss(*, slope: float, n_features: int, rows: int = ROWS) ->
 
 
 _WITHIN = 1e-6
-_LIKELIER = 1.0 + 2.0**-8  # more than the chi-square tails differ from quadrature, of delta
+_LIKELIER = 1.0 + 2.0**-8  # more than the relative difference of delta between the chi-square tails and quadrature
 
 
 def known(lower: float, upper: float | None = None) -> EpsilonBracket:
-    """Return the bracket of an epsilon that is known, or of two ends that are."""
+    """Return the bracket of an exactly known epsilon, or of known lower and upper ends."""
     upper = lower if upper is None else upper
     return EpsilonBracket(lower=lower, upper=upper, agrees=lower == upper)
 
 
 def smooth_gaussian_bracket(*, shift: float, smoothness: float, size: int, delta: float) -> EpsilonBracket:
-    """Bracket the epsilon of smooth Gaussian noise: the lower end is that of one of the worst pairs."""
+    """Bracket the epsilon of smooth Gaussian noise; the lower end is the epsilon of one of the worst pairs."""
     above = shift**2 / 2 * UP
     while not is_gaussian_pair_private(shift, smoothness, epsilon=above, delta=delta * (2 - _LIKELIER), size=size):
         above *= 2
@@ -226,7 +228,7 @@ def smooth_gaussian_bracket(*, shift: float, smoothness: float, size: int, delta
 
 
 def smooth_cauchy_bracket(*, shift: float, smoothness: float, size: int) -> EpsilonBracket:
-    """Bracket the epsilon of independent Cauchy noise of a shift in the l1 norm, both of the scale; delta is 0."""
+    """Bracket the pure epsilon of independent Cauchy noise, for an l1 shift and a smoothness relative to its scale."""
     moved = (shift**2 + math.expm1(smoothness) ** 2) / (2 * math.exp(smoothness))
     lower = 2 * math.asinh(math.sqrt(moved / 2)) + (size - 1) * smoothness
     upper = shift + size * smoothness
@@ -234,9 +236,10 @@ def smooth_cauchy_bracket(*, shift: float, smoothness: float, size: int) -> Epsi
 
 
 def wishart_bracket(degrees: float, *, scale: float, delta: float) -> EpsilonBracket:
-    """Bracket the epsilon of one Wishart matrix, as `dpca_tasks.accounting.closed_brackets` has it.
+    """Bracket the epsilon of one Wishart matrix by the closed form in the module docstring.
 
-    Neighbours' densities lack part of each other's support, which no epsilon covers: it is infinite at a smaller delta.
+    Each neighbour's density vanishes on part of the other's support, which no epsilon covers. At a smaller delta than
+    the mass of that part, epsilon is infinite.
     """
     if delta <= 0 or (degrees == 2 and wishart_delta(degrees, scale=scale, epsilon=0.0) > delta):
         return known(math.inf)

@@ -1,16 +1,16 @@
-r"""The true epsilon of an event, from below and from above, by distributions of the privacy loss.
+r"""Lower and upper bounds of the true epsilon of an event, from distributions of the privacy loss.
 
-The privacy loss of one step: its distribution, on any grid, with the error of rounding to it.
+The privacy loss of one step is a distribution that can be rounded to any grid, with a bound on the rounding error.
 
 >>> loss = step_loss((("laplace", 1.0), ("noise_multiplier", 2.0)), tail=1e-9, adds=False)
 >>> loss.low, loss.high, loss.atoms[1]
 (-0.5, 0.5, (0.5, 0.5))
 
-The true epsilon of an event at a delta, from below and from above, refined until both agree.
+The epsilon of an event at a delta is bounded from below and from above, on finer grids until both bounds agree.
 
-An accountant that rounds losses up on one grid states an upper bound, and how far it lies above the truth is a matter
-of the grid: over ten times for thousands of steps of little loss. Here both ends are proved, and the grid is refined
-until they are as close as requested, or a stated limit is reached.
+An accountant that rounds losses up on one grid states an upper bound. Its distance from the truth depends on the grid:
+over a factor of ten for thousands of steps of little loss. Here both ends are proved. The grid is refined until they
+are as close as requested, or a stated limit is reached.
 
 >>> from dpca_tasks.accounting.events import gaussian, poisson_sampled, self_composed
 >>> steps = self_composed(poisson_sampled(gaussian(1.0), 0.01), 100)
@@ -20,27 +20,28 @@ until they are as close as requested, or a stated limit is reached.
 
 Notes
 -----
-Write Y for the sum of the losses ``log dP/dQ`` of all steps under P, of which ``delta(epsilon) = P(Y = inf) + E (1 -
-e^(epsilon - Y))_+``. Each of n steps is rounded to the nearest point of a grid of step h. The n rounding errors are
-independent, each in an interval of length h, so their sum leaves its mean by more than
-``t = h sqrt(n / 2 ln(1 / eta))`` with probability at most eta to either side (Hoeffding): t grows with ``sqrt n``, not
-n. What stands in the expectation above never falls in Y and lies in [0, 1], so with R the sum of the rounded losses
-less the mean of the errors
+Let Y be the sum of the losses ``log dP/dQ`` of all steps under P. Then
+``delta(epsilon) = P(Y = inf) + E (1 - e^(epsilon - Y))_+``. Each of n steps is rounded to the nearest point of a grid
+of step h. The n rounding errors are independent, each in an interval of length h. So their sum differs from its mean by
+more than ``t = h sqrt(n / 2 ln(1 / eta))`` with probability at most eta to either side (Hoeffding). Here t grows with
+``sqrt n``, not with n. The integrand of the expectation above is nondecreasing in Y and lies in [0, 1]. Let R be the
+sum of the rounded losses less the mean of the errors. Then
 
     delta_R(epsilon + t) - eta <= delta_Y(epsilon) <= delta_R(epsilon - t) + eta.
 
 *The mean of an error.* On a cell [a, b] around c, ``E (c - Y) 1_[a, b]`` is ``Int F - h (F(a) + F(b)) / 2``, F the
-distribution function. Where the density is monotone, Int F lies between ``h F(c)`` and ``h (F(a) + F(b)) / 2``, so the
-error's part lies between 0 and ``h (2 F(c) - F(a) - F(b)) / 2``; in the few cells around a turn of the density it is at
-most ``h / 2`` times the cell's mass. In the cells where that says least, most of the mass where rates are small, the
-integral is between sums of F over a few hundred parts, whatever the density. Losses of probability above 0 (Laplace,
-pure events) are rounded by themselves.
+distribution function. Where the density is monotone, Int F lies between ``h F(c)`` and ``h (F(a) + F(b)) / 2``. So this
+part of the error lies between 0 and ``h (2 F(c) - F(a) - F(b)) / 2``. In the few cells around a turning point of the
+density it is at most ``h / 2`` times the cell's mass. Some cells have the weakest such bounds; where rates are small,
+they hold most of the mass. For these cells the integral is bounded by sums of F over a few hundred parts, whatever the
+density. Losses of probability above 0 (Laplace, pure events) are rounded separately.
 
-*The rest.* Losses beyond the range of a step, and sums beyond the window of the Fourier transform (by Chernoff's bound
-on the rounded law), have mass at most `_SPARE` delta each, which is added to eta; so is ``2^-48`` a step for the
-transform's floats, over a hundred times what tests against closed forms show. Neighbours differ by one record more or
-less; both directions are composed, each with its dominating pair, and the larger epsilon is the answer (Zhu, Dong and
-Wang 2022). Replaced records go through the empty one: `dpca_tasks.accounting.subsampled.through_empty_record`.
+*The rest.* Two kinds of losses are left out: those beyond the range of a step, and sums beyond the window of the
+Fourier transform (by Chernoff's bound on the rounded law). Each has mass at most `_SPARE` delta, which is added to eta.
+For the floating-point error of the transform, ``2^-48`` a step is added, over a hundred times what tests against closed
+forms show. Neighbours differ by one record more or less. Both directions are composed, each with its dominating pair,
+and the larger epsilon is the answer (Zhu, Dong and Wang 2022). Replaced records are handled through the empty record:
+`dpca_tasks.accounting.subsampled.through_empty_record`.
 
 References
 ----------
@@ -65,14 +66,18 @@ from dpca_tasks.accounting.events import Parts, Relation, float_down, float_up, 
 from dpca_tasks.accounting.prices import own_price
 from dpca_tasks.errors import InvalidInput
 
-_CELLS, _PARTS = 64, 256  # of the cells whose errors are known least, and of each of them
+_CELLS, _PARTS = 64, 256  # number of cells whose errors are least known, and of parts of each such cell
 
 type Function = Callable[[NDArray[np.float64]], NDArray[np.float64]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Rounded:
-    """A loss on a grid: points, their masses, and the bounds between which the mean of the rounding error lies."""
+    """A loss rounded to a grid.
+
+    It has points, their masses and the mass ``beyond`` at infinity. ``errors`` are the bounds of the mean rounding
+    error.
+    """
 
     first: int
     points: NDArray[np.float64]
@@ -83,10 +88,11 @@ class Rounded:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StepLoss:
-    """The distribution of one step's loss ``log dP/dQ`` under P.
+    """Distribution of one step's loss ``log dP/dQ`` under P.
 
-    ``low`` and ``high`` hold all of it but a stated tail, ``below`` is the distribution function of the part that has a
-    density, ``atoms`` are losses with their probabilities, and ``beyond`` is the probability of an infinite loss.
+    The losses lie between ``low`` and ``high`` except for a stated tail. ``below`` is the distribution function of the
+    part that has a density, ``atoms`` are losses with their probabilities, and ``beyond`` is the probability of an
+    infinite loss.
     """
 
     low: float
@@ -96,7 +102,7 @@ class StepLoss:
     beyond: float = 0.0
 
     def rounded(self, step: float) -> Rounded:
-        """Round to the nearest multiples of a step; what lies outside ``low`` to ``high`` goes to their points."""
+        """Round to the nearest multiples of a step; losses outside ``low`` to ``high`` go to the points at the ends."""
         first, last = math.floor(self.low / step), math.ceil(self.high / step)
         halves = self.below(np.arange(2 * first - 1, 2 * last + 2, dtype=np.float64) * (0.5 * step))
         halves[0], halves[-1] = 0.0, float(self.below(np.array([math.inf]))[0])
@@ -105,7 +111,7 @@ class StepLoss:
         bends = 2 * centres - edges[:-1] - edges[1:]
         turns = np.zeros(bends.size, bool)
         turns[1:] = np.sign(bends[1:]) != np.sign(bends[:-1])
-        turns |= np.roll(turns, -1)  # and the cell before
+        turns |= np.roll(turns, -1)  # and the preceding cell
         turns[[0, -1]] = True
         least, most = np.minimum(bends, 0.0), np.maximum(bends, 0.0)
         least[turns], most[turns] = -masses[turns], masses[turns]
@@ -123,9 +129,10 @@ class StepLoss:
     def _errors(
         self, cells: NDArray[np.int64], step: float, low: NDArray[np.float64], high: NDArray[np.float64]
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Bound the mean errors of some cells, in halves of a step, by sums over parts of them, without a density.
+        """Bound the mean errors of some cells, in halves of a step, by sums over parts of the cells.
 
-        The distribution function F never falls, so on each part ``Int F`` lies between its ends' values.
+        No density is needed: the distribution function F never falls, so on each part ``Int F`` lies between the values
+        at its ends.
         """
         inside = (np.arange(1, _PARTS) / _PARTS - 0.5) * step
         values = self.below(cells[:, None] * step + inside)
@@ -135,16 +142,16 @@ class StepLoss:
 
 
 def step_loss(kind: tuple[tuple[str, float], ...], *, tail: float, adds: bool) -> StepLoss:
-    """Return the loss of one step.
+    """Return the loss distribution of one step.
 
     Parameters
     ----------
     kind : tuple of (name, number) pairs
-        First the name of an event and the rate of its sample, then its numbers.
+        First the name of an event and its sampling rate, then its numbers.
     tail : float
-        The mass that may lie outside ``low`` to ``high``.
+        The largest mass that may lie outside ``low`` to ``high``.
     adds : bool
-        Whether P is without the record and Q with it, or the other way round.
+        True if Q has the additional record, False if P has it.
     """
     (name, rate), numbers = kind[0], dict(kind[1:])
     match name:
@@ -159,11 +166,11 @@ def step_loss(kind: tuple[tuple[str, float], ...], *, tail: float, adds: bool) -
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Noise:
-    """Additive noise seen along the record's move by 1: its distribution, and where a log ratio is reached."""
+    """Additive noise along the record's shift by 1: its distribution, and the places of given log ratios."""
 
     below: Function
-    place: Function  # of the log ratio of the density moved by 1 over the one at rest
-    largest: float  # log ratio, infinite where there is none
+    place: Function  # of a log ratio of the shifted density over the original one
+    largest: float  # log ratio; infinite if unbounded
     quantile: Callable[[float], float]
     ratio: Callable[[float], float]
 
@@ -194,11 +201,11 @@ def _laplace(scale: float) -> _Noise:
 
 
 def _sampled(noise: _Noise, rate: float, *, tail: float, adds: bool) -> StepLoss:
-    """Return the loss of noise on a sample.
+    """Return the loss of additive noise on a Poisson sample.
 
-    With the record the output is distributed as the mixture ``(1 - q) N + q N(. - 1)``, without it N. The log of their
-    ratio is ``L = log(1 - q + q e^l)`` where l is that of the noise: both rise with the place x. The loss is L under
-    the mixture, or -L under N where the record is added.
+    With the record the output follows the mixture ``(1 - q) N + q N(. - 1)``, without the record it follows N. The log
+    of their ratio is ``L = log(1 - q + q e^l)``, where l is the log ratio of the noise; both rise with the place x. The
+    loss is L under the mixture, or -L under N when the record is added.
     """
 
     def of_ratio(ratio: float) -> float:
@@ -209,7 +216,7 @@ def _sampled(noise: _Noise, rate: float, *, tail: float, adds: bool) -> StepLoss
         return noise.below(x) if adds else (1 - rate) * noise.below(x) + rate * noise.below(x - 1)
 
     def place(loss: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return where L is reached."""
+        """Return the place at which L has a given value."""
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             ratio = np.log1p(np.maximum(np.expm1(loss) / rate, -1.0)) if rate < 1 else loss
         return noise.place(ratio)
@@ -221,7 +228,7 @@ def _sampled(noise: _Noise, rate: float, *, tail: float, adds: bool) -> StepLoss
     atoms: tuple[tuple[float, float], ...] = ()
     inside = (-math.inf, math.inf)
     if math.isfinite(noise.largest):
-        inside = (0.0, 1.0)  # the places between which the ratio moves
+        inside = (0.0, 1.0)  # the ratio changes between these places only
         left = float(mass_below(np.array([0.0]))[0])
         right = 1 - float(mass_below(np.array([1.0]))[0])
         atoms = ((-high, right), (-low, left)) if adds else ((low, left), (high, right))
@@ -236,7 +243,7 @@ def _sampled(noise: _Noise, rate: float, *, tail: float, adds: bool) -> StepLoss
 
 
 def _approximate(epsilon: float, delta: float) -> StepLoss:
-    """Return the loss of the worst mechanism that keeps (epsilon, delta): randomised response that fails openly."""
+    """Return the loss of the worst (epsilon, delta) mechanism: randomised response with an observable failure."""
     flip = (1 - delta) / (1 + math.exp(min(epsilon, 700.0)))
     return StepLoss(
         low=-epsilon,
@@ -248,26 +255,25 @@ def _approximate(epsilon: float, delta: float) -> StepLoss:
 
 
 WITHIN = 0.02
-"""The default relative distance between the ends of a bracket."""
+"""Default relative distance between the ends of a bracket."""
 LARGEST_TRANSFORM = 1 << 23
-"""Points of the finest grid: a second or two."""
+"""Points of the finest grid, which takes a second or two."""
 
-_FIRST_POINTS = 1 << 11  # of the narrowest step's range
-_SPARE = 2.0**-12  # of delta
+_FIRST_POINTS = 1 << 11  # of the first grid, over the range of the narrowest step
+_SPARE = 2.0**-12  # fraction of delta
 _THINNED = 1 << 15  # points
-_FLOATS = 2.0**-48  # of a step's transform
-_LEAST_LEFT = 2.0**-8  # of delta, below which a bracket would have no upper end
-_FARTHEST = 64.0  # an epsilon beyond which none is looked for
-_REPEATS = 3  # after which half of an epsilon no longer falls
+_FLOATS = 2.0**-48  # floating-point error of the transform, per step
+_LEAST_LEFT = 2.0**-8  # fraction of delta; with less left, a bracket would have no upper end
+_FARTHEST = 64.0  # largest half epsilon that is searched
+_REPEATS = 3  # repetitions after which half of an epsilon no longer falls
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpsilonBracket:
-    """A lower and an upper bound of the true epsilon.
+    """Lower and upper bound of the true epsilon.
 
-    ``lower`` and ``upper`` are proved; the upper one is what to state, as "at most". Both are 0 where delta alone
-    covers the event. ``agrees`` is whether they are as near as was asked for; where not, the finest grid allowed was
-    reached.
+    Both bounds are proved; state the upper one, as "at most". Both are 0 where delta alone covers the event. ``agrees``
+    is true if they are as near as requested; otherwise the finest allowed grid was reached.
     """
 
     lower: float
@@ -276,12 +282,12 @@ class EpsilonBracket:
 
 
 def epsilon_bracket(event: events.Event, *, delta: float, within: float = WITHIN) -> EpsilonBracket:
-    """Bracket the epsilon of an event at a delta, for one record more or less.
+    """Bracket the epsilon of an event at a delta, for one record added or removed.
 
     Parameters
     ----------
     event : Event
-        Of `dpca_tasks.accounting.events`: Gaussian, Laplace, samples of them, (epsilon, delta) events, composed.
+        An event of `dpca_tasks.accounting.events`: Gaussian, Laplace, samples of these, (epsilon, delta), or composed.
     delta : float
     within : float
         The refinement stops where ``upper <= (1 + within) lower``, where upper is 0, or at `LARGEST_TRANSFORM` points.
@@ -289,9 +295,9 @@ def epsilon_bracket(event: events.Event, *, delta: float, within: float = WITHIN
     Returns
     -------
     EpsilonBracket
-        Of an event of Gaussians alone, both ends are the closed form. Of a part known as (epsilon, delta) alone, the
-        truth is that of the worst mechanism that keeps it. Of a tick of a stream, which is charged nothing, it is that
-        of its noise. An answer without noise has (inf, inf).
+        For Gaussian events alone, both ends are the closed form. A part known only as (epsilon, delta) counts as the
+        worst mechanism with that guarantee. A tick of a stream has no charge; the bracket is for its noise. An
+        answer without noise has (inf, inf).
     """
     if not (0 < delta < 1 and 0 < within < 1):
         raise InvalidInput(f"delta={delta} and within={within} must be in (0, 1); pass such numbers")
@@ -301,28 +307,28 @@ def epsilon_bracket(event: events.Event, *, delta: float, within: float = WITHIN
 
 
 def stated_epsilon(event: events.Event, *, delta: float, relation: Relation) -> float:
-    """Return the epsilon to state of a release: an upper bound at a delta, computed from its complete event.
+    """Return the epsilon to report for a release: an upper bound at a delta, computed from its complete event.
 
     Parameters
     ----------
     event : Event
-        Of every step of the release.
+        The event of every step of the release.
     delta : float
         The requested delta; 0 for a pure event.
     relation : Relation
-        In which the event's noise multipliers are stated.
+        The relation for which the event's noise multipliers are stated.
 
     Returns
     -------
     float
-        Infinity where the event has no epsilon at delta, 0 where delta alone covers it.
+        Infinity if the event has no epsilon at delta, 0 if delta alone covers it.
 
     Notes
     -----
-    The smaller of two bounds: `own_price`, exact where parts known as (epsilon, delta) take all of delta; and the upper
-    end of `epsilon_bracket`. Samples have a bracket for emptied records alone. Where records are replaced it gives
-    ``(2 e, (1 + e^e) d)`` for the Gaussians of the event, as in `dpca_tasks.accounting.prices.loss_epsilon`, and the
-    epsilons of the other parts are added.
+    The result is the smaller of two bounds. The first is `own_price`, exact where parts known as (epsilon, delta) take
+    all of delta. The second is the upper end of `epsilon_bracket`. The bracket of samples is for emptied records alone.
+    Where records are replaced it gives ``(2 e, (1 + e^e) d)`` for the Gaussians of the event, as in
+    `dpca_tasks.accounting.prices.loss_epsilon`, and the epsilons of the other parts are added.
     """
     if not events.is_private(event):
         return math.inf
@@ -343,9 +349,10 @@ def stated_epsilon(event: events.Event, *, delta: float, relation: Relation) -> 
 
 
 def _half_epsilon(parts: Parts, *, delta: float) -> float:
-    """Return an e with ``(1 + e^e) d(e) <= delta`` for the Gaussians of an event, sampled and not; infinity for none.
+    """Return an e with ``(1 + e^e) d(e) <= delta`` for the Gaussians of an event, sampled or not, or infinity.
 
-    Where the event has some ``f <= e`` at ``delta / (1 + e^e)``, f is such a number, and so is the next one from there.
+    If the event has an epsilon ``f <= e`` at ``delta / (1 + e^e)``, then f satisfies the condition too, and the search
+    can continue from f.
     """
     gaussians = [events.self_composed(events.gaussian(z), count) for z, count in parts.gaussians.items()]
     for (rate, z), count in parts.sampled.items():
@@ -366,7 +373,7 @@ def _half_epsilon(parts: Parts, *, delta: float) -> float:
 
 
 def _parts(event: events.Event) -> tuple[tuple[tuple[tuple[str, float], ...], int], ...]:
-    """Return an event's kinds of steps as sorted pairs of names and numbers, and how often each happens."""
+    """Return the distinct steps of an event, as sorted pairs of names and numbers, with their counts."""
     counted: Counter[tuple[tuple[str, float], ...]] = Counter()
     for step, count in events.leaves(event):
         leaf = events.shown_event(step)
@@ -402,7 +409,7 @@ def _direction(
     adds: bool,
     covered: float = -math.inf,
 ) -> tuple[float, float]:
-    """Bracket the epsilon of one direction, on finer and finer grids, or until the other one covers it."""
+    """Bracket the epsilon of one direction on finer and finer grids, or until the other direction covers it."""
     count = sum(times for _, times in steps)
     losses = [(step_loss(kind, tail=_SPARE * delta / count, adds=adds), times) for kind, times in steps]
     lower, upper = 0.0, math.inf
@@ -421,12 +428,12 @@ def _direction(
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Composed:
-    """The distribution of the sum of rounded losses, and a bound on its distance to the true one."""
+    """Distribution of the sum of rounded losses, with a bound on its distance from the true distribution."""
 
     points: NDArray[np.float64]
     masses: NDArray[np.float64]
     beyond: float  # the mass at infinity
-    shifts: tuple[float, float]  # of the true sum, at least and at most
+    shifts: tuple[float, float]  # least and largest shift of the true sum
     reach: float  # t
     eta: float
 
@@ -440,7 +447,7 @@ class _Composed:
 
     @classmethod
     def of(cls, losses: Sequence[tuple[StepLoss, int]], step: float, *, delta: float) -> "_Composed":
-        """Compose on a grid of a given step."""
+        """Compose the losses on a grid of a given step."""
         count = sum(times for _, times in losses)
         rounded = [(loss.rounded(step), times) for loss, times in losses]
         least, most = (sum(times * grid.errors[end] for grid, times in rounded) for end in (0, 1))
@@ -470,13 +477,13 @@ class _Composed:
         )
 
     def ends(self, delta: float) -> tuple[float, float]:
-        """Return what the epsilon of the true sum is between."""
+        """Return the lower and the upper bound of the epsilon of the true sum."""
         low = self._epsilon(delta + self.eta) + self.shifts[0] - self.reach
         high = self._epsilon(delta - self.eta) + self.shifts[1] + self.reach
         return max(0.0, low), max(0.0, high)
 
     def _epsilon(self, delta: float) -> float:
-        """Return the epsilon of the rounded sum at a delta, perhaps negative."""
+        """Return the epsilon of the rounded sum at a delta; it may be negative."""
         left = delta - self.beyond
         if not left > 0:
             return math.inf
@@ -484,8 +491,8 @@ class _Composed:
         above = np.cumsum(self.masses[::-1])[::-1]
         from scipy import signal  # slow to import
 
-        weighted = signal.lfilter([1.0], [1.0, -fall], self.masses[::-1])[::-1]  # by exp(own point - further point)
-        at = int(np.searchsorted(weighted - above, -left))  # the first point at which delta is no more than is left
+        weighted = signal.lfilter([1.0], [1.0, -fall], self.masses[::-1])[::-1]  # by exp(this point - larger point)
+        at = int(np.searchsorted(weighted - above, -left))  # the first point at which delta is at most what is left
         if at == 0:
             return -math.inf
         if at == self.size:
@@ -495,7 +502,7 @@ class _Composed:
 
 
 def _farthest(laws: Sequence[tuple[NDArray[np.float64], NDArray[np.float64], int]], mass: float, sign: float) -> float:
-    """Return what the sum of all steps passes to one side with at most a given probability: Chernoff's bound."""
+    """Return a bound that the sum of all steps exceeds on one side with at most a given probability (Chernoff)."""
     scale = max(float(np.abs(points).max()) for points, _, _ in laws)
 
     def bound(exponent: float, laws: Sequence[tuple[NDArray[np.float64], NDArray[np.float64], int]]) -> float:
@@ -514,6 +521,6 @@ def _farthest(laws: Sequence[tuple[NDArray[np.float64], NDArray[np.float64], int
 
 
 def _thinned(points: NDArray[np.float64], masses: NDArray[np.float64]) -> tuple[NDArray[np.float64], ...]:
-    """Return a law on few of its points: enough to choose the exponent of a bound, which holds for any."""
+    """Return a law on fewer points, used only to choose the exponent of a bound that holds for any exponent."""
     starts = np.arange(0, points.size, -(-points.size // _THINNED))
     return points[starts], np.add.reduceat(masses, starts)

@@ -1,19 +1,17 @@
-"""Privacy events: neighbouring relations, kinds of events, and how each step is accounted for.
+"""Privacy events, neighbouring relations, and the accounting of each step.
 
-Directed rounding of exact numbers to floats.
+*Directed rounding* converts exact numbers to floats.
 
 >>> float_up(Fraction(1, 10)) == 0.1, float_down(Fraction(1, 10)) < 0.1
 (True, True)
 >>> root_down(Fraction(2)), root_up(Fraction(2))
 (1.414213562373095, 1.4142135623730951)
 
-The neighbouring relation for which a sensitivity and a guarantee are stated.
+*Neighbouring relations* are those for which a sensitivity and a guarantee are stated.
 
-Privacy events: one table of the kinds of events, with their builders, and the steps of composed events.
-
-An event is a record that states its mathematics: a plain dict that goes through JSON unchanged. What it costs is
-computed from the event alone, which is read and never changed. A new kind is its record, a builder, and a row of
-`KINDS`.
+*Events.* One table lists the kinds of events with their builders. An event is a plain dict that states its mathematics
+and goes through JSON unchanged. Its cost is computed from the event alone, which is read and never changed. A new kind
+consists of its record type, a builder, and a row of `KINDS`.
 
 >>> event = composed(gaussian(4.0), self_composed(poisson_sampled(gaussian(1.0), 0.01), 1000))
 >>> count_steps(event)
@@ -21,7 +19,7 @@ computed from the event alone, which is read and never changed. A new kind is it
 >>> step_at(event, 0)
 {'name': 'gaussian', 'noise_multiplier': 4.0}
 
-The steps of an event, counted and sorted by the way in which they are accounted for.
+*Accounting.* The steps of an event are counted and sorted by the way in which they are accounted for.
 
 >>> from dpca_tasks.accounting import events
 >>> parts_of(events.composed(events.gaussian(2.0), events.self_composed(events.gaussian(2.0), 3))).gaussians
@@ -45,7 +43,7 @@ if TYPE_CHECKING:
 
 
 def float_up(value: Fraction) -> float:
-    """Return the smallest float that is not below a number; infinity where no float is so large."""
+    """Return the smallest float that is at least a number; infinity if it exceeds the largest float."""
     if value > Fraction(sys.float_info.max):
         return math.inf
     nearest = float(value)
@@ -53,13 +51,13 @@ def float_up(value: Fraction) -> float:
 
 
 def float_down(value: Fraction) -> float:
-    """Return the largest float that is not above a number, 0 for negative ones."""
+    """Return the largest float that is at most a number, or 0 for negative numbers."""
     nearest = float(value)
     return max(0.0, nearest if Fraction(nearest) <= value else math.nextafter(nearest, -math.inf))
 
 
 def root_up(value: Fraction) -> float:
-    """Return the smallest float whose square is not below a number that is not negative."""
+    """Return the smallest float whose square is at least a nonnegative number."""
     root = math.sqrt(value)
     while Fraction(root) ** 2 < value:
         root = math.nextafter(root, math.inf)
@@ -69,7 +67,7 @@ def root_up(value: Fraction) -> float:
 
 
 def root_down(value: Fraction) -> float:
-    """Return the largest float whose square is not above a number that is not negative."""
+    """Return the largest float whose square is at most a nonnegative number."""
     root = root_up(value)
     return root if Fraction(root) ** 2 == value else math.nextafter(root, 0.0)
 
@@ -78,11 +76,12 @@ Relation = Literal["add_remove", "zero_out", "replace_one"]
 
 
 class Gaussian(TypedDict):
-    """Gaussian noise on a sum: with ``z = noise_multiplier``, std over L2 sensitivity, mu = 1 / z.
+    """Gaussian noise on a sum.
 
-    The privacy loss of neighbours is normal with mean ``mu^2 / 2`` and variance ``mu^2``, so the event is private at
-    ``delta(epsilon) = Phi(mu/2 - epsilon/mu) - exp(epsilon) Phi(-mu/2 - epsilon/mu)`` (Balle and Wang, 2018), and
-    for no less. In composition the ``mu^2`` add up.
+    With ``z = noise_multiplier``, std over L2 sensitivity, ``mu = 1 / z``. The privacy loss of neighbours is normal
+    with mean ``mu^2 / 2`` and variance ``mu^2``. So the event is private at
+    ``delta(epsilon) = Phi(mu/2 - epsilon/mu) - exp(epsilon) Phi(-mu/2 - epsilon/mu)`` and at no smaller delta (Balle
+    and Wang, 2018). In composition the ``mu^2`` add up.
     """
 
     name: Literal["gaussian"]
@@ -90,9 +89,10 @@ class Gaussian(TypedDict):
 
 
 class Laplace(TypedDict):
-    """Laplace noise on a sum: with ``b = noise_multiplier``, scale over L1 sensitivity, pure (1 / b)-DP.
+    """Laplace noise on a sum.
 
-    It is accounted for as this pure guarantee alone, so in composition the ``1 / b`` add up.
+    With ``b = noise_multiplier``, scale over L1 sensitivity, the event is pure (1 / b)-DP. It is accounted for as this
+    pure guarantee alone, so in composition the ``1 / b`` add up.
     """
 
     name: Literal["laplace"]
@@ -100,7 +100,7 @@ class Laplace(TypedDict):
 
 
 class Approximate(TypedDict):
-    """A mechanism of which only (epsilon, delta)-DP is known; delta 0 means pure. In composition both add up."""
+    """A mechanism known only to be (epsilon, delta)-DP; delta 0 means pure. In composition both add up."""
 
     name: Literal["approximate"]
     epsilon: float
@@ -108,11 +108,11 @@ class Approximate(TypedDict):
 
 
 class PoissonSampled(TypedDict):
-    """An additive event on a sample that holds each record with probability ``q = rate``, each by its own coin.
+    """An additive event on a sample that includes each record independently with probability ``q = rate``.
 
-    Neighbours of Gaussian noise with multiplier z differ as ``(1 - q) N(0, z^2) + q N(1, z^2)`` and ``N(0, z^2)``
-    do, in either order. Distributions of the privacy loss are composed on a grid, rounded up. A replaced record is
-    accounted for as one that is emptied and then filled.
+    Neighbours of Gaussian noise with multiplier z differ as ``(1 - q) N(0, z^2) + q N(1, z^2)`` and ``N(0, z^2)`` do,
+    in either order. Distributions of the privacy loss are composed on a grid, rounded up. A replaced record is
+    accounted for as a record that is emptied and then filled.
     """
 
     name: Literal["poisson_sampled"]
@@ -121,7 +121,7 @@ class PoissonSampled(TypedDict):
 
 
 class StreamTick(TypedDict):
-    """A tick of a stream: Gaussian noise, for which the event of the stream was charged when it was opened."""
+    """A tick of a stream: Gaussian noise that was charged when the stream was opened."""
 
     name: Literal["stream_tick"]
     stream: str
@@ -136,7 +136,7 @@ class NonPrivate(TypedDict):
 
 
 class Composed(TypedDict):
-    """Several events on the same records, one after the other; each may depend on the answers before it."""
+    """Several events in sequence on the same records; each may depend on earlier answers."""
 
     name: Literal["composed"]
     events: list["Event"]
@@ -151,10 +151,10 @@ class SelfComposed(TypedDict):
 
 
 type Event = Mapping[str, Any]
-"""One of these records, as it is stored: a dict that JSON leaves unchanged, whose name says which it is."""
+"""One of these records as stored: a dict that JSON leaves unchanged, whose name identifies its kind."""
 
 type Part = tuple[Literal["gaussians", "sampled", "approximate"], Any]
-"""The accounting of a step: a table of `dpca_tasks.accounting.events.Parts`, and the key of the step in it."""
+"""Accounting of a step: the name of a table of `dpca_tasks.accounting.events.Parts`, and the step's key in it."""
 
 
 def gaussian(noise_multiplier: float) -> Gaussian:
@@ -177,7 +177,7 @@ def approximate(epsilon: float, delta: float) -> Approximate:
 
 
 def stream_tick(stream: str, tick: int, noise_multiplier: float) -> StreamTick:
-    """Return the event of one tick of a stream: a Gaussian release that the stream's own event has paid for."""
+    """Return the event of one tick of a stream: a Gaussian release covered by the charge of the stream."""
     if not (isinstance(stream, str) and stream):
         raise InvalidInput(f"stream={stream!r} must be the id of a stream; begin ticks through the ledger")
     if isinstance(tick, bool) or not isinstance(tick, int) or tick < 1:
@@ -196,10 +196,10 @@ def non_private() -> NonPrivate:
 
 
 def poisson_sampled(event: Event, rate: float) -> PoissonSampled:
-    """Return the event of additive noise on a sample that holds each record with probability `rate`.
+    """Return the event of additive noise on a sample that includes each record with probability `rate`.
 
-    Its multiplier is stated for an emptied record, also where records are replaced: a sample of rate 1 is what other
-    samples are priced together with there.
+    The multiplier is stated for an emptied record, even where records are replaced. There a sample of rate 1 is priced
+    together with other samples.
     """
     if not kind_of(event).is_additive:
         additive = tuple(name for name, kind in KINDS.items() if kind.is_additive)
@@ -228,20 +228,20 @@ def self_composed(event: Event, count: int) -> SelfComposed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """A row of the table: how events of a name are built and checked, what they hold, and how they are accounted for.
+    """Row of the table of event kinds: how events of one name are built, checked and accounted for.
 
     Parameters
     ----------
     record : type
-        The record: what an event of this kind holds, and its mathematics.
+        The record, which defines the fields and the mathematics of an event of this kind.
     build : callable
-        The builder, by the names of the fields; what it refuses is no event.
+        The builder, with the fields as keyword arguments; arguments that it refuses are not a valid event.
     inside : callable, optional
-        The events inside of one, with how often each happens in turn; without it, the event is one step.
+        Returns the contained events in order, each with its count; without it, the event is one step.
     part : callable, optional
-        Of a step: its part, given also whether neighbours differ by a replaced record.
+        Returns the accounting part of a step, given the step and whether neighbours differ by a replaced record.
     is_additive : bool
-        Whether it is additive noise, which can be on a sample.
+        True for additive noise, which can be applied to a sample.
     """
 
     record: type[Any]
@@ -252,12 +252,12 @@ class Kind:
     fields: frozenset[str] = field(init=False)
 
     def __post_init__(self) -> None:
-        """Take the names of what an event of this kind holds beside its name from its record."""
+        """Take the names of the fields other than ``name`` from the record."""
         object.__setattr__(self, "fields", frozenset(self.record.__annotations__) - {"name"})
 
 
-def _sampled_part(event: Event, replaced: bool) -> Part:  # noqa: FBT001 - called as the other parts are
-    """Return the part of a sample: of rate 1 a Gaussian, unless replaced records go through the emptied one."""
+def _sampled_part(event: Event, replaced: bool) -> Part:  # noqa: FBT001 - same signature as the other parts
+    """Return the part of a sample: a Gaussian at rate 1, unless replaced records go through the emptied one."""
     inner = checked(event["event"])
     if inner["name"] != "gaussian":
         raise _stranger(event)
@@ -266,8 +266,8 @@ def _sampled_part(event: Event, replaced: bool) -> Part:  # noqa: FBT001 - calle
     return "sampled", (event["rate"], inner["noise_multiplier"])
 
 
-def _tick_part(event: Event, _: bool) -> Part:  # noqa: FBT001 - called as the other parts are
-    """Refuse to price a tick: its stream was charged for all of them, and the ledger enters it without a charge."""
+def _tick_part(event: Event, _: bool) -> Part:  # noqa: FBT001 - same signature as the other parts
+    """Refuse to price a tick: its stream was charged for all ticks, and the ledger enters it without a charge."""
     raise InvalidInput(
         f"tick {event['tick']} of a stream has no price of its own; its stream is charged: begin it through the stream."
     )
@@ -305,11 +305,11 @@ KINDS: Mapping[str, Kind] = {
         inside=lambda event: [(event["event"], event["count"])],
     ),
 }
-"""The closed table of what a release can do; a stored name or field never changes its meaning."""
+"""Closed table of the event kinds; a stored name or field never changes its meaning."""
 
 
 def kind_of(event: Event) -> Kind:
-    """Return the row of an event, by its name."""
+    """Return the table row of an event by its name."""
     name = event.get("name") if isinstance(event, Mapping) else event
     if not isinstance(name, str) or name not in KINDS:
         raise InvalidInput(f"the event name {name!r} is not known; build events with dpca_tasks.accounting.events")
@@ -317,7 +317,7 @@ def kind_of(event: Event) -> Kind:
 
 
 def checked(event: Event) -> Event:
-    """Return an event from outside as its builder makes it, or refuse it; events inside are left to be checked."""
+    """Rebuild an external event with its builder, or refuse it; contained events are not checked."""
     try:
         kind = kind_of(event)
         if set(event) == {"name", *kind.fields} and isinstance(event.get("events", []), list):
@@ -328,7 +328,7 @@ def checked(event: Event) -> Event:
 
 
 def leaves(event: Event) -> Iterator[tuple[Event, int]]:
-    """Check an event and iterate over the places of its steps, each with how often it happens."""
+    """Check an event and iterate over its distinct steps, each with its count."""
     event = checked(event)
     inside = kind_of(event).inside
     if inside is None:
@@ -340,12 +340,12 @@ def leaves(event: Event) -> Iterator[tuple[Event, int]]:
 
 
 def is_private(event: Event) -> bool:
-    """Tell whether every part of an event has some guarantee."""
+    """Return whether every part of an event has a privacy guarantee."""
     return all(leaf["name"] != "non_private" for leaf, _ in leaves(event))
 
 
 def steps(event: Event) -> Iterator[Event]:
-    """Iterate over the steps of an event in the order in which they run, without a list of them."""
+    """Iterate over the steps of an event in execution order, without building a list."""
     inside = kind_of(event).inside
     if inside is None:
         yield event
@@ -357,7 +357,7 @@ def steps(event: Event) -> Iterator[Event]:
 
 
 def count_steps(event: Event) -> int:
-    """Return how many steps an event has."""
+    """Return the number of steps of an event."""
     inside = kind_of(event).inside
     return 1 if inside is None else sum(count * count_steps(part) for part, count in inside(event))
 
@@ -385,12 +385,12 @@ def step_at(event: Event, index: int) -> Event:
 
 
 def check_reserved(asked: Event, reserved: Event, *, first: int, count: int = 1) -> None:
-    """Check that `count` steps of a reserved event, from step `first` on, are each the event that is asked for.
+    """Check that `count` steps of a reserved event, starting at step `first`, all equal the requested event.
 
     Raises
     ------
     StepMismatch
-        If there are fewer steps, or one of them is another event.
+        If there are fewer steps, or one of them is a different event.
     """
     if count > 1:
         if sum(map(eq, islice(steps(reserved), first, first + count), repeat(asked))) < count:
@@ -404,12 +404,12 @@ def check_reserved(asked: Event, reserved: Event, *, first: int, count: int = 1)
 
 
 def is_tick(event: Event) -> bool:
-    """Tell whether an event is a tick of a stream, which is charged for it."""
+    """Return whether an event is a tick of a stream, which is charged to the stream."""
     return event.get("name") == "stream_tick"
 
 
 def shown_event(event: Event) -> Event:
-    """Return the event that a curator is shown: of a tick, the Gaussian release that it is."""
+    """Return the event that is passed to a curator; for a tick it is the underlying Gaussian release."""
     return gaussian(event["noise_multiplier"]) if is_tick(event) else event
 
 
@@ -420,7 +420,7 @@ def _multiplier(value: float) -> float:
 
 
 def _is_number(value: object) -> bool:
-    """Tell whether a value is a finite number, as JSON has them."""
+    """Return whether a value is a finite JSON number."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
@@ -428,16 +428,16 @@ def _stranger(event: object) -> InvalidInput:
     return InvalidInput(f"event {event!r} is not of the ledger's table ({', '.join(KINDS)}); record one that is.")
 
 
-_TAIL = 10.0  # standard deviations of the noise beyond which a loss is not looked at
+_TAIL = 10.0  # standard deviations of the noise beyond which losses are ignored
 _LARGEST_LOSS = 700.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """An event sorted by how its parts are accounted.
+    """Steps of an event, sorted by how they are accounted for.
 
-    ``gaussians`` and ``sampled`` (rate and multiplier) map a Gaussian to how often it happens; ``approximate`` maps an
-    (epsilon, delta) to how often, Laplace noise being (1 / multiplier, 0) and an answer without noise (infinity, 0).
+    ``gaussians`` maps a multiplier to its count, and ``sampled`` a rate and multiplier. ``approximate`` maps an
+    (epsilon, delta) to its count; Laplace noise is (1 / multiplier, 0) and an answer without noise (infinity, 0).
     """
 
     gaussians: dict[float, int] = field(default_factory=dict)
@@ -446,12 +446,12 @@ class Parts:
 
 
 def parts_of(event: Event, *, replaced: bool = False) -> Parts:
-    """Check an event against the table and sort its parts, as neighbours differ by a ``replaced`` record or not.
+    """Check an event against the table and sort its steps, where neighbours differ by a ``replaced`` record or not.
 
     Raises
     ------
     InvalidInput
-        When the event is not of the table, or a number is outside its domain.
+        When the event is not in the table, or a number is outside its domain.
     """
     parts = Parts()
     for step, count in leaves(event):
@@ -464,7 +464,7 @@ def parts_of(event: Event, *, replaced: bool = False) -> Parts:
 
 
 def loss_event(parts: Parts) -> "DpEvent":
-    """Return the Gaussian parts of an event, sampled and not, as dp-accounting composes them."""
+    """Return the Gaussian parts of an event, sampled or not, as a dp-accounting event."""
     import dp_accounting as dp
 
     whole = [dp.SelfComposedDpEvent(dp.GaussianDpEvent(z), count) for z, count in sorted(parts.gaussians.items())]
@@ -476,7 +476,7 @@ def loss_event(parts: Parts) -> "DpEvent":
 
 
 def composed_losses(parts: Parts, *, interval: float) -> "PLDAccountant":
-    """Return the privacy loss of the Gaussian parts for a record more, less or emptied, on a grid of an interval."""
+    """Return the privacy loss of the Gaussian parts on a grid, for a record added, removed or emptied."""
     from dp_accounting import NeighboringRelation
     from dp_accounting.pld import PLDAccountant
 
@@ -484,7 +484,7 @@ def composed_losses(parts: Parts, *, interval: float) -> "PLDAccountant":
 
 
 def spread_of_losses(parts: Parts) -> float:
-    """Return about how far the losses of the Gaussian parts spread: over an interval, the points of their grid."""
+    """Return the approximate spread of the Gaussian parts' losses; divided by the interval, it is the grid size."""
     squares = sum(count / z**2 for z, count in parts.gaussians.items())
     widest = math.sqrt(squares) * 2 * _TAIL
     for (rate, z), count in parts.sampled.items():

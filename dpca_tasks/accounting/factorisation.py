@@ -1,18 +1,19 @@
-r"""The weights by age of a stream of releases, and the power series that they follow from.
+r"""Weights by age of a stream of releases, and the power series that they approximate.
 
-Power series whose coefficients weight records by age, in floats: what the integer weights of a stream approximate.
-
-A lower-triangular Toeplitz matrix is a power series: products and inverses of one are those of the other.
+*Power series.* The coefficients weight records by age in floats; the integer weights of a stream approximate them. A
+lower-triangular Toeplitz matrix is a power series: products and inverses of matrices are products and inverses of
+series.
 
 >>> coefficients_of("sqrt", 5).tolist()
 [1.0, 0.5, 0.375, 0.3125, 0.2734375]
 
-The weights by age of a stream of releases: strategies, exact sensitivities, and what each tick's estimate costs.
+*Weights of a stream.* This module contains the strategies, exact sensitivities, and the cost of each tick's estimate.
 
 At tick t a stream releases ``y_t = sum_u c_{t-j(u)} M_u + noise``: a record that arrived at tick j is weighted by its
-age. Sums over ticks are found again from the answers, since ``1 / c`` is public, and the noise of all ticks together is
-that of one Gaussian release of sensitivity ``zeta_T = sqrt(c_0^2 + ... + c_{T-1}^2)``: what a record that arrives at
-tick 1 and stays adds to all answers. Weights are integers over ``2^bits``, so everything stated of them is exact.
+age. Since ``1 / c`` is public, sums over ticks are recovered from the answers. The noise of all ticks together equals
+that of one Gaussian release of sensitivity ``zeta_T = sqrt(c_0^2 + ... + c_{T-1}^2)``. This is the contribution to all
+answers of a record that arrives at tick 1 and stays. Weights are integers over ``2^bits``, so all stated quantities are
+exact.
 
 >>> year = choose_weights("sqrt", ticks=365)
 >>> year.bits, year.weights[:5], round(float(year.zeta_squared(365)), 6)
@@ -44,7 +45,7 @@ type Series = NDArray[np.float64]
 Strategy = Literal["sqrt", "power", "window", "decay"]
 
 POWER = 0.4
-"""a of the strategy ``power``, ``c = (1 - z)^-a``: below 1/2, so one charge holds for any number of ticks."""
+"""a of the strategy ``power``, ``c = (1 - z)^-a``; it is below 1/2, so one charge covers any number of ticks."""
 
 
 def coefficients_of(
@@ -53,8 +54,8 @@ def coefficients_of(
     """Return the first coefficients of a strategy's power series c, before rounding.
 
     ``sqrt``: ``(1-z)^(-1/2)``; ``power``: ``(1-z)^-a``; ``window`` of W: ``((1-z^W)/(1-z))^(1/2)``; ``decay``:
-    ``(1 - gamma z)^(-1/2)``. For the last two, ``1/c`` times the answer's own series is c again: they are the best
-    Toeplitz factors of an endless stream of these answers.
+    ``(1 - gamma z)^(-1/2)``. For the last two, ``1/c`` times the series of the estimate is c again: they are the best
+    Toeplitz factors of an endless stream of these estimates.
     """
     ages = np.arange(1, count, dtype=np.float64)
     power = POWER if strategy == "power" else 0.5
@@ -73,7 +74,7 @@ def coefficients_of(
 
 
 def divided(wanted: Series, series: Series) -> Series:
-    """Return the first coefficients of one power series over another that begins with 1, as many as of the former."""
+    """Return the first coefficients of ``wanted / series``, as many as `wanted` has; `series` must begin with 1."""
     found = np.zeros(len(wanted))
     reversed_tail = series[:0:-1]
     known = len(reversed_tail)
@@ -84,7 +85,7 @@ def divided(wanted: Series, series: Series) -> Series:
 
 
 def exact_zeta(exact: Series, *, strategy: Strategy, window: int | None, half_life: float | None) -> float:
-    """Return zeta of exact coefficients: of those given, or of all where one charge holds for ever."""
+    """Return zeta of exact coefficients: of those given for ``sqrt``, else of the infinite series."""
     if strategy == "sqrt":
         return float(np.linalg.norm(exact))
     if strategy == "power":
@@ -96,31 +97,31 @@ def exact_zeta(exact: Series, *, strategy: Strategy, window: int | None, half_li
 AnswerKind = Literal["prefix", "window", "decay"]
 
 EXCESS = 1.005
-"""How much the largest factor may grow by rounding the weights."""
+"""Largest factor by which rounding the weights may increase the largest factor."""
 LONGEST = 3650
-"""The horizon for which an endless strategy's weights are rounded, unless another is stated."""
+"""Default horizon for which the weights of an endless strategy are rounded."""
 MOST_TICKS = 36_500
-"""The largest number of ticks, window or half-life for which weights are computed; time grows like its square."""
+"""Largest number of ticks, window or half-life for which weights are computed; time grows quadratically."""
 MOST_BITS = 12
-"""The largest q: beyond, the grid of the records would have to be coarse."""
+"""Largest q; a larger one would require a coarse grid for the records."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Weights:
-    """The weights of a stream, fixed for its life.
+    """Weights of a stream, fixed for its lifetime.
 
     Parameters
     ----------
     strategy : {"sqrt", "power", "window", "decay"}
-        ``sqrt`` for a stated number of ticks; the others have one price for any number.
+        ``sqrt`` is charged for a stated number of ticks; the others have one charge for any number.
     weights : tuple of int
-        ``w_i``, by age in ticks; 0 beyond. A record of age i counts ``w_i / 2^bits``, and a new one exactly 1.
+        ``w_i``, by age in ticks; 0 beyond. A record of age i has weight ``w_i / 2^bits``, and a new one exactly 1.
     bits : int
         q.
     window : int, optional
-        The ticks of a sliding window, of the strategy ``window``.
+        The ticks of a sliding window, for the strategy ``window``.
     half_life : float, ticks, optional
-        Of the strategy ``decay``.
+        The half-life, for the strategy ``decay``.
     """
 
     strategy: Strategy
@@ -130,7 +131,7 @@ class Weights:
     half_life: float | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what is no strategy, or has weights above that of a new record."""
+        """Check the strategy, the bits, and that no weight exceeds that of a new record."""
         _check_strategy(self.strategy, window=self.window, half_life=self.half_life)
         if not 0 <= self.bits <= MOST_BITS:
             raise InvalidInput(f"bits={self.bits} must be from 0 to {MOST_BITS}; choose weights with choose_weights")
@@ -144,22 +145,22 @@ class Weights:
 
     @property
     def endless(self) -> bool:
-        """Whether one charge holds for any number of ticks."""
+        """True if one charge covers any number of ticks."""
         return self.strategy != "sqrt"
 
     @property
     def longest(self) -> int | None:
-        """The most ticks that may ever be charged; None where one charge holds for any number."""
+        """The largest number of ticks that may ever be charged, or None if one charge covers any number."""
         return None if self.endless else len(self.weights)
 
     @property
     def answer(self) -> AnswerKind:
-        """What the strategy is made to estimate."""
+        """The kind of estimate for which the strategy is designed."""
         return self.strategy if self.strategy in ("window", "decay") else "prefix"
 
     @property
     def signed(self) -> bool:
-        """Whether some weight is negative."""
+        """True if some weight is negative."""
         return min(self.weights) < 0
 
     @cached_property
@@ -168,25 +169,26 @@ class Weights:
         return np.asarray(self.weights, np.float64) / (1 << self.bits)
 
     def weight(self, age: int) -> int:
-        """Return ``w_age``; 0 for a record that has not arrived, and beyond the last weight."""
+        """Return ``w_age``, or 0 for a record that has not arrived and for ages beyond the last weight."""
         return self.weights[age] if 0 <= age < len(self.weights) else 0
 
     def zeta_squared(self, ticks: int) -> Fraction:
-        """Return the largest squared norm of a column: of the first ticks, or of all where one charge holds for ever.
+        """Return the largest squared norm of a column, over the first ticks or, for endless strategies, over all ticks.
 
-        It is the square of what a record of norm 1 moves all answers together, added or emptied.
+        It is the squared distance by which a record of norm 1 moves all answers together when it is added or emptied.
         """
         return Fraction(sum(weight * weight for weight in self._charged(ticks)), 4**self.bits)
 
     def replaced_squared(self, ticks: int) -> Fraction:
-        r"""Return the square of what replacing a record's history by another moves all answers together.
+        r"""Return the squared distance by which replacing one record's history by another moves all answers together.
 
         Notes
         -----
-        At a tick the two histories have weights a and b and contributions M, N of norm at most 1 whose inner product
-        is in [0, 1], as second moments have: ``||a M - b N||^2 <= a^2 + b^2 + 2 max(0, -a b)``. Without negative
-        weights that is at most twice `zeta_squared`, and attained. With them it is the largest over both arrivals; only
-        their distance matters, since a column shortened by a late arrival adds less.
+        At a tick the two histories have weights a and b and contributions M, N of norm at most 1. The inner product of
+        M and N is in [0, 1], because they are second moments: ``||a M - b N||^2 <= a^2 + b^2 + 2 max(0, -a b)``.
+        Without negative weights the result is at most twice `zeta_squared`, and this is attained. With negative weights
+        it is the largest over both arrivals. Only the difference of the arrivals matters, since a column shortened by a
+        late arrival adds less.
         """
         charged = self._charged(ticks)
         zeta = self.zeta_squared(ticks)
@@ -203,21 +205,21 @@ class Weights:
     def factors(
         self, ticks: int, answer: AnswerKind = "prefix", *, window: int | None = None, half_life: float | None = None
     ) -> Series:
-        """Return the std of each tick's estimate, over that of one release with the whole stream's mu.
+        """Return the std of each tick's estimate over the std of one release with the mu of the whole stream.
 
         Parameters
         ----------
         ticks : int
-            The number of ticks, all with an answer.
+            The number of ticks, each with an answer.
         answer : {"prefix", "window", "decay"}
-            What is estimated: all that arrived, the last ticks' arrivals, or all with weights that halve.
+            The estimate: all arrivals, the arrivals of the last ticks, or all arrivals with weights that halve.
         window, half_life
-            Of the answer; by default those of the strategy.
+            The parameters of the estimate; by default those of the strategy.
 
         Returns
         -------
         float64 array of shape (ticks,)
-            ``e_t``. Its square is the price of such an estimate in releases.
+            ``e_t``. Its square is the price of such an estimate, in releases.
         """
         wanted = self.wanted(ticks, answer, window=window, half_life=half_life)
         return np.asarray(math.sqrt(self.zeta_squared(ticks)) * np.sqrt(np.cumsum(divided(wanted, self.series) ** 2)))
@@ -225,7 +227,7 @@ class Weights:
     def wanted(
         self, ticks: int, answer: AnswerKind, *, window: int | None = None, half_life: float | None = None
     ) -> Series:
-        """Return the weights by age that an answer has: ones, ones within a window, or powers."""
+        """Return the weights by age of an estimate."""
         window = self.window if window is None else window
         half_life = self.half_life if half_life is None else half_life
         ages = np.arange(ticks, dtype=np.float64)
@@ -239,7 +241,7 @@ class Weights:
         raise InvalidInput(f"answer={answer!r} must be prefix, window or decay, with its window or half-life; state it")
 
     def to_json(self) -> str:
-        """Return the weights as canonical text, with runs of equal ones as pairs of weight and length."""
+        """Return the weights as canonical text; runs of equal weights are pairs of weight and length."""
         return self._text
 
     @cached_property
@@ -280,10 +282,10 @@ def choose_weights(
     ----------
     strategy : {"sqrt", "power", "window", "decay"}
     ticks : int, optional
-        How many are charged; needed for ``sqrt``, where ten times as many may be charged later.
+        The number of ticks to charge; needed for ``sqrt``, where up to ten times as many may be charged later.
     longest : int, optional
-        The longest horizon that may be asked for; weights are rounded for it. By default ``ticks``, or `LONGEST` where
-        one charge holds for ever.
+        The longest horizon that may be requested; weights are rounded for it. By default ``ticks``, or `LONGEST` for
+        endless strategies.
     window : int, ticks, optional
         Needed for ``window``.
     half_life : float, ticks, optional
@@ -292,7 +294,7 @@ def choose_weights(
     Returns
     -------
     Weights
-        With the least q whose largest factor up to ``longest`` is within `EXCESS` of that of exact coefficients.
+        With the least q whose largest factor up to ``longest`` is within `EXCESS` of the factor of exact coefficients.
     """
     _check_strategy(strategy, window=window, half_life=half_life)
     if strategy == "sqrt" and ticks is None and longest is None:
@@ -315,31 +317,31 @@ def choose_weights(
 
 
 def extension_event(weights: Weights, *, horizon: int, charged: int, to: int, noise_multiplier: float) -> Event:
-    """Return the event of further ticks of a stream: an extension, or an instalment.
+    """Return the event of further ticks of a stream, charged as an extension or an instalment.
 
     Parameters
     ----------
     weights : Weights
     horizon : int
-        The ticks for which the noise was calibrated when the stream was opened: its std is ``noise_multiplier`` times
-        the sensitivity of so many, and stays that.
+        The ticks for which the noise was calibrated when the stream was opened. Its std remains ``noise_multiplier``
+        times the sensitivity of this number of ticks.
     charged : int
-        The ticks that were charged before, 0 for a first instalment.
+        The ticks that were charged before; 0 for a first instalment.
     to : int
-        The ticks that are charged after it.
+        The total number of ticks charged afterwards.
     noise_multiplier : float
-        z, as it was opened.
+        z, fixed when the stream was opened.
 
     Returns
     -------
     Event
-        One Gaussian release. Squares of mu of instalments and extensions add up to those of the whole: the squared
-        norm of every column is at most that of the first, whenever its record arrived.
+        One Gaussian release. The squared mu of instalments and extensions add up to that of the whole stream: the
+        squared norm of every column is at most that of the first, whenever its record arrived.
 
     Raises
     ------
     InvalidInput
-        When there are no more ticks than were charged, or their weights are all 0.
+        When no ticks are added, or the weights of all added ticks are 0.
     """
     if weights.endless:
         raise InvalidInput(f"strategy={weights.strategy} has one charge for any number of ticks; charge it once")
@@ -354,10 +356,10 @@ def extension_event(weights: Weights, *, horizon: int, charged: int, to: int, no
 
 
 def tree_factors(ticks: int) -> Series:
-    """Return the factors of the complete binary tree with the best estimator of prefix sums: a baseline.
+    """Return the factors of the complete binary tree with the best estimator of prefix sums, as a baseline.
 
-    Every dyadic node is released once, so a record is in ``L = floor(log2 T) + 1`` of them, and the variance of a sum
-    of ``2^h`` ticks is ``2^h / (2^(h+1) - 1)`` of a node's (Honaker 2015).
+    Every dyadic node is released once, so a record is in ``L = floor(log2 T) + 1`` nodes. The variance of a sum of
+    ``2^h`` ticks is ``2^h / (2^(h+1) - 1)`` of a node's variance (Honaker 2015).
     """
     levels = ticks.bit_length()
     sizes = np.arange(levels)
@@ -383,7 +385,7 @@ def _check_strategy(strategy: str, *, window: int | None, half_life: float | Non
 def _rounded(
     bits: int, *, horizon: int, strategy: Strategy, window: int | None, half_life: float | None
 ) -> tuple[int, ...]:
-    """Return integers nearest to the coefficients: until all are 0, or up to the horizon for ``sqrt``."""
+    """Return the integers nearest to the coefficients, until all are 0, or up to the horizon for ``sqrt``."""
     count = horizon if strategy == "sqrt" else max(64, 4 * (window or 0))
     while True:
         exact = coefficients_of(strategy, count, window=window, half_life=half_life)

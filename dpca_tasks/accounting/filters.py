@@ -1,26 +1,27 @@
-"""Privacy filters: they decide whether a budget admits one more release, for any adaptive sequence of requests.
+"""Privacy filters, which decide whether a budget admits one more release of an adaptive sequence.
 
 A filter turns an event into a *charge*, a vector of integers, rounded up. Charges add up. Totals are compared with the
 budget in integers, so the result does not depend on the order of releases, their number or the machine.
 
-Requests depend on earlier answers, so the bounds must not. If an analyst could choose, after an answer, to use *either*
-the delta of one event *or* the rest of mu squared, the total would reach 1.9 delta, although each choice by itself
-stays within delta. So every bound is fixed before the first answer that it limits: `failure_delta` is set aside when
-the budget is opened, for events that are known only by their (epsilon, delta), and a composition that has begun never
-ends.
+Requests depend on earlier answers, so the bounds must not. Suppose an analyst could choose, after an answer, to use
+*either* the delta of one event *or* the rest of mu squared. The total would then reach 1.9 delta, although each choice
+alone stays within delta. So every bound is fixed before the first answer that it limits. `failure_delta` is set aside
+when the budget is opened, for events that are known only by their (epsilon, delta), and a composition that has begun
+never ends.
 
-*Standalone charges.* A composition is efficient for many releases and expensive for a single one that is not Gaussian,
-because it charges the smallest Gaussian that dominates it. So until the composition begins, a release may get a
-standalone charge instead: its own (epsilon, delta) is subtracted from the budget, and the composition later begins with
-the rest. The whole is (epsilon, delta)-DP. *Proof.* Let F(e, d) be a filter that is valid for every e and d, and F+ the
-rule above. Take the first request, and suppose that F+ is valid for fewer requests. If the request begins the
-composition, F+ equals F from there on. If it gets the standalone charge (e1, d1), then given its answer y, the rest is
-F+(e - e1, d - d1), which is valid for any prior knowledge, including y; and an (e1, d1)-DP answer followed, for every
-y, by an (e - e1, d - d1)-DP one is (e, d)-DP (basic composition holds for adaptive choices). The kind of charge is
-decided before the request is answered, and e1 and d1 depend on the event, not on the answer. A standalone charge after
-the composition began is not allowed: an analyst could then choose, knowing an answer of the composition, whether its
-rest is worth more. Later versions never price a charge again: the total would change after it was compared with its
-bound.
+*Standalone charges.* A composition is efficient for many releases. It is expensive for a single release that is not
+Gaussian, because it charges the smallest Gaussian that dominates the release. So until the composition begins, a
+release may get a standalone charge instead. Its (epsilon, delta) is subtracted from the budget, and the composition
+later begins with the rest. The whole is (epsilon, delta)-DP. *Proof.* Let F(e, d) be a filter that is valid for every e
+and d, and F+ the rule above. Take the first request, and suppose that F+ is valid for fewer requests. If the request
+begins the composition, F+ equals F from there on. Otherwise it gets the standalone charge (e1, d1). Given its answer y,
+the rest is F+(e - e1, d - d1), which is valid for any prior knowledge, including y. An (e1, d1)-DP answer followed, for
+every y, by an (e - e1, d - d1)-DP one is (e, d)-DP (basic composition holds for adaptive choices). The kind of charge
+is decided before the request is answered, and e1 and d1 depend on the event, not on the answer.
+
+A standalone charge after the composition began is not allowed: an analyst could then choose, knowing an answer of the
+composition, whether its rest is worth more. Later versions never price a charge again: the total would change after it
+was compared with its bound.
 
 Charges are made at reservation, before the first step. So each of several concurrent releases is one interactive
 mechanism, and they compose as if they had run one after another (Vadhan and Zhang 2023; Haney, Shoemate, Tian, Vadhan,
@@ -35,10 +36,10 @@ Vyrros, Xu and Zhang 2023).
 >>> rules.spent(pure), rules.remaining(pure)
 (0.75, 0.25)
 
-*Pacing*: how many equal Gaussian releases still fit in a budget, and the largest epsilon of each of so many. A filter
-decides whether a total is admitted, so it alone decides here: releases are charged one after another as the
-ledger charges them, and the largest epsilon is the last float of which every release is admitted. Nothing is rounded
-in between.
+*Pacing* computes how many equal Gaussian releases still fit in a budget, and the largest epsilon of each of a given
+number of them. Only a filter decides whether a total is admitted, so it also decides here. Releases are charged one
+after another as in the ledger. The largest epsilon is the largest float for which every release is admitted, and
+nothing is rounded in between.
 
 >>> rules = build_filter("gdp", epsilon=4.0, delta=1e-6)
 >>> each = largest_epsilon(rules, rules.zero, runs=52, delta=1e-6)
@@ -47,10 +48,10 @@ in between.
 >>> admitted_runs(rules, rules.zero, epsilon=math.nextafter(each, 1.0), delta=1e-6)
 51
 
-*History*: the budget spent and left after each of many releases, in time linear in their number. A budget's numbers of
-today are searched for with 50 digits (`dpca_tasks.accounting.calibration`), which takes milliseconds. A history needs
-them for every release, and there floats are enough: these numbers are computed together and moved to the safe side by
-more than their error, so that nothing is shown as less than was spent or as more than was left.
+*History* is the budget spent and left after each of many releases, in time linear in their number. The current numbers
+of a budget are computed with 50 digits (`dpca_tasks.accounting.calibration`), which takes milliseconds. A history needs
+such numbers for every release, and floats suffice. They are computed together and moved to the safe side by more than
+their error: spent is never shown too low, and the remaining budget never too high.
 """
 
 import math
@@ -97,7 +98,7 @@ ORDERS = (1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0, 48.0, 64.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrivacyFilter(ABC):
-    """Turn events into charges, and totals of charges into what was spent and what is left.
+    """Conversion of events into charges, and of total charges into the spent and the remaining budget.
 
     Parameters
     ----------
@@ -106,7 +107,7 @@ class PrivacyFilter(ABC):
     failure_delta : float
         The part of delta for events that are known only by (epsilon, delta); standalone charges use it first.
     replaced : bool
-        Whether neighbours differ by a replaced record, so that sampled events are priced through the empty one.
+        Whether neighbours differ by a replaced record, so that sampled events are priced through the empty record.
     """
 
     epsilon: float
@@ -116,22 +117,22 @@ class PrivacyFilter(ABC):
 
     accounting: ClassVar[str]
     width: ClassVar[int]
-    """The number of coordinates of the composition in a charge."""
+    """Number of coordinates of the composition in a charge."""
 
     @property
     def zero(self) -> Charge:
-        """The charge of nothing."""
+        """The zero charge."""
         return (0,) * (2 + self.width)
 
     def charge(self, event: Event, *, delta: float) -> Charge:
-        """Price an event in the composition; ``delta`` is the release's own, at which sampled parts are priced."""
+        """Price an event in the composition; ``delta`` is the delta of the release, used to price sampled parts."""
         return _bounded((0, 0, *self._composed(parts_of(event, replaced=self.replaced), delta=delta)))
 
     def charge_after(self, total: Charge, event: Event, *, delta: float) -> Charge:
-        """Price an event after a total: in the composition, or by itself while none has begun.
+        """Price an event after a total: in the composition, or standalone if no composition has begun.
 
-        By itself goes what the composition would only bound, unless that is not admitted; and what the composition
-        does not admit.
+        An event that the composition prices exactly is charged in the composition, any other event standalone. The
+        other kind of charge is used if only that one is admitted.
         """
         parts = parts_of(event, replaced=self.replaced)
         composed = self.charge(event, delta=delta)
@@ -144,7 +145,7 @@ class PrivacyFilter(ABC):
         return second if self.admits(add(total, second)) and not self.admits(add(total, first)) else first
 
     def admits(self, total: Charge) -> bool:
-        """Tell whether a total is within the budget."""
+        """Return whether a total is within the budget."""
         own_epsilon, own_delta, *composed = total
         if own_epsilon > Fraction(self.epsilon) * EPSILON_UNITS or own_delta > Fraction(self.delta) * DELTA_UNITS:
             return False
@@ -168,11 +169,11 @@ class PrivacyFilter(ABC):
         return max(alone, _largest_request(self, total, self.units_left(total)))
 
     def failures(self, total: Charge) -> float:
-        """Return the delta that the composition's (epsilon, delta) events took, rounded up."""
+        """Return the delta, rounded up, that (epsilon, delta) events in the composition have used."""
         return float_up(Fraction(total[-1], DELTA_UNITS))
 
     def own_left(self, total: Charge) -> tuple[float, float] | None:
-        """Return the largest (epsilon, delta) of one more standalone charge; None after the composition began."""
+        """Return the largest (epsilon, delta) of one more standalone charge, or None after the composition began."""
         if any(total[2:]):
             return None
         return self._epsilon_left(total), float_down(Fraction(self.delta) - Fraction(total[1], DELTA_UNITS))
@@ -185,12 +186,12 @@ class PrivacyFilter(ABC):
         return float_down(Fraction(self.epsilon) - Fraction(total[0], EPSILON_UNITS))
 
     def _delta_left(self, total: Charge, *, among: int = 1) -> float:
-        """Return the delta of the composition without failures, as fixed when it began, in equal parts."""
+        """Return the delta of the composition without failures, fixed when it began, divided into equal parts."""
         aside = max(Fraction(self.failure_delta), Fraction(total[1], DELTA_UNITS))
         return float_down((Fraction(self.delta) - aside) / among)
 
     def delta_unspent(self, total: Charge, *, among: int = 1) -> float:
-        """Return the delta that neither standalone charges nor failures took, in equal parts."""
+        """Return the delta not used by standalone charges or failures, divided into equal parts."""
         return float_down((Fraction(self.delta) - Fraction(total[1] + total[-1], DELTA_UNITS)) / among)
 
     @abstractmethod
@@ -198,7 +199,7 @@ class PrivacyFilter(ABC):
 
     @abstractmethod
     def _is_exact(self, parts: Parts, composed: Charge) -> bool:
-        """Tell whether the composition prices an event by its own kind, not by a bound on it."""
+        """Return whether the composition prices an event by its exact kind rather than by a bound."""
 
     @abstractmethod
     def _fits(self, total: Charge) -> bool: ...
@@ -214,7 +215,7 @@ class PrivacyFilter(ABC):
 def build_filter(
     kind: str, *, epsilon: float, delta: float, failure_delta: float = 0.0, replaced: bool = False
 ) -> PrivacyFilter:
-    """Return the filter of a budget's terms."""
+    """Return the filter for the terms of a budget."""
     if kind not in KINDS:
         raise InvalidInput(f"filter {kind!r} is unknown; choose one of {', '.join(KINDS)}.")
     return KINDS[kind](epsilon=epsilon, delta=delta, failure_delta=failure_delta, replaced=replaced)
@@ -222,24 +223,26 @@ def build_filter(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GdpFilter(PrivacyFilter):
-    """Total mu squared, and total delta of the events that are not Gaussian.
+    """Filter by total mu squared, and by total delta of the events that are not Gaussian.
 
     Notes
     -----
-    *Validity.* A composition of mu_i-GDP mechanisms, each chosen with its mu_i from the answers before it, is mu-GDP
-    when the sum of mu_i^2 never passes a mu^2 fixed beforehand (Smith and Thakurta 2022, "Fully adaptive composition
-    for Gaussian differential privacy"; Koskela, Tobaben and Honkela 2023). Mu-GDP is (epsilon, delta)-DP exactly as
-    `dpca_tasks.accounting.calibration` says (Dong, Roth and Su 2022, Corollary 1), here at ``delta - failure_delta``.
+    *Validity.* Consider a composition of mu_i-GDP mechanisms, each chosen with its mu_i from earlier answers. It is
+    mu-GDP when the sum of mu_i^2 never passes a mu^2 fixed beforehand (Smith and Thakurta 2022, "Fully adaptive
+    composition for Gaussian differential privacy"; Koskela, Tobaben and Honkela 2023). Mu-GDP is (epsilon, delta)-DP
+    exactly under the condition in `dpca_tasks.accounting.calibration` (Dong, Roth and Su 2022, Corollary 1), here at
+    ``delta - failure_delta``.
 
     *Pure events.* Epsilon-DP has the trade-off function f of randomised response: straight from (0, 1) to (a, a) and
-    on to (1, 0), with ``a = 1 / (1 + e^epsilon)`` (Wasserman and Zhou 2010; Dong, Roth and Su 2022). That of mu-GDP is
-    convex and, at ``mu = 2 Phi^-1(1 / (1 + e^-epsilon))``, passes through the same three points, so it lies below f:
-    the event is mu-GDP, and with no smaller mu.
+    on to (1, 0), with ``a = 1 / (1 + e^epsilon)`` (Wasserman and Zhou 2010; Dong, Roth and Su 2022). The trade-off
+    function of mu-GDP is convex and, at ``mu = 2 Phi^-1(1 / (1 + e^-epsilon))``, passes through the same three points.
+    So it lies below f: the event is mu-GDP, and with no smaller mu.
 
     *(epsilon, delta) events.* With probability at most delta such an event fails, otherwise it is epsilon-DP (Kairouz,
-    Oh and Viswanath 2015). On every path the probabilities of failure add to at most ``failure_delta``, and paths
-    without failure weigh the same in both neighbouring worlds, so the whole has the delta of its Gaussian part plus
-    ``failure_delta``. Poisson-sampled Gaussians enter so, with an epsilon priced at the release's delta.
+    Oh and Viswanath 2015). On every path the probabilities of failure add to at most ``failure_delta``. Paths without
+    failure have the same weight in both neighbouring worlds. So the whole has the delta of its Gaussian part plus
+    ``failure_delta``. Poisson-sampled Gaussians are charged in the same way, with an epsilon priced at the release's
+    delta.
     """
 
     accounting: ClassVar[str] = "gdp-2"
@@ -264,7 +267,7 @@ class GdpFilter(PrivacyFilter):
         return smallest_epsilon(total[2], self.delta_unspent(total))
 
     def units_left(self, total: Charge) -> int:
-        """Return what is left of mu squared."""
+        """Return the remaining mu squared."""
         return self._limit(total) - total[2]
 
     def _limit(self, total: Charge) -> int:
@@ -273,20 +276,20 @@ class GdpFilter(PrivacyFilter):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RenyiFilter(PrivacyFilter):
-    """Renyi divergences at the public `ORDERS`, and total delta of events that are only (epsilon, delta).
+    """Filter by Renyi divergences at the public `ORDERS`, and by total delta of (epsilon, delta) events.
 
     Notes
     -----
     *Validity.* At one order, divergences of adaptively chosen mechanisms add up as long as the sum never passes a
     bound fixed beforehand (Feldman and Zrnic 2021; Lecuyer 2021). A divergence r at order a is (epsilon, delta)-DP for
     ``epsilon = r + log(1 - 1/a) - (log delta + log a) / (a - 1)`` (Canonne, Kamath and Steinke 2020, Proposition 12).
-    "Some order still fits" needs a share ``delta / m`` for each of the m orders: paths are divided by an order that
-    fits, and the deltas of the parts add up. Failures are as for `GdpFilter`.
+    The rule "some order still fits" needs a share ``delta / m`` for each of the m orders: paths are divided by an order
+    that fits, and the deltas of the parts add up. Failures are as for `GdpFilter`.
 
-    *Pure events* enter with the divergence of randomised response, which dominates every epsilon-DP mechanism
-    (Kairouz, Oh and Viswanath 2015); Poisson-sampled Gaussians with theirs by dp-accounting (Mironov, Talwar and Zhang
-    2019), which takes no delta. That is of one record more or less: where records are replaced, a sampled event enters
-    as (epsilon, delta).
+    *Pure events* are charged with the divergence of randomised response, which dominates every epsilon-DP mechanism
+    (Kairouz, Oh and Viswanath 2015). Poisson-sampled Gaussians are charged with their divergence by dp-accounting
+    (Mironov, Talwar and Zhang 2019), which takes no delta. It holds for one record more or less. Where records are
+    replaced, a sampled event is charged as (epsilon, delta).
     """
 
     accounting: ClassVar[str] = "renyi-2"
@@ -313,11 +316,11 @@ class RenyiFilter(PrivacyFilter):
         return not composed[-1]
 
     def _fits(self, total: Charge) -> bool:
-        """Tell whether some order is within its own bound; each has its share of delta."""
+        """Return whether some order is within its bound, which uses that order's share of delta."""
         return any(spent <= bound for spent, bound in zip(total[2:-1], self._bounds(total), strict=True))
 
     def _spent(self, total: Charge) -> float:
-        """Return the smallest epsilon that an order gives at its share of the delta that is left."""
+        """Return the smallest epsilon over the orders, each at its share of the remaining delta."""
         share = self.delta_unspent(total, among=len(ORDERS))
         if not any(total[2:-1]):
             return 0.0
@@ -330,7 +333,7 @@ class RenyiFilter(PrivacyFilter):
         return max(0.0, min(found))
 
     def units_left(self, total: Charge) -> int:
-        """Return what the order with most room admits."""
+        """Return the mu squared that the order with the most room admits."""
         slack = (
             Fraction(2 * (bound - spent), RENYI_UNITS) / Fraction(order)
             for spent, bound, order in zip(total[2:-1], self._bounds(total), ORDERS, strict=True)
@@ -357,7 +360,7 @@ def _limit_after(terms: GdpFilter, own_epsilon: int, own_delta: int) -> int:
 
 @lru_cache(maxsize=64)
 def _largest_request(terms: GdpFilter | RenyiFilter, total: Charge, left: int) -> float:
-    """Find the largest round-tripping epsilon whose Gaussian, calibrated exactly, is admitted after ``total``."""
+    """Return the largest round-tripping epsilon whose exactly calibrated Gaussian is admitted after ``total``."""
     if left <= 0:
         return 0.0
     epsilon = smallest_epsilon(left, terms.delta)
@@ -381,7 +384,7 @@ def _sampled_divergences(sampled: tuple[tuple[tuple[float, float], int], ...]) -
 
 
 def _approximate_parts(parts: Parts, *, delta: float, replaced: bool) -> dict[tuple[float, float], int]:
-    """Return the (epsilon, delta) parts, with the sampled ones priced together by their loss distribution."""
+    """Return the (epsilon, delta) parts, with sampled parts priced together by their loss distribution."""
     found = dict(parts.approximate)
     if parts.sampled:
         priced = (loss_epsilon(Parts(sampled=parts.sampled), delta=delta, replaced=replaced), delta)
@@ -390,7 +393,7 @@ def _approximate_parts(parts: Parts, *, delta: float, replaced: bool) -> dict[tu
 
 
 def _conversion(order: float, delta: float) -> float:
-    """Return what a divergence at an order costs on top in epsilon at delta."""
+    """Return the epsilon at delta that is added to a divergence at an order."""
     return math.log1p(-1 / order) - (math.log(delta) + math.log(order)) / (order - 1)
 
 
@@ -403,7 +406,7 @@ def _bounded(charge: Charge) -> Charge:
 
 
 def total_after_runs(rules: PrivacyFilter, total: Charge, *, runs: int, epsilon: float, delta: float) -> Charge | None:
-    """Return the total after so many Gaussian releases of (epsilon, delta); None when one of them is not admitted."""
+    """Return the total after ``runs`` Gaussian releases of (epsilon, delta), or None if one of them is not admitted."""
     event = gaussian(gaussian_noise_multiplier(epsilon=epsilon, delta=delta))
     return _after(rules, total, event, runs=runs, delta=delta)
 
@@ -426,18 +429,18 @@ def admitted_runs(rules: PrivacyFilter, total: Charge, *, epsilon: float, delta:
 
 
 def largest_epsilon(rules: PrivacyFilter, total: Charge, *, runs: int, delta: float) -> float:
-    """Return the largest epsilon of which so many Gaussian releases are admitted after a total; 0 when none is.
+    """Return the largest epsilon for which ``runs`` Gaussian releases are admitted after a total, or 0.
 
     Parameters
     ----------
     rules : PrivacyFilter
-        The budget's.
+        The filter of the budget.
     total : Charge
-        What was charged so far.
+        The total charged so far.
     runs : int
-        How many releases share what is left equally.
+        The number of releases that share the remaining budget equally.
     delta : float
-        Of each release: its noise is calibrated to (epsilon, delta).
+        The delta of each release, whose noise is calibrated to (epsilon, delta).
     """
     check_count("runs", runs)
     check_guarantee(delta=delta)
@@ -456,17 +459,17 @@ def largest_epsilon(rules: PrivacyFilter, total: Charge, *, runs: int, delta: fl
 
 
 def share_left(rules: PrivacyFilter, total: Charge) -> float:
-    """Return the part of a budget that is left for Gaussian releases: half of it, after 26 of 52 equal ones."""
+    """Return the fraction of a budget left for Gaussian releases; after 26 of 52 equal releases it is one half."""
     if not rules.admits(total):
         return 0.0
     whole = rules.units_left(rules.zero)
-    if whole <= 0:  # no Gaussian release is admitted at all, and what is left is left of epsilon
+    if whole <= 0:  # no Gaussian release is ever admitted, so the fraction refers to epsilon
         return max(0.0, 1.0 - rules.spent(total) / rules.epsilon)
     return max(rules.units_left(total), 0) / whole
 
 
 def _after(rules: PrivacyFilter, total: Charge, event: Event, *, runs: int, delta: float) -> Charge | None:
-    """Charge an event so often; in a composition that has begun, each costs the same."""
+    """Charge an event ``runs`` times; once a composition has begun, each charge is the same."""
     for left in range(runs, 0, -1):
         charge = rules.charge_after(total, event, delta=delta)
         if any(charge[2:]):
@@ -479,7 +482,7 @@ def _after(rules: PrivacyFilter, total: Charge, event: Event, *, runs: int, delt
 
 
 def _last(holds: Callable[[float], bool], guess: float) -> float:
-    """Return the last float at which something holds that ends near a guess, and 0 when it holds nowhere below."""
+    """Return the largest float at which a condition holds that fails from near a guess on, or 0 if there is none."""
     step = math.ulp(guess)
     if holds(guess):
         low = guess
@@ -497,7 +500,7 @@ def _last(holds: Callable[[float], bool], guess: float) -> float:
 
 
 _MARGIN = 1e-11
-"""A tolerance relative to 1 + epsilon; the error of `float_epsilons` is at most a fifth of it, at the smallest mu."""
+"""Tolerance relative to 1 + epsilon; the error of `float_epsilons` is at most a fifth of it, at the smallest mu."""
 
 
 def burn_down(rules: PrivacyFilter, totals: Sequence[Charge]) -> list[tuple[float, float]]:
@@ -505,8 +508,8 @@ def burn_down(rules: PrivacyFilter, totals: Sequence[Charge]) -> list[tuple[floa
 
     Guarantees
     ----------
-    The last pair is that of `PrivacyFilter.spent` and `PrivacyFilter.remaining`. The others differ from it, where
-    they do, by at most ``2e-11 (1 + epsilon)`` more spent, and a part in 1e8 less remaining.
+    The last pair equals `PrivacyFilter.spent` and `PrivacyFilter.remaining`. For earlier totals, spent is at most
+    ``2e-11 (1 + epsilon)`` larger and remaining at most a part in 1e8 smaller than these.
     """
     sure = {len(totals) - 1}
     sure |= {at for at, total in enumerate(totals) if not any(total[2:]) or max(total) >= MOST}
@@ -520,7 +523,7 @@ def burn_down(rules: PrivacyFilter, totals: Sequence[Charge]) -> list[tuple[floa
 
 def _spent(rules: PrivacyFilter, totals: Sequence[Charge]) -> list[float]:
     if not isinstance(rules, GdpFilter):
-        return [rules.spent(total) for total in totals]  # a few sums of floats
+        return [rules.spent(total) for total in totals]  # only sums of a few floats
     deltas = {failed: 0.0 for failed in {total[1] + total[-1] for total in totals}}
     for failed in deltas:
         deltas[failed] = rules.delta_unspent((0, failed, 0, 0))
@@ -535,9 +538,9 @@ def _spent(rules: PrivacyFilter, totals: Sequence[Charge]) -> list[float]:
 
 
 def _remaining(rules: PrivacyFilter, totals: Sequence[Charge]) -> list[float]:
-    beside = {(total[0], total[1], *(0,) * (len(total) - 3), total[-1]) for total in totals}  # all but mu squared
+    beside = {(total[0], total[1], *(0,) * (len(total) - 3), total[-1]) for total in totals}  # all except mu squared
     within = {(total[0], total[1], total[-1]): rules.admits(total) for total in beside}
-    if isinstance(rules, GdpFilter):  # what is left of mu squared is a limit less what was taken
+    if isinstance(rules, GdpFilter):  # the remaining mu squared is a limit minus the charged mu squared
         limits = {(total[0], total[1], total[-1]): rules.units_left(total) for total in beside}
         lefts = [limits[total[0], total[1], total[-1]] - total[2] for total in totals]
     else:
@@ -554,6 +557,6 @@ def _remaining(rules: PrivacyFilter, totals: Sequence[Charge]) -> list[float]:
 
 
 def _shortened(asked: float) -> float:
-    """Return a number of nine digits that is not above another, or of twelve."""
+    """Return a number of nine digits, or of twelve, that is at most ``asked``."""
     short = float(f"{asked:.9g}")
     return short if short <= asked else float(f"{asked * (1.0 - 1e-11):.12g}")

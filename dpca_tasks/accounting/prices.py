@@ -1,15 +1,14 @@
 """Charges of releases, and the price of one event in each kind of accounting.
 
-The charges of releases: vectors of integers, which add up exactly and are stored with equal width.
+Charges are vectors of integers, which add up exactly and are stored with equal width.
 
 >>> decode(encode((1, 2**100))) == (1, 2**100)
 True
 >>> total_of([encode((1, 2)), encode((3, 4))], zero=(0, 0))
 (4, 6)
 
-The price of one event in each kind of accounting: exact, or rounded up by more than its numerical error.
-
-`dpca_tasks.accounting.filters` adds these prices up and proves the guarantee of the total.
+The price of an event is exact, or rounded up by more than its numerical error. `dpca_tasks.accounting.filters` adds
+these prices up and proves the guarantee of the total.
 """
 
 import math
@@ -26,9 +25,9 @@ from dpca_tasks.accounting.calibration import UNITS, smallest_epsilon, units_of
 from dpca_tasks.accounting.events import Parts, composed_losses, float_down, spread_of_losses
 
 Charge = tuple[int, ...]
-"""The epsilon and delta of standalone charges, then the numbers of the composition; its failures come last."""
+"""Epsilon and delta of standalone charges, then the numbers of the composition, with its failures last."""
 
-_LIMBS = 4  # of 32 bits, in which a number of a charge is stored
+_LIMBS = 4  # 32-bit limbs of a stored number
 
 
 def add(total: Charge, charge: Charge) -> Charge:
@@ -37,30 +36,30 @@ def add(total: Charge, charge: Charge) -> Charge:
 
 
 def subtract(total: Charge, charge: Charge) -> Charge:
-    """Take a charge off a total that holds it."""
+    """Subtract a charge from a total that includes it."""
     return tuple(left - right for left, right in zip(total, charge, strict=True))
 
 
 def encode(charge: Charge) -> bytes:
-    """Store a charge as little-endian 128-bit integers."""
+    """Encode a charge as little-endian 128-bit integers."""
     return b"".join(number.to_bytes(4 * _LIMBS, "little") for number in charge)
 
 
 def decode(stored: bytes) -> Charge:
-    """Read a stored charge."""
+    """Decode a stored charge."""
     size = 4 * _LIMBS
     return tuple(int.from_bytes(stored[at : at + size], "little") for at in range(0, len(stored), size))
 
 
 def total_of(charges: Sequence[bytes], *, zero: Charge) -> Charge:
-    """Add up stored charges, limb by limb, so that no sum overflows."""
+    """Add up stored charges limb by limb, so that no sum overflows."""
     table = np.frombuffer(b"".join(charges), "<u4").reshape(-1, len(zero), _LIMBS)
     sums = table.sum(axis=0, dtype=np.uint64).tolist()
     return tuple(sum(limb << 32 * place for place, limb in enumerate(limbs)) for limbs in sums)
 
 
 def totals_after(charges: Sequence[bytes], *, zero: Charge) -> list[Charge]:
-    """Return the total of stored charges after each of them, added up limb by limb as `total_of` does."""
+    """Return the running totals of stored charges, added up limb by limb as in `total_of`."""
     table = np.frombuffer(b"".join(charges), "<u4").reshape(-1, len(zero), _LIMBS)
     limbs = table.cumsum(axis=0, dtype=np.uint64).astype(object)
     numbers = np.add.reduce([limbs[:, :, place] << 32 * place for place in range(_LIMBS)])
@@ -68,31 +67,31 @@ def totals_after(charges: Sequence[bytes], *, zero: Charge) -> list[Charge]:
 
 
 RENYI_UNITS = 2**40
-MOST = 2**127  # a charge that no budget holds; dearer ones are charged this
+MOST = 2**127  # a charge that no budget admits; larger charges are capped to it
 
 _DIGITS = 40
-_FARTHEST = 512.0  # an epsilon beyond which nothing is searched for
-_FINEST, _MOST_POINTS = 1e-9, 2**21  # interval and size of a grid of losses that is made finer
+_FARTHEST = 512.0  # largest epsilon that is searched
+_FINEST, _MOST_POINTS = 1e-9, 2**21  # interval and size limits of a refined grid of losses
 
 _MOST_KNOWN = 256
 
 type Price = tuple[Fraction | float, Fraction]
-"""An epsilon, perhaps infinite, and a delta."""
+"""An epsilon, possibly infinite, and a delta."""
 
 type Known = Mapping[tuple[Hashable, ...], Any]
-"""Prices that take seconds, by what they are the price of."""
+"""Prices that take seconds to compute, by function and arguments."""
 
 _known: dict[tuple[Hashable, ...], Any] = {}
 _computes: ContextVar[bool] = ContextVar("computes", default=True)
 
 
 class Unpriced(Exception):
-    """A price that takes seconds is not known in this process, and is not to be computed here."""
+    """A price that takes seconds is not cached in this process and must not be computed here."""
 
 
 @contextmanager
 def known_prices_only() -> Iterator[None]:
-    """Raise `Unpriced` where a price would take seconds to compute; `learn` it from another process then."""
+    """Raise `Unpriced` where a price would take seconds to compute; get it from another process with `learn`."""
     token = _computes.set(False)
     try:
         yield
@@ -101,19 +100,19 @@ def known_prices_only() -> Iterator[None]:
 
 
 def known() -> Known:
-    """Return the prices that took seconds and are remembered in this process."""
+    """Return the cached prices that took seconds to compute."""
     return dict(_known)
 
 
 def learn(prices: Known) -> None:
-    """Remember prices, in place of the oldest ones where there are too many."""
+    """Add prices to the cache, evicting the oldest ones above its limit."""
     _known.update(prices)
     for oldest in list(_known)[: max(0, len(_known) - _MOST_KNOWN)]:
         _known.pop(oldest, None)
 
 
 def expensive[**P, T](price: Callable[P, T]) -> Callable[P, T]:
-    """Remember what a function of hashable arguments returns, and obey `known_prices_only`."""
+    """Cache the results of a function of hashable arguments, and honor `known_prices_only`."""
 
     @wraps(price)
     def remembered(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -129,22 +128,23 @@ def expensive[**P, T](price: Callable[P, T]) -> Callable[P, T]:
 
 
 def own_price(parts: Parts, *, delta: float, replaced: bool) -> Price:
-    """Return an (epsilon, delta) that an event has by itself, whatever else was released.
+    """Return an (epsilon, delta) of an event alone, independent of other releases.
 
     Parameters
     ----------
     parts : Parts
-        The event's.
+        The parts of the event.
     delta : float
-        The delta at which what is no (epsilon, delta) event is priced, less the deltas of what is.
+        The total delta. The parts that are not (epsilon, delta) events are priced at delta less the deltas of those
+        that are.
     replaced : bool
         Whether neighbours differ by a replaced record; see `loss_epsilon`.
 
     Notes
     -----
-    Gaussians, and sampled ones, are composed as privacy loss distributions: their multipliers are fixed in the event.
-    Events known only as (epsilon, delta) add up (Dwork, Rothblum and Vadhan 2010, basic composition), without delta
-    where all are pure.
+    Gaussians, sampled or not, are composed as privacy loss distributions; their multipliers are fixed in the event.
+    Events known only as (epsilon, delta) add up (Dwork, Rothblum and Vadhan 2010, basic composition), without delta if
+    all are pure.
     """
     epsilon = failures = Fraction(0)
     for (loss, failure), count in parts.approximate.items():
@@ -166,7 +166,7 @@ def own_price(parts: Parts, *, delta: float, replaced: bool) -> Price:
 
 @lru_cache(maxsize=1024)
 def dominating_units(epsilon: float) -> int:
-    """Return mu squared of the least Gaussian that dominates every epsilon-DP mechanism, in units, rounded up."""
+    """Return mu squared, in units rounded up, of the least Gaussian that dominates every epsilon-DP mechanism."""
     import mpmath
 
     if epsilon > _DIGITS:  # mu squared is at most 8 epsilon, as Phi(-x) < exp(-x^2 / 2) / 2, and close to it here
@@ -191,21 +191,21 @@ def randomised_response_units(epsilon: float, order: float) -> int:
 
 
 def renyi_units(value: float) -> int:
-    """Return a divergence that was computed in floats in units, rounded up by more than its error."""
+    """Convert a divergence computed in floats to units, rounded up by more than its error."""
     if not math.isfinite(value):
         return MOST
     return math.ceil(Fraction(max(value, 0.0)) * (1 + Fraction(1, 2**32)) * RENYI_UNITS) + 1
 
 
 def loss_epsilon(parts: Parts, *, delta: float, replaced: bool = False) -> float:
-    """Return a pessimistic epsilon at delta of an event's Gaussians, sampled and not, composed as loss distributions.
+    """Return a pessimistic epsilon at delta of Gaussians, sampled or not, composed as loss distributions.
 
     Notes
     -----
-    Losses of samples are those of one record more or less, or emptied. A record *replaced* goes through the empty one:
+    Losses of samples hold for one record added, removed or emptied. A record *replaced* goes through the empty record:
     (e, d) for each half gives ``P <= e^e P' + d <= e^e (e^e P'' + d) + d``, which is (2 e, (1 + e^e) d) for both. A
-    Gaussian whose multiplier is stated for replaced records has at least that multiplier for emptied ones: these are
-    replaced by a particular record.
+    Gaussian whose multiplier is stated for replaced records has at least that multiplier for emptied ones, because an
+    emptied record is replaced by a particular record.
     """
     gaussians, sampled = tuple(sorted(parts.gaussians.items())), tuple(sorted(parts.sampled.items()))
     return _loss_epsilon(gaussians, sampled, delta, replaced)
@@ -227,14 +227,14 @@ def _loss_epsilon(
         return 2 * _least(lambda half: (1 + math.exp(half)) * float(accountant.get_delta(half)) <= delta)
 
     epsilon = priced(1e-4)
-    if 0 < epsilon < 0.1:  # the grid of losses is then a part of the answer
+    if 0 < epsilon < 0.1:  # for such values the interval of the grid affects the result
         finer = max(epsilon / 1000, spread_of_losses(parts) / _MOST_POINTS, _FINEST)
         epsilon = min(epsilon, priced(min(finer, 1e-4)))
     return math.nextafter(epsilon, math.inf)
 
 
 def _least(holds: Callable[[float], bool]) -> float:
-    """Find a number at which something holds, and just below which it does not; infinity where none is found."""
+    """Return a number at which a condition holds and just below which it fails; infinity if none is found."""
     low, high = 0.0, 2.0**-20
     while not holds(high):
         low, high = high, 2 * high

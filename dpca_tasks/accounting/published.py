@@ -1,8 +1,8 @@
-r"""Published noise formulas: each with its source, its conditions, and its actual privacy event.
+r"""Published noise formulas with their sources, conditions and actual privacy events.
 
-A row of `FORMULAS` states what a paper claims for some settings, and the event lets anyone compute what is true: the
-epsilon of ``row.event(settings)`` at delta, beside the one claimed. Mechanisms take their ``calibration=paper`` from
-here. All noise is for records of norm 1 and for ``S = X^T X``, not divided by n.
+A row of `FORMULAS` states the claim of a paper for some settings. The true guarantee follows from the event: the
+epsilon of ``row.event(settings)`` at delta, to compare with the claimed epsilon. Mechanisms take their
+``calibration=paper`` from here. All noise is for records of norm 1 and for ``S = X^T X``, not divided by n.
 
 >>> asked = Settings(epsilon=0.1, delta=1e-3)
 >>> row = FORMULAS["analyze_gauss"]
@@ -11,7 +11,7 @@ here. All noise is for records of norm 1 and for ``S = X^T X``, not divided by n
 >>> round(row.bracket(asked).upper, 4)
 0.0369
 
-Formulas of completion, of sums over sites and of samplers of two libraries are in `ELSEWHERE`.
+Formulas of matrix completion, of sums over sites and of the samplers of two libraries are in `ELSEWHERE`.
 
 >>> asked = Settings(epsilon=5.0, delta=1e-5, n_components=50, steps=5)
 >>> round(ELSEWHERE["dpals"].noise(asked), 2), round(ELSEWHERE["dpals"].bracket(asked).upper, 2)
@@ -46,29 +46,29 @@ from dpca_tasks.errors import Refused
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """The public parameters of published noise.
+    """Public parameters of published noise.
 
     Parameters
     ----------
     epsilon, delta : float
-        What is claimed.
+        The claimed guarantee.
     relation : Relation
-        Of the neighbours that the event is stated for.
+        The relation of the neighbours for which the event is stated.
     n_features, n_components, n_records : int
         d; k, or the width of a product; n.
     steps, epochs : int
         T or L, and m.
     mix : float, optional
-        The free ``mu`` of DP-SPCA; without it, the one of least noise that its conditions allow.
+        The free ``mu`` of DP-SPCA; by default the value of least noise that its conditions allow.
     distance : float
-        How far DP-VRPCA's directions are from those of its last full product; at most 2.
+        The distance of DP-VRPCA's directions from those of its last full product, at most 2.
     gradient : float
-        How far a record really moves a step of DP-SPCA over the G of its formula: 2 where G is that of half the
-        squared projection and the step takes the gradient of the whole.
+        The actual movement of a DP-SPCA step by one record, over the G of its formula. It is 2 where G is the bound
+        for half the squared projection and the step takes the gradient of the whole.
     sites, colluders : int
-        Of a sum over sites: how many there are, and how many of them tell the aggregator what they know.
+        For a sum over sites: the number of sites, and the number of sites that share their secrets with the aggregator.
     largest_entry : float, optional
-        Of the directions of the noisy power method; without it, the least that they can have, ``1 / sqrt d``.
+        Largest entry of the directions of the noisy power method; by default its least possible value, ``1 / sqrt d``.
     """
 
     epsilon: float
@@ -88,29 +88,29 @@ class Settings:
 
 
 type Bound = Literal["between", "at most", "at least"]
-"""Which ends of a bracket are about what was published: both, the upper or the lower one."""
+"""The ends of a bracket that apply to the published mechanism: both, the upper or the lower one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Formula:
-    """A row: a printed formula and what is true of it.
+    """A published noise formula and its actual guarantee.
 
     Attributes
     ----------
     source : str
-        Paper and place.
+        The paper and the place in it.
     measures : str
-        What the noise is: its unit.
+        The quantity and unit of the noise.
     noise : callable
-        The printed noise at some settings.
+        Returns the printed noise for given settings.
     event : callable
-        What a release with that noise really is, for one record of the settings' relation.
+        Returns the actual event of a release with that noise, for the relation of the settings.
     broken : callable
-        The condition of the claim that the settings break, in words, or None.
+        Returns the condition of the claim that the settings break, in words, or None.
     closed_form : callable, optional
-        The bracket of the true epsilon at some settings and a delta, where the event only summarises the truth.
+        Returns the bracket of the true epsilon for given settings and delta, where the event only summarises the truth.
     bound : {"between", "at most", "at least"}
-        Which ends of the bracket are about what was published; the other end is about the event alone.
+        The ends of the bracket that apply to the published mechanism; the other end applies to the event alone.
     """
 
     source: str
@@ -122,7 +122,7 @@ class Formula:
     bound: Bound = "between"
 
     def bracket(self, settings: Settings, *, delta: float | None = None) -> EpsilonBracket:
-        """Bracket the true epsilon at the claimed delta, or at another one."""
+        """Bracket the true epsilon at ``delta``, by default the claimed one."""
         delta = settings.delta if delta is None else delta
         if self.closed_form is not None:
             return self.closed_form(settings, delta)
@@ -134,7 +134,7 @@ _SQRT_2_UP = math.nextafter(math.sqrt(2.0), 2.0)
 
 
 def _agn_noise(asked: Settings) -> float:
-    """Return ``sqrt(2 ln(1.25 / (delta / 2))) / (epsilon / 2)``: the classical Gaussian, at half the target."""
+    """Return ``sqrt(2 ln(1.25 / (delta / 2))) / (epsilon / 2)``: the classical Gaussian at half the target."""
     return math.nextafter(2 * math.sqrt(2 * math.log(2.5 / asked.delta)) / asked.epsilon, math.inf)
 
 
@@ -175,7 +175,7 @@ AGN: dict[str, Formula] = {
         broken=_agn_broken_of_mixtures,
     ),
 }
-"""The formulas of ``calibration=paper``, by model."""
+"""Formulas of ``calibration=paper``, by model."""
 
 
 def product_distance(relation: Relation, *, n_components: int) -> float:
@@ -208,17 +208,17 @@ DPS_PCA_OF_ONE_OWNER = Formula(
     event=_one_owner_event,
     broken=_one_owner_broken,
 )
-"""The formula that ``calibration=paper`` uses; with several providers it is no guarantee at all."""
+"""Formula used by ``calibration=paper``; with several providers it gives no guarantee."""
 
 
 def _dpals(settings: Settings) -> float:
-    """Return ``sqrt(2 k T (epsilon + ln(1 / delta))) / epsilon``, over the bounds of what is summed."""
+    """Return ``sqrt(2 k T (epsilon + ln(1 / delta))) / epsilon``, over the bounds of the sums."""
     rounds = settings.n_components * settings.steps
     return math.sqrt(2 * rounds * (settings.epsilon + math.log(1 / settings.delta))) / settings.epsilon
 
 
 def _dpals_event(settings: Settings) -> events.Event:
-    """Return the event of two Gaussians a round, each of a user with k items."""
+    """Return the event of two Gaussians per round, for a user with k items."""
     step = events.gaussian(_dpals(settings) / math.sqrt(settings.n_components))
     return events.self_composed(step, 2 * settings.steps)
 
@@ -229,7 +229,7 @@ def _dpfw(settings: Settings) -> float:
 
 
 def _dpfw_event(settings: Settings) -> events.Event:
-    """Return the event of T Gaussians; a row that replaces another moves a moment sqrt 2 times as far."""
+    """Return the event of T Gaussians; a replaced row moves a moment sqrt 2 times as far as an added one."""
     bound = math.sqrt(2.0) if settings.relation == "replace_one" else 1.0
     return events.self_composed(events.gaussian(_dpfw(settings) / bound), settings.steps)
 
@@ -328,7 +328,7 @@ def published_noise(name: str, settings: Settings) -> float:
 
 
 def refusal(name: str, settings: Settings) -> Refused:
-    """Return the error that says which condition of a claim the settings break."""
+    """Return the error that states which condition of a claim the settings break."""
     return Refused(f"{FORMULAS[name].broken(settings)}; use calibration=tight.")
 
 
@@ -359,7 +359,7 @@ def _sheffet_event(settings: Settings) -> events.Event:
 
 
 def _smooth_bracket(settings: Settings, delta: float, *, size: int) -> EpsilonBracket:
-    """Bracket the epsilon of printed smooth noise, of a smoothness for ``size`` coordinates, on all d k of them."""
+    """Bracket the epsilon of printed smooth noise on all d k coordinates, whose smoothness is for ``size`` of them."""
     shift, smoothness = smooth_gaussian_shift(epsilon=settings.epsilon, delta=settings.delta, size=size)
     whole = settings.n_features * settings.n_components
     return smooth_gaussian_bracket(shift=shift, smoothness=smoothness, size=whole, delta=delta)
@@ -376,10 +376,10 @@ def _smooth_cauchy_bracket(settings: Settings, _: float) -> EpsilonBracket:
 
 
 def dp_spca_variances(settings: Settings, mixes: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Return a fourth of the printed variance over ``G^2`` at each mu, and whether the lemma's order (c) covers it.
+    """Return a fourth of the printed variance over ``G^2`` at each mu, and whether it meets the lemma's condition (c).
 
-    ``s = 5 T alpha / (n^2 epsilon mu)`` with ``alpha = ln(1 / delta) / ((1 - mu) epsilon) + 1``. The lemma of
-    subsampling behind it needs ``alpha <= ln(n / (1 + s))`` or ``alpha - 1 <= 2/3 s ln(n / (alpha (1 + s)))``.
+    ``s = 5 T alpha / (n^2 epsilon mu)`` with ``alpha = ln(1 / delta) / ((1 - mu) epsilon) + 1``. The subsampling lemma
+    behind it needs ``alpha <= ln(n / (1 + s))`` or ``alpha - 1 <= 2/3 s ln(n / (alpha (1 + s)))``.
     """
     n, epsilon = settings.n_records, settings.epsilon
     orders = math.log(1 / settings.delta) / ((1 - mixes) * epsilon) + 1
@@ -417,7 +417,7 @@ def _dp_spca_broken(settings: Settings) -> str | None:
 
 
 def dp_spca_bound(settings: Settings) -> float:
-    """Return ``T / n^2``, up to which condition (a) of DP-SPCA's Lemma 1 has epsilon."""
+    """Return ``T / n^2``, the largest epsilon that condition (a) of DP-SPCA's Lemma 1 allows."""
     return settings.steps / settings.n_records / settings.n_records
 
 
@@ -427,7 +427,7 @@ def _dp_vrpca(settings: Settings) -> float:
 
 
 def _dp_vrpca_event(settings: Settings) -> events.Event:
-    """Return the event of the full products and of the corrections, each granted the whole noise."""
+    """Return the event of the full products and of the corrections, each assumed to have the whole noise."""
     noise, count = _dp_vrpca(settings), settings.steps * settings.epochs
     full = events.gaussian(settings.n_records * noise)
     correction = events.poisson_sampled(events.gaussian(noise / settings.distance), 1 / settings.n_records)
@@ -439,7 +439,7 @@ def _largest_entry(settings: Settings) -> float:
 
 
 def _replaced(settings: Settings, factor: float) -> float:
-    """Return how much more a replaced record moves a sum than one more, less or emptied: a factor, or 1."""
+    """Return how much more a replaced record moves a sum than one added, removed or emptied: a factor, or 1."""
     return factor if settings.relation == "replace_one" else 1.0
 
 
@@ -590,4 +590,4 @@ FORMULAS: Mapping[str, Formula] = {
     **AGN,
     **ELSEWHERE,
 }
-"""The printed formulas, by mechanism, and those of `ELSEWHERE`."""
+"""Printed formulas by mechanism, including those of `ELSEWHERE`."""

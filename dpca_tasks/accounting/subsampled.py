@@ -1,11 +1,8 @@
-"""Noise of Gaussian steps on Poisson samples, calibrated by an exact accountant and kept on disk.
+"""Calibration of Gaussian steps on Poisson samples by a privacy-loss accountant, with a cache on disk.
 
-Noise of Gaussian steps on Poisson samples, from an exact accountant of privacy loss.
-
-Sampled calibrations on disk, by their arguments: a search of seconds is done once for all plans of a request.
-
-The cache is no part of the guarantee: what is read from it is checked again, by one evaluation of the privacy loss
-distribution, and a file that fails the check is computed again.
+Calibrations are cached by their arguments, so that a search of seconds runs once for all plans of a request. The cache
+is not part of the guarantee: a cached value is checked again by one evaluation of the privacy loss distribution. A file
+that fails the check is computed again.
 """
 
 import contextlib
@@ -28,7 +25,7 @@ if TYPE_CHECKING:
 
 
 MANY_STEPS = 5000
-"""Sampled steps beyond which a calibration stops at 1 %."""
+"""Number of sampled steps above which a calibration stops at 1 %."""
 _LARGEST_EXPONENT = 700.0
 
 
@@ -42,17 +39,17 @@ def sampled_gaussian_noise_multiplier(
     epsilon, delta : float
         The guarantee of all steps together, for one record more or less.
     rate : float
-        The probability with which a step sees a record, in (0, 1].
+        The probability that a step includes a record, in (0, 1].
     steps : int
     besides : Fraction
-        The share of mu^2 of (epsilon, delta) that Gaussian releases of all records take in the same release; for
-        rates below 1.
+        The share of mu^2 of (epsilon, delta) that Gaussian releases of all records take in the same release. It is
+        used for rates below 1.
 
     Returns
     -------
     float
-        A multiplier whose epsilon was computed, as bounded by the privacy loss distribution of dp-accounting,
-        and is at most `epsilon`. At rate 1 it is the exact one; else at most 0.2 % above the least with such
+        A multiplier whose epsilon is at most `epsilon`, computed as a bound by the privacy loss distribution of
+        dp-accounting. At rate 1 it is the exact multiplier. Otherwise it is at most 0.2 % above the least one with such
         a bound, or 1 % for more than `MANY_STEPS`, where one bound takes seconds.
     """
     check_guarantee(epsilon=epsilon, delta=delta)
@@ -77,8 +74,8 @@ def sampled_gaussian_noise_multiplier(
             multiplier, epsilon=epsilon, delta=delta, rate=rate, steps=steps, besides=besides, coarser=coarser
         )
 
-    # Small multipliers are slow to account for: come down from the looser answer of Renyi accounting, on a coarser
-    # grid of losses first. Every bound is pessimistic, so a multiplier that is safe on one grid is safe.
+    # Small multipliers are slow to account for. So start from the looser answer of Renyi accounting and decrease, on a
+    # coarser grid of losses first. Every bound is pessimistic, so a multiplier that is safe on one grid is safe.
     fine = 1.01 if steps > MANY_STEPS else 1.002
     safe = float(dp_accounting.calibrate_dp_mechanism(renyi, event, epsilon, delta))
     while not is_private(safe, 1.0):
@@ -106,9 +103,9 @@ def sampled_gaussian_is_private(
     besides: Fraction = Fraction(0),
     coarser: float = 1.0,
 ) -> bool:
-    """Tell whether sampled Gaussian steps keep a guarantee, as bounded by their privacy loss distribution.
+    """Return whether sampled Gaussian steps satisfy a guarantee, by a bound from their privacy loss distribution.
 
-    The losses are discretised to a thousandth of epsilon (at most 0.001), times ``coarser``; rounded up.
+    The losses are discretised to a thousandth of epsilon (at most 0.001), times ``coarser``, and rounded up.
     """
     parts = _sampled_parts(multiplier, epsilon=epsilon, delta=delta, rate=rate, steps=steps, besides=besides)
     losses = composed_losses(parts, interval=coarser * min(1e-3, epsilon / 1000))
@@ -116,13 +113,13 @@ def sampled_gaussian_is_private(
 
 
 def through_empty_record(*, epsilon: float, delta: float) -> tuple[float, float]:
-    """Return an (epsilon, delta) for one record emptied that gives a guarantee for one record replaced.
+    """Return an (epsilon, delta) for one emptied record that gives a guarantee for one replaced record.
 
     Notes
     -----
-    A record is replaced by emptying it and filling it anew. With ``(e, d)`` for either half, ``P <= e^e P' + d <= e^e
-    (e^e P'' + d) + d``: together ``(2 e, (1 + e^e) d)``. So ``e = epsilon / 2`` and ``d = delta / (1 + e^e)``, rounded
-    down.
+    A record is replaced by emptying it and filling it again. With ``(e, d)`` for either half,
+    ``P <= e^e P' + d <= e^e (e^e P'' + d) + d``: together ``(2 e, (1 + e^e) d)``. So ``e = epsilon / 2`` and
+    ``d = delta / (1 + e^e)``, rounded down.
     """
     half = epsilon / 2
     share = delta / (1 + math.exp(half)) * (1 - 2.0**-50) if half < _LARGEST_EXPONENT else 0.0
@@ -143,12 +140,12 @@ FOLDER_VARIABLE = "DPCA_CACHE_FOLDER"
 def cached_sampled_multiplier(
     *, epsilon: float, delta: float, rate: float, steps: int, besides: Fraction = Fraction(0)
 ) -> float:
-    """Return what `sampled_gaussian_noise_multiplier` returns, searched for at most once.
+    """Return the result of `sampled_gaussian_noise_multiplier`, read from the cache if possible.
 
     Guarantees
     ----------
     The multiplier's epsilon was computed in this process and is at most `epsilon`. A cache that cannot be read or
-    written is done without.
+    written is ignored.
     """
     terms = {"epsilon": epsilon, "delta": delta, "rate": rate, "steps": steps}
     path = _path([*terms.values(), str(besides)])

@@ -1,10 +1,10 @@
-"""The truth about printed formulas: what noise really gives at its paper's own settings, beside what is claimed.
+"""Comparison of published noise formulas with their actual guarantees.
 
 >>> row = truth_of(cases_of(("analyze_gauss",))[0])
 >>> row.settings.epsilon, round(row.upper, 4), row.verdict
 (0.1, 0.0369, 'holds, 2.71 times less')
 
-The settings are those of the papers' experiments, or of their statements.
+The settings are taken from the papers' experiments or statements.
 """
 
 import math
@@ -18,7 +18,7 @@ from dpca_tasks.errors import InvalidInput
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A formula at some settings, these in words, and the delta at which it is judged: by default the one claimed."""
+    """A formula with settings, their description, and the delta of the comparison, by default the claimed one."""
 
     formula: str
     words: str
@@ -27,7 +27,7 @@ class Case:
 
 
 RECORDS = {"a9a": 32_561, "MNIST": 60_000, "CIFAR-10": 50_000, "real-sim": 72_309}
-"""The data sets of Shang et al., of one step a record."""
+"""Records of the data sets of Shang et al., with one step per record."""
 _A9A = Settings(epsilon=0.1, delta=1e-3, n_features=123, n_records=32_561, steps=32_561)
 
 
@@ -136,31 +136,31 @@ CASES = (
     *_smooth(),
     *_elsewhere(),
 )
-"""The rows of the table of truth, in its order."""
+"""The rows of the comparison table, in order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Truth:
-    """A formula at some settings: what is claimed and what is true.
+    """Claimed and actual guarantee of a formula at some settings.
 
     Attributes
     ----------
     formula, words : str
-        The row of `FORMULAS`, and its settings in words.
+        The row of `FORMULAS`, and a description of the settings.
     settings : Settings
-        Among them the epsilon that is claimed.
+        The settings, including the claimed epsilon.
     delta : float
-        Where it is judged.
+        The delta of the comparison.
     lower, upper : float
-        Between what the least true epsilon lies, at delta; infinity: there is none.
+        The bounds of the least true epsilon at delta; infinity means that there is none.
     bound : {"between", "at most", "at least"}
-        Which ends are about what was published; the other end of a bound is about its event alone.
+        The ends that apply to the published mechanism; the other end applies to its event alone.
     broken : str or None
         The condition of the claim that the settings break.
     noise : float
         The printed noise.
     measures, source : str
-        Its unit, and where it is printed.
+        The unit of the noise, and the place of publication.
     """
 
     formula: str
@@ -177,19 +177,19 @@ class Truth:
 
     @property
     def width(self) -> float:
-        """How far the upper end is above the lower one, relative to it; 0 where delta alone covers the event."""
+        """The relative distance of the upper end from the lower one; 0 where delta alone covers the event."""
         if self.upper == self.lower:
             return 0.0
         return self.upper / self.lower - 1 if self.lower else math.inf
 
     @property
     def agrees(self) -> bool:
-        """Whether both ends are as near as the table promises."""
+        """True if both ends are within the stated relative distance `WITHIN`."""
         return self.width <= WITHIN
 
     @property
     def verdict(self) -> str:
-        """What the truth makes of the claim, in words."""
+        """The verdict on the claim, in words."""
         claimed = self.settings.epsilon
         if math.isinf(self.lower):
             return "no epsilon at this delta"
@@ -219,7 +219,7 @@ def cases_of(formulas: Collection[str] = ()) -> tuple[Case, ...]:
 
 
 def truth_of(case: Case) -> Truth:
-    """Compute a row of the table."""
+    """Compute one row of the comparison table."""
     row, settings = FORMULAS[case.formula], case.settings
     delta = settings.delta if case.delta is None else case.delta
     found = row.bracket(settings, delta=delta)

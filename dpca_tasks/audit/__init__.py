@@ -1,1 +1,1 @@
-"""Audits: attacks on running mechanisms, whose success proves a lower bound on epsilon."""
+"""Audits: attacks on running mechanisms whose success proves a lower bound on epsilon."""

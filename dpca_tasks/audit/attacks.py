@@ -1,30 +1,29 @@
 """Attacks on mechanisms: neighbouring datasets, and an attacker who distinguishes them.
 
-Pairs of neighbouring datasets on which a privacy violation is most visible.
-
-The differing record attains the sensitivity if the code is correct, and is stored so that every processing step
-matters: its norm is far above the clip norm, it has two rows, and each row holds its columns four times and out of
-order. Code that omits the clip, clips row by row, or clips before it merges duplicates gives it more weight than 1.
+*Neighbouring datasets* are pairs on which a privacy violation is most visible. The differing record attains the
+sensitivity if the code is correct. It is stored so that every processing step matters: its norm is far above the clip
+norm, it has two rows, and each row stores its columns four times and out of order. If code omits the clip, clips row by
+row, or clips before it merges duplicates, the record gets more weight than 1.
 
 >>> [pair.name for pair in worst_neighbours("replace_one", n_features=2, clip_norm=1.0)]
 ['along axes', 'between axes']
 
-`AuditSubject` is the interface of a mechanism family to an audit.
+`AuditSubject` is the interface between a mechanism family and an audit.
 
-An attacker who knows two neighbouring datasets and all answers, and must find out which dataset was used.
+*The attacker* is given two neighbouring datasets and all answers, and must find out which dataset was used. The
+attacker computes a few statistics of a run, each larger when the left dataset was used:
 
-The attacker computes a few statistics of a run, each larger when the left dataset was used:
-
-- *likelihood*: the log likelihood ratio of all answers of the curator. The attacker knows each request, computes both
-  exact answers, and compares the two residuals. This is optimal for Laplace noise and for isotropic Gaussian noise. For
-  directions drawn by their score it compares the two scores, which is optimal for one direction; for noised directions
+- *likelihood*: the log likelihood ratio of all answers of the curator. The attacker computes both exact answers to each
+  request and compares the two residuals. This is optimal for Laplace noise and for isotropic Gaussian noise. For
+  directions drawn by their score it compares the two scores, which is optimal for one direction. For noised directions
   it compares the two densities. For a fused run it reconstructs the steps that the released states determine.
-- *reuse*: the same noise in two answers of one release gives two equal residuals, on the right dataset only.
+- *reuse*: the same noise in two answers of one release gives two equal residuals, but only on the dataset that was
+  used.
 - *published*: the part of the likelihood ratio that remains in the published result, such as components and
   eigenvalues.
 
 The density of noised directions is computed from a dataset's eigenpairs. The best fitting rotation replaces the random
-one, which loses nothing where the noise is small.
+one, which loses nothing if the noise is small.
 """
 
 import dataclasses
@@ -69,7 +68,7 @@ _BETWEEN = ("between axes", (1.0, 1.0), (1.0, -1.0))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Neighbours:
-    """Two datasets that are neighbours in a relation."""
+    """Two neighbouring datasets of a relation."""
 
     name: str
     left: BlockSource
@@ -77,10 +76,10 @@ class Neighbours:
 
 
 def worst_neighbours(relation: Relation, *, n_features: int, clip_norm: float) -> tuple[Neighbours, ...]:
-    """Return the pairs to audit: one with the differing record along an axis, one half-way between two axes.
+    """Return the pairs to audit, with the differing record along an axis, and half-way between two axes.
 
-    Replaced records are orthogonal. Along axes they change only the diagonal of the second moment, between axes only
-    the rest, so too little noise on either part is detected separately.
+    Replaced records are orthogonal. Along axes they only change the diagonal of the second moment, between axes only
+    the off-diagonal entries. So too little noise on either part is detected separately.
 
     Raises
     ------
@@ -100,10 +99,11 @@ def worst_neighbours(relation: Relation, *, n_features: int, clip_norm: float) -
 
 
 def gapped_neighbours(relation: Relation, *, n_features: int, clip_norm: float) -> tuple[Neighbours, ...]:
-    """Return a pair for mechanisms whose noise follows the eigengap: one record turns the leading direction most.
+    """Return a pair for mechanisms whose noise follows the eigengap.
 
-    `BYSTANDERS` records lie along the first axis, and the differing one half-way to the second, where it turns the
-    leading direction by the whole local sensitivity, up to the inverse square of their number.
+    The differing record rotates the leading direction as much as possible. `BYSTANDERS` records lie along the first
+    axis, and the differing record half-way to the second. There it rotates the leading direction by the whole local
+    sensitivity, up to the inverse square of the number of bystanders.
     """
     bystander = sparse.csr_array(([clip_norm], [0], [0, 1]), shape=(1, n_features))
     _, mine, other = _BETWEEN
@@ -117,7 +117,7 @@ def gapped_neighbours(relation: Relation, *, n_features: int, clip_norm: float) 
 def _differing(
     relation: Relation, mine: Direction, other: Direction, n_features: int, clip_norm: float
 ) -> tuple[list[sparse.csr_array], list[sparse.csr_array]]:
-    """Return the differing records: one on the left; none, an empty or another one on the right."""
+    """Return the differing records: one on the left; none, an empty one or another one on the right."""
     here = [_record(mine, n_features, clip_norm)]
     match relation:
         case "add_remove":
@@ -129,7 +129,7 @@ def _differing(
 
 
 def _record(direction: Direction, n_features: int, clip_norm: float) -> sparse.csr_array:
-    """Return two equal rows, each entry of which is stored in equal parts."""
+    """Return a record of two equal rows, whose entries are stored in equal parts."""
     part = np.array(direction) * (OVERSIZE * clip_norm / PARTS)
     stored = 2 * PARTS
     rows = (np.tile(part, stored), np.tile([0, 1], stored), [0, stored, 2 * stored])
@@ -262,10 +262,10 @@ class RecordingCurator(Curator):
 
 
 def rebuilt_products(passes: SampledPasses, states: NDArray[np.float64]) -> list[tuple[RowSum, NDArray[np.float64]]]:
-    """Reconstruct the noisy products of a fused run, in data units, where the states before and after a step are known.
+    """Reconstruct the noisy products of a fused run, in data units, for steps with known states before and after.
 
     ``V' R = V + f G`` with R upper triangular, so ``V^T V' R = I + f V^T G`` gives R, and R gives G. Over an interval
-    of one step the released mean of ``V^T G`` is that of the step itself, if it was sampled.
+    of one step, the released mean of ``V^T G`` is the value of that step, if the step was sampled.
     """
     sample = passes.query
     query = sample.query if isinstance(sample, PoissonSampled) else sample
@@ -290,7 +290,7 @@ class Attacker:
     ----------
     neighbours : Neighbours
     published : callable
-        Turns a result into a number that is larger when the left dataset was used.
+        Computes a number from a result that is larger when the left dataset was used.
     """
 
     def __init__(self, neighbours: Neighbours, published: Callable[[Any], float]) -> None:
@@ -373,7 +373,7 @@ def _joint_loss(query: JointSum, noise: JointGaussian, noisy: Mapping[str, Any],
 
 
 def _minus_log_density(distribution: NoiseDistribution, residual: NDArray[np.float64]) -> float:
-    """Return minus the log density of a scaled residual, up to a constant; Gaussian where no closed form is known."""
+    """Return minus the log density of a scaled residual, up to a constant; Gaussian if no closed form is known."""
     if distribution.norm == "l1":
         packed = residual[np.triu_indices(len(residual))] if distribution.layout == "symmetric" else residual
         return float(np.abs(packed).sum())

@@ -1,11 +1,9 @@
 """Audits: many runs of a mechanism on neighbours, and the lower bound on epsilon that they prove.
 
-Lower bounds on epsilon from counts of an event on two neighbouring datasets.
-
-If a mechanism is (epsilon, delta)-DP, then ``P(event | D) <= e^epsilon P(event | D') + delta`` for every event.
-Counting an event on both sides therefore proves ``epsilon >= log((p - delta) / q)``, with ``p`` bounded from below
-and ``q`` from above (Clopper and Pearson). The event is chosen on other trials than those on which it is counted, so
-only one event is tested, and the confidence needs no correction.
+*Lower bound.* If a mechanism is (epsilon, delta)-DP, then ``P(event | D) <= e^epsilon P(event | D') + delta`` for every
+event. Counting an event on both datasets therefore proves ``epsilon >= log((p - delta) / q)``, with ``p`` bounded from
+below and ``q`` from above (Clopper and Pearson). The event is chosen on one part of the trials and counted on the
+other. So only one event is tested, and the confidence needs no correction.
 
 >>> import numpy as np
 >>> noise = np.random.default_rng(0).standard_normal((2, 4000))
@@ -15,14 +13,13 @@ only one event is tested, and the confidence needs no correction.
 >>> bool(0.5 < epsilon_bound(2300, 500, trials=4000, delta=0.01, miss=0.025) < 1.6)
 True
 
-The audit of subspace mechanisms: settings, neighbours, and a statistic of the published directions.
+*Trials.* Every trial runs the production code with a fresh key: plan, reservation, curator, exact sum, keyed noise and
+mechanism. The first half of the trials chooses an event (pair of neighbours, statistic, direction, threshold). The
+second half runs on the chosen pair only and counts the event. The false-alarm rate is at most ``1 - confidence``. Keys
+come from a seed, so an audit is reproducible.
 
-An audit: many runs of a mechanism on worst-case neighbours, and a lower bound on its epsilon.
-
-Every trial runs the production code: plan, reservation, curator, exact sum, keyed noise, mechanism, with a fresh key.
-The first half of the trials chooses an event (pair of neighbours, statistic, direction, threshold); the second half is
-run on the chosen pair only, and counts it. The false-alarm rate is at most ``1 - confidence``. Keys come from a seed,
-so an audit is reproducible.
+*Subspace mechanisms.* `SUBSPACE_AUDIT` holds their settings, their neighbours, and a statistic of the published
+directions.
 
 >>> from dpca_tasks.mechanisms.subspace.analyze_gauss import AnalyzeGauss
 >>> audit_mechanism(AnalyzeGauss(n_components=1), relation="add_remove", trials=200).passed
@@ -57,7 +54,7 @@ from dpca_tasks.privacy.gate import InMemoryReservation
 from dpca_tasks.queries.second_moment import SecondMoment
 
 CAUTION = 1e-5
-"""The error probability of the bounds that rank events; it is small, so that a rare event does not win by chance."""
+"""The error probability of the bounds that rank events; small, so that a rare event is not chosen by chance."""
 
 type Samples = tuple[NDArray[np.float64], NDArray[np.float64]]
 """The values of a statistic in trials on the left and on the right dataset."""
@@ -65,14 +62,17 @@ type Samples = tuple[NDArray[np.float64], NDArray[np.float64]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """The event that a statistic reaches a threshold: upwards it indicates the left dataset, downwards the right."""
+    """The event that a statistic reaches a threshold.
+
+    Reached upwards, it indicates the left dataset; reached downwards, the right dataset.
+    """
 
     statistic: str
     threshold: float
     upwards: bool
 
     def count(self, samples: Samples) -> tuple[int, int]:
-        """Count the event on the dataset that it indicates, and on the other."""
+        """Count the event on the dataset that it indicates, and on the other dataset."""
         left, right = (
             int(np.count_nonzero(values >= self.threshold if self.upwards else values <= self.threshold))
             for values in samples
@@ -81,7 +81,7 @@ class Event:
 
 
 def proportion_bounds(count: ArrayLike, *, trials: int, miss: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Bound a probability from below and from above; each bound is wrong with probability at most `miss`."""
+    """Bound a probability from below and from above; each bound is wrong with probability at most ``miss``."""
     seen = np.asarray(count, np.float64)
     low = np.where(seen > 0, betaincinv(np.maximum(seen, 1.0), trials - seen + 1.0, miss), 0.0)
     high = np.where(seen < trials, betaincinv(seen + 1.0, np.maximum(trials - seen, 1.0), 1.0 - miss), 1.0)
@@ -89,18 +89,19 @@ def proportion_bounds(count: ArrayLike, *, trials: int, miss: float) -> tuple[ND
 
 
 def epsilon_bound(count: ArrayLike, other: ArrayLike, *, trials: int, delta: float, miss: float) -> NDArray[np.float64]:
-    """Bound epsilon from below by the counts of an event on two neighbours; 0 where they prove nothing.
+    """Bound epsilon from below by the counts of an event on two neighbours; 0 if the counts prove nothing.
 
     Parameters
     ----------
     count, other : int or array of int
-        The number of occurrences of the event in `trials` trials on each dataset.
+        The number of occurrences of the event in ``trials`` trials on each dataset.
     trials : int
         The number of trials on each dataset.
     delta : float
         The delta of the claim.
     miss : float
-        The error probability of the bound of each of the two proportions; that of the result is twice as large.
+        The error probability of the bound on each of the two proportions. The error probability of the result is twice
+        as large.
     """
     ratio = _bounded_ratio(count, other, trials=trials, delta=delta, miss=miss)
     return np.log(np.maximum(ratio, 1.0))
@@ -154,7 +155,7 @@ def build_audited(name: str) -> Mechanism[Subspace]:
 
 
 def audited_problem(relation: Relation) -> Problem:
-    """Return a problem with two features; the noise of further ones would only hide the difference."""
+    """Return a problem with two features; noise in more features would only hide the difference."""
     return Problem(n_features=2, clip_norm=1.0, relation=relation)
 
 
@@ -165,7 +166,7 @@ def neighbours_of(name: str, problem: Problem) -> tuple[Neighbours, ...]:
 
 
 def along_difference(pair: Neighbours, problem: Problem) -> Callable[[Subspace], float]:
-    """Return a statistic: the second moment, reconstructed from a subspace, projected on the difference of a pair."""
+    """Return a statistic of a subspace: its reconstructed second moment, projected on the difference of a pair."""
     moment = SecondMoment(
         n_features=problem.n_features, clip_norm=problem.clip_norm, relation=problem.relation, bits=_BITS
     )
@@ -194,8 +195,8 @@ SUBSPACE_AUDIT = AuditSubject(
 TARGET = PrivacyTarget(epsilon=1.0, delta=0.1, allow_large_delta=True)
 """The audited claim. With a larger delta the distinguishing events are more common, so fewer trials suffice.
 
-The code from the claim to the noise is the same for every delta: at this one, 4000 trials detect noise that is too
-small by ``sqrt 2``; at 0.001 that takes ten times as many.
+The code from the claim to the noise is the same for every delta. At this delta, 4000 trials detect noise that is too
+small by ``sqrt 2``; at 0.001 ten times as many trials are needed.
 """
 
 
@@ -203,8 +204,8 @@ small by ``sqrt 2``; at 0.001 that takes ten times as many.
 class Finding:
     """The result of an audit.
 
-    ``bound`` is a lower bound on the true epsilon at the claim's delta, wrong with probability at most
-    ``1 - confidence``; ``attack`` names the statistic and the pair of neighbours.
+    ``bound`` is a lower bound on the true epsilon at the claim's delta. It is wrong with probability at most
+    ``1 - confidence``. ``attack`` names the statistic and the pair of neighbours.
     """
 
     mechanism: str
@@ -218,7 +219,7 @@ class Finding:
 
     @property
     def passed(self) -> bool:
-        """Whether the bound does not contradict the claim."""
+        """True if the bound does not contradict the claim."""
         return self.bound <= self.epsilon
 
 
@@ -244,19 +245,19 @@ def audit_mechanism(
     subject : AuditSubject
         The family of the mechanism.
     problem : Terms, optional
-        The public facts, in that relation; by default those of the family's audit.
+        The public facts, in that relation; by default the problem of the family's audit.
     pairs : sequence of Neighbours, optional
         The datasets to distinguish; by default the worst known ones.
     target : PrivacyTarget
         The claim. A mechanism whose plan is pure is tested at delta 0.
     trials : int
-        Runs on each dataset of the chosen pair; half choose the event, half count it.
+        Runs on each dataset of the chosen pair; one half chooses the event, the other counts it.
     confidence : float
         The confidence of the bound over both directions, all statistics and all pairs.
     seed : int
         The seed of the trials' keys.
     progress : callable, optional
-        Called with the number of finished runs and the number of all, other pairs included.
+        Called with the number of finished runs and the total number of runs, including other pairs.
 
     Returns
     -------
@@ -299,12 +300,12 @@ def audit_mechanism(
 
 
 def _is_pure(plan: Plan) -> bool:
-    """Tell whether the event of every step is pure."""
+    """Return whether the event of every step is pure."""
     return all(step["name"] == "laplace" or step.get("delta") == 0 for step in events.steps(plan.event))
 
 
 class _Count:
-    """A count of runs that reports each."""
+    """A counter of runs that reports each finished run."""
 
     def __init__(self, *, runs: int, report: Callable[[int, int], None] | None) -> None:
         self._runs, self._report, self._done = runs, report, 0
@@ -317,7 +318,7 @@ class _Count:
 
 
 class _Trials:
-    """The trials of a mechanism on both datasets of a pair, of which as many are run as were asked for so far."""
+    """The trials of a mechanism on both datasets of a pair, run on request."""
 
     def __init__(
         self,
@@ -334,10 +335,10 @@ class _Trials:
         self._attacker = Attacker(pair, subject.published(pair, plan.problem))
         self._trials, self._done = trials, 0
         self.values: dict[str, NDArray[np.float64]] = {}
-        """The values of each statistic on both datasets; 0, which favours neither, where a trial has no value."""
+        """The values of each statistic on both datasets; 0, which favours neither, if a trial has no value."""
 
     def run(self, upto: int) -> None:
-        """Run the trials before number `upto` that were not run yet."""
+        """Run the trials before number ``upto`` that were not run yet."""
         for side, source in enumerate((self._pair.left, self._pair.right)):
             for trial in range(self._done, upto):
                 key = hashlib.sha256(f"dpca audit {self._seed} {self._pair.name} {side} {trial}".encode()).digest()
@@ -352,5 +353,5 @@ class _Trials:
         self._done = max(self._done, upto)
 
     def samples(self, first: int, last: int) -> dict[str, Samples]:
-        """Return the values of each statistic on both datasets, in the trials from `first` to before `last`."""
+        """Return the values of each statistic on both datasets, in the trials from ``first`` to before ``last``."""
         return {name: (left[first:last], right[first:last]) for name, (left, right) in self.values.items()}

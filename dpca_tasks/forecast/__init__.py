@@ -1,1 +1,1 @@
-"""Forecasts of a release from public facts and declarations, before anything is spent."""
+"""Forecasts of a release from public facts and declarations, before any budget is spent."""

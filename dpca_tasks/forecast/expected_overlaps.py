@@ -1,8 +1,9 @@
 """Expected overlaps of noisy directions with the true ones, from the strengths of all components.
 
-A release finds k orthonormal directions; the overlap of component j is the sum of their squared products with it: 1 if
-it is found, k in sum. Strengths are in records at the clip norm, descending or not. All formulas are for noise alike in
-every direction, and limits of many features: with 20 they are right to a few hundredths.
+A release finds k orthonormal directions. The overlap of component j is the sum of the squared products of these
+directions with the component. It is 1 if the component is found, and all overlaps sum to k. Strengths are in records at
+the clip norm, in any order. All formulas are for isotropic noise in the limit of many features; with 20 features they
+are accurate to a few hundredths.
 
 >>> strengths = np.array([300.0, 60.0] + [1.0] * 398)
 >>> overlaps_with_matrix(strengths, n_components=1, noise_std=3.0)[0].round(3)
@@ -17,9 +18,9 @@ Kent, Ganeiber and Mardia (2018) for the equation of a Bingham distribution's co
 
 Notes
 -----
-Matrices and draws have closed forms. Iterated products run on the declared spectrum: the noise of a product is alike in
-every direction, so iterations on any matrix do in the mean what they do on the diagonal one of the same strengths,
-which is public. All draws come from one fixed public seed.
+Matrices and draws have closed forms. Iterated products are simulated on the declared spectrum. The noise of a product
+is isotropic, so in the mean iterations on any matrix behave as on the diagonal matrix of the same strengths, which is
+public. All draws come from one fixed public seed.
 
 >>> strengths = np.array([300.0, 60.0] + [1.0] * 398)
 >>> run = Iterations(n_components=1, steps=8, noise_std=3.0, width=4)
@@ -40,25 +41,26 @@ from dpca_tasks.threads import one_thread
 type Vector = NDArray[np.float64]
 type Selfenergy = Callable[[complex], complex]
 
-_EXACT, _BINS = 160, 240  # strengths that count one by one, and bins of the others
-_HEIGHTS = np.geomspace(1e4, 1e-4, 90)  # of the contour above the axis, over the size of the noise
+_EXACT, _BINS = 160, 240  # strengths that are treated individually, and bins of the others
+_HEIGHTS = np.geomspace(1e4, 1e-4, 90)  # heights of the contour above the axis, over the size of the noise
 _ITERATIONS = 30
 
 
 def overlaps_with_matrix(strengths: Vector, *, n_components: int, noise_std: float, wishart: bool = False) -> Vector:
     """Return the overlaps of the k leading eigenvectors of a matrix plus symmetric noise.
 
-    The resolvent of the sum is that of the matrix at a point moved by the self-energy of the noise. Its integral along
-    the vertical line through a is the projector on eigenvalues above a, and a is where that projector has rank k.
+    The resolvent of the sum equals the resolvent of the matrix at a point shifted by the self-energy of the noise. Its
+    integral along the vertical line through a is the projector on eigenvalues above a. The point a is chosen so that
+    this projector has rank k.
 
     Parameters
     ----------
     strengths : array of shape (d,)
         Eigenvalues of the matrix.
     noise_std : float
-        Std of the noise off the diagonal.
+        The std of the noise off the diagonal.
     wishart : bool
-        Whether the noise is a difference of two Wishart matrices; else its eigenvalues fill a semicircle.
+        Whether the noise is a difference of two Wishart matrices; otherwise its eigenvalues fill a semicircle.
     """
     order = len(strengths)
     if noise_std <= 0.0:
@@ -84,12 +86,13 @@ def overlaps_with_matrix(strengths: Vector, *, n_components: int, noise_std: flo
 def overlaps_with_draws(strengths: Vector, *, n_components: int, scale: float) -> Vector:
     """Return the overlaps of directions drawn one by one with density ``exp(v^T S v / scale)``.
 
-    A draw has the squared products ``1 / (b + 2 l_i)``, l the distances to the largest strength over the scale and b
-    such that they sum to 1. What it found of a component is gone from the next draw, as its trace is.
+    A draw has the squared products ``1 / (b + 2 l_i)`` with the components. Here l are the distances to the largest
+    strength over the scale, and b is such that the products sum to 1. The part of a component that a draw found is
+    removed before the next draw, together with its strength.
     """
     from scipy.optimize import brentq  # slow to import
 
-    kept, found = np.ones(len(strengths)), np.zeros(len(strengths))  # of each component: what is left, what was drawn
+    kept, found = np.ones(len(strengths)), np.zeros(len(strengths))  # remaining and found part of each component
     for _ in range(n_components):
         left = strengths * kept
         below = 2.0 * (left.max() - left) / scale
@@ -97,17 +100,19 @@ def overlaps_with_draws(strengths: Vector, *, n_components: int, scale: float) -
         drawn = 1.0 / (concentration + below)
         found += kept * drawn
         kept *= 1.0 - drawn
-    between = found * (1.0 - found)  # what the draws share out among components that none of them found
+    between = found * (1.0 - found)  # distributes the rest of k among partly found components
     return np.asarray(found + (n_components - found.sum()) * between / max(float(between.sum()), 1e-300))
 
 
 def overlaps_with_noised(strengths: Vector, *, n_components: int, noise: float) -> Vector:
-    """Return the overlaps of exact directions plus noise of a given length, orthonormalised; infinite noise is random.
+    """Return the overlaps of exact directions plus noise of a given length, orthonormalised.
+
+    Infinite noise gives random directions.
 
     Parameters
     ----------
     noise : float
-        The length of the noise of a direction, whose own is 1.
+        The length of the noise of a direction; a direction itself has length 1.
     """
     order, exact = len(strengths), _leading(strengths, n_components)
     kept = 0.0 if math.isinf(noise) else 1.0 / (1.0 + noise**2)
@@ -121,7 +126,7 @@ def _leading(strengths: Vector, n_components: int) -> Vector:
 
 
 def _binned(strengths: Vector) -> tuple[Vector, Vector, NDArray[np.intp]]:
-    """Return strengths of which the smaller ones are averaged in bins, how many each stands for, and each one's bin."""
+    """Return strengths with the smaller ones averaged in bins, the size of each bin, and the bin of each strength."""
     ranks = np.argsort(-strengths, kind="stable")
     places = np.empty(len(strengths), dtype=np.intp)
     beyond = np.maximum(np.arange(len(strengths)) - _EXACT, 0)
@@ -132,7 +137,10 @@ def _binned(strengths: Vector) -> tuple[Vector, Vector, NDArray[np.intp]]:
 
 
 def _above(point: float, values: Vector, counts: Vector, selfenergy: Selfenergy, size: float) -> Vector:
-    """Return the overlaps with eigenvalues above a point: half, less the integral up the line through it over pi."""
+    """Return the overlaps with eigenvalues above a point.
+
+    An overlap is one half, less the integral along the upper vertical line through the point, over pi.
+    """
     heights = _HEIGHTS * size
     spots = point + 1j * heights
     order = float(counts.sum())
@@ -148,7 +156,10 @@ def _above(point: float, values: Vector, counts: Vector, selfenergy: Selfenergy,
 
 
 def _solved(spot: complex, start: complex, values: Vector, shares: Vector, selfenergy: Selfenergy) -> complex:
-    """Return the self-energy at a point, from that at a point above it; averaging keeps it on the right sheet."""
+    """Return the self-energy at a point by fixed-point iteration from its value at a higher point.
+
+    Averaging the iterates keeps the result on the right sheet.
+    """
     moved = start
     for _ in range(_ITERATIONS):
         mean = complex(np.sum(shares / (spot - moved - values)))
@@ -159,7 +170,7 @@ def _solved(spot: complex, start: complex, values: Vector, shares: Vector, selfe
     return moved
 
 
-_SEED, _NUMBERS, _MOST_DRAWS = 20180412, 40_000, 4  # many features average themselves
+_SEED, _NUMBERS, _MOST_DRAWS = 20180412, 40_000, 4  # with many features one draw is already an average
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,13 +183,13 @@ class Iterations:
         The number k of directions that are kept.
     steps : int
     noise_std : float, records at the clip norm
-        Of a product's entries.
+        The std of the noise in a product's entries.
     width : int
-        Columns of V.
+        The number of columns of V.
     step_size : float
-        Infinite: V is replaced by the noisy product.
+        The step size; if it is infinite, V is replaced by the noisy product.
     kept_for : int
-        Steps that share the noise of one product.
+        The number of steps that share the noise of one product.
     """
 
     n_components: int

@@ -1,8 +1,9 @@
-"""Forecast the components above the noise, from public facts and a declared spectrum.
+"""Forecast of the components above the noise, from public facts and a declared spectrum.
 
-*A declared spectrum* states from public knowledge which part of all variance each component holds. It is text: parts of
-all variance, descending, ``0.3,0.1,0.05``; or ``decay:1.2``, component j in proportion to ``j^-1.2``; or ``flat``,
-every direction alike. After the last part stated, parts fall by a power law that starts there and holds the rest.
+*A declared spectrum* states from public knowledge which part of all variance each component captures. It is a text in
+one of three forms: parts of all variance, descending, ``0.3,0.1,0.05``; or ``decay:1.2``, where component j is
+proportional to ``j^-1.2``; or ``flat``, with equal parts. After the last stated part, parts fall by a power law that
+starts at this part and contains the rest.
 
 >>> spectrum_shares("0.5,0.25", n_features=4).round(3).tolist()
 [0.5, 0.25, 0.148, 0.102]
@@ -11,10 +12,10 @@ every direction alike. After the last part stated, parts fall by a power law tha
 >>> spectrum_shares("flat", n_features=4).tolist()
 [0.25, 0.25, 0.25, 0.25]
 
-*The forecast* counts the components that can stand above the noise, before anything is spent. At most n records have a
-second moment of trace at most n, in squared clip norms. So j equally strong directions have at most ``n / j`` each, and
-what the user declares of the spectrum says which part each component has at most. Each mechanism computes in its plan
-the level of its noise: the least strength of a component that can be told from it.
+*The forecast* counts the components that can be above the noise, before any budget is spent. The second moment of at
+most n records has trace at most n, in squared clip norms. So j equally strong directions have strength at most
+``n / j`` each. A declared spectrum limits the part of each component further. Each mechanism states a noise level in
+its plan: the least strength of a component that can be distinguished from the noise.
 
 >>> from dpca_tasks.mechanisms.base import Problem
 >>> found = forecast(Problem(n_features=400, clip_norm=1.0, records_at_most=500), n_components=10, level=122.2)
@@ -39,17 +40,17 @@ from dpca_tasks.accounting.events import steps
 from dpca_tasks.errors import DpcaError, InvalidInput
 from dpca_tasks.mechanisms.base import Mechanism, Plan, Problem, Subspace
 
-_ROUNDING_OF_SHARES = 0.01  # of all parts that a user wrote down
-_STEEPEST = 200.0  # of a tail that holds almost nothing
+_ROUNDING_OF_SHARES = 0.01  # tolerance for rounding in the sum of declared parts
+_STEEPEST = 200.0  # largest decay rate, of a tail that contains almost nothing
 
 
 def spectrum_shares(declared: str, *, n_features: int) -> NDArray[np.float64]:
-    """Return the parts of all variance that the components hold: d of them, descending, 1 in sum.
+    """Return the d components' parts of all variance, descending, with sum 1.
 
     Raises
     ------
     InvalidInput
-        If the text is no declaration, or no spectrum of so many features has such parts.
+        If the text is not a valid declaration, or no spectrum of ``n_features`` features has such parts.
     """
     order = np.arange(1.0, n_features + 1.0)
     if declared == "flat":
@@ -70,7 +71,7 @@ def spectrum_shares(declared: str, *, n_features: int) -> NDArray[np.float64]:
 
 
 def _continued(stated: list[float], rest: float, n_features: int, declared: str) -> NDArray[np.float64]:
-    """Return stated parts, and after them a power law that starts at the last and holds the rest."""
+    """Return stated parts, followed by a power law that starts at the last part and contains the rest."""
     beyond = np.arange(len(stated) + 1.0, n_features + 1.0) / len(stated)
     most = stated[-1] * len(beyond)
     if rest > most + _ROUNDING_OF_SHARES:
@@ -109,29 +110,29 @@ def _refused(declared: str) -> InvalidInput:
 
 
 UNDECLARED_SHARE = 0.1
-"""The share of the default number of records that is assumed when none is declared."""
+"""The share of the default number of records that is assumed if no number is declared."""
 
 _ROUNDING = 1e-9
 _LARGEST_EPSILON = 1e3
-_LEAST_NOISE = 1e-6  # less of it has no epsilon worth a name
-_CLOSE, _ATTEMPTS = 0.01, 12  # an epsilon is named this much too high at most, after at most so many plans
+_LEAST_NOISE = 1e-6  # a smaller noise multiplier has no meaningful epsilon
+_CLOSE, _ATTEMPTS = 0.01, 12  # largest relative excess of a returned epsilon, and largest number of plans
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
-    """What can stand above the noise of a release that is not made yet.
+    """Forecast of the components above the noise of a planned release.
 
     Parameters
     ----------
     problem : Problem
     n_components : int
-        The number k asked for.
+        The requested number k.
     level : float, records at the clip norm
-        What a component has to have to be told from noise.
+        The least strength of a component that can be distinguished from noise.
     strength : float, records at the clip norm
-        What the k-th component has at most; its distance to the next where ``together``.
+        The largest possible strength of the k-th component, or of its distance to the next if ``together`` was set.
     above_noise : int, optional
-        How many of the k can stand above the noise; None where no number of records is declared.
+        How many of the k components can be above the noise; None if no number of records is declared.
     """
 
     problem: Problem
@@ -142,18 +143,21 @@ class Forecast:
 
     @property
     def expects_noise(self) -> bool:
-        """Whether no component can stand above the noise."""
+        """True if no component can be above the noise."""
         return self.above_noise == 0
 
     @property
     def records_needed(self) -> float:
-        """Records at the clip norm with which the k-th could stand above this noise; infinite if it holds nothing."""
+        """The number of records with which the k-th component could be above the noise.
+
+        Records are at the clip norm. The number is infinite if the component has strength 0.
+        """
         if self.strength <= 0.0:
             return math.inf
         return self.problem.records_at_most * self.level / self.strength
 
     def warnings(self) -> tuple[str, ...]:
-        """Return a warning if the components cannot all stand above the noise."""
+        """Return a warning if the components cannot all be above the noise."""
         most, told = self.problem.records_at_most, f"as strong as {self.level:,.0f} records at the clip norm, and "
         found = f"noise alone makes directions {told}"
         if self.above_noise is None:
@@ -179,23 +183,24 @@ class Forecast:
 
 
 def forecast(problem: Problem, *, n_components: int, level: float, together: bool = False) -> Forecast:
-    """Forecast how many of k components can stand above a level of noise.
+    """Forecast how many of k components can be above a noise level.
 
     Parameters
     ----------
     problem : Problem
-        With the spectrum, if it is declared; without, the most favourable one is taken for each number of components.
+        The public facts, with the declared spectrum. Without a declaration the most favourable spectrum for each
+        number of components is assumed.
     n_components : int
         The number k.
     level : float, records at the clip norm
-        The least strength of a component that can be told from noise.
+        The least strength of a component that can be distinguished from noise.
     together : bool
-        Whether the components stand above the noise together or not at all, by the gap behind the last.
+        Whether either all components or none are above the noise, depending on the gap behind the last one.
 
     Raises
     ------
     InvalidInput
-        If the declared spectrum is none.
+        If the declared spectrum is invalid.
     """
     most = problem.records_at_most
     if problem.spectrum:
@@ -219,23 +224,23 @@ def forecast(problem: Problem, *, n_components: int, level: float, together: boo
 
 
 def forecast_of(plan: Plan, *, n_components: int) -> Forecast | None:
-    """Return the forecast of a planned subspace; None where its plan states no level of noise."""
+    """Return the forecast of a planned subspace; None if its plan states no noise level."""
     if plan.level is None:
         return None
     return forecast(plan.problem, n_components=n_components, level=plan.level, together=plan.together)
 
 
 def epsilon_needed(mechanism: Mechanism[Subspace], plan: Plan, *, strength: float) -> float | None:
-    """Return the epsilon at which a component of a given strength could stand above the noise of a mechanism.
+    """Return the epsilon at which a component of a given strength could be above the noise of a mechanism.
 
-    It is found by planning again, at the planned delta. A plan of samples takes seconds, so there the level is taken to
-    be in proportion to the noise of one Gaussian release, which many sampled ones come near to.
+    It is found by repeated planning at the planned delta. A plan with sampling takes seconds. For such a plan the level
+    is assumed to be proportional to the noise of one Gaussian release, which many sampled releases approximate.
 
     Returns
     -------
     float or None
-        At most 1 % more than needed, without samples; infinite where no epsilon below 1,000 suffices, None where the
-        mechanism refuses the ones that would.
+        At most 1 % more than needed, for plans without sampling. Infinite if no epsilon below 1,000 suffices. None if
+        the mechanism refuses a tried epsilon.
     """
     if plan.level is None or strength <= 0.0:
         return math.inf

@@ -1,7 +1,8 @@
-"""The expected error of completion mechanisms, from public facts alone: which of them a dry run advises.
+"""Expected errors of completion mechanisms from public facts alone, on which a dry run bases its advice.
 
-What no public fact says is assumed: items are rated alike, every user rates K of them, and of the variance of ratings
-without offsets the factors explain a stated part. No row is read.
+Where public facts are missing, the forecast assumes that all items are rated equally often and that every user rates K
+of them. It also assumes that the factors explain a stated part of the variance of ratings without offsets. No row is
+read.
 
 >>> problem = RatingsProblem(n_features=1000, low=-4.0, high=4.0, ratings_per_user=200, records_at_most=50_000)
 >>> best, *others = forecast(problem, PrivacyTarget(epsilon=1.0, delta=1e-5), rank=5)
@@ -21,16 +22,16 @@ from dpca_tasks.mechanisms.base import PrivacyTarget
 from dpca_tasks.mechanisms.completion.ratings import COUNT_SHARE, SPREAD, RatingsProblem
 
 SIGNAL = 0.5
-"""The assumed part of the variance of ratings without offsets that factors explain, where none is declared."""
+"""The assumed part of the variance of ratings without offsets that factors explain, if none is declared."""
 TOTALS, ROUNDS, OUTER, POOLED = 0.1, 4, 0.41, 2
-"""The budget of `dpals` as it is by default: the share of totals, rounds, the share of H, and rounds averaged."""
+"""Defaults of `dpals`: the share of totals, the number of rounds, the share of H, and the number of averaged rounds."""
 _REPLACED = 1.5
-"""How much more noise of `dpals` a replaced user needs; of a moment, sqrt 2."""
+"""The factor on the noise of `dpals` under replace_one; for a moment it is sqrt 2."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
-    """What is expected of a mechanism.
+    """The expected error of a mechanism.
 
     Parameters
     ----------
@@ -38,7 +39,7 @@ class Forecast:
     error : float, ratings
         The expected RMSE of ratings that were not given.
     missed : float
-        The expected relative error of the directions of factors, about; infinite where there are none.
+        The approximate expected relative error of the directions of factors; infinite if there are no factors.
     """
 
     mechanism: str
@@ -58,21 +59,22 @@ def forecast(
 
     Notes
     -----
-    With n users, m items, ``p = K / m``, the part q of variance that is signal and the noise of one step of all the
-    budget ``z = 1 / mu``, the relative errors of the directions are, to first order in the noise:
+    Let there be n users and m items, with ``p = K / m``. Let q be the part of variance that is signal, and
+    ``z = 1 / mu`` the noise multiplier of one step with the whole budget. Then the relative errors of the directions
+    are, to first order in the noise:
 
-    - *one_shot.* A row of norm 1 adds ``p q / r`` to the moment along each direction, n rows ``L = n p q / r``. The
-      isometric noise has the std ``z / sqrt 2`` off the diagonal, and norm ``z sqrt(m / 2)`` on one direction. Rows
-      differ by what users did not rate: ``sqrt(n (p q / r + (1 - q) / m) (1 - p))`` on one direction. Both are divided
-      by L.
-    - *dpals.* An item is regressed on ``N = n K / m`` users of norm 1, ``H = (N / r) I``. The noise of w has the std
-      ``z_w sqrt(K) g / sqrt m`` on each of r coordinates, that of H the std ``z_h sqrt(K / 2)`` times an item's norm
-      ``sqrt(r / m)``: relative to that norm ``r z_w sqrt(K) g / N`` and ``r z_h sqrt(K r / 2) / N``, with the clip g in
-      its multiples, and the budgets of the averaged rounds. Ratings without noise would leave nothing else; with noise
-      an item misses ``sqrt((1 - q) / q  r / N)`` besides.
+    - *one_shot.* A row of norm 1 adds ``p q / r`` to the moment along each direction, and n rows add ``L = n p q / r``.
+      The isometric noise has the std ``z / sqrt 2`` off the diagonal, and norm ``z sqrt(m / 2)`` on one direction.
+      Missing ratings make rows differ by ``sqrt(n (p q / r + (1 - q) / m) (1 - p))`` on one direction. Both errors are
+      divided by L.
+    - *dpals.* An item is regressed on ``N = n K / m`` users of norm 1, with ``H = (N / r) I``. The noise of w has the
+      std ``z_w sqrt(K) g / sqrt m`` on each of r coordinates. The noise of H has the std ``z_h sqrt(K / 2)`` times an
+      item's norm ``sqrt(r / m)``. Relative to that norm, the errors are ``r z_w sqrt(K) g / N`` and
+      ``r z_h sqrt(K r / 2) / N``, with the clip g in its multiples, and the budgets of the averaged rounds. If the
+      ratings themselves are noisy, an item has the additional error ``sqrt((1 - q) / q  r / N)``.
 
-    A relative error d leaves ``1 / (1 + d^2)`` of the signal; a user's regression on K ratings has the variance of the
-    rest times ``rank / K``, less by its ridge. Offsets have the error that their shrinkage expects.
+    A relative error d leaves ``1 / (1 + d^2)`` of the signal. A user's regression on K ratings has the variance of the
+    rest times ``rank / K``, reduced by its ridge. Offsets have the error that their shrinkage expects.
     """
     part = SIGNAL if signal is None else signal
     if not 0 < part <= 1:
@@ -96,7 +98,7 @@ def _variance(problem: RatingsProblem) -> float:
 
 
 def _left_of_offsets(problem: RatingsProblem, multiplier: float) -> float:
-    """Return the expected square of what shrunk offsets of items miss, whose own std is half that of ratings."""
+    """Return the expected squared error of shrunk offsets of items, whose std is half the std of ratings."""
     count = problem.records_at_most * problem.most / problem.n_features
     share = 1.0 - COUNT_SHARE
     noise = multiplier * math.sqrt(problem.most / share) * _replaced(problem, math.sqrt(max(2.0, 4.0 * share)))
@@ -108,10 +110,10 @@ def _left_of_offsets(problem: RatingsProblem, multiplier: float) -> float:
 def _with_factors(
     name: str, problem: RatingsProblem, rank: int, part: float, multiplier: float, missed: float
 ) -> Forecast:
-    """Return the expected error of factors of a relative error, after offsets of the totals' share."""
+    """Return the forecast for factors with relative error ``missed``, after offsets with the totals' share."""
     found = part / (1.0 + missed**2)
     left, own = 1.0 - found, rank / problem.most
-    weight = 1.0 / (1.0 + own)  # of a user's own regression, by its ridge
+    weight = 1.0 / (1.0 + own)  # shrinkage of a user's regression by its ridge
     regression = (1.0 - weight) ** 2 * found + weight**2 * own * left
     offsets = _left_of_offsets(problem, multiplier / math.sqrt(TOTALS))
     return Forecast(mechanism=name, error=math.sqrt(_variance(problem) * (left + regression) + offsets), missed=missed)

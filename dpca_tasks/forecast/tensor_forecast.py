@@ -1,13 +1,13 @@
-r"""Forecast the components and the noise of a planned tensor release, from public facts alone.
+r"""Forecast of the components and the noise of a planned tensor release, from public facts alone.
 
-Of n records in k components of equal weight and length ``|mu|``, each component has the eigenvalue ``n |mu|^2 / k`` in
-the second moment and the value ``n |mu|^3 / k`` in the core ``T(U, U, U)``. It can be found where
+With n records in k components of equal weight and length ``|mu|``, each component has the eigenvalue ``n |mu|^2 / k``
+in the second moment and the value ``n |mu|^3 / k`` in the core ``T(U, U, U)``. It can be found if both hold:
 
-- its eigenvalue exceeds ``sqrt(2 D) std``, the spectral norm of the noise of the second moment. Then its direction
-  among the released ones has the squared overlap ``o^2 = 1 - (sqrt(2 D) std / 2)^2 / eigenvalue^2``, at least 3/4;
-- what these directions keep of it, ``n |mu|^3 o^3 / k``, exceeds ``1.657 sqrt(k) std``, the largest value that the
-  noise of the core has along any direction. Whitening divides both by the same power of the eigenvalues, so it is the
-  comparison of a component of the whitened tensor, ``(n / k)^(-1/2)``, with its noise.
+- The eigenvalue exceeds ``sqrt(2 D) std``, the spectral norm of the noise of the second moment. Then the component has
+  the squared overlap ``o^2 = 1 - (sqrt(2 D) std / 2)^2 / eigenvalue^2``, at least 3/4, with the released directions.
+- The value along these directions, ``n |mu|^3 o^3 / k``, exceeds ``1.657 sqrt(k) std``, the largest value of the core's
+  noise along any direction. Whitening divides both by the same power of the eigenvalues. So this compares a component
+  of the whitened tensor, ``(n / k)^(-1/2)``, with its noise.
 
 >>> def core_std(n_components, overlap):
 ...     return 100.0
@@ -30,21 +30,21 @@ from dpca_tasks.mechanisms.base import Plan
 from dpca_tasks.mechanisms.tensors.tensor_releases import TensorReleases
 
 LARGEST_CORE = 1.657
-"""The largest value of isometric noise of order 3 along a direction, over ``sqrt(k) std``; std of its diagonal."""
+"""The largest value of isometric noise of order 3 along a direction, over ``sqrt(k)`` times its diagonal's std."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """A forecast for the components asked for, and the room that there is.
+    """A forecast for the requested components, and the largest number that can be found.
 
     Parameters
     ----------
     room : int
-        The most components of equal weight that can all be found; 0 where one alone cannot.
+        The largest number of components of equal weight that can all be found; 0 if not even one can.
     eigenvalue, edge : float
-        Of a component asked for in the second moment, and what it has to exceed.
+        The eigenvalue of a requested component in the second moment, and the value that it must exceed.
     value, core_edge : float
-        The same in the core.
+        The value of a requested component in the core, and the value that it must exceed.
     """
 
     room: int
@@ -68,15 +68,15 @@ def room_for(
     Parameters
     ----------
     n_components : int
-        As many as are asked for.
+        The requested number of components.
     n_records, n_features : float and int
-        Declared.
+        The declared numbers.
     length : callable
-        Gives ``|mu|`` of one of k components.
+        Returns ``|mu|`` of each of k components, for k.
     moment_std : float
-        Of the noise on the diagonal of the second moment.
+        The std of the noise on the diagonal of the second moment.
     core_std : callable
-        Gives the std of the noise on the diagonal of the core, of the number of components and their overlap.
+        Returns the std of the noise on the diagonal of the core, for the number of components and their overlap.
     """
 
     def compared(count: int) -> Room:
@@ -99,14 +99,14 @@ def room_for(
 
 
 def overlap_of(eigenvalue: float, edge: float) -> float:
-    """Return the cosine between a component and the released directions; 0 where the noise hides it."""
+    """Return the cosine between a component and the released directions; 0 if the noise hides the component."""
     return math.sqrt(max(0.0, 1.0 - (edge / 2.0 / eigenvalue) ** 2)) if eigenvalue > 0 else 0.0
 
 
 def longest_row(n_components: int, *, n_features: int, length: float, overlap: float) -> float:
-    """Return about how long the longest row of released directions is, where topics share words that are alike.
+    """Estimate the norm of the longest row of released directions, if topics divide the words evenly.
 
-    A word has ``length`` in its topic's direction, and its row of the noise is one of a random frame.
+    A word has ``length`` in its topic's direction, and its row of the noise is a row of a random frame.
     """
     noise = (math.sqrt(n_components) + math.sqrt(2.0 * math.log(n_features))) ** 2 / n_features
     return math.sqrt(min(1.0, (length * overlap) ** 2 + (1.0 - overlap**2) * noise))
@@ -118,16 +118,19 @@ def _stands(found: Room) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpectedNoise:
-    """Stds on the diagonals: of the second moment, and of the core by the number of components and their overlap."""
+    """Stds of noise on the diagonals of the second moment and of the core.
+
+    The std of the core is a function of the number of components and their overlap.
+    """
 
     moment_std: float
     core_std: Callable[[int, float], float]
 
 
 def lengths_of(releases: TensorReleases, *, declared: float | None) -> Callable[[int], float]:
-    """Return the length of one of k components: declared, or the one that is assumed without a declaration.
+    """Return the length of each of k components, as a function of k: declared, or assumed without a declaration.
 
-    Topics are assumed to share the words evenly, and centres to lie as far out as the clip norm allows for.
+    Topics are assumed to divide the words evenly, and centres to be as long as the clip norm allows.
     """
     problem = releases.problem
     if declared is not None:
@@ -140,16 +143,16 @@ def lengths_of(releases: TensorReleases, *, declared: float | None) -> Callable[
 
 
 def noise_of(plan: Plan, releases: TensorReleases, *, length: Callable[[int], float]) -> ExpectedNoise:
-    """Return the noise that a plan adds to either release.
+    """Return the noise that a plan adds to each release.
 
     Parameters
     ----------
     plan : Plan
-        Of two steps: the second moment, and the core.
+        A plan of two steps: the second moment, and the core.
     releases : TensorReleases
-        That are planned.
+        The planned releases.
     length : callable
-        As `lengths_of` returns it; the directions of topics are taken to have rows as long.
+        The result of `lengths_of`; rows of the directions of topics are assumed to have this length.
     """
     moment, core = (_multiplier(step) for step in events.steps(plan.event))
     order = releases.problem.n_features
@@ -165,14 +168,14 @@ def noise_of(plan: Plan, releases: TensorReleases, *, length: Callable[[int], fl
 
 
 def _multiplier(step: events.Event) -> Callable[[int], float]:
-    """Return the std of a coordinate over the sensitivity, of noise on so many coordinates."""
+    """Return the std of a coordinate over the sensitivity, as a function of the number of coordinates."""
     if step["name"] == "gaussian":
         return lambda _: float(step["noise_multiplier"])
     return lambda coordinates: math.sqrt(coordinates + 1.0) / float(step["epsilon"])
 
 
 def _core_sensitivity(releases: TensorReleases, count: int, *, length: float, overlap: float) -> float:
-    """Return about the sensitivity of the core, in its units."""
+    """Estimate the sensitivity of the core, in its units."""
     problem = releases.problem
     is_replaced = problem.relation == "replace_one"
     if problem.clip_norm is None:

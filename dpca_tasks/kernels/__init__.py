@@ -1,1 +1,1 @@
-"""Compiled loops on arrays: exact, and without any policy of their own."""
+"""Compiled, exact array loops without any policy decisions."""

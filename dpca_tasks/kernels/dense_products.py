@@ -1,10 +1,9 @@
-"""Products of rows that are mostly full, and of records of many rows.
+"""Products of mostly full rows, and of records with many rows.
 
-Products of rows that are mostly full: densified strip by strip and multiplied by BLAS, to the last bit.
-
-Entries are integers and every sum of products stays below ``2^53``, so floats hold each of them exactly and BLAS may
-add in any order. A strip has at most `CELLS` cells, unless one record is wider, and results leave it at once: memory is
-a strip, and a panel of the triangle.
+*Mostly full rows* are densified strip by strip and multiplied by BLAS. The result is exact to the last bit: entries are
+integers and every sum of products stays below ``2^53``, so floats hold each sum exactly and BLAS may add in any order.
+A strip has at most `CELLS` cells, unless one record is wider, and each result is added to the total at once. So memory
+is limited to a strip and a panel of the triangle.
 
 >>> import numpy as np
 >>> total = np.zeros(3, np.int64)
@@ -12,10 +11,10 @@ a strip, and a panel of the triangle.
 >>> total
 array([ 1,  2, 13])
 
-Products of records of many rows, rounded once for a record instead of once for each of its scores.
+*Records with many rows* have products that are rounded once per record instead of once for each score.
 
-The error of rounded scores grows with the rows of a record, and a record may have ``4^bits`` of them. That of a rounded
-product grows with its entries alone. It costs an array as large as the product, and no BLAS.
+The error of rounded scores grows with the number of rows of a record, which may be ``4^bits``. The error of a rounded
+product grows with the number of its entries alone. It takes an array as large as the product, and no BLAS.
 """
 
 import numpy as np
@@ -28,16 +27,17 @@ from dpca_tasks.threads import one_thread
 CELLS = 1 << 21
 """Cells of a strip: 16 MiB, at which BLAS is near its peak."""
 PANEL = 256
-"""Rows of the triangle at a time: more would waste memory, fewer time."""
+"""Rows of the triangle per panel; more would use more memory, fewer more time."""
 FULL = 0.3
-"""The density from which BLAS is faster than a loop over stored values."""
+"""Density from which BLAS is faster than a loop over stored values."""
 
 
 def is_dense(density: float | None) -> bool:
-    """Decide between BLAS and the loops of `outer_sparse`, by a declared fact alone, never by the rows.
+    """Return whether to use BLAS instead of the loops over stored values, by the declared density alone.
 
-    BLAS does ``n d^2`` operations and a loop ``(density d)^2 n / 2``, each of them 6 to 9 times as long: the density at
-    which both take the same time does not depend on d. Nothing declared means stored values are few.
+    The rows never influence the choice. BLAS does ``n d^2`` operations and a loop ``(density d)^2 n / 2``, each of
+    which takes 6 to 9 times as long. So the density at which both take the same time does not depend on d. Without a
+    declared density the rows count as sparse.
     """
     return density is not None and density >= FULL
 
@@ -49,9 +49,10 @@ def add_dense_outer_products(
     n_features: int,
     total: NDArray[np.int64],
 ) -> None:
-    """Add what `dpca_tasks.kernels.outer_products.add_outer_products` adds, the packed upper triangle of ``X^T X``.
+    """Add the packed upper triangle of ``X^T X``, as `dpca_tasks.kernels.outer_products.add_outer_products` does.
 
-    Rows are at most ``2^14`` long, as the grid ensures, so the sums of a strip of ``2^21`` cells stay below ``2^49``.
+    The norm of a row is at most ``2^14``, as the grid ensures, so the sums of a strip of ``2^21`` cells stay below
+    ``2^49``.
     """
     n_rows = row_ptr.size - 1
     strip = np.empty((min(n_rows, _strip_rows(n_features)), n_features))
@@ -81,7 +82,7 @@ def add_dense_moment_products(
     most: int,
     total: NDArray[np.int64],
 ) -> None:
-    """Add what `dpca_tasks.kernels.products.add_moment_products` adds: ``X_u^T Y_u`` of every record not too long."""
+    """Add ``X_u^T Y_u`` of every record not too long, as `dpca_tasks.kernels.products.add_moment_products` does."""
     n_features, width = directions.shape
     at_once = _strip_rows(n_features)
     public = directions.astype(np.float64)
@@ -108,7 +109,7 @@ def densify(
     row_ptr: NDArray[np.int64],
     cells: NDArray[np.float64],
 ) -> None:
-    """Write rows in full."""
+    """Write rows as dense arrays."""
     for row in range(row_ptr.size - 1):
         cell = cells[row]
         cell[:] = 0.0
@@ -124,7 +125,7 @@ def add_panel(
     n_features: int,
     total: NDArray[np.int64],
 ) -> None:
-    """Add a rectangle of a symmetric matrix, its first row and column given, to the packed upper triangle."""
+    """Add a rectangle of a symmetric matrix, from a given row and column on, to the packed upper triangle."""
     for at in range(product.shape[0]):
         row = top + at
         start = row * n_features - (row * (row + 1)) // 2
@@ -154,9 +155,9 @@ def add_long_products(
 
     Guarantees
     ----------
-    The Frobenius norm of what a record adds is at most ``most`` steps and at most 1, compared in integers. It is that
-    record's product, rounded to nearest; where that is longer, scaled down to less, if it is longer itself, and rounded
-    toward zero.
+    The Frobenius norm of the contribution of a record is at most ``most`` steps and at most 1, compared in integers.
+    The contribution is the record's product, rounded to nearest. If that is too long, the product is scaled down below
+    the limit, provided it is longer itself, and rounded toward zero.
     """
     width = directions.shape[1]
     limit = min(np.int64(most), np.int64(1) << (2 * bits))
@@ -197,7 +198,7 @@ def add_long_products(
                 for j in range(width):
                     squares += np.float64(product[column, j]) * np.float64(product[column, j])
             scale = min(step, np.float64(limit) * (1.0 - 2.0**-24) / np.sqrt(squares))
-        fits = scale == 0.0 or is_short(product, met, scale, direction_bits, limit)  # always, but for the last rounding
+        fits = scale == 0.0 or is_short(product, met, scale, direction_bits, limit)  # true except for the last rounding
         for column in met:
             for j in range(width):
                 if fits:
@@ -208,7 +209,7 @@ def add_long_products(
 
 @njit(cache=True, nogil=True)
 def rounded(entry: np.int64, scale: float, direction_bits: int) -> np.int64:
-    """Round an entry of a product to the grid: scaled and toward zero, or without a scale to nearest."""
+    """Round an entry of a product to the grid: toward zero if it is scaled, otherwise to nearest."""
     if scale > 0.0:
         return np.int64(np.float64(entry) * scale)
     return (entry + (np.int64(1) << (direction_bits - 1))) >> direction_bits
@@ -218,7 +219,7 @@ def rounded(entry: np.int64, scale: float, direction_bits: int) -> np.int64:
 def is_short(
     product: NDArray[np.int64], columns: NDArray[np.int64], scale: float, direction_bits: int, most: np.int64
 ) -> bool:
-    """Tell whether the norm of a rounded product is at most a number of steps, which is at most ``2^28``."""
+    """Return whether the norm of a rounded product is at most a number of steps, which is at most ``2^28``."""
     left = most * most
     for column in columns:
         for j in range(product.shape[1]):

@@ -1,20 +1,16 @@
-"""Loops that compute norms of records and put records on the integer grid.
+"""Loops that compute norms of records and convert records to the integer grid.
 
-Norms of records as they are stored, and what is made with them before a record is on any grid.
+*Before the grid.* Norms of records are computed as stored, and records are normalised or extended. Loops run in a fixed
+order inside one record and use only ``+ - * / sqrt``, so the bits are the same in any block.
 
-Loops run in a fixed order inside one record and use only ``+ - * / sqrt``: the same bits in any block.
+*Onto the grid.* Rows are made canonical, duplicates are merged, and records are clipped in integers.
 
-Loops that put records on the integer grid, less a public mean where one is given, and their squares there.
+*With a public mean.* A record minus a public mean is clipped again and converted without being formed: rows stay
+sparse. A record x of one row that ends in a constant 1 represents ``x - m``, the image of ``[x, 1]`` under the linear
+map ``(x, t) -> x - t m``. So a record is scaled and rounded as stored, with its constants, and the check applies to the
+norm of the represented record ``x - m``. All numbers are integers, m too, so that check is exact.
 
-Loops that put records on the integer grid: canonical rows, merged duplicates, and the clip in integers.
-
-Records less a public mean, clipped again and put on the grid, without ever being formed: rows stay sparse.
-
-A record x of one row that ends in a constant 1 stands for ``x - m``: it is what ``[x, 1]`` becomes under the linear map
-``(x, t) -> x - t m``. So a record is scaled and rounded as it is stored, with its constants, and what is checked is the
-norm of what it stands for. With integers everywhere, m too, that check is exact.
-
-Squares of records along public directions, in integers, each record by itself.
+*On the grid.* Squares of records along public directions are computed in integers, separately for each record.
 """
 
 import numpy as np
@@ -24,9 +20,9 @@ from numpy.typing import NDArray
 
 @njit(cache=True, nogil=True)
 def record_norm(values: NDArray[np.floating], start: int, stop: int) -> tuple[float, float]:
-    """Return a power of two, and the norm of the record times it; that is not below infinity if a value is not finite.
+    """Return a power of two and the norm of the record times that power.
 
-    The power is 1 unless squares would overflow, or vanish, as they stand.
+    If a value is not finite, the norm is infinite or NaN. The power is 1 unless the squares would overflow or vanish.
     """
     factor, squares = 1.0, sum_of_squares(values, start, stop, 1.0)
     if not 2.0**-900 < squares < 2.0**900:
@@ -49,7 +45,7 @@ def sum_of_squares(values: NDArray[np.floating], start: int, stop: int, factor: 
 def normalise_records(
     values: NDArray[np.floating], row_ptr: NDArray[np.int64], record_ptr: NDArray[np.int64], length: float
 ) -> NDArray[np.float64]:
-    """Scale each record to norm ``length``; empty and non-finite ones stay as they are."""
+    """Scale each record to norm ``length``; empty and non-finite records are not changed."""
     scaled = values.astype(np.float64)
     for record in range(record_ptr.size - 1):
         start, stop = row_ptr[record_ptr[record]], row_ptr[record_ptr[record + 1]]
@@ -73,7 +69,7 @@ def extend_records(
 ) -> tuple[NDArray[np.float64], NDArray[np.int32], NDArray[np.int64]]:
     """Clip each record to ``clip_norm`` and append ``constant / sqrt(m)`` to each of its m rows, at ``column``.
 
-    A non-finite record becomes the empty one; its rows get the constant too.
+    A non-finite record becomes the empty record; its rows get the constant too.
     """
     n_rows = row_ptr.size - 1
     longer = np.zeros(values.size + n_rows, np.float64)
@@ -113,7 +109,7 @@ def append_constants(
 ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int64]]:
     """Append `shared_constant` to each of the m rows of a record on the grid, at ``column``.
 
-    A record's constants depend on its number of rows alone, and their squares sum to at most ``square``.
+    The constants of a record depend on its number of rows alone, and their squares sum to at most ``square``.
     """
     longer = np.empty(values.size + row_ptr.size - 1, np.int32)
     columns = np.empty(longer.size, np.int32)
@@ -136,9 +132,9 @@ def norm_bins(
     record_ptr: NDArray[np.int64],
     edges: NDArray[np.float64],
 ) -> NDArray[np.int64]:
-    """Return the first edge that is at least each record's norm (past the last: the last); -1 for no norm.
+    """Return the index of the first edge that is at least each record's norm, or of the last edge for larger norms.
 
-    Empty and non-finite records have none.
+    For empty and non-finite records the index is -1.
     """
     bins = np.full(record_ptr.size - 1, -1, np.int64)
     for record in range(record_ptr.size - 1):
@@ -151,9 +147,10 @@ def norm_bins(
 
 @njit(cache=True, nogil=True)
 def rows_are_canonical(indices: NDArray[np.integer], row_ptr: NDArray[np.int64], n_features: int) -> bool:
-    """Tell whether every row has strictly increasing column ids inside ``0 .. n_features - 1``.
+    """Return whether every row has strictly increasing column ids inside ``0 .. n_features - 1``.
 
-    So it is when ids fail to increase only where a row begins, and each row begins and ends inside.
+    This is the case when ids fail to increase only where a row begins, and the first and last id of each row are
+    inside.
     """
     falls = 0
     for at in range(1, indices.size):
@@ -171,7 +168,7 @@ def rows_are_canonical(indices: NDArray[np.integer], row_ptr: NDArray[np.int64],
 def merge_duplicates(
     values: NDArray[np.float64], rows: NDArray[np.int64], columns: NDArray[np.int64]
 ) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]]:
-    """Add up neighbours with the same row and column; the entries are sorted by both."""
+    """Add up consecutive entries with the same row and column; entries must be sorted by both."""
     merged, row_ids, column_ids = np.empty_like(values), np.empty_like(rows), np.empty_like(columns)
     count = 0
     for at in range(values.size):
@@ -191,15 +188,15 @@ def grid_records(
     clip_norm: float,
     bound: int,
 ) -> NDArray[np.int32]:
-    """Clip each record to ``clip_norm`` if it is longer, and round it to a grid on which that is ``sqrt(bound)`` steps.
+    """Clip each record to ``clip_norm`` and round it to the grid on which ``clip_norm`` is ``sqrt(bound)`` steps.
 
-    No record's squares sum to more than ``bound``; see `blocks`.
+    The squares of a record sum to at most ``bound``; see `blocks`.
     """
     half_range = np.sqrt(np.float64(bound))
     gridded = np.empty(values.size, np.int32)
-    for at in range(values.size):  # all as they are, in one loop without a branch
+    for at in range(values.size):  # all values unscaled, in one loop without a branch
         part = np.float64(values[at]) / clip_norm * half_range
-        part = part if part < half_range + 1.0 else half_range + 1.0  # NaN too; too long by itself
+        part = part if part < half_range + 1.0 else half_range + 1.0  # for NaN too: this entry alone exceeds the bound
         part = part if part > -half_range - 1.0 else -half_range - 1.0
         gridded[at] = np.int32(np.rint(part))
     for record in range(record_ptr.size - 1):
@@ -220,16 +217,17 @@ def grid_records(
         shrunk = half_range * (1.0 - 2.0**-24) / unit
         for at in range(start, stop):
             gridded[at] = np.int32(np.float64(values[at]) * factor * shrunk)  # toward zero
-        if not is_within(gridded, start, stop, bound):  # impossible by the analysis in `blocks`; it holds even so
+        if not is_within(gridded, start, stop, bound):  # impossible by the analysis in `blocks`, but checked
             gridded[start:stop] = 0
     return gridded
 
 
 @njit(cache=True, nogil=True)
 def is_within(gridded: NDArray[np.int32], start: int, stop: int, bound: int) -> bool:
-    """Tell whether the squares of entries of magnitude at most ``sqrt(bound) + 1`` sum to at most ``bound``.
+    """Return whether the squares of entries of magnitude at most ``sqrt(bound) + 1`` sum to at most ``bound``.
 
-    The sum is looked at often enough that it cannot pass ``2^63``: at most ``4^28``, 64 squares are near ``2^62``.
+    The sum is compared often enough that it cannot exceed ``2^63``: with bounds up to ``4^28``, 64 squares are near
+    ``2^62``.
     """
     total = np.int64(0)
     while stop - start > 64:
@@ -238,13 +236,13 @@ def is_within(gridded: NDArray[np.int32], start: int, stop: int, bound: int) -> 
         if total > bound:
             return False
         start += 64
-    for at in range(np.uint64(start), np.uint64(stop)):  # alone, since most records are short
+    for at in range(np.uint64(start), np.uint64(stop)):  # a separate loop, since most records are short
         total += np.int64(gridded[at]) * np.int64(gridded[at])
     return bool(total <= bound)
 
 
 SHIFT_BITS = 16
-"""The mean lies on a grid of step ``2^-16`` clip norms."""
+"""The mean is on a grid of step ``2^-16`` clip norms."""
 
 
 @njit(cache=True, nogil=True)
@@ -257,18 +255,18 @@ def grid_shifted_records(
     clip_norm: float,
     bits: int,
 ) -> NDArray[np.int32]:
-    """Scale each extended record so that what it stands for has norm at most ``clip_norm``, and round it.
+    """Scale and round each extended record so that the record it represents has norm at most ``clip_norm``.
 
-    Rows end in their constants, of norm ``clip_norm`` for a whole record, and are clipped. The first try rounds to the
-    nearest point of the grid of step ``2^-bits``; a record that is then too long is tried again from a size that leaves
-    room for the rounding of all its entries.
+    Rows end in their constants, of norm ``clip_norm`` for a whole record, and are clipped. The first attempt rounds to
+    the nearest point of the grid of step ``2^-bits``. If the record is then too long, the second attempt starts from a
+    size that leaves room for the rounding of all its entries.
 
     Guarantees
     ----------
-    See `stands_within`, which every record passes: it is a comparison of integers, whatever was rounded before it.
-    Rounding moves the values by at most half the square root of their number, in steps, the constants likewise, and
-    what they stand for by at most both together, as the mean is at most 1. So the second try passes; where room is
-    lacking, on a grid that is far too coarse, it is the empty record.
+    Every record passes `stands_within`, which compares integers after all rounding. Rounding moves the values by at
+    most half the square root of their number, in steps, and the constants likewise. It moves the represented record by
+    at most the sum of both, as the mean has norm at most 1. So the second attempt passes. On a grid that is far too
+    coarse there may be no room; then the result is the empty record.
     """
     gridded = np.zeros(values.size, np.int32)
     half_range = np.float64(1 << bits)
@@ -299,7 +297,7 @@ def grid_shifted_records(
             if stands_within(gridded, indices, row_ptr, first, last, shift, squared_shift, bits):
                 break
             weight *= max(1.0 - room, 0.0)
-        else:  # impossible by the analysis above; the bound holds even so
+        else:  # impossible by the analysis above; the bound holds even then
             gridded[row_ptr[first] : row_ptr[last]] = 0
     return gridded
 
@@ -315,10 +313,11 @@ def stands_within(
     squared_shift: np.int64,
     bits: int,
 ) -> bool:
-    """Tell whether a record's norm is at most ``2^(bits + 1)``, and that of what it stands for at most ``2^bits``.
+    """Return whether a record's norm is at most ``2^(bits + 1)`` and the norm it represents at most ``2^bits``.
 
-    With rows ``(x, t)`` and the mean ``M 2^-16``, the second is ``sum |2^16 x - t M|^2 <= 4^(bits + 16)``. For ``bits``
-    up to 13 and M up to ``2^16`` long, no term of the expanded square passes ``2^60`` once the first is found to hold.
+    With rows ``(x, t)`` and the mean ``M 2^-16``, the second condition is ``sum |2^16 x - t M|^2 <= 4^(bits + 16)``.
+    For ``bits`` up to 13 and M of norm up to ``2^16``, no term of the expanded square exceeds ``2^60`` once the first
+    condition holds.
     """
     squares, products, constants = _sums(gridded, indices, row_ptr, first, last, shift)
     if squares + constants > np.int64(4) << (2 * bits):
@@ -335,9 +334,9 @@ def shifted_squares(
     record_ptr: NDArray[np.int64],
     shift: NDArray[np.int64],
 ) -> NDArray[np.int64]:
-    """Return the squared norm of what each record stands for, in whole steps, rounded down.
+    """Return the squared norm of the record that each extended record represents, in whole steps, rounded down.
 
-    Records are those of `grid_shifted_records`, so each is at most ``4^bits``.
+    Extended records are results of `grid_shifted_records`, so each squared norm is at most ``4^bits``.
     """
     squared_shift = np.int64(0)
     for entry in shift:
@@ -360,7 +359,7 @@ def _sums(
     last: int,
     shift: NDArray[np.int64],
 ) -> tuple[np.int64, np.int64, np.int64]:
-    """Return what a record's distance follows from: its squares, products with the mean, and squared constants."""
+    """Return the sum of squares of a record, of its products with the mean, and of its squared constants."""
     squares = products = constants = np.int64(0)
     for row in range(first, last):
         end = row_ptr[row + 1] - 1
@@ -399,10 +398,11 @@ def add_energies(
     squares: NDArray[np.int64],
     total: NDArray[np.int64],
 ) -> None:
-    """Divide the square of each record into three whole parts, and add them up.
+    """Split the squared norm of each record into three whole parts, and add each part to its total.
 
     Scores are exact integer products, rounded to the nearest step. The first part is the square along the first
-    direction, at most all; the second that along the others, at most what is left; the third is the rest.
+    direction, at most the whole. The second part is the square along the other directions, at most what is left. The
+    third part is the rest.
     """
     half = np.int64(1) << (direction_bits - 1)
     width = directions.shape[1]

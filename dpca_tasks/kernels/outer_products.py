@@ -1,6 +1,7 @@
-"""Outer products of rows, with few entries and with many, to the last bit.
+"""Exact sums of outer products of rows, with few or many entries per row.
 
-Entries are integers and so are their products, which any order adds up to the same. None of the loops starts a thread.
+Entries are integers and so are their products, whose sum does not depend on the order. None of the loops starts a
+thread.
 
 *Few entries*: loops over stored values.
 
@@ -11,21 +12,21 @@ Entries are integers and so are their products, which any order adds up to the s
 array([ 1,  2, 13])
 
 *Many entries*: sixteen rows at a time, sixteen columns a step. Rows on the grid are packed as integers of 16 bits and
-multiplied into sums of 32 bits. These are half the size of the triangle, so they stay in a processor's own cache far
-longer; they are added to it before they can overflow. Rows whose entries would make that frequent are left to another
-product.
+multiplied into sums of 32 bits. These sums take half the size of the triangle, so they stay in a processor's cache for
+much longer. They are added to the triangle before they can overflow. Rows with entries so large that this would be
+frequent are left to another product.
 
-A packed word holds a column of two rows, and a line has, for each of eight such pairs, the words of sixteen
-neighbouring columns. Processors multiply pairs of 16-bit integers and add the two products at once, which Numba has no
-words for. With a processor that does not, or an instruction set that was chosen by hand, the same is done in 32 bits.
+A packed word holds a column of two rows. A line holds, for each of eight such pairs, the words of sixteen neighbouring
+columns. Processors have an instruction that multiplies pairs of 16-bit integers and adds the two products, an intrinsic
+that Numba lacks. On a processor without it, or with a manually chosen instruction set, the same is done in 32 bits.
 
 >>> total = np.zeros(3, np.int64)
 >>> add_packed_outer_products(np.array([1, 2, 3], np.int32), np.array([0, 1, 1]), np.array([0, 2, 3]), 2, total)
 >>> total
 array([ 1,  2, 13])
 
-A whole release by `analyze_gauss` from 150,000 rows with 300 of 1,000 features each, declared as of density 0.29, took
-1.51 times the processor time without packing (median of three pairs: 1.51, 1.39, 1.55).
+A whole release by `analyze_gauss` from 150,000 rows with 300 of 1,000 features each, with a declared density of 0.29,
+took 1.51 times the processor time without packing (median of three pairs: 1.51, 1.39, 1.55).
 """
 
 from collections.abc import Callable
@@ -44,7 +45,7 @@ LANES = 16
 PAIRS = 8
 _CHOSEN = config.CPU_NAME or config.CPU_FEATURES  # type: ignore[attr-defined]  # they are set when it is imported
 MULTIPLIES_PAIRS = not _CHOSEN and bool(binding.get_host_cpu_features().get("avx2"))
-"""Whether code is made for this very processor, and it multiplies pairs of integers at once."""
+"""Whether code is compiled for exactly this processor, and it multiplies pairs of integers in one instruction."""
 _HALF = 8  # lanes of one instruction
 _SHORT, _WORD = ir.IntType(16), ir.IntType(32)
 _SHORTS, _WORDS = ir.VectorType(_SHORT, 2 * LANES), ir.VectorType(_WORD, LANES)
@@ -54,19 +55,19 @@ _SHORTS, _WORDS = ir.VectorType(_SHORT, 2 * LANES), ir.VectorType(_WORD, LANES)
 def add_lanes(
     typing_context: Any, sums: Any, left: Any, right: Any, packed: Any, line: Any, of: Any, next_of: Any
 ) -> Any:
-    """Add a line's products with two columns to ``sums[left:]`` and ``sums[right:]``; from compiled code alone.
+    """Add a line's products with two columns to ``sums[left:]`` and ``sums[right:]``; callable from compiled code only.
 
     Parameters
     ----------
     sums : int32 array
     left, right : uint64
-        Where the sixteen sums of either column begin.
+        The indices at which the sixteen sums of either column begin.
     packed : int32 array
         Lines of ``PAIRS * LANES`` words.
     line : uint64
-        Where the line begins.
+        The index at which the line begins.
     of, next_of : tuple of int32
-        The words of either column, one a pair of rows.
+        The words of either column, one for each pair of rows.
     """
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -125,11 +126,11 @@ def _lanes(lanes: Any) -> Any:
 
 
 WIDE = 1_200
-"""Columns from which a triangle is far from the processor: 6 MB."""
+"""Columns from which a triangle exceeds the near caches: 6 MB."""
 STRIP_SUMS = 1 << 17
-"""Sums in a strip of such a triangle, at most, unless one row has more: 1 MB."""
+"""Largest number of sums in a strip of such a triangle, unless one row has more: 1 MB."""
 SORTED = 1 << 20
-"""Stored values that are put in order at a time, and up to one row more: 16 MB."""
+"""Stored values that are sorted at a time, plus up to one row: 16 MB."""
 
 
 @njit(cache=True, nogil=True)
@@ -142,7 +143,7 @@ def add_outer_products(
 ) -> None:
     """Add the upper triangle of every row's outer product to ``total``, packed row by row.
 
-    Where the triangle is near, rows are taken as they come; where it is wide, by strips of it.
+    A small triangle is updated row by row in order, a wide triangle in strips.
     """
     if n_features < WIDE:
         add_by_rows(values, indices, row_ptr, n_features, total)
@@ -158,9 +159,9 @@ def add_by_rows(
     n_features: int,
     total: NDArray[np.int64],
 ) -> None:
-    """Add each row's outer product, four rows of the triangle at a time: a stored value is loaded once for four."""
+    """Add each row's outer product to four rows of the triangle at a time, so that a value is loaded once for four."""
     row_values = np.empty(n_features, total.dtype)
-    columns = np.empty(n_features, np.uint64)  # unsigned indices are not tested for counting from the end
+    columns = np.empty(n_features, np.uint64)  # unsigned, so that indices are not checked for negative values
     starts = np.empty(n_features, np.uint64)  # where the triangle's row begins, less its first column
     for row in range(row_ptr.size - 1):
         first = row_ptr[row]
@@ -203,16 +204,16 @@ def add_by_strips(
     n_features: int,
     total: NDArray[np.int64],
 ) -> None:
-    """Add a strip of the triangle at a time, so that what is added to stays near.
+    """Add the products of one strip of the triangle at a time, so that the sums stay in cache.
 
-    Stored values of as many rows as have `SORTED` are put in order of the strip of their column, and within it of their
-    row; each then meets the rest of its row.
+    Rows are taken in groups with `SORTED` stored values. These are sorted by the strip of their column, and within a
+    strip by their row. Each value is then multiplied with the rest of its row.
 
     Notes
     -----
-    In one run at d = 2,000 with 20 values a row, an addition took 13 ns by rows and 5.5 ns by strips where memory was
-    slow; where it is fast, 4 ns either way. A strip that is one row needs but a transpose; it has one short loop a
-    stored value, from a row that is far, and took longer than both.
+    In one run at d = 2,000 with 20 values a row, an addition took 13 ns by rows and 5.5 ns by strips on slow memory. On
+    fast memory it took 4 ns either way. With strips of one row, sorting is just a transpose. But each stored value then
+    has one short loop over a distant row, which took longer than both.
     """
     starts, strip_of = np.empty(n_features, np.uint64), np.empty(n_features, np.int64)
     strip, room = 0, STRIP_SUMS
@@ -247,24 +248,24 @@ def add_by_strips(
 
 @njit(cache=True, nogil=True)
 def start_of(column: int | np.int64, n_features: int) -> int | np.int64:
-    """Return where a row of the packed triangle begins, less its first column."""
+    """Return the index at which a row of the packed triangle begins, less its first column."""
     return column * n_features - (column * (column + 1)) // 2
 
 
 ROWS = 2 * PAIRS
 """Rows that are multiplied together."""
 FILLED = 0.15
-"""The density from which this is faster than the loop over stored values, wherever in a row they are."""
+"""Density from which packing is faster than the loop over stored values, whatever their positions."""
 NARROWEST, WIDEST = 256, 4_000
-"""Fewer columns are few lines; the sums of more are too much memory."""
+"""Limits of the number of columns: fewer give too few lines, more need too much memory for the sums."""
 ROOM = 2**31 - 1
-"""The integer type of a sum."""
+"""Largest sum that its integer type can hold."""
 LARGE = 1 << 12
-"""Entries above which a row is left out: of the others, 112 at least are multiplied before the sums are emptied."""
+"""Largest entry of a packed row; with larger ones left out, at least 112 rows are multiplied between two additions."""
 
 
 def is_packed(density: float | None, n_features: int) -> bool:
-    """Decide between packed rows and the other products, from public and declared facts alone; never from the rows."""
+    """Return whether to pack rows, from public and declared facts alone and never from the rows."""
     fits = NARROWEST <= n_features <= WIDEST
     return MULTIPLIES_PAIRS and fits and density is not None and density >= FILLED
 
@@ -277,10 +278,10 @@ def add_packed_outer_products(
     total: NDArray[np.int64],
     add_others: Callable[..., None] = add_outer_products,
 ) -> None:
-    """Add what `dpca_tasks.kernels.outer_products.add_outer_products` adds.
+    """Add the same sums as `dpca_tasks.kernels.outer_products.add_outer_products`.
 
-    Rows with an entry above `LARGE` are left to ``add_others``, which adds the same in its own way, and so are all rows
-    where most have one: to copy those takes longer than the others gain.
+    Rows with an entry above `LARGE` are left to ``add_others``, which adds the same sums in another way. If most rows
+    have such an entry, all rows are left to it: copying them would cost more than packing the others saves.
     """
     largest = largest_entries(values, row_ptr)
     others = np.flatnonzero(largest > LARGE)
@@ -294,7 +295,7 @@ def add_packed_outer_products(
 
 @njit(cache=True, nogil=True)
 def largest_entries(values: NDArray[np.int32], row_ptr: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the largest magnitude in each row, 0 in an empty one."""
+    """Return the largest magnitude in each row, or 0 for an empty row."""
     largest = np.zeros(row_ptr.size - 1, np.int64)
     for row in range(largest.size):
         for at in range(row_ptr[row], row_ptr[row + 1]):
@@ -306,7 +307,7 @@ def largest_entries(values: NDArray[np.int32], row_ptr: NDArray[np.int64]) -> ND
 def rows_at(
     values: NDArray[np.int32], indices: NDArray[np.integer], row_ptr: NDArray[np.int64], chosen: NDArray[np.int64]
 ) -> tuple[NDArray[np.int32], NDArray[np.integer], NDArray[np.int64]]:
-    """Copy some rows, compressed as the others were."""
+    """Copy some rows into the same compressed format."""
     ends = np.zeros(chosen.size + 1, np.int64)
     for at, row in enumerate(chosen):
         ends[at + 1] = ends[at] + row_ptr[row + 1] - row_ptr[row]
@@ -328,8 +329,8 @@ def add_lines(
 ) -> None:
     """Add the rows without an entry above `LARGE`.
 
-    No sum is larger than the largest of the diagonal (Cauchy-Schwarz), to which a row adds at most the square of its
-    largest entry: so the sums are emptied before they pass `ROOM`.
+    By Cauchy-Schwarz no sum exceeds the largest sum of the diagonal, to which a row adds at most the square of its
+    largest entry. So the sums can be added to the triangle and reset before they exceed `ROOM`.
     """
     starts = starts_of(n_features)
     sums = aligned_zeros(int(starts[-1]) + starts.size)
@@ -344,7 +345,7 @@ def add_lines(
                 continue
             in_line = np.uint64((row - first) // 2 * 2 * LANES + (row - first) % 2)
             for at in range(row_ptr[row], row_ptr[row + 1]):
-                column = np.uint64(indices[at])  # an unsigned one is not tested for counting from the end
+                column = np.uint64(indices[at])  # unsigned, so that it is not checked for negative values
                 lane = column & np.uint64(LANES - 1)
                 halves[(column - lane) * np.uint64(2 * PAIRS) + np.uint64(2) * lane + in_line] = values[at]
                 columns[column] = True
@@ -361,7 +362,7 @@ def add_lines(
 
 @njit(cache=True, nogil=True)
 def starts_of(n_features: int) -> NDArray[np.uint64]:
-    """Return where each column's sums begin, less the columns of the lines before its own, with which it has none."""
+    """Return where each column's sums begin, less the first column of its line, which they start from."""
     size = -(-n_features // LANES) * LANES
     starts = np.empty(size, np.uint64)
     place = 0
@@ -374,7 +375,7 @@ def starts_of(n_features: int) -> NDArray[np.uint64]:
 
 @njit(cache=True, nogil=True)
 def aligned_zeros(size: int) -> NDArray[np.int32]:
-    """Return zeros that begin where a line of the cache does."""
+    """Return zeros that begin at a boundary of a cache line."""
     room = np.zeros(size + LINE // 4, np.int32)
     first = -(room.ctypes.data // 4) % (LINE // 4)
     return room[first : first + size]
@@ -382,7 +383,7 @@ def aligned_zeros(size: int) -> NDArray[np.int32]:
 
 @njit(cache=True, nogil=True, inline="always")
 def words_of(packed: NDArray[np.int32], column: int | np.int64) -> tuple[np.int32, ...]:
-    """Return the words of a column."""
+    """Return the words of a column, one for each pair of rows."""
     words = packed[column // LANES * LANES * PAIRS + column % LANES :: LANES]
     return words[0], words[1], words[2], words[3], words[4], words[5], words[6], words[7]
 
@@ -391,7 +392,7 @@ def words_of(packed: NDArray[np.int32], column: int | np.int64) -> tuple[np.int3
 def multiply(
     packed: NDArray[np.int32], columns: NDArray[np.bool_], starts: NDArray[np.uint64], sums: NDArray[np.int32]
 ) -> None:
-    """Add the products of packed rows to the sums, two columns at a time, and empty the rows."""
+    """Add the products of packed rows to the sums, two columns at a time, and clear the rows."""
     met = np.empty(columns.size // LANES, np.uint64)  # the first columns of the lines that have entries
     size = 0
     for line in range(met.size):
@@ -422,7 +423,7 @@ def largest_sum(sums: NDArray[np.int32], starts: NDArray[np.uint64], n_features:
 
 @njit(cache=True, nogil=True)
 def add_sums(sums: NDArray[np.int32], starts: NDArray[np.uint64], n_features: int, total: NDArray[np.int64]) -> None:
-    """Add the sums to the triangle, and empty them."""
+    """Add the sums to the triangle and clear them."""
     at = 0
     for column in range(n_features):
         start, size = np.int64(starts[column]), n_features - column

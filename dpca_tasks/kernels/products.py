@@ -1,10 +1,9 @@
-"""Loops over rows on the grid that multiply with public directions, each exact.
+"""Exact products of rows on the grid with public directions.
 
-Where directions and sums are small, their columns are taken in panels as wide as the registers of a processor hold
-sums: while a row is read, its scores with a panel stay there, and so do its rounded scores while they are added to the
-sums. Numba cannot state vectors of a given length, hence the two loops in LLVM's own words, `_score_row` and
-`_scatter_row`. Everything is a float that holds an integer below ``2^53``, so any order and any instruction gives the
-same.
+Where directions and sums are small, their columns are processed in panels as wide as the registers of a processor.
+While a row is read, its scores with a panel stay in registers, and so do its rounded scores while they are added to the
+sums. Numba has no vectors of a given length, so two loops are written in LLVM: `_score_row` and `_scatter_row`. Every
+number is a float that holds an integer below ``2^53``, so any order and any instruction gives the same result.
 
 A whole release by `noisy_power` with 16 components, from 800,000 rows with 40 of 5,000 features each, took 1.28 times
 the processor time without panels (median of three pairs: 1.34, 1.28, 1.22).
@@ -20,11 +19,11 @@ from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 STRIP = 1 << 12
-"""Scores at a time, so that those of a strip of rows stay in the second cache."""
+"""Scores computed at a time, so that the scores of a strip of rows stay in the L2 cache."""
 FAR = 1 << 17
-"""Entries from which V and a product with it are far: 1.5 MB together."""
+"""Entries of the directions from which V and a product with V exceed the near caches: 1.5 MB together."""
 LINE = 64
-"""Bytes that are fetched at once."""
+"""Bytes of a cache line."""
 
 
 @njit(cache=True, nogil=True)
@@ -42,10 +41,10 @@ def add_moment_products(
 ) -> None:
     """Add ``X_u^T Y_u`` of every record of at most ``longest`` rows, ``Y_u = X_u V`` rounded and clipped to norm 1.
 
-    It is clipped further where ``||X_u|| ||Y_u||`` would be above ``most`` steps of ``4^-bits``.
+    ``Y_u`` is clipped further where ``||X_u|| ||Y_u||`` would exceed ``most`` steps of ``4^-bits``.
 
-    One pass: records are taken in strips whose scores stay in the second cache. Scores are floats that hold
-    integers below ``2^53``, so any order and any instruction gives the same.
+    There is one pass: records are taken in strips whose scores stay in the L2 cache. Scores are floats that hold
+    integers below ``2^53``, so any order and any instruction gives the same result.
     """
     width = directions.shape[1]
     strip = STRIP // width + 1
@@ -68,7 +67,7 @@ def add_moment_products(
 
 @njit(cache=True, nogil=True)
 def end_of_strip(record_ptr: NDArray[np.int64], first: int, rows: int) -> int:
-    """Return where the strip of records from ``first`` ends: as many as have so many rows, and at least one."""
+    """Return the end of the strip of records from ``first`` on: as many as fit into ``rows`` rows, and at least one."""
     last = first + 1
     while last < record_ptr.size - 1 and record_ptr[last + 1] - record_ptr[first] <= rows:
         last += 1
@@ -83,9 +82,9 @@ def add_unrounded_products(
     directions: NDArray[np.integer],
     total: NDArray[np.int64],
 ) -> None:
-    """Add ``X^T (X V)`` without rounding in between: exact wherever the sum itself fits 63 bits.
+    """Add ``X^T (X V)`` without intermediate rounding; it is exact wherever the sum itself fits 63 bits.
 
-    Everything is int64. Scores and partial sums that overflow do no harm, since integers wrap around.
+    All numbers are int64. Scores and partial sums may overflow without harm, since integers wrap around.
     """
     width = directions.shape[1]
     strip = STRIP // width + 1
@@ -131,7 +130,7 @@ def score_limits(
 ) -> NDArray[np.int64]:
     """Return the largest squared norm of each record's scores, in squared steps of ``2^-bits``.
 
-    That is 1, or less where the norm of the scores times that of the record would be above ``most`` steps of
+    The limit is 1. It is less where the norm of the scores times the norm of the record would exceed ``most`` steps of
     ``4^-bits``, at most ``2^28``.
     """
     one = np.int64(1) << (2 * bits)
@@ -157,9 +156,9 @@ def round_scores(
     longest: int,
     rounded: NDArray[np.int64],
 ) -> None:
-    """Round every record's scores to the grid, and clip those of squared norm above its limit; each record by itself.
+    """Round each record's scores to the grid, and clip scores whose squared norm exceeds the record's limit.
 
-    Those of a record of more than ``longest`` rows become 0.
+    Each record is processed separately. The scores of a record of more than ``longest`` rows become 0.
     """
     width = exact.shape[1]
     half_step = np.int64(1) << (direction_bits - 1)
@@ -192,7 +191,7 @@ def round_scores(
                 point = np.int64(exact[row, column] * shrink)  # toward zero
                 rounded[row, column] = point
                 squares += point * point
-        if squares > bound:  # impossible by the analysis in `blocks`; the bound holds even so
+        if squares > bound:  # impossible by the analysis in `blocks`; the bound holds even then
             rounded[first:last] = 0
 
 
@@ -233,9 +232,10 @@ def add_exact_products(
     limb_bits: int,
     total: NDArray[np.int64],
 ) -> None:
-    """Add ``x^T (x V)`` of every row, unrounded, as limbs: ``total`` has shape (limbs, d, p), the lowest limb first.
+    """Add ``x^T (x V)`` of every row, unrounded, as limbs.
 
-    Each limb of ``x V`` but the highest lies in ``-2^(limb_bits - 1) .. 2^(limb_bits - 1) - 1``.
+    ``total`` has shape (limbs, d, p), with the lowest limb first. Each limb of ``x V`` except the highest lies in
+    ``-2^(limb_bits - 1) .. 2^(limb_bits - 1) - 1``.
     """
     limbs, _, width = total.shape
     half = np.int64(1) << (limb_bits - 1)
@@ -266,17 +266,17 @@ def add_exact_products(
 LANES = 4
 """Columns of one vector: 32 bytes."""
 MOST_VECTORS = 7
-"""Vectors of a panel: with what they are multiplied with, half of the registers of any processor hold them."""
+"""Vectors of a panel: together with their factors they fit into half of the registers of any processor."""
 EXACT_BITS = 52
 _DOUBLE, _WORD, _LONG = ir.DoubleType(), ir.IntType(32), ir.IntType(64)
 _DOUBLES, _WORDS, _LONGS = (ir.VectorType(kind, LANES) for kind in (_DOUBLE, _WORD, _LONG))
 
 type Vectors = tuple[int, ...]
-"""As many zeros as a panel has vectors: its length is known where loops are compiled."""
+"""As many zeros as a panel has vectors, so that the length is known at compile time."""
 
 
 def is_near(n_values: int, directions: NDArray[np.integer]) -> bool:
-    """Tell whether panels of directions stay in a near cache, and are small beside a block; sums are the same."""
+    """Return whether panels of directions stay in a near cache and are small relative to a block."""
     return directions.size < FAR and directions.shape[0] <= n_values
 
 
@@ -292,10 +292,10 @@ def add_near_moment_products(
     most: int,
     total: NDArray[np.int64],
 ) -> None:
-    """Add what `dpca_tasks.kernels.products.add_moment_products` adds.
+    """Add the same sums as `dpca_tasks.kernels.products.add_moment_products`.
 
-    An entry of a record's product is at most ``4^bits``, and so is every sum of some of its terms, by Cauchy and
-    Schwarz; so many records are added up in floats as keep below ``2^52``.
+    By Cauchy-Schwarz an entry of a record's product is at most ``4^bits``, and so is every partial sum of its terms. So
+    records are added up in floats for as long as the sums stay below ``2^52``.
     """
     n_features, width = directions.shape
     n_vectors = -(-width // LANES)
@@ -328,7 +328,7 @@ def _add_panels(
     sums: NDArray[np.float64],
     vectors: Vectors,
 ) -> None:
-    """Take records in strips whose scores with all panels stay in the second cache."""
+    """Process records in strips whose scores with all panels stay in the L2 cache."""
     across = LANES * len(vectors)
     width = panels.shape[0] * across
     strip = STRIP // width + 1
@@ -358,7 +358,7 @@ def _add_panels(
 def _score_row(
     typing_context: Any, values: Any, indices: Any, start: Any, stop: Any, panel: Any, scores: Any, vectors: Any
 ) -> Any:
-    """Write a row's scores with a panel; from compiled code alone."""
+    """Write a row's scores with a panel; callable from compiled code only."""
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         flat = [_data(context, builder, signature, arguments, at) for at in range(6)]
@@ -384,7 +384,7 @@ def _score_row(
 def _scatter_row(
     typing_context: Any, values: Any, indices: Any, start: Any, stop: Any, points: Any, sums: Any, vectors: Any
 ) -> Any:
-    """Add a row's values times its rounded scores to a panel of sums; from compiled code alone."""
+    """Add a row's values times its rounded scores to a panel of sums; callable from compiled code only."""
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         flat = [_data(context, builder, signature, arguments, at) for at in range(6)]
@@ -405,7 +405,7 @@ def _scatter_row(
 
 
 def _data(context: Any, builder: Any, signature: Any, arguments: Any, at: int) -> Any:
-    """Return where the data of an argument begin; None of one that is no array."""
+    """Return the address of an argument's data, or None if the argument is not an array."""
     kind = signature.args[at]
     return context.make_array(kind)(context, builder, arguments[at]).data if isinstance(kind, types.Array) else None
 
@@ -422,6 +422,6 @@ def _stored(context: Any, builder: Any, signature: Any, flat: Any, at: Any) -> t
 
 
 def _vector(builder: Any, data: Any, row: Any, number: int, count: int, kind: Any) -> Any:
-    """Return the place of a vector of a row of a panel."""
+    """Return the address of a vector in a row of a panel."""
     at = builder.add(builder.mul(row, _LONG(LANES * count)), _LONG(LANES * number))
     return builder.bitcast(builder.gep(data, [at]), kind.as_pointer())

@@ -1,24 +1,13 @@
-"""Loops over ratings: by users, by items, and over a share that is hidden for scoring.
-
-Loops over users of a matrix of ratings.
-
-Loops over users of a matrix of ratings: which ratings are used, a user's own factor, and sums for each item.
+"""Loops over ratings by user and by item, and over hidden ratings for scoring.
 
 Everything about one user is computed from that user's row alone, in a fixed order, with ``+ - * / sqrt``: the same bits
-in any block. What is added up are integers.
+in any block. All sums are sums of integers.
 
-Loops that put the ratings of a user on a grid: clipped to a public range, one row a user.
-
-The loop over users of the Frank-Wolfe method: what is left of each user's ratings after the rounds so far.
-
-As in `dpca_tasks.kernels.ratings`, everything about one user is computed from that user's row alone, in a fixed
-order.
-
-Loops over users that hide a share of each user's ratings, and score predictions of the hidden ones.
-
-Everything about one user is computed from that user's row alone, in a fixed order: the same bits in any block.
-
-Loops over items: ratings sorted by item, and exact sums for each item over its raters.
+- *Gridding*: the ratings of a user are clipped to a public range, one row per user.
+- *Alternating least squares*: the choice of ratings, a user's factor, and sums for each item.
+- *Frank-Wolfe*: the residuals of each user's ratings after the previous rounds.
+- *Scoring*: a share of each user's ratings is hidden, and predictions of the hidden ratings are scored.
+- *Items*: ratings are sorted by item, and exact sums for each item run over its raters.
 """
 
 import numpy as np
@@ -26,13 +15,13 @@ from numba import njit
 from numpy.typing import NDArray
 
 NORMALISE, WEIGHT_CLIP, PAPER_CLIP = range(3)
-"""How a user's factor is brought to the bound: always, or only when longer, with or without the ratings."""
+"""Rules that bound a user's factor: always scale it, or only if it is longer, with or without scaling the ratings."""
 _TINY, _HUGE = 1e-150, 1e150
 
 
 @njit(cache=True, nogil=True)
 def mixed(word: np.uint64, item: int) -> np.uint64:
-    """Mix a user's random word with an item's number, so that items are in an order of their own for each user."""
+    """Mix a user's random word with an item's number, so that each user has a separate random order of items."""
     x = word + np.uint64(item) * np.uint64(0x9E3779B97F4A7C15)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -47,7 +36,7 @@ def chosen_ratings(
     most: int,
     words: NDArray[np.uint64],
 ) -> NDArray[np.bool_]:
-    """Mark at most ``most`` ratings of each user: those of the lowest priority, ties by chance; infinite ones never."""
+    """Mark at most ``most`` ratings of each user by lowest priority, ties at random, never of infinite priority."""
     chosen = np.zeros(indices.size, np.bool_)
     for user in range(row_ptr.size - 1):
         start, stop = row_ptr[user], row_ptr[user + 1]
@@ -82,10 +71,10 @@ def residuals(
     centre: float,
     prior: float,
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return what is left of each rating without its item's offset and its user's, and the users' offsets.
+    """Return each rating less its item's and its user's offset, and the users' offsets.
 
-    A user's offset is the mean of ratings without item offsets, with ``prior`` ratings at ``centre`` added; for an
-    infinite ``prior`` it is the centre.
+    A user's offset is the mean of the ratings less item offsets, with ``prior`` additional ratings at ``centre``. For
+    an infinite ``prior`` it is ``centre``.
     """
     left = np.empty(values.size)
     own = np.empty(row_ptr.size - 1)
@@ -114,10 +103,11 @@ def solve_users(
     bound: float,
     unobserved: NDArray[np.float64],
 ) -> NDArray[np.float64]:
-    """Return each user's factor: ``(ridge I + P + sum_j v_j v_j^T)^-1 sum_j clip(left_j, bound) v_j``, by Cholesky.
+    """Return each user's factor, solved by Cholesky.
 
-    ``v_j`` is ``unit`` times the integers of item j; ratings that are not ``used`` are left out. P is ``unobserved``.
-    Inner loops run along rows, over entries that do not depend on each other.
+    The factor is ``(ridge I + P + sum_j v_j v_j^T)^-1 sum_j clip(left_j, bound) v_j``. ``v_j`` is ``unit`` times the
+    integers of item j, ratings that are not ``used`` are left out, and P is ``unobserved``. Inner loops run along rows,
+    over entries that do not depend on each other.
     """
     rank = factors.shape[1]
     solved = np.zeros((row_ptr.size - 1, rank))
@@ -166,7 +156,7 @@ def solve_users(
 def bound_users(
     solved: NDArray[np.float64], user_norm: float, bits: int, rule: int
 ) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
-    """Bring each factor to norm ``user_norm`` by a rule, on a grid where that is ``2^bits`` steps; return the scales.
+    """Bound each factor to norm ``user_norm`` on a grid where that is ``2^bits`` steps, and return the scales too.
 
     The integer squares of a user sum to at most ``4^bits``, compared in int64. A factor that is not finite, or
     vanishes, becomes 0.
@@ -209,7 +199,7 @@ def grid_ratings(
     bits: int,
     rule: int,
 ) -> NDArray[np.int32]:
-    """Scale ratings as their user's factor was, then clip them to ``bound``: ``2^bits`` steps of their grid."""
+    """Scale ratings like their user's factor, then clip them to ``bound``, which is ``2^bits`` steps of their grid."""
     gridded = np.empty(left.size, np.int32)
     steps = 2.0**bits
     for user in range(row_ptr.size - 1):
@@ -230,9 +220,9 @@ def first_rows(
     high: float,
     bits: int,
 ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int64]]:
-    """Keep the finite ratings of the first row of each record, clipped to ``[low, high]``, as steps above ``low``.
+    """Return the finite ratings of the first row of each record, clipped to ``[low, high]``, as steps above ``low``.
 
-    The range has ``2^bits`` steps. Rows are canonical: no item occurs twice in one.
+    The range has ``2^bits`` steps. Rows are canonical: no item occurs twice in a row.
     """
     kept_values = np.empty(values.size, np.int32)
     kept_items = np.empty(values.size, np.int32)
@@ -264,10 +254,10 @@ def descend(
     row_norm: float,
     bound: float,
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return what is left of each rating, and each user's coefficients of the directions.
+    """Return the residual of each rating, and each user's coefficients of the directions.
 
-    Ratings are clipped to ``bound``. Round t has the weight ``eta = 2 / (t + 2)``, t from 0: with d what is left of a
-    user's ratings, clipped to norm ``row_norm``, the user's prediction y becomes
+    Ratings are clipped to ``bound``. Round t, counted from 0, has the weight ``eta = 2 / (t + 2)``. Let d be the
+    residual of a user's ratings, clipped to norm ``row_norm``. Then the user's prediction y becomes
     ``(1 - eta) y + eta gains[t] (d . v_t) v_t``; the columns v_t are ``unit`` times integers.
     """
     rounds = gains.size
@@ -302,7 +292,7 @@ def descend(
 
 @njit(cache=True, nogil=True)
 def scale_rows(values: NDArray[np.float64], row_ptr: NDArray[np.int64], length: float, *, by_count: bool) -> None:
-    """Scale each row to norm ``length``, or divide it by the square root of its number of values; rows of 0 stay."""
+    """Scale each row to norm ``length``, or divide it by the square root of its number of values; zero rows stay."""
     for row in range(row_ptr.size - 1):
         start, stop = row_ptr[row], row_ptr[row + 1]
         squares = 0.0
@@ -319,9 +309,9 @@ _SEED = np.uint64(0x5EED0FA5B11D)
 
 @njit(cache=True, nogil=True)
 def hidden_ratings(indices: NDArray[np.integer], row_ptr: NDArray[np.int64], one_in: int) -> NDArray[np.bool_]:
-    """Mark one in so many ratings of each user, at least one of two or more; of a single rating none.
+    """Mark one in ``one_in`` ratings of each user, at least one of two or more, and none of a single rating.
 
-    Which ones follows from the items that the user rated, and from nothing else.
+    The choice depends on the items that the user rated, and on nothing else.
     """
     hidden = np.zeros(indices.size, np.bool_)
     for user in range(row_ptr.size - 1):
@@ -358,10 +348,11 @@ def add_prediction_scores(
     bits: int,
     total: NDArray[np.int64],
 ) -> None:
-    """Add for each user with hidden ratings: the mean squared error over the squared range, Recall, NDCG, and 1.
+    """Add the error, Recall, NDCG and 1 for each user with hidden ratings.
 
-    Items are ranked by predicted rating, ties by number, without those that were not hidden. All four are from 0 to 1,
-    rounded to ``2^bits`` steps; ``discounts`` are those of the places of the list, in whole steps of any unit.
+    The error is the mean squared error over the squared range. Items are ranked by predicted rating, ties by number,
+    without the user's visible ratings. All four numbers are from 0 to 1, rounded to ``2^bits`` steps. ``discounts`` are
+    the discounts of the places of the list, in whole steps of any unit.
     """
     n_items, rank, count = offsets.size, solved.shape[1], discounts.size
     scores = np.empty(n_items)
@@ -456,7 +447,7 @@ def sort_by_item(
     ratings: NDArray[np.int32],
     n_items: int,
 ) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.int32], NDArray[np.int16]]:
-    """Return where each item's raters begin, the raters of weight above 0, their weights and their ratings."""
+    """Return the index of each item's first rater, the raters of positive weight, their weights and their ratings."""
     starts = np.zeros(n_items + 1, np.int64)
     for at in range(indices.size):
         if weights[at]:
@@ -487,9 +478,10 @@ def add_item_sums(
     outer: NDArray[np.int64],
     weighted: NDArray[np.int64],
 ) -> None:
-    """Add ``q u u^T`` (packed upper triangle) and ``q rating u`` of all raters of items from ``first`` on, a row each.
+    """Add ``q u u^T`` (packed upper triangle) and ``q rating u`` over all raters of each item from ``first`` on.
 
-    A product has at most `ROWS` terms, each below ``2^43`` for weights below ``2^15`` and values up to ``2^14``.
+    Each item has one row. A product has at most `ROWS` terms, each below ``2^43`` for weights below ``2^15`` and values
+    up to ``2^14``.
     """
     rank = users.shape[1]
     left, right = np.empty((ROWS, rank)), np.empty((ROWS, rank + 1))
@@ -514,7 +506,7 @@ def add_item_sums(
 
 
 def packed_gram(users: NDArray[np.int16]) -> NDArray[np.int64]:
-    """Return the upper triangle of ``U^T U``, exact: integers below ``2^53`` in each part of rows that BLAS adds."""
+    """Return the upper triangle of ``U^T U``, exact because each BLAS sum consists of integers below ``2^53``."""
     rank = users.shape[1]
     total = np.zeros((rank, rank), np.int64)
     for start in range(0, len(users), 1 << 20):

@@ -1,11 +1,10 @@
-"""Loops over documents and over points: the moments that each contributes.
+"""Moments of documents and of points, computed in compiled loops.
 
-Loops over documents: their counts of words, and the pairs and triples of words that each contributes.
+*Documents* have counts of words, and contribute pairs and triples of words. Everything about one document is computed
+from that document alone, in integers or with ``+ - * /`` of floats in a fixed order. The code is compiled without
+fast-math, mathematical library or fused operations, so the bits are equal in any block.
 
-Everything about one document is computed from that document alone, in integers or with ``+ - * /`` of floats in a
-fixed order, compiled without fast-math, mathematical library or fused operations: equal bits in any block.
-
-Loops over points: their scores along public directions, and the third moments of bounded scores.
+*Points* have scores along public directions, and contribute third moments of bounded scores.
 """
 
 import numpy as np
@@ -14,7 +13,7 @@ from numpy.typing import NDArray
 
 FEWEST_WORDS = 3
 MOST_WORDS = 1 << 40
-"""A document of more words than this is taken for a mistake, and adds nothing."""
+"""Largest number of words of a document; a longer document is treated as an error and adds nothing."""
 _SHRINK = 1.0 - 2.0**-30
 
 
@@ -22,11 +21,11 @@ _SHRINK = 1.0 - 2.0**-30
 def count_words(
     values: NDArray[np.floating], indices: NDArray[np.integer], row_ptr: NDArray[np.int64], most: int
 ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int64]]:
-    """Return the positive counts of each document, cut to ``most`` words; those of a document that is none are empty.
+    """Return the positive counts of each document, cut to ``most`` words; those of an invalid document are empty.
 
-    None is a document with a count that is negative, fractional or not finite, or with fewer than 3 words, or more than
-    `MOST_WORDS`. Of l words in the order of their ids, where l is more than ``most``, those are kept with which
-    ``floor(i most / l)`` grows, i from 1: ``most`` words, spread evenly.
+    A document is invalid if a count is negative, fractional or not finite, or if it has fewer than 3 words or more than
+    `MOST_WORDS`. Let a document have l words in the order of their ids, with l more than ``most``. Then word i, counted
+    from 1, is kept if ``floor(i most / l)`` increases at i. This keeps ``most`` words, spread evenly.
     """
     counts, words = np.empty(values.size, np.int32), np.empty(values.size, np.int32)
     starts = np.zeros(row_ptr.size, np.int64)
@@ -141,10 +140,10 @@ def _add_powers(
     cubes: NDArray[np.float64],
     product: NDArray[np.float64],
 ) -> int:
-    """Sum ``c_a u_a``, ``c_a u_a u_a`` and ``c_a u_a u_a u_a`` over a document's words; return how many words it has.
+    """Sum ``c_a u_a``, ``c_a u_a u_a`` and ``c_a u_a u_a u_a`` over a document's words, and return the word count.
 
-    Entries ``p <= q <= r`` are sorted by r, then by q, then by p: those of pairs up to (r, r) are the first ones, so
-    that one word adds its pairs times ``u_r`` to neighbours in memory.
+    Entries ``p <= q <= r`` are sorted by r, then by q, then by p. The pairs up to (r, r) come first in this order, so a
+    word adds its pairs times ``u_r`` to consecutive entries in memory.
     """
     length = np.int64(0)
     scores[:] = 0.0
@@ -174,13 +173,13 @@ def _add_powers(
 
 @njit(cache=True, nogil=True)
 def _times(p: int, q: int, r: int) -> int:
-    """Return how many entries of a symmetric cube are equal by symmetry to that of ``p <= q <= r``."""
+    """Return how many entries of a symmetric cube are equal by symmetry to entry ``p <= q <= r``."""
     return 6 if p < q < r else 1 if p == r else 3
 
 
 @njit(cache=True, nogil=True)
 def _shrink(exact: NDArray[np.float64], width: int, bound: int, gridded: NDArray[np.int64]) -> None:
-    """Round a tensor toward zero, scaled down to the bound where it is longer; compare again, in integers."""
+    """Round a tensor toward zero, after scaling it down to the bound if it is longer, and compare again in integers."""
     squares, at = 0.0, 0
     for p in range(width):
         for q in range(p, width):
@@ -195,7 +194,7 @@ def _shrink(exact: NDArray[np.float64], width: int, bound: int, gridded: NDArray
                 gridded[at] = np.int64(exact[at] * factor)
                 norm += _times(p, q, r) * gridded[at] * gridded[at]
                 at += 1
-    if norm > bound:  # impossible by the analysis in `dpca_tasks.queries.words`; it holds even so
+    if norm > bound:  # impossible by the analysis in `dpca_tasks.queries.words`; the bound holds even then
         gridded[:] = 0
 
 
@@ -224,7 +223,7 @@ def first_row_scores(
 def add_point_cores(scores: NDArray[np.int32], width: int, variance: int, shift: int, total: NDArray[np.int64]) -> None:
     """Add ``y y y - variance Sym3(y)`` of each point, in steps of ``2^shift``, rounded toward zero, to a packed cube.
 
-    Scores are integers of magnitude at most ``2^18``, and ``variance`` is at most ``2^36``: nothing reaches ``2^58``.
+    Scores are integers of magnitude at most ``2^18``, and ``variance`` is at most ``2^36``: no number reaches ``2^58``.
     """
     for first in range(0, scores.size, width):
         at = 0

@@ -1,1 +1,1 @@
-"""The mechanisms. They read private rows only through the curator; everything else they do is post-processing."""
+"""Mechanisms, which read private rows only through the curator; all other computation is post-processing."""

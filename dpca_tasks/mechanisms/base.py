@@ -1,7 +1,9 @@
-"""The interface of all mechanisms: the public facts of a request, its target, the plan, and the results.
+"""The interface of all mechanisms.
 
-A mechanism is one frozen class: its fields are its parameters, `plan` turns public facts into noise scales and a
-privacy event, and `run` calls the curator for the planned steps and post-processes the answers.
+This module defines the public facts of a request, the privacy target, the plan of a release, and the results.
+
+A mechanism is one frozen class, whose fields are its parameters. Its `plan` turns public facts into noise scales and a
+privacy event. Its `run` calls the curator for the planned steps and post-processes the answers.
 """
 
 import math
@@ -23,15 +25,15 @@ Center = Literal["none", "private"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """The public facts of a request of any family.
+    """Public facts of a request to any family of mechanisms.
 
     Parameters
     ----------
     relation : {"add_remove", "zero_out", "replace_one"}
     records_at_most : int
-        Public bound n_ref on the number of records; it only scales public choices and limits delta.
+        Public bound n_ref on the number of records. It only scales public choices and limits delta.
     records_declared : bool
-        Whether the user declared that bound; a default value may be wrong.
+        Whether the user declared ``records_at_most``; a default value may be wrong.
     """
 
     relation: Relation = "add_remove"
@@ -41,7 +43,7 @@ class Terms:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem(Terms):
-    """The public facts of a request for a subspace.
+    """Public facts of a request for a subspace.
 
     Parameters
     ----------
@@ -50,10 +52,10 @@ class Problem(Terms):
     clip_norm : float, data units
         Bound on a record's norm.
     center : {"none", "private"}
-        Whether components are computed around the mean of the rows; the mean is then released too.
+        Whether components are computed around the mean of the rows, which is then released too.
     spectrum : str
-        What the user declares of it (`dpca_tasks.forecast.noise_forecast`); empty if nothing. It is used
-        for forecasts alone: no noise depends on it.
+        The user's declaration about the spectrum (`dpca_tasks.forecast.noise_forecast`); empty if there is none. It
+        is used only for forecasts: no noise depends on it.
     **others
         As for `Terms`.
     """
@@ -87,19 +89,23 @@ NO_GUARANTEE = PrivacyTarget(epsilon=math.inf, delta=0.0, i_know_this_is_not_pri
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The plan of a release: public, computed before any row is read.
+    """The public plan of a release, computed before any row is read.
 
-    ``problem`` is the `Terms` of the family; ``noise_multiplier`` the scale of the noise divided by the sensitivity in
-    each main step; ``bits`` the grid of the records; ``notes`` state in public terms what limits the utility.
-    ``event`` is that of all steps, also of those that a wrapper adds: what a release is charged, and what every stated
-    epsilon is computed from. ``printed`` is whether the noise is that of a published formula, not calibrated to the
-    target. ``uncertified`` is whether the event itself is not proved. ``noise_edge`` is the bound of released
-    eigenvalues of noise alone, in squared clip norms (`dpca_tasks.mechanisms.noise_level`); None where no
-    eigenvalues are released. ``moment_noise`` names its law where one noisy symmetric matrix is released,
-    ``moment_std`` is its std off the diagonal, in squared clip norms, and ``moment_formed`` is whether that matrix is
-    formed. ``level`` is the least strength of a component that can be told from the noise, in records at the clip norm,
-    None in plans of references; ``together`` is whether it is compared with the gap behind the
-    last component, so that all of them are noise or none.
+    ``problem`` is the `Terms` of the family. ``noise_multiplier`` is the scale of the noise divided by the sensitivity
+    in each main step. ``bits`` is the grid of the records. ``notes`` state in public terms what limits the utility.
+
+    ``event`` covers all steps, including steps that a wrapper adds. The charge of a release and every stated epsilon
+    are computed from this event. ``printed`` is whether the noise follows a published formula instead of being
+    calibrated to the target. ``uncertified`` is whether the event itself is not proved.
+
+    ``noise_edge`` is the bound of released eigenvalues of noise alone, in squared clip norms
+    (`dpca_tasks.mechanisms.noise_level`). It is None if no eigenvalues are released. If one noisy symmetric matrix is
+    released, ``moment_noise`` names the law of its noise and ``moment_std`` is the std off the diagonal, in squared
+    clip norms. ``moment_formed`` is whether that matrix is formed.
+
+    ``level`` is the least strength of a component that can be distinguished from the noise, in records at the clip
+    norm. It is None in plans of references. ``together`` is whether ``level`` is compared with the gap behind the last
+    component, so that either all components are noise or none.
     """
 
     mechanism: str
@@ -120,18 +126,21 @@ class Plan:
 
     @property
     def epsilon_at_most(self) -> float:
-        """An upper bound on the epsilon of the complete event at the target's delta; 0 where delta alone covers it."""
+        """An upper bound on the epsilon of the complete event at the target's delta; 0 if delta alone covers it."""
         found = stated_epsilon(self.event, delta=self.target.delta, relation=self.problem.relation)
         return found if self.printed or self.uncertified else min(found, self.target.epsilon)
 
     @property
     def real_epsilon(self) -> float | None:
-        """`epsilon_at_most` where the noise is that of a published formula; None where it is calibrated."""
+        """`epsilon_at_most` if the noise follows a published formula; None if the noise is calibrated."""
         return self.epsilon_at_most if self.printed else None
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """The notes, after what printed noise really gives where that is above the target, or at most a tenth of it."""
+        """The notes, preceded by a warning if the true epsilon of printed noise is far from the target.
+
+        The warning appears if the true epsilon is above the target, or at most a tenth of it.
+        """
         real, asked = self.real_epsilon, self.target.epsilon
         if real is None or asked / 10 < real <= asked:
             return self.notes
@@ -146,18 +155,21 @@ class Plan:
 
     @property
     def certified(self) -> bool:
-        """Whether the target is proved: also that of a published formula is not where its noise really gives more."""
+        """True if the target is proved.
+
+        The target is not proved if the event is uncertified, or if the true epsilon of printed noise exceeds it.
+        """
         return not self.uncertified and (not self.printed or self.epsilon_at_most <= self.target.epsilon)
 
 
 class Mechanism[T](Protocol):
-    """The interface of all mechanisms; T is the type of the result, see `dpca_tasks.mechanisms.base`."""
+    """The interface of all mechanisms; T is the type of the result (see `dpca_tasks.mechanisms.base`)."""
 
     @property
     def name(self) -> str: ...  # noqa: D102
 
     def plan(self, problem: Any, target: PrivacyTarget) -> Plan:
-        """Turn the public facts of a request, the `Terms` of the family, into noise and an event."""
+        """Compute the noise and the event from the public facts of a request, the `Terms` of the family."""
 
     def run(self, curator: Curator, plan: Plan) -> T:
         """Release the planned steps, then post-process the answers."""
@@ -177,15 +189,15 @@ def check_target(problem: Terms, target: PrivacyTarget, *, pure: bool = False) -
     problem, target
         The request.
     pure : bool
-        Whether the mechanism is pure, so that delta may be 0.
+        Whether the mechanism is pure, in which case delta may be 0.
 
     Raises
     ------
     InvalidInput
         When a number is outside its domain.
     Refused
-        When delta is not below ``1 / records_at_most``: publishing that share of raw rows would meet such a
-        delta.
+        When delta is not below ``1 / records_at_most``: publishing a share delta of the raw rows would satisfy such
+        a guarantee.
     """
     if problem.records_at_most < 1:
         raise InvalidInput(f"records_at_most={problem.records_at_most} must be at least 1; state a public bound.")
@@ -209,7 +221,8 @@ def check_shape(problem: Problem, *, n_components: int) -> None:
     Raises
     ------
     InvalidInput
-        When there are fewer components than one or not fewer than features, or no records.
+        When the number of components is below one or not below the number of features, or ``records_at_most`` is
+        below one.
     """
     if not 1 <= n_components < problem.n_features:
         raise InvalidInput(
@@ -220,7 +233,7 @@ def check_shape(problem: Problem, *, n_components: int) -> None:
 
 
 def grid_warnings(problem: Problem, *, bits: int) -> tuple[str, ...]:
-    """Warn if the grid may round small entries of wide records to zero."""
+    """Return a warning if the grid may round small entries of wide records to zero."""
     if 2**bits >= 8 * math.sqrt(problem.n_features):
         return ()
     return (
@@ -238,16 +251,23 @@ class Subspace:
 
     ``components`` has shape (k, d) and orthonormal rows.
 
-    The other fields are None unless released: ``eigenvalues`` (k,) and ``spectrum`` (the same values, then smaller
-    ones) of the noisy X^T X, in data units squared, not divided by n; ``further`` (m - k, d), the directions of the
-    next eigenvalues of ``spectrum``, so that another k costs nothing; ``total_variance``, the noisy trace, if positive;
-    ``mean`` (d,), around which the components were computed; ``clip_norm``, if it was chosen privately; ``outcome``,
-    public facts that the release itself decided, as plain JSON values.
+    The other fields are None unless released:
 
-    Of one noisy symmetric matrix there are besides: ``released``, the matrix as it left the curator, where it was
-    formed (of extended rows where there is a ``mean``); and ``noise``, what is public about its noise: ``law``, ``std``
-    off the diagonal, ``step`` of the grid, and ``constant``, which extends the rows. ``all_eigenvalues`` (d,) are those
-    of the formed matrix, around the mean if there is one.
+    - ``eigenvalues`` (k,) and ``spectrum`` (the same values, then smaller ones) of the noisy X^T X, in data units
+      squared, not divided by n;
+    - ``further`` (m - k, d), the directions of the next eigenvalues of ``spectrum``, so that another k costs nothing;
+    - ``total_variance``, the noisy trace, if positive;
+    - ``mean`` (d,), around which the components were computed;
+    - ``clip_norm``, if it was chosen privately;
+    - ``outcome``, public facts that the release itself determined, as plain JSON values.
+
+    A release of one noisy symmetric matrix has further fields:
+
+    - ``released``, the matrix as it left the curator, if it was formed; it is computed from extended rows if there is a
+      ``mean``;
+    - ``noise``, the public facts about its noise: ``law``, ``std`` off the diagonal, ``step`` of the grid, and
+      ``constant``, which extends the rows;
+    - ``all_eigenvalues`` (d,) of the formed matrix, around the mean if there is one.
     """
 
     components: NDArray[np.float64]
@@ -265,13 +285,14 @@ class Subspace:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ItemFactors:
-    """The result of a completion mechanism; nothing in it belongs to a user.
+    """The result of a completion mechanism; it contains no user's data.
 
-    ``factors`` has shape (m, r), None for offsets alone; ``offsets`` (m,) are taken off the ratings of items;
-    ``counts`` (m,), if released, are noisy numbers of counted ratings. ``user_step`` holds the public numbers with
-    which a user computes a factor and an offset: ``centre``, ``prior`` (None: no own mean), and with factors ``ridge``,
-    ``rating_bound`` and perhaps ``unobserved``; or, where factors are directions of a descent, its ``gains`` and
-    ``row_norm`` in place of a ridge.
+    ``factors`` has shape (m, r), or is None if only offsets are released. ``offsets`` (m,) are subtracted from the
+    ratings of items. ``counts`` (m,), if released, are noisy numbers of counted ratings.
+
+    ``user_step`` holds the public numbers with which a user computes a factor and an offset. They are ``centre`` and
+    ``prior`` (None: no own mean), and with factors also ``ridge``, ``rating_bound`` and perhaps ``unobserved``. If the
+    factors are directions of a descent, its ``gains`` and ``row_norm`` replace the ridge.
     """
 
     factors: NDArray[np.float64] | None = None
@@ -284,13 +305,14 @@ class ItemFactors:
 class Components:
     """The result of a tensor mechanism: the components of a model of records, by falling weight.
 
-    ``components`` has shape (K, D): of ``topics`` the probabilities of words, which sum to 1; of a ``mixture`` the
-    means of its parts, in data units. ``weights`` (K,) are positive and sum to 1: the share of records of each. There
-    may be fewer of them than were asked for, even none; ``outcome`` says so, as plain JSON values.
+    ``components`` has shape (K, D). For ``topics`` a row holds the probabilities of words, which sum to 1; for a
+    ``mixture`` it is the mean of one part, in data units. ``weights`` (K,) are positive and sum to 1: the share of
+    records of each component. There may be fewer components than requested, even none; ``outcome`` reports this as
+    plain JSON values.
 
-    ``eigenvalues`` (K',) are those of the released second moment that were kept, descending, not divided by the number
-    of records; of a mixture without ``noise_variance``, that of the noise around its means in each coordinate of one
-    record, which was declared or follows from the release.
+    ``eigenvalues`` (K',) are the kept eigenvalues of the released second moment, descending, not divided by the number
+    of records. For a mixture the variance of its noise is already subtracted. ``noise_variance`` is this variance: of
+    the noise around the means, in each coordinate of one record. It was declared or follows from the release.
     """
 
     components: NDArray[np.float64]
@@ -303,9 +325,10 @@ class Components:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Estimate:
-    """The result of an evaluation: ``sums``, as they were released, and the ``outcome`` that follows from them.
+    """The result of an evaluation.
 
-    ``outcome`` holds estimates and their standard deviations by name, as plain JSON values.
+    ``sums`` are the released sums. ``outcome`` holds the estimates computed from them and their standard deviations by
+    name, as plain JSON values.
     """
 
     sums: NDArray[np.float64]

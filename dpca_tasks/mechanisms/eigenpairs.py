@@ -4,13 +4,15 @@ Operators are solved by block Lanczos with full orthogonalisation and thick rest
 one released matrix ``M = S + E``: directions and the stopping rule may depend on earlier products. A noisy M is
 indefinite; the algebraically largest eigenvalues are computed.
 
-Number of products. The eigenvalues of E fill ``-R .. R``, where R is the noise edge; eigenvalues of S above it are
+*Number of products.* The eigenvalues of E fill ``-R .. R``, where R is the noise edge. Eigenvalues of S above R are
 found in fewer than ten passes. If there are none, the leading eigenvalues are close together: near the edge the j-th
-lies ``(j / 0.6 d)^(2/3) R`` below it, so a polynomial of degree t separates the k-th from the one after the last column
-by ``exp(t sqrt(8 gap))``, and t grows like the cube root of d over the width. `most_passes` is that bound with a margin
-(measured on the semicircle distribution for d up to 20,000); the iteration stops as soon as no leading Ritz value
-changes. If an eigenvalue is 1e5 times the edge or more, those near the edge are accurate only to about 1e-3, because of
-the grid of V.
+lies ``(j / 0.6 d)^(2/3) R`` below R. So a polynomial of degree t separates the k-th eigenvalue from the first one
+beyond the block's columns by ``exp(t sqrt(8 gap))``, and t grows like the cube root of d over the width. `most_passes`
+is this bound with a margin, measured on the semicircle distribution for d up to 20,000. The iteration stops as soon as
+no leading Ritz value changes.
+
+If an eigenvalue is 1e5 times the edge or more, eigenvalues near the edge are accurate only to about 1e-3, because V is
+rounded to a grid.
 """
 
 import math
@@ -30,17 +32,18 @@ type Matrix = NDArray[np.float64]
 type Products = NDArray[np.float64 | np.float32]
 
 RESIDUAL = 1e-12
-"""Largest ``|A v - value v|`` and ``|V^T V - I|``, over the largest eigenvalue and over 1, of pairs that are taken."""
+"""Largest accepted ``|A v - value v|``, relative to the largest eigenvalue, and largest accepted ``|V^T V - I|``."""
 
-_BLOCK = 64  # columns that LAPACK works on at a time
-_SINGLE = 2.0**-20  # of the norm: the residual of pairs that single precision leaves, less than ten times its rounding
-_PRODUCTS = 2  # with which a norm is estimated
+_BLOCK = 64  # columns that LAPACK processes at a time
+_SINGLE = 2.0**-20  # residual of single-precision pairs, relative to the norm: less than ten roundings
+_PRODUCTS = 2  # number of products with which a norm is estimated
 
 
 def leading_eigenpairs(matrix: Matrix, count: int) -> tuple[Matrix, Matrix]:
     """Return the ``count`` algebraically largest eigenvalues, descending, and signed eigenvectors as rows.
 
-    The order determines the number of LAPACK threads, so that the same matrix gives the same bits on one machine.
+    The order of the matrix determines the number of LAPACK threads, so the same matrix gives the same bits on one
+    machine.
     """
     order = matrix.shape[0]
     with _threads(order):
@@ -53,26 +56,28 @@ def leading_eigenpairs(matrix: Matrix, count: int) -> tuple[Matrix, Matrix]:
 def spectrum_and_leading(matrix: Matrix, count: int, *, within: float = 0.0) -> tuple[Matrix, Matrix]:
     """Return all eigenvalues, descending, and the signed eigenvectors of the ``count`` largest as rows.
 
-    The matrix is made tridiagonal once, which takes most of the time, for both; `leading_eigenpairs` and `eigh` for the
-    values would do it twice. Where the pairs miss `RESIDUAL`, all pairs are computed. Threads as there.
+    The matrix is reduced to tridiagonal form once for both results, which takes most of the time. Calling
+    `leading_eigenpairs` and `eigh` for the values would reduce it twice. If the pairs miss `RESIDUAL`, all pairs are
+    computed. The number of threads is chosen as in `leading_eigenpairs`.
 
     Parameters
     ----------
     matrix : float64 array of shape (d, d)
         Symmetric.
     count : int
-        How many eigenvectors, from 1 to d.
+        The number of eigenvectors, from 1 to d.
     within : float, units of the matrix
-        The largest error of an eigenvalue, and norm of ``A v - value v``, that does no harm, such as a small part of
-        the matrix's noise. A large matrix whose rounding to single precision is less is reduced in single precision;
-        the leading pairs are then its Ritz pairs in double precision, which are held to this bound. So are the values
-        of single precision that these replace; the others are as inexact as those were.
+        The largest acceptable error of an eigenvalue, and norm of ``A v - value v``, such as a small part of the
+        matrix's noise. If rounding to single precision is below this bound, a large matrix is reduced in single
+        precision. Its leading pairs are then recomputed as Ritz pairs in double precision and checked against this
+        bound. The single-precision values that they replace are checked too. The remaining values keep the error of
+        single precision.
 
     Notes
     -----
-    Block Lanczos is no faster where noise fills the spectrum evenly: of 2,000 columns of noise alone it needs 1,000
-    directions for 10 pairs to a residual of 2e-12, and more than 1,200 for 64, at .6 and .9 s of one processor, where
-    a reduction in double precision takes .35 s of one, and one in single precision .2 s.
+    Block Lanczos is no faster if noise fills the spectrum evenly. On 2,000 columns of noise alone it needs 1,000
+    directions for 10 pairs to a residual of 2e-12, and more than 1,200 for 64. That takes .6 and .9 s of one processor.
+    A reduction takes .35 s of one processor in double precision, and .2 s in single precision.
     """
     found = _by_single_precision(matrix, count, within=within) if len(matrix) >= LARGE else None
     if found is None:
@@ -95,7 +100,7 @@ def _threads(order: int) -> AbstractContextManager[None]:
 
 
 def _by_single_precision(matrix: Matrix, count: int, *, within: float) -> tuple[Matrix, Matrix] | None:
-    """Return what `_by_tridiagonal` does, with errors up to ``within``; None where they are, or may be, larger."""
+    """Compute the pairs of `_by_tridiagonal` in single precision; return None if errors may exceed ``within``."""
     if not _SINGLE * _near_norm(matrix) <= within:
         return None
     found = _by_tridiagonal(matrix, count, np.float32)
@@ -104,7 +109,7 @@ def _by_single_precision(matrix: Matrix, count: int, *, within: float) -> tuple[
     values, vectors = found
     with one_thread():
         basis = np.linalg.qr(vectors)[0]
-    with two_threads():  # of the library that made the vectors: idle threads of two would wait on the same processors
+    with two_threads():  # same library as for the vectors: idle threads of two libraries would compete for processors
         image = blas.dgemm(1.0, matrix.T, basis)
     with one_thread():
         inner = basis.T @ image
@@ -118,7 +123,7 @@ def _by_single_precision(matrix: Matrix, count: int, *, within: float) -> tuple[
 
 
 def _near_norm(matrix: Matrix) -> float:
-    """Return a lower bound on the spectral norm, and not far below it, from the row with the largest diagonal entry."""
+    """Return a close lower bound on the spectral norm, from the row with the largest diagonal entry."""
     column = matrix[int(np.abs(matrix.diagonal()).argmax())]
     with one_thread():
         for _ in range(_PRODUCTS):
@@ -130,16 +135,16 @@ def _near_norm(matrix: Matrix) -> float:
 
 
 def _by_tridiagonal(matrix: Matrix, count: int, precision: type[np.floating[Any]]) -> tuple[Matrix, Matrix] | None:
-    """Return all eigenvalues and the last ``count`` eigenvectors, ascending; None where they are not certain.
+    """Return all eigenvalues and the last ``count`` eigenvectors, ascending; None if they miss the residual test.
 
-    The reduction alone is faster in two threads. Eigenvectors are found from the values that are known by then, as of a
-    matrix that falls into no parts; one that does fails the test.
+    Only the reduction is faster in two threads. The eigenvectors are computed from the eigenvalues as if the
+    tridiagonal matrix did not split into blocks; a matrix that does split fails the residual test.
     """
     order, letter = len(matrix), "s" if precision is np.float32 else "d"
     largest = max(float(matrix.max()), -float(matrix.min()))
     if order < 3 or not largest > 0.0:
         return None
-    scale = 2.0 ** -np.frexp(largest)[1]  # a power of two: nothing is rounded, but to this precision
+    scale = 2.0 ** -np.frexp(largest)[1]  # a power of two: only the conversion to this precision rounds
     turned = np.empty_like(matrix, precision)
     np.multiply(matrix, scale, out=turned, casting="same_kind")
     tridiagonal, all_values, vectors_of, turn = (
@@ -169,10 +174,10 @@ def _by_tridiagonal(matrix: Matrix, count: int, precision: type[np.floating[Any]
 
 
 def _turned_back(inner: Products, reflectors: Products, factors: Products, turn: Callable[..., Any]) -> Products:
-    """Return vectors of the tridiagonal matrix as those of the matrix that was reduced to it.
+    """Transform eigenvectors of the tridiagonal matrix to eigenvectors of the original matrix.
 
-    The reflectors begin a row below the diagonal. They are given as they lie in memory, from their second number on,
-    since a copy of them takes longer than the product; a row of zeros ends them, and the vectors.
+    The reflectors begin one row below the diagonal. They are passed as a view of memory that starts at their second
+    number, since a copy would take longer than the product. A row of zeros ends both the reflectors and the vectors.
     """
     order, count = inner.shape
     reflectors[0, 1:] = 0.0
@@ -194,7 +199,7 @@ _CANCELLED = 1e-5
 
 
 def block_width(order: int, count: int) -> int:
-    """Return the number of columns of a product for ``count`` eigenpairs: eight more."""
+    """Return the number of columns of a product for ``count`` eigenpairs: eight more, at most ``order``."""
     return min(order, count + 8)
 
 
@@ -215,20 +220,20 @@ def leading_eigenpairs_of(
     start : float64 array of shape (order, p)
         Public orthonormal columns; p is `block_width`.
     count : int
-        The number k of eigenpairs that have to converge, at most p.
+        The number k of eigenpairs that must converge, at most p.
 
     Returns
     -------
     values : float64 array of shape (p,)
-        Ritz values: never above the eigenvalues; the first k with relative error below 1e-3 where the passes suffice,
-        the others as near as those passes bring them.
+        Ritz values, never above the eigenvalues. The first k have a relative error below 1e-3 if the passes suffice;
+        the others are as accurate as those passes make them.
     rows : float64 array of shape (p, order)
 
     Notes
     -----
-    The basis holds the directions rounded to their grid, as they are multiplied. So Ritz values have no first-order
-    error in the rounding, and the basis is orthonormal only up to it, which the Gram matrix of the small problem
-    corrects. LAPACK runs on one thread, so that the same products give the same bits.
+    The basis holds the directions rounded to their grid, exactly as they are multiplied. So Ritz values have no
+    first-order error in the rounding. The basis is orthonormal only up to the rounding, which the Gram matrix of the
+    small problem corrects. LAPACK runs on one thread, so the same products give the same bits.
 
     References
     ----------
@@ -259,7 +264,7 @@ def leading_eigenpairs_of(
                 small, gram = np.diag(ritz), basis[:, :held].T @ basis[:, :held]
     with one_thread():
         vectors, values = _ritz(basis[:, :held], small, gram, count)
-        if width > count:  # apart, so that the first k are the same to the bit however many follow
+        if width > count:  # in a separate call, so that the first k have the same bits however many follow
             others, lower = _ritz(basis[:, :held], small, gram, width)
             vectors, values = np.hstack([vectors, others[:, count:]]), np.r_[values, lower[count:]]
     return values, signed(vectors.T)
@@ -268,7 +273,8 @@ def leading_eigenpairs_of(
 def _continued(spanned: Matrix, gram: Matrix, image: Matrix, inner: Matrix) -> Matrix:
     """Return nearly orthonormal columns for the part of an image outside the basis.
 
-    Cholesky is used, whose small loss of orthogonality the Gram matrix corrects; QR, twice, if the part is small.
+    Cholesky is used by default; the Gram matrix corrects its small loss of orthogonality. If the part is small, QR is
+    applied twice instead.
     """
     fresh = image - spanned @ solve(gram, inner, assume_a="pos")
     try:
@@ -283,7 +289,7 @@ def _continued(spanned: Matrix, gram: Matrix, image: Matrix, inner: Matrix) -> M
 
 
 def _ritz(spanned: Matrix, small: Matrix, gram: Matrix, count: int) -> tuple[Matrix, Matrix]:
-    """Return the leading Ritz vectors as orthonormal columns, and their values, descending."""
+    """Return the leading Ritz vectors as orthonormal columns, and the Ritz values, descending."""
     values, mixtures = eigh(small, gram, subset_by_index=_last(len(small), count))
     return spanned @ mixtures[:, ::-1], values[::-1]
 

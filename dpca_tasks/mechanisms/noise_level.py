@@ -1,6 +1,6 @@
-"""Levels of noise: the largest eigenvalues and singular values of noise alone, and the edge at which signal begins.
+"""Noise levels: the largest eigenvalues and singular values of noise alone, and the edge at which signal begins.
 
-What can stand above them is forecast in `dpca_tasks.forecast.noise_forecast`, before anything is spent.
+`dpca_tasks.forecast.noise_forecast` forecasts which components exceed these levels, before any budget is spent.
 
 >>> round(semicircle_edge(400, std=3.0), 1)
 122.2
@@ -12,10 +12,9 @@ for signals hidden below it.
 
 Notes
 -----
-In units of the noise, a release is ``A = S + E``: E symmetric, with independent normal entries of standard deviation 1
-off the diagonal and sqrt 2 on it, so E is alike in every direction. Its eigenvalues fill ``-e .. e``, ``e = 2
-sqrt(d)``. A signal of strength theta shows as an eigenvalue ``theta + d / theta``, and not at all where theta is below
-``sqrt(d)``.
+In units of the noise, a release is ``A = S + E``. E is symmetric, with independent normal entries of standard deviation
+1 off the diagonal and sqrt 2 on it, so E is isotropic. Its eigenvalues fill ``-e .. e``, ``e = 2 sqrt(d)``. A signal of
+strength theta appears as an eigenvalue ``theta + d / theta``, and not at all if theta is below ``sqrt(d)``.
 
 >>> round(float(spike_strengths(np.array([90.0]), order=400)[0]), 2)
 85.31
@@ -41,8 +40,8 @@ _WISHART_VISIBLE = math.sqrt(2.0 + math.sqrt(5.0))  # where ``(x - 1)^2 = 2 (x +
 def semicircle_edge(order: int, *, std: float) -> float:
     """Return the 99 % quantile of the largest eigenvalue of a symmetric noise matrix.
 
-    ``std`` is that of the entries off the diagonal: the edge is ``2 std sqrt(order)``, and the quantile of the largest
-    eigenvalue ``2.02 std order^(-1/6)`` above it.
+    ``std`` is the standard deviation of the entries off the diagonal. The edge is ``2 std sqrt(order)``, and the
+    quantile of the largest eigenvalue lies ``2.02 std order^(-1/6)`` above the edge.
     """
     return std * (2.0 * math.sqrt(order) + 2.02 * math.pow(order, -1 / 6))
 
@@ -53,10 +52,10 @@ def wishart_edge(order: int) -> float:
 
 
 def wishart_visible(order: int) -> float:
-    """Return the least strength of a signal that leaves the spectrum of such a difference.
+    """Return the least strength of a signal that leaves the spectrum of the difference in `wishart_edge`.
 
-    A signal of strength theta shows as ``theta + 2 b^2 theta / (theta^2 - b^2)``, b the order plus 1. That is least
-    where the direction that is found has nothing in common with the signal's, at 2.06 b.
+    A signal of strength theta appears as the eigenvalue ``theta + 2 b^2 theta / (theta^2 - b^2)``, where b is the order
+    plus 1. This is least at 2.06 b, where the found direction is orthogonal to the signal's direction.
     """
     return _WISHART_VISIBLE * (order + 1.0) * (1.0 + 1.01 * math.pow(order, -2 / 3))
 
@@ -67,7 +66,7 @@ def product_edge(order: int, width: int, *, std: float) -> float:
 
 
 def release_warnings(plan: Plan, subspace: Subspace) -> tuple[str, ...]:
-    """Return the warnings about the utility of a release: those of its plan, and one if its result looks like noise.
+    """Return the plan's utility warnings, and one more if the result of the release looks like noise.
 
     Only released numbers are used, so this is post-processing.
     """
@@ -91,21 +90,27 @@ def release_warnings(plan: Plan, subspace: Subspace) -> tuple[str, ...]:
 type Matrix = NDArray[np.float64]
 
 _ONE_IN_100 = 2.33  # the 99 % quantile of a normal
-_CRITICAL = 2.5  # by how much that quantile of the largest eigenvalue grows where it is about to leave, times d^(1/6)
+_CRITICAL = 2.5  # growth of the largest eigenvalue's 99 % quantile where it is about to leave, times d^(1/6)
 
 
 def edge_quantile(order: int) -> float:
-    """Return what the largest eigenvalue of noise stays below, 99 times in 100."""
+    """Return the 99 % quantile of the largest eigenvalue of noise."""
     return semicircle_edge(order, std=1.0)
 
 
 def above_edge(values: Matrix, *, edge: float) -> int:
-    """Count the eigenvalues above an edge; where the edge is a 99 % quantile, 99 times in 100 at most rank S."""
+    """Count the eigenvalues above an edge.
+
+    If the edge is a 99 % quantile, the count is at most the rank of S in 99 of 100 cases.
+    """
     return int(np.count_nonzero(values > edge))
 
 
 def spike_strengths(values: Matrix, *, order: int) -> Matrix:
-    """Return the strengths of the signals behind eigenvalues; at or below the edge, that of a signal at the edge."""
+    """Return the strengths of the signals behind eigenvalues.
+
+    An eigenvalue at or below the edge gives the strength of a signal at the edge.
+    """
     edge = 2.0 * math.sqrt(order)
     beyond = np.maximum(values, edge)
     return (beyond + np.sqrt((beyond - edge) * (beyond + edge))) / 2.0
@@ -119,10 +124,10 @@ def least_visible(order: int) -> float:
 def widened_edge(order: int, *, shift: float) -> float:
     """Return `edge_quantile` for a matrix that was centred at a released mean.
 
-    Centring multiplies the noise by the root of ``I + m m^T`` on either side, m the mean over the constant that extends
-    the rows. With ``w = 1 + |m|^2`` above 2 an eigenvalue of noise alone leaves the others, for ``w sqrt(d / (w - 1))``
-    in the mean, with variance ``w^2 (w - 2) / (2 w - 2)``; towards 2 the largest eigenvalue spreads further. Measured
-    at d from 30 to 200, the quantile is passed in 2 % of draws at most.
+    Centring multiplies the noise by the root of ``I + m m^T`` on both sides, where m is the mean divided by the
+    constant that extends the rows. If ``w = 1 + |m|^2`` is above 2, one eigenvalue of noise alone leaves the others.
+    Its mean is ``w sqrt(d / (w - 1))`` and its variance ``w^2 (w - 2) / (2 w - 2)``. As w approaches 2, the largest
+    eigenvalue spreads further. Measured at d from 30 to 200, at most 2 % of draws exceed the returned quantile.
 
     Parameters
     ----------

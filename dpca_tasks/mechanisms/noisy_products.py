@@ -1,20 +1,20 @@
-"""Mechanisms that never form a second moment: noised products, whole or truncated.
+"""Shared parts of mechanisms that never form a second moment.
 
-Shared parts of mechanisms that never form a second moment: a mean released first, and noisy products.
+*Mean.* With ``center=private`` a mechanism first releases the sum of the rows and their count; their use is
+post-processing. There are two cases:
 
-With ``center=private`` a mechanism releases the sum of the rows and their count; their use is post-processing. There
-are two cases. *Products* with public directions are linear, so the mean is subtracted from their answers
-(`Centre.shifted`); the mean's Gaussian step takes `MEAN_SHARE` of mu^2. *Draws and computed directions* use records
-from which the mean was already subtracted (`dpca_tasks.queries.recentred_moment`), and a mechanism that is known by its
-(epsilon, delta) only; the mean takes `MEAN_SHARE` of both, by basic composition (`mean_first`).
+- Products with public directions are linear, so the mean is subtracted from their answers (`Centre.shifted`). The
+  mean's Gaussian step takes `MEAN_SHARE` of mu^2.
+- Draws and computed directions use records from which the mean was already subtracted
+  (`dpca_tasks.queries.recentred_moment`). Only the (epsilon, delta) of such a mechanism is known, so the mean takes
+  `MEAN_SHARE` of both, by basic composition (`mean_first`).
 
-Iterative mechanisms share their plan, products with public directions, and averages of iterates. Centring a product is
-linear post-processing of released numbers: ``(X^T X - s s^T / n) V``.
+*Products.* Iterative mechanisms share their plan, products with public directions, and averages of iterates. Centring a
+product is linear post-processing of released numbers: ``(X^T X - s s^T / n) V``.
 
-The rounds of DPS-PCA: released products of row-sparse directions, truncated and averaged at their tail.
-
-Everything here is post-processing of released matrices. Ties go to the smaller index, and a matrix of deficient rank is
-completed from public numbers, so the result never depends on a library's choice.
+*Truncated rounds.* The rounds of DPS-PCA release products of row-sparse directions, truncate them, and average the last
+ones. Ties go to the smaller index, and a matrix of deficient rank is completed from public numbers. So the result never
+depends on a library's choice.
 
 >>> basis = truncated(np.array([[0.0, 1.0], [0.6, 0.0], [0.0, 0.0], [0.8, 0.0]]), rows_kept=2)
 >>> np.abs(basis).round(3).tolist()
@@ -69,17 +69,17 @@ class Centre:
     def shifted(
         self, product: NDArray[np.float64], directions: NDArray[np.float64], *, part: float = 1.0
     ) -> NDArray[np.float64]:
-        """Return the product of the rows around their mean, for a product over a share ``part`` of the records."""
+        """Centre a product over a share ``part`` of the records at the released mean."""
         return product - part * np.outer(self._total, self.mean @ directions)
 
 
 def mean_share(problem: Problem) -> Fraction:
-    """Return the share of mu^2 that the mean takes."""
+    """Return the mean's share of mu^2."""
     return MEAN_SHARE if problem.center == "private" else Fraction(0)
 
 
 def mean_noise(problem: Problem, target: PrivacyTarget) -> Gaussian | None:
-    """Return the noise of a mean that takes `mean_share` of a target's mu^2; None if the problem is not centred."""
+    """Return the noise of a mean with `mean_share` of a target's mu^2; None if the problem is not centred."""
     if problem.center == "none":
         return None
     return Gaussian(
@@ -89,7 +89,7 @@ def mean_noise(problem: Problem, target: PrivacyTarget) -> Gaussian | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeanFirst:
-    """A target divided by basic composition: the noise of the mean, and the target of the following steps."""
+    """A target divided by basic composition into the noise of the mean and the target of the following steps."""
 
     noise: MeanNoise | None
     rest: PrivacyTarget
@@ -107,13 +107,14 @@ def mean_first(problem: Problem, target: PrivacyTarget, *, pure: bool = False) -
     problem, target
         The request.
     pure : bool
-        Whether the following steps are pure for any delta; the mean then is, too.
+        Whether the following steps are pure for any delta; the mean is then pure too.
 
     Returns
     -------
     MeanFirst
-        Gaussian noise at `MEAN_SHARE` of epsilon and of delta, exact as a power of two, or Laplace noise at that share
-        of epsilon without a delta; and the rest of both, rounded down, so that the sums do not exceed the target.
+        Gaussian noise at `MEAN_SHARE` of epsilon and of delta, or Laplace noise at that share of epsilon if there is no
+        delta. The share is a power of two, so it is exact. The rest of both is rounded down, so that the sums do not
+        exceed the target.
     """
     if problem.center == "none":
         return MeanFirst(noise=None, rest=target)
@@ -139,7 +140,7 @@ def release_centre(
 ) -> Centre | None:
     """Release the mean in the first step; without noise return None and take no step.
 
-    With ``halved`` the release is priced through the empty record, as for `sampled`.
+    With ``halved`` the release is calibrated through the empty record, as for `sampled`.
     """
     if noise is None:
         return None
@@ -149,13 +150,13 @@ def release_centre(
 
 
 def release_shift(curator: Curator, problem: Problem, noise: MeanNoise | None) -> NDArray[np.int64] | None:
-    """Release the mean and round it, to norm at most one clip norm, to the grid on which it is subtracted."""
+    """Release the mean, bound its norm by one clip norm, and round it to the grid on which it is subtracted."""
     centre = release_centre(curator, problem, noise)
     return None if centre is None else on_shift_grid(centre.mean / problem.clip_norm)
 
 
 def mean_of(asked: RowSum | Eigensolver) -> NDArray[np.float64] | None:
-    """Return the mean, in data units, that a request subtracted from the records; None if it did not."""
+    """Return the mean that a request subtracted from the records, in data units; None if it subtracted none."""
     shift = asked.public_inputs().get("shift")
     return None if shift is None else shift * (asked.clip_norm * SHIFT_STEP)
 
@@ -166,7 +167,7 @@ def mean_query(problem: Problem, noise: MeanNoise, *, halved: bool = False) -> R
     Raises
     ------
     InvalidInput
-        When there is no such grid: plans ask for the query, so that nothing is charged then.
+        When there is no such grid. Plans build the query to detect this before anything is charged.
     """
     coarse = RecordMean(n_features=problem.n_features, clip_norm=problem.clip_norm, relation=problem.relation, bits=1)
     spread = math.sqrt(2.0) if noise.norm == "l1" else 1.0  # the ratio of std and scale
@@ -176,9 +177,9 @@ def mean_query(problem: Problem, noise: MeanNoise, *, halved: bool = False) -> R
 
 
 START_SEED = 20140109  # the start is public; no guarantee depends on it
-AVERAGED = 64  # iterates in an average: more are no better, and all are held in memory
-_UP = 1.0 + 2.0**-48  # more than the rounding of noise in grid steps
-FINEST = 14  # bits above which exact products would overflow int64
+AVERAGED = 64  # iterates in an average: more do not improve it, and all are held in memory
+_UP = 1.0 + 2.0**-48  # exceeds the rounding error of the noise in grid steps
+FINEST = 14  # the largest number of bits: exact products on a finer grid would overflow int64
 
 
 def plan_products(
@@ -217,9 +218,9 @@ def plan_products(
     level : float, records at the clip norm
         The level up to which the resulting directions are noise.
     edge : float, records at the clip norm, optional
-        The level up to which the resulting eigenvalues are noise; None where none result.
+        The level up to which the resulting eigenvalues are noise; None if there are no eigenvalues.
     message_clip : float
-        The bound on a record's contribution; 1 for none.
+        The bound on a record's contribution; 1 for no bound.
     inner : PrivacyTarget, optional
         The target to which the steps were calibrated, if it differs: see `inner_target`.
     notes, printed
@@ -234,10 +235,10 @@ def plan_products(
 
     for noise, _ in noises:
         check_tail(noise, draws=(releases * width + 1) * problem.n_features + 1, delta=inner.delta)
-    some = 1 if message_clip == 1.0 else FINEST  # a coarse grid may have no step below the clip
+    some = 1 if message_clip == 1.0 else FINEST  # on a coarse grid the smallest step may exceed the clip
     bits = min(FINEST, grid_bits(noise_std=scale(some), degree=MomentProduct.degree))
     while (fits := grid_bits(noise_std=scale(bits) * _UP, degree=MomentProduct.degree)) < bits:
-        bits = fits  # on a coarser grid a record may move a clipped product further
+        bits = fits  # on a coarser grid one record may change a clipped product more
     if (mean := mean_noise(problem, inner)) is not None:
         mean_query(problem, mean, halved=inner != target)
         event = composed(event_of_all(mean, halved=inner != target), event)
@@ -268,8 +269,8 @@ def product_noise(
     halved: bool = False,
     message_clip: float = 1.0,
 ) -> float:
-    """Return the std of a product's noise, scaled up from a sample to all records; in records at the clip norm."""
-    start = start_directions(problem.n_features, min(width, 2))  # two suffice: the sensitivity is the same for more
+    """Return the std of a product's noise, scaled up from a sample to all records, in records at the clip norm."""
+    start = start_directions(problem.n_features, min(width, 2))  # two suffice: more have the same sensitivity
     query = product_query(problem, bits=FINEST, directions=start, halved=halved, message_clip=message_clip)
     return noise.noise_multiplier * sampled(query, rate=rate, halved=halved).sensitivity("l2") / rate
 
@@ -277,8 +278,8 @@ def product_noise(
 def inner_target(problem: Problem, target: PrivacyTarget, *, rate: float) -> PrivacyTarget:
     """Return the target to which the steps are calibrated; it differs for samples under replace_one.
 
-    A sampled step has a price for one added, removed or emptied record. Replacing a record takes two such steps,
-    through the empty record, so the whole release is calibrated to one of them
+    The privacy loss of a sampled step is known for one added, removed or emptied record. Replacing a record combines
+    two such changes, through the empty record. So the whole release is calibrated to one of the two changes
     (`dpca_tasks.accounting.subsampled.through_empty_record`).
     """
     if not is_halved(problem, rate=rate):
@@ -288,12 +289,12 @@ def inner_target(problem: Problem, target: PrivacyTarget, *, rate: float) -> Pri
 
 
 def is_halved(problem: Problem, *, rate: float) -> bool:
-    """Tell whether a release samples under replace_one, so that it is calibrated through the empty record."""
+    """Return whether a release samples under replace_one, and so is calibrated through the empty record."""
     return rate != 1 and problem.relation == "replace_one"
 
 
 def event_of_all(noise: Gaussian, *, halved: bool) -> Event:
-    """Return the event of noise on all records: a sample of rate 1 if calibrated through the empty record."""
+    """Return the event of noise on all records, as a sample of rate 1 if calibrated through the empty record."""
     return poisson_sampled(noise.event, 1.0) if halved else noise.event
 
 
@@ -305,7 +306,7 @@ def product_query(
     halved: bool = False,
     message_clip: float = 1.0,
 ) -> MomentProduct:
-    """Return the query for ``X^T (X V)``, V rounded to its public grid.
+    """Return the query for ``X^T (X V)``, with V rounded to its public grid.
 
     With ``halved`` the release is calibrated through the empty record, so no rounding for replaced records is needed.
     A ``message_clip`` below 1 bounds the norm of a record's contribution.
@@ -340,7 +341,7 @@ def orthonormal(matrix: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def leading_of_projectors(bases: list[NDArray[np.float64]], width: int) -> NDArray[np.float64]:
-    """Return the leading eigenvectors of the sum of projectors ``V V^T``: the average of iterates."""
+    """Average iterates: return the leading eigenvectors of the sum of their projectors ``V V^T``."""
     with one_thread():
         left, _, _ = np.linalg.svd(np.hstack(bases), full_matrices=False)
     return np.ascontiguousarray(left[:, :width])
@@ -356,21 +357,27 @@ def ranked(
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Iterate:
-    """Directions (d, k), and the released estimate (d, k) of ``X^T X`` times them."""
+    """Directions (d, k), and the released estimate (d, k) of ``X^T X`` times these directions."""
 
     directions: NDArray[np.float64]
     product: NDArray[np.float64]
 
 
 def is_averaged(step: int, steps: int) -> bool:
-    """Tell whether a step's directions enter the average: at most `AVERAGED`, evenly spread over the last half."""
+    """Return whether a step's directions enter the average.
+
+    The averaged steps are at most `AVERAGED`, evenly spread over the last half of all steps.
+    """
     first = steps // 2
     stride = -(-(steps - first) // AVERAGED)
     return step >= first and (steps - 1 - step) % stride == 0
 
 
 def averaged(iterates: Sequence[Iterate], n_components: int, *, mean: NDArray[np.float64] | None = None) -> Subspace:
-    """Average iterates: take the leading directions of their projectors and diagonalise the released products there."""
+    """Average iterates.
+
+    The result spans the leading directions of their projectors; the released products are diagonalised in that span.
+    """
     basis = leading_of_projectors([one.directions for one in iterates], n_components)
     small = np.zeros((n_components, n_components))
     with one_thread():
@@ -381,12 +388,12 @@ def averaged(iterates: Sequence[Iterate], n_components: int, *, mean: NDArray[np
     return Subspace(components=components, eigenvalues=values, spectrum=values, mean=mean)
 
 
-COMPLETION_SEED = 20180411  # columns that are missing are public; no guarantee depends on them
-_RANK = 1e-12  # what is this short, relative to the longest, is no direction
+COMPLETION_SEED = 20180411  # missing columns are completed by public ones; no guarantee depends on them
+_RANK = 1e-12  # relative length up to which a column counts as zero
 
 
 def truncated(matrix: NDArray[np.float64], *, rows_kept: int) -> NDArray[np.float64]:
-    """Keep the rows of largest norm, ties by index, and return orthonormal columns that span what is left."""
+    """Truncate a matrix to its rows of largest norm, ties by index, and return it with orthonormal columns."""
     rows = _longest_rows(matrix, rows_kept)
     basis = np.zeros_like(matrix)
     basis[rows] = completed(matrix[rows])
@@ -409,7 +416,7 @@ def completed(matrix: NDArray[np.float64]) -> NDArray[np.float64]:
 def truncated_step(
     moment: NDArray[np.float64], directions: NDArray[np.float64], *, rows_kept: int
 ) -> NDArray[np.float64]:
-    """Multiply row-sparse directions by a symmetric matrix, orthonormalise, and truncate: one step of the iteration."""
+    """Multiply row-sparse directions by a symmetric matrix; return the product orthonormalised and truncated."""
     rows = np.flatnonzero(directions.any(axis=1))
     with one_thread():
         product = moment[rows].T @ directions[rows]
@@ -444,9 +451,9 @@ def iterate_truncated(
         Releases the product of a round's directions, and returns it with the directions of the answered query.
     n_features, n_components, iterations : int
     burn_in : int
-        The products that do not enter the average; the last always does.
+        The number of initial products that do not enter the average; the last product always does.
     rows_kept : int
-        The features that may have a part in directions, and in the components.
+        The number of features with nonzero rows in the directions, and in the components.
     """
     directions, iterates = start_directions(n_features, n_components), []
     for _ in range(iterations):
@@ -458,7 +465,7 @@ def iterate_truncated(
 
 
 def ordered(basis: NDArray[np.float64], iterates: Sequence[Iterate]) -> NDArray[np.float64]:
-    """Rotate a basis to the eigenvectors of the released products in it, in descending order; return signed rows."""
+    """Rotate a basis to the eigenvectors of the released products in its span; return signed rows, descending."""
     small = np.zeros((basis.shape[1], basis.shape[1]))
     for one in iterates:
         small += basis.T @ one.product @ (one.directions.T @ basis)
@@ -472,7 +479,7 @@ def check_rounds(*, n_components: int, rows_kept: int, iterations: int, burn_in:
     Raises
     ------
     InvalidInput
-        With the setting.
+        When a setting is impossible; the message names it.
     """
     if iterations < 1 or burn_in < 0:
         raise InvalidInput(

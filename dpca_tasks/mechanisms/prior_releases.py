@@ -1,11 +1,11 @@
 """Releases that precede a mechanism: a private clip norm, and the share of rejected records.
 
-*Clip norm*: a noisy histogram of record norms, then any mechanism with a quantile as clip norm. The release has two
-parts. The first is one exact query of sensitivity 1 over a public geometric grid; the second has
-the released clip norm among its public inputs. By basic composition their epsilons add up to that of the target.
+*Clip norm*: a noisy histogram of record norms, then any mechanism with a quantile of the norms as its clip norm. The
+release has two parts. The first is one exact query of sensitivity 1 over a public geometric grid. The second has the
+released clip norm among its public inputs. By basic composition their epsilons add up to the target's epsilon.
 
 *Rejected share*: the share of records that an ingest rejected. The release has two parts: one exact query of two
-counts, and the mechanism. By basic composition their epsilons add up to that of the target.
+counts, and the mechanism. By basic composition their epsilons add up to the target's epsilon.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.queries.counts import NormHistogram, RejectedRecords, norm_grid
 
 SHARE, MOST = 1 / 32, 1 / 16
-"""The share of epsilon that a step before a mechanism takes, and the largest epsilon that it takes."""
+"""The share of epsilon for a step before a mechanism, and the largest epsilon that such a step takes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,14 +36,14 @@ class QuantileClip:
     ----------
     mechanism : Mechanism
     quantile : float
-        The share of the non-empty records that is not clipped, in (0, 1); up to noise and the width of a bin
-        (a fourth of an octave, rounded up).
+        The share of the non-empty records that is not clipped, in (0, 1). It is accurate up to noise and interpolated
+        inside a bin, which is a fourth of an octave wide.
 
     Notes
     -----
-    The histogram has Laplace noise at ``min(epsilon / 32, 1 / 16)`` and no delta; the mechanism is planned for the
-    rest of epsilon and all of delta. Basic composition holds for every mechanism, also if the second part depends on
-    the answer of the first. `plan` accepts a problem with any clip norm: no plan depends on it.
+    The histogram has Laplace noise at ``min(epsilon / 32, 1 / 16)`` and no delta. The mechanism is planned for the rest
+    of epsilon and all of delta. Basic composition holds for every mechanism, even if the second part depends on the
+    answer of the first. `plan` accepts a problem with any clip norm, because no plan depends on the clip norm.
     """
 
     mechanism: Mechanism[Subspace]
@@ -59,7 +59,7 @@ class QuantileClip:
         if not 0 < self.quantile < 1:
             raise InvalidInput(f"quantile={self.quantile} must be in (0, 1); 0.9 clips one record in ten.")
         noise = _noise(target)
-        query = _query(problem, scale=noise.noise_multiplier)  # refused here where it has no grid
+        query = _query(problem, scale=noise.noise_multiplier)  # refuse here if there is no grid
         check_tail(noise, draws=query.layout.size, delta=target.delta)
         inner = self.mechanism.plan(problem, rest_of(target))
         return dataclasses.replace(inner, target=target, event=events.composed(noise.event, inner.event))
@@ -67,15 +67,17 @@ class QuantileClip:
     def run(self, curator: Curator, plan: Plan) -> Subspace:
         """Release the histogram, compute the clip norm from it, and run the mechanism."""
         noise = _noise(plan.target)
-        counts = curator.release(_query(plan.problem, scale=noise.noise_multiplier), noise)
-        clip_norm = norm_quantile(counts, norm_grid(), quantile=self.quantile)
+        query = _query(plan.problem, scale=noise.noise_multiplier)
+        counts = curator.release(query, noise)
+        scale = noise.noise_multiplier * query.sensitivity("l1")
+        clip_norm = norm_quantile(counts, norm_grid(), quantile=self.quantile, scale=scale)
         problem = dataclasses.replace(plan.problem, clip_norm=clip_norm)
         inner = dataclasses.replace(plan, problem=problem, target=rest_of(plan.target), event=plan.event["events"][1])
         return dataclasses.replace(self.mechanism.run(curator, inner), clip_norm=clip_norm)
 
 
 def main_mechanism(mechanism: Any) -> Any:
-    """Return the mechanism itself, without what is released before it, such as the choice of its clip norm."""
+    """Return the innermost mechanism, without the steps released before it, such as the choice of its clip norm."""
     while hasattr(mechanism, "mechanism"):
         mechanism = mechanism.mechanism
     return mechanism
@@ -86,14 +88,47 @@ def first_epsilon(target: PrivacyTarget) -> float:
     return min(target.epsilon * SHARE, MOST)
 
 
-def norm_quantile(counts: NDArray[np.float64], edges: NDArray[np.float64], *, quantile: float) -> float:
-    """Return the upper edge of the first bin at which the cumulative noisy histogram reaches the quantile."""
-    below = np.cumsum(counts)
-    return float(edges[int(np.argmax(below >= quantile * below[-1]))])
+def norm_quantile(
+    counts: NDArray[np.float64], edges: NDArray[np.float64], *, quantile: float, scale: float = 0.0
+) -> float:
+    """Estimate a quantile of norms from a histogram with Laplace noise: post-processing.
+
+    Parameters
+    ----------
+    counts : array of shape (n_bins,)
+        With noise.
+    edges : array of shape (n_bins,), data units
+        Upper edges of the bins, increasing.
+    quantile : float
+        In (0, 1).
+    scale : float, records
+        The scale b of the noise of each count.
+
+    Returns
+    -------
+    float, data units
+        Interpolated geometrically inside the bin in which the cumulative histogram reaches the quantile.
+
+    Notes
+    -----
+    Counts up to ``b ln(100 n_bins)`` become 0; if no count is left, the largest stays alone. Otherwise the noise of
+    the empty bins adds up in a random walk, and the quantile is often the edge of a far empty bin. All empty bins
+    become 0 with probability at least .995: each survives with probability ``exp(-ln(100 n_bins)) / 2``.
+    """
+    kept = np.where(counts > scale * math.log(100.0 * len(counts)), counts, 0.0)
+    if not kept.any():
+        kept[int(np.argmax(counts))] = 1.0
+    below = np.cumsum(kept)
+    wanted = quantile * below[-1]
+    at = int(np.argmax(below >= wanted))
+    if at == 0:
+        return float(edges[0])
+    part = (wanted - below[at - 1]) / kept[at]
+    return float(edges[at - 1] * (edges[at] / edges[at - 1]) ** part)
 
 
 def rest_of(target: PrivacyTarget) -> PrivacyTarget:
-    """Return the target of the mechanism behind such a step."""
+    """Return the target left for the mechanism after a step of `first_epsilon`."""
     return dataclasses.replace(target, epsilon=math.nextafter(target.epsilon - first_epsilon(target), 0.0))
 
 
@@ -119,9 +154,9 @@ class RejectedShare:
 
     Notes
     -----
-    The counts have Laplace noise at `first_epsilon` and no delta, so that every mechanism can follow, also one with
-    delta 0; the mechanism is planned for the rest of epsilon and all of delta. The share and its std, to first order in
-    the noise, are post-processing; they become ``rejected_share`` and ``rejected_share_std`` of the outcome.
+    The counts have Laplace noise at `first_epsilon` and no delta. So any mechanism can follow, even one with delta 0.
+    The mechanism is planned for the rest of epsilon and all of delta. The share and its std, to first order in the
+    noise, are post-processing. They become ``rejected_share`` and ``rejected_share_std`` of the outcome.
     """
 
     mechanism: Mechanism[Subspace]

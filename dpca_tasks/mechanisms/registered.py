@@ -1,8 +1,8 @@
-"""The mechanisms of a folder, found by the names of its files, and the settings of each, read from its class.
+"""Discovery of the mechanisms in a folder, and of their settings.
 
-A file of a folder is a mechanism's, and has its name, unless the folder says that it is shared. The class states all
-that others need: ``name``, the settings with their bounds and their help, and how it is audited. A mechanism is
-imported when it is looked up, so that a release loads no other.
+Each file of a folder defines one mechanism and has its name, unless the folder lists the file as shared. The class
+declares everything that other modules need: ``name``, the settings with their bounds and help texts, and how it is
+audited. A mechanism is imported when it is looked up, so a release loads no other mechanism.
 
 >>> from dpca_tasks.mechanisms.subspace import MECHANISMS
 >>> MECHANISMS["noisy_power"].__name__
@@ -27,7 +27,7 @@ _AS_OF = re.compile(r"As (?:of|for) `([\w.]+)`")
 
 
 class Mechanisms(Mapping[str, type[Any]]):
-    """The mechanisms of a folder by name, each imported when it is looked up.
+    """Lazily imported mechanisms of a folder, by name.
 
     Parameters
     ----------
@@ -42,20 +42,20 @@ class Mechanisms(Mapping[str, type[Any]]):
 
     @classmethod
     def of_folder(cls, package: str, *, besides: tuple[str, ...] = ()) -> "Mechanisms":
-        """Find the mechanisms of a folder: one for each file that is not among those `besides`."""
+        """Find the mechanisms of a folder: one for each file whose name is not in `besides`."""
         (folder,) = import_module(package).__path__
         found = sorted(module.name for module in iter_modules([folder]))
         return cls(package, {name: name for name in found if name not in besides})
 
     def __getitem__(self, name: str) -> type[Any]:
-        """Import the mechanism of a name.
+        """Import a mechanism by its name.
 
         Raises
         ------
         KeyError
             When no file has the name.
         TypeError
-            When the file has no class of that name; it names the file.
+            When the file has no class of that name; the message names the file.
         """
         module = import_module(f"{self._package}.{self._files[name]}")
         for kind in vars(module).values():
@@ -75,24 +75,24 @@ class Mechanisms(Mapping[str, type[Any]]):
         return len(self._files)
 
     def __contains__(self, name: object) -> bool:
-        """Tell whether a mechanism has the name, without importing it."""
+        """Return whether a mechanism has the name, without importing it."""
         return name in self._files
 
     def path(self, name: str) -> str:
-        """Return the path of a mechanism's file in the project."""
+        """Return the path of a mechanism's file, relative to the project."""
         return f"{self._package.replace('.', '/')}/{self._files[name]}.py"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """A setting of a mechanism, declared once: the field of its class, and its entry in the class's docstring.
+    """A setting of a mechanism, read from the field of its class and from the class's docstring.
 
     Attributes
     ----------
     name : str
-    hint : type or union, of its value
-    default : its value where none is given, or `dataclasses.MISSING`
-    help : str, the first sentence of its entry under "Parameters"
+    hint : type or union, of the value
+    default : the value if none is given, or `dataclasses.MISSING`
+    help : str, the first sentence of the setting's entry under "Parameters"
     bounds : mapping of str to float, by ``ge``, ``gt``, ``le`` and ``lt``
     """
 
@@ -104,12 +104,12 @@ class Setting:
 
 
 def settings_of(kind: type[Any]) -> list[Setting]:
-    """Return the settings of a mechanism but those that are separate options of a request.
+    """Return the settings of a mechanism, except those that are separate options of a request.
 
     Raises
     ------
     TypeError
-        When the docstring does not say what a setting is; it names the file.
+        When the docstring does not describe a setting; the message names the file.
     """
     hints = get_type_hints(kind)
     return [
@@ -126,7 +126,7 @@ def settings_of(kind: type[Any]) -> list[Setting]:
 
 
 def _help(kind: type[Any], name: str) -> str:
-    """Return what a class's docstring says first of a setting, followed to where it is said."""
+    """Return the first sentence of a setting's description, following a reference to another class."""
     entry = _entries(kind).get(name)
     if not entry:
         raise TypeError(f"{inspect.getfile(kind)}: the docstring of {kind.__name__} has no parameter {name!r}; add it.")

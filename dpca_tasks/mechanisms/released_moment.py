@@ -1,7 +1,7 @@
-"""Shared parts of mechanisms on one noised second moment: its plan, its release, and its eigenpairs.
+"""Plan, release and eigenpairs of one noised second moment, shared by several mechanisms.
 
-With ``center=private`` the rows are extended by a public constant, and one query of ``1 + c^2`` times the sensitivity
-gives second moment, mean and count at once; centring is post-processing of that answer.
+With ``center=private`` the rows are extended by a public constant c. One query of ``1 + c^2`` times the sensitivity
+then gives second moment, mean and count at once. Centring is post-processing of its answer.
 """
 
 import math
@@ -29,13 +29,13 @@ from dpca_tasks.queries.base import RowSum
 from dpca_tasks.queries.second_moment import CONSTANT, CentredMoment, SecondMoment
 
 UNSEEN = 2.0**-8
-"""The part of the noise's std by which eigenvalues of the noised matrix may be off, and residuals of its vectors."""
+"""Tolerated error of the noised matrix's eigenvalues, and of its vectors' residuals, as a part of the noise's std."""
 KEPT = 64  # number of leading eigenpairs in a result: public, enough for plots and for other k
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Moment:
-    """A released second moment, around the mean if there is one; in data units squared, not divided by n.
+    """A released second moment, around the mean if there is one, in data units squared and not divided by n.
 
     ``released`` and ``noise`` are as in `dpca_tasks.mechanisms.base.Subspace`.
     """
@@ -56,7 +56,7 @@ def plan_moment(
     spread: float = 1.0,
     printed: bool = False,
 ) -> Plan:
-    """Plan one release of the second moment with given noise, to keep its k leading directions.
+    """Plan one release of the second moment with given noise, of which the k leading directions are kept.
 
     ``spread`` is the largest std of an entry, divided by the scale of the noise.
     """
@@ -87,7 +87,7 @@ def plan_moment(
 
 
 def _edges(noise: NoiseDistribution, problem: Problem, *, order: int) -> tuple[float, float]:
-    """Return the noise's largest eigenvalue, and the least strength of a signal beyond it, both over its scale."""
+    """Return the noise's largest eigenvalue and the least strength of a visible signal, both over the noise's scale."""
     if isinstance(noise, WishartDifference):
         return wishart_edge(order), wishart_visible(order)
     std = beside_diagonal(noise, order)
@@ -102,20 +102,20 @@ def release_moment(curator: Curator, plan: Plan, noise: NoiseDistribution) -> Mo
 
 
 def noise_facts(query: RowSum, law: NoiseDistribution, problem: Problem) -> dict[str, Any]:
-    """Return what is public about the noise of a released moment."""
+    """Return the public facts about the noise of a released moment."""
     scale = law.noise_multiplier * query.sensitivity(law.norm) * query.unit
     std = scale * beside_diagonal(law, query.layout.order)
     return stated_noise(problem, law=moment_law(law), std=std, step=query.unit / query.steps_per_unit)
 
 
 def stated_noise(problem: Problem, *, law: str, std: float, step: float) -> dict[str, Any]:
-    """Return facts of noise by the names that `dpca_tasks.mechanisms.base.Subspace` gives them."""
+    """Return facts about noise under the names defined in `dpca_tasks.mechanisms.base.Subspace`."""
     constant = None if problem.center == "none" else CONSTANT * problem.clip_norm
     return {"law": law, "std": std, "step": step, "constant": constant}
 
 
 def moment_law(law: NoiseDistribution) -> str:
-    """Return the name under which a refinement knows a law of noise on symmetric matrices."""
+    """Return the name that refinements use for a law of noise on symmetric matrices."""
     match law:
         case UpperTriangle():
             return "upper_triangle"
@@ -137,7 +137,7 @@ def beside_diagonal(law: NoiseDistribution, order: int) -> float:
 
 
 def moment_from(answer: NDArray[np.float64], problem: Problem, *, noise: dict[str, Any] | None = None) -> Moment:
-    """Convert the answer to `moment_query` to a moment, centred if the problem is; refinable if ``noise`` is stated."""
+    """Convert the answer to `moment_query` to a moment, centred if the problem is; refinable if ``noise`` is given."""
     released = None if noise is None else answer
     if problem.center == "none":
         return Moment(matrix=answer, released=released, noise=noise)

@@ -1,7 +1,7 @@
 r"""Keyed draws of directions by the exponential mechanism with score ``tr(V^T S V)``, on a public grid.
 
 One direction has the Bingham distribution, with density proportional to ``exp(v^T S v / scale)`` on the unit sphere. It
-is drawn exactly (up to floating point) by rejection from an angular central Gaussian distribution.
+is drawn exactly, up to floating point, by rejection from an angular central Gaussian distribution.
 
 >>> from dpca_tasks.noise.keystream import subkey
 >>> mechanism = Peeling(n_components=2, epsilon=1.0, delta=0.0)
@@ -23,10 +23,11 @@ than S allows, and almost nothing would be accepted. Any b in (0, d] is exact; t
 draw. At least one in about ``1.2 sqrt d`` is accepted for any spectrum, so one batch in 500,000 has none. The number of
 batches and the duration of LAPACK are the only timings that depend on S.
 
-*Floating point.* The scores are those of an exact sum. The sampled distribution is that of S with a rounding error of
-LAPACK (about ``1e-16 d`` of S) and equally small errors of the accept tests; the privacy claim does not include them.
-Directions are rounded to a grid of step 2^-24, so that the low bits, which contain such errors, do not leave. LAPACK
-runs on one thread: with the locked versions, a key gives the same bits on one machine for any partition of the rows.
+*Floating point.* The scores come from an exact sum. The sampled distribution is the one for S with a rounding error of
+LAPACK (about ``1e-16 d`` of S) and equally small errors of the acceptance tests. The privacy claim does not include
+these errors. Directions are rounded to a grid of step 2^-24, so that the low bits, which contain such errors, are not
+published. LAPACK runs on one thread: with the locked versions, a key gives the same bits on one machine for any
+partition of the rows.
 
 References
 ----------
@@ -50,7 +51,7 @@ from dpca_tasks.noise.keystream import SecretKey, laplaces, normals, subkey
 from dpca_tasks.threads import one_thread
 
 STEPS_PER_UNIT = 2**24
-"""The number of grid steps in the length of a unit vector."""
+"""Number of grid steps in the length of a unit vector."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +63,7 @@ class DirectionMechanism(ABC):
     n_components : int
         The number k of directions.
     epsilon, delta : float
-        The cost of all directions together; delta 0 is pure.
+        The privacy cost of all directions together; delta 0 is pure.
     """
 
     name: ClassVar[str]
@@ -95,7 +96,7 @@ class DirectionMechanism(ABC):
     @property
     @abstractmethod
     def numbers(self) -> tuple[float, ...]:
-        """The numbers that determine the draw besides the scale."""
+        """The numbers that determine the draw in addition to the scale."""
 
     @abstractmethod
     def draw(self, key: SecretKey, matrix: NDArray[np.float64], *, scale: float) -> NDArray[np.int64]:
@@ -119,7 +120,7 @@ class DirectionMechanism(ABC):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peeling(DirectionMechanism):
-    """A mechanism that draws one direction after another, each exactly and orthogonal to those before it.
+    """A mechanism that draws one direction after another, each exactly and orthogonal to the earlier ones.
 
     Every draw is a separate exponential mechanism over the unit vectors of a space that the earlier released directions
     determine; the costs compose.
@@ -202,7 +203,7 @@ def draw_direction(key: SecretKey, matrix: NDArray[np.float64], *, scale: float)
 
 
 def log_acceptance(u: NDArray[np.float64], *, width: float, order: int) -> NDArray[np.float64]:
-    """Return the log of the probability with which proposals of excess u are accepted; at most 0."""
+    """Return the log of the probability with which proposals of excess u are accepted; it is at most 0."""
     most = 0.5 * order * math.log(order / width) - 0.5 * (order - width)
     return 0.5 * order * np.log1p(2.0 * u / width) - u - most
 

@@ -1,14 +1,11 @@
-r"""Keyed integers: discrete Gaussians, and the integers nearest to scaled variates.
+r"""Keyed integers from discrete Gaussians and from rounded normal or Laplace variates.
 
-Keyed draws from discrete Gaussians, narrow and wide, with integer arithmetic alone.
+*Discrete Gaussian.* The distribution of parameter ``s^2`` gives an integer x a probability proportional to
+``exp(-x^2 / (2 s^2))``. All arithmetic is on integers and every decision compares integers. So the drawn distribution
+is exact rather than a float approximation, given uniform random words; a ChaCha20 stream supplies them. A tile
+of `TILE` draws has a separate stream, so any tile can be drawn alone.
 
-Keyed draws from the discrete Gaussian on the integers, with integer arithmetic alone.
-
-The distribution of parameter ``s^2`` gives an integer x the probability proportional to ``exp(-x^2 / (2 s^2))``. Every
-decision compares integers, so what is drawn is that distribution and not a float's idea of it, given fair words; ours
-are those of a ChaCha20 stream. A tile of `TILE` draws has a stream of its own: any tile can be drawn by itself.
-
-A proposal so far out that it is accepted with probability below ``exp(-500)`` is rejected outright.
+A proposal so far in the tail that its acceptance probability is below ``exp(-500)`` is rejected outright.
 
 >>> from dpca_tasks.noise.keystream import subkey
 >>> key = subkey(bytes(32), label="noise", info=b"share")
@@ -20,7 +17,7 @@ References
 ----------
 Canonne, Kamath and Steinke (2020), The discrete Gaussian for differential privacy, Algorithms 1 to 3.
 
-Draws from discrete Gaussians too wide for the arithmetic of one draw: a coarse draw, smoothed by a fine one.
+*Wide discrete Gaussians* exceed the arithmetic of one draw; they are a coarse draw smoothed by a fine draw.
 
 >>> from dpca_tasks.noise.keystream import subkey
 >>> key = subkey(bytes(32), label="noise", info=b"share")
@@ -35,18 +32,18 @@ Let y and z be discrete Gaussians of parameters u and v, and ``x = c y + z``. By
 
 with m a multiple of x. Summed over all integers y, the second term gives the same for every m up to a factor
 ``1 + 4 exp(-2 pi^2 r^2)`` by Poisson summation. So x is the discrete Gaussian of parameter ``c^2 u + v`` up to that
-factor. Here ``v = FINE[parts] c^2``, and u is above `LARGEST` / 5: also where both are divided by ``parts``, v is at
-least ``32 c^2`` and u above `LARGEST` / 30, so r^2 is above 31, and the factor below ``1 + 1e-260``.
+factor. Here ``v = FINE[parts] c^2``, and u is above `LARGEST` / 5. Even if both are divided by ``parts``, v is at least
+``32 c^2`` and u above `LARGEST` / 30. So r^2 is above 31, and the factor below ``1 + 1e-260``.
 
 References
 ----------
 Micciancio and Walter (2017), Gaussian sampling over the integers: efficient, generic, constant-time, Section 4.
 
-Keyed integers nearest to a scaled normal or Laplace variate, decided exactly.
+*Nearest integers* to a scaled normal or Laplace variate are decided exactly.
 
-A float64 is too coarse for noise of std ``2^28`` steps: uniforms of 53 bits, and the rounding of quantile and product,
-move the edges between integers by up to ``2^-23`` of a step, and the probabilities of integers by the same fraction. So
-floats only propose an integer. If the proposal is closer to an edge than its error, about once in 100,000 draws, the
+A float64 is too coarse for noise of std ``2^28`` steps. Uniforms of 53 bits, and the rounding of quantile and product,
+move the edges between integers by up to ``2^-23`` of a step. The probabilities of integers change by the same fraction.
+So floats only propose an integer. If the proposal is closer to an edge than its error, about once in 100,000 draws, the
 edge is compared with the random bits in integer arithmetic.
 
 >>> from dpca_tasks.noise.keystream import subkey
@@ -66,19 +63,20 @@ real of the same cell is on the same side of every edge as u, unless the edge cu
 
 - the probability of every integer is exact to ``2^-190`` (two edges, and one cell for the error of a comparison);
 - with E possible edges, the distribution is at most ``2 E 2^-191`` from the ideal one in total variation. A normal ends
-  at 16.2, a Laplace variate at 133.1, and scales are at most ``2^30``: E is below ``2^38``, and the distance below
+  at 16.2, a Laplace variate at 133.1, and scales are at most ``2^30``. So E is below ``2^38``, and the distance below
   `DISTANCE` ``= 2^-152`` per coordinate. For a release of n coordinates it is at most n times that.
 
-*Why a proposal is safe.* With the float z' from the float u', the nearest integer to ``z' scale`` is taken if that
-product is farther from an edge than ``(2^-46 z' + 2^-51) scale``. This exceeds the error of the product, because:
+*Why a proposal is safe.* The float z' is computed from the float u'. The nearest integer to ``z' scale`` is taken if
+that product is farther from an edge than ``(2^-46 z' + 2^-51) scale``. This exceeds the error of the product, because:
 
-- ``|u' - u| <= 2^-52 u`` (53 significant bits, and what lies beyond them), which moves a normal quantile by ``2^-52 u /
-  (2 phi(z))``, Mills' ratio times ``2^-52``, hence by less than ``1.26 2^-52``, and a logarithm by ``2^-52``;
-- AS 241 states about 1e-16 for its rational functions as such; the tests bound them by ``2^-50``;
-- their polynomials of degree 7 have positive coefficients and arguments, so Horner's rule is accurate to ``15 2^-53``
-  in each, and their quotient, which takes two more operations, to ``32 2^-53 = 2^-48``;
+- ``|u' - u| <= 2^-52 u`` (53 significant bits, and the bits beyond them). This moves a normal quantile by
+  ``2^-52 u / (2 phi(z))``, Mills' ratio times ``2^-52``, hence by less than ``1.26 2^-52``, and a logarithm by
+  ``2^-52``;
+- AS 241 states an error of about 1e-16 for its exact rational functions; the tests bound it by ``2^-50``;
+- their polynomials of degree 7 have positive coefficients and arguments. So Horner's rule is accurate to ``15 2^-53``
+  in each polynomial, and their quotient, which takes two more operations, to ``32 2^-53 = 2^-48``;
 - the argument ``r = 0.180625 - q^2`` is accurate to ``2^-54``, and the logarithmic derivative of a polynomial of
-  positive coefficients is at most the largest ``i a_i / a_(i-1)``, here 43: ``2^-48``; in the tail,
+  positive coefficients is at most the largest ``i a_i / a_(i-1)``, here 43: ``2^-48``. In the tail,
   ``r = sqrt(-log(u / 2))`` is accurate to ``2^-51``, relative, and ``r / z dz/dr`` is below 2: ``2^-50``. A logarithm
   is accurate to 1 ulp;
 - the product is rounded once: ``2^-53``.
@@ -113,13 +111,13 @@ from dpca_tasks.noise.keystream import (
 )
 
 TILE = 1 << 12
-"""Draws of one stream. It is part of the definition: another value gives other draws."""
+"""Draws per stream. It is part of the definition: another value gives other draws."""
 LARGEST = 1 << 26
-"""The largest squared scale: up to it no product of the arithmetic reaches ``2^63``."""
+"""Largest squared scale; up to it no product of the arithmetic reaches ``2^63``."""
 
-_WORDS = 24 * TILE  # of a tile, usually enough; if not, twice as many are read
+_WORDS = 24 * TILE  # words of a tile, usually enough; if not, twice as many are read
 MARGIN = 1000
-"""Words left when a proposal begins. Should one take more, the tile ends without any left, and is drawn again."""
+"""Least number of unread words when a proposal begins. If a proposal exhausts them, the whole tile is drawn again."""
 _FAR = 1 << 31  # beyond it the square of a distance does not fit, and its exponent is above 500
 
 
@@ -129,10 +127,10 @@ def discrete_gaussians(key: SecretKey, *, start: int, stop: int, squared_scale: 
     Parameters
     ----------
     key : SecretKey
-        One for each purpose: the draws of two scales under one key are dependent.
+        A separate key for each purpose: the draws of two scales under one key are dependent.
     start, stop : int
     squared_scale : int
-        The parameter ``s^2``, from 1 to `LARGEST`; the variance is slightly less than it for small values.
+        The parameter ``s^2``, from 1 to `LARGEST`; for small values the variance is slightly less than it.
     """
     if not 1 <= squared_scale <= LARGEST:
         raise InvalidInput(
@@ -149,7 +147,7 @@ def discrete_gaussians(key: SecretKey, *, start: int, stop: int, squared_scale: 
 
 
 def _tile(key: SecretKey, tile: int, squared_scale: int, *, size: int) -> NDArray[np.int64]:
-    """Return the first draws of a tile, which are the same however many are drawn."""
+    """Return the first draws of a tile, which do not depend on how many are drawn."""
     drawn, count = np.empty(size, np.int64), _WORDS * size // TILE + 2 * MARGIN
     while not _fill(words(key, stream=tile, start=0, stop=count), squared_scale, math.isqrt(squared_scale) + 1, drawn):
         count *= 2
@@ -158,7 +156,7 @@ def _tile(key: SecretKey, tile: int, squared_scale: int, *, size: int) -> NDArra
 
 @njit(cache=True, nogil=True)
 def _fill(source: NDArray[np.uint64], squared_scale: int, width: int, drawn: NDArray[np.int64]) -> bool:
-    """Fill a tile from words; return whether they were enough."""
+    """Fill a tile from words and return whether the words were sufficient."""
     at = np.zeros(1, np.int64)
     denominator = 2 * squared_scale * width * width
     for index in range(drawn.size):
@@ -202,8 +200,9 @@ def _bernoulli_exp(source: NDArray[np.uint64], at: NDArray[np.int64], numerator:
 def _bernoulli_exp_small(source: NDArray[np.uint64], at: NDArray[np.int64], numerator: int, denominator: int) -> bool:
     """Return True with probability ``exp(-numerator / denominator)``, for a ratio of at most 1.
 
-    The number of successes before the first failure of coins of bias ratio / 1, ratio / 2, ... is even with that
-    probability, by the alternating series. After 300 coins (a chance of ``1 / 300!``) the next is taken for a failure.
+    Toss coins of bias ratio / 1, ratio / 2, ... until the first failure. By the alternating series, the number of
+    successes is even with that probability. After 300 coins (a chance of ``1 / 300!``) the next one counts as a
+    failure.
     """
     count = 1
     while count < 300 and _below(source, at, denominator * count) < numerator:
@@ -213,7 +212,7 @@ def _bernoulli_exp_small(source: NDArray[np.uint64], at: NDArray[np.int64], nume
 
 @njit(cache=True, nogil=True)
 def _below(source: NDArray[np.uint64], at: NDArray[np.int64], bound: int) -> int:
-    """Draw a uniform integer from 0 up to a bound, by rejection; 0 once the words are used up."""
+    """Draw a uniform integer below a bound by rejection, or return 0 once the words are used up."""
     size = np.uint64(bound)
     rest = (np.uint64(0) - size) % size  # 2^64 modulo the bound: words below it are rejected
     while at[0] < source.size:
@@ -225,14 +224,14 @@ def _below(source: NDArray[np.uint64], at: NDArray[np.int64], bound: int) -> int
 
 
 FINE = {2: 64, 6: 192}
-"""The squared scale of the fine draw, in squared steps of the coarse one, for parameters that can be divided by two, or
-by two and three. It is part of the definition."""
+"""Squared scale of the fine draw, in squared steps of the coarse draw, for parameters divisible by two, or by two and
+three. It is part of the definition."""
 WIDEST = {2: LARGEST * 2**20, 6: LARGEST * 2**18}
-"""The largest squared scale: up to it the fine draw is one of the arithmetic."""
+"""Largest squared scale; up to it the fine draw is within the arithmetic of one draw."""
 
 
 def drawable(squared_scale: int, *, parts: int = 2) -> int:
-    """Return the least squared scale, from this one on, of which all parts can be drawn: 1, and 1/2 or 1/3 and 1/6."""
+    """Return the least drawable squared scale, at least the given one: with all its parts, 1 and 1/2 or 1/3 and 1/6."""
     grain = parts * _coarseness(squared_scale, parts) ** 2
     found = -(-squared_scale // grain) * grain
     return found if found == squared_scale else drawable(found, parts=parts)
@@ -241,15 +240,15 @@ def drawable(squared_scale: int, *, parts: int = 2) -> int:
 def wide_discrete_gaussians(
     key: SecretKey, *, size: int, squared_scale: int, part: int = 1, parts: int = 2
 ) -> NDArray[np.int64]:
-    """Return the draws of a key.
+    """Return the draws of a key from a discrete Gaussian that may be wide.
 
     Parameters
     ----------
     key : SecretKey
-        One for each purpose.
+        A separate key for each purpose.
     size : int
     squared_scale : int
-        The parameter ``s^2``, one that `drawable` returns.
+        The parameter ``s^2``, a value that `drawable` returns.
     part, parts : int
         The parameter is ``s^2 / part``, where ``part`` divides ``parts``, 2 or 6.
     """
@@ -267,7 +266,7 @@ def wide_discrete_gaussians(
 
 
 def _coarseness(squared_scale: int, parts: int) -> int:
-    """Return the least power of two c such that the coarse draw of ``s^2`` is one of the arithmetic."""
+    """Return the least power of two c for which the coarse draw of ``s^2`` is within the arithmetic of one draw."""
     if not 1 <= squared_scale <= WIDEST[parts]:
         most = math.log2(WIDEST[parts])
         raise InvalidInput(f"squared_scale={squared_scale} must be from 1 to 2^{most:.0f}; use a coarser grid.")
@@ -278,7 +277,7 @@ def _coarseness(squared_scale: int, parts: int) -> int:
 
 
 DISTANCE = 2.0**-152
-"""The largest total variation distance of a coordinate from the ideal distribution, for scales up to 2^30."""
+"""Largest total variation distance of a coordinate from the ideal distribution, for scales up to 2^30."""
 
 UNIFORM_BITS = 191
 _PRECISION = 448
@@ -291,7 +290,7 @@ _HALVINGS = 16
 
 @dataclass(frozen=True, slots=True)
 class Standard:
-    """A standard variate: its float quantile, its exact distribution, and the bound above which floats are not used."""
+    """A standard variate with its float quantile, its exact distribution, and the largest magnitude in floats."""
 
     fill: Callable[[NDArray[np.float64], NDArray[np.int64]], None]
     mass_within: Callable[[int], int]
@@ -306,7 +305,7 @@ class Standard:
             A key used for these draws only.
         start : int
         scales : float64 array
-            Each positive and at most 2^30.
+            The scales, positive and at most 2^30.
 
         Returns
         -------
@@ -314,14 +313,14 @@ class Standard:
             Whole numbers, below 2^38.
         """
         made = np.empty(scales.size)
-        for first in range(0, scales.size, WORDS_PER_TILE):  # pieces fit into the processor's cache
+        for first in range(0, scales.size, WORDS_PER_TILE):  # pieces that fit into the processor's cache
             last = min(first + WORDS_PER_TILE, scales.size)
             high = words(key, stream=0, start=start + first, stop=start + last)
             made[first:last] = self.of_words(high, further_words(key, start=start + first), scales[first:last])
         return made
 
     def of_words(self, high: Words, further: Further, scales: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Convert random words to integers: the last bit of the first is the sign, the other 191 are the magnitude."""
+        """Convert random words to integers: the last bit of the first word is the sign, the other 191 the magnitude."""
         variates, signs = uniforms_of(high, further)
         self.fill(variates, variates.view(np.int64))
         nearest = np.empty(scales.size)
@@ -340,7 +339,7 @@ class Standard:
         numerator, denominator = scale.as_integer_ratio()
 
         def is_passed(edge: int) -> bool:
-            """Tell whether the variate is above ``(edge + 1/2) / scale``."""
+            """Return whether the variate is above ``(edge + 1/2) / scale``."""
             return within > self.mass_within(((2 * edge + 1) * denominator << _PRECISION) // (2 * numerator))
 
         low, reach = proposed, 1

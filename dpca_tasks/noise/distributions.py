@@ -1,6 +1,6 @@
-"""The closed set of noise distributions, and joint noise on several parts of one statistic.
+"""The closed set of noise distributions, their grid, and joint noise on several parts of one statistic.
 
-The relative std of each packed coordinate of isometric symmetric noise.
+*Weights* are the relative std of each packed coordinate of isometric symmetric noise.
 
 A packed coordinate represents all entries of the tensor that are equal to it by symmetry. Noise with the same std in
 every direction of the space of symmetric tensors (Frobenius norm) has std ``1 / sqrt(m)`` at a coordinate that
@@ -9,12 +9,12 @@ represents m entries. The functions accept any range of coordinates.
 >>> symmetric_weights(2, start=0, stop=3).round(3).tolist()
 [1.0, 0.707, 1.0]
 
-The closed set of noise distributions: the event of each, and keyed integer noise on a grid with random access.
+*Distributions.* Each distribution has an event, and keyed integer noise on a grid with random access.
 
-Coordinate ``i`` of a draw is the integer nearest to ``scale * w_i * Z_i``, where ``Z_i`` depends only on the key and
+Coordinate ``i`` of a draw is the integer nearest to ``scale * w_i * Z_i``. Here ``Z_i`` depends only on the key and
 ``i``, and ``w_i`` is the weight of the coordinate in its layout. Exact sums are integers, so rounding the noise equals
-rounding the noisy sum, and each distribution keeps the privacy of its density, up to the error of a sampler with
-finitely many bits. For independent coordinates the nearest integer is decided exactly, and each is within
+rounding the noisy sum. So each distribution keeps the privacy of its density, up to the error of a sampler with
+finitely many bits. For independent coordinates the nearest integer is decided exactly. Each coordinate is within
 `dpca_tasks.noise.discrete_gaussian.DISTANCE` of the rounded ideal distribution in total variation, n of them within n
 times that. `check_tail` compares this error with delta.
 
@@ -25,13 +25,10 @@ times that. `check_tail` compares this error with delta.
 >>> distribution.draw(subkey(bytes(32), label="noise", info=b""), 3, scale_in_steps=2.0**20).shape
 (6,)
 
-The grid of a statistic, and Gaussian noise on several parts of one statistic.
+*The grid* of a statistic is the number of steps in one unit of its output, chosen from public facts.
 
-The grid of a statistic, that is the number of steps in one unit of its output, chosen from public facts.
-
-Isometric noise on a stack of symmetric matrices of one order, each packed by itself.
-
-Gaussian noise on several parts of one statistic, with one noise multiplier and one event.
+*Stacks and joint statistics.* Isometric noise also exists for a stack of separately packed symmetric matrices of one
+order. Gaussian noise on several parts of one statistic has one noise multiplier and one event.
 """
 
 import itertools
@@ -99,21 +96,21 @@ def _triangle(order: int, start: int, stop: int, *, diagonal: float, beside: flo
 
 
 LARGEST_SCALE = 2.0**30
-"""The largest scale of a coordinate, in grid steps.
+"""Largest scale of a coordinate, in grid steps.
 
 The grid rule uses at most 2^28. Up to this scale the probability of every possible integer is exact to 2^-190, and
 noise stays below 2^38 steps: with a sum below 2^62 it fits an int64.
 """
 
 SPARE = 2.0**-60
-"""The largest total variation distance of a release's noise from the ideal distribution, divided by delta."""
+"""Largest total variation distance of a release's noise from the ideal distribution, divided by delta."""
 PURE_TAIL = 2.0**-80
-"""The largest such distance for a claim without delta."""
+"""Largest total variation distance for a claim without delta."""
 
 _PIECE = 1 << 16
 _WORTH_THREADS = 1 << 18  # coordinates
 ROUNDING = 1.0 + 2.0**-50
-"""The factor by which scales are enlarged; at least a quarter of it remains after rounding of scale and weight."""
+"""Factor by which scales are enlarged; at least a quarter of the increase remains after rounding scale and weight."""
 
 LayoutKind = Literal["vector", "symmetric", "cube", "stack"]
 Norm = Literal["l1", "l2", "nuclear"]
@@ -127,7 +124,7 @@ class NoiseDistribution(ABC):
     name: ClassVar[str]
     """The name in digests. It changes only with the rule that turns random bits into integers."""
     layout: ClassVar[LayoutKind]
-    """The kind of `dpca_tasks.layouts.Layout` that it applies to."""
+    """The kind of `dpca_tasks.layouts.Layout` to which the distribution applies."""
     norm: ClassVar[Norm]
     """The norm of the sensitivity that scales it: of the full tensor, not of its packed coordinates."""
     noise_multiplier: float
@@ -155,7 +152,7 @@ class NoiseDistribution(ABC):
         scale_in_steps : float, grid steps
             `noise_multiplier` times the sensitivity, in steps, rounded up by the caller.
         start, stop : int
-            The range; to the last coordinate by default. Any split of it gives the same noise.
+            The range, by default up to the last coordinate. Any split of the range gives the same noise.
 
         Returns
         -------
@@ -177,7 +174,7 @@ class _Independent(NoiseDistribution):
     standard: ClassVar[Standard] = NORMAL
 
     def __post_init__(self) -> None:
-        """Refuse a multiplier that is not positive and finite."""
+        """Check that the multiplier is positive and finite."""
         _ = self.event
 
     def draw(
@@ -223,7 +220,7 @@ class Gaussian(_Independent):
 class Symmetric(Gaussian):
     """The isometric symmetric matrix: std 1 on the diagonal, ``sqrt(1/2)`` off it.
 
-    In an orthonormal basis of the symmetric matrices its coordinates are independent with one std, so it is Gaussian
+    In an orthonormal basis of the symmetric matrices its coordinates are independent with one std. So it is Gaussian
     noise for the Frobenius sensitivity, with equal variance in every direction.
     """
 
@@ -272,8 +269,8 @@ class Symmetric(Gaussian):
 class UpperTriangle(Symmetric):
     """The symmetric matrix whose upper triangle has independent entries of one std, as published.
 
-    Gaussian noise for the Frobenius sensitivity: ``||M||_F`` is at least the norm of the packed triangle, with equality
-    for diagonal matrices. Its std off the diagonal is larger than that of `Symmetric` by ``sqrt 2``.
+    It is Gaussian noise for the Frobenius sensitivity: ``||M||_F`` is at least the norm of the packed triangle, with
+    equality for diagonal matrices. Its std off the diagonal is ``sqrt 2`` times that of `Symmetric`.
     """
 
     name: ClassVar[str] = "UpperTriangle"
@@ -285,9 +282,10 @@ class UpperTriangle(Symmetric):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cube(Gaussian):
-    """The isometric symmetric tensor of order 3: std 1, ``sqrt(1/3)`` or ``sqrt(1/6)`` for 3, 2 or no equal indices.
+    """The isometric symmetric tensor of order 3.
 
-    Gaussian noise for the Frobenius sensitivity of symmetric tensors, with equal variance in every direction.
+    The std is 1, ``sqrt(1/3)`` or ``sqrt(1/6)`` for 3, 2 or no equal indices. It is Gaussian noise for the Frobenius
+    sensitivity of symmetric tensors, with equal variance in every direction.
     """
 
     name: ClassVar[str] = "Cube"
@@ -317,7 +315,7 @@ class Laplace(_Independent):
 class SymmetricLaplace(Laplace):
     """The symmetric matrix whose upper triangle has independent Laplace entries.
 
-    The l1 sensitivity is that of the packed triangle.
+    The multiplier refers to the l1 sensitivity of the packed triangle.
     """
 
     name: ClassVar[str] = "SymmetricLaplace"
@@ -377,7 +375,7 @@ def check_tail(distribution: Sampled, *, draws: int, delta: float) -> None:
     draws : int
         The number of coordinates drawn in the whole release.
     delta : float
-        The delta of the budget. A pure claim has 0: a sampler of finitely many bits keeps it up to `PURE_TAIL`.
+        The delta of the budget, 0 for a pure claim: a sampler of finitely many bits keeps it up to `PURE_TAIL`.
 
     Raises
     ------
@@ -387,10 +385,11 @@ def check_tail(distribution: Sampled, *, draws: int, delta: float) -> None:
     Notes
     -----
     A distribution within t of an (epsilon, delta)-DP one is (epsilon, delta + (1 + e^epsilon) t)-DP. For Gaussian noise
-    the enlarged scale pays for this: scales are at least a factor ``1 + 2^-52`` above the charged ones (`ROUNDING`),
-    and ``d delta / d mu = phi(epsilon / mu - mu / 2)`` is at least ``delta / mu`` where ``mu^2 <= 2 epsilon``, and
-    nearly so beyond, at any useful delta. So delta is at least ``2^-53`` of itself below its claim, more than ``(1 +
-    e^epsilon) SPARE`` for epsilon up to 4; for a larger epsilon, n coordinates take ``(1 + e^epsilon) n tail_mass``.
+    the enlarged scale pays for this: scales are at least a factor ``1 + 2^-52`` above the charged ones (`ROUNDING`).
+    The derivative ``d delta / d mu = phi(epsilon / mu - mu / 2)`` is at least ``delta / mu`` where
+    ``mu^2 <= 2 epsilon``, and nearly so beyond, at any useful delta. So delta is at least ``2^-53`` of itself below its
+    claim, more than ``(1 + e^epsilon) SPARE`` for epsilon up to 4. For a larger epsilon, n coordinates take
+    ``(1 + e^epsilon) n tail_mass``.
     """
     mass = distribution.tail_mass * draws
     if not mass <= (SPARE * delta if delta else PURE_TAIL):
@@ -401,7 +400,7 @@ def check_tail(distribution: Sampled, *, draws: int, delta: float) -> None:
 
 
 def checked_stop(kind: LayoutKind, order: int, start: int, stop: int | None) -> int:
-    """Return the end of a range of coordinates, by default that of the layout; refuse a range outside the layout."""
+    """Return the end of a range of coordinates, by default that of the layout, after checking the range."""
     size = Layout(kind=kind, order=order).size
     stop = size if stop is None else stop
     if not 0 <= start <= stop <= size:
@@ -410,7 +409,7 @@ def checked_stop(kind: LayoutKind, order: int, start: int, stop: int | None) -> 
 
 
 def check_scale(scale: float) -> None:
-    """Refuse a scale that is not positive or exceeds `LARGEST_SCALE`."""
+    """Check that a scale is positive and at most `LARGEST_SCALE`."""
     if not 0 < scale <= LARGEST_SCALE:
         raise InvalidInput(
             f"a noise scale of {scale} grid steps must be positive and at most 2**30; "
@@ -456,10 +455,11 @@ def grid_bits(*, noise_std: float, degree: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SymmetricStack(Gaussian):
-    """Symmetric matrices: std 1 on each diagonal, ``sqrt(1/2)`` off it, all coordinates independent.
+    """A stack of isometric symmetric matrices.
 
-    Gaussian noise for the l2 norm of the matrices' Frobenius norms. `draw` takes the order of one matrix, and its range
-    may reach over any number of them: a stack is as long as its caller says.
+    The std is 1 on each diagonal and ``sqrt(1/2)`` off it, and all coordinates are independent. It is Gaussian noise
+    for the l2 norm of the matrices' Frobenius norms. `draw` takes the order of one matrix, and its range may extend
+    over any number of matrices: the caller determines the length of the stack.
 
     >>> from dpca_tasks.noise.keystream import subkey
     >>> key = subkey(bytes(32), label="noise", info=b"")
@@ -500,7 +500,7 @@ class JointGaussian:
     noise_multiplier: float
 
     def __post_init__(self) -> None:
-        """Refuse a multiplier that is not positive and finite."""
+        """Check that the multiplier is positive and finite."""
         _ = self.event
 
     @property

@@ -1,12 +1,9 @@
-"""Secret keys, their random words, and the keyed coins, uniforms, normal and Laplace variates.
+"""Secret keys, their random words, and keyed coins, uniforms, normal and Laplace variates.
 
-Secret keys, their random words, and keyed coins and uniforms.
-
-Secret keys, and the random words that they determine.
-
-Word ``i`` of a stream is a function of the key, the number of the stream and ``i`` only: any process can compute any
-range, in any order and repeatedly. The words are ChaCha20 (RFC 8439), so without the key they cannot be distinguished
-from fair coin tosses. Keys for different purposes are derived from one secret by labelled HKDF (RFC 5869).
+*Keys and words.* Word ``i`` of a stream is a function of the key, the number of the stream and ``i`` only: any process
+can compute any range, in any order and repeatedly. The words are ChaCha20 (RFC 8439), so without the key they cannot be
+distinguished from fair coin tosses. Keys for different purposes are derived from one secret by labelled HKDF (RFC
+5869).
 
 >>> key = subkey(bytes(32), label="noise", info=b"step 0")
 >>> key
@@ -14,7 +11,7 @@ SecretKey(...)
 >>> bool((words(key, stream=0, start=5, stop=9) == words(key, stream=0, start=0, stop=9)[5:]).all())
 True
 
-Single words of a stream, at places far apart: the words of `dpca_tasks.noise.keystream`, a block of ChaCha20 each.
+*Scattered words* of a stream are computed with one block of ChaCha20 each; they are the same words.
 
 >>> import numpy as np
 >>> from dpca_tasks.noise.keystream import subkey, words
@@ -23,24 +20,24 @@ Single words of a stream, at places far apart: the words of `dpca_tasks.noise.ke
 >>> bool((made == words(key, stream=1, start=0, stop=20_001)[[3, 20_000]]).all())
 True
 
-Keyed coins, and keyed uniforms that keep full relative precision near zero.
+*Coins and uniforms.* Keyed uniforms have full relative precision near zero.
 
 A uniform of 53 random bits is a multiple of 2^-53, so the far tail of a distribution made from it has holes: integers
 on a fine grid that the noise can never produce, which distinguish two datasets. Here ``u`` comes from 191 random bits
 and has the 53 significant bits of a float64 at every magnitude down to 2^-138. Near 1 it is still a multiple of 2^-53,
-and quantiles are rounded. This is enough for accept-reject tests and for directions on a coarse grid, but not for
-integers on a fine one, which `dpca_tasks.noise.discrete_gaussian` decides from all bits.
+and quantiles are rounded. This is enough for accept-reject tests and for directions on a coarse grid. It is not enough
+for integers on a fine grid, which `dpca_tasks.noise.discrete_gaussian` decides from all bits.
 
 >>> from dpca_tasks.noise.keystream import subkey
 >>> key = subkey(bytes(32), label="coins", info=b"step 0")
 >>> coins(key, start=0, stop=8, rate=1.0).all()
 np.True_
 
-Keyed standard normal and Laplace variates by inversion: variate ``i`` depends only on the key and ``i``.
+*Normal and Laplace variates* are computed by inversion: variate ``i`` depends only on the key and ``i``.
 
-A magnitude is a quantile of the folded distribution at a keyed uniform ``u`` of `dpca_tasks.noise.keystream`: a small
-``u`` gives a large magnitude; the sign is a separate bit. The quantiles use ``+ - * / sqrt`` and the bits of a float64,
-compiled without fast-math, mathematical library or fused operations, so a key gives the same bits on every machine.
+A magnitude is a quantile of the folded distribution at a keyed uniform ``u``: a small ``u`` gives a large magnitude.
+The sign is a separate bit. The quantiles use ``+ - * / sqrt`` and the bits of a float64, compiled without fast-math,
+mathematical library or fused operations. So a key gives the same bits on every machine.
 
 >>> from dpca_tasks.noise.keystream import subkey
 >>> key = subkey(bytes(32), label="noise", info=b"step 0")
@@ -64,7 +61,7 @@ from dpca_tasks.errors import InvalidInput
 
 KEY_BYTES = 32
 WORDS_PER_TILE = 1 << 14
-"""The number of words under one nonce. It is part of the definition of a stream: another value gives other words."""
+"""Number of words under one nonce. It is part of the definition of a stream: another value gives other words."""
 
 WORDS_PER_BLOCK = 8
 _ZEROS = bytes(8 * WORDS_PER_TILE)
@@ -72,7 +69,7 @@ _ZEROS = bytes(8 * WORDS_PER_TILE)
 
 @dataclass(frozen=True, slots=True, repr=False)
 class SecretKey:
-    """A ChaCha20 key that pickles as usual and whose repr is blank."""
+    """A ChaCha20 key that can be pickled and whose repr hides the secret."""
 
     secret: bytes
 
@@ -82,7 +79,7 @@ class SecretKey:
             raise InvalidInput(f"a key of {len(self.secret)} bytes must have {KEY_BYTES}; derive it with subkey(...)")
 
     def __repr__(self) -> str:
-        """Show the type and nothing else."""
+        """Return the type name alone."""
         return "SecretKey(...)"
 
 
@@ -152,13 +149,13 @@ def words(key: SecretKey, *, stream: int, start: int, stop: int) -> NDArray[np.u
 
 
 _LANES = 16
-"""Blocks at a time."""
+"""Number of blocks computed at a time."""
 _DOUBLE_ROUNDS = 10
 _CONSTANTS = np.frombuffer(b"expand 32-byte k", "<u4")
 
 
 def words_at(key: SecretKey, *, stream: int, places: NDArray[np.int64]) -> NDArray[np.uint64]:
-    """Return the words of one stream of a key at some places, each not negative."""
+    """Return the words of one stream of a key at some nonnegative places."""
     known = np.concatenate([_CONSTANTS, np.frombuffer(key.secret, "<u4")]).astype(np.uint32)
     made = np.empty(places.size, np.uint64)
     _fill(known, np.uint32(stream), places, made)
@@ -167,7 +164,7 @@ def words_at(key: SecretKey, *, stream: int, places: NDArray[np.int64]) -> NDArr
 
 @njit(cache=True, nogil=True)
 def _fill(known: NDArray[np.uint32], stream: np.uint32, places: NDArray[np.int64], made: NDArray[np.uint64]) -> None:
-    """Compute one block a place (RFC 8439, section 2.3), several at once, and take one word of each."""
+    """Compute one block per place (RFC 8439, section 2.3), several at once, and take one word of each."""
     first, state = np.zeros((16, _LANES), np.uint32), np.empty((16, _LANES), np.uint32)
     for row in range(known.size):
         first[row] = known[row]
@@ -194,7 +191,7 @@ def _fill(known: NDArray[np.uint32], stream: np.uint32, places: NDArray[np.int64
 
 @njit(cache=True, nogil=True)
 def _quarter(a: NDArray[np.uint32], b: NDArray[np.uint32], c: NDArray[np.uint32], d: NDArray[np.uint32]) -> None:
-    """Take a quarter round of every lane."""
+    """Apply a quarter round to every lane."""
     for lane in range(_LANES):
         p, q, r, s = a[lane], b[lane], c[lane], d[lane]
         p = np.uint32(p + q)
@@ -215,9 +212,9 @@ def _rotated(word: np.uint32, by: int) -> np.uint32:
 
 
 RESOLUTION = 2.0**-138
-"""The value below which ``u`` has fewer than 53 random bits."""
+"""Value below which ``u`` has fewer than 53 random bits."""
 SMALL = 2.0**-10
-"""The value from which 53 bits of a first word are significant."""
+"""Value from which 53 bits of the first word are significant."""
 
 type Words = NDArray[np.uint64]
 type Further = Callable[[NDArray[np.int64]], tuple[Words, Words]]
@@ -267,7 +264,7 @@ def signed_uniforms(key: SecretKey, *, start: int, stop: int) -> tuple[NDArray[n
 
 
 def further_words(key: SecretKey, *, start: int) -> Further:
-    """Return what finds the words of the second and the third stream at some places from ``start`` on."""
+    """Return a function that computes the words of the second and third stream at some places from ``start`` on."""
     return lambda places: (
         words_at(key, stream=1, places=start + places),
         words_at(key, stream=2, places=start + places),
@@ -275,13 +272,13 @@ def further_words(key: SecretKey, *, start: int) -> Further:
 
 
 def uniforms_of(high: Words, further: Further) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Compute ``u`` from 63 bits of a word, and of two further ones where that is small, and a sign from its last bit.
+    """Compute ``u`` from 63 bits of a word, and if it is small from two further words, and a sign from the last bit.
 
     Parameters
     ----------
     high : uint64 array
     further : callable
-        Gives the second and the third words of some places of `high`: one in a thousand is asked for.
+        Returns the second and the third words at some places of `high`; one place in a thousand is requested.
     """
     uniforms, signs = np.empty(high.size), np.empty(high.size)
     places = np.empty(high.size + 1, np.int64)
@@ -295,7 +292,7 @@ def uniforms_of(high: Words, further: Further) -> tuple[NDArray[np.float64], NDA
 def _fill_from_first(
     high: Words, uniforms: NDArray[np.float64], signs: NDArray[np.float64], small: NDArray[np.int64]
 ) -> int:
-    """Fill what one word determines; note and count the places where fewer than 53 bits are significant."""
+    """Fill the values that one word determines; list and count the places with fewer than 53 significant bits."""
     for i in range(high.size):
         signs[i] = 1.0 - 2.0 * np.float64(np.int64(high[i] & _ONE))
         uniforms[i] = np.float64(np.int64(high[i] >> _ONE)) * 2.0**-63
@@ -327,9 +324,9 @@ _LN2_LOW = 1.90821492927058770002e-10
 _SQRT2 = 1.4142135623730951
 _MANTISSA = np.int64((1 << 52) - 1)
 _TAIL = 0.15
-"""The least ``u`` of the central branch."""
+"""Least ``u`` of the central branch."""
 _FAR = 5.0
-"""The largest ``r`` of the near tail."""
+"""Largest ``r`` of the near tail."""
 
 
 def normals(key: SecretKey, *, start: int, stop: int) -> NDArray[np.float64]:
@@ -364,7 +361,7 @@ def _signed(
     key: SecretKey, start: int, stop: int, fill: Callable[[NDArray[np.float64], NDArray[np.int64]], None]
 ) -> NDArray[np.float64]:
     made = np.empty(max(stop - start, 0))
-    for first in range(start, stop, WORDS_PER_TILE):  # pieces fit into the processor's cache
+    for first in range(start, stop, WORDS_PER_TILE):  # pieces that fit into the processor's cache
         last = min(first + WORDS_PER_TILE, stop)
         magnitudes, signs = signed_uniforms(key, start=first, stop=last)
         fill(magnitudes, magnitudes.view(np.int64))
@@ -405,7 +402,7 @@ def fill_exponentials(u: NDArray[np.float64], bits: NDArray[np.int64]) -> None:
 def fill_normal_magnitudes(u: NDArray[np.float64], bits: NDArray[np.int64]) -> None:
     """Replace each ``u`` in ``(0, 1]`` by ``-ndtri(u / 2)``; ``bits`` is a view of the same memory.
 
-    Tails are set apart first, so that either loop takes several at once.
+    Tails are processed separately after the other values, so that either loop can be vectorised.
 
     References
     ----------

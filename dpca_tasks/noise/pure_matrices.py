@@ -1,6 +1,6 @@
-r"""Pure noise for symmetric matrices and cubes: radial Laplace, and symmetrised Wishart.
+r"""Pure noise for symmetric matrices and cubes: radial Laplace and symmetrised Wishart.
 
-Pure noise for a symmetric matrix or cube: a uniform direction, and a length that falls exponentially.
+*Radial Laplace* noise has a uniform direction, and a length with an exponentially falling density.
 
 >>> from dpca_tasks.noise.keystream import subkey
 >>> noise = CubeRadial(noise_multiplier=0.5)
@@ -12,18 +12,19 @@ Pure noise for a symmetric matrix or cube: a uniform direction, and a length tha
 Notes
 -----
 In the p coordinates of an orthonormal basis of the symmetric tensors (Frobenius norm) the noise b has a density
-proportional to ``exp(-|b| / s)``. A sum that a record moves by at most ``Delta = epsilon s`` has a density that changes
-by at most ``exp(epsilon)``, by the triangle inequality: pure epsilon-DP, with the l2 sensitivity.
+proportional to ``exp(-|b| / s)``. Suppose that a record moves the sum by at most ``Delta = epsilon s``. Then by the
+triangle inequality the density of the noisy sum changes by at most a factor of ``exp(epsilon)``: pure epsilon-DP, with
+the l2 sensitivity.
 
-*How it is drawn.* Its characteristic function is ``(1 + s^2 |t|^2)^(-(p + 1) / 2)``: that of ``b = s R Z`` with Z
-standard normal in p coordinates, and ``R^2`` the sum of p + 1 squared standard normals, independent of Z. So given R,
-one number of the key, each coordinate is drawn by itself. ``|b| / s`` has the distribution Gamma(p), and a coordinate
-the variance ``(p + 1) s^2``.
+*Sampling.* The characteristic function of b is ``(1 + s^2 |t|^2)^(-(p + 1) / 2)``. The product ``b = s R Z`` has this
+characteristic function. Here Z is standard normal in p coordinates, and ``R^2`` is the sum of p + 1 squared standard
+normals, independent of Z. So given R, one number of the key, each coordinate is drawn separately. ``|b| / s`` has the
+distribution Gamma(p), and a coordinate the variance ``(p + 1) s^2``.
 
 *Floating point.* Given R the nearest integers are decided exactly, as for `Symmetric` and `Cube`. R is a float64: the
 exact sum of rounded squares of float normals, each accurate to ``2^-46`` of itself, rounded, and its root, rounded. So
-R is off by less than ``2^-44`` of itself, and takes one of many floats. A relative error h of R changes the density of
-``s R Z`` at the values it takes by about ``h sqrt(p)`` of itself: for a thousand features, ``2^-34``. Neither the
+the relative error of R is below ``2^-44``, and R takes one of many floats. A relative error h of R changes the density
+of ``s R Z`` at the values it takes by about ``h sqrt(p)`` of itself: for a thousand features, ``2^-34``. Neither the
 privacy claim nor `tail_mass` includes this error. Laplace noise on packed coordinates has an exact sampler
 (`dpca_tasks.noise.distributions.SymmetricLaplace`), and much more noise.
 
@@ -32,7 +33,7 @@ References
 Chaudhuri, Monteleoni and Sarwate (2011), Differentially private empirical risk minimization, Algorithm 1; Imtiaz and
 Sarwate (2018), Improved algorithms for differentially private orthogonal tensor decomposition.
 
-The symmetrised Wishart distribution: pure epsilon-DP noise for symmetric sums, computed in floats.
+*The symmetrised Wishart distribution* is pure epsilon-DP noise for symmetric sums, computed in floats.
 
 >>> from dpca_tasks.noise.keystream import subkey
 >>> distribution = WishartDifference(epsilon=0.5)
@@ -69,7 +70,7 @@ from dpca_tasks.noise.distributions import (
 from dpca_tasks.noise.keystream import RESOLUTION, SecretKey, normals, subkey
 
 _FAR = 16.0
-"""``R`` exceeds ``sqrt(p + 1)`` by more with probability below ``exp(-128)``."""
+"""``R`` exceeds ``sqrt(p + 1)`` by more than this with probability below ``exp(-128)``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +86,7 @@ class _RadialLaplace(NoiseDistribution):
     """The distribution of the noise given R."""
 
     def __post_init__(self) -> None:
-        """Refuse a multiplier that is not positive and finite."""
+        """Check that the multiplier is positive and finite."""
         if not 0 < self.noise_multiplier < math.inf:
             raise InvalidInput(
                 f"noise_multiplier={self.noise_multiplier!r} must be positive and finite; it is 1 / epsilon."
@@ -93,7 +94,7 @@ class _RadialLaplace(NoiseDistribution):
 
     @property
     def event(self) -> events.Event:
-        """The event of a pure mechanism, its epsilon rounded up."""
+        """The event of a pure mechanism, with its epsilon rounded up."""
         return events.approximate(float_up(1 / Fraction(self.noise_multiplier)), 0.0)
 
     @classmethod
@@ -148,20 +149,20 @@ class WishartDifference(NoiseDistribution):
 
     Notes
     -----
-    Proof. ``W = c A^T A`` has density proportional to ``exp(-tr W / 2c)`` on ``W >= 0`` (d + 1 degrees of
-    freedom leave no determinant). So the noise has density ``h(D) = const * exp(tr D / 2c) * Int
-    exp(-tr W / c) dW`` over ``W >= 0``, ``W >= D``. Let ``P >= 0``. From D to ``D + P`` the factor in front
-    grows by ``exp(tr P / 2c)`` and the domain shrinks. From D to ``D - P``, with ``W' = W + P``, the factors
-    are ``exp(-tr P / 2c)`` and ``exp(tr P / c)``, and the domain of W' lies in the old one. Any symmetric P
-    is a difference of two such, of total trace t.
+    Proof. ``W = c A^T A`` has density proportional to ``exp(-tr W / 2c)`` on ``W >= 0``, because d + 1 degrees of
+    freedom leave no determinant. So the noise has density ``h(D) = const * exp(tr D / 2c) * Int exp(-tr W / c) dW``
+    over ``W >= 0``, ``W >= D``. Let ``P >= 0``. From D to ``D + P`` the factor in front of the integral grows by
+    ``exp(tr P / 2c)`` and the domain shrinks. From D to ``D - P``, with ``W' = W + P``, the factors are
+    ``exp(-tr P / 2c)`` and ``exp(tr P / c)``, and the domain of W' is a subset of the old domain. Any symmetric P is a
+    difference of two positive semi-definite matrices of total trace t.
 
     Adding one Wishart matrix, as Jiang, Xie and Zhang (2016) do, is not DP: its support distinguishes neighbours.
 
     *Floating point.* The proof is for real matrices. Here the normals are floats, accurate to ``2^-46`` of themselves,
-    and sums of 2 (d + 1) of their products are rounded, so a coordinate is off by about ``d 2^-53`` of its std before
-    it is rounded to an integer: at most a few thousandths of a step at d = 1,000 and ``2^28`` steps, and the same
-    fraction of the probability of a single integer. Neither the privacy claim nor `tail_mass` includes this error.
-    Laplace noise on the packed triangle has an exact sampler (`SymmetricLaplace`).
+    and sums of 2 (d + 1) of their products are rounded. So a coordinate is off by about ``d 2^-53`` of its std before
+    it is rounded to an integer. At d = 1,000 and ``2^28`` steps that is at most a few thousandths of a step. The
+    probability of a single integer changes by the same fraction. Neither the privacy claim nor `tail_mass` includes
+    this error. Laplace noise on the packed triangle has an exact sampler (`SymmetricLaplace`).
     """
 
     name: ClassVar[str] = "WishartDifference"
@@ -205,7 +206,7 @@ class WishartDifference(NoiseDistribution):
 
 @njit(cache=True, nogil=True)
 def _add_outer_products(rows: NDArray[np.float64], signs: NDArray[np.float64], packed: NDArray[np.float64]) -> None:
-    """Add ``sign * row^T row`` to a packed upper triangle, one row after the other."""
+    """Add ``sign * row^T row`` to a packed upper triangle for each row in turn."""
     order = rows.shape[1]
     base = 0
     for i in range(order):

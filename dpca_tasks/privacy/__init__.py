@@ -1,1 +1,1 @@
-"""The trust boundary: the gate, and the curator, whose methods are the ways out that pass it."""
+"""The trust boundary, with the gate and the curator, whose methods are the only exports of data."""

@@ -1,8 +1,8 @@
-"""The curator: the only interface through which a mechanism gets a number from private rows.
+"""The curator, the only interface through which a mechanism gets a number from private rows.
 
-The curator checks that the step was reserved, sums exactly, adds keyed noise, stores the noised array as the only
-answer to that step, and returns what it reads back. It has one method for each kind of answer; the table of
-`dpca_tasks.privacy.gate` lists them with their proofs.
+The curator checks that the step was reserved, sums exactly, adds keyed noise, and stores the noised array as the only
+answer to that step. It returns the array as read back from storage. It has one method for each kind of answer; the
+table of `dpca_tasks.privacy.gate` lists them with their proofs.
 
 >>> from dpca_tasks.accounting import events
 >>> from dpca_tasks.privacy.gate import InMemoryReservation
@@ -67,10 +67,10 @@ class Curator:
 
     Notes
     -----
-    For each (release, step) at most one noised array leaves. The noise of a step is a pseudo-random function of the
-    release's key and of everything that determines the answer: snapshot content, step, query with its public inputs,
-    noise distribution and scale. A stored step is read back, not computed again, so a resumed release gives the same
-    answers.
+    For each (release, step) at most one noised array is published. The noise of a step is a pseudo-random function of
+    the release's key and of everything that determines the answer: snapshot content, step, query with its public
+    inputs, noise distribution and scale. A stored step is read back, not computed again, so a resumed release gives the
+    same answers.
     """
 
     def __init__(
@@ -87,7 +87,8 @@ class Curator:
     def with_stored_inputs(self, query: Query, *, step: int | None = None) -> Query:
         """Return the query of the next step, or of a given one, with the public inputs that an earlier run stored.
 
-        Public inputs that are computed again may differ in their last bits, so a resumed release uses the stored ones.
+        Public inputs that are computed again may differ in their last bits, so a resumed release uses the stored
+        inputs.
         """
         if step is not None:
             self._gate.move_to(step)
@@ -149,7 +150,7 @@ class Curator:
         return {name: part_in_data_units(part, query.parts[name]) for name, part in request.query.split(packed).items()}
 
     def release_tiles(self, query: TiledSum, distribution: JointGaussian) -> "TiledAnswer":
-        """Answer the next step with the noisy parts of a statistic that is too large to be held, in tiles.
+        """Answer the next step with the noisy parts of a statistic that is too large for memory, in tiles.
 
         Parameters
         ----------
@@ -160,8 +161,8 @@ class Curator:
         Returns
         -------
         TiledAnswer
-            Computes, stores and reads its tiles one at a time. Together they are the answer of `release_parts`, to the
-            bit, and one release.
+            Computes, stores and reads its tiles one at a time. Together they are one release, bit-identical to the
+            answer of `release_parts`.
 
         Raises
         ------
@@ -170,9 +171,9 @@ class Curator:
 
         Notes
         -----
-        The noise of a coordinate is a function of the request's key and the coordinate's place in the whole statistic,
-        so it is the same in any tile. A step is stored whole where one tile has all items; else its place holds the
-        public inputs and where the tiles begin, which a resumed release goes on with.
+        The noise of a coordinate is a function of the request's key and the coordinate's place in the whole statistic.
+        So it is the same in any tile. A step is stored whole if one tile has all items. Otherwise its entry holds the
+        public inputs and the bounds of the tiles, from which a resumed release continues.
         """
         request = self._gate.admit(query, distribution, part_scales_in_steps)
         asked = request.query
@@ -239,30 +240,30 @@ class Curator:
         ----------
         query : RowSum
         noise : Share
-            This site's part of a roster's noise. Its event, which is that of all honest parts together, must be the one
-            reserved for each attempt of each round.
+            This site's part of a roster's noise. Its event is the event of all honest parts together. It must be the
+            one reserved for each attempt of each round.
         address : Address
-            The round and the attempt, in any order: a restarted site goes on at any round.
+            The round and the attempt, in any order: a restarted site continues at any round.
         seeds : Masks
-            The seeds that this site shares with the others of the roster.
+            The seeds that this site shares with the other sites of the roster.
 
         Returns
         -------
         Message
-            The same noised integers for each attempt of one roster, under a mask of the attempt. Another roster takes
+            The same noised integers for each attempt of one roster, under a mask of the attempt. Another roster uses
             fresh noise and another of the round's reserved steps.
 
         Raises
         ------
         StepMismatch
-            As for `release`; also when all reserved attempts of the round were for other rosters. Nothing leaves.
+            As for `release`; also when all reserved attempts of the round were for other rosters. Nothing is sent.
 
         Notes
         -----
         The message is the site's weighted sum plus its keyed noise plus a mask, modulo ``2^64``. The noised integers
-        are stored as the answer of the step and never leave; each attempt sends them under a fresh mask. A round has a
-        step for each roster that is tried in it, and its noise is a function of the roster: other sites, other noise,
-        another charge.
+        are stored as the answer of the step and are never sent unmasked; each attempt sends them under a fresh mask. A
+        round has a step for each roster that is tried in it. The noise is a function of the roster, so another set of
+        sites has other noise and another charge.
         """
         roster = noise.roster
         if seeds.site != noise.site:
@@ -305,7 +306,7 @@ class Curator:
         Raises
         ------
         StepMismatch
-            As for `release`. No direction leaves.
+            As for `release`. No direction is released.
         """
         request = self._gate.admit(score, mechanism, _direction_numbers)
 
@@ -328,8 +329,8 @@ class Curator:
         Returns
         -------
         float64 array
-            The output of the mechanism, on its public grid. Eigengap, residual and a scale that depends on them do not
-            leave.
+            The output of the mechanism, on its public grid. Eigengap, residual and a scale that depends on them are not
+            released.
 
         Raises
         ------
@@ -356,7 +357,7 @@ class Curator:
         Returns
         -------
         float64 array of shape (snapshots, d + k, k)
-            The result of `dpca_tasks.privacy.sampled_loop.run_passes`, stored as one answer before it leaves.
+            The result of `dpca_tasks.privacy.sampled_loop.run_passes`, stored as one answer before it is returned.
 
         Raises
         ------
@@ -371,11 +372,11 @@ class Curator:
         return self._load_or_compute(request, compute)
 
     def _sum(self, query: RowSum) -> NDArray[np.int64]:
-        """Sum a query exactly; the workers keep the rows when more steps follow."""
+        """Sum a query exactly; the workers keep the rows if more steps follow."""
         return self._rows.sum(query, stay=self._gate.steps_left > 1)
 
     def _noised_parts(self, request: Request[JointSum, JointGaussian]) -> NDArray[np.int64]:
-        """Sum all parts and add their noise, with a key for each."""
+        """Sum all parts and add their noise, with a separate key for each part."""
         secrets, query = self._gate.secrets(request), request.query
         answer = self._sum(query.with_secrets(secrets))
         for (name, packed), scale in zip(query.split(answer).items(), request.numbers, strict=True):
@@ -398,13 +399,13 @@ class Curator:
         return answer
 
     def _load_or_compute(self, request: Request[Any, Any], compute: Callable[[], NDArray[Any]]) -> NDArray[Any]:
-        """Load or compute the answer to a request; then free the rows on the workers if no step is left."""
+        """Load or compute the answer to a request, then free the rows on the workers if no step is left."""
         answer = self._gate.load_or_compute(request, compute)
         self._free_rows()
         return answer
 
     def _free_rows(self) -> None:
-        """Free the rows that the workers hold, after the last answer."""
+        """Free the rows in the workers' memory after the last answer."""
         if not self._gate.steps_left:
             self._rows.residency.clear()
 
@@ -412,10 +413,10 @@ class Curator:
 class DisclosingCurator(Curator):
     """A curator that can also answer without noise, in steps that were reserved as not private.
 
-    `Curator` has no such method, and no noise distribution has std 0. An exact sum leaves only if all four hold: the
-    target sets ``i_know_this_is_not_private``; the step was reserved as ``non_private``, which a ledger grants on
-    explicit request only and which voids the budget; this class was built with the acknowledgement; and `disclose` is
-    called.
+    `Curator` has no such method, and no noise distribution has std 0. An exact sum is published only if all four
+    conditions hold. (1) The target sets ``i_know_this_is_not_private``. (2) The step was reserved as ``non_private``,
+    which a ledger grants on explicit request only and which voids the budget. (3) This class was constructed with the
+    acknowledgement. (4) `disclose` is called.
 
     >>> from dpca_tasks.privacy.gate import InMemoryReservation
     >>> from dpca_tasks.records.blocks import ArrayBlocks
@@ -490,7 +491,7 @@ class Site:
     ----------
     name : str
     curator : Curator
-        Over its rows and its reservation of the joint event, one step for each attempt of each round.
+        The curator of its rows and its reservation of the joint event, with one step for each attempt of each round.
     seeds : Masks
     """
 
@@ -519,7 +520,7 @@ class TiledAnswer:
     Attributes
     ----------
     tiles : tuple of Tile
-        In order; together they have every item once.
+        The tiles in order; together they have every item once.
     """
 
     query: TiledSum
@@ -529,21 +530,21 @@ class TiledAnswer:
     def read(self, at: int) -> dict[str, NDArray[np.float64]]:
         """Return the parts of a tile by name, in data units; compute and store it if it has no stored answer.
 
-        A stack is of shape (items, order, order); other parts are packed, or a full matrix for a symmetric one.
+        A stack is of shape (items, order, order); other parts are packed, or a full matrix for a symmetric part.
         """
         tile = self.tiles[at]
         parts = self.query.split_tile(tile, self.load(tile))
         return {name: part_in_data_units(packed, self.query.parts[name]) for name, packed in parts.items()}
 
     def whole(self) -> dict[str, NDArray[np.float64]]:
-        """Return all tiles together, as `release_parts` returns them: for statistics that fit in memory."""
+        """Return all tiles together, as `release_parts` does, for statistics that fit in memory."""
         read = [self.read(at) for at in range(len(self.tiles))]
         return {name: np.concatenate([parts[name] for parts in read if name in parts]) for name in read[0]}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Rows:
-    """Private rows and the cluster that sums them; the parameters are those of `Curator`."""
+    """Private rows and the cluster that sums them, with the parameters of `Curator`."""
 
     source: BlockSource = field(repr=False)
     client: "Client | None" = None

@@ -1,8 +1,8 @@
-r"""Leading eigenpairs of ``S = X^T X`` for use inside the trust boundary: block Lanczos on exact products.
+r"""Leading eigenpairs of ``S = X^T X`` inside the trust boundary, by block Lanczos on exact products.
 
 A fixed public number of passes over the blocks computes exact products ``X^T (X V)`` with a block of columns. Sparse
-rows stay sparse, and memory holds the basis and its image, (d, passes * width) numbers each. The result is as secret as
-the rows.
+rows stay sparse, and memory holds the basis and its image, (d, passes * width) numbers each. The result is as private
+as the rows.
 
 >>> from dpca_tasks.records.blocks import ArrayBlocks
 >>> from dpca_tasks.noise.keystream import subkey
@@ -13,29 +13,29 @@ the rows.
 
 Notes
 -----
-*Exactness.* Records are clipped integers, V lies on a grid of step ``2^-36`` (around a mean ``2^-20``, which keeps
-products with the mean exact), and products are summed as integers, so the images of the basis are the same bits for
+*Exactness.* Records are clipped integers. V is on a grid of step ``2^-36``. Around a mean the step is ``2^-20``, which
+keeps products with the mean exact. Products are summed as integers, so the images of the basis have the same bits for
 any blocks, partitions and workers. The basis is completed by orthogonalisation. Every block contains a trace of fresh
 keyed noise, so the basis reaches the planned number of columns whatever the rank of S. LAPACK runs on one thread: with
 the locked versions, a key gives the same bits on one machine.
 
 *What is certified.* Rayleigh-Ritz on the span gives k + 1 pairs with residual ``R = S V - V Lambda``. Then V spans an
-invariant subspace of ``S + E`` with ``||E||_2 = ||R||_2``, so if the pairs are the leading ones, each eigenvalue is
-within `TOLERANCE` of its own when ``||R||_F <= TOLERANCE``, and ``gap = g_ritz - 2 TOLERANCE`` lies between
-``g - 4 TOLERANCE`` and g. A larger residual certifies nothing, and the gap then counts as 0: the worst case for smooth
-noise, and a failed test for `ProposedGap`.
+invariant subspace of ``S + E`` with ``||E||_2 = ||R||_2``. Suppose that the pairs are the leading ones and
+``||R||_F <= TOLERANCE``. Then each computed eigenvalue is within `TOLERANCE` of the exact one, and
+``gap = g_ritz - 2 TOLERANCE`` lies between ``g - 4 TOLERANCE`` and g. A larger residual certifies nothing, and the gap
+then counts as 0: the worst case for smooth noise, and a failed test for `ProposedGap`.
 
-*When that is a proof.* With ``passes * width >= d`` the basis is all of R^d: Rayleigh-Ritz is a full
-eigendecomposition, the pairs are the leading ones, and the residual is rounding error, about ``1e-16 d`` of the largest
-eigenvalue, below the tolerance for any number of records that exact sums hold. The width ensures this for up to
-`COMPLETE_UP_TO` features, and the guarantee then has no condition.
+*When that is a proof.* With ``passes * width >= d`` the basis is all of R^d and Rayleigh-Ritz is a full
+eigendecomposition. The pairs are the leading ones, and the residual is rounding error, about ``1e-16 d`` of the largest
+eigenvalue. That is below the tolerance for any number of records that exact sums can hold. The width ensures this for
+up to `COMPLETE_UP_TO` features, and the guarantee then has no condition.
 
-*What is left open.* For more features the number of passes may be too small for a dataset. No fixed number excludes
+*What is not proved.* For more features the number of passes may be too small for a dataset. No fixed number excludes
 this: in the worst case a Krylov method needs d products. The proof then covers neighbours whose residuals both pass or
-both fail the tolerance. If both pass, the bounds hold, provided that the random start, unknown to whoever chose the
-rows, misses no leading direction. If both fail, both get the worst-case noise, which hides any two subspaces. The proof
-does not cover neighbours of which one passes and one fails. More passes move that border to smaller relative eigengaps.
-`is_complete` reports the case from public facts alone.
+both fail the tolerance. If both pass, the bounds hold, provided that the random start misses no leading direction; it
+is unknown to anyone who chose the rows. If both fail, both get the worst-case noise, which hides any two subspaces. The
+proof does not cover neighbours of which one passes and one fails. More passes move that boundary to smaller relative
+eigengaps. `is_complete` reports the case from public facts alone.
 
 References
 ----------
@@ -67,7 +67,7 @@ if TYPE_CHECKING:
     from distributed import Client
 
 COMPLETE_UP_TO = 4096
-"""The largest number of features for which the basis is made complete."""
+"""Largest number of features for which the basis is made complete."""
 
 _TRACE = 2.0**-EIGENSOLVER_DIRECTION_BITS
 _FACTS = ("n_features", "clip_norm", "relation", "n_components", "passes", "oversampling")
@@ -138,7 +138,7 @@ class Eigensolver:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the basis spans R^d, so that the pairs are correct for every dataset."""
+        """True if the basis spans R^d, so that the pairs are correct for every dataset."""
         return self.width * self.passes >= self.n_features
 
     @property
@@ -202,7 +202,7 @@ class Eigensolver:
         orthonormal, triangle = np.linalg.qr(basis)
         images = solve_triangular(triangle, images.T, trans="T").T
         small = orthonormal.T @ images
-        values, vectors = np.linalg.eigh((small + small.T) / 2)  # partial solvers may miss repeated ones
+        values, vectors = np.linalg.eigh((small + small.T) / 2)  # partial solvers may miss repeated eigenvalues
         values, vectors = values[-self.n_components - 1 :], vectors[:, -self.n_components - 1 :]
         pairs = orthonormal @ vectors
         residual = float(np.linalg.norm(images @ vectors - pairs * values))

@@ -1,12 +1,14 @@
-"""The gate: the checks that every way out of the trust boundary passes; it alone uses the key and the stored steps.
+"""The gate with the checks of every export through the trust boundary.
+
+The gate alone uses the key and the stored steps. `Curator` and `DisclosingCurator` have one method for each export:
 
 ====================  ==========================  =============================  ===================================
-Way out               Charge                      What leaves                    Proof
+Export                Charge                      Result                         Proof
 ====================  ==========================  =============================  ===================================
 ``release``           one step: the event of      a sum with keyed noise, both   ``privacy.request``: the row, and
                       its noise, sampled or not   integers on the query's grid   the notes of the query's class
 ``release_parts``     one step: the event of      several such sums, each with   ``queries.joint_sum``, and the row
-                      one joint noise             noise and a grid of its own
+                      one joint noise             separate noise and grid
 ``release_tiles``     one step: the event of      the same sums, for some items  ``queries.joint_sum``: together the
                       one joint noise             at a time                      answer of ``release_parts``
 ``release_operator``  one step: the event of      products with the matrix that  ``privacy.tiled_noise``
@@ -22,9 +24,9 @@ Way out               Charge                      What leaves                   
                       the budget
 ====================  ==========================  =============================  ===================================
 
-Each way out is a method of `dpca_tasks.privacy.curator` and calls the gate in one order: `Gate.admit` checks event,
-relation, snapshot and table of sensitivities, and digests the request; `Gate.key` derives its keys;
-`Gate.load_or_compute` stores the answer before it leaves, and returns what it reads back.
+Each export is a method of `dpca_tasks.privacy.curator` and calls the gate in a fixed order. `Gate.admit` checks event,
+relation, snapshot and table of sensitivities, and digests the request. `Gate.key` derives its keys.
+`Gate.load_or_compute` stores the answer before it is returned, and returns it as read back from storage.
 
 A `Reservation` is the interface of the charged release behind the gate; `InMemoryReservation` needs no ledger.
 """
@@ -49,17 +51,17 @@ from dpca_tasks.records.blocks import BlockSource, snapshot_content
 ANSWER, DIGEST, PUBLIC = "answer", "question", "public."
 """Names under which the arrays of a step are stored; they never change."""
 APPLIED, TILED = b"applied", b"tiled"
-"""The suffixes of a digest whose matrix was applied as an operator instead of formed, or whose answer is in tiles."""
+"""Suffixes of a digest whose matrix was applied as an operator instead of formed, or whose answer is in tiles."""
 
 Arrays = dict[str, NDArray[Any]]
-"""The arrays of a step by name."""
+"""Arrays of a step by name."""
 
 type Numbers[Q, L] = Callable[[Q, L], tuple[float, ...]]
-"""What computes the numbers that determine the noise from a query and its noise distribution, the scale first."""
+"""Function that computes the numbers of the noise, scale first, from a query and its noise distribution."""
 
 
 class Reservation(Protocol):
-    """A charged release: its event, neighbouring relation, snapshot and key, and the answers of its steps."""
+    """A charged release with its event, neighbouring relation, snapshot, key, and the answers of its steps."""
 
     @property
     def release_id(self) -> str: ...  # noqa: D102
@@ -72,7 +74,7 @@ class Reservation(Protocol):
 
     @property
     def content(self) -> str | None:
-        """The content digest of the charged snapshot, a secret; None where the rows are in no catalog."""
+        """The content digest of the charged snapshot, a secret; None if the rows are in no catalog."""
 
     def kept(self, step: int, /) -> Arrays | None:
         """Return the stored arrays of a step, or None."""
@@ -105,20 +107,20 @@ class InMemoryReservation:
 
 
 class Gate:
-    """The steps of one reserved release, in order, each answered once."""
+    """The steps of one reserved release, each answered once and in order."""
 
     def __init__(self, source: BlockSource, reservation: Reservation) -> None:
         self._source, self._reservation = source, reservation
         self._step = 0
-        self._vacant = -1  # the step that had no answer when `with_stored_inputs` looked
+        self._vacant = -1  # the step that had no answer when `with_stored_inputs` was called
 
     def move_to(self, step: int) -> None:
-        """Go on at a step by its address, whatever was answered before it."""
+        """Continue at a given step, whatever was answered before."""
         self._step = step
 
     @property
     def steps_left(self) -> int:
-        """The number of reserved steps without an answer, including the present one."""
+        """The number of reserved steps without an answer, including the current one."""
         return events.count_steps(self._reservation.event) - self._step
 
     def with_stored_inputs[Q: Asked](self, query: Q) -> Q:
@@ -135,7 +137,7 @@ class Gate:
     ) -> Request[Q, L]:
         """Check a request against table and reservation, and digest it.
 
-        ``bound_to`` is what the answer belongs to beside rows, step, query and noise: part of the digest.
+        ``bound_to`` is a part of the digest: anything besides rows, step, query and noise to which the answer is bound.
         """
         check_row(query, distribution)
         step, charged = self._step, self._reservation
@@ -168,7 +170,7 @@ class Gate:
         Raises
         ------
         StepMismatch
-            When all of them were answered for others.
+            When all of these steps were answered for other requests.
         """
         for step in steps:
             self.move_to(step)
@@ -213,7 +215,7 @@ class Gate:
         Raises
         ------
         StepTaken
-            When another process answered the step with other public inputs since this one looked.
+            When another process has answered the step with other public inputs since `with_stored_inputs` was called.
         StepMismatch
             When the step was answered for a different request.
         """
@@ -236,7 +238,7 @@ class Gate:
     ) -> NDArray[Any]:
         """Load a tile of a step's answer, or compute and store it; the first writer wins.
 
-        Tiles are stored behind all steps of the release: tile i of step s under ``steps (i + 1) + s``.
+        Tiles are stored after all steps of the release: tile i of step s under ``steps (i + 1) + s``.
 
         Raises
         ------

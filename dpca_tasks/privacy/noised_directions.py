@@ -1,8 +1,8 @@
-r"""Mechanisms that add noise to computed directions: smooth sensitivity, and a tested eigengap.
+r"""Mechanisms that add noise to computed directions, by smooth sensitivity or a tested eigengap.
 
-A mechanism takes computed eigenpairs and a key and returns the noised answer: ``V Q + scale * Z`` with Q uniform among
-the orthogonal matrices of order k and Z keyed noise. Eigengap and scale stay inside the boundary; only `ProposedGap`
-releases a noisy bound of the gap, from which its scale follows.
+A mechanism takes computed eigenpairs and a key and returns the noised answer ``V Q + scale * Z``. Here Q is uniform
+among the orthogonal matrices of order k, and Z is keyed noise. Eigengap and scale stay inside the boundary; only
+`ProposedGap` releases a noisy bound of the gap, from which its scale follows.
 
 >>> from dpca_tasks.privacy.eigensolver import Eigenpairs, Eigensolver
 >>> from dpca_tasks.noise.keystream import subkey
@@ -14,15 +14,16 @@ releases a noisy bound of the gap, from which its scale follows.
 
 Notes
 -----
-*Rotation.* Directions of equal span differ by an orthogonal W, and which one a solver returns may depend on any record.
-With Q uniform, ``V W Q`` is distributed as ``V Q``, so neighbours can be coupled at the nearest W: outputs are
+*Rotation.* Directions of equal span differ by an orthogonal W, and the choice of the solver may depend on any record.
+With Q uniform, ``V W Q`` is distributed as ``V Q``, so neighbours can be coupled at the nearest W. Outputs are then
 mixtures, with equal weights, of pairs whose means differ by at most ``min_W ||V - V' W||_F``. Without Q, the signs and
 rotations of the basis would reveal the solver's choice.
 
 *Floating point.* The scale is a float that depends on the rows, so the sums are not integers. They are rounded to a
-public grid of `SIGNIFICANT_BITS` bits (and of step ``2^-24`` near zero), whose cells are at least ``2^20`` times wider
+public grid of `SIGNIFICANT_BITS` bits (and of step ``2^-24`` near zero). Its cells are at least ``2^20`` times wider
 than the rounding errors of the sum. So the probability of a cell is off by a factor of at most about ``1 + 2^-20`` per
-coordinate, which limits what low bits of V or of the scale can reveal. The privacy claim does not include this factor.
+coordinate. This limits the information in low bits of V or of the scale. The privacy claim does not include this
+factor.
 """
 
 import math
@@ -51,7 +52,7 @@ Shape = Literal["gaussian"] | TailedNoise
 
 SIGNIFICANT_BITS = 22
 _FINEST_EXPONENT = -24
-_GAP_STEPS = 2**16  # grid steps of the gap in one record
+_GAP_STEPS = 2**16  # grid steps of the gap per record
 
 
 class PerturbationMechanism(ABC):
@@ -165,10 +166,10 @@ class ProposedGap(PerturbationMechanism):
 
     Notes
     -----
-    The answer is the noisy bound h of the gap, then the matrix row by row: ``h = g + Laplace - margin`` is
+    The answer is the noisy bound h of the gap, then the matrix row by row. ``h = g + Laplace - margin`` is
     gap_epsilon-DP and above g with probability at most gap_delta. If ``h <= threshold``, the matrix is noise alone and
-    depends on h only. If ``threshold < h <= g``, one record turns the directions by at most ``L(g) <= L(h)``, and h is
-    public, so noise of std ``L(h) noise_multiplier`` hides it. Integrated over h, the whole answer is
+    depends on h only. If ``threshold < h <= g``, one record turns the directions by at most ``L(g) <= L(h)``. Since h
+    is public, noise of std ``L(h) noise_multiplier`` hides this rotation. Integrated over h, the whole answer is
     (epsilon, delta)-DP.
 
     g is the certified bound, rounded down to a grid of step ``2^-16``, with integer Laplace noise: h is an exact
@@ -185,7 +186,7 @@ class ProposedGap(PerturbationMechanism):
 
     @property
     def event(self) -> events.Event:
-        """The event, known by its (epsilon, delta) only: the parts are private together, not each by itself."""
+        """The event, known by its (epsilon, delta) only: the parts are private together, not separately."""
         return events.approximate(self.epsilon, self.delta)
 
     @property
@@ -206,7 +207,7 @@ class ProposedGap(PerturbationMechanism):
         return self._scale_in_steps(solver) / _GAP_STEPS
 
     def noise_std(self, bound: float, solver: Eigensolver) -> float:
-        """Return the noise std of the directions for a bound of the gap; public, because the bound is."""
+        """Return the noise std of the directions for a bound of the gap; public, because the bound is public."""
         turned = local_sensitivity(
             bound,
             relation=solver.effective_relation,
@@ -231,7 +232,7 @@ class ProposedGap(PerturbationMechanism):
         """Return the scale of the gap's noise in grid steps; rounding the gap down adds one step to the sensitivity."""
         sensitivity = math.ceil(computed_movement(solver.effective_relation) * _GAP_STEPS) + 1
         scale = math.nextafter(laplace_noise_multiplier(epsilon=self.gap_epsilon) * sensitivity, math.inf)
-        check_scale(scale)  # also for plans, which ask for the margin
+        check_scale(scale)  # here, so that plans are checked too: they use the margin
         return scale
 
 
@@ -243,7 +244,7 @@ def on_output_grid(values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def random_rotation(key: SecretKey, order: int) -> NDArray[np.float64]:
-    """Return a uniformly distributed matrix of O(order); for order 1 a sign."""
+    """Return a uniformly distributed matrix of O(order); for order 1 a random sign."""
     q, r = np.linalg.qr(_normals(key, "rotation", order * order).reshape(order, order))
     return np.asarray(q * np.where(np.diag(r) < 0, -1.0, 1.0))
 

@@ -1,14 +1,12 @@
 """The request that the gate admits, and the closed table of sensitivities.
 
-The closed table of permitted pairs of query and noise distribution, with their sensitivities.
+The table lists the permitted pairs of query and noise distribution with their sensitivities. The gate refuses a pair
+without a row. The numbers of a row are stated for reviewers. The code computes with the query's `sensitivity` method,
+which its class notes prove, and a test compares the two. The numbers are in units in which a clipped record has norm 1,
+for d features.
 
-The gate refuses a pair that has no row. The numbers of a row are stated here for reviewers; the code computes with the
-query's own `sensitivity`, which its class notes prove, and a test compares the two. The numbers are in units in which a
-clipped record has norm 1, for d features.
-
-The request that the gate admits: a query, its noise, the scales in grid steps and the digest.
-
-The functions at the end convert sensitivities to noise scales in grid steps, and grid steps to data units.
+A request consists of a query, its noise, the scales in grid steps and the digest. The functions at the end convert
+sensitivities to noise scales in grid steps, and grid steps to data units.
 """
 
 import hashlib
@@ -34,7 +32,7 @@ _ROOT_2, _ROOT_3 = math.sqrt(2.0), math.sqrt(3.0)
 
 
 class Row(NamedTuple):
-    """The proved sensitivity for each relation; None where the query refuses the relation."""
+    """The proved sensitivity for each relation, or None if the query refuses the relation."""
 
     query: str  # name and version
     distributions: tuple[str, ...]
@@ -43,7 +41,7 @@ class Row(NamedTuple):
     zero_out: Bound
     replace_one: Bound
     is_sharp: bool = True  # if not, the query may state less than this, depending on its grid
-    per_zeta: bool = False  # if so, in units of the query's `zeta`, and of all ticks of a stream together
+    per_zeta: bool = False  # if so, in units of the query's `zeta`, and for all ticks of a stream together
 
 
 _FROBENIUS = ("Symmetric", "UpperTriangle")
@@ -92,7 +90,7 @@ _SHARED = (
     Row("replaced_product 1", ("VectorShare",), "l2", 1.0, 1.0, 2.0, is_sharp=False),
     Row("clipped_product 1", ("VectorShare",), "l2", 1.0, 1.0, 2.0, is_sharp=False),
 )
-"""Sums of which several sites add up noised shares; one record's contribution has norm at most one unit."""
+"""Sums to which several sites contribute noised shares; one record's contribution has norm at most one unit."""
 
 _TENSORS = (
     Row("second_moment 1", ("SymmetricRadial",), "l2", 1.0, 1.0, _ROOT_2),
@@ -104,7 +102,7 @@ _TENSORS = (
         for kind in ("word_pairs 1", "word_triples 1", "point_triples 1")
     ),
 )
-"""Moments of documents and points, of which components are found; third moments along a few directions."""
+"""Moments of documents and points, from which components are found; third moments along a few directions."""
 
 _STREAMED = tuple(
     Row(f"streamed_moment 1 of {kind}{signs}", ("Symmetric",), "l2", 1.0, 1.0, replaced, not signs, per_zeta=True)
@@ -144,10 +142,10 @@ TABLE = (
     Row("Eigensolver 1", ("SmoothNoise", "ProposedGap"), "eigengap", 1.0, 1.0, 2.0),
     Row("Eigensolver 1 around a mean", ("SmoothNoise", "ProposedGap"), "eigengap", 1.0, 2.0, 2.0),
 )
-"""Every permitted pair."""
+"""All permitted pairs."""
 
 WITHOUT_ROW = ("exact_product", "unrounded_product")
-"""Queries that are summed inside the boundary only: their sums never leave, with or without noise of their own."""
+"""Queries that are summed inside the boundary only: their sums are never published, with or without noise."""
 
 _ROWS = {(row.query, name): row for row in TABLE for name in row.distributions}
 
@@ -171,7 +169,7 @@ class Named(Protocol):
 
 
 def check_row(query: Stated, distribution: Named) -> None:
-    """Refuse a query under a noise distribution for which no sensitivity is proved."""
+    """Check that a sensitivity is proved for a query under a noise distribution."""
     row = _ROWS.get((query.kind, distribution.name))
     if row is None or row.norm != distribution.norm or getattr(row, query.relation) is None:
         others = sorted(name for kind, name in _ROWS if kind == query.kind and name not in _DISCLOSED)
@@ -198,7 +196,7 @@ class Drawn(Named, Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request[Q: Asked, L: Drawn]:
-    """An admitted request: a query, its noise distribution, and the numbers that determine the noise, scale first."""
+    """An admitted request with its query, its noise distribution, and the numbers of the noise, scale first."""
 
     step: int
     steps: int
@@ -218,7 +216,7 @@ def make_request[Q: Asked, L: Drawn](
     steps: int,
     bound_to: bytes = b"",
 ) -> Request[Q, L]:
-    """Return the request for a query and a distribution at a step, of the rows with a content digest."""
+    """Return the request for a query and a distribution at a step, on rows with a content digest."""
     found = numbers(query, distribution)
     digest = hash_request(content, step, query, distribution, found, bound_to=bound_to)
     return Request(step=step, steps=steps, query=query, distribution=distribution, numbers=found, digest=digest)
@@ -227,9 +225,9 @@ def make_request[Q: Asked, L: Drawn](
 def hash_request(
     content: str, step: int, query: Asked, distribution: Drawn, numbers: tuple[float, ...], *, bound_to: bytes = b""
 ) -> bytes:
-    """Hash all that determines an answer but the key: rows, step, query, noise, numbers, and the rest.
+    """Hash everything that determines an answer except the key.
 
-    Only an answer that is bound to something else has that part.
+    This is rows, step, query, noise and numbers, and ``bound_to`` only for an answer that is bound to something else.
     """
     hasher = hashlib.sha256()
     for part in (
@@ -255,7 +253,7 @@ def scale_in_steps(query: RowSum | SampledPasses, distribution: NoiseDistributio
 
 
 def part_scales_in_steps(query: JointSum, distribution: JointGaussian) -> tuple[float, ...]:
-    """Return the noise scale of each part in its own grid steps, rounded up: the numbers of a request for parts."""
+    """Return the noise scale of each part in the part's grid steps, rounded up: the numbers of a request for parts."""
     scales = tuple(
         math.nextafter(distribution.noise_multiplier * part.scale, math.inf) * part.steps_per_unit
         for part in query.parts.values()
@@ -269,12 +267,12 @@ def part_scales_in_steps(query: JointSum, distribution: JointGaussian) -> tuple[
 
 
 def part_in_data_units(answer: NDArray[np.int64], part: Part) -> NDArray[np.float64]:
-    """Return a part in grid steps as numbers in data units: full matrices or tensors, but for vectors."""
+    """Convert a part from grid steps to data units, and unpack it to a full matrix or tensor unless it is a vector."""
     return _unpacked(answer, part.unit / part.steps_per_unit, part.layout)
 
 
 def in_data_units(answer: NDArray[np.int64], query: RowSum) -> NDArray[np.float64]:
-    """Convert a packed answer from grid steps to data units; return the full matrix or tensor, but for vectors."""
+    """Convert a packed answer from grid steps to data units, and unpack it unless it is a vector."""
     return _unpacked(answer, query.unit / query.steps_per_unit, query.layout)
 
 

@@ -1,8 +1,8 @@
 """One fused loop for thousands of sampled steps, over the few records that they use.
 
 A step of `exact_sum` costs milliseconds on a cluster, and a run that samples one record a step has as many steps as
-records. So the samples of all steps are drawn first, the sampled records are gathered from the blocks once, and one
-compiled loop takes every step: exact integer product, integer noise, update of the directions.
+records. So the samples of all steps are drawn first, and the sampled records are gathered from the blocks once. Then
+one compiled loop takes every step: exact integer product, integer noise, update of the directions.
 """
 
 import math
@@ -27,17 +27,17 @@ _DRAWS_AT_ONCE = 1 << 16  # noise that stays in the processor's cache
 def run_passes(
     source: BlockSource, passes: SampledPasses, distribution: Gaussian, secrets: StepSecrets
 ) -> NDArray[np.float64]:
-    """Take all steps; return V at each snapshot, and the mean of ``V^T G`` since the snapshot before.
+    """Take all steps, and return V at each snapshot with the mean of ``V^T G`` since the previous snapshot.
 
     The result has shape (snapshots, d + k, k). G is the noisy sum of a step in units of the clip norm, not divided by
-    the rate. The mean is over every fourth step; the first snapshot has zeros in its place.
+    the rate. The mean is over every fourth step; for the first snapshot it is zero.
 
     Guarantees
     ----------
-    The noisy sum of each step is the integer array that `Curator.release` would have stored for it, with its own range
-    of one noise stream; only the snapshots leave. Between steps the directions are floats, computed in this process by
-    loops of fixed order and rounded to their public grid before they are multiplied with a record. Memory holds the
-    sampled records only.
+    The noisy sum of each step is the integer array that `Curator.release` would have stored for it, with a separate
+    range of one noise stream. Only the snapshots are published. Between steps the directions are floats, computed in
+    this process by loops of fixed order. They are rounded to their public grid before they are multiplied with a
+    record. Memory holds the sampled records only.
 
     Raises
     ------
@@ -57,7 +57,7 @@ def run_passes(
 
 
 def toss(key: SecretKey, *, steps: int, records: int, rate: float) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Sample records for each step; return the bounds of the steps, and the ordinals of the sampled records.
+    """Sample records for each step, and return the bounds of the steps and the ordinals of the sampled records.
 
     Each of the ``steps * records`` coins is heads with probability ``rate``. The gaps between heads are geometric, so
     only heads are drawn: ``gap = 1 + floor(log u / log(1 - rate))``. Uniforms, logarithms and quotients are floats, so
@@ -121,7 +121,7 @@ def _take_steps(
     directions = np.ascontiguousarray((query.directions / 2.0**DIRECTION_BITS).T)
     out = np.zeros((len(passes.snapshots), d + k, k))
     out[np.asarray(passes.snapshots) == 0, :d] = directions.T
-    seen = np.zeros((k + 1, k))  # the last row counts
+    seen = np.zeros((k + 1, k))  # the last row is a count
     at_once = max(1, _DRAWS_AT_ONCE // (d * k))
     for first in range(0, passes.steps, at_once):
         last = min(first + at_once, passes.steps)
@@ -170,7 +170,7 @@ def _loop(
     seen: NDArray[np.float64],
     out: NDArray[np.float64],
 ) -> None:
-    """Take a run of steps; update ``directions``, of shape (k, d), in place."""
+    """Take a run of steps and update ``directions``, of shape (k, d), in place."""
     k, d = directions.shape
     gridded = np.empty((d, k), np.int64)
     product = np.empty((k, d))
@@ -228,7 +228,7 @@ def _orthonormalise(rows: NDArray[np.float64], shares: NDArray[np.float64]) -> N
 
 @njit(cache=True, nogil=True)
 def _dot(left: NDArray[np.float64], right: NDArray[np.float64]) -> float:
-    """Return an inner product, summed in eight lanes: in a fixed order, and vectorised."""
+    """Return an inner product, summed in eight lanes so that it is vectorised but has a fixed order."""
     s0 = s1 = s2 = s3 = s4 = s5 = s6 = s7 = 0.0
     whole = left.size - left.size % 8
     for i in range(0, whole, 8):

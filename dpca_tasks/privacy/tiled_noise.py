@@ -1,13 +1,12 @@
 """Keyed symmetric noise too large to form, and the noised matrix as an operator.
 
-Exact products of a keyed symmetric noise matrix, too large to form, with integer directions.
+`NoiseOperator` computes exact products of a keyed symmetric noise matrix E with integer directions. E is the matrix
+that the distribution would draw with the same key, coordinate by coordinate. Its upper triangle is cut into panels of
+rows of about equal size, and a panel into strips that fit in memory. A strip depends only on the key and its rows, so
+any worker can draw it. Strips are kept in memory while there is room and drawn again otherwise. The product has the
+same bits either way, on any number of workers.
 
-The matrix E is the one that the distribution would draw with the same key, coordinate by coordinate. Its upper triangle
-is cut into panels of rows of about equal size, and a panel into strips that fit in memory. A strip depends only on the
-key and its rows, so any worker can draw it. Strips are kept in memory while there is room and drawn again otherwise;
-the product is the same bits either way, on any number of workers.
-
-BLAS computes the products in float64. Every partial sum is an integer below ``2^53``, hence exact in any order: a
+BLAS computes the products in float64. Every partial sum is an integer below ``2^53``, hence exact in any order. A
 coordinate of E is below ``2^32.02`` (a std of at most ``2^28`` steps times 16.1), and 1,024 entries of a column of norm
 ``2^15.5`` add up to less than ``2^20.5`` in magnitude.
 
@@ -18,7 +17,7 @@ coordinate of E is below ``2^32.02`` (a std of at most ``2^28`` steps times 16.1
 >>> bool((noise.begin(np.eye(3, dtype=np.int64))() == noise.begin(np.eye(3, dtype=np.int64))().T).all())
 True
 
-A noised matrix that is too large to form: the operator V -> (S + E) V, for any number of V.
+`NoisedOperator` is a noised matrix that is too large to form: the operator V -> (S + E) V, for any number of V.
 """
 
 import itertools
@@ -44,20 +43,20 @@ if TYPE_CHECKING:
 
 
 INNER = 1 << 10
-"""The number of terms that BLAS can add exactly."""
+"""Number of terms that BLAS can add exactly."""
 STRIP_ROWS, STRIP_ENTRIES = 1 << 9, 1 << 24
-"""The largest numbers of rows and entries of a strip: 128 MiB."""
+"""Largest numbers of rows and entries of a strip: 128 MiB."""
 SHARE = 0.3
-"""The share of the workers' declared memory that noise may use."""
+"""Share of the workers' declared memory that noise may use."""
 OWN_MEMORY = 1 << 31
-"""The number of bytes that noise may use in this process, without a cluster."""
+"""Bytes that noise may use in this process, without a cluster."""
 PANELS_PER_WORKER = 4
 FAN_IN = 4
 RETRIES = 2
 
 
 class Strip(NamedTuple):
-    """Some rows of E, from the diagonal entry of the first one on."""
+    """Some rows of E, from the diagonal entry of the first row on."""
 
     first: int
     noise: NDArray[np.float64]
@@ -90,7 +89,7 @@ class Panel:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DrawnPanel:
-    """The noise of a panel, to be kept in memory. Its repr is blank: workers log reprs, and noise reveals the sum."""
+    """The noise of a panel, kept in memory. Its repr hides it: workers log reprs, and noise reveals the sum."""
 
     drawn: tuple[Strip, ...] = field(repr=False)
 
@@ -99,7 +98,7 @@ class DrawnPanel:
         return self.drawn
 
     def __sizeof__(self) -> int:
-        """Count the noise too, because Dask moves small objects between workers."""
+        """Include the noise, because Dask moves small objects between workers."""
         return sum(strip.noise.nbytes for strip in self.drawn)
 
 
@@ -215,7 +214,7 @@ class NoiseOperator:
         return resubmitted(lambda: _total(gather(client, next(levels), home_of=self._home_of)))
 
     def _submit_anew(self, directions: NDArray[np.integer]) -> list["Future[NDArray[np.int64]]"]:
-        """Submit a product again, with panels drawn anew on the present workers."""
+        """Submit a product again, with panels drawn again on the present workers."""
         assert self._client is not None
         self._drawn, self._home_of = [], {}
         self._homes = settle_homes(self._homes, [*_memory_of(self._client)])
@@ -242,7 +241,7 @@ class NoiseOperator:
 
 
 def cut_rows(order: int, parts: int) -> list[int]:
-    """Cut the rows of an upper triangle into parts with about equal numbers of entries; return the bounds."""
+    """Return the bounds that cut the rows of an upper triangle into parts with about equal numbers of entries."""
     return [order - round(order * math.sqrt(1 - part / parts)) for part in range(parts + 1)]
 
 
@@ -264,11 +263,11 @@ type Integers = NDArray[np.int64]
 type CheckColumns = tuple[Integers, Integers]
 
 CHECK_COLUMNS = 4
-"""The number of columns of the first product that are stored, and with which every product must agree."""
+"""Number of columns of the first product that are stored, and with which every product must agree."""
 
 
 class NoisedOperator:
-    r"""One released matrix ``M = S + E``, applied to public directions; made by `Curator.release_operator`.
+    r"""One released matrix ``M = S + E``, applied to public directions; created by `Curator.release_operator`.
 
     Parameters
     ----------
@@ -279,7 +278,7 @@ class NoisedOperator:
     noise : callable
         Returns the operator of E, which draws the noise when it is first applied.
     load_or_store : callable
-        Takes check columns of V and of ``M V``; returns the stored ones of the step, of which the first writer wins.
+        Takes check columns of V and of ``M V``, and returns the stored ones of the step; the first writer wins.
 
     Notes
     -----
@@ -289,11 +288,11 @@ class NoisedOperator:
     earlier products, and a resumed run may choose other V.
 
     *Why M stays the same.* The request digest (of snapshot content, step, query, noise, scale; not V) is stored with
-    the check columns before the first product leaves, and another request is refused. The digest does not detect rows
-    or programs that changed without notice. They would give another S with the same E, and the difference of two
+    the check columns before the first product is returned, and another request is refused. The digest does not detect
+    rows or programs that changed without notice. These would give another S with the same E, and the difference of two
     answers would have no noise. But M is symmetric, so a product Y of V satisfies ``V_0^T Y = (M V_0)^T V`` for the
     check columns ``V_0``. A difference ``D V`` is missed only if it is orthogonal to all check columns. Both sides are
-    compared as integers modulo ``2^64``, and a product that fails the comparison does not leave.
+    compared as integers modulo ``2^64``, and a product that fails the comparison is not returned.
     """
 
     def __init__(
@@ -326,7 +325,7 @@ class NoisedOperator:
         InvalidInput
             When V has another shape, or longer columns.
         StepMismatch
-            When the step was answered for another request, or from another matrix. The product does not leave.
+            When the step was answered for another request, or from another matrix. The product is not returned.
         """
         asked = np.ascontiguousarray(directions, np.int64)
         high, low = self._exactly(asked)

@@ -1,1 +1,4 @@
-"""Queries: sums of bounded integer contributions of records, with a proved sensitivity. Only they read private rows."""
+"""Queries, which sum bounded integer contributions of records with a proved sensitivity.
+
+Only queries read private rows.
+"""

@@ -1,4 +1,4 @@
-"""The interface of every query: a sum over records of a bounded integer contribution.
+"""The interface of every query, a sum over records of a bounded integer contribution.
 
 A query is public. It contains everything that determines the statistic except the rows: the clip norm, the grid, the
 neighbouring relation, public arrays. `map` takes one `RowBlock` and returns its integer total; the class notes prove
@@ -36,7 +36,7 @@ class StepSecrets:
     noise : SecretKey
         The key of this request's noise.
     noise_scale : float, grid steps
-        The scale of that noise.
+        The scale of the noise of this request.
     """
 
     release_coins: SecretKey = field(repr=False)
@@ -46,12 +46,12 @@ class StepSecrets:
 
 
 Norm = Literal["l1", "l2", "nuclear", "scores", "joint"]
-"""The norm in which the change of a sum S by one record is bounded. ``scores`` is the length of an interval that
+"""Norm in which the change of a sum S by one record is bounded. ``scores`` is the length of an interval that
 contains 0 and the change of ``tr(V^T S V)`` for every V with orthonormal columns; it is at most the nuclear norm.
 ``joint`` is the l2 norm of a statistic of several parts, each divided as `dpca_tasks.queries.joint_sum` states."""
 
 _SHARED = ("n_features", "clip_norm", "relation", "bits")
-"""The fields in which a query must agree with the queries that contain it."""
+"""Fields in which a query must agree with the queries that contain it."""
 
 MAX_STEP_BITS = 28
 SQRT_2_UP = math.nextafter(math.sqrt(2.0), math.inf)
@@ -70,7 +70,7 @@ class RowSum(ABC):
     relation : {"add_remove", "zero_out", "replace_one"}
         The neighbouring relation for which sensitivities are stated.
     bits : int
-        Records lie on a grid of step ``2^-bits`` in units of the clip norm.
+        Records are on a grid of step ``2^-bits`` in units of the clip norm.
     """
 
     n_features: int
@@ -84,7 +84,7 @@ class RowSum(ABC):
     degree: ClassVar[int]
 
     def __post_init__(self) -> None:
-        """Check the public parameters that all queries have."""
+        """Check the public parameters that all queries share."""
         if not 1e-100 <= self.clip_norm <= 1e100:  # so that its third power is a normal number
             raise InvalidInput(
                 f"clip_norm={self.clip_norm!r} must be positive, between 1e-100 and 1e100; "
@@ -141,7 +141,7 @@ class RowSum(ABC):
 
     @property
     def noises_itself(self) -> bool:
-        """Whether `map` adds the noise itself."""
+        """True if `map` adds the noise."""
         return False
 
     def with_secrets(self, secrets: StepSecrets) -> "RowSum":
@@ -154,11 +154,11 @@ class RowSum(ABC):
         return self
 
     def event_of(self, noise: Event) -> Event:
-        """Return the event of an answer: that of its noise, unless the query samples."""
+        """Return the event of an answer, which is the event of its noise unless the query samples."""
         return noise
 
     def grid(self, block: Block) -> RowBlock:
-        """Clip a stored block's records and put them on this query's grid."""
+        """Clip a stored block's records and convert them to the grid of this query."""
         return grid_block(block, n_features=self.n_features, clip_norm=self.clip_norm, bits=self.bits)
 
     def select(self, rows: RowBlock) -> RowBlock:
@@ -166,7 +166,7 @@ class RowSum(ABC):
         return rows
 
     def matrix(self, total: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Return the matrix S of a symmetric sum, which scores directions, in units of `unit`."""
+        """Return the matrix S of a symmetric sum, used to score directions, in units of `unit`."""
         return unpack_symmetric(total / self.steps_per_unit, self.layout.order)
 
     def public_inputs(self) -> dict[str, NDArray[Any]]:

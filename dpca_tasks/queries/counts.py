@@ -1,8 +1,7 @@
-"""Counts of records: by their norms, and by whether an ingest accepted them.
+"""Counts of records by norm, and by whether an ingest accepted them.
 
-A histogram of record norms on a public geometric grid, from which a private clip norm is chosen.
-
-Count the records that an ingest rejected and those that it accepted: the share of lost records follows.
+A histogram of record norms on a public geometric grid is the basis of a private clip norm. The counts of records that
+an ingest rejected and accepted give the share of lost records.
 """
 
 from dataclasses import dataclass
@@ -38,7 +37,7 @@ class NormHistogram(RowSum):
 
     Notes
     -----
-    Sensitivity. A record adds 1 to at most one bin: in l1 and l2 the sum moves by at most 1 when a record is added,
+    Sensitivity. A record adds 1 to at most one bin. In l1 and l2 the sum moves by at most 1 when a record is added,
     removed, or emptied (an empty one is in no bin). A replaced record leaves one bin and enters another: 2 in l1,
     ``sqrt 2`` in l2.
     """
@@ -97,8 +96,8 @@ class RejectedRecords(RowSum):
     Notes
     -----
     Sensitivity. Each record adds 1 to exactly one of two counts. An added or removed record moves the sum by 1 in l1
-    and in l2. A replaced record may leave one count and enter the other: 2 in l1, ``sqrt 2`` in l2. So may an emptied
-    one: the record that takes its place is empty, and rejected or not.
+    and in l2. A replaced record may leave one count and enter the other: 2 in l1, ``sqrt 2`` in l2. The same holds for
+    an emptied record: the record that takes its place is empty, and rejected or not.
     """
 
     name: ClassVar[str] = "rejected_records"
@@ -125,7 +124,7 @@ class RejectedRecords(RowSum):
         return SQRT_2_UP if norm == "l2" else 2.0
 
     def grid(self, block: Block) -> RowBlock:
-        """Replace every record by one row whose only feature is the count that it belongs to."""
+        """Replace every record by one row whose only feature is the index of its count."""
         n_records = block.record_ptr.size - 1
         rejected = np.zeros(n_records, np.bool_) if block.rejected is None else block.rejected
         return RowBlock(

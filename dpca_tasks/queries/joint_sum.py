@@ -1,8 +1,7 @@
-"""Statistics of several named parts, summed at once or some items at a time.
+"""Statistics of several named parts, summed as a whole or for some items at a time.
 
-A statistic of several named parts, each with its own bound and grid, that are released together under one event.
-
-Joint sums over items that are summed for some items at a time, from rows that are prepared once for all of them.
+Each part has a bound and a grid, and all parts are released together under one event. Sums over items can be computed
+for some items at a time, from rows that are prepared once.
 """
 
 import math
@@ -28,15 +27,15 @@ class Part:
     Parameters
     ----------
     layout : Layout
-        How its coordinates are packed.
+        The packing of its coordinates.
     bound : float
         How far one record moves it, in units of `unit`: in l2, or in the Frobenius norm of the whole matrix or tensor.
     share : float
-        Its share of the squared loss; the shares of all parts add up to at most 1. A larger share is less noise.
+        Its share of the squared loss; the shares of all parts add up to at most 1. A larger share gives less noise.
     unit : float, data units
         One unit of the part.
     steps_per_unit : int
-        Grid steps in a unit, a power of two.
+        Grid steps in one unit, a power of two.
     """
 
     layout: Layout
@@ -52,13 +51,14 @@ class Part:
 
 
 class JointSum(RowSum):
-    """A sum whose coordinates are those of its parts, one part after the other.
+    """A sum whose coordinates are the concatenated coordinates of its parts.
 
     Notes
     -----
     Sensitivity. Divide each part p by ``bound_p / sqrt(share_p)``. A record moves part p by at most ``bound_p``, so it
-    moves the divided statistic by at most ``sqrt(sum_p share_p) <= 1`` in l2. Gaussian noise of std z there is one
-    Gaussian mechanism of noise multiplier z; multiplied back it has std ``z bound_p / sqrt(share_p)`` in part p.
+    moves the divided statistic by at most ``sqrt(sum_p share_p) <= 1`` in l2. Gaussian noise of std z on the divided
+    statistic is one Gaussian mechanism of noise multiplier z. Multiplied back it has std ``z bound_p / sqrt(share_p)``
+    in part p.
     """
 
     __slots__ = ()
@@ -74,15 +74,15 @@ class JointSum(RowSum):
     @property
     @abstractmethod
     def parts(self) -> Mapping[str, Part]:
-        """The parts by name, in the order of their coordinates; they follow from the fields, so the digest has them."""
+        """The parts by name, in the order of their coordinates; the digest covers the fields that determine them."""
 
     @property
     def layout(self) -> Layout:
-        """All coordinates, one part after the other."""
+        """All coordinates, part by part."""
         return Layout(kind="joint", order=sum(part.layout.size for part in self.parts.values()))
 
     def sensitivity(self, norm: Norm) -> float:
-        """See the class notes for the proof."""
+        """Return the sensitivity that the class notes prove."""
         if norm != "joint":
             raise InvalidInput(
                 f"norm={norm!r} is not stated for a statistic of several parts; use JointGaussian noise."
@@ -99,12 +99,12 @@ class JointSum(RowSum):
 
 
 TILE = 1 << 22
-"""The largest number of coordinates of a tile, 32 MiB, unless one item has more."""
+"""Largest number of coordinates of a tile, 32 MiB, unless one item has more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tile:
-    """Items ``first <= j < last`` of a statistic, and the number of its coordinates of them."""
+    """Items ``first <= j < last`` of a statistic, and the number of their coordinates."""
 
     first: int
     last: int
@@ -112,19 +112,19 @@ class Tile:
 
 
 class Prepared(Protocol):
-    """A block as a query prepared it: secret, a pure function of the block and of the query's public inputs."""
+    """A block as prepared by a query: secret, and a pure function of the block and of the query's public inputs."""
 
     @property
     def nbytes(self) -> int: ...  # noqa: D102
 
     def add(self, tile: Tile, total: NDArray[np.int64]) -> None:
-        """Add the contributions of the block to the items of a tile to a running total of its coordinates."""
+        """Add the contributions of the block to the items of a tile to a running total of the tile's coordinates."""
 
 
 class TiledSum(JointSum):
-    """A joint sum whose parts hold equally many coordinates of each item, in the items' order, or belong to none.
+    """A joint sum whose parts hold equally many coordinates of each item, in the items' order, or belong to no item.
 
-    A part of layout ``symmetric`` belongs to no item; the first tile has it.
+    A part of layout ``symmetric`` belongs to no item; it is in the first tile.
     """
 
     __slots__ = ()
@@ -135,16 +135,16 @@ class TiledSum(JointSum):
 
     @abstractmethod
     def prepare(self, block: RowBlock) -> Prepared:
-        """Return what all tiles need of a block on the grid."""
+        """Return the data of a block on the grid that all tiles need."""
 
     @property
     @abstractmethod
     def prepared_bytes(self) -> tuple[int, int, int, int]:
-        """The bytes of prepared blocks, at most: per record, row, stored value and block."""
+        """The largest number of bytes of prepared blocks per record, row, stored value and block."""
 
     @property
     def tiles(self) -> tuple[Tile, ...]:
-        """The tiles, by public facts alone."""
+        """The tiles, which depend on public facts alone."""
         of_item = sum(part.layout.size for part in self.parts.values() if part.layout.kind != "symmetric")
         step = max(1, TILE // (of_item // self.n_features))
         return tuple(self.tile(first, min(first + step, self.n_features)) for first in range(0, self.n_features, step))
@@ -155,7 +155,7 @@ class TiledSum(JointSum):
         return Tile(first=first, last=last, size=sum(stop - start for start, stop in ranges))
 
     def ranges(self, tile: Tile) -> dict[str, tuple[int, int]]:
-        """Return the first coordinate of each part that a tile has, and the one after its last."""
+        """Return the half-open coordinate range of each part in a tile."""
         return self._ranges(tile.first, tile.last)
 
     def _ranges(self, first: int, last: int) -> dict[str, tuple[int, int]]:
@@ -169,7 +169,7 @@ class TiledSum(JointSum):
         return found
 
     def split_tile(self, tile: Tile, total: NDArray[np.int64]) -> dict[str, NDArray[np.int64]]:
-        """Return views of the coordinates of each part that a tile has; a part without any is left out."""
+        """Return views of a tile's coordinates of each part; parts without coordinates in the tile are left out."""
         found, at = {}, 0
         for name, (start, stop) in self.ranges(tile).items():
             if stop > start:
@@ -184,5 +184,5 @@ class TiledSum(JointSum):
         return total
 
     def add(self, block: RowBlock, total: NDArray[np.int64]) -> None:
-        """Add the whole statistic of a block to a running total: one tile of all items has all coordinates in order."""
+        """Add the whole statistic of a block to a running total: a tile of all items has all coordinates in order."""
         self.prepare(block).add(self.tile(0, self.n_features), total)

@@ -1,4 +1,4 @@
-"""A simulation of the local model: a sum of reports to which noise is added before they leave their block."""
+"""Simulation of the local model, a sum of reports that are noised before they leave their block."""
 
 import dataclasses
 import hashlib
@@ -20,7 +20,7 @@ from dpca_tasks.records.blocks import Block, RowBlock
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LocallyNoised(RowSum):
-    """Sum the second moments of records, each with isometric noise of its own.
+    """Sum the second moments of records, with separate isometric noise on each.
 
     Parameters
     ----------
@@ -33,14 +33,14 @@ class LocallyNoised(RowSum):
 
     Notes
     -----
-    Sensitivity. The local model compares any two inputs of one person, so for every relation the l2 sensitivity of
-    either moment is that of a replaced record, ``sqrt 2``. Participation is public in the local model, so add_remove is
-    refused.
+    Sensitivity. The local model compares any two inputs of one person. So for every relation the l2 sensitivity of
+    either moment is the one for a replaced record, ``sqrt 2``. Participation is public in the local model, so
+    add_remove is refused.
 
     The m records of a block get one draw of std ``sqrt(m)`` instead of m draws of std 1. Both have the same
-    distribution before they are rounded to integers, once instead of m times; `dpca_tasks.noise.distributions` bounds
-    the difference. `map` adds the noise, before anything leaves the block. Blocks are part of the simulation: other
-    blocks give other noise.
+    distribution before rounding to integers, which happens once instead of m times; `dpca_tasks.noise.distributions`
+    bounds the difference. `map` adds the noise before anything leaves the block. Blocks are part of the simulation:
+    other blocks give other noise.
     """
 
     moment: SecondMoment | CentredMoment
@@ -62,7 +62,7 @@ class LocallyNoised(RowSum):
 
     @classmethod
     def of(cls, moment: SecondMoment | CentredMoment) -> Self:
-        """Add noise to the reports that a moment sums."""
+        """Return the query that adds noise to the reports of a moment."""
         return cls(
             n_features=moment.n_features,
             clip_norm=moment.clip_norm,
@@ -73,7 +73,7 @@ class LocallyNoised(RowSum):
 
     @property
     def kind(self) -> str:
-        """Reports of the moment's kind."""
+        """The key in the table of sensitivities: reports of the moment's kind."""
         return f"{self.name} {self.version} of {self.moment.kind}"
 
     @property

@@ -1,8 +1,8 @@
-"""Exact products of a second moment with directions: for a released operator, and for the eigensolver.
+"""Exact products of a second moment with directions, for released operators and the eigensolver.
 
-The exact product X^T (X V) of clipped records with integer V: one application of a released operator.
-
-The exact product S V of a second moment S: one pass of the eigensolver inside the trust boundary.
+`UnroundedProduct` is the exact product X^T (X V) of clipped records with integer V: one application of a released
+operator. `ExactProduct` is the exact product S V of a second moment S: one pass of the eigensolver inside the trust
+boundary.
 """
 
 from dataclasses import dataclass, field
@@ -41,25 +41,24 @@ def carried(words: NDArray[np.int64]) -> NDArray[np.int64]:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class UnroundedProduct(RowSum):
-    r"""Sum ``X_u^T (X_u V)`` over records u, in two words: the matrix of a moment, applied to V.
+    r"""Sum ``X_u^T (X_u V)`` over records u in two words, which applies the matrix of a moment to V.
 
     Parameters
     ----------
     moment : SecondMoment or CentredMoment
         The query of the matrix, which determines records and grid.
     directions : integer array of shape (order of the matrix, p)
-        V in steps of ``2^-15``, columns of norm at most ``sqrt 2``.
+        V in steps of ``2^-15``, with columns of norm at most ``sqrt 2``.
 
     Notes
     -----
     Exactness. A row of norm at most ``2^b <= 2^14`` steps times a column of norm below ``2^15.5`` is below ``2^29.5``,
-    and an entry of ``x^T (x V)`` below ``2^43.5``; ``2^18`` rows add up to less than ``2^61.5`` in an int64. Then they
-    are split into a high and a low word of 32 bits, and words are added: with one split for every ``2^18`` rows
-    or block, neither exceeds 62 bits before ``2^48`` rows, far beyond the capacity of the design. So V needs one word,
-    fine enough for any number of features, and only the sum needs two; a V of several words would multiply the work.
-
-    Nothing is rounded between the products, so ``(S + E) V`` is a function of V and of one matrix ``S + E``. The matrix
-    is released, by `dpca_tasks.privacy.curator.Curator.release_operator`; the product has no noise of its own.
+    and an entry of ``x^T (x V)`` below ``2^43.5``. So ``2^18`` rows add up to less than ``2^61.5`` in an int64. Then
+    the sums are split into a high and a low word of 32 bits, and words are added. With one split for every ``2^18``
+    rows or block, neither word exceeds 62 bits before ``2^48`` rows, far beyond the capacity of the design. So V needs
+    one word, fine enough for any number of features, and only the sum needs two; a V of several words would multiply
+    the work. Nothing is rounded between the products, so ``(S + E) V`` is a function of V and of one matrix ``S + E``.
+    That matrix is released by `dpca_tasks.privacy.curator.Curator.release_operator`; no noise is added to the product.
     """
 
     moment: SecondMoment | CentredMoment
@@ -82,7 +81,7 @@ class UnroundedProduct(RowSum):
 
     @classmethod
     def of(cls, moment: SecondMoment | CentredMoment, directions: NDArray[np.integer]) -> Self:
-        """Build the product of a moment's matrix with directions."""
+        """Return the product of a moment's matrix with directions."""
         return cls(
             n_features=moment.n_features,
             clip_norm=moment.clip_norm,
@@ -94,20 +93,20 @@ class UnroundedProduct(RowSum):
 
     @property
     def plain(self) -> RowSum:
-        """The moment; its gridded rows are shared by all products."""
+        """The moment, whose gridded rows are shared by all products."""
         return self.moment
 
     @property
     def layout(self) -> Layout:
-        """The high words, then the low ones, each row by row."""
+        """The high words, then the low words, each row by row."""
         return Layout(kind="vector", order=2 * self.directions.size)
 
     def sensitivity(self, norm: Norm) -> float:
-        """Refuse: the noise is added to the moment."""
+        """Raise InvalidInput, because the noise is added to the moment instead."""
         raise InvalidInput(f"{self.name} has no noise of its own; use release_operator, or moment_product.")
 
     def grid(self, block: Block) -> RowBlock:
-        """Put records on the grid of the moment."""
+        """Convert records to the grid of the moment."""
         return self.moment.grid(block)
 
     def map(self, block: RowBlock) -> NDArray[np.int64]:
@@ -122,14 +121,14 @@ class UnroundedProduct(RowSum):
 
 
 BITS = 12
-"""The grid of the records. No noise is added on it, so it affects the work but not the noise."""
+"""Grid of the records. No noise is added on this grid, so it affects the work but not the noise."""
 
 EIGENSOLVER_DIRECTION_BITS = 36
 LIMBS, LIMB_BITS = 3, 16
 
 
 def on_direction_grid(columns: NDArray[np.float64], *, shifted: bool) -> NDArray[np.int64]:
-    """Round columns to steps of ``2^-36``; around a mean to ``2^-20``, so that products with the mean are exact."""
+    """Round columns to steps of ``2^-36``; if `shifted`, to ``2^-20``, so that products with a mean are exact."""
     coarser = SHIFT_BITS if shifted else 0
     return np.rint(columns * 2.0 ** (EIGENSOLVER_DIRECTION_BITS - coarser)).astype(np.int64) << coarser
 
@@ -141,18 +140,19 @@ class ExactProduct(RowSum):
     Parameters
     ----------
     directions : int64 array of shape (n_features, p)
-        V in steps of ``2^-36``, columns of norm 1 up to rounding, as returned by `on_direction_grid`. Secret where V
-        depends on the rows; never shown.
+        V in steps of ``2^-36``, with columns of norm 1 up to rounding, as returned by `on_direction_grid`. Secret where
+        V depends on the rows; the repr hides it.
     shift : int64 array of shape (n_features,), optional
         A public mean to subtract, as for `ShiftedMoment`. The product is then ``P^T M P V``, and only its sum is
         rounded.
 
     Notes
     -----
-    A row of norm at most ``2^12`` steps times a column of norm ``2^36`` is below ``2^49``, so its limbs are at most
+    A row of norm at most ``2^12`` steps times a column of norm ``2^36`` is below ``2^49``. So its limbs are at most
     ``2^17`` in magnitude, and ``2^33`` rows, the capacity of the design, add up to less than ``2^62``. Around a mean
-    this norm is that of ``Z_u P``; the stored entries are at most ``2^13``, which takes one more bit. The product has
-    no noisy release: results computed from it leave only through `dpca_tasks.privacy.curator.Curator.perturb`.
+    the norm is the norm of ``Z_u P``; the stored entries are at most ``2^13``, which takes one more bit. The product
+    has no noisy release: results computed from it are published only through
+    `dpca_tasks.privacy.curator.Curator.perturb`.
     """
 
     directions: NDArray[np.int64] = field(repr=False)
@@ -193,11 +193,11 @@ class ExactProduct(RowSum):
         return Layout(kind="vector", order=LIMBS * (rows + (self.shift is not None)) * columns)
 
     def sensitivity(self, norm: Norm) -> float:
-        """Refuse: limbs have no useful sensitivity."""
+        """Raise InvalidInput, because limbs have no useful sensitivity."""
         raise InvalidInput(f"{self.name} has no noisy release; use moment_product.")
 
     def grid(self, block: Block) -> RowBlock:
-        """Put records on the grid of the moment."""
+        """Convert records to the grid of the moment."""
         return self.plain.grid(block)
 
     def map(self, block: RowBlock) -> NDArray[np.int64]:

@@ -1,8 +1,8 @@
 """Sums over Poisson samples of the records, and runs of thousands of sampled steps.
 
-Any sum over a Poisson sample of the records: a secret coin of each record decides whether it is in.
-
-A run of thousands of sampled gradient steps as one request, of which only the states at some steps leave.
+`PoissonSampled` is any sum over a Poisson sample: a secret coin of each record decides whether the record is included.
+`SampledPasses` is a run of thousands of sampled gradient steps in one request, of which only the states after some
+steps are published.
 """
 
 import dataclasses
@@ -33,22 +33,22 @@ class PoissonSampled(RowSum):
     rate : float
         The sampling probability of a record, in (0, 1].
     coin_key : SecretKey, optional
-        The coin key of the step, passed by the curator. It determines every coin of the step, and neither digest nor
-        repr contains it.
+        The coin key of the step, passed by the curator. It determines every coin of the step. Neither digest nor repr
+        contains it.
 
     Notes
     -----
     Sensitivity. Coins are independent of the records: the coin of a record is a function only of the key and of its
-    ordinal in the snapshot. For any coins, one record moves the sum by at most the sensitivity of the query; with its
-    coin secret, this is the Poisson subsampling of the query. An added record has its own ordinal and coin; it may
-    shift the ordinals of the records after it, whose coins there are equally independent.
+    ordinal in the snapshot. For any coins, one record moves the sum by at most the sensitivity of the query. Since its
+    coin is secret, this is the Poisson subsampling of the query. An added record has a separate ordinal and coin. It
+    may shift the ordinals of later records, whose new coins are equally independent.
 
-    Under replace_one the sensitivity is that of an emptied record, for which subsampling is priced. With the same
-    coins, replacing a record takes two such steps, through the empty record, and plans and prices use both: (e, d) for
+    Under replace_one the sensitivity is stated for an emptied record, for which subsampling is priced. With the same
+    coins, replacing a record takes two such steps, through the empty record, and plans and prices use both. (e, d) for
     each half is (2 e, (1 + e^e) d) for both. A sample of rate 1, of all records, is for steps that are priced together
     with such steps; its event records this.
 
-    ``map`` needs no secret: records outside the sample are dropped when a block is put on the grid.
+    ``map`` needs no secret: records outside the sample are dropped when a block is converted to the grid.
     """
 
     query: RowSum
@@ -72,12 +72,12 @@ class PoissonSampled(RowSum):
 
     @property
     def kind(self) -> str:
-        """The key in the table of sensitivities: that of the query, marked as sampled."""
+        """The key in the table of sensitivities: the key of the query, marked as sampled."""
         return f"sampled {self.query.kind}"
 
     @property
     def noises_itself(self) -> bool:
-        """Whether the query adds the noise itself."""
+        """True if `map` of the query adds the noise."""
         return self.query.noises_itself
 
     def with_secrets(self, secrets: StepSecrets) -> RowSum:
@@ -109,11 +109,11 @@ class PoissonSampled(RowSum):
         return query.sensitivity(norm)
 
     def grid(self, block: Block) -> RowBlock:
-        """Empty the records outside the sample, and put the others on the grid of the query."""
+        """Empty the records outside the sample, and convert the others to the grid of the query."""
         return self.query.grid(CsrBlock(**self._sample(block)))
 
     def select(self, rows: RowBlock) -> RowBlock:
-        """Empty the records outside the sample. Records are gridded one by one, so the result equals `grid`."""
+        """Empty the records outside the sample. Records are gridded separately, so the result equals `grid`."""
         return dataclasses.replace(rows, **self._sample(rows))
 
     def map(self, block: RowBlock) -> NDArray[np.int64]:
@@ -150,9 +150,9 @@ class PoissonSampled(RowSum):
 
 
 def sampled(query: RowSum, *, rate: float, halved: bool = False) -> RowSum:
-    """Return the query on a Poisson sample; at rate 1 the query itself.
+    """Return the query on a Poisson sample, or the query itself at rate 1.
 
-    With ``halved``, a sample of rate 1 stays one, for a release that is priced through the empty record.
+    With ``halved``, a sample of rate 1 remains a sample, for a release that is priced through the empty record.
     """
     if rate == 1.0 and not halved:
         return query
@@ -179,7 +179,7 @@ class SampledPasses:
     factor : float
         The step size for a product in units of the clip norm.
     snapshots : tuple of int
-        The numbers of steps after which V is returned, increasing; 0 is the start, the last is usually T.
+        The increasing numbers of steps after which V is returned; 0 is the start, the last is usually T.
     """
 
     query: RowSum
@@ -192,7 +192,7 @@ class SampledPasses:
 
     @property
     def kind(self) -> str:
-        """The key in the table of sensitivities: that of the query, which every step sums."""
+        """The key in the table of sensitivities: the key of the query, which every step sums."""
         return self.query.kind
 
     @property
@@ -202,7 +202,7 @@ class SampledPasses:
 
     @property
     def product(self) -> MomentProduct:
-        """The product over all records; raises InvalidInput if a step sums anything else."""
+        """The product over all records; raises InvalidInput if the steps sum another query."""
         query = self.query.plain
         if not isinstance(query, MomentProduct):
             raise InvalidInput(f"steps of {query.name} have no fused loop; pass a sampled MomentProduct.")
@@ -227,7 +227,7 @@ class SampledPasses:
         return self.query.event_of(noise)
 
     def public_inputs(self) -> dict[str, NDArray[Any]]:
-        """Return nothing: a run is not computed from a stored start."""
+        """Return nothing, because a run does not depend on a stored start."""
         return {}
 
     def digest(self) -> bytes:

@@ -1,16 +1,11 @@
-"""Queries over ratings: means, moments of users' rows, and scores of predictions.
+"""Queries over ratings for means, item totals, moments of users' rows, and scores of predictions.
 
-The base of queries over ratings: one user is one record of one row, and at most K ratings of each are counted.
-
-What centres and offsets of ratings follow from: users' mean ratings, and sums and counts for each item.
-
-The sum of users' mean ratings and the number of users with ratings, from which a centre of all ratings follows.
-
-Sums of centred ratings and counts of ratings for each item, from which offsets and popularity of items follow.
-
-The second moment of users' centred rating rows, or of what is left of them after public directions.
-
-How well released item factors predict what users hid: squared errors, Recall, NDCG, and the number of users.
+- `RatingsSum` is the base class: one user is one record of one row, and at most K ratings of each user are counted.
+- `UserMeans` sums users' mean ratings and counts users with ratings, from which a centre of all ratings follows.
+- `ItemTotals` sums centred ratings and counts ratings for each item, from which item offsets and popularity follow.
+- `RatingMoment` is the second moment of users' centred rating rows, or of their residuals after public directions.
+- `PredictionScores` measures how well released item factors predict hidden ratings: squared errors, Recall, NDCG, and
+  the number of users.
 """
 
 import dataclasses
@@ -45,9 +40,9 @@ from dpca_tasks.records.blocks import Block, RowBlock, as_floats, canonical
 
 Coins = Literal["release", "step"]
 RATING_BITS = 16
-"""The public range of ratings has ``2^16`` steps."""
+"""Binary logarithm of the number of steps of the public range of ratings, ``2^16``."""
 _COINS = 7
-"""The stream of the coins that choose ratings."""
+"""Stream of the coins that choose ratings."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -57,20 +52,20 @@ class RatingsSum(JointSum):
     Parameters
     ----------
     low, high : float
-        The public range of ratings; others are clipped to it, and those that are not finite dropped.
+        The public range of ratings. Ratings outside it are clipped, and ratings that are not finite are dropped.
     ratings_per_user : int
-        K. Of more, those of the lowest priority are counted, ties broken by coins that belong to the user's ordinal in
-        the snapshot and to the item.
+        K. If a user has more, the K ratings of the lowest priority are counted. Coins that depend on the user's ordinal
+        in the snapshot and on the item break ties.
     offsets : float64 array of shape (n_items,)
-        Public offsets of the items, taken off their ratings.
+        Public offsets of the items, subtracted from their ratings.
     centre : float
         The public centre of all ratings.
     prior : float
-        How many ratings at the centre the mean of a user's own ratings counts in; infinite for no mean of users.
+        The number of additional ratings at the centre in a user's mean; infinite for no user means.
     coin_key : SecretKey, optional
-        Only the curator has it.
+        The key of the coins, which only the curator has.
     coins : {"release", "step"}
-        Whether all steps of a release share these coins, or each has its own.
+        Whether all steps of a release share these coins, or each step has separate ones.
 
     Notes
     -----
@@ -100,7 +95,7 @@ class RatingsSum(JointSum):
 
     @property
     def most(self) -> int:
-        """The number of ratings of one user that can be counted: K, or all items."""
+        """The largest number of ratings of one user that are counted: K, or all items."""
         return min(self.ratings_per_user, self.n_features)
 
     @property
@@ -119,7 +114,7 @@ class RatingsSum(JointSum):
         return dataclasses.replace(self, coin_key=key)
 
     def grid(self, block: Block) -> RowBlock:
-        """Clip the ratings of each record's first row, and put them on the grid of ratings."""
+        """Clip the ratings of each record's first row, and convert them to the grid of ratings."""
         rows = canonical(block, n_features=self.n_features)
         values, items, row_ptr = first_rows(
             as_floats(rows.values), rows.indices, rows.row_ptr, rows.record_ptr, self.low, self.high, RATING_BITS
@@ -151,9 +146,9 @@ _UP = 1.0 + 2.0**-50  # covers the rounding of a bound
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class UserMeans(RatingsSum):
-    """The sum over users of ``mean - (low + high) / 2``, and the number of users, both of users that have ratings.
+    """The sum over users with ratings of ``mean - (low + high) / 2``, and the number of these users.
 
-    The mean is that of all ratings of a user, each clipped to the range. Offsets, centre and prior have no effect.
+    The mean is over all ratings of a user, each clipped to the range. Offsets, centre and prior have no effect.
 
     Parameters
     ----------
@@ -168,9 +163,9 @@ class UserMeans(RatingsSum):
     has, the user adds one number of magnitude at most 1 and one count, or nothing at all.
 
     - *add_remove, zero_out.* Both bounds are 1.
-    - *replace_one.* Where both users have ratings, the sum moves by at most 2 and the number not at all; where one has
-      none, both move by at most 1. With bounds ``2 g`` and ``g`` the square moves by at most ``s / g^2`` in the first
-      case and ``(s / 4 + c) / g^2`` in the second, so ``g^2 = max(s, s / 4 + c)`` is enough.
+    - *replace_one.* Where both users have ratings, the sum moves by at most 2 and the number not at all. Where one user
+      has none, both move by at most 1. With bounds ``2 g`` and ``g`` the square moves by at most ``s / g^2`` in the
+      first case and ``(s / 4 + c) / g^2`` in the second, so ``g^2 = max(s, s / 4 + c)`` is enough.
     """
 
     count_share: float
@@ -216,13 +211,13 @@ class UserMeans(RatingsSum):
 class ItemTotals(RatingsSum):
     r"""For each item the sum of ``clip(r_ij - off_i, D)`` over its chosen ratings, and their number.
 
-    ``off_i`` is the user's own offset (`dpca_tasks.kernels.ratings.residuals`). At most K ratings of a user are
-    chosen, by chance.
+    ``off_i`` is the user's offset (`dpca_tasks.kernels.ratings.residuals`). At most K ratings of a user are chosen, at
+    random.
 
     Parameters
     ----------
     bound : float
-        D, which a rating without its offset is clipped to.
+        D, the bound to which a rating without its offset is clipped.
     count_share : float
         The share c of the squared loss that goes to the counts; the sums have ``s = 1 - c``.
     **others
@@ -230,15 +225,15 @@ class ItemTotals(RatingsSum):
 
     Notes
     -----
-    Sensitivity. A user adds to at most K items, to each at most D in magnitude and 1 in count: both parts have the
+    Sensitivity. A user adds to at most K items, to each at most D in magnitude and 1 in count. So both parts have the
     bound ``sqrt K`` (in units D and 1) for add_remove and zero_out, where a user without ratings adds nothing. Off_i is
     a function of that user's ratings and of public numbers, so it changes nothing for others.
 
     Where a user replaces another, let f of K items be common. The other items of both users add up to ``2 (K - f)``
-    squares in each part; on common items sums may differ by 2 D, 4 squares each, and counts are equal. In units in
-    which each part's bound has the square of its share, the square moves by at most ``2 (1 - f/K) (s + c) + 4 (f/K) s``
-    times K, linear in f, so at most by ``K F`` with ``F = max(2 (s + c), 4 s) = max(2, 4 s)``: both bounds are
-    ``sqrt(K F)``.
+    squares in each part. On common items sums may differ by 2 D, 4 squares each, and counts are equal. In units in
+    which each part's bound has the square of its share, the square moves by at most
+    ``2 (1 - f/K) (s + c) + 4 (f/K) s`` times K. This is linear in f, so at most ``K F`` with
+    ``F = max(2 (s + c), 4 s) = max(2, 4 s)``: both bounds are ``sqrt(K F)``.
     """
 
     bound: float
@@ -289,10 +284,10 @@ Scaling = Literal["clip", "normalise", "by_count"]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RatingMoment(RatingsSum):
-    r"""The sum of ``x_i x_i^T`` over users, where ``x_i`` holds what is left of user i's chosen ratings.
+    r"""The sum of ``x_i x_i^T`` over users, where ``x_i`` holds the residuals of user i's chosen ratings.
 
-    What is left is the rating without both offsets, clipped to ``rating_bound``, and without the user's prediction by
-    the rounds of the Frank-Wolfe method so far (`dpca_tasks.kernels.ratings.descend`), which is computed from
+    A residual is the rating without both offsets, clipped to ``rating_bound``, minus the user's prediction by the
+    previous rounds of the Frank-Wolfe method (`dpca_tasks.kernels.ratings.descend`). The prediction is computed from
     all ratings of the user. The row is scaled by the rule ``scaling``, then clipped to norm ``row_norm``.
 
     Parameters
@@ -306,8 +301,8 @@ class RatingMoment(RatingsSum):
     rating_bound, row_norm : float
         The bounds GM of a centred rating and L of a row.
     scaling : {"clip", "normalise", "by_count"}
-        Leave rows as they are; bring every row to ``row_norm``; or divide it by the square root of its number of
-        chosen ratings.
+        Leave rows unscaled; scale every row to ``row_norm``; or divide it by the square root of its number of chosen
+        ratings.
     **others
         As for `RatingsSum`.
 
@@ -319,7 +314,7 @@ class RatingMoment(RatingsSum):
     - *add_remove, zero_out.* ``||x x^T||_F = |x|^2 <= 1``; a user without ratings adds nothing.
     - *replace_one*, by y: ``||x x^T - y y^T||_F^2 = |x|^4 + |y|^4 - 2 (x . y)^2 <= 2``, attained by orthogonal rows.
 
-    The number of counted ratings does not enter, since the norm bounds what a user adds.
+    The number of counted ratings does not matter, since the norm bounds the contribution of a user.
     """
 
     directions: NDArray[np.int64]
@@ -357,7 +352,7 @@ class RatingMoment(RatingsSum):
         return {"moment": moment}
 
     def rows(self, block: RowBlock) -> RowBlock:
-        """Return the users' rows on the grid of their norm, of which `map` adds up outer products."""
+        """Return the users' rows on the grid of their norm, whose outer products `map` adds up."""
         facts = (self.low, self.step, self.offsets, self.centre, self.prior)
         left, _ = residuals(block.values, block.indices, block.row_ptr, *facts)
         steps = (self.directions, self.unit, self.gains, self.row_norm, self.rating_bound)
@@ -391,7 +386,7 @@ class RatingMoment(RatingsSum):
 
 
 ONE_IN = 5
-"""One in so many ratings of a user is hidden."""
+"""One in this many ratings of a user is hidden."""
 SCORES = 4
 _DISCOUNT_BITS = 30
 
@@ -400,31 +395,32 @@ _DISCOUNT_BITS = 30
 class PredictionScores(RatingsSum):
     """Sum over users ``(mean squared error / range^2, Recall@k, NDCG@k, 1)``.
 
-    A fifth of a user's ratings is hidden, one at least (`dpca_tasks.kernels.ratings.hidden_ratings`); the user
-    folds in with the others, as a consumer does, and the hidden ones are predicted. All hidden items count alike for
-    Recall and NDCG. A user of fewer than two ratings adds nothing.
+    A fifth of a user's ratings is hidden, at least one (`dpca_tasks.kernels.ratings.hidden_ratings`). The user's factor
+    is folded in from the other ratings, as a consumer of the release does, and the hidden ratings are predicted. All
+    hidden items count alike for Recall and NDCG. A user of fewer than two ratings adds nothing.
 
     Parameters
     ----------
     count : int
-        k, how many items are recommended.
+        k, the number of recommended items.
     factors : int64 array of shape (n_items, rank)
-        Those of the items in steps of `factor_unit`; rank 0 for offsets alone.
+        Item factors in steps of `factor_unit`; rank 0 for offsets alone.
     factor_unit, ridge, rating_bound : float
         As unit, ridge and bound of `dpca_tasks.kernels.ratings.solve_users`.
     unobserved : float64 array of shape (rank, rank), optional
         As for `dpca_tasks.queries.item_statistics.ItemStatistics`.
     gains : float64 array of shape (rank,) or (0,)
-        Where users descend instead (`dpca_tasks.kernels.ratings.descend`), with their `row_norm`.
+        If not empty, users descend instead (`dpca_tasks.kernels.ratings.descend`), with their `row_norm`.
     **others
         As for `RatingsSum`; all ratings are used, so `ratings_per_user` and coins have no effect.
 
     Notes
     -----
-    Sensitivity. A user adds four numbers, each from 0 to 1 after rounding, or nothing at all: the sum moves by at most
-    2 in l2 when a user is added, removed or emptied. When one replaces another, each number moves by at most 1, so the
-    sum does by at most 2 as well. What is hidden, folded in and predicted follows from the user's own row and public
-    numbers, in a fixed order, so it changes nothing for others. The proof uses no property of factors or offsets.
+    Sensitivity. A user adds four numbers, each from 0 to 1 after rounding, or nothing at all. So the sum moves by at
+    most 2 in l2 when a user is added, removed or emptied. When one replaces another, each number moves by at most 1, so
+    the sum moves by at most 2 as well. The hidden ratings, the folded-in factor and the predictions follow from the
+    user's row and public numbers, in a fixed order, so they change nothing for others. The proof uses no property of
+    factors or offsets.
     """
 
     count: int

@@ -1,11 +1,11 @@
 r"""Second moments of records minus a public mean, whole or along public directions.
 
-The second moment of records minus a public mean, clipped again, for scores and directions around the mean.
-
-Rows stay sparse. They end in a public constant, as those of `CentredMoment`, and their second moment M is summed; the
+`ShiftedMoment` is the second moment of records minus a public mean, clipped again, for scores and directions around the
+mean. Rows stay sparse. As in `CentredMoment` they end in a public constant, and their second moment M is summed. The
 moment around the mean m is ``S = P^T M P`` with ``P = [I; -m^T]``.
 
-The squares of the records along the first of some public directions, along the others, and off all of them.
+`CapturedEnergies` sums the squares of the records along the first of some public directions, along the others, and
+orthogonal to all of them.
 """
 
 import math
@@ -25,10 +25,10 @@ from dpca_tasks.queries.second_moment import SecondMoment, extended_rows
 from dpca_tasks.records.blocks import Block, RowBlock
 
 RADIUS = 2.0
-"""A bound on the norm of an extended record, in clip norms; its constants have norm 1."""
+"""Bound on the norm of an extended record, in clip norms; its constants have norm 1."""
 
 SHIFT_STEP = 2.0**-SHIFT_BITS
-"""The grid step of a mean, in clip norms."""
+"""Grid step of a mean, in clip norms."""
 
 
 def on_shift_grid(mean: NDArray[np.float64]) -> NDArray[np.int64]:
@@ -40,7 +40,7 @@ def on_shift_grid(mean: NDArray[np.float64]) -> NDArray[np.int64]:
 def relation_around(relation: Relation) -> Relation:
     """Return the relation whose bounds hold around a mean: replace_one for zero_out.
 
-    An emptied record that keeps rows is at ``-m`` there, so emptying a record replaces it by a particular one.
+    Around a mean an emptied record that keeps rows is at ``-m``, so emptying a record replaces it by a particular one.
     """
     return "replace_one" if relation == "zero_out" else relation
 
@@ -49,26 +49,25 @@ def relation_around(relation: Relation) -> Relation:
 class ShiftedMoment(RowSum):
     r"""Sum ``Z_u^T Z_u`` over records u, where ``Z_u P`` is ``X_u`` minus the mean, clipped to norm 1.
 
-    ``X_u`` is clipped to norm 1, each of its m rows is extended by ``1 / sqrt(m)``, and the result is multiplied by the
+    ``X_u`` is clipped to norm 1, and each of its m rows is extended by ``1 / sqrt(m)``. The result is multiplied by the
     largest weight up to 1 for which ``||Z_u P||_F <= 1``.
 
     Parameters
     ----------
     shift : int64 array of shape (n_features,)
-        The mean m in steps of ``2^-16`` clip norms, of norm at most 1; defined as by `CentredMoment` for records of
-        several rows.
+        The mean m in steps of ``2^-16`` clip norms, of norm at most 1. For records of several rows it is defined as by
+        `CentredMoment`.
 
     Notes
     -----
-    Sensitivity. ``Y_u = Z_u P`` has norm at most 1 *as a program*: `dpca_tasks.kernels.gridding` compares
-    integers after all rounding, for each record by itself. S is the sum of ``Y_u^T Y_u``, so its scores move as proved
-    for `SecondMoment`: by 1 for add_remove, 2 for replace_one. An emptied record may keep its rows, hence its
-    constants, and then adds a multiple of ``m m^T`` of trace at most 1, like another record: 2 for zero_out too.
-    The proof uses no property of m. ``Z_u`` itself has norm up to 2, so noise is not added to M, and other norms are
-    refused.
+    Sensitivity. ``Y_u = Z_u P`` has norm at most 1 *as a program*: `dpca_tasks.kernels.gridding` compares integers
+    after all rounding, separately for each record. S is the sum of ``Y_u^T Y_u``, so its scores move as proved for
+    `SecondMoment`: by 1 for add_remove, 2 for replace_one. An emptied record may keep its rows, hence its constants. It
+    then adds a multiple of ``m m^T`` of trace at most 1, like another record: 2 for zero_out too. The proof uses no
+    property of m. ``Z_u`` itself has norm up to 2, so noise is not added to M, and other norms are refused.
 
-    The capacity is that of `SecondMoment` with one more bit, for that norm. S is computed from M in floating point,
-    with an error of about ``2^-50`` of the number of records.
+    The capacity is as for `SecondMoment` with one more bit, because the norm of ``Z_u`` is up to 2. S is computed from
+    M in floating point, with an error of about ``2^-50`` of the number of records.
     """
 
     shift: NDArray[np.int64]
@@ -161,7 +160,7 @@ def lowered(images: NDArray[np.float64], shift: NDArray[np.int64]) -> NDArray[np
 
 
 def _is_short(shift: NDArray[np.int64]) -> bool:
-    """Tell whether the norm is at most 1, exactly; entries above 1 are not squared, which avoids overflow."""
+    """Return whether the norm is at most 1, exactly; entries above 1 are not squared, which avoids overflow."""
     most = 1 << SHIFT_BITS
     return bool((shift >= -most).all() and (shift <= most).all() and int(np.vdot(shift, shift)) <= most * most)
 
@@ -178,22 +177,23 @@ class CapturedEnergies(RowSum):
     directions : int64 array of shape (n_features, k)
         W in steps of ``2^-24``, entries at most 1 in magnitude; orthonormal columns in practice.
     shift : int64 array of shape (n_features,), optional
-        A public mean, as for `ShiftedMoment`: records are taken around it, and clipped again.
+        A public mean, as for `ShiftedMoment`; records are shifted by it and clipped again.
 
     Notes
     -----
-    Sensitivity. A record adds three whole numbers of steps, none negative, that add up to its squared norm: each is cut
-    to what the ones before it leave. That norm is at most 1, compared in integers when the record is put on the grid.
-    So a record adds a point p of the set of all ``p >= 0`` with ``p_1 + p_2 + p_3 <= 1``.
+    Sensitivity. A record adds three whole numbers of steps, none negative, that add up to its squared norm: each number
+    is capped at what the preceding ones leave. That norm is at most 1, compared in integers when the record is
+    converted to the grid. So a record adds a point p of the set of all ``p >= 0`` with ``p_1 + p_2 + p_3 <= 1``.
 
     - *add_remove and zero_out*: the sum moves by p, and ``||p||_2 <= ||p||_1 <= 1``. A record along ``w_1`` attains it.
-    - *replace_one*: it moves by ``p - q`` of two such points, and ``||p - q||_1 <= 2``. In l2 ``||p - q||^2 = ||p||^2 +
-      ||q||^2 - 2 <p, q> <= 2``, since no entry is negative. Records along ``w_1`` and ``w_2`` attain both.
-    - *Around a mean* the same holds of records around it; an emptied record that keeps its rows is one at ``-m``, so
-      emptying a record replaces it by a particular one, and the bounds are those of replace_one.
+    - *replace_one*: it moves by ``p - q`` of two such points, and ``||p - q||_1 <= 2``. In l2
+      ``||p - q||^2 = ||p||^2 + ||q||^2 - 2 <p, q> <= 2``, since no entry is negative. Records along ``w_1`` and ``w_2``
+      attain both.
+    - *Around a mean* the same holds for records around it. An emptied record that keeps its rows is a record at ``-m``.
+      So emptying a record replaces it by a particular one, and the bounds of replace_one apply.
 
-    The proof uses no property of W or of the mean: directions that are not quite orthonormal on their grid, or rounded
-    scores, change what is measured by about ``2^-24`` and a step, and not the bounds.
+    The proof uses no property of W or of the mean. Directions that are not quite orthonormal on their grid, or rounded
+    scores, change the measured value by about ``2^-24`` and a step, but not the bounds.
     """
 
     directions: NDArray[np.int64]
@@ -219,7 +219,7 @@ class CapturedEnergies(RowSum):
 
     @property
     def kind(self) -> str:
-        """The key in the table of sensitivities, with whether there is a mean."""
+        """The key in the table of sensitivities, which includes whether there is a mean."""
         return f"{self.name} {self.version}" + ("" if self.shift is None else " around a mean")
 
     @property
@@ -237,7 +237,7 @@ class CapturedEnergies(RowSum):
         return SQRT_2_UP if norm == "l2" else 2.0
 
     def grid(self, block: Block) -> RowBlock:
-        """Clip the records of a stored block, around the mean if there is one, and put them on the grid."""
+        """Clip the records of a stored block, around the mean if there is one, and convert them to the grid."""
         return RowSum.grid(self, block) if self.shift is None else self._around.grid(block)
 
     def map(self, block: RowBlock) -> NDArray[np.int64]:

@@ -1,15 +1,11 @@
-"""Products X^T (X V) with public directions: of clipped records, and of clipped contributions.
+"""Products X^T (X V) of clipped records or clipped contributions with public directions.
 
-The product X^T (X V) of clipped records with public directions V: one step of a power method.
+- `MomentProduct` is the product X^T (X V) of clipped records with public directions V: one step of a power method.
+- `ReplacedProduct` is rounded so that its sensitivity for replaced records is proved near sqrt 2 instead of 2.
+- `ClippedProduct` has contributions clipped to a norm below 1: less noise, the same directions.
 
-The product X^T (X V) for replaced records, and for records whose contributions are clipped.
-
-The product X^T (X V), rounded so that its sensitivity for replaced records is proved near sqrt 2 instead of 2.
-
-The product X^T (X V) of records whose contributions are clipped to a norm below 1: less noise, the same directions.
-
-For a Gaussian row x the clipped contribution has mean ``Sigma V M`` with M positive definite, by Stein's lemma, so its
-columns span what those of ``Sigma V`` span; for other rows clipping is a robust weighting.
+For a Gaussian row x the clipped contribution has mean ``Sigma V M`` with M positive definite, by Stein's lemma. So its
+columns span the same space as the columns of ``Sigma V``; for other rows clipping is a robust weighting.
 """
 
 import math
@@ -37,7 +33,7 @@ def on_direction_grid(directions: NDArray[np.float64]) -> NDArray[np.int64]:
 
 
 def is_on_grid(directions: NDArray[np.int64]) -> bool:
-    """Tell whether entries are at most 1 in magnitude; the least int64, whose magnitude is none, is not."""
+    """Return whether entries are at most 1 in magnitude, without taking the magnitude of the least int64."""
     return bool(directions.min() >= -(2**DIRECTION_BITS) and directions.max() <= 2**DIRECTION_BITS)
 
 
@@ -53,11 +49,11 @@ class MomentProduct(RowSum):
     Notes
     -----
     Sensitivity. ``||X_u||_F <= 1`` by the grid, ``||Y_u||_F <= 1`` by the clip in integers, so
-    ``||X_u^T Y_u||_F <= 1``: the l2 sensitivity is 1 for add_remove and zero_out. For replace_one it is 2 by
-    the triangle inequality: the sharper ``sqrt 2`` of the unrounded map does not hold after the scores of records of
-    many rows are rounded; `dpca_tasks.queries.rounded_product` rounds those differently. The proof uses no property of
-    V. Every ``Y_u`` is a function of that record and V only: exact integer products, an integer rounding rule, and one
-    division and square root in a fixed order.
+    ``||X_u^T Y_u||_F <= 1``: the l2 sensitivity is 1 for add_remove and zero_out. For replace_one it is 2 by the
+    triangle inequality. The sharper ``sqrt 2`` of the unrounded map does not hold after the scores of records of many
+    rows are rounded; `ReplacedProduct` rounds those differently. The proof uses no property of V. Every ``Y_u`` is a
+    function of that record and V only: exact integer products, an integer rounding rule, and one division and square
+    root in a fixed order.
 
     References
     ----------
@@ -89,7 +85,7 @@ class MomentProduct(RowSum):
 
     @property
     def longest(self) -> int:
-        """The largest number of rows of a record whose scores are rounded; for longer ones the product is rounded."""
+        """The largest number of rows of a record with rounded scores; for longer records the product is rounded."""
         return UNLIMITED
 
     @property
@@ -123,7 +119,7 @@ class MomentProduct(RowSum):
 
 
 ROUNDING = 2.0**-7
-"""The largest change of a record's contribution by rounded scores; a coarse grid makes an exception for one row."""
+"""Largest change of a record's contribution by rounded scores; with a coarse grid, one row may exceed it."""
 
 _LENGTH = 1.0 + 2.0**-12  # a bound on the spectral norm of V
 _SCORES = 1.25  # root mean square change of a score by rounding and clipping, in steps: (1 + 1/4) ** (1/2), rounded up
@@ -141,15 +137,15 @@ class ReplacedProduct(MomentProduct):
 
     Notes
     -----
-    Sensitivity for replace_one, in l2. Record u adds ``s M_u V + E_u``, where ``M_u = X_u^T X_u``, s in [0, 1] is 1
+    Sensitivity for replace_one, in l2. Record u adds ``s M_u V + E_u``. Here ``M_u = X_u^T X_u``, s in [0, 1] is 1
     unless something was clipped, and E is the rounding error. ``A = s M_u`` and the B of another record are positive
     semi-definite with trace at most 1, so ``||A - B||_F^2 <= ||A||^2 + ||B||^2 <= 2``, and ``||A - B||_2 <= 1``. Hence
     ``||(A - B) V||_F <= sqrt(2) ||V||_2``, and ``||V||_2`` for a single direction. The rounding errors of two records
     add at most ``2 ||E||_F``:
 
     - *A record of m rows, at most* `longest`. With ``Y_u = s X_u V + R``, ``||E||_F = ||X_u^T R||_F <= ||R||_F``.
-      Scores rounded to nearest, with s = 1, have ``||R||_F <= sqrt(m p) / 2`` steps of ``2^-bits``. Clipped ones are
-      those of ``t X_u V`` rounded toward zero: for ``t <= 1`` take s = t, and ``||R||_F <= sqrt(m p)``. For ``t > 1``
+      Scores rounded to nearest, with s = 1, have ``||R||_F <= sqrt(m p) / 2`` steps of ``2^-bits``. Clipped scores are
+      those of ``t X_u V`` rounded toward zero. For ``t <= 1`` take s = t, and ``||R||_F <= sqrt(m p)``. For ``t > 1``
       take s = 1: here ``(t - 1) ||X_u V||_F <= sqrt(m p) / 2``, since rounding to nearest made the scores too long,
       and an entry is off by at most 1, or by ``t - 1`` of itself: ``||R||_F <= sqrt(m p + m p / 4)``.
     - *Any other.* Its d p entries are off by at most 1 step of ``4^-bits`` each: ``||E||_F <= sqrt(d p) / 4^bits``.
@@ -196,7 +192,7 @@ class ReplacedProduct(MomentProduct):
         return _LENGTH
 
     def is_contraction(self) -> bool:
-        """Tell whether the spectral norm of V is at most `length`; testing its square leaves a margin for rounding."""
+        """Return whether the spectral norm of V is at most `length`, tested by its square as a margin for rounding."""
         columns = self.directions / 2.0**DIRECTION_BITS
         with one_thread():
             return bool(np.linalg.eigvalsh(columns.T @ columns)[-1] <= _LENGTH)
@@ -207,7 +203,7 @@ _ROUNDING = 2.0**-11
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ClippedProduct(ReplacedProduct):
-    r"""Sum what `ReplacedProduct` sums, with every contribution clipped to a norm.
+    r"""Sum the contributions of `ReplacedProduct`, each clipped to a norm.
 
     Parameters
     ----------
@@ -218,11 +214,12 @@ class ClippedProduct(ReplacedProduct):
     -----
     For add_remove and zero_out the sensitivity is c, compared in integers: ``||X_u^T Y_u|| <= ||X_u|| ||Y_u|| <= c``.
 
-    For replace_one it is `replaced_bound` of c and of the rounding errors that `ReplacedProduct` bounds. There record u
+    For replace_one it combines `replaced_bound` with the rounding errors that `ReplacedProduct` bounds. There record u
     adds ``M V + E``: M is positive semi-definite of trace at most 1, ``||M V|| <= c + ||E||``, and V is a contraction
-    up to a factor `length`. A contraction is a block of orthonormal columns in more dimensions, where M has zeros, so
-    let V be the first columns of the identity, with blocks ``M V = [P; S^T]`` and R the block beside P, and P', S', R'
-    those of another record. Let m and n be the norms of ``M V`` and ``M' V``, and ``q = sqrt(tr(P P'))``. Then
+    up to a factor `length`. A contraction is a block of orthonormal columns in more dimensions, where M has zeros. So
+    let V be the first columns of the identity, with blocks ``M V = [P; S^T]`` and R the remaining diagonal block of M.
+    Let P', S', R' be the blocks of another record, m and n the norms of ``M V`` and ``M' V``, and
+    ``q = sqrt(tr(P P'))``. Then
 
         ||M V - M' V||^2 = m^2 + n^2 + 2 T,    T = -q^2 - <S, S'>.
 
@@ -232,11 +229,11 @@ class ClippedProduct(ReplacedProduct):
       the bound ``m^2 + n^2 + 2 T`` is ``sin(a + b)^2`` where ``tan(a) tan(b) <= 1/2`` (then ``a + b < pi / 2``), and
       ``(1 + m^2) (1 + n^2) / 2`` elsewhere. Both grow with m and n, so it is largest at ``m = n = c``.
     - If ``q > m n``: ``|<S, S'>| <= sqrt((m^2 - |P|^2) (n^2 - |P'|^2)) <= m n - |P| |P'| <= m n - q^2``, so that the
-      bound is ``(m + n)^2 - 4 m^2 n^2``. For ``c^2 <= 1/3`` it grows with m and n and is the former at ``m = n = c``.
-      For larger c, with m the larger of the two: up to ``m^2 = 1/2`` it is at most ``4 m^2 (1 - m^2)``, beyond that at
-      most ``4 m^4 / (4 m^2 - 1)``, both at most ``(1 + m^2)^2 / 2``.
+      bound is ``(m + n)^2 - 4 m^2 n^2``. For ``c^2 <= 1/3`` it grows with m and n, and at ``m = n = c`` it equals the
+      bound of the case ``q <= m n``. For larger c, let m be the larger of the two. Up to ``m^2 = 1/2`` the bound is at
+      most ``4 m^2 (1 - m^2)``, beyond that at most ``4 m^4 / (4 m^2 - 1)``, both at most ``(1 + m^2)^2 / 2``.
 
-    For one direction ``||(M - M') v|| <= 1`` besides, since the spectral norm of ``M - M'`` is at most 1.
+    For one direction also ``||(M - M') v|| <= 1``, since the spectral norm of ``M - M'`` is at most 1.
 
     References
     ----------
@@ -250,7 +247,7 @@ class ClippedProduct(ReplacedProduct):
     version: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
-        """Check the bound: at least one step of the grid."""
+        """Check that the bound is at least one step of the grid."""
         ReplacedProduct.__post_init__(self)
         if not 0 < self.message_clip <= 1 or self.most < 1:
             raise InvalidInput(
@@ -265,7 +262,7 @@ class ClippedProduct(ReplacedProduct):
 
     @property
     def rounding(self) -> float:
-        """The largest change of a contribution by rounded scores of several rows: little, as it is short."""
+        """The largest change of a contribution by rounded scores of several rows; it is small, as contributions are."""
         return _ROUNDING
 
     def sensitivity(self, norm: Norm) -> float:

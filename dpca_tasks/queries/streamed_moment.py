@@ -1,4 +1,4 @@
-"""The sum that a stream releases at one tick: second moments of records, weighted by how long ago each arrived.
+"""The sum that a stream releases at one tick, with records weighted by age.
 
 >>> import numpy as np
 >>> from dpca_tasks.accounting.factorisation import choose_weights
@@ -31,7 +31,9 @@ from dpca_tasks.records.blocks import Block, RowBlock
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StreamedMoment(RowSum):
-    r"""Sum ``w_(t-j(u)) M_u`` over records u at tick t, where ``M_u`` is what u adds to a moment and j(u) its arrival.
+    r"""Sum ``w_(t-j(u)) M_u`` over records u at tick t.
+
+    ``M_u`` is the contribution of u to a moment, and j(u) is the arrival of u.
 
     Parameters
     ----------
@@ -42,44 +44,46 @@ class StreamedMoment(RowSum):
     horizon : int
         The ticks for which the noise was calibrated.
     tick : int
-        t, from 1. Beyond the horizon it belongs to an extension, whose event the ledger charges for itself; the noise
-        and what a tick states stay those of the horizon.
+        t, from 1. A tick beyond the horizon belongs to an extension, whose event the ledger charges separately. The
+        noise and the stated properties of a tick remain those of the horizon.
     arrivals : tuple of int
         The ingest numbers of the snapshots bound to ticks 1 to t; they never fall. Public.
 
     Notes
     -----
-    *Arrival.* All records of a block have one `first_seen` n, the number of the ingest that brought their ids, and
-    arrive at the first tick whose snapshot has a number of at least n; at tick 1 where n is not known. A record beyond
-    tonight's number weighs 0. So j(u) depends on nothing but u's own id and public numbers.
+    *Arrival.* All records of a block have one `first_seen` n, the number of the ingest that added their ids. They
+    arrive at the first tick whose snapshot has a number of at least n, or at tick 1 where n is unknown. A record beyond
+    the number of the current snapshot has weight 0. So j(u) depends only on the id of u and on public numbers.
 
     *Joint sensitivity.* Let individuals have any histories: u's record at tick t is ``X_u(t)``, chosen with knowledge
-    of all answers before it, perhaps absent, gone or back. Each is clipped and gridded by itself as in any release, so
-    ``M_u(t)`` is positive semi-definite with Frobenius norm at most 1, in whole steps of ``4^-b``, and tick t releases
-    ``y_t = sum_u c_(t-j(u)) M_u(t) + xi_t`` with ``c_i = w_i / 2^q`` and fresh isotropic noise of std sigma. Take two
-    collections of histories that differ in the whole history of u.
+    of all earlier answers; it may be absent, leave or return. Each record is clipped and gridded separately as in any
+    release. So ``M_u(t)`` is positive semi-definite with Frobenius norm at most 1, in whole steps of ``4^-b``. Tick t
+    releases ``y_t = sum_u c_(t-j(u)) M_u(t) + xi_t`` with ``c_i = w_i / 2^q`` and fresh isotropic noise of std sigma.
+    Take two collections of histories that differ in the whole history of u.
 
-    - Without u (add_remove) or with its record emptied (zero_out; what it adds then differs from ``M_u(t)`` by norm at
-      most 1, as the notes of `SecondMoment` and `CentredMoment` prove), tick t moves by ``m_t sigma`` with ``m_t <=
-      |c_(t-j)| / sigma`` whatever was answered before, and j does not depend on answers. On every path ``sum_t m_t^2
-      <= (c_0^2 + ... + c_(T-j)^2) / sigma^2 <= zeta^2 / sigma^2 =: mu^2``.
-    - The log-likelihood ratio L of all answers adds, at tick t, a normal of mean ``-m_t^2 / 2`` and variance ``m_t^2``
-      given the answers before. Add an independent normal of the variance that is missing from mu^2 and half of it,
-      negative, as mean: then ``exp(i h L + i h S / 2 + h^2 S / 2)``, S the sum of ``m_t^2`` so far, is a bounded
-      martingale, so L is exactly normal of mean ``-mu^2 / 2`` and variance ``mu^2``: that of one Gaussian release. What
-      was added is independent of the data; leaving it out is post-processing.
-    - Replaced by another history (replace_one; arrivals may differ), tick t moves by ``||c M - c' M'||``, whose square
-      is at most ``c^2 + c'^2 + 2 max(0, -c c')`` since inner products of such M are in [0, 1]; over all ticks at most
-      `Weights.replaced_squared`, which is ``2 zeta^2`` where no weight is negative.
+    - *Removed or emptied.* Either u is missing (add_remove), or its record is emptied (zero_out); then its contribution
+      differs from ``M_u(t)`` by norm at most 1, as the notes of `SecondMoment` and `CentredMoment` prove. Tick t moves
+      by ``m_t sigma`` with ``m_t <= |c_(t-j)| / sigma`` whatever the earlier answers were, and j does not depend on
+      answers. On every path
+      ``sum_t m_t^2 <= (c_0^2 + ... + c_(T-j)^2) / sigma^2 <= zeta^2 / sigma^2 =: mu^2``.
+    - *Likelihood ratio.* The log-likelihood ratio L of all answers adds, at tick t, a normal of mean ``-m_t^2 / 2`` and
+      variance ``m_t^2`` given the earlier answers. Add an independent normal whose variance is what is missing from
+      mu^2, and whose mean is minus half of that. Then ``exp(i h L + i h S / 2 + h^2 S / 2)``, S the sum of ``m_t^2`` so
+      far, is a bounded martingale. So L is exactly normal of mean ``-mu^2 / 2`` and variance ``mu^2``, as for one
+      Gaussian release. The added normal is independent of the data; leaving it out is post-processing.
+    - *Replaced* by another history (replace_one; arrivals may differ), tick t moves by ``||c M - c' M'||``. The square
+      is at most ``c^2 + c'^2 + 2 max(0, -c c')`` since inner products of such M are in [0, 1]. Over all ticks it is at
+      most `Weights.replaced_squared`, which is ``2 zeta^2`` where no weight is negative.
 
-    Of the arrivals this uses only that no age of a record comes twice. So a stream may give up numbers that it cannot
-    trust any more, and take all arrivals as 1 from some tick on: ages then jump up, and go on rising.
+    The only property of the arrivals that this uses is that no age of a record occurs twice. So a stream may discard
+    numbers that it can no longer trust, and treat all arrivals as 1 from some tick on: ages then jump up, and continue
+    to rise.
 
-    All of it is attained by a record at the bound that arrives at tick 1 and stays. Where one charge holds for ever,
+    A record at the bound that arrives at tick 1 and stays attains all bounds. If one charge covers any number of ticks,
     zeta is over all weights. Answers and noise are integers on one grid, ``4^-b 2^-q``, as in any release.
 
-    *What must hold outside of this class*: arrivals are set once an id and never again, sigma and the weights are those
-    of the horizon at every tick, and a tick is answered once.
+    *Conditions outside this class*: arrivals are set once per id and never again, sigma and the weights are those of
+    the horizon at every tick, and a tick is answered once.
     """
 
     of: SecondMoment | CentredMoment
@@ -93,7 +97,7 @@ class StreamedMoment(RowSum):
     degree: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
-        """Check the parameters, those shared with the moment and the common grid."""
+        """Check the parameters, those shared with the moment, and the common grid."""
         RowSum.__post_init__(self)
         if type(self.of) not in (SecondMoment, CentredMoment):
             raise InvalidInput(f"{self.of.name} cannot be streamed; use a second moment, centred or not.")
@@ -141,7 +145,7 @@ class StreamedMoment(RowSum):
 
     @property
     def kind(self) -> str:
-        """The key in the table of sensitivities: that of the moment, and whether weights have signs."""
+        """The key in the table of sensitivities: the key of the moment, and whether weights have signs."""
         return f"{self.name} {self.version} of {self.of.kind}{' with signs' if self.weights.signed else ''}"
 
     @property
@@ -156,7 +160,7 @@ class StreamedMoment(RowSum):
 
     @property
     def zeta(self) -> float:
-        """What a record of norm 1 moves all answers together, the unit in which the table states sensitivities."""
+        """The distance by which a record of norm 1 moves all answers together, the unit of the stated sensitivities."""
         return self.weights.zeta(self.horizon)
 
     def sensitivity(self, norm: Norm) -> float:
@@ -168,12 +172,12 @@ class StreamedMoment(RowSum):
         return self.zeta
 
     def weight_of(self, first_seen: int | None) -> int:
-        """Return tonight's weight of records whose ids came with an ingest."""
+        """Return the weight at this tick of records whose ids were added by a given ingest."""
         arrival = 0 if first_seen is None else bisect_left(self.arrivals, first_seen)
         return self.weights.weight(self.tick - 1 - arrival)
 
     def grid(self, block: Block) -> RowBlock:
-        """Put a stored block on the grid of the moment, with the number of its ingest."""
+        """Convert a stored block to the grid of the moment, and keep the number of its ingest."""
         rows = self.of.grid(block)
         return rows if rows.first_seen == block.first_seen else replace(rows, first_seen=block.first_seen)
 

@@ -1,14 +1,9 @@
 """Moments of documents and points: pairs and triples of words, and triples along public directions.
 
-Queries over documents: the moments of pairs and triples of words.
-
-The base of queries over documents: one record is one document, its entries are how often it has each word.
-
-The pair moment of documents: how often two words of one document are these two.
-
-The third moment of documents along a few public directions: three words of one document, each seen through U.
-
-The third moment of points along a few public directions, without what spherical noise adds to it.
+- `DocumentsSum` is the base class for documents: one record is one document, whose entries count each word.
+- `WordPairs` is the pair moment of documents: the frequency of each pair of words within a document.
+- `WordTriples` is the third moment of documents along a few public directions U, over three words of a document.
+- `PointTriples` is the third moment of points along a few public directions, without the part of spherical noise.
 """
 
 import math
@@ -34,12 +29,12 @@ from dpca_tasks.records.blocks import Block, CsrBlock, RowBlock, as_floats, cano
 from dpca_tasks.threads import one_thread
 
 LONGEST = 1 << 16
-"""The largest bound on the words of a document: up to it all products of counts and steps are exact."""
+"""Largest bound on the words of a document; up to it all products of counts and steps are exact."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DocumentsSum(RowSum):
-    """A sum over documents, in each of which ``n_features`` words of a vocabulary are counted.
+    """A sum over documents, each of which has counts of the ``n_features`` words of a vocabulary.
 
     Parameters
     ----------
@@ -48,14 +43,15 @@ class DocumentsSum(RowSum):
     clip_norm : float
         1: counts are never scaled.
     **others
-        As for `RowSum`; the sum lies on a grid of step ``2^-bits``.
+        As for `RowSum`; the sum is on a grid of step ``2^-bits``.
 
     Notes
     -----
-    A record of several rows is one document, of all their words. A document with a count that is negative, fractional
-    or not finite adds nothing, and neither does one of fewer than 3 words or more than ``2^40``. Of a document of
-    l > L words L are counted, chosen by it alone: with all its words in a line, in the order of their ids, those with
-    which ``floor(i L / l)`` grows, i from 1. So shares of words stay as they are, to less than one word.
+    A record of several rows is one document that contains all their words. A document with a count that is negative,
+    fractional or not finite adds nothing, and neither does one of fewer than 3 words or more than ``2^40``. Of a
+    document of l > L words, L are counted, and only the document determines which. List all l words in the order of
+    their ids; word i, counted from 1, is kept if ``floor(i L / l)`` increases at i. So the shares of words change by
+    less than one word.
     """
 
     words_at_most: int
@@ -91,7 +87,7 @@ class DocumentsSum(RowSum):
 
 
 def _as_one_row(rows: Block) -> Block:
-    """Put all rows of a record into one; an entry that is no count becomes NaN, so that no other makes up for it."""
+    """Merge all rows of a record into one; an invalid count becomes NaN, so that no other entry compensates for it."""
     values = as_floats(rows.values)
     is_count = (values >= 0) & (values == np.floor(values))
     return CsrBlock(
@@ -111,14 +107,14 @@ class WordPairs(DocumentsSum):
     Notes
     -----
     The entries of a document's matrix M are shares of its ``l (l - 1)`` ordered pairs of words. Each is rounded toward
-    zero to the grid by a division of integers, ``floor(2^bits N / (l (l - 1)))`` with N below ``2^32``: the same in any
-    block and on any machine. So M has entries that are not negative and sum to at most 1, exactly.
+    zero to the grid by a division of integers, ``floor(2^bits N / (l (l - 1)))`` with N below ``2^32``. The result is
+    the same in any block and on any machine. So M has entries that are not negative and sum to at most 1, exactly.
 
     Sensitivity, in the Frobenius norm of the full matrix:
 
-    - *add_remove, zero_out.* ``||M||_F <= sum of entries <= 1``, attained by a document of one word, many times.
+    - *add_remove, zero_out.* ``||M||_F <= sum of entries <= 1``, attained by a document that repeats one word.
     - *replace_one*, by a document of matrix N: ``||M - N||_F^2 = ||M||^2 + ||N||^2 - 2 <M, N> <= 2``, since no product
-      of entries is negative; attained by documents of one word each, of two words.
+      of entries is negative. It is attained by two documents that repeat one word each, a different one.
 
     Rounding loses less than one step of each entry, and an entry is at least ``2^bits / (l (l - 1))`` steps.
     """
@@ -134,7 +130,7 @@ class WordPairs(DocumentsSum):
 
     @property
     def largest_loss(self) -> float:
-        """The largest share that the grid takes of a document's matrix, of the longest documents; public."""
+        """The largest share of the matrix of a longest document that is lost by rounding to the grid; public."""
         return min(1.0, self.words_at_most * (self.words_at_most - 1) / self.steps_per_unit)
 
     def sensitivity(self, norm: Norm) -> float:
@@ -162,9 +158,9 @@ _UP = 1.0 + 2.0**-48  # covers the rounding of a bound
 class WordTriples(DocumentsSum):
     r"""Sum the core ``A(U, U, U)`` of every document, packed as a cube of order K.
 
-    The tensor A of a document has the shares of its ``l (l - 1) (l - 2)`` ordered triples of words as its entries. It
-    is never formed: ``A(U, U, U) = (y y y - 3 Sym(S y) + 2 sum_a c_a u_a u_a u_a) / (l (l - 1) (l - 2))``, with the
-    rows ``u_a`` of U, ``y = sum_a c_a u_a`` and ``S = sum_a c_a u_a u_a^T``.
+    The entries of the tensor A of a document are the shares of its ``l (l - 1) (l - 2)`` ordered triples of words. The
+    tensor is never formed: ``A(U, U, U) = (y y y - 3 Sym(S y) + 2 sum_a c_a u_a u_a u_a) / (l (l - 1) (l - 2))``, with
+    the rows ``u_a`` of U, ``y = sum_a c_a u_a`` and ``S = sum_a c_a u_a u_a^T``.
 
     Parameters
     ----------
@@ -176,26 +172,27 @@ class WordTriples(DocumentsSum):
 
     Notes
     -----
-    Sensitivity, in the Frobenius norm of the full cube of K x K x K, where rho is the largest norm of a row of U, or 1
-    if that is more. A core is computed from that document and U alone, by sums and products of float64 in a fixed
+    Sensitivity, in the Frobenius norm of the full cube of K x K x K. Let rho be the largest norm of a row of U, or 1 if
+    that is more. A core is computed from that document and U alone, by sums and products of float64 in a fixed
     order, and rounded to the grid. Then its squares are summed in integers, and compared with
-    ``B = floor(4^bits rho^6)``, itself from integers: a longer core is scaled to the bound, rounded toward zero, and
-    compared again. So the grid's core G has ``||G||_F <= sqrt(B)`` steps, whatever floats did.
+    ``B = floor(4^bits rho^6)``, which is computed from integers too. A longer core is scaled to the bound, rounded
+    toward zero, and compared again. So the core G on the grid has ``||G||_F <= sqrt(B)`` steps, whatever the floats
+    were.
 
-    - *add_remove, zero_out.* ``sqrt(B)`` steps, about ``rho^3``: attained by a document of the one word of the longest
-      row.
+    - *add_remove, zero_out.* ``sqrt(B)`` steps, about ``rho^3``: attained by a document that repeats the word of the
+      longest row.
     - *replace_one*, by a core H: ``2 sqrt(B)`` steps by the triangle inequality. If the spectral norm of U is at most
-      ``1 + 2^-12``, also ``||G - H|| <= (1 + 2^-12)^3 sqrt(2) + 2 ||E||``: with s and t in [0, 1] (1 unless a core was
-      scaled), ``G = s A(U, U, U) + E`` and ``H = t B(U, U, U) + F``, where the entries of A and B are not negative and
-      sum to 1, so ``||s A - t B||_F^2 <= s^2 + t^2 - 2 s t <A, B> <= 2``, and U in three places multiplies a norm by
-      at most ``||U||_2^3``.
+      ``1 + 2^-12``, also ``||G - H|| <= (1 + 2^-12)^3 sqrt(2) + 2 ||E||``. With s and t in [0, 1] (1 unless a core was
+      scaled), ``G = s A(U, U, U) + E`` and ``H = t B(U, U, U) + F``. The entries of A and B are not negative and sum to
+      1, so ``||s A - t B||_F^2 <= s^2 + t^2 - 2 s t <A, B> <= 2``. Multiplication by U in three places increases a norm
+      by at most the factor ``||U||_2^3``.
 
-    The rounding error E: l words at most ``2^16``, and ``|u_a| <= 1`` entry by entry. y is exact, its terms being
-    multiples of ``2^-24`` and its sum at most l. With ``e = 2^-53`` the entries of S are off by at most
-    ``(l^2 + l) e``, those of the sum of cubes by ``(l^2 + 2 l) e``, and the core's numerator by at most
-    ``(12 l^3 + 29 l^2 + 18 l) e``, the last two roundings included. Over ``l (l - 1) (l - 2)`` that is largest for
-    l = 3, below ``2^-46``: with at most ``2^28`` steps in a unit, ``2^-18`` of a step. Rounding to nearest adds 1/2 of
-    a step, and rounding toward zero 1: ``||E||_F <= (1 + 2^-17) K^(3/2)`` steps.
+    The rounding error E. There are l words, at most ``2^16``, and ``|u_a| <= 1`` entry by entry. y is exact, because
+    its terms are multiples of ``2^-24`` and its sum is at most l. With ``e = 2^-53`` the entries of S are off by at
+    most ``(l^2 + l) e``, and those of the sum of cubes by ``(l^2 + 2 l) e``. The core's numerator is off by at most
+    ``(12 l^3 + 29 l^2 + 18 l) e``, the last two roundings included. Over ``l (l - 1) (l - 2)`` that is largest for l =
+    3, below ``2^-46``: with at most ``2^28`` steps in a unit, ``2^-18`` of a step. Rounding to nearest adds 1/2 of a
+    step, and rounding toward zero 1: ``||E||_F <= (1 + 2^-17) K^(3/2)`` steps.
     """
 
     directions: NDArray[np.int64]
@@ -253,7 +250,7 @@ class WordTriples(DocumentsSum):
 
 
 def check_directions(directions: NDArray[np.int64], *, n_features: int) -> None:
-    """Refuse directions that are not of one row a feature, or off their grid."""
+    """Check that directions have one row per feature and are on their grid."""
     if directions.ndim != 2 or len(directions) != n_features or directions.shape[1] < 1:
         raise InvalidInput(f"directions of shape {directions.shape} must have {n_features} rows; pass such columns.")
     if directions.dtype.kind != "i" or not is_on_grid(directions):
@@ -263,22 +260,22 @@ def check_directions(directions: NDArray[np.int64], *, n_features: int) -> None:
 
 
 def is_contraction(directions: NDArray[np.int64]) -> bool:
-    """Tell whether the spectral norm is at most ``1 + 2^-12``; testing its square leaves a margin for rounding."""
+    """Return whether the spectral norm is at most ``1 + 2^-12``; testing its square leaves a margin for rounding."""
     columns = directions / 2.0**DIRECTION_BITS
     with one_thread():
         return bool(np.linalg.eigvalsh(columns.T @ columns)[-1] <= _LENGTH)
 
 
 SCORE_BITS = 18
-"""Scores have ``2^18`` steps in their bound."""
+"""Binary logarithm of the number of steps of the bound of scores, ``2^18``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PointTriples(RowSum):
     r"""Sum ``y y y - s2 Sym3(y)`` over points x, with ``y = U^T x`` clipped to ``score_norm``, as a cube of order K.
 
-    ``Sym3(y)_pqr = y_p [q = r] + y_q [p = r] + y_r [p = q]``: what noise of variance s2 in every direction adds to the
-    third moment of its mean.
+    ``Sym3(y)_pqr = y_p [q = r] + y_q [p = r] + y_r [p = q]``. Times s2 it is the contribution of noise of variance s2
+    in every direction to the third moment.
 
     Parameters
     ----------
@@ -287,12 +284,13 @@ class PointTriples(RowSum):
     score_norm : float, data units
         R, the bound on ``|y|``; longer scores are scaled down to it.
     noise_variance : float, squared data units
-        s2, public or released, at most ``2 / (K + 2)`` and at most half of ``R^2``. Both numbers are kept as arrays:
-        public inputs like the directions, which a resumed release takes as an earlier run stored them.
+        s2, public or released, at most ``2 / (K + 2)`` and at most half of ``R^2``. Both this and `score_norm` are
+        stored as arrays, because they are public inputs like the directions: a resumed release takes them as an earlier
+        run stored them.
     clip_norm : float
         1: points themselves are not clipped.
     **others
-        As for `RowSum`; the sum lies on a grid of step ``2^-bits`` in units of ``R^3``.
+        As for `RowSum`; the sum is on a grid of step ``2^-bits`` in units of ``R^3``.
 
     Notes
     -----
@@ -300,12 +298,13 @@ class PointTriples(RowSum):
     A point with a value that is not finite, or so large that its scores are not, adds nothing.
 
     Sensitivity, in units of ``R^3`` and in the Frobenius norm of the full cube. The scores of a point are computed from
-    it and U alone, in a fixed order, and put on a grid of ``2^18`` steps in R, where their squares are compared with
-    the bound in integers: ``|y| <= 1``. On a grid of ``2^-36`` lies s2. So ``f(y) = y y y - s2 Sym3(y)`` is an integer
-    multiple of ``2^-54``, computed exactly, and only then rounded toward zero, which makes no norm larger.
+    that point and U alone, in a fixed order, and rounded to a grid of ``2^18`` steps in R. There their squares are
+    compared with the bound in integers: ``|y| <= 1``. s2 is on a grid of step ``2^-36``. So
+    ``f(y) = y y y - s2 Sym3(y)`` is an integer multiple of ``2^-54``, computed exactly, and only then rounded toward
+    zero, which increases no norm.
 
     - ``|f(y)|^2 = r^6 - 6 s2 r^4 + (3 K + 6) s2^2 r^2`` with ``r = |y|``, since ``<y y y, Sym3(y)> = 3 r^4`` and
-      ``|Sym3(y)|^2 = (3 K + 6) r^2``. For K of 2 and more it never falls, so it is at most its value at r = 1; for
+      ``|Sym3(y)|^2 = (3 K + 6) r^2``. For K of 2 and more it never falls, so it is at most its value at r = 1. For
       K = 1 it is ``r^2 (r^2 - 3 s2)^2``, with another peak of ``4 s2^3`` at ``r^2 = s2``. Let g be the square root of
       the larger of both. With s2 at most ``2 / (K + 2)`` and 1/2 it is at most 1.
     - *add_remove, zero_out.* g; a point at 0 adds nothing.
@@ -373,7 +372,7 @@ class PointTriples(RowSum):
         return 2.0 * alone if self.relation == "replace_one" else alone
 
     def grid(self, block: Block) -> RowBlock:
-        """Put the scores of each record's first row on their grid, clipped to `score_norm`."""
+        """Convert the scores of each record's first row to their grid, clipped to `score_norm`."""
         rows = canonical(block, n_features=self.n_features)
         directions = self.directions / 2.0**DIRECTION_BITS
         scores = first_row_scores(as_floats(rows.values), rows.indices, rows.row_ptr, rows.record_ptr, directions)

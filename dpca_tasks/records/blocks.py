@@ -1,10 +1,8 @@
-"""Private rows: stored blocks, sources of blocks, and the bounded records of the integer grid.
+"""Stored blocks of private rows, sources of blocks, and gridded records.
 
-The types of private rows: a stored block, a source of blocks, and the bounded records of one block.
-
-The gridding of records: each record is made canonical, clipped and rounded to integers by itself.
-
-Block sources: arrays in memory, and rows that are normalised when they are read.
+This module has the types of a stored block, of a source of blocks, and of the bounded records of one block. Each record
+is made canonical, clipped and rounded to integers separately. Block sources are arrays in memory, and rows that are
+normalised when they are read.
 """
 
 import hashlib
@@ -21,7 +19,7 @@ from dpca_tasks.kernels.gridding import normalise_records
 
 
 class Block(Protocol):
-    """Stored rows: compressed rows, the bounds of each record, and the ordinal of the first record."""
+    """Stored rows in compressed format, with the bounds of each record and the ordinal of the first record."""
 
     @property
     def values(self) -> NDArray[np.generic]: ...  # noqa: D102
@@ -35,7 +33,7 @@ class Block(Protocol):
     def first_record(self) -> int: ...  # noqa: D102
     @property
     def rejected(self) -> NDArray[np.bool_] | None:
-        """The records that an ingest rejected, of shape (n_records,): they are empty. None if none was."""
+        """Mask of the records that an ingest rejected, of shape (n_records,); these are empty. None without any."""
 
     @property
     def density(self) -> float | None:
@@ -43,11 +41,11 @@ class Block(Protocol):
 
     @property
     def first_seen(self) -> int | None:
-        """The number of the ingest that brought the ids of all its records; None where that is not known."""
+        """The number of the ingest that added the ids of all its records, or None if it is unknown."""
 
 
 class BlockSource(Protocol):
-    """A source of blocks that a worker can open: small, picklable, and without data in it."""
+    """A small, picklable source of blocks that a worker can open; it contains no data."""
 
     @property
     def n_features(self) -> int: ...  # noqa: D102
@@ -87,7 +85,7 @@ class RowBlock:
 
     ``values`` are integers: a row of a record is ``values / 2^bits`` in units of the clip norm. Rows are canonical, and
     the squares of every record sum to at most ``4^bits``. The declared ``density`` selects between kernels that give
-    the same bits. ``first_seen`` is that of the stored block; ``rejected`` is not kept.
+    the same bits. ``first_seen`` is copied from the stored block; ``rejected`` is not kept.
     """
 
     values: NDArray[np.int32] = field(repr=False)
@@ -108,13 +106,13 @@ class RowBlock:
 
 
 RECORDS_VERSION = 2
-"""The version of clipping and rounding. Code that changes any bit of a record needs a new version, and so new noise."""
+"""Version of clipping and rounding. Code that changes any bit of a record needs a new version, and so new noise."""
 
 
 def canonical(block: Block, *, n_features: int) -> Block:
-    """Merge duplicate columns, sort each row, and drop ids out of range.
+    """Merge duplicate columns, sort each row, and drop column ids that are out of range.
 
-    Two entries ``a`` in one column have norm ``sqrt(2) a`` but act as ``2 a``: without the merge they would pass the
+    Two entries ``a`` in one column have norm ``sqrt(2) a`` but act as ``2 a``. Without the merge they would pass the
     clip and break every sensitivity. Ingest stores canonical rows, but privacy must not depend on that.
     """
     if gridding.rows_are_canonical(block.indices, block.row_ptr, n_features):
@@ -139,15 +137,15 @@ def canonical(block: Block, *, n_features: int) -> Block:
 
 
 def grid_block(block: Block, *, n_features: int, clip_norm: float, bits: int, bound: int | None = None) -> RowBlock:
-    """Clip every record of a block and put it on the fixed-point grid.
+    """Clip every record of a block and convert it to the fixed-point grid.
 
     The clip norm is ``sqrt(bound)`` steps: ``2^bits`` by default, less if the record is extended by constants later.
 
     Guarantees
     ----------
     - Every record's integer squares sum to at most ``bound``, compared in int64. A record that meets the bound after
-      rounding to nearest is kept so. Any other is scaled to the clip norm, if it is longer, and rounded again. If
-      rounding alone makes it too long, it is rounded toward zero from ``1 - 2^-24`` of its size, which covers the
+      rounding to nearest is kept so. Any other record is scaled to the clip norm, if it is longer, and rounded again.
+      If rounding alone makes it too long, it is rounded toward zero from ``1 - 2^-24`` of its size. This covers the
       rounding of norm and scale (relative errors of about ``2^-53`` times the number of stored values).
     - A record with a non-finite value becomes the empty record, and so does one of norm 0. Both still count as records.
     - Magnitudes up to the largest float are clipped without overflow: a power of two is factored out first.
@@ -190,7 +188,7 @@ class ArrayBlocks:
         The publicly known share of nonzero entries: another performance setting. By default a NumPy array counts as
         full.
     first_seen : int array of shape (n_records,), optional
-        The number of the ingest that brought each record's id, never falling; a block has records of one number.
+        The nondecreasing number of the ingest that added each record's id; all records of a block have one number.
     """
 
     def __init__(
@@ -264,14 +262,14 @@ class ArrayBlocks:
 class NormalisedBlocks:
     """A block source whose records are scaled to one norm: the row policy ``normalise``.
 
-    Every record is scaled by itself, and then clipped and gridded like any other, so no sensitivity depends on the
+    Every record is scaled separately, and then clipped and gridded like any other, so no sensitivity depends on the
     scaling. Empty records stay empty.
 
     Parameters
     ----------
     source : BlockSource
     length : float, data units
-        The norm that every record gets.
+        The norm of every scaled record.
     """
 
     def __init__(self, source: BlockSource, *, length: float) -> None:
@@ -297,7 +295,7 @@ class NormalisedBlocks:
 
 
 def _block_bounds(n_records: int, block_records: int, seen: NDArray[np.int64] | None) -> NDArray[np.int64]:
-    """Return where blocks begin and end: after so many records, and wherever the number of the ingest changes."""
+    """Return the block boundaries: after ``block_records`` records, and wherever the number of the ingest changes."""
     if seen is None:
         return np.append(np.arange(0, n_records, block_records), n_records)
     if seen.shape != (n_records,) or (np.diff(seen) < 0).any():

@@ -1,4 +1,4 @@
-"""Ratings made from seeds: a low-rank matrix as in the DPALS paper, and a skewed one like those of people who rate.
+"""Synthetic ratings from seeds: a low-rank matrix as in the DPALS paper, and a skewed one that resembles real ratings.
 
 >>> made = skewed(n_users=200, n_items=100, seed=1)
 >>> made.train.shape, float(made.train.data.min()) >= made.low
@@ -25,12 +25,12 @@ _SIGNAL_RANK = 6
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SplitRatings:
-    """Ratings to learn from, and others of the same users to be predicted.
+    """Ratings to train on, and held-out ratings of the same users.
 
     Attributes
     ----------
     train, held : csr_array of shape (n_users, n_items)
-        Stored entries are ratings; none is in both.
+        Stored entries are ratings; no rating is in both.
     low, high : float
         The public range of ratings.
     """
@@ -51,7 +51,7 @@ class SplitRatings:
         return int(self.train.shape[1])
 
     def tested(self, at_most: int) -> NDArray[np.int64]:
-        """Return the first users that have held-out ratings."""
+        """Return the first ``at_most`` users that have held-out ratings."""
         return np.flatnonzero(np.diff(self.held.indptr))[:at_most]
 
 
@@ -62,15 +62,15 @@ def ratings_of(ratings: sparse.csr_array, user: int) -> tuple[NDArray[np.integer
 
 
 def expected_count(n_users: int) -> int:
-    """Return how many ratings a user of the low-rank task has in expectation: ``20 ln n``."""
+    """Return the expected number of ratings of a user in the low-rank task: ``20 ln n``."""
     return round(20.0 * math.log(n_users))
 
 
 def low_rank(*, n_users: int, seed: int, n_items: int = LOW_RANK_ITEMS, tested: int = 1_000) -> SplitRatings:
     """Return the task of the paper: entries of a matrix of rank 5 and std 1, each observed with ``p = 20 ln n / m``.
 
-    Where that is above a half, half are. Rows of U are standard normal, rows of V are normal with variance ``1 / 5``.
-    Of each of the first ``tested`` users 50 entries that are not observed are held out; all are exact.
+    The probability is capped at one half. Rows of U are standard normal, rows of V are normal with variance ``1 / 5``.
+    For each of the first ``tested`` users, 50 unobserved entries are held out. All entries are exact.
     """
     rng = np.random.default_rng([_SEED, seed])
     users = rng.standard_normal((n_users, RANK))
@@ -96,19 +96,19 @@ def low_rank(*, n_users: int, seed: int, n_items: int = LOW_RANK_ITEMS, tested: 
 
 
 def skewed(*, n_users: int = SKEWED_USERS, n_items: int = SKEWED_ITEMS, seed: int) -> SplitRatings:
-    r"""Return half-star ratings in which few items have most of the ratings; a tenth of them is held out.
+    r"""Return half-star ratings in which few items have most of the ratings, with a tenth of them held out.
 
     Notes
     -----
-    With ``m`` items, of rank ``s = 1 .. m``, everything independent:
+    With ``m`` items, of rank ``s = 1 .. m``, and all variables independent:
 
     - the log-popularity of an item is ``l_s = -1.6 ln(s + 0.01 m)``, and ``z_s`` its standard score over the items;
-    - a user rates ``N = floor(exp(4.2 + 0.9 g))`` items, ``g`` standard normal, brought into ``[20, 0.4 m]``: those of
-      the N largest ``c l_s + G_s``, with standard Gumbel ``G_s``, and ``c`` falling from 1.2 for 20 ratings to 0.7 for
-      ``0.4 m``, linear in ``ln N``, so that light users take what is popular;
+    - a user rates ``N = floor(exp(4.2 + 0.9 g))`` items, ``g`` standard normal, clipped to ``[20, 0.4 m]``. They are
+      the items of the N largest ``c l_s + G_s``, with standard Gumbel ``G_s``. Here ``c`` falls from 1.2 for 20 ratings
+      to 0.7 for ``0.4 m``, linearly in ``ln N``, so that light users rate popular items;
     - ratings are ``3.4 + b_i + b_s + u_i . v_s + e``: ``b_i`` of std 0.4; ``b_s`` of std 0.35, plus ``0.25 z_s``;
-      ``u_i`` six standard normal numbers and ``v_s`` six of std ``0.55 / sqrt 6``; ``e`` of std 0.75; rounded to half
-      stars and clipped to ``[0.5, 5]``.
+      ``u_i`` six standard normal numbers and ``v_s`` six of std ``0.55 / sqrt 6``; ``e`` of std 0.75. They are rounded
+      to half stars and clipped to ``[0.5, 5]``.
     """
     rng = np.random.default_rng([_SEED, seed])
     popularity = -_DECAY * np.log(np.arange(1, n_items + 1) + _FLATTENED * n_items)
@@ -137,13 +137,13 @@ def skewed(*, n_users: int = SKEWED_USERS, n_items: int = SKEWED_ITEMS, seed: in
 
 
 def split(ratings: sparse.csr_array, *, low: float, high: float, rng: np.random.Generator) -> SplitRatings:
-    """Hold a random tenth of all ratings out."""
+    """Hold out a random tenth of all ratings."""
     held = rng.random(ratings.nnz) < TESTED
     return SplitRatings(train=_kept(ratings, ~held), held=_kept(ratings, held), low=low, high=high)
 
 
 def pairs(ratings: SplitRatings) -> SplitRatings:
-    """Return implicit data: 1 for every rating, of the range ``[0, 1]``."""
+    """Return implicit data, with 1 for every rating and the range ``[0, 1]``."""
     train, held = ratings.train.copy(), ratings.held.copy()
     train.data[:], held.data[:] = 1.0, 1.0
     return SplitRatings(train=train, held=held, low=0.0, high=1.0)

@@ -1,1 +1,1 @@
-"""Post-processing of released matrices: refined components, and estimates of their quality."""
+"""Post-processing of released matrices: refined components, and quality estimates."""

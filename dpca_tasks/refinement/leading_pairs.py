@@ -1,40 +1,32 @@
 """Refined leading pairs of a release, and unbiased estimates of the signal that they capture.
 
-Unbiased estimates of the signal that a subspace captures, from the noisy matrix alone.
+A refinement captures more signal for the same privacy. It is computed from the released matrix, or from stored pairs.
+No function reads records, keys or a release's noise: the inputs are a `NoisyMoment` and k.
 
-*Nearly leading eigenpairs* are as near as a fixed number of products with the matrix brings them. A probe needs a rule
-that is a function of its own matrix alone, and close to the one that is scored; nothing in it has to converge. Block
-Krylov from a public start is such a rule: what stands well above the noise is found to rounding, and of what does not,
-the subspace holds nearly as much as the eigenvectors do.
+*Nearly leading eigenpairs* are the approximations that a fixed number of products with the matrix gives. A probe needs
+a rule that only depends on the probe's matrix, and is close to the scored rule; the rule need not converge. Block
+Krylov from a public start is such a rule. Components well above the noise are found to rounding. Of the others, the
+subspace captures nearly as much as the eigenvectors do.
 
 >>> values, rows = nearly_leading_eigenpairs(np.diag(np.r_[60.0, np.linspace(20.0, -20.0, 599)]), 2)
 >>> values.round(3).tolist(), int(np.abs(rows[0]).argmax())
 ([60.0, 19.927], 0)
 
-*From eigenvalues* (the leading eigenvectors only): ``E tr(V^T S V) = E [sum lambda_i - 2 sum 1 / (lambda_i -
-lambda_j)]``, i among the k leading, j beyond, in units of the noise, exactly for every S and d. Proof: Stein's identity
-for normal E, ``E <E, V V^T> = 2 E div(V V^T)``, and the derivative of a spectral projector.
+*Score from eigenvalues* (only for the leading eigenvectors): ``E tr(V^T S V) = E [sum lambda_i - 2 sum 1 / (lambda_i -
+lambda_j)]``, with i among the k leading and j beyond, in units of the noise. The identity is exact for every S and d.
+Proof: Stein's identity for normal E, ``E <E, V V^T> = 2 E div(V V^T)``, and the derivative of a spectral projector.
 
-*By fission* (any rule): with Z a public copy of the noise, ``A + h Z`` and ``A - Z / h`` are independent given S. So a
-subspace found in the first is scored on the second without bias, for the same rule at noise ``sqrt(1 + h^2)`` times as
-large; no smoothness is needed, and none of the rule's steps has to converge. -Z has the law of Z, and in the mean of
-both scores all terms of odd order in h cancel, ``<Z, V V^T> / h`` of the subspace without a probe among them. The score
-is the mean over a few pairs of that kind.
+*Score by fission* (for any rule): with Z a public copy of the noise, ``A + h Z`` and ``A - Z / h`` are independent
+given S. So a subspace found in the first matrix is scored on the second without bias. The score applies to the same
+rule at noise ``sqrt(1 + h^2)`` times as large. It requires no smoothness, and none of the rule's steps has to converge.
+Since -Z has the same law as Z, both signs are scored. In their mean all terms of odd order in h cancel, including
+``<Z, V V^T> / h`` of the subspace without a probe. The score is the mean over a few such pairs.
 
-A rule here starts from what `nearly_leading_eigenpairs` finds in ``A + h Z`` alone. It may not start from eigenvectors
-of A: these know the noise of ``A - Z / h``.
+Such a rule starts only from the result of `nearly_leading_eigenpairs` on ``A + h Z``. It must not start from
+eigenvectors of A, since these depend on the noise of ``A - Z / h``.
 
-References
-----------
-Oliveira, Lei and Tibshirani (2021), Unbiased risk estimation in the normal means problem via coupled bootstrap
-techniques; Bellec and Zhang (2021), Second-order Stein, for the variance; Musco and Musco (2015), Randomized block
-Krylov methods for stronger and faster approximate singular value decomposition.
-
-Refined leading pairs of a release, from its matrix or from stored pairs: more signal for the same privacy.
-
-Nothing here reads records, keys or a release's noise: functions take a `NoisyMoment` and k. Refining can also be
-harmful: weak components on features that the strong ones avoid lose, by up to .3 of captured variance. ``auto``
-therefore scores every method, plain eigenvectors among them, and takes the best.
+*Refinement* can also be harmful: weak components on features that the strong ones avoid lose up to .3 of captured
+variance. ``auto`` therefore scores every method, including plain eigenvectors, and takes the best.
 
 >>> import numpy as np
 >>> noise = public_noise(40, stream=9, probe=0)
@@ -43,14 +35,20 @@ therefore scores every method, plain eigenvectors among them, and takes the best
 >>> found.components.shape, found.values.shape
 ((1, 40), (1,))
 
-*Kept pairs*: where leading pairs were stored and not the matrix, posterior means need the pairs alone; to bring them
-into order needs the matrix, in whose place the strengths of the pairs stand here. That loses a part of what refining
-gains, nothing can be scored, and so nothing guards against harm: this is for who asks for it.
+*Kept pairs*: if leading pairs were stored without the matrix, posterior means need only the pairs. Ordering the means
+would need the matrix, so the strengths of the pairs replace it. This loses a part of the gain. Nothing can be scored,
+so nothing guards against harm; this refinement is only used on request.
 
 >>> rows = np.eye(40)[:20]
 >>> found = refine_kept_pairs(np.linspace(90.0, 12.0, 20), rows, noise_std=1.0, n_components=3)
 >>> found.refined_by, found.components.shape
 ('eb', (3, 40))
+
+References
+----------
+Oliveira, Lei and Tibshirani (2021), Unbiased risk estimation in the normal means problem via coupled bootstrap
+techniques; Bellec and Zhang (2021), Second-order Stein, for the variance; Musco and Musco (2015), Randomized block
+Krylov methods for stronger and faster approximate singular value decomposition.
 """
 
 import math
@@ -84,22 +82,22 @@ type Matrix = NDArray[np.float64]
 type Products = NDArray[np.float64 | np.float32]
 
 DEEPER = 3.0
-"""Products over the cube root of the order over the width: the gaps at the edge of the noise close like that."""
+"""Products over the cube root of ``order / width``, the rate at which gaps at the edge of the noise close."""
 SHORT = 2.0**16
-"""Entries over the noise up to which single precision is enough: it rounds off less than a hundredth of the noise."""
+"""Entries over the noise up to which single precision suffices: it rounds by less than a hundredth of the noise."""
 
-_SMALL = 2  # times the directions that are tried, below which the whole matrix is decomposed
-_LOST = 1e-3  # of orthogonality, beyond which it is
+_SMALL = 2  # orders below this multiple of the tried directions are decomposed as a whole
+_LOST = 1e-3  # loss of orthogonality beyond which the whole matrix is decomposed
 
 
 def depth(order: int, count: int) -> int:
-    """Return the number of products, which is public; 0 where the whole matrix is decomposed instead."""
+    """Return the number of products, which is public; 0 if the whole matrix is decomposed instead."""
     products = math.ceil(DEEPER * math.cbrt(order / count))
     return 0 if _SMALL * products * count > order else products
 
 
 def shortened(matrix: Matrix, count: int) -> Products:
-    """Return a matrix in single precision where `nearly_leading_eigenpairs` multiplies and noise hides the rounding."""
+    """Convert a matrix to single precision if `nearly_leading_eigenpairs` multiplies it and noise exceeds rounding."""
     fits = depth(len(matrix), count) and max(float(matrix.max()), -float(matrix.min())) <= SHORT
     return matrix.astype(np.float32) if fits else matrix
 
@@ -110,9 +108,9 @@ def nearly_leading_eigenpairs(matrix: Products, count: int) -> tuple[Matrix, Mat
     Parameters
     ----------
     matrix : float64 or float32 array of shape (d, d)
-        Symmetric; it is multiplied in its own precision.
+        Symmetric; products use the precision of the matrix.
     count : int
-        How many, from 1 to d. So many columns are multiplied at a time, `depth` times.
+        The number of pairs, from 1 to d. This many columns are multiplied at a time, `depth` times.
 
     Returns
     -------
@@ -121,9 +119,10 @@ def nearly_leading_eigenpairs(matrix: Products, count: int) -> tuple[Matrix, Mat
 
     Notes
     -----
-    A small matrix is decomposed by `leading_eigenpairs`, and so is one whose Krylov space is too small. Subspaces that
-    are refined from these pairs hold less than from exact ones by .001 on MNIST at an epsilon of 1, by .003 at .3, and
-    by .009 at most on made data of 1,000 columns: the mean of three or four draws, in parts of what the best hold.
+    A small matrix is decomposed by `leading_eigenpairs`, and so is a matrix whose Krylov space is too small. Subspaces
+    refined from these pairs capture less variance than subspaces refined from exact pairs. On MNIST the loss is .001 at
+    an epsilon of 1 and .003 at .3; on synthetic data of 1,000 columns it is at most .009. These are means of three or
+    four draws, relative to the variance that the best directions capture.
     """
     products = depth(len(matrix), count)
     if products:
@@ -134,7 +133,7 @@ def nearly_leading_eigenpairs(matrix: Products, count: int) -> tuple[Matrix, Mat
 
 
 def _krylov(matrix: Products, count: int, products: int) -> tuple[Matrix, Matrix]:
-    """Return Ritz values, descending, and vectors as columns, of the space of so many blocks."""
+    """Return Ritz values, descending, and vectors as columns, of the Krylov space of ``products`` blocks."""
     start = np.random.default_rng((PUBLIC_SEED, START)).standard_normal((len(matrix), count))
     block = np.linalg.qr(start.astype(matrix.dtype))[0]
     basis = np.empty((len(matrix), products * count), matrix.dtype, order="F")
@@ -153,12 +152,12 @@ def _krylov(matrix: Products, count: int, products: int) -> tuple[Matrix, Matrix
 
 
 PROBES, FEW = 4, 2
-"""Public random matrices, each with both signs, below `WIDE` columns and from there on."""
+"""The number of public random matrices, each with both signs, below `WIDE` columns, and from `WIDE` columns on."""
 WIDE = 500
 
-_STRIP = 64  # rows of them that are drawn at a time
+_STRIP = 64  # rows of a public matrix that are drawn at a time
 _DIAGONAL = math.sqrt(2.0)
-"""The std of the noise on the diagonal: s, where that off it is 1."""
+"""The std s of the noise on the diagonal, if the std off the diagonal is 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -175,7 +174,7 @@ class Score:
 
 
 def score_by_eigenvalues(standard: Standardised, values: Matrix, *, n_components: int) -> Score | None:
-    """Score the leading eigenvectors by all d eigenvalues, descending; None where two tie across the k-th.
+    """Score the leading eigenvectors by all d eigenvalues, descending; None if the k-th and a later one are equal.
 
     Raises
     ------
@@ -206,11 +205,11 @@ def score_by_fission(
     standard : Standardised
         The release.
     subspaces : mapping of method to float64 array of shape (d, k)
-        Orthonormal columns that each method found in it.
+        Orthonormal columns that each method found in the release.
     share : float
-        h: probes see noise ``sqrt(1 + h^2)`` times as large.
+        h: a probe has noise ``sqrt(1 + h^2)`` times as large.
     stream : int
-        Which public random numbers to use.
+        The stream of public random numbers to use.
 
     Raises
     ------
@@ -226,7 +225,7 @@ def score_by_fission(
     methods, n_components = tuple(subspaces), next(iter(subspaces.values())).shape[1]
 
     def seen_from(noise: Matrix, work: Matrix, sign: float) -> tuple[Matrix, list[Matrix]]:
-        """Return what each method's subspace gains by signed noise, column by column, and the subspaces."""
+        """Return the scores of each method's columns for signed noise, and the subspaces."""
         louder = standard.centred(_added(standard.released, sign * scale, noise, out=work))
         louder /= math.hypot(1.0, share)
         count = width(standard.source.order, n_components)
@@ -239,7 +238,7 @@ def score_by_fission(
         return gains.reshape(len(methods), n_components), columns
 
     def probed(probe: int) -> tuple[Matrix, Matrix]:
-        """Return what is gained in the mean over both signs of a public matrix, and how far each subspace turns."""
+        """Return the mean scores over both signs of a public matrix, and the rotation of each subspace between them."""
         noise = public_noise(len(standard.released), stream=stream, probe=probe)
         work = np.empty_like(noise)
         (plus, one), (minus, other) = (seen_from(noise, work, sign) for sign in (1.0, -1.0))
@@ -255,16 +254,17 @@ def score_by_fission(
 
 
 def probes(order: int) -> int:
-    """Return how many public random matrices score a release of so many columns.
+    """Return the number of public random matrices that score a release of ``order`` columns.
 
-    Four with both signs spread less than eight with one did, wherever that was measured. Two spread as much as those
-    eight, or up to twice in variance; on MNIST and Reuters what is chosen by two holds as much.
+    In all measurements, four matrices with both signs spread less than eight with one sign. Two matrices have the
+    variance of those eight, or up to twice as much. On MNIST and Reuters, methods chosen by two matrices capture as
+    much.
     """
     return PROBES if order < WIDE else FEW
 
 
 def public_noise(order: int, *, stream: int, probe: int) -> Matrix:
-    """Return a public isometric matrix, std 1 on its diagonal: a constant, of which no release knows."""
+    """Return a public isometric matrix with std 1 on its diagonal: a constant, independent of every release."""
     rng = np.random.default_rng((PUBLIC_SEED, stream, probe))
     noise = np.empty((order, order))
     for start in range(0, order, _STRIP):
@@ -287,17 +287,18 @@ def _quadratic(matrix: Matrix, columns: Matrix) -> Matrix:
 
 
 def _bias_of_centring(standard: Standardised, share: float) -> float:
-    """Return what centring takes off each component because the mean is noisy, in the part that scores."""
+    """Return the bias of each component's score: the variance that centring at a noisy mean removes in expectation."""
     if standard.least is None:
         return 0.0
     return (1.0 + 1.0 / (share * share)) / max(float(standard.released[-1, -1]), standard.least)
 
 
 def _summary(standard: Standardised, subspace: Matrix, parts: Matrix, turns: Matrix, scale: float) -> Score:
-    """Return the mean over probes, and its standard deviation: of the noise on U, of U, and over probes.
+    """Return the mean over probes and its standard deviation.
 
-    ``turns`` are ``|P(hZ) - P(-hZ)|^2 / 4``, P the projector. In the mean, over the variance of ``hZ``, they are no
-    less than the squared derivative of the mean of P over Z, its part of degree one; parts of even degree cancel.
+    The standard deviation combines the noise on U, the variation of U, and the spread over probes. ``turns`` are
+    ``|P(hZ) - P(-hZ)|^2 / 4``, P the projector. Their mean, over the variance of ``hZ``, is at least the squared
+    derivative of the mean of P over Z, which is the part of degree one. Parts of even degree cancel.
     """
     along_mean = float(np.linalg.norm(standard.mean @ subspace) ** 2)
     fixed = len(subspace.T) + 2.0 * along_mean + along_mean**2
@@ -310,11 +311,11 @@ type Request = Literal["none", "eb", "spikes", "all", "auto"]
 
 REQUESTS: tuple[Request, ...] = (*METHODS, "auto")
 BASE: Method = "spikes"
-"""The method that is taken where no other scores higher."""
+"""The method that is chosen if no other scores higher."""
 CHOICE_SHARE = 0.5
-"""h of the probes that choose."""
+"""h of the probes that choose the method."""
 ALIKE = 5e-4
-"""Mean squared sine of the angles to the eigenvectors up to which nothing is scored: no more is left to gain."""
+"""Mean squared sine of the angles to the eigenvectors up to which nothing is scored, since no more can be gained."""
 
 _SAME = 1e-6
 
@@ -328,11 +329,11 @@ class Refinement:
     components : float64 array of shape (k, d)
         Orthonormal rows, each with its entry of largest magnitude positive.
     values : float64 array of shape (k,)
-        ``u^T A u`` of each, descending: as raw as eigenvalues of A are, noise included.
+        ``u^T A u`` of each, descending. Like eigenvalues of A, they include the noise.
     refined_by : {"none", "eb", "spikes", "all"}
-        What made them; ``none``: the eigenvectors, up to rounding.
+        The method that computed the pairs; ``none``: the eigenvectors, up to rounding.
     scores : mapping of method to float
-        What ``auto`` compared, units of the matrix; empty where there was nothing to choose.
+        The scores that ``auto`` compared, units of the matrix; empty if there was nothing to choose.
     """
 
     components: Matrix
@@ -347,33 +348,34 @@ def refine(moment: NoisyMoment, *, n_components: int, method: Request = "auto") 
     Parameters
     ----------
     moment : NoisyMoment
-        The release and what is public about its noise.
+        The release and the public facts about its noise.
     n_components : int
         k, from 1 to d.
     method : {"none", "eb", "spikes", "all", "auto"}
         ``none``: the eigenpairs. ``eb``: posterior means of the eigenvectors. ``spikes``, ``all``: message passing on
-        the pairs above the noise, or on all. ``auto``: the one of these four with the highest score; ``none`` where
-        there is no score, because the noise is not normal, the grid is coarse, or all four are `ALIKE`; and where no
-        eigenvalue, less the mean of all, passes the edge of the noise. The rules have no direction to begin with
-        there: on MNIST and a9a at such noise they capture within .02 of what the eigenvectors do.
+        the pairs above the noise, or on all pairs. ``auto``: the one of these four with the highest score. It is
+        ``none`` if the noise is not normal or the grid is coarse, since there is no score. It is also ``none`` if no
+        eigenvalue, less the mean of all, exceeds the edge of the noise: the rules then have no direction to start
+        from. On MNIST and a9a at such noise they capture within .02 of what the eigenvectors capture. If all four are
+        `ALIKE`, nothing is scored and ``none`` is taken.
 
     Returns
     -------
     Refinement
-        The eigenpairs wherever there is nothing to refine: no noise, noise too small for double precision to show
-        beside the entries, or no more than 10 columns beyond k.
+        The eigenpairs if there is nothing to refine: no noise, noise below the double precision of the entries, or at
+        most 10 columns beyond k.
 
     Raises
     ------
     InvalidInput
-        If k or the method is none.
+        If k or the method is invalid.
     Refused
-        If message passing is asked for and the noise is not normal.
+        If message passing is requested and the noise is not normal.
 
     Guarantees
     ----------
-    The same bits for the same input on one machine, whatever number of threads is set. Permuting or flipping columns
-    permutes or flips the result's columns alone; another unit changes rounding only. Components are orthonormal to
+    The same input gives the same bits on one machine, for any number of threads. Permuting or flipping columns only
+    permutes or flips the result's columns; another unit only changes rounding. Components are orthonormal up to
     rounding and never NaN.
     """
     if method not in REQUESTS:
@@ -425,22 +427,26 @@ def _refined(
 
 
 def _stands_out(standard: Standardised) -> bool:
-    """Return whether a direction stands above the noise, or may; a signal that is alike in all moves eigenvalues alone.
+    """Return whether a direction may be above the noise.
 
-    Centring adds noise that this edge does not count: then more is taken for a direction.
+    An isotropic signal only shifts all eigenvalues, so their mean is subtracted. Centring adds noise that this edge
+    does not include, so the test then passes more often.
     """
     return bool(standard.eigenvalues[0] - standard.eigenvalues.mean() > edge_quantile(standard.source.order))
 
 
 def _alike(subspaces: Mapping[Method, Matrix]) -> bool:
-    """Return whether all subspaces are that of the eigenvectors: features are alike, or far above the noise."""
+    """Return whether all subspaces nearly equal the eigenvectors' subspace.
+
+    This happens if all features are alike, or far above the noise.
+    """
     plain = subspaces["none"]
     cosines = [float(np.linalg.norm(plain.T @ each) ** 2) / plain.shape[1] for each in subspaces.values()]
     return bool(min(cosines) >= 1.0 - ALIKE)
 
 
 def _best(scores: Mapping[Method, float]) -> Method:
-    """Return the method of the highest score; `BASE` unless another's is higher by more than rounding."""
+    """Return the method with the highest score; `BASE` unless another score is higher by more than rounding."""
     base = scores[BASE]
     gains = {method: score - base for method, score in scores.items()}
     best = max(gains, key=lambda method: gains[method])
@@ -455,7 +461,7 @@ def refine_kept_pairs(values: Matrix, rows: Matrix, *, noise_std: float, n_compo
     values : float64 array of shape (m,)
         Leading eigenvalues of the released matrix, descending.
     rows : float64 array of shape (m, d)
-        Their eigenvectors.
+        The eigenvectors of these eigenvalues.
     noise_std : float, units of the matrix
         The planned standard deviation of the noise off the diagonal.
     n_components : int
@@ -464,13 +470,13 @@ def refine_kept_pairs(values: Matrix, rows: Matrix, *, noise_std: float, n_compo
     Returns
     -------
     Refinement
-        By ``eb``, its values being estimates of strengths; the pairs as they are where d is at most k + 10, or there
-        is no noise to speak of.
+        The pairs refined by ``eb``, whose values are estimates of strengths. If d is at most k + 10, or the noise is
+        negligible, the pairs are returned unchanged.
 
     Raises
     ------
     InvalidInput
-        If fewer pairs were kept than are asked for, or shapes or noise are none.
+        If fewer pairs were kept than requested, or if shapes or noise are invalid.
     """
     kept, order = rows.shape
     if values.shape != (kept,) or not (np.isfinite(values).all() and np.isfinite(rows).all()):

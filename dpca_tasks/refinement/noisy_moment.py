@@ -1,32 +1,30 @@
-"""A released noisy second moment with its public facts, and the shrinkage of its eigenvectors.
+"""A released noisy second moment with its public facts, and the denoising of its eigenvectors.
 
-A released noisy second moment as an array and public facts about its noise: all that refining may look at.
+*Input.* A `NoisyMoment` is a released matrix with public facts about its noise. It is the only input of a refinement,
+which never takes rows, keys or noise streams of a release. So everything computed from it is post-processing of a
+release that is already charged.
 
-There are no rows here, no keys and no streams of a release, and nothing else in a refinement takes any. What is
-computed from a `NoisyMoment` is post-processing of a release that was paid for.
+*Coordinates.* Computations use units of the noise and standard coordinates (`standardised`): columns in the order of
+the diagonal, and signs chosen by the last column. So permuting or flipping columns, or another unit of measurement,
+gives the same numbers. Public random matrices are added to the released matrix. Their law is the same in all
+coordinates, and order and signs follow from the release, so these matrices stay independent of it.
 
-Computations use units of the noise and coordinates of their own (`standardised`): columns in the order of the
-diagonal, signs by the last column. So permuting or flipping columns, or another unit of measurement, gives the same
-numbers, although public random matrices are added to the released one: these are alike in all coordinates, and the
-order and signs are known from the release, so they stay independent of it.
+*Denoising* of leading eigenvectors uses empirical Bayes, and two steps of message passing. All matrices are in units of
+the noise: E has standard deviation 1 off its diagonal. Leading eigenvectors v of A with strengths theta give rows
+``theta v``, which are the signal's rows plus noise of standard deviation 1 in every entry. The rows of the signal
+(features) differ in size, and the prior states only this: row i is normal with variances ``g_i s_j^2``, where s is
+estimated from the data and g_i comes from a fixed grid with fitted weights. The posterior mean shrinks rows that
+contain noise alone, which rotates the columns towards the signal. If all rows have the same size, nothing changes.
 
-Denoised leading eigenvectors of a signal plus noise of known size: empirical Bayes, and two steps of messages.
+*Approximate message passing* continues from there: multiply by A, subtract the correlation of the noise with the last
+step (the Onsager term), and take posterior means again.
 
-All matrices are in units of the noise: E has standard deviation 1 off its diagonal. Leading eigenvectors v of A with
-strengths theta are rows ``theta v``, which are the signal's rows plus noise of standard deviation 1 in every entry.
-Rows of the signal (features) differ in size, and the prior says only that: row i is normal with variances
-``g_i s_j^2``, s from the data, g_i from a fixed grid with fitted weights. Its posterior mean shrinks rows that hold
-noise alone, which rotates the columns towards the signal. Where all rows are alike, nothing changes.
-
-Approximate message passing goes on from there: multiply by A, take off what the noise remembers of the last step (the
-Onsager term), take posterior means again.
-
-Everything has fixed counts and grids and no stopping rule, so the same matrix gives the same bits.
+All counts and grids are fixed and there is no stopping rule, so the same matrix gives the same bits.
 
 References
 ----------
 Zhong, Su and Fan (2022), Empirical Bayes PCA in high dimensions; Montanari and Venkataramanan (2021), Estimation of
-low-rank matrices via approximate message passing. The prior over row sizes is neither's.
+low-rank matrices via approximate message passing. The prior over row sizes is from neither paper.
 """
 
 import math
@@ -46,38 +44,40 @@ type Matrix = NDArray[np.float64]
 type NoiseKind = Literal["isometric", "upper_triangle", "wishart", "laplace"]
 
 PUBLIC_SEED = 20_261_122
-"""The seed of every public random number of a refinement: a constant, so that results can be made again."""
+"""The seed of every public random number of a refinement: a constant, so that results are reproducible."""
 TOP_UP, CHOICE, REPORT, START = 0, 1, 2, 3
-"""Streams of that seed."""
+"""Streams of `PUBLIC_SEED`."""
 
 RESOLVED = 2.0**50
-"""Stds of the noise in an entry, beyond which its rounding is as large as its noise."""
+"""The size of an entry, in stds of the noise, beyond which its rounding is as large as its noise."""
 
-_ASYMMETRY = 1e-9  # of the largest entry: rounding of whoever made the matrix
+_ASYMMETRY = 1e-9  # tolerance for rounding in the given matrix, relative to the largest entry
 _STRIP = 64  # rows that are compared, or averaged, at a time
-_COARSEST = 100.0  # grid steps in one std of the noise, at least
+_COARSEST = 100.0  # the least number of grid steps in one std of the noise
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class NoisyMoment:
-    """A released symmetric matrix, and what is public about its noise.
+    """A released symmetric matrix, and the public facts about its noise.
 
     Parameters
     ----------
     matrix : float64 array of shape (d, d)
-        The release. Where rows were extended by a constant to be centred, the matrix of order d + 1 as released.
+        The release. If rows were extended by a constant for centring, the matrix of order d + 1 as released.
     noise_std : float, units of the matrix
-        The planned standard deviation of the noise off the diagonal; not one that was fitted.
+        The planned standard deviation of the noise off the diagonal, not a fitted one.
     noise : {"isometric", "upper_triangle", "wishart", "laplace"}
-        Its law. ``isometric``: normal, sqrt 2 times as large on the diagonal. ``upper_triangle``: normal, one std.
+        The law of the noise. ``isometric``: normal, sqrt 2 times as large on the diagonal. ``upper_triangle``: normal,
+        with one std for all entries.
     constant : float, data units, optional
-        What extends the rows, where the moment is to be centred.
+        The constant that extends the rows, if the moment is to be centred.
     step : float, units of the matrix
-        The step of the grid that the release is on.
+        The step of the grid of the release.
     eigenvalues : float64 array of shape (d,), units of the matrix, optional
-        All of the matrix, centred if it is to be, descending, where they are known: nothing is computed twice.
+        All eigenvalues of the matrix, after centring if it is to be centred, descending, if they are known. They are
+        then not computed again.
     vectors : float64 array of shape (m, d), optional
-        The eigenvectors of the leading ones of these, as rows.
+        The eigenvectors of the leading ``eigenvalues``, as rows.
     """
 
     matrix: Matrix
@@ -89,7 +89,7 @@ class NoisyMoment:
     vectors: Matrix | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what is no symmetric matrix of finite numbers, or no size of noise."""
+        """Refuse a matrix that is not symmetric with finite entries, and an invalid size of the noise."""
         order = self.matrix.shape[0]
         if self.matrix.shape != (order, order) or order < (1 if self.constant is None else 2):
             raise InvalidInput(f"a matrix of shape {self.matrix.shape} must be square; pass a released second moment")
@@ -105,22 +105,22 @@ class NoisyMoment:
 
     @property
     def isometric(self) -> bool:
-        """Whether the noise is normal and alike in every direction, if need be after topping up its diagonal."""
+        """True if the noise is normal and isotropic, if necessary after adding noise to its diagonal."""
         return self.noise in ("isometric", "upper_triangle")
 
     @property
     def guarded(self) -> bool:
-        """Whether a refinement of it can be scored."""
+        """True if a refinement of this moment can be scored."""
         return self.resolved and self.isometric and self.step * _COARSEST <= self.noise_std
 
     @property
     def resolved(self) -> bool:
-        """Whether there is noise, large enough to be seen beside the entries in double precision."""
+        """True if there is noise, and double precision resolves it next to the entries."""
         return self.noise_std > 0.0 and self._largest <= RESOLVED * self.noise_std
 
     @cached_property
     def _largest(self) -> float:
-        return max(float(self.matrix.max()), -float(self.matrix.min()))  # NaN where an entry is
+        return max(float(self.matrix.max()), -float(self.matrix.min()))  # NaN if an entry is NaN
 
     @cached_property
     def standard(self) -> "Standardised":
@@ -128,15 +128,15 @@ class NoisyMoment:
         return standardised(self)
 
     def centred(self) -> Matrix:
-        """Return the second moment in its own units and coordinates, centred where rows were extended."""
+        """Return the second moment in the units and coordinates of the release, centred if rows were extended."""
         return self.matrix if self.constant is None else _centred(self.matrix, least=self.constant**2)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Standardised:
-    """A noisy moment in units of its noise, its columns in an order and with signs of their own.
+    """A noisy moment in units of its noise, with columns in standard order and with standard signs.
 
-    ``source`` is the moment as released. Arrays are computed when they are first used.
+    ``source`` is the moment as released. Arrays are computed on first use.
     """
 
     source: NoisyMoment
@@ -148,13 +148,13 @@ class Standardised:
 
     @property
     def least(self) -> float | None:
-        """The least count of rows, for centring; None where there is nothing to centre."""
+        """The least count of rows, for centring; None if the moment is not centred."""
         constant = self.source.constant
         return None if constant is None else constant**2 / self.source.noise_std
 
     @cached_property
     def order(self) -> NDArray[np.intp]:
-        """Which column of the release each of the d columns is."""
+        """The index of each of the d columns in the release."""
         return np.argsort(np.diag(self.source.matrix)[: self.source.order], kind="stable")
 
     @property
@@ -164,7 +164,7 @@ class Standardised:
 
     @property
     def released(self) -> Matrix:
-        """The whole matrix, to which noise was added."""
+        """The whole released matrix, including the row and column of the constant."""
         return self._placed[0]
 
     @cached_property
@@ -185,18 +185,18 @@ class Standardised:
 
     @cached_property
     def moment(self) -> Matrix:
-        """The moment to decompose: centred where rows were extended."""
+        """The moment to decompose, centred if rows were extended."""
         return self.centred(self.released)
 
     @cached_property
     def eigenvalues(self) -> Matrix:
-        """All eigenvalues of that, descending."""
+        """All eigenvalues of the moment, descending."""
         if self._known is None:
             return np.asarray(eigh(self.moment, eigvals_only=True)[::-1])
         return self._known / self.source.noise_std
 
     def leading(self, count: int) -> tuple[Matrix, Matrix]:
-        """Return the leading eigenvalues, descending, and their eigenvectors as rows, in these coordinates."""
+        """Return the leading eigenvalues, descending, and their eigenvectors as rows, in standard coordinates."""
         known = self.source.vectors
         if known is None or len(known) < count or self._known is None:
             return leading_eigenpairs(self.moment, count)
@@ -204,22 +204,22 @@ class Standardised:
 
     @property
     def _known(self) -> Matrix | None:
-        return None if self.noise == "upper_triangle" else self.source.eigenvalues  # its diagonal is topped up
+        return None if self.noise == "upper_triangle" else self.source.eigenvalues  # noise was added to its diagonal
 
     def centred(self, released: Matrix) -> Matrix:
-        """Centre a matrix like the released one, where rows were extended."""
+        """Centre a matrix in the form of the released one, if rows were extended."""
         return released if self.least is None else _centred(released, least=self.least)
 
     @cached_property
     def mean(self) -> Matrix:
-        """The factor of centring: the mean over the constant; zeros where there is none."""
+        """The factor of centring: the mean over the constant; zeros if the moment is not centred."""
         if self.least is None:
             return np.zeros(self.source.order)
         return np.asarray(self.released[:-1, -1] / max(float(self.released[-1, -1]), self.least))
 
     @cached_property
     def edge(self) -> float:
-        """A bound below which the largest eigenvalue of the noise stays, 99 times in 100."""
+        """An upper bound on the largest eigenvalue of the noise that holds in 99 of 100 cases."""
         if self.noise == "wishart":
             noisy = len(self.source.matrix)
             return wishart_edge(noisy) / math.sqrt(2.0 * (noisy + 1.0))
@@ -227,18 +227,18 @@ class Standardised:
         return edge_quantile(order) if self.least is None else widened_edge(order, shift=float(self.mean @ self.mean))
 
     def own_rows(self, columns: Matrix) -> Matrix:
-        """Return columns of shape (d, k) as rows in the order and with the signs of the release."""
+        """Convert columns of shape (d, k) to rows in the order and with the signs of the release."""
         rows = np.empty_like(columns.T)
         rows[:, self.order] = columns.T * self.signs
         return rows
 
     def columns(self, own_rows: Matrix) -> Matrix:
-        """Return rows of the release's coordinates as columns in these."""
+        """Convert rows in the release's coordinates to columns in standard coordinates."""
         return np.ascontiguousarray((own_rows[:, self.order] * self.signs).T)
 
 
 def standardised(moment: NoisyMoment) -> Standardised:
-    """Return a moment in units of its noise and coordinates that do not depend on order or signs of columns."""
+    """Return a moment in units of its noise, in coordinates that do not depend on order or signs of columns."""
     return Standardised(source=moment)
 
 
@@ -248,7 +248,7 @@ def _is_symmetric(matrix: Matrix, *, largest: float) -> bool:
 
 
 def _symmetrise(matrix: Matrix) -> None:
-    """Replace a matrix by its mean with its transpose."""
+    """Replace a matrix, in place, by its mean with its transpose."""
     for start in range(0, len(matrix), _STRIP):
         stop = start + _STRIP
         strip = (matrix[start:stop, start:] + matrix[start:, start:stop].T) / 2.0
@@ -256,7 +256,7 @@ def _symmetrise(matrix: Matrix) -> None:
 
 
 def _centred(extended: Matrix, *, least: float) -> Matrix:
-    """Take ``n mean mean^T`` off an extended second moment; a noisy count below 1 is taken as 1.
+    """Subtract ``n mean mean^T`` from an extended second moment; a noisy count below 1 is replaced by 1.
 
     ``least`` is the square of the constant, in units of the matrix.
     """
@@ -269,11 +269,11 @@ type Method = Literal["none", "eb", "spikes", "all"]
 
 METHODS: tuple[Method, ...] = ("none", "eb", "spikes", "all")
 BEYOND = 10
-"""Pairs that are denoised beyond the k asked for: they help, and more of them hurts where the matrix is small."""
+"""The number of pairs that are denoised in addition to the requested k. They help; more hurt if the matrix is small."""
 STEPS = 2
 EM_STEPS = 60
 SCALES = np.concatenate([[0.0], 4.0 ** np.arange(-3, 7)])
-"""The grid of a row's energy over the mean energy of rows."""
+"""The grid of a row's energy, relative to the mean energy of rows."""
 
 _LEAST_ENERGY = 0.02
 _LEAST_WEIGHT = 1e-9
@@ -297,24 +297,24 @@ def frames(
     Parameters
     ----------
     matrix : float64 or float32 array of shape (d, d)
-        Symmetric, in units of its noise; it is multiplied in its own precision.
+        Symmetric, in units of its noise; products use the precision of the matrix.
     n_components : int
         k.
     methods : tuple of str
-        ``none``: the leading eigenvectors. ``eb``: their posterior means. ``spikes`` and ``all``: after two steps of
-        message passing on the pairs above the noise, or on all.
+        ``none``: the leading eigenvectors. ``eb``: their posterior means. ``spikes`` and ``all``: posterior means after
+        two steps of message passing on the pairs above the noise, or on all pairs.
     pairs : pair of float64 arrays of shapes (K,) and (K, d), optional
-        The K leading eigenvalues of the matrix, descending, and eigenvectors as rows, K being `width`, where they are
-        known or computed otherwise.
+        The K leading eigenvalues of the matrix, descending, and eigenvectors as rows, where K is `width`. Pass them if
+        they are known or computed otherwise.
 
     Returns
     -------
     dict
-        For each method its values ``u^T A u``, shape (k,), and orthonormal columns, shape (d, k).
+        For each method the values ``u^T A u``, shape (k,), and orthonormal columns, shape (d, k).
 
     Guarantees
     ----------
-    Where k + 10 pairs are all there are, every method returns the eigenvectors: its columns span everything.
+    If there are at most k + 10 pairs, every method returns the eigenvectors, since its columns span the whole space.
     """
     order = len(matrix)
     count = width(order, n_components)
@@ -350,7 +350,7 @@ def frames(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Rows:
-    """The posterior of rows of signal: which scale each has, and by what each of its entries shrinks under a scale."""
+    """The posterior of rows of signal: weights of each row's scale, and the shrinkage of entries under each scale."""
 
     noisy: Matrix  # (d, K)
     scale_weights: Matrix  # (d, 11): P
@@ -365,7 +365,7 @@ class _Rows:
         return self.noisy * self.shrinkage
 
     def jacobian(self) -> Matrix:
-        """Return the K x K sum over rows of the derivative of the posterior mean (first index) in the noisy row."""
+        """Return the sum over rows of the K x K derivative of the posterior mean (first index) in the noisy row."""
         noisy, removed = self.noisy, 1.0 - self.kept
         shrinkage = self.shrinkage
         total = np.diag(shrinkage.sum(axis=0)) + (noisy * shrinkage).T @ (noisy * (self.scale_weights @ removed))
@@ -391,7 +391,7 @@ def _fitted(noisy: Matrix) -> _Rows:
 
 
 def posterior_mean(noisy: Matrix) -> Matrix:
-    """Return the posterior mean of rows of signal, shape (d, K), given them plus noise of unit size."""
+    """Return the posterior mean of rows of signal, shape (d, K), given the rows plus noise of unit size."""
     return _fitted(noisy).mean
 
 
@@ -406,19 +406,22 @@ def _passed_messages(matrix: Products, vectors: Matrix, strengths: Matrix) -> Ma
 
 
 def _step(matrix: Products, rows: _Rows, before: Matrix) -> tuple[Matrix, Matrix]:
-    """Multiply by the matrix, and take off the noise's memory of the directions before; return state and directions."""
+    """Perform one step: multiply by the matrix and subtract the Onsager term of the previous directions.
+
+    Returns the state and the directions of this step.
+    """
     directions, mixture = np.linalg.qr(rows.mean)
     derivative = np.linalg.pinv(mixture, rcond=_LOST).T @ rows.jacobian()
     return _product(matrix, directions) - before @ derivative.T, directions
 
 
 def _product(matrix: Products, columns: Matrix) -> Matrix:
-    """Multiply in the precision of the matrix."""
+    """Multiply columns in the precision of the matrix."""
     return np.asarray(matrix @ columns.astype(matrix.dtype, copy=False), np.float64)
 
 
 def _orthonormal(columns: Matrix, spare: Matrix) -> Matrix:
-    """Orthonormalise columns in their order; one that vanishes gives way to a spare one, and that to unit vectors."""
+    """Orthonormalise columns in order; a vanishing column is replaced by a spare column, or else by a unit vector."""
     basis = np.zeros_like(columns)
     units = 0
     for j in range(columns.shape[1]):
@@ -438,7 +441,7 @@ def _orthonormal(columns: Matrix, spare: Matrix) -> Matrix:
 
 
 def _outside(column: Matrix, basis: Matrix) -> Matrix | None:
-    """Return the direction of what a column has outside a basis; None where that is next to nothing."""
+    """Return the direction of a column's part outside a basis; None if that part nearly vanishes."""
     length = float(np.linalg.norm(column))
     if not length > 0.0:
         return None

@@ -1,28 +1,25 @@
-"""Post-processing of a release: refine its components, and state how good they are.
+"""Post-processing of a release: refinement of its components, and assessment of their quality.
 
-What a release says about its own quality, from the released matrix and public facts alone.
+The inputs are only released numbers and public facts: no rows, keys or noise streams. So every result has the guarantee
+of the release, however often it is computed.
 
-Eigenvalues of a noisy matrix are no variances: they hold the noise, and the leading ones most of it. What components
-capture of the signal S is estimated without bias (`dpca_tasks.refinement.leading_pairs`), and bounded from below.
+Eigenvalues of a noisy matrix are not variances, since they contain the noise, the leading ones most of it. The part of
+the signal S that components capture is estimated without bias (`dpca_tasks.refinement.leading_pairs`), and bounded from
+below.
 
 - ``captured`` is C, an estimate of ``tr(U^T S U)``, and ``captured_low`` is C less two standard deviations: 95 of 100
-  releases hold more, and 96 to 99 in what was measured.
+  releases capture more, and 96 to 99 in the measured cases.
 - ``share`` is ``C / tr A``, the part of all variance.
-- ``captured_variance`` is C over an estimate of what the best k directions hold. That is a guess where few components
-  stand above the noise; look at its lower bound there.
+- ``captured_variance`` is C over an estimate of the variance that the best k directions capture. If few components are
+  above the noise, the estimate is unreliable; use its lower bound instead.
 
-Of noise that is not normal, or on a coarse grid, lower bounds alone are known: no direction of noise is longer than
-its edge, 99 times in 100.
+If the noise is not normal, or the grid is coarse, only lower bounds are known: in 99 of 100 cases no direction of noise
+is longer than the edge of the noise.
 
 References
 ----------
-Weyl's inequality for the bounds without fission; second-order perturbation, Cauchy-Schwarz and the trace for what the
-best k directions hold.
-
-Post-processing of a release of any mechanism: refine its components, and state what it says of its own quality.
-
-Only released numbers and public facts come in: no rows, no keys, no streams of noise. So everything here has the
-guarantee of the release, however often it is done.
+Weyl's inequality for the bounds without fission; second-order perturbation, Cauchy-Schwarz and the trace for the
+variance that the best k directions capture.
 
 >>> import numpy as np
 >>> alone = refine_release(Subspace(components=np.eye(2, 5)), n_components=2)
@@ -60,34 +57,34 @@ from dpca_tasks.threads import one_thread
 type Matrix = NDArray[np.float64]
 
 REPORT_SHARE = 0.2
-"""h of the probes that score what was chosen: small, since the score is that of the rule at so much more noise."""
+"""h of the probes that score the chosen method; small, as the score is for noise ``sqrt(1 + h^2)`` times as large."""
 BELOW = 2.0
-"""Standard deviations from an estimate to its lower bound: not 1.645, since the error is skewed."""
+"""Standard deviations from an estimate to its lower bound; not 1.645, since the error is skewed."""
 _ONE_SIDED, _ONE_IN_100 = 1.645, 2.33  # quantiles of a normal
 _LAST_BITS = 1e-12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assessment:
-    """What a release says of itself: plain numbers, None where it says nothing.
+    """Quality of a release, estimated from the release itself; a field is None if it is unknown.
 
     Parameters
     ----------
     noise_std : float, units of the matrix
-        Of the noise off the diagonal.
+        The std of the noise off the diagonal.
     above_noise : int
-        Eigenvalues above what noise alone reaches, 99 times in 100; at most so many components are worth a look one
-        by one.
+        The number of eigenvalues above the 99 % quantile of noise alone. At most this many components are individually
+        meaningful.
     captured, captured_low : float, units of the matrix
         Variance in the subspace, not divided by the number of records, and its lower bound.
     share, share_low : float, from 0 to 1
-        The same over all variance.
+        ``captured`` and ``captured_low`` over all variance.
     captured_variance, captured_variance_low : float, from 0 to 1
-        The same over what the best k directions hold.
+        ``captured`` and ``captured_low`` over the variance that the best k directions capture.
     explained_variance_ratio : tuple of float
-        Each component's part of ``share``; none negative, and their sum is at most 1.
+        Each component's part of ``share``; none is negative, and their sum is at most 1.
     probes, seed : int
-        Public random matrices that were used, each with both signs, and the seed that makes them.
+        The number of public random matrices that were used, each with both signs, and the seed that generates them.
     """
 
     noise_std: float | None = None
@@ -104,7 +101,7 @@ class Assessment:
 
 
 UNKNOWN = Assessment()
-"""What mechanisms say that release no symmetric matrix."""
+"""The assessment of mechanisms that release no symmetric matrix."""
 
 
 def assess(moment: NoisyMoment, refinement: Refinement) -> Assessment:
@@ -115,17 +112,17 @@ def assess(moment: NoisyMoment, refinement: Refinement) -> Assessment:
     moment : NoisyMoment
         The release.
     refinement : Refinement
-        Of this release and no other; its rule is run again on copies with more noise.
+        The refinement of this release; its rule is run again on copies with more noise.
 
     Returns
     -------
     Assessment
-        Ratios are None where the denominator cannot be told from noise: shares where the trace is within 1.645
-        standard deviations of 0, captured variances where no component stands above the noise.
+        Ratios are None if the denominator cannot be distinguished from noise: shares if the trace is at most 1.645
+        standard deviations, captured variances if no component is above the noise.
 
     Guarantees
     ----------
-    As of `dpca_tasks.refinement.leading_pairs.refine`: the same bits for the same input, and no NaN.
+    As for `dpca_tasks.refinement.leading_pairs.refine`: the same bits for the same input, and no NaN.
     """
     with one_thread():
         if not moment.resolved:
@@ -148,7 +145,7 @@ def assess(moment: NoisyMoment, refinement: Refinement) -> Assessment:
 
 
 def _estimated(told: Assessment, moment: NoisyMoment, values: Matrix, score: Score) -> Assessment:
-    """Fill in what follows from a score."""
+    """Fill in the fields that follow from a score."""
     weights = np.maximum(score.parts, 0.0)
     count, low = len(weights), max(score.total - BELOW * score.std, 0.0)
     trace, spread = float(values.sum()), math.sqrt(2.0 * len(values))
@@ -175,10 +172,14 @@ def _estimated(told: Assessment, moment: NoisyMoment, values: Matrix, score: Sco
 
 
 def _best_possible(values: Matrix, *, count: int, above: int, trace: float, slack: float) -> float:
-    """Estimate the sum of the k largest eigenvalues of S, its second term with so many standard deviations of slack.
+    """Estimate the sum of the k largest eigenvalues of S.
 
-    The least of three: second-order perturbation, counting what is not seen as at the edge; strengths of what is seen,
-    and by Cauchy-Schwarz the most that the rest of ``||S||_F^2`` can add; all of the trace.
+    The result is the least of three estimates:
+
+    - second-order perturbation, which counts invisible components as if they were at the edge of the noise;
+    - the strengths of the visible components plus, by Cauchy-Schwarz, the most that the rest of ``||S||_F^2`` can add,
+      with ``slack`` standard deviations of slack;
+    - the trace.
     """
     order, seen = len(values), min(above, count)
     gaps = values[:count, None] - values[count:]
@@ -193,7 +194,7 @@ def _best_possible(values: Matrix, *, count: int, above: int, trace: float, slac
 def _bounded(
     told: Assessment, moment: NoisyMoment, standard: Standardised, values: Matrix, refinement: Refinement
 ) -> Assessment:
-    """Fill in lower bounds that need the edge of the noise alone, and no law but that."""
+    """Fill in lower bounds that only need the edge of the noise, not its law."""
     edge, spread = standard.edge, math.sqrt(2.0 * len(values))
     if standard.least is not None:
         count = max(float(standard.released[-1, -1]), standard.least)
@@ -211,7 +212,7 @@ def _bounded(
 
 
 def _without_noise(moment: NoisyMoment, refinement: Refinement) -> Assessment:
-    """Assess a release without noise, or with less than rounding shows: its eigenvalues are variances."""
+    """Assess a release without noise, or with less noise than rounding, whose eigenvalues are variances."""
     matrix, rows = moment.centred(), refinement.components
     values = eigh(matrix, eigvals_only=True)[::-1]
     parts = np.maximum(np.einsum("ij,ij->i", rows, rows @ matrix), 0.0)
@@ -241,7 +242,7 @@ def _part(amount: float, whole: float) -> float:
 
 
 def _divided(share: float, weights: Matrix) -> tuple[float, ...] | None:
-    """Divide a share in proportion to weights, and evenly where there are none; never above the share in sum."""
+    """Divide a share in proportion to weights, or evenly if all weights are 0; the parts' sum is at most 1."""
     total = float(weights.sum())
     parts = share * (weights / total if total > 0.0 else np.full(len(weights), 1.0 / len(weights)))
     while float(parts.sum()) > 1.0:
@@ -250,10 +251,10 @@ def _divided(share: float, weights: Matrix) -> tuple[float, ...] | None:
 
 
 AUTO = "auto"
-"""The number of components that stand above the noise, and the refinement that scores highest."""
+"""Option for the number of components above the noise, and for the refinement with the highest score."""
 ENOUGH = 0.99
-"""The bound from below on the captured variance, from which ``auto`` does not refine: too little is left to gain."""
-_RITZ_ERROR = 1.01  # eigenvalues of a matrix that is not formed are right to about a thousandth
+"""The lower bound on the captured variance from which ``auto`` does not refine, since little is left to gain."""
+_RITZ_ERROR = 1.01  # margin: eigenvalues of a matrix that is not formed are accurate to about a thousandth
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -263,12 +264,12 @@ class RefinedRelease:
     Parameters
     ----------
     subspace : Subspace
-        With the components that are published.
+        The subspace with the components to publish.
     refined_by : str
-        The method that made them; ``none``: as the mechanism returned them.
+        The method that computed them; ``none``: as the mechanism returned them.
     assessment : Assessment
     noise_edge : float, units of the matrix, optional
-        What eigenvalues of noise alone stay below, 99 times in 100.
+        The upper bound on eigenvalues of noise alone that holds in 99 of 100 cases.
     """
 
     subspace: Subspace
@@ -277,7 +278,7 @@ class RefinedRelease:
     noise_edge: float | None = None
 
     def facts(self) -> dict[str, Any]:
-        """Return what the release says of itself, as plain JSON values by the names of the manifest's ``outcome``."""
+        """Return the assessment as plain JSON values, by the names of the manifest's ``outcome``."""
         told = self.assessment
         return {
             "refined_by": self.refined_by,
@@ -306,25 +307,24 @@ def refine_release(
     Parameters
     ----------
     released : Subspace
-        As a mechanism returned it.
+        The result of a mechanism.
     n_components : int or "auto"
-        k. ``auto``: as many as stand above the noise, one at least.
+        k. ``auto``: the number of components above the noise, at least one.
     method : {"none", "eb", "spikes", "all", "auto"}
-        As of `dpca_tasks.refinement.leading_pairs.refine`, and ``auto`` is ``none`` where the eigenvectors hold
-        `ENOUGH` already. Where the matrix was not formed, ``eb`` works on the pairs that there are.
+        As for `dpca_tasks.refinement.leading_pairs.refine`, except that ``auto`` is ``none`` if the eigenvectors
+        already capture `ENOUGH`. If the matrix was not formed, ``eb`` uses the stored pairs.
     edge : float, units of the matrix, optional
-        What eigenvalues of noise alone stay below, where the release does not say more about its noise.
+        The upper bound on eigenvalues of noise alone, if the release has no further facts about its noise.
 
     Raises
     ------
     Refused
-        When the release allows no such refinement: `check_refinement`.
+        When the release does not allow this refinement; see `check_refinement`.
 
     Guarantees
     ----------
-    With method ``none``, components and eigenvalues are those of the mechanism, to the bit, and so is the spectrum of a
-    matrix that was formed. Of one that was not, only the pairs that were asked for are kept: others need not have
-    converged.
+    With method ``none``, components and eigenvalues equal the mechanism's to the bit. If the matrix was formed, so does
+    the spectrum. If it was not formed, only the requested pairs are kept, since others need not have converged.
     """
     check_refinement(
         method,
@@ -354,12 +354,14 @@ def refine_release(
 
 
 def check_refinement(method: str, *, n_components: int | str, law: str | None, formed: bool) -> None:
-    """Refuse a refinement that a release does not allow; ``law`` is that of its noise, None where it has no matrix.
+    """Refuse a refinement that a release does not allow.
+
+    ``law`` is the law of the release's noise, None if the release has no matrix.
 
     Raises
     ------
     Refused
-        With the reason and the next move.
+        The message states the reason and an alternative.
     """
     if n_components == AUTO and (law is None or not formed):
         raise Refused(
@@ -385,7 +387,7 @@ def check_refinement(method: str, *, n_components: int | str, law: str | None, f
 
 
 def moment_of(released: Subspace) -> NoisyMoment:
-    """Return the released matrix with what is public about its noise."""
+    """Return the released matrix with the public facts about its noise."""
     assert released.released is not None
     assert released.noise is not None
     noise = released.noise
@@ -419,7 +421,7 @@ def leading(released: Subspace, moment: NoisyMoment, count: int) -> Subspace:
 
 
 def verdict(facts: Mapping[str, Any], *, n_components: int) -> str:
-    """State in one sentence what the facts of a release mean for its user, the captured variance first."""
+    """Summarize the facts of a release for its user in one sentence, the captured variance first."""
     if facts.get("failed"):
         return "FAILED: noise outweighs the components, which may be random."
     above, low = facts.get("above_noise"), facts.get("cv_low")
@@ -442,7 +444,7 @@ def verdict(facts: Mapping[str, Any], *, n_components: int) -> str:
 
 
 def percent_at_least(share: float) -> str:
-    """Write a share in percent, rounded down: whole percents, and one digit below 10 %."""
+    """Format a share in percent, rounded down to whole percents, or to one digit below 10 %."""
     scale = 100 if share >= 0.1 else 1000
     return f"{math.floor(share * scale) * 100 / scale:.{0 if scale == 100 else 1}f} %"
 
@@ -453,7 +455,7 @@ def _directions(released: Subspace) -> Matrix:
 
 
 def _seen(moment: NoisyMoment) -> tuple[float | None, int]:
-    """Return the edge of the noise, and how many eigenvalues stand above it."""
+    """Return the edge of the noise, and the number of eigenvalues above it."""
     if not moment.resolved:
         return None, moment.order
     with one_thread():
@@ -462,7 +464,7 @@ def _seen(moment: NoisyMoment) -> tuple[float | None, int]:
 
 
 def _of_pairs(released: Subspace, *, n_components: int, method: Request, edge: float | None) -> RefinedRelease:
-    """Refine and assess a release without its matrix, from the pairs that there are."""
+    """Refine and assess a release without its matrix, from the stored pairs."""
     values, noise = released.eigenvalues, released.noise
     if values is None or noise is None:
         told = UNKNOWN if values is None or edge is None else Assessment(above_noise=above_edge(values, edge=edge))
@@ -490,7 +492,7 @@ def _of_pairs(released: Subspace, *, n_components: int, method: Request, edge: f
 
 
 def _pairs_edge(order: int, mean: Matrix | None, constant: float | None) -> float:
-    """Return the edge of normal noise in units of its std; wider where the matrix was centred at a released mean."""
+    """Return the edge of normal noise in units of its std, widened if the matrix was centred at a released mean."""
     if mean is None or constant is None:
         return edge_quantile(order)
     return widened_edge(order, shift=float(mean @ mean) / constant**2)

@@ -1,1 +1,1 @@
-"""Sums over several owners of data: who takes part, masks that add up to zero, and the opening of a total."""
+"""Sums over several owners of data, with rosters of sites and masks that cancel in the total."""

@@ -1,26 +1,24 @@
 """The roster of a joint release, and messages whose masks cancel in their sum.
 
-The roster of a joint release: who takes part, and the public facts that everyone computes the noise from.
+*Roster.* It lists the participating sites and the public facts from which every site computes the noise.
 
 >>> members = tuple(Member(name=name, records=1000, noise_multiplier=4.0) for name in ("a", "b", "c", "d"))
 >>> roster = Roster(session="spring", members=members, colluders=1)
 >>> roster.honest, roster.without("c").honest
 (3, 2)
 
-Messages whose masks cancel in their sum, and these masks.
+*Messages.* Messages are added up modulo ``2^64``, where their masks cancel, and read as one signed integer total.
 
-Messages that are added up modulo ``2^64``, where their masks cancel, and read as one signed integer total.
+A message is a site's integers plus its mask; the masks of a roster add up to 0. So the sum of all messages is the sum
+of the integers, in any order, as long as that fits 63 bits and a sign: `check_room` bounds it by public facts. A sum
+that misses one message is uniform noise.
 
-A message is a site's integers plus its mask; the masks of a roster add up to 0. The sum of all messages is therefore
-the sum of the integers, in any order, as long as that fits 63 bits and a sign: `check_room` bounds it by public facts.
-A sum that misses one message is uniform noise.
+*Masks* add up to zero over a roster: uniform integers modulo ``2^64``, and the printed Gaussian masks.
 
-Masks that add up to zero over a roster: uniform integers modulo ``2^64``, and the printed Gaussian ones.
-
-A dealer gives each pair of sites one seed. Both expand it for one attempt of one roster into the same words, which one
-of the two adds and the other subtracts. To whoever lacks the seeds of two sites, their masks are independent uniform
-words but for the sum of all; this holds as far as ChaCha20 words cannot be told from fair ones. The dealer is trusted:
-it must forget the seeds and never see a message.
+A dealer gives each pair of sites one seed. Both sites expand it into the same words for one attempt of one roster. One
+of the two adds these words and the other subtracts them. To anyone without the seeds of two sites, their masks are
+independent uniform words except for the sum of all. This holds as far as ChaCha20 words cannot be distinguished from
+uniform ones. The dealer is trusted: it must delete the seeds and never see a message.
 
 >>> from dpca_tasks.sites.roster import Address
 >>> from dpca_tasks.sites.roster import Member, Roster
@@ -56,9 +54,9 @@ class Member:
     records : int
         The public number of its records, or a bound on it; it only bounds how large a total can be.
     noise_multiplier : float
-        ``1 / mu`` of one charged step of this site, for all that the others see together.
+        ``1 / mu`` of one charged step of this site, for the view of everything that the others see together.
     weight : int
-        By how much the site multiplies its sum, before noise and mask.
+        The factor by which the site multiplies its sum before adding noise and mask.
     """
 
     name: str
@@ -84,20 +82,20 @@ class Member:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Roster:
-    """The sites of a joint release, and how many of them may fail the others.
+    """The sites of a joint release, and how many of them may collude or drop out.
 
     Parameters
     ----------
     session : str
-        The public name of the joint release: one name for all its rounds, also of a resumed run, and never used again.
+        The public name of the joint release, shared by all its rounds, also of a resumed run, and never used again.
     members : tuple of Member
-        In any order.
+        The sites, in any order.
     colluders : int
-        C, the number of sites that may show all they know to the one who adds up.
+        C, the number of sites that may reveal all they know to the aggregator.
     dropouts : int
         D, the number of further sites whose noise may be missing.
     attempts : int
-        The charged steps of each round: one for each roster that is tried in it.
+        The charged steps of each round, one for each roster that is tried in it.
     """
 
     session: str
@@ -107,7 +105,7 @@ class Roster:
     attempts: int = 1
 
     def __post_init__(self) -> None:
-        """Check that there are several sites, told apart, of which some are honest."""
+        """Check that there are several sites with distinct names, some of which are honest."""
         if self.size < 2:
             raise InvalidInput(
                 f"a roster of {self.size} sites must have at least 2: the sum of one is its own; fit it by itself."
@@ -132,7 +130,7 @@ class Roster:
 
     @property
     def honest(self) -> int:
-        """The number ``H = S - C - D`` of sites whose noise nobody else knows."""
+        """The number ``H = S - C - D`` of sites whose noise is unknown to every other party."""
         return self.size - self.colluders - self.dropouts
 
     @property
@@ -142,7 +140,7 @@ class Roster:
 
     @property
     def digest(self) -> bytes:
-        """A hash of all its facts but the order of the members."""
+        """A hash of all its facts except the order of the members."""
         hasher = hashlib.sha256()
         members = sorted(self.members, key=lambda member: member.name)
         facts: list[str | int] = ["roster 1", self.session, self.colluders, self.dropouts, self.attempts]
@@ -155,9 +153,9 @@ class Roster:
 
     @property
     def smallest(self) -> "Roster":
-        """The roster with the fewest honest sites that a round may go on with, of those members that need most noise.
+        """The roster of the fewest sites with which a round may continue, made of the members that need most noise.
 
-        Every site of it adds at least as much noise as any site of any other roster that the attempts allow.
+        Every site of this roster adds at least as much noise as any site of any other roster that the attempts allow.
         """
         kept = max(2, self.colluders + 1)
         if self.attempts == 1 or kept >= self.size:
@@ -173,12 +171,12 @@ class Roster:
         raise InvalidInput(f"site {name!r} is not in the roster ({', '.join(self.names)}); ask one that is.")
 
     def without(self, *names: str) -> "Roster":
-        """Return the roster without some sites; who is missing is no longer expected to drop out.
+        """Return the roster without some sites, each of which reduces the number of expected dropouts.
 
         Raises
         ------
         Refused
-            When no roster is left in which someone's noise stays unknown.
+            When the noise of no remaining site would stay unknown.
         """
         left = tuple(member for member in self.members if member.name not in names)
         dropouts = max(0, self.dropouts - (self.size - len(left)))
@@ -191,25 +189,25 @@ class Roster:
 
 
 NOISE_BOUND = 2**44
-"""More than any draw of a share's noise, in steps."""
+"""Upper bound of any draw of a share's noise, in steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
-    """The place of a message in a joint release: its round, and which attempt at it, both from 0."""
+    """The place of a message in a joint release, given by its round and its attempt, both from 0."""
 
     round: int
     attempt: int = 0
 
     def __post_init__(self) -> None:
-        """Check that both count from 0."""
+        """Check that neither number is negative."""
         if not (0 <= self.round < 2**63 and 0 <= self.attempt < 2**63):
             raise InvalidInput(f"round={self.round} and attempt={self.attempt} must be at least 0; count from 0.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Message:
-    """What a site sends: its noised integers under a mask, for one attempt of one roster."""
+    """A site's noised integers under a mask, for one attempt of one roster."""
 
     site: str
     address: Address
@@ -233,7 +231,7 @@ def open_total(messages: Sequence[Message], *, roster: Roster, address: Address)
     Raises
     ------
     IncompleteSum
-        When a message is missing, doubled, or of another attempt or roster. Nothing is opened: ask all again.
+        When a message is missing, repeated, or of another attempt or roster. Nothing is opened; request all again.
     """
     if sorted(message.site for message in messages) != list(roster.names):
         raise IncompleteSum(
@@ -255,13 +253,13 @@ def open_total(messages: Sequence[Message], *, roster: Roster, address: Address)
 
 
 def check_room(roster: Roster, *, steps_per_unit: int) -> None:
-    """Check by public facts that no total leaves 63 bits and a sign.
+    """Check by public facts that no total exceeds 63 bits and a sign.
 
     Parameters
     ----------
     roster : Roster
     steps_per_unit : int
-        A bound, in grid steps, on a coordinate of what one record adds.
+        A bound, in grid steps, on a coordinate of one record's contribution.
     """
     records = sum(member.weight * member.records for member in roster.members)
     if records * steps_per_unit + roster.size * NOISE_BOUND >= 2**63:
@@ -272,13 +270,13 @@ def check_room(roster: Roster, *, steps_per_unit: int) -> None:
 
 
 class Masks(Protocol):
-    """The interface of a site's masks, however it agreed on them with the others."""
+    """The interface of a site's masks, however they were agreed on with the other sites."""
 
     @property
     def site(self) -> str: ...  # noqa: D102
 
     def mask(self, address: Address, *, roster: Roster, size: int) -> NDArray[np.uint64]:
-        """Return the mask of one attempt: other words for another attempt, round, roster or session."""
+        """Return the mask of one attempt, which differs for each attempt, round, roster or session."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -289,7 +287,7 @@ class MaskSeeds:
     shared: Mapping[str, SecretKey] = field(repr=False)
 
     def mask(self, address: Address, *, roster: Roster, size: int) -> NDArray[np.uint64]:
-        """Return the mask of one attempt: other words for another attempt, round, roster or session."""
+        """Return the mask of one attempt, which differs for each attempt, round, roster or session."""
         others = [name for name in roster.names if name != self.site]
         if strangers := [name for name in (self.site, *others) if name not in {self.site, *self.shared}]:
             raise InvalidInput(f"site {self.site!r} shares no seed with {', '.join(strangers)}; deal seeds to all.")
@@ -307,13 +305,13 @@ class MaskSeeds:
 
 
 def deal_masks(roster: Roster, *, secret: bytes | None = None) -> dict[str, MaskSeeds]:
-    """Deal the seeds of all pairs of a roster; they serve smaller rosters too.
+    """Deal the seeds of all pairs of a roster, which also serve smaller rosters.
 
     Parameters
     ----------
     roster : Roster
     secret : bytes of length 32, optional
-        It comes from the operating system; only tests may pass one.
+        The secret of the dealer, from the operating system; only tests may pass one.
     """
     root = os.urandom(32) if secret is None else secret
     shared: dict[str, dict[str, SecretKey]] = {name: {} for name in roster.names}
@@ -326,8 +324,8 @@ def deal_masks(roster: Roster, *, secret: bytes | None = None) -> dict[str, Mask
 def gaussian_masks(key: SecretKey, *, sites: int, size: int, variance: float) -> NDArray[np.float64]:
     """Return the printed masks of CAPE, for reproduction: normals minus their mean over the sites.
 
-    Each coordinate has covariance ``variance (I - 1 1^T / S)`` over the sites. They hide a message as well as their
-    variance is large (`dpca_tasks.accounting.closed_brackets.view_mu`), and cancel as well as floats add up.
+    Each coordinate has covariance ``variance (I - 1 1^T / S)`` over the sites. The variance determines how well the
+    masks hide a message (`dpca_tasks.accounting.closed_brackets.view_mu`). They cancel up to floating-point rounding.
     """
     drawn = normals(key, start=0, stop=sites * size).reshape(sites, size) * np.sqrt(variance)
     return np.asarray(drawn - drawn.mean(axis=0))

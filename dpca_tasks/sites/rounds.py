@@ -1,16 +1,18 @@
-r"""One round of a joint release: each site's share of the noise, and the opening of the sum.
+r"""One round of a joint release, with each site's share of the noise and the opening of the sum.
 
-The share of noise that one site adds to its sum: all honest shares together protect every record.
+Each site adds a share of the noise to its sum. All honest shares together protect every record.
 
 Site s sends its integers times its weight, plus a discrete Gaussian of parameter ``w^2 s^2`` in a coordinate of weight
-w, plus a mask. Masks being uniform, the view of all messages is the sum alone, also for who colludes with C sites and
-knows their parts: it holds the noise of the H honest shares. With Delta the largest shift by one record of site s, in
-steps of isometric coordinates, times the site's weight, that view is ``mu_s``-GDP with
+w, plus a mask. Since masks are uniform, the view of all messages is the sum alone. This also holds for an aggregator
+that colludes with C sites and knows their parts: the sum contains the noise of the H honest shares. Let Delta be the
+largest shift by one record of site s, in steps of isometric coordinates, times the site's weight. Then that view is
+``mu_s``-GDP with
 
     mu_s = Delta / sqrt(H s^2 - 16 / w_min^2),    s w_min >= 4,
 
-as `dpca_tasks.accounting.calibration.shares_mu` proves. The ledger of site s is charged ``1 / mu_s``: the event
-of all honest shares, not that of its own. One ``s^2`` serves all sites: that of the site which needs most.
+as `dpca_tasks.accounting.calibration.shares_mu` proves. The ledger of site s is charged ``1 / mu_s``: the event of all
+honest shares together, not of the site's share alone. One ``s^2`` serves all sites: the value for the most demanding
+site.
 
 >>> from dpca_tasks.sites.roster import Member, Roster
 >>> members = tuple(Member(name=name, records=1000, noise_multiplier=4.0) for name in "abcd")
@@ -18,11 +20,11 @@ of all honest shares, not that of its own. One ``s^2`` serves all sites: that of
 >>> share.event, share.squared_scale(30.0)
 ({'name': 'gaussian', 'noise_multiplier': 4.0}, 4812)
 
-One round of a joint release: all sites of a roster are asked, and their messages opened; or asked again.
+*One round.* All sites of a roster are queried and their messages opened, or all are queried again.
 
-A site that stays silent voids the attempt, and nothing is opened. The same roster is asked again without charge: every
-site sends the same noised integers under other masks. A smaller roster gets fresh noise, which is a charged attempt: a
-sum and the same sum without one site, of the same noise, would show that site's integers.
+If a site stays silent, the attempt is void and nothing is opened. The same roster is queried again without charge:
+every site sends the same noised integers under other masks. A smaller roster gets fresh noise, which is a charged
+attempt. With the same noise, a sum and the same sum without one site would reveal that site's integers.
 """
 
 import math
@@ -45,7 +47,7 @@ from dpca_tasks.noise.keystream import SecretKey, subkey
 from dpca_tasks.sites.roster import Address, Message, Roster, check_room, open_total
 
 FINEST = 28
-"""The most bits in one unit of a statistic."""
+"""Largest number of bits in one unit of a statistic."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,11 +84,11 @@ class Share(ABC):
 
     @property
     def event(self) -> events.Event:
-        """The joint event, of the noise of all honest shares."""
+        """The joint event of the noise of all honest shares."""
         return events.gaussian(self.noise_multiplier)
 
     def squared_scale(self, sensitivity_in_steps: float) -> int:
-        """Return the least parameter ``s^2`` that can be drawn and gives every site of the roster its mu.
+        """Return the least drawable parameter ``s^2`` that gives every site of the roster its mu.
 
         Parameters
         ----------
@@ -108,12 +110,12 @@ class Share(ABC):
 
     @abstractmethod
     def draw(self, key: SecretKey, order: int, *, squared_scale: int) -> NDArray[np.int64]:
-        """Return the noise of all packed coordinates of a layout of an order."""
+        """Return the noise of all packed coordinates of a layout of a given order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VectorShare(Share):
-    """A share of one parameter in every coordinate."""
+    """A share with one parameter in every coordinate."""
 
     name: ClassVar[str] = "VectorShare"
     layout: ClassVar[str] = "vector"
@@ -126,7 +128,7 @@ class VectorShare(Share):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SymmetricShare(Share):
-    """A share of the isometric symmetric matrix: half the parameter off the diagonal."""
+    """A share of the isometric symmetric matrix, with half the parameter off the diagonal."""
 
     name: ClassVar[str] = "SymmetricShare"
     layout: ClassVar[str] = "symmetric"
@@ -145,7 +147,7 @@ class SymmetricShare(Share):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CubeShare(Share):
-    """A share of the isometric symmetric tensor: a third or a sixth of the parameter for two or no equal indices."""
+    """A share of the isometric symmetric tensor, with a third or sixth of the parameter for two or no equal indices."""
 
     name: ClassVar[str] = "CubeShare"
     layout: ClassVar[str] = "cube"
@@ -166,22 +168,22 @@ class CubeShare(Share):
 
 
 SHARES: Mapping[str, type[Share]] = {kind.layout: kind for kind in (VectorShare, SymmetricShare, CubeShare)}
-"""The shares by the layout of the statistic."""
+"""Shares by the layout of the statistic."""
 
 
 def share_bits(roster: Roster, *, sensitivity: float, degree: int, layout: str = "symmetric") -> int:
-    """Return the finest grid of the records on which shares can be drawn and totals have room.
+    """Return the bits of the finest grid of the records on which shares can be drawn and totals have room.
 
     Parameters
     ----------
     roster : Roster
-        The largest one: rounds may go on with any smaller roster that its attempts allow, on the same grid.
+        The largest roster: rounds may continue with any smaller roster that its attempts allow, on the same grid.
     sensitivity : float
-        How far one record moves the statistic, in units where a clipped record has norm 1; over all grids.
+        How far one record moves the statistic, in units where a clipped record has norm 1; a bound over all grids.
     degree : int
         The number of record entries that a contribution multiplies.
     layout : str
-        The kind of the statistic's layout; a vector has a grid too where a matrix has one.
+        The kind of the statistic's layout. If a matrix has a grid, so has a vector.
 
     Raises
     ------
@@ -190,7 +192,7 @@ def share_bits(roster: Roster, *, sensitivity: float, degree: int, layout: str =
 
     Notes
     -----
-    A site's share grows as the number of honest sites falls, and with the noise of the strictest site. So where
+    A site's share grows as the number of honest sites falls, and with the noise of the strictest site. So if
     `Roster.smallest` can draw its shares, every other roster can. The total needs most room for the largest roster.
     """
     smallest = roster.smallest
@@ -225,7 +227,7 @@ class Party[Q](Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Opened[Q]:
-    """An opened round: the total in grid steps, the query that was answered, and the roster that answered."""
+    """An opened round with the total in grid steps, the query, and the roster that answered."""
 
     total: NDArray[np.int64] = field(repr=False)
     query: Q
@@ -233,20 +235,20 @@ class Opened[Q]:
 
 
 class SumOver[Q](Protocol):
-    """The interface of what opens one attempt of a round over a roster."""
+    """The interface of a function that opens one attempt of a round over a roster."""
 
     def __call__(self, query: Q, *, roster: Roster, address: Address) -> tuple[NDArray[np.int64], Roster]:
-        """Return the total and the roster of those whose integers it is of.
+        """Return the total, and the roster of the sites whose integers it contains.
 
         Raises
         ------
         SiteSilent
-            With the names of those for want of whom there is no total.
+            With the names of the sites without which there is no total.
         """
 
 
 type AskAll = Callable[[Callable[[str], Message | None], Sequence[str]], Iterable[Message | None]]
-"""What calls a function for every name: one after the other, as `map`, or at once."""
+"""Function that calls another for every name: one after the other, like `map`, or concurrently."""
 
 
 def open_round[Q](
@@ -259,21 +261,21 @@ def open_round[Q](
     ask_all: AskAll = map,
     sum_over: SumOver[Q] | None = None,
 ) -> Opened[Q]:
-    """Ask the sites of a roster until all of one roster have answered, and open their total.
+    """Query the sites of a roster until all sites of one roster have answered, and open their total.
 
     Parameters
     ----------
     sites : sequence of Party
-        All of the roster, and perhaps others.
+        All sites of the roster, and possibly others.
     query
-        What every site sums.
+        The query that every site sums.
     roster : Roster
     index : int
         The round, from 0.
     resends : int
-        How often a roster is asked again before it goes on without its silent sites.
+        How often a roster is queried again before the round continues without its silent sites.
     ask_all : callable
-        Asks one site after the other by default.
+        Queries the sites; by default one after the other.
     sum_over : callable, optional
         Opens an attempt where sites do more than send a message, as in a secure sum.
 

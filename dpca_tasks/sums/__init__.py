@@ -1,1 +1,1 @@
-"""Exact sums over blocks, without noise: the same bits for any partition, order and number of workers."""
+"""Exact sums over blocks, without noise, with the same bits for any partition, order and number of workers."""

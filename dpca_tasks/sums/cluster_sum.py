@@ -1,8 +1,8 @@
 """The tasks of an exact sum on a Dask cluster, and the rules for waiting and giving up.
 
-A sum is one message to the scheduler: one graph, whose tasks name the worker where they should run and may run on
-any other. Source and query are sent pickled, so that the scheduler opens no dataset: inside the tasks if they are
-small, else once for each worker. Small totals are sent to the client directly; others are merged on the workers first.
+A sum is one message to the scheduler: one graph, whose tasks name the worker where they should run and may run on any
+other. Source and query are sent pickled, so that the scheduler opens no dataset. Small ones are sent inside the tasks,
+large ones once for each worker. Small totals are sent to the client directly; others are merged on the workers first.
 Neighbouring partitions share a worker, their home, so the first merges transfer nothing.
 """
 
@@ -53,23 +53,24 @@ FAN_IN = 4
 RETRIES = 2
 SMALL_INPUT = 1 << 18  # bytes of pickled input that are sent inside every task
 SMALL_TOTALS = 1 << 22  # bytes of all partials that the client merges itself
-NEAR_TOTALS = 1 << 26  # the same for merged ones, when all workers are on this machine
-PATIENCE = 120.0  # seconds without a worker after which a sum is given up
+NEAR_TOTALS = 1 << 26  # the same for merged partials when all workers are on this machine
+PATIENCE = 120.0  # seconds without a worker after which a sum is abandoned
 HEARTBEAT = 2.0  # seconds between checks of the workers
 RESUBMISSIONS = 10  # of stranded tasks; equal to the worker losses that our clusters allow a task
 
 
 class Stranded(WorkerFailed):
-    """Tasks wait for workers that are gone, and Dask assigns them to no other: they must be submitted again.
+    """Tasks wait for workers that are gone, and Dask assigns them to no other worker; they must be submitted again.
 
-    Dask moves a task whose home is gone to another worker. But a task that finds no worker at all, because the last was
-    just lost, is assigned to later workers only if its home is among them. A restarted worker has a new address.
+    Dask moves a task whose home is gone to another worker. But a task may find no worker at all, because the last one
+    was just lost. Then Dask assigns it to later workers only if its home is among them. A restarted worker has a new
+    address.
     """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Packed:
-    """A pickled source or query. Its repr is blank, because workers log the arguments of a failed task."""
+    """A pickled source or query. Its repr hides the content, because workers log the arguments of a failed task."""
 
     content: bytes = field(repr=False)
     arrays: tuple[NDArray[np.uint8], ...] = field(repr=False)
@@ -77,7 +78,7 @@ class Packed:
 
     @classmethod
     def of(cls, value: Any) -> Self:
-        """Pickle a value with its arrays in separate buffers, so that they are not copied on the way."""
+        """Pickle a value with its arrays in separate buffers, so that they are not copied in transit."""
         buffers: list[PickleBuffer] = []
         content = dumps(value, buffer_callback=buffers.append)
         arrays = tuple(np.frombuffer(buffer.raw(), np.uint8) for buffer in buffers)
@@ -88,11 +89,11 @@ class Packed:
         return without_cause(lambda: pickle.loads(self.content, buffers=self.arrays))
 
     def __sizeof__(self) -> int:
-        """Count the bytes."""
+        """Return the number of bytes of the content."""
         return len(self.content) + sum(array.nbytes for array in self.arrays)
 
     def __dask_tokenize__(self) -> str:
-        """Return a unique name; hashing the content, as Dask would, takes longer than a sum of few rows."""
+        """Return a unique name, because hashing the content, as Dask would, takes longer than a sum of few rows."""
         return self.name
 
 
@@ -116,7 +117,7 @@ def sum_on_cluster(
 
 
 def resubmitted[T](attempt: Callable[[], T]) -> T:
-    """Submit tasks and wait for their result; repeat both while the tasks are stranded."""
+    """Submit tasks and wait for their result, and repeat both while the tasks are stranded."""
     for _ in range(RESUBMISSIONS):
         with suppress(Stranded):
             return attempt()
@@ -170,7 +171,7 @@ def collect(
     prepared: Mapping[int, str] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Partial:
-    """Submit the tasks of a sum, merge its partials, and keep on the workers what is to stay there.
+    """Submit the tasks of a sum, merge its partials, and keep the requested data on the workers.
 
     Parameters
     ----------
@@ -183,7 +184,7 @@ def collect(
     workers : sequence of str
         The addresses of the workers.
     residency : Residency, optional
-        Gets the futures of what stays.
+        Receives the futures of the data that stays on the workers.
     rows, prepared : mapping of int to str
         The keys of gridded rows and of prepared blocks that are to stay, by partition.
     progress : callable, optional
@@ -227,20 +228,20 @@ class Graph:
         return {key: self.homes[at] for key, at in self._partition_of.items()}
 
     def add(self, name: str, at: int, *task: Any) -> str:
-        """Add a task, a function and its arguments, at the home of a partition; return its key."""
+        """Add a task, a function and its arguments, at the home of a partition, and return its key."""
         key = f"{name}-{self._run}-{at}"
         self._tasks[key] = task
         self._partition_of[key] = at
         return key
 
     def add_merges(self, keys: Sequence[str]) -> list[str]:
-        """Add merges of neighbouring partials, each at the home of its first; return their keys."""
+        """Add merges of neighbouring partials, each at the home of its first partial, and return their keys."""
         depth = len(self._tasks)
         groups = [keys[start : start + FAN_IN] for start in range(0, len(keys), FAN_IN)]
         return [self.add(f"merge-{depth}", self._partition_of[group[0]], merge, [*group]) for group in groups]
 
     def ship(self, name: str, value: Any) -> list[Any]:
-        """Return a value's representation in the tasks of each partition: itself, or the key of its home's copy."""
+        """Return the representation of a value in each partition's tasks: itself, or the key of its home's copy."""
         packed = Packed.of(value)
         if sys.getsizeof(packed) <= SMALL_INPUT:
             return [packed] * len(self.homes)
@@ -248,7 +249,7 @@ class Graph:
         return [copies[home] for home in self.homes]
 
     def submit(self, client: Client, keys: Iterable[str]) -> dict[str, "Future[Any]"]:
-        """Send all tasks to the scheduler at once; return the futures of the given keys."""
+        """Send all tasks to the scheduler at once, and return the futures of the given keys."""
         wanted = [*keys]
         home_of = self.home_of  # Dask keeps this, so it must not reference rows
         with annotate(workers=home_of.__getitem__, allow_other_workers=True, retries=RETRIES):
@@ -260,7 +261,7 @@ def _itself(packed: Packed) -> Packed:
 
 
 def grid_packed(source: Packed, query: Packed, first: int, last: int) -> Gridded:
-    """Read blocks and put them on the grid, in a task."""
+    """Read blocks and convert them to the grid, in a task."""
     return grid(source.open(), query.open(), first, last)
 
 
@@ -278,7 +279,7 @@ def _report(progress: Callable[[int, int], None], futures: Sequence["Future[Part
     done = itertools.count(1)
 
     def report(future: "Future[Partial]") -> None:
-        if future.status != "finished":  # given up, and perhaps submitted again
+        if future.status != "finished":  # abandoned, and possibly submitted again
             return
         if release:  # only the merges need it
             future.release()
@@ -329,7 +330,7 @@ def gather[T](
                 alone_since = alone_since or time.monotonic()
                 _give_up_after(alone_since)
             is_stranded = not workers.keys() >= {*home_of.values()} and _running(workers) and _rests(client, home_of)
-            if is_stranded and was_stranded:  # twice: what was just finished may not be known here yet
+            if is_stranded and was_stranded:  # twice, because the client may not be informed of a finished task yet
                 raise Stranded(
                     "workers of the cluster were lost, again and again, as when their memory runs out; start others or "
                     "give them more memory, and run the same request again."
@@ -337,7 +338,7 @@ def gather[T](
             was_stranded = bool(is_stranded)
     except Stranded:  # the wait ends when the futures are released
         raise
-    except KilledWorker:  # its text names keys and addresses
+    except KilledWorker:  # its message contains keys and addresses
         raise WorkerFailed(
             "each worker that summed the same rows was lost, as when its memory runs out; give workers more memory, or "
             "ingest again with a smaller --block-nnz, and run the same request again."
@@ -348,7 +349,7 @@ def gather[T](
 
 
 def await_workers(client: Client) -> dict[str, int]:
-    """Return the memory limit by address of the workers that take work; wait until there is one."""
+    """Return the memory limit by address of the workers that accept tasks, after waiting until there is one."""
     start = time.monotonic()
     while True:
         memory = {at: info["memory_limit"] or 0 for at, info in _running(_known_workers(client)).items()}
@@ -359,7 +360,7 @@ def await_workers(client: Client) -> dict[str, int]:
 
 
 def _take_work(workers: Mapping[str, Any]) -> bool:
-    """Tell whether any worker takes work or, paused for memory, still executes some."""
+    """Return whether any worker accepts tasks or, paused for memory, still executes some."""
     return bool(_running(workers)) or any(worker["metrics"].get("executing") for worker in workers.values())
 
 
@@ -368,13 +369,13 @@ def _running(workers: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _rests(client: Client, tasks: Container[str]) -> bool:
-    """Tell whether no worker is assigned any of the tasks."""
+    """Return whether no worker is assigned any of the tasks."""
     given: dict[str, Sequence[str]] = client.processing()
     return not any(key in tasks for keys in given.values() for key in keys)
 
 
 def _known_workers(client: Client) -> dict[str, Any]:
-    """Return the workers that the scheduler knows."""
+    """Return the workers that are registered with the scheduler."""
     # Tasks are lost with the connection; a client that fails to reconnect never gets the status "closed".
     if client.status != "running":
         raise WorkerFailed("the cluster's scheduler is lost; start it again, and run the same request again.")
@@ -415,7 +416,7 @@ def _sum_tile(
     missing = [at for at in range(len(bounds)) if at not in residency.prepared]
     sources: list[Any] = []
     queries: list[Any] = []
-    if missing:  # the query holds all factors: it is sent once a step
+    if missing:  # the query contains all factors, so it is sent once per step
         sources, queries = graph.ship("source", source), graph.ship("query", query)
     rows: dict[int, str] = {}
     prepared: dict[int, Any] = dict(residency.prepared)

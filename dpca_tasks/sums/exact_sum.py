@@ -2,7 +2,7 @@
 
 One task folds a contiguous range of blocks into one partial sum; partial sums are merged in a tree. Contributions are
 integers, so the order does not matter. Every partial sum lists the blocks, records and stored values that it covers,
-and a merge refuses an overlap or a gap: a lost worker or a repeated task can neither lose a row nor count it twice.
+and a merge refuses an overlap or a gap. So a lost worker or a repeated task can neither lose a row nor count it twice.
 
 >>> import numpy as np
 >>> from dpca_tasks.records.blocks import ArrayBlocks
@@ -86,7 +86,7 @@ def tile_sum(
     query : TiledSum
     tile : Tile
     of : bytes
-        A name of the query with its secrets: what was prepared under the same name is used again.
+        A name of the query with its secrets; blocks prepared under the same name are reused.
     client : distributed.Client, optional
         The cluster to run on; None sums in this process.
     residency : Residency
@@ -95,7 +95,7 @@ def tile_sum(
     Returns
     -------
     int64 array of shape (tile.size,)
-        In grid steps, bit-identical for any blocks, partitions, workers, order and tiles.
+        The total in grid steps, bit-identical for any blocks, partitions, workers, order and tiles.
 
     Raises
     ------
@@ -116,7 +116,7 @@ def check_covered(source: BlockSource, whole: Partial) -> NDArray[np.int64]:
     Raises
     ------
     IncompleteSum
-        When it does not cover every record exactly once.
+        When the partial sum does not cover every record exactly once.
     """
     covered = (whole.first, whole.last, whole.records, whole.stored)
     if covered != (0, source.n_blocks, source.n_records, int(source.extents[:, 2].sum())):
@@ -125,7 +125,7 @@ def check_covered(source: BlockSource, whole: Partial) -> NDArray[np.int64]:
 
 
 def _sum_here(source: BlockSource, query: TiledSum, tile: Tile, *, of: bytes, residency: "Residency") -> Partial:
-    """Sum in this process, which keeps what is prepared where it fits beside the caller's rows."""
+    """Sum in this process, which keeps prepared blocks where they fit next to the caller's rows."""
     total, records, stored = np.zeros(tile.size, np.int64), 0, 0
     for blocks in _prepared_here(source, query, of=of, residency=residency):
         total += fold_tile(blocks, tile).total

@@ -1,10 +1,7 @@
-"""Partitions of the blocks of a source, their sums, and what workers keep between passes.
+"""Partitions of the blocks of a source, their partial sums, and the data that workers keep between passes.
 
-Partitions of the blocks of a source, and the sums over them.
-
-Partitions of the blocks of a source, and the worker of each partition, its home.
-
-Partial sums: the total over some blocks, and the range of blocks that it covers.
+Each partition has a worker, its home. A partial sum is the total over some blocks, with the range of blocks that it
+covers.
 
 >>> import numpy as np
 >>> from dpca_tasks.records.blocks import ArrayBlocks
@@ -14,17 +11,13 @@ Partial sums: the total over some blocks, and the range of blocks that it covers
 >>> merge([fold(source, query, 1, 2), fold(source, query, 0, 1)]).total
 array([256,   0, 256])
 
-What workers keep between passes: gridded rows, and blocks prepared for the tiles of a step.
+Workers keep gridded rows in memory, so that a release with many passes reads and grids the rows once. They also keep
+the blocks that one step prepared for its tiles, until the next step. The sum of one tile runs over prepared blocks.
 
-Blocks that are prepared once for all tiles of a step, and the sum of one tile over them.
-
-What a query prepares is secret and a pure function of the rows and of public inputs, so it may be kept in memory, lost,
-and made again. It is kept on the workers beside the rows, or in this process where there is no cluster, while there is
-room, and until another step is asked for; without room it is made for every tile. The sum is the same bits either way.
-
-Gridded rows that workers keep in memory, so that a release with many passes reads and grids them once.
-
-Beside them stays what one step prepared of them for its tiles, until the next step.
+Prepared blocks are secret and a pure function of the rows and of public inputs, so they may be kept in memory, lost,
+and computed again. They are kept next to the rows on the workers, or in this process without a cluster, while there is
+room and until another step is requested. Without room they are computed for every tile. The sum has the same bits
+either way.
 """
 
 import itertools
@@ -51,7 +44,7 @@ def first_homes(workers: Sequence[str]) -> list[str]:
 
 
 def settle_homes(homes: Sequence[str], workers: Sequence[str]) -> list[str]:
-    """Move partitions from workers that are gone, or have too many, to those that have the fewest.
+    """Move partitions from workers that are gone, or have too many, to the workers with the fewest.
 
     A restarted worker has a new address, and gets back partitions that another worker took over.
     """
@@ -71,7 +64,7 @@ def settle_homes(homes: Sequence[str], workers: Sequence[str]) -> list[str]:
 
 
 def cut(extents: NDArray[np.int64], partitions: int) -> list[int]:
-    """Cut blocks into contiguous partitions of nearly equal numbers of stored values and rows; return their bounds.
+    """Return the bounds of contiguous partitions with nearly equal numbers of stored values and rows.
 
     The number of partitions is public. The bounds are not, and stay with the workers and the scheduler.
     """
@@ -83,9 +76,9 @@ def cut(extents: NDArray[np.int64], partitions: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Partial:
-    """The total over blocks ``first <= i < last``, and the numbers of records and stored values that it covers.
+    """The total over blocks ``first <= i < last``, with the numbers of records and stored values that it covers.
 
-    Its repr is blank, because schedulers log reprs.
+    Its repr hides the data, because schedulers log reprs.
     """
 
     first: int = field(repr=False)
@@ -105,7 +98,7 @@ class Gridded:
     blocks: tuple[RowBlock, ...] = field(repr=False)
 
     def __sizeof__(self) -> int:
-        """Count the rows too, because Dask moves small objects between workers."""
+        """Include the rows, because Dask moves small objects between workers."""
         return sum(
             block.values.nbytes + block.indices.nbytes + block.row_ptr.nbytes + block.record_ptr.nbytes
             for block in self.blocks
@@ -134,7 +127,7 @@ def fold(source: BlockSource, query: RowSum, first: int, last: int) -> Partial:
 
 
 def grid(source: BlockSource, query: RowSum, first: int, last: int) -> Gridded:
-    """Read blocks ``first .. last - 1`` and put them on the grid, to be kept in memory.
+    """Read blocks ``first .. last - 1`` and convert them to the grid, to be kept in memory.
 
     Raises
     ------
@@ -154,7 +147,7 @@ def grid(source: BlockSource, query: RowSum, first: int, last: int) -> Gridded:
 
 
 def fold_gridded(rows: Gridded, query: RowSum) -> Partial:
-    """Add up blocks that are already on the grid of the query; the result equals that of `fold`.
+    """Add up blocks that are already on the grid of the query, with the same result as `fold`.
 
     Raises
     ------
@@ -166,7 +159,7 @@ def fold_gridded(rows: Gridded, query: RowSum) -> Partial:
 
 
 def merge(partials: Sequence[Partial]) -> Partial:
-    """Add neighbouring partial sums into a new one.
+    """Add neighbouring partial sums into a new partial sum.
 
     Raises
     ------
@@ -210,7 +203,7 @@ def without_cause[T](work: Callable[[], T]) -> T:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PreparedBlocks:
-    """Prepared blocks ``first <= i < last``, and what they cover. Its repr is blank, because schedulers log reprs."""
+    """Prepared blocks ``first <= i < last``, and what they cover. Its repr hides them, because schedulers log reprs."""
 
     first: int = field(repr=False)
     last: int = field(repr=False)
@@ -219,7 +212,7 @@ class PreparedBlocks:
     blocks: tuple[Prepared, ...] = field(repr=False)
 
     def __sizeof__(self) -> int:
-        """Count the arrays too, because Dask moves small objects between workers."""
+        """Include the arrays, because Dask moves small objects between workers."""
         return sum(block.nbytes for block in self.blocks)
 
 
@@ -246,7 +239,7 @@ def prepare(source: BlockSource, query: TiledSum, first: int, last: int) -> Prep
 
 
 def prepare_gridded(rows: Gridded, query: TiledSum) -> PreparedBlocks:
-    """Prepare blocks that are already on the grid of the query; the result equals that of `prepare`.
+    """Prepare blocks that are already on the grid of the query, with the same result as `prepare`.
 
     Raises
     ------
@@ -288,7 +281,7 @@ if TYPE_CHECKING:
 
 SHARE = 0.3
 OWN_MEMORY = 1 << 30
-"""The number of bytes that prepared blocks may take in this process, without a cluster."""
+"""Bytes that prepared blocks may use in this process, without a cluster."""
 
 _BYTES = np.array([8, 8, 8])  # per record (its bound), per row (its bound), per stored value (4, and 4 for its column)
 
@@ -333,13 +326,13 @@ class Residency:
         return True
 
     def settle_prepared(self, source: BlockSource, query: "TiledSum", memory: Mapping[str, int], *, of: bytes) -> bool:
-        """Drop what was prepared for another step; return whether what is prepared fits beside the rows."""
+        """Drop blocks prepared for another step, and return whether prepared blocks fit next to the rows."""
         if of != self._prepared_of:
             self.prepared, self._prepared_of = {}, of
         return fits(source.extents, memory, beside=query.prepared_bytes)
 
     def prepared_here(self, of: bytes) -> "dict[int, PreparedBlocks]":
-        """Return the blocks that this process prepared under a name, by number; forget those of other names."""
+        """Return the blocks that this process prepared under a name, by number, and drop those of other names."""
         if of != self._prepared_of:
             self._here, self._prepared_of = {}, of
         return self._here
@@ -350,19 +343,19 @@ class Residency:
             self._here[at] = blocks
 
     def holds(self, source: BlockSource, query: RowSum) -> bool:
-        """Tell whether the last `settle` was for the same source and grid."""
+        """Return whether the last `settle` was for the same source and grid."""
         return self._of == (source.content, grid_of(query))
 
     def clear(self) -> None:
-        """Forget all rows; Dask frees them on the workers."""
+        """Drop all rows; Dask frees them on the workers."""
         self.rows, self.prepared, self.homes, self._of = {}, {}, [], None
         self._here, self._prepared_of = {}, None
 
 
 def fits(extents: NDArray[np.int64], memory: Mapping[str, int], *, beside: Sequence[int] = (0, 0, 0, 0)) -> bool:
-    """Tell whether all gridded rows fit in the declared memory of the workers; without a declared limit they do not.
+    """Return whether all gridded rows fit in the declared memory of the workers; without a declared limit they do not.
 
-    ``beside`` are the bytes of what is kept beside them, per record, row, stored value and block.
+    ``beside`` has the bytes of the other kept data, per record, row, stored value and block.
     """
     needed = int((extents @ (_BYTES + np.array(beside[:3]))).sum()) + beside[3] * len(extents)
     return needed <= SHARE * len(memory) * min(memory.values())

@@ -1,1 +1,1 @@
-"""The Dask cluster of a run: how it is reached or started, and how both sides prove who they are."""
+"""Start of, and connection to, the Dask cluster of a run, with mutual authentication by certificates."""

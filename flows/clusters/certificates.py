@@ -1,8 +1,7 @@
-"""Certificates of a Dask cluster: those of a file, and those of an authority that signs once.
+"""Certificates of a Dask cluster.
 
-Certificates of an authority that lives in memory and signs once: what a cluster of one run asks everybody for.
-
-The certificate that this process shows a Dask cluster, and the authority whose certificates it accepts.
+The processes of a cluster present a certificate to each other, and accept certificates of one authority only. Both
+come from files of the settings. A cluster that is started for one run uses an authority in memory that signs once.
 """
 
 import os
@@ -37,7 +36,7 @@ _SIGNS = x509.KeyUsage(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Issued:
-    """The authority's certificate, one for loopback that it signed, and the private key of that one, in PEM."""
+    """Certificate of an authority, a loopback certificate that it signed, and the loopback private key, in PEM."""
 
     ca: str
     cert: str
@@ -45,7 +44,7 @@ class Issued:
 
 
 def issue() -> Issued:
-    """Make an authority, let it sign one certificate for loopback, and forget its key: it never signs another."""
+    """Create an authority that signs one loopback certificate; its key is discarded, so it never signs another."""
     ours, theirs = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
     authority = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "an authority")])
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
@@ -55,7 +54,7 @@ def issue() -> Issued:
     )
     known = x509.SubjectKeyIdentifier.from_public_key(ours.public_key())
     root = root.add_extension(known, critical=False).add_extension(_SIGNS, critical=True)
-    signed_by = x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(known)  # strict clients look for it
+    signed_by = x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(known)  # strict clients require it
     leaf = _builder(subject, authority, theirs).add_extension(address, critical=False)
     leaf = leaf.add_extension(signed_by, critical=False)
     return Issued(
@@ -82,20 +81,20 @@ ROLES = ("client", "scheduler", "worker")  # a cluster that is started for a run
 
 
 def is_configured(settings: Settings) -> bool:
-    """Return whether any TLS file is named, here or in Dask's own configuration."""
+    """Return whether any TLS file is configured, in the settings or in Dask's own configuration."""
     return any(_files(_security(settings)).values())
 
 
 def cluster_security(settings: Settings) -> Security:
-    """Return what TLS connections use: ``DPCA_TLS_CA``, ``DPCA_TLS_CERT`` and ``DPCA_TLS_KEY``.
+    """Return the TLS configuration from ``DPCA_TLS_CA``, ``DPCA_TLS_CERT`` and ``DPCA_TLS_KEY``.
 
-    What is not set there comes from Dask's own configuration (``distributed.comm.tls``). Either side of a connection
-    shows a certificate of that authority or is turned away; nothing travels in clear text.
+    Unset values come from Dask's own configuration (``distributed.comm.tls``). Each side of a connection must present
+    a certificate of that authority or is rejected; nothing travels in clear text.
 
     Raises
     ------
     InvalidInput
-        When one of the three is missing, is no file that this user can read, or does not hold what it should.
+        When one of the three is missing, is not a file that this user can read, or has invalid content.
     """
     security = _security(settings)
     for name, value in _files(security).items():
@@ -117,7 +116,7 @@ def cluster_security(settings: Settings) -> Security:
 
 
 def temporary_security() -> Security:
-    """Return what the processes of one run show each other: a certificate made now, whose key stays in memory."""
+    """Return the TLS configuration of the processes of one run, with a new certificate whose key stays in memory."""
     made = issue()
     return _shown_by_all(ca=made.ca, cert=made.cert, key=made.key)
 

@@ -1,6 +1,7 @@
-"""The Dask cluster of a run, by one setting: local processes, a scheduler's address, a launcher, or none at all.
+"""Selection of the Dask cluster of a run.
 
-Dask is loaded where a run has a cluster. `flows.clusters.dask_clusters` starts and reaches it.
+One setting selects local processes, the address of a scheduler, a launcher, or no cluster. Dask is loaded only if a
+run has a cluster. `flows.clusters.dask_clusters` starts the cluster and connects to it.
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -19,13 +20,13 @@ def open_cluster(settings: Settings, *, scratch: Path) -> AbstractContextManager
     """Yield the address of a running scheduler, or ``none``.
 
     A local cluster keeps nothing on disk: workers never spill, do not profile, and have no dashboard. All of its
-    processes speak TLS and turn away whoever lacks the certificate of this run, so no other user of this machine
+    processes use TLS and reject connections without the certificate of this run, so no other user of this machine
     reaches them. Any other cluster is refused when traffic would leave the machine in clear text.
 
     Raises
     ------
     Unavailable
-        When none could be started.
+        When no cluster could be started.
     """
     if settings.cluster == NO_CLUSTER:
         return nullcontext(NO_CLUSTER)
@@ -40,9 +41,9 @@ def connect(address: str, settings: Settings | None = None) -> AbstractContextMa
     Raises
     ------
     Unavailable
-        When it cannot be reached, has no worker, or was lost while work was under way.
+        When the cluster cannot be reached, has no worker, or was lost during the work.
     Refused
-        When its workers may spill private rows to a disk that nobody declared encrypted.
+        When its workers may spill private rows to a disk that is not declared as encrypted.
     """
     if address == NO_CLUSTER:
         return nullcontext()
@@ -52,12 +53,12 @@ def connect(address: str, settings: Settings | None = None) -> AbstractContextMa
 
 
 def check_address(settings: Settings) -> None:
-    """Check where rows would go, before anything is charged for sending them there.
+    """Check the cluster to which rows would be sent, before anything is charged.
 
     Raises
     ------
     InvalidInput
-        When the setting is no address and no launcher, its extra is not installed, or a certificate is missing.
+        When the setting is neither an address nor a launcher, its extra is not installed, or a certificate is missing.
     Refused
         When rows would travel in clear text.
     """
@@ -68,12 +69,14 @@ def check_address(settings: Settings) -> None:
 
 
 def reach_cluster(settings: Settings) -> None:
-    """Check that a cluster which runs already can be used, before anything is charged; others are started by a run.
+    """Check that an already running cluster can be used, before anything is charged.
+
+    Other clusters are started by the run and are not checked here.
 
     Raises
     ------
     Unavailable, Refused
-        As `connect`.
+        As in `connect`.
     """
     if settings.cluster != NO_CLUSTER:
         from flows.clusters.dask_clusters import reach_scheduler

@@ -1,8 +1,8 @@
-"""Dask clusters: started here, by a launcher, or running already; see `flows.clusters.connecting`.
+"""Dask clusters that are local, started by a launcher, or running already; see `flows.clusters.connecting`.
 
-How a launched cluster looks (image, namespace, queue, memory, address of the gateway) is the business of its library's
-own Dask configuration; here stand only the rules of this project: workers never spill, and rows travel encrypted. The
-libraries are extras, imported at use.
+The properties of a launched cluster (image, namespace, queue, memory, address of the gateway) are set in the Dask
+configuration of its library. This module adds only the rules of this project: workers never spill, and rows travel
+encrypted. The libraries are extras and are imported at use.
 """
 
 import gc
@@ -38,31 +38,32 @@ WORKER_SETTINGS: Mapping[str, Any] = {
     "distributed.worker.memory.terminate": 0.95,
     "distributed.worker.profile.enabled": False,
     "distributed.scheduler.allowed-failures": 10,
-    "distributed.deploy.lost-worker-timeout": "24 hours",  # a killed worker is restarted, not given up while it starts
+    "distributed.deploy.lost-worker-timeout": "24 hours",  # wait for the restart of a killed worker
     "distributed.admin.large-graph-warning-threshold": "1 GiB",
 }
 ALLOCATOR = {"MALLOC_TRIM_THRESHOLD_": str(1 << 28), "MALLOC_MMAP_THRESHOLD_": str(1 << 26)}
-"""Memory of a block that glibc keeps for the next one: fresh pages cost as much as a third of a sum of dense rows."""
+"""Thresholds below which glibc keeps the memory of a block for the next one. Fresh pages would cost as much as a third
+of a sum of dense rows."""
 LOCAL_SETTINGS = {
     **WORKER_SETTINGS,
     **{f"distributed.nanny.pre-spawn-environ.{name}": value for name, value in ALLOCATOR.items()},
-    **{f"distributed.{role}.http.routes": [] for role in ("scheduler", "worker")},  # HTTP asks nobody for a certificate
+    **{f"distributed.{role}.http.routes": [] for role in ("scheduler", "worker")},  # HTTP checks no certificate
 }
-"""Settings of workers that this process starts."""
+"""Dask settings of workers that this process starts."""
 WORKER_ENVIRONMENT = ALLOCATOR | {
     "DASK_" + name.upper().replace(".", "__").replace("-", "_"): str(value) for name, value in WORKER_SETTINGS.items()
 }
-"""The same, as variables of processes that are started elsewhere."""
+"""The same settings as environment variables of processes that are started elsewhere."""
 
 GATEWAY = "gateway:"
-"""What the address of a gateway's cluster begins with; its name follows."""
+"""Prefix of the address of a gateway's cluster; the name of the cluster follows."""
 
 _MODULES = {"kubernetes": "dask_kubernetes.operator", "gateway": "dask_gateway", "slurm": "dask_jobqueue"}
 
 
 @contextmanager
 def _kubernetes(settings: Settings) -> Iterator[str]:
-    """Start a cluster of the dask-kubernetes operator. Its pods speak tcp."""
+    """Start a cluster of the dask-kubernetes operator. Its pods use TCP without TLS."""
     standing = dask.config.get("kubernetes.env", None) or {}
     ours = [{"name": name, "value": value} for name, value in WORKER_ENVIRONMENT.items()]
     listed = standing if isinstance(standing, list) else [{"name": key, "value": standing[key]} for key in standing]
@@ -72,7 +73,7 @@ def _kubernetes(settings: Settings) -> Iterator[str]:
 
 @contextmanager
 def _gateway(settings: Settings) -> Iterator[str]:
-    """Start a cluster behind a Dask gateway, which makes its certificates. Its workers' settings are the server's."""
+    """Start a cluster behind a Dask gateway, which issues the certificates and configures the workers."""
     with library("gateway").Gateway() as gateway, gateway.new_cluster(shutdown_on_close=True) as cluster:
         cluster.scale(settings.workers)
         yield f"{GATEWAY}{cluster.name}"
@@ -80,7 +81,7 @@ def _gateway(settings: Settings) -> Iterator[str]:
 
 @contextmanager
 def _slurm(settings: Settings) -> Iterator[str]:
-    """Start a scheduler in this process, whose workers are Slurm jobs."""
+    """Start a scheduler in this process, with Slurm jobs as workers."""
     encrypted = is_configured(settings)
     standing = dask.config.get("jobqueue.slurm.job-script-prologue", None) or []
     ours = [f"export {name}={shlex.quote(value)}" for name, value in WORKER_ENVIRONMENT.items()]
@@ -129,7 +130,7 @@ def check_launcher(settings: Settings) -> None:
 
 @contextmanager
 def gateway_client(address: str) -> Iterator[Client]:
-    """Yield a client of a gateway's cluster, to be closed by the caller; the cluster goes on."""
+    """Yield a client of a gateway's cluster. The caller closes the client; the cluster continues to run."""
     with library("gateway").Gateway() as gateway, gateway.connect(address.removeprefix(GATEWAY)) as cluster:
         yield cluster.get_client(set_as_default=False)
 
@@ -155,11 +156,11 @@ WAIT_FOR_WORKERS = 120.0  # seconds
 _LOST = (CancelledError, CommClosedError, KilledWorker, NoValidWorkerError)
 
 _started_here: dict[str, Security] = {}
-"""The certificates of the local clusters that this process started, by address; nobody else has them."""
+"""Certificates of the local clusters that this process started, by address; no other process has them."""
 
 
 _dashboards: set[str] = set()
-"""The dashboards that this process has shown."""
+"""Links of the dashboards that this process has shown."""
 
 
 @contextmanager
@@ -224,7 +225,7 @@ def connect_client(address: str, settings: Settings | None = None) -> Iterator[C
 
 
 def check_scheduler(settings: Settings) -> None:
-    """Check where rows would go, as `flows.clusters.connecting.check_address` does."""
+    """Check the cluster to which rows would be sent, as `flows.clusters.connecting.check_address` does."""
     if settings.cluster == LOCAL:
         return
     if settings.cluster in LAUNCHERS:
@@ -246,7 +247,7 @@ def check_scheduler(settings: Settings) -> None:
 
 
 def reach_scheduler(settings: Settings) -> None:
-    """Check that a cluster which runs already can be used."""
+    """Check that an already running cluster can be used."""
     if settings.cluster not in (LOCAL, *LAUNCHERS):
         with connect_client(settings.cluster, settings):
             pass
@@ -254,14 +255,14 @@ def reach_scheduler(settings: Settings) -> None:
 
 @contextmanager
 def _launched(settings: Settings) -> Iterator[str]:
-    """Yield the address of a cluster that runs already, or of one that is started and stopped here."""
+    """Yield the address of an already running cluster, or of a cluster that is started and stopped here."""
     if settings.cluster not in LAUNCHERS:
         yield settings.cluster
         return
     with ExitStack() as stack:
         try:
             address = stack.enter_context(LAUNCHERS[settings.cluster](settings))
-        except Exception as error:  # noqa: BLE001 - whatever the library, the queue or the network says
+        except Exception as error:  # noqa: BLE001 - any error of the library, the queue or the network
             raise Unavailable(
                 f"no {settings.cluster} cluster could be started ({_reason(error)}); fix its Dask configuration, and "
                 "run the same request again."
@@ -287,7 +288,7 @@ def _client(address: str, settings: Settings) -> Iterator[Client]:
             if not isinstance(error, OSError) and not _is_loss(error):
                 raise
         if client is None:
-            gc.collect()  # what was refused closes itself when it is found, and blocks if that is while another starts
+            gc.collect()  # a refused client closes when it is collected, which blocks while another client starts
             raise Unavailable(
                 f"no Dask scheduler answers at {address}, or it does not take this certificate; start it, or fix "
                 "DPCA_CLUSTER or DPCA_TLS_*, and run the same request again."
@@ -296,24 +297,24 @@ def _client(address: str, settings: Settings) -> Iterator[Client]:
 
 
 def _security(address: str, settings: Settings) -> Security | None:
-    """Return what to show a scheduler: the certificate of a cluster started here, or the one that settings name."""
+    """Return the TLS configuration for a scheduler, from the local cluster or from the settings."""
     if address in _started_here:
         return _started_here[address]
     return cluster_security(settings) if address.startswith("tls://") else None
 
 
 def _close(client: Client) -> None:
-    """Close a client; an error about a lost cluster changes nothing of what was computed."""
+    """Close a client; ignore errors about a lost cluster, which do not change the computed result."""
     try:
         client.close()
-    except Exception:  # noqa: BLE001 - whatever its reader of messages died of, and would raise again each time
+    except Exception:  # noqa: BLE001 - the error that ended its message reader is raised again each time
         client._handle_report_task = None
         with suppress(Exception):
             client.close()
 
 
 def _is_loss(error: Exception) -> bool:
-    """Return whether an error is a lost connection; under TLS, Tornado may call one that ends early a wrong value."""
+    """Return whether an error is a lost connection, which under TLS may be a ValueError of Tornado."""
     return isinstance(error, _LOST) or (isinstance(error, ValueError) and "IOStream" in str(error))
 
 
@@ -336,7 +337,7 @@ def _refuse_spilling(client: Client, settings: Settings) -> None:
 
 
 def _show_dashboard(client: Client) -> None:
-    """Say once where a cluster shows its work, to whoever waits at this terminal, and to no log and no record."""
+    """Print the link of a cluster's dashboard once, to an interactive terminal only and never to a log."""
     try:
         link = client.dashboard_link
     except (KeyError, AttributeError):  # it has none

@@ -1,1 +1,4 @@
-"""The nouns of the ``dpca`` command, one module each. A command parses, calls and prints."""
+"""Commands of ``dpca``, grouped by noun.
+
+Each command parses its arguments, calls a job and prints the result.
+"""

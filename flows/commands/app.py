@@ -1,4 +1,7 @@
-"""The form of every help text: commands and options in named groups, whole lines, and where terms are explained."""
+"""Format of all help texts.
+
+Commands and options are listed in named groups and in whole lines, with a pointer to the glossary.
+"""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -12,7 +15,7 @@ COMMAND_GROUPS: Mapping[str, tuple[str, ...]] = {
     "Published results": ("registry", "transform", "recommend", "serve", "pages"),
     "Operation": ("doctor", "audit", "ledger", "backup"),
 }
-"""The nouns of ``dpca --help``."""
+"""The nouns of ``dpca --help``, in groups."""
 OPTION_GROUPS: Mapping[str, tuple[str, ...]] = {
     "Release": ("publish", "components", "rank", "model", "mechanism", "settings", "releases", "run_key", "slot"),
     "Privacy": (
@@ -28,17 +31,17 @@ OPTION_GROUPS: Mapping[str, tuple[str, ...]] = {
     "Promotion": ("alias", "drift_at_most", "settled"),
     "Run": ("workers", "direct", "dry_run", "unattended", "resume", "yes", "as_json"),
 }
-"""By a group of options: their names as parameters. Other options are in a group without a name."""
+"""The parameter names of the options in each group. All other options are in the group ``Options``."""
 GROUPED_FROM = 16
-"""A command with as many options shows them in groups."""
+"""The number of options from which on a command shows them in groups."""
 TERMS = "Terms such as epsilon, record and clip norm: glossary of the documentation (docs/reference/glossary.md)."
 
 
 class HelpfulCommand(TyperCommand):
-    """A command whose help shows many options in groups."""
+    """A command whose help shows its options in groups if there are many."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write arguments, then options in their groups."""
+        """Write the arguments, then the options in their groups."""
         records: dict[str, list[tuple[str, str]]] = {}
         options = [param for param in self.get_params(ctx) if param.param_type_name == "option"]
         many = len(options) >= GROUPED_FROM
@@ -54,7 +57,7 @@ class HelpfulCommand(TyperCommand):
                     formatter.write_dl(records[group])
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        """Write where terms are explained, below options of privacy."""
+        """Write a pointer to the glossary if the command has privacy options."""
         super().format_epilog(ctx, formatter)
         if any(param.name in ("epsilon", "clip_norm") for param in self.params):
             formatter.write_paragraph()
@@ -62,10 +65,10 @@ class HelpfulCommand(TyperCommand):
 
 
 class HelpfulGroup(TyperGroup):
-    """Commands whose help shows each with its whole first sentence."""
+    """A group of commands whose help shows the whole first sentence of each command."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write the commands, those of the first level in their groups."""
+        """Write the commands, in named groups at the top level."""
         named = {name: self.get_command(ctx, name) for name in self.list_commands(ctx)}
         rows = {name: _first_sentence(one.help or "") for name, one in named.items() if one and not one.hidden}
         groups = COMMAND_GROUPS if set(rows) == {name for group in COMMAND_GROUPS.values() for name in group} else {}
@@ -75,7 +78,7 @@ class HelpfulGroup(TyperGroup):
 
 
 class App(typer.Typer):
-    """Commands of one noun, with this help."""
+    """The commands of one noun, with help in this format."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"cls": HelpfulGroup, "rich_markup_mode": None, **options})

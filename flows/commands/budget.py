@@ -1,4 +1,7 @@
-"""``dpca budget`` and ``dpca ledger``: budgets of populations, and a ledger in a separate process."""
+"""Commands of ``dpca budget`` and ``dpca ledger``.
+
+They manage the budgets of populations, and serve a ledger from a separate process.
+"""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -80,7 +83,7 @@ def open_budget(
 
 @app.command("list")
 def list_budgets(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
-    """List every budget with what is spent and left of it, and what one record is."""
+    """List every budget with its privacy unit, and what is spent and left."""
     from flows.reports.budget_facts import balances
     from storage.workspace import Workspace
 
@@ -95,7 +98,7 @@ def show(
     limit: Limit = SHOWN,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Show what was allowed, spent and left, and the newest releases."""
+    """Show what POPULATION's budget allows, what is spent and left, and the newest releases."""
     from flows.remote_ledger.workspaces import read_workspace
     from flows.reports.budget_facts import budget_facts, event_text
 
@@ -122,7 +125,7 @@ def history(
     theme: Annotated[str, typer.Option(help="Of the plot: light or dark.")] = "light",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Show how the budget was spent over time, by the newest releases."""
+    """Show how the newest releases spent POPULATION's budget over time."""
     from flows.remote_ledger.workspaces import read_workspace
 
     ledger = read_workspace().ledger
@@ -148,7 +151,7 @@ def pace(
     delta: Annotated[float | None, typer.Option(help="Of each release; the budget's own by default.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Show the largest epsilon of each of RUNS more Gaussian releases that fit what is left; nothing is charged."""
+    """Show the largest epsilon for each of RUNS more Gaussian releases that fit what is left; nothing is charged."""
     from flows.reports.budget_facts import pacing_facts, written_share
     from storage.workspace import Workspace
 
@@ -165,7 +168,7 @@ def pace(
 def abandon(
     release: Annotated[str, typer.Argument(help="A release that is reserved and never began.")],
 ) -> None:
-    """Give up a reservation; it then costs nothing and can never begin."""
+    """Abandon a reserved RELEASE, which then costs nothing and can never begin."""
     from storage.workspace import Workspace
 
     Workspace.open().ledger.abandon(release)
@@ -176,7 +179,7 @@ def abandon(
 def close(
     release: Annotated[str, typer.Argument(help="A release that began and was not published.")],
 ) -> None:
-    """Give up a release that began; it stays charged, its key and steps are erased."""
+    """Close a RELEASE that began; it stays charged, and its key and steps are erased."""
     from storage.workspace import Workspace
 
     Workspace.open().ledger.close(release)
@@ -195,7 +198,7 @@ def accept_restored(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Agree that what nobody noted or published is forgotten.")] = False,
 ) -> None:
-    """Go on with a ledger that was restored from a copy: charge again what the witness and the registry know of."""
+    """Resume with a restored ledger, and charge again the releases that only the witness or the registry records."""
     from storage.database.engine import reading
     from storage.registry.restored import accepted_before
     from storage.workspace import Workspace
@@ -220,7 +223,7 @@ def export(
     output: Annotated[Path, typer.Option(help="The file to write, JSON; it holds public facts alone.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Write POPULATION's part of the journal, signed, for `dpca audit verify` to check without this ledger."""
+    """Write POPULATION's part of the journal, signed, so that `dpca audit verify` checks it without this ledger."""
     import json
 
     from dpca.backends.atomic_files import write_atomically, writing
@@ -240,7 +243,7 @@ def export(
 
 @ledger_app.callback(help=LEDGER)
 def ledger() -> None:
-    """Hold the ledger in a process of its own."""
+    """Serve the ledger from a separate process."""
 
 
 @ledger_app.command()
@@ -249,7 +252,7 @@ def key(
     folder: Annotated[Path, typer.Option(help="Where both files are written.")] = Path(),
     as_json: Json = False,
 ) -> None:
-    """Make a private key and its certificate: NAME.key stays here, NAME.pem goes to the other side."""
+    """Create a private key and its certificate; NAME.key stays here, NAME.pem goes to the other side."""
     from flows.parties.certificates import identity_facts
 
     print_facts(identity_facts(name, folder), as_json=as_json)
@@ -257,9 +260,9 @@ def key(
 
 @ledger_app.command()
 def serve(*, config: Annotated[Path, typer.Option("--config", help="The configuration file of the service.")]) -> None:
-    """Answer the clients of the configuration from the ledger of this process, until the process is told to end.
+    """Serve the ledger of this process to the configured clients, until the process is terminated.
 
-    What a crash left is finished first. Clients need neither DPCA_DATABASE_URL nor DPCA_KEY_FOLDER.
+    Work that a crash left unfinished is completed first. Clients need neither DPCA_DATABASE_URL nor DPCA_KEY_FOLDER.
     """
     from flows.remote_ledger.service import read_config, serve_ledger
 
@@ -267,7 +270,7 @@ def serve(*, config: Annotated[Path, typer.Option("--config", help="The configur
 
 
 def _told(charged: int, before: str | None) -> str:
-    """Return in words what was charged by accepting a restored ledger, which may have been accepted before."""
+    """Describe what accepting a restored ledger charged; the ledger may have been accepted before."""
     if charged:
         return f"{charged} release{'s are' if charged > 1 else ' is'} charged again, and the journal says so"
     if before is None:

@@ -1,4 +1,7 @@
-"""``dpca transform`` and ``dpca recommend``: what a consumer does with a release and a file, which goes nowhere."""
+"""Commands of ``dpca transform`` and ``dpca recommend``.
+
+A consumer applies a release to a local file, which is sent nowhere.
+"""
 
 from pathlib import Path
 from typing import Annotated
@@ -34,10 +37,11 @@ def transform(
     drop_others: DropOthers = False,
     as_json: Json = False,
 ) -> None:
-    """Project the rows of INPUT onto a published subspace, or weigh tensor components for each of them.
+    """Project the rows of INPUT onto a published subspace, or compute their weights for tensor components.
 
-    The suffix of INPUT chooses one of the formats that --format lists; text may also end in .gz or .zst, and tables are
-    wide. Where INPUT and the subspace both name their columns, these are matched by name, in any order.
+    The suffix of INPUT selects one of the formats that --format lists. Text may also end in .gz or .zst. Tables must be
+    wide, with one row a line. If INPUT and the subspace both name their columns, the columns are matched by name, in
+    any order.
     """
     with activity("starting") as seen:
         from flows.transform import transform_file
@@ -62,7 +66,7 @@ def recommend(
     count: Annotated[int, typer.Option(min=1, help="How many items.")] = 10,
     as_json: Json = False,
 ) -> None:
-    """List the items that the user of USER_FILE would rate highest; the file is read here and goes nowhere."""
+    """List the items with the highest predicted ratings of the user of USER_FILE; the file stays on this machine."""
     from flows.transform import recommend_items
 
     rows = recommend_items(reference, source, count=count)

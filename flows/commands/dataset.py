@@ -1,6 +1,7 @@
-"""``dpca dataset`` and ``dpca schema``: snapshots of rows, arrived files, and what the columns of raw tables are.
+"""Commands of ``dpca dataset`` and ``dpca schema``.
 
-The output of ``dpca dataset`` is private. A schema is public in full.
+They manage snapshots of rows, arrived files, and schemas of raw tables. The output of ``dpca dataset`` is private. All
+of a schema is public.
 """
 
 import json
@@ -39,12 +40,12 @@ def ingest(
     as_json: Json = False,
     **options: Any,
 ) -> None:
-    """Stream SOURCE into a new immutable snapshot, whole or not at all; memory stays bounded.
+    """Stream SOURCE into a new immutable snapshot, whole or not at all, in bounded memory.
 
-    The suffix of a file chooses one of the formats that --format lists; text may also end in .gz or .zst. A CSV, TSV or
-    Parquet table with the columns row, column and value holds triplets, in any order; any other is wide, one row a
-    line. With --table-schema, a raw CSV, TSV or Parquet table is encoded: numbers are scaled to public ranges,
-    categories become 0 and 1.
+    The suffix of a file selects one of the formats that --format lists; text may also end in .gz or .zst. A CSV, TSV or
+    Parquet table with the columns row, column and value holds triplets, in any order. Any other table is wide, with one
+    row a line. With --table-schema, a raw CSV, TSV or Parquet table is encoded: numbers are scaled to public ranges,
+    and categories become 0 and 1.
     """
     with activity("starting") as seen:
         from flows.ingest import run_ingest
@@ -87,7 +88,7 @@ def show(name: Name, as_json: Json = False) -> None:
 
 @app.command()
 def verify(name: Name, as_json: Json = False) -> None:
-    """Read a dataset and compare its content with the digest of its ingest."""
+    """Read a dataset, and compare its content with the digest recorded at ingest."""
     with activity("reading all rows"):
         digest = _catalog().verify(name)
     print_facts({"dataset": name, "content_digest": digest, "verified": True}, as_json=as_json)
@@ -106,11 +107,11 @@ def erase(
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask before it is done.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Make a snapshot without any row of one individual, and list what else holds their rows.
+    """Make a snapshot without any row of one individual, and list what else may hold their rows.
 
-    The id is that of a unit column or file, of a schema, of the row of triplets, or a name of a row in .h5ad. Nothing
-    is charged. Older snapshots stay until `dpca dataset remove N --older`; releases that were made stay, and their
-    guarantee covers this individual. The id is stored nowhere.
+    The id is a value of the unit column, of the file of units, of the unit that a schema declares, of the row column of
+    triplets, or a row name of .h5ad. Nothing is charged. Older snapshots stay until `dpca dataset remove N --older`.
+    Earlier releases stay, and their guarantee covers this individual. The id is stored nowhere.
     """
 
     def agree(found: "FoundUnit") -> None:
@@ -141,7 +142,7 @@ def remove(
     force: Annotated[bool, typer.Option("--force", help="Remove it even if a release was made from it.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Delete a dataset's snapshots; budget spent on them stays spent."""
+    """Delete the snapshots of a dataset; budget spent on them stays spent."""
     catalog = _catalog(writes=True)
     if older:
         found = [entry.snapshot for entry in catalog.older(name)]
@@ -169,9 +170,10 @@ def export(
 
 @app.command()
 def arrivals(name: Name, as_json: Json = False) -> None:
-    """List the files that arrived for a dataset, and what became of each; private, as their names are.
+    """List the files that arrived for a dataset, with the state of each.
 
-    A file waits, was released, was set aside because it cannot be read as a whole, or was refused by the budget.
+    A file is waiting, was released, was set aside because it cannot be read as a whole, or was refused by the budget.
+    The list is private, because file names are.
     """
     print_rows(_arrivals(name), ("file", "state", "reason", "token"), as_json=as_json, empty="nothing arrived")
 
@@ -184,9 +186,10 @@ def retry(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Let files that were set aside or refused wait again: the next refresh takes them, with its own options.
+    """Return files that were set aside or refused to the waiting state, so that the next refresh takes them.
 
-    What was released stays released. A file that was changed since, or put there again, arrives anew by itself.
+    The next refresh applies its own options. Released files stay released. A file that was changed or replaced since
+    then is a new arrival, without this command.
     """
     from dpca.errors import NotFound
     from storage.datasets.inbox import RETRIED, Inbox
@@ -213,9 +216,9 @@ def draft(
     delimiter: Annotated[str | None, typer.Option(help="The sign between fields of text.")] = None,
     encoding: Annotated[str | None, typer.Option(help="The encoding of text; utf-8 by default.")] = None,
 ) -> None:
-    """Write a first schema from the names and types of SOURCE, and mark what needs public knowledge.
+    """Write a draft schema from the column names and types of SOURCE, and mark what needs public knowledge.
 
-    No value is read, so equal names and types give equal drafts. Text has no types: each of its columns is to be
+    No value is read, so equal names and types give equal drafts. Text has no types, so each of its columns must be
     declared.
     """
     from dpca.schemas.schema import draft as drafted
@@ -232,10 +235,10 @@ def check(
     format: Annotated[str | None, typer.Option(help="csv, tsv or parquet; by file name by default.")] = None,  # noqa: A002
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Check all rows of FILE against SCHEMA: every violation at once, by column and rule, with the first three rows.
+    """Check all rows of FILE against SCHEMA, and list the violations by column and rule with their first three rows.
 
-    Nothing is stored or charged. The output and the exit code describe rows, so they are for the owner of the data
-    alone, and never for a schedule. The exit code is 1 when a rule is broken.
+    Nothing is stored or charged. The output and the exit code depend on rows, so they are for the owner of the data
+    alone, and never for a schedule. The exit code is 1 if a rule is broken.
     """
     with activity("starting") as seen:
         from storage.formats.violations import check_tables
@@ -256,7 +259,7 @@ def show_schema(
     path: Annotated[Path, typer.Argument(metavar="SCHEMA", help="A YAML file.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Check SCHEMA, and show the features that it makes and the bound on the norm of their rows."""
+    """Check SCHEMA, and show its features and the bound on the norm of a row."""
     from dpca.schemas.schema import read_schema
 
     schema = read_schema(path)
@@ -266,7 +269,7 @@ def show_schema(
 
 @schema_app.command("json")
 def json_(output: File = None) -> None:
-    """Write the JSON Schema of schema files, with which editors complete and check them."""
+    """Write the JSON Schema of schema files, with which editors complete and check such files."""
     from dpca.schemas.schema import json_schema
 
     _write(json.dumps(json_schema(), indent=2, sort_keys=True) + "\n", output)

@@ -1,4 +1,7 @@
-"""``dpca completion`` and ``dpca tensor``: release factors of ratings, or components of a mixture, and use them."""
+"""Commands of ``dpca completion`` and ``dpca tensor``.
+
+They release factors of ratings or components of a mixture, and apply them.
+"""
 
 from typing import Annotated, Any
 
@@ -43,7 +46,7 @@ tensor_app.command("fit")(
 
 @app.command()
 def predict(reference: Embeddings, source: Ratings, as_json: Json = False) -> None:
-    """Predict the ratings of all items by the user of USER_FILE; the file is read here and goes nowhere."""
+    """Predict the ratings of all items by the user of USER_FILE; the file stays on this machine."""
     from flows.transform import predict_ratings
 
     print_rows(predict_ratings(reference, source), ("item", "predicted"), as_json=as_json, empty="no item")
@@ -67,7 +70,7 @@ def tune(
     draws: Annotated[int, typer.Option(min=1, help="How many makings each combination is run on.")] = 1,
     as_json: Json = False,
 ) -> None:
-    """Search settings on made ratings of the declared size; nothing is charged, and no private row is read."""
+    """Search settings on synthetic ratings of the declared size; nothing is charged, and no private row is read."""
     from flows.tune import Search, refuse_private_rows, search, values_of
 
     asked = Search(
@@ -95,7 +98,7 @@ def show(
     top_words: Annotated[int, typer.Option(min=1, help="How many words, or columns, of each component.")] = 10,
     as_json: Json = False,
 ) -> None:
-    """Show the weight of each component and its largest entries, by the names of columns where they were declared."""
+    """Show the weight and the largest entries of each component, by column name if names were declared."""
     from flows.transform import describe_components
 
     found = describe_components(reference, top_words=top_words)

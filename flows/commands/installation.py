@@ -1,4 +1,7 @@
-"""``dpca demo``, ``doctor``, ``serve`` and ``backup``: try an installation, check it, show it, and copy it."""
+"""Commands of ``dpca demo``, ``doctor``, ``serve``, ``pages`` and ``backup``.
+
+They try an installation, check it, show its contents, and back it up.
+"""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -29,7 +32,7 @@ def demo(
 ) -> None:
     """Release a private subspace of the shipped a9a data, publish it, and read it back as a consumer.
 
-    All of it stays in a home of the demo's own, whatever DPCA_HOME and the other settings of places say.
+    Everything stays in a separate home, whatever DPCA_HOME and the other location settings are.
     """
     with activity("starting"):
         from dpca.installed import missing_package
@@ -73,8 +76,8 @@ def doctor(
 ) -> None:
     """Check settings, versions, permissions, database, ledger, store, cluster, clock and Prefect; report what to fix.
 
-    No dataset is read and nothing is charged. The exit code is 1 when something must be fixed. A run looks at all that
-    is new in ledger and registry, at what was spent, and at the next part of what earlier runs saw.
+    No dataset is read and nothing is charged. The exit code is 1 if something must be fixed. A run checks all new
+    entries of ledger and registry, what was spent, and the next part of the entries that earlier runs checked.
     """
     with activity("examining"):
         from flows.doctor import examine
@@ -99,9 +102,9 @@ def serve(
     ] = None,
     curator: Annotated[bool, typer.Option("--curator", help="Show the list of datasets too.")] = False,
 ) -> None:
-    """Show versions, verdicts, differences and budgets as web pages, until the process is told to end.
+    """Serve versions, verdicts, differences and budgets as web pages, until the process is terminated.
 
-    The workspace is opened to read, and nothing is written. Every page has its facts as JSON beside it.
+    The workspace is opened read-only, and nothing is written. The facts of every page are also available as JSON.
     """
     from flows.web.serving import serve_pages
 
@@ -123,7 +126,7 @@ def create(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Copy database and registry at one point of the journal, whole or not at all; keys of releases never."""
+    """Copy database and registry at one point of the journal, whole or not at all, and never keys of releases."""
     from storage.backups.contents import facts_of
     from storage.backups.copying import create_backup, note_date
 
@@ -140,7 +143,7 @@ def create(
 
 @backup_app.command()
 def verify(backup: Backup, key: Key = None, passphrase_file: Passphrase = None, as_json: Json = False) -> None:
-    """Check that BACKUP is signed, and every file the one that was written; `rehearse` proves more."""
+    """Check the signature of BACKUP, and that no file has changed; `rehearse` proves more."""
     from storage.backups.contents import facts_of
     from storage.backups.signatures import open_backup
 
@@ -152,7 +155,7 @@ def verify(backup: Backup, key: Key = None, passphrase_file: Passphrase = None, 
 
 @backup_app.command()
 def rehearse(backup: Backup, key: Key = None, passphrase_file: Passphrase = None, as_json: Json = False) -> None:
-    """Restore BACKUP into a throw-away place, check all of it, and remove it; exit code 1 unless all of it holds."""
+    """Restore BACKUP into a temporary location, check all of it, and remove it; exit code 1 if any check fails."""
     from dpca.home import database_url
     from storage.backups.copying import note_date, rehearse_backup
 
@@ -214,7 +217,7 @@ def build(
 ) -> None:
     """Write the pages of `dpca serve` as files, for any web server or to be opened from a folder.
 
-    Links are relative. The list of datasets is not among them.
+    Links are relative. The list of datasets is not included.
     """
     from flows.reports.activity import activity
     from flows.web.pages import build_site

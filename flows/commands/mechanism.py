@@ -1,4 +1,7 @@
-"""``dpca mechanism`` and ``dpca audit``: facts, costs and advice on mechanisms; attacks on them; checks of trails."""
+"""Commands of ``dpca mechanism`` and ``dpca audit``.
+
+They report facts, costs and advice on mechanisms, attack mechanisms, and check audit trails.
+"""
 
 import dataclasses
 from pathlib import Path
@@ -19,7 +22,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 @app.callback()
 def mechanism() -> None:
-    """Tell what is known of mechanisms and of the formulas printed for them; no data are read."""
+    """Report facts about mechanisms and the formulas published for them; no data are read."""
 
 
 @app.command()
@@ -27,7 +30,7 @@ def truth(
     formula: Annotated[list[str] | None, typer.Option(help="Only this formula; may be repeated.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Compute the epsilon that printed formulas really give, beside the one they claim, from below and from above."""
+    """Compute lower and upper bounds on the true epsilon of published formulas, next to the epsilon they claim."""
     from dpca_tasks.accounting.truth import Truth, cases_of, truth_of
     from flows.reports.mechanism_facts import TRUTH_COLUMNS, truth_cells, truth_facts
 
@@ -59,7 +62,7 @@ def advise(
     releases: Annotated[int, typer.Option(min=1, help="Releases on a schedule that share epsilon and delta.")] = 1,
     as_json: Json = False,
 ) -> None:
-    """Rank the mechanisms for a request by the variance they are expected to capture, from public facts alone."""
+    """Rank the mechanisms for a request by their expected captured variance, from public facts alone."""
     from dpca_tasks.advisor import advise, public_problem
     from dpca_tasks.mechanisms.base import PrivacyTarget
     from flows.reports.mechanism_facts import COLUMNS, advice_cells, advice_facts
@@ -82,7 +85,7 @@ def advise(
 
 @app.command("list")
 def list_mechanisms(*, as_json: Json = False) -> None:
-    """List the mechanisms and the kind of their guarantee."""
+    """List the mechanisms with the kind of their guarantee."""
     from flows.reports.mechanism_facts import listing
 
     print_rows(
@@ -92,7 +95,7 @@ def list_mechanisms(*, as_json: Json = False) -> None:
 
 @app.command()
 def explain(name: Annotated[str, typer.Argument(help="A mechanism, as listed.")], *, as_json: Json = False) -> None:
-    """Explain a mechanism: its guarantee, when to use it, what it costs, and its source."""
+    """Explain the guarantee, use, cost and source of a mechanism."""
     from flows.reports.mechanism_facts import explanation
 
     print_facts(explanation(name), as_json=as_json)
@@ -108,8 +111,8 @@ def audit(
 ) -> None:
     """Bound the true epsilon of each mechanism from below by attacking it; no data are read, nothing is spent.
 
-    A mechanism that keeps its claim is found to pass it with probability at most 1 - CONFIDENCE a row. The exit code
-    is 1 when any does.
+    For a mechanism that meets its claim, each row fails with probability at most 1 - CONFIDENCE. The exit code is 1 if
+    any row fails.
     """
     if context.invoked_subcommand is not None:
         return
@@ -128,7 +131,7 @@ def audit(
     for name in [mechanism] if mechanism else subjects:
         subject = subjects[name]
         for relation in get_args(Relation):
-            with activity(f"attacking {name}, {relation}") as seen, suppress(Refused):  # it makes no claim there
+            with activity(f"attacking {name}, {relation}") as seen, suppress(Refused):  # no claim in this relation
                 findings.append(
                     audit_mechanism(
                         subject.build(name),
@@ -157,7 +160,7 @@ def verify(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Check an exported audit trail, and compute what was spent from it alone: offline, without ledger or database."""
+    """Check an exported audit trail without ledger or database, and compute what was spent from the trail alone."""
     from dpca.errors import Corrupt
     from storage.trail.verification import read_trail, verify_trail
 

@@ -1,4 +1,4 @@
-"""``dpca site``: commands of the operator of one site of a roster, or of its helper."""
+"""Commands of ``dpca site``, for the operator of one site of a roster or of its helper."""
 
 from pathlib import Path
 from typing import Annotated
@@ -18,7 +18,7 @@ Config = Annotated[Path, typer.Option("--config", help="The configuration file o
 
 @app.callback(help=HELP)
 def site() -> None:
-    """Take part in joint releases as a site, with keys, dataset and budget of its own."""
+    """Take part in joint releases as a site with its own keys, dataset and budget."""
 
 
 @app.command()
@@ -27,7 +27,7 @@ def key(
     folder: Annotated[Path, typer.Option(help="Where both files are written.")] = Path(),
     as_json: Json = False,
 ) -> None:
-    """Make a private key and its certificate: NAME.key stays here, NAME.pem goes into the roster."""
+    """Create a private key and its certificate; NAME.key stays here, NAME.pem goes into the roster."""
     from flows.parties.certificates import identity_facts
 
     print_facts(identity_facts(name, folder), as_json=as_json)
@@ -35,10 +35,10 @@ def key(
 
 @app.command()
 def serve(*, config: Config) -> None:
-    """Answer the roster's aggregator, under this operator's limits, until the process is told to end.
+    """Serve the roster's aggregator, within this operator's limits, until the process is terminated.
 
-    Each request is planned here and charged to the budget of the dataset's population. Nothing but noised, masked sums
-    or noised releases leaves.
+    Each request is planned here and charged to the budget of the dataset's population. Only noised, masked sums or
+    noised releases leave the site.
     """
     from flows.sites.roster import read_config
     from flows.sites.services import serve_site
@@ -48,9 +48,9 @@ def serve(*, config: Config) -> None:
 
 @app.command()
 def helper(*, config: Config) -> None:
-    """Deal the seeds of masks to the roster's sites, until the process is told to end.
+    """Distribute the seeds of masks to the roster's sites, until the process is terminated.
 
-    The helper has no dataset and sees no message. Run it where neither the aggregator nor a site rules.
+    The helper has no dataset and sees no message. Run it where neither the aggregator nor a site has control.
     """
     from flows.sites.masks import serve_helper
     from flows.sites.roster import read_config
@@ -60,7 +60,7 @@ def helper(*, config: Config) -> None:
 
 @app.command()
 def status(*, config: Config, as_json: Json = False) -> None:
-    """Show roster, dataset, limits, budget and joint releases of this site, to its operator."""
+    """Show the roster, dataset, limits, budget and joint releases of this site, for its operator."""
     from flows.sites.roster import read_config
     from flows.sites.services import status_of
 

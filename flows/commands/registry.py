@@ -1,6 +1,7 @@
-"""``dpca registry``: list, inspect, verify, promote and export published releases; sign them, and trust signers.
+"""Commands of ``dpca registry``.
 
-``dpca registry key`` and ``root`` keep the keys that sign, and the root that names them; ``trust`` pins a root.
+They list, inspect, verify, promote, export and sign published releases. ``dpca registry key`` manages the keys that
+sign, ``root`` manages the root that names these keys, and ``trust`` pins a root.
 """
 
 from collections.abc import Sequence
@@ -70,7 +71,7 @@ def show(
     require_signature: Required = False,
     as_json: Json = False,
 ) -> None:
-    """Show how good a release is, what it guarantees and where it comes from; --json has all facts."""
+    """Show the quality, guarantee and origin of a release; --json has all facts."""
     from dpca.registry.reader import Registry
     from flows.reports.release_page import release_page
 
@@ -139,7 +140,7 @@ def verify(
     require_signature: Required = False,
     as_json: Json = False,
 ) -> None:
-    """Read an artifact and check every byte against its digest, and with a pinned root key who signed it."""
+    """Check every byte of an artifact against its digest, and its signature if a root key is pinned."""
     from dpca.registry.reader import Registry
 
     opened = Registry.open(registry, require_signature=require_signature or None)
@@ -158,7 +159,7 @@ def export(
     require_signature: Required = False,
     as_json: Json = False,
 ) -> None:
-    """Write an artifact as one portable file, or as a model of ONNX, MLflow or scikit-learn."""
+    """Write an artifact as one portable file, or as an ONNX, MLflow or scikit-learn model."""
     from dpca.registry.reader import Registry
 
     found = Registry.open(require_signature=require_signature or None).export(reference, output, format=format_)
@@ -167,7 +168,7 @@ def export(
 
 @key_app.command("show")
 def show_key(out: Out = None, as_json: Json = False) -> None:
-    """Print the public half of the publisher's key, and of the one that waits to follow it."""
+    """Print the publisher's public key, and the next one if there is one."""
     from dpca.errors import NotFound
     from dpca.home import key_folder
     from dpca.registry.roots import PUBLISHERS_KEY, public_name
@@ -183,7 +184,7 @@ def show_key(out: Out = None, as_json: Json = False) -> None:
 
 @key_app.command()
 def new(as_json: Json = False) -> None:
-    """Make the publisher's key before the first publication does."""
+    """Create the publisher's key before the first publication does."""
     from dpca.home import key_folder, writable_home
     from dpca.registry.roots import PUBLISHERS_KEY, public_name
     from storage.registry.signing import make_new_key
@@ -194,7 +195,7 @@ def new(as_json: Json = False) -> None:
 
 @key_app.command()
 def rotate(out: Out = None, as_json: Json = False) -> None:
-    """Make the next publisher's key; it signs as soon as the root delegates to it, and the old one is then removed."""
+    """Create the next publisher's key; once the root delegates to it, it signs and the old key is removed."""
     from dpca.home import key_folder
     from storage.registry.signing import Signer
 
@@ -209,9 +210,9 @@ def init(
     threshold: Annotated[int, typer.Option(help="How many of them must sign a later version.")] = 1,
     as_json: Json = False,
 ) -> None:
-    """Make a root: new keys in files of yours, and its first version, which delegates every name to this ledger's key.
+    """Create the keys of a root in new files, and its first version, which delegates all names to this ledger's key.
 
-    Move the files to where this machine cannot read them. Consumers pin the public keys, which are printed, and written
+    Move the files to where this machine cannot read them. Consumers pin the public keys, which are printed and written
     to FILE.pub.
     """
     from dpca.errors import Invalid
@@ -247,9 +248,9 @@ def update(
     threshold: Annotated[int | None, typer.Option(help="How many keys of the root must sign from now on.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Write the next version of the root, signed by enough keys of the version before and of its own.
+    """Write the next version of the root, signed by enough keys of both the previous and the new version.
 
-    A public key is given as 64 hex digits, or as a file that holds them.
+    Give a public key as 64 hex digits, or as a file that holds them.
     """
     from dpca.home import store
     from storage.registry.signing import read_key, update_root
@@ -272,7 +273,7 @@ def new_key(
     out: Annotated[Path, typer.Option(help="File for the private key; the public half is written to FILE.pub.")],
     as_json: Json = False,
 ) -> None:
-    """Make the key of a further keeper of the root; `root update --add FILE.pub` lets it sign."""
+    """Create the key of another keeper of the root; `root update --add FILE.pub` lets this key sign."""
     from dpca.registry.roots import public_name
     from storage.registry.signing import make_new_key
 
@@ -283,7 +284,7 @@ def new_key(
 
 @root_app.command("show")
 def show_root(as_json: Json = False) -> None:
-    """Print the newest root: its keys, and the publishers that it delegates to."""
+    """Print the newest root with its keys and the publishers that it delegates to."""
     from dpca.errors import NotFound
     from dpca.home import store
     from dpca.registry.roots import newest_root
@@ -304,7 +305,7 @@ def trust(
     replace: Annotated[bool, typer.Option("--replace", help="Pin them in the place of others.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Pin the root key of a registry: from then on this user refuses what was not signed under it."""
+    """Pin the root key of a registry, so that everything not signed under it is refused for this user."""
     from dpca.registry.reader import Registry
     from dpca.registry.trust import pin
 
@@ -323,7 +324,7 @@ def resign(
     ] = 0,
     as_json: Json = False,
 ) -> None:
-    """Sign every version and pointer anew, after every byte was checked and compared with the ledger."""
+    """Sign every version and pointer again, after checking every byte and comparing it with the ledger."""
     from storage.workspace import Workspace
 
     print_facts({"signed": Workspace.open().resign(above=above)}, as_json=as_json)
@@ -367,7 +368,7 @@ def _print(root: "Root", *, as_json: bool) -> None:
 
 
 def _keys(given: Sequence[str] | None) -> list[str]:
-    """Return public keys that are given in hex, or as files that hold them."""
+    """Return public keys that are given in hex or as files."""
     from dpca.errors import Unavailable
 
     try:

@@ -1,7 +1,7 @@
-"""Commands that release a request or an estimate: made of the request, so of one shape for all families.
+"""Commands that release a request or an estimate, made from the request class of a family.
 
-A command that releases shows its request, asks, releases, and prints the outcome. Options that several nouns take are
-declared here as well.
+All families therefore have the same commands. Such a command shows its request, asks for confirmation, releases, and
+prints the outcome. Options that several nouns share are declared here as well.
 """
 
 from collections.abc import Callable
@@ -20,8 +20,6 @@ Direct = Annotated[bool, typer.Option("--direct", help="Run without Prefect.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Agree to spend.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Release = Annotated[bool, typer.Option("--release", help="Buy a private estimate, charged to the budget.")]
-
-# Options of commands that make scores of a file of rows with a release
 
 
 def fit_command(kind: type["Request"], text: str) -> Callable[..., None]:
@@ -44,7 +42,7 @@ def fit_command(kind: type["Request"], text: str) -> Callable[..., None]:
 
 
 def evaluation_command(kind: type["EvaluationRequest"], text: str) -> Callable[..., None]:
-    """Make the command that computes how good a release is, or releases an estimate; ``text`` is its help."""
+    """Make the command that computes the quality of a release, or releases an estimate of it; ``text`` is its help."""
 
     @with_options(kind, annotation=command_option, omitted_is_none=True)
     def evaluate(
@@ -75,7 +73,7 @@ def evaluation_command(kind: type["EvaluationRequest"], text: str) -> Callable[.
 
 
 def release(request: "Request", *, workers: int | None, direct: bool, dry_run: bool, yes: bool, as_json: bool) -> None:
-    """Plan a request, ask before it is charged, run it and print the public facts; options are those of the command."""
+    """Plan a request, confirm its charge, run it, and print the public facts; the options are those of the command."""
     with activity("planning"):
         from flows.families.base import family_of
         from flows.releases.verdicts import preview

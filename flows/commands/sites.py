@@ -1,4 +1,7 @@
-"""``dpca sites``: one subspace or set of components of several datasets, each with people and a budget of its own."""
+"""Commands of ``dpca sites``.
+
+They fit one subspace or set of components over several datasets, each with its own population and budget.
+"""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,7 +22,7 @@ app = App(
 
 @app.callback()
 def sites() -> None:
-    """Fit one private subspace, or components of a model, over several datasets, each charged in its own budget."""
+    """Fit one private subspace, or components of a model, over several datasets, each charged to its own budget."""
 
 
 @app.command()
@@ -35,8 +38,8 @@ def fit(
 ) -> None:
     """Release a private subspace, or components, of several datasets or a roster's sites as a version of a name.
 
-    The budgets of all sites are asked before any is charged. The same command again finds what was reserved, and goes
-    on where it stopped, at no further charge.
+    The budgets of all sites are checked before any is charged. If the command is repeated, it finds its reservations
+    and continues where it stopped, at no further charge.
     """
     with activity("planning"):
         from flows.sites.releases import preview_sites
@@ -77,9 +80,10 @@ def demo(
     folder: Annotated[Path | None, typer.Option(help="A folder that stays; a temporary one by default.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Start S sites as processes on loopback, with a helper or without, with keys, homes and made rows; fit over them.
+    """Start S sites as processes on loopback, with keys, homes and synthetic rows, and fit over them.
 
-    Each site has a home, a ledger and a budget of its own. Nothing of this machine's other homes is read or charged.
+    With --masks helper, a helper process runs as well. Each site has its own home, ledger and budget. No other home on
+    this machine is read or charged.
     """
     with activity("starting the sites"):
         from flows.demo import run_demo

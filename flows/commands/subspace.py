@@ -1,4 +1,7 @@
-"""``dpca subspace`` and ``dpca stream``: fit a private subspace, once or for every slot of a schedule, and use one."""
+"""Commands of ``dpca subspace`` and ``dpca stream``.
+
+They fit a private subspace, once or for every slot of a schedule, and evaluate or refit published ones.
+"""
 
 from typing import Annotated, Any
 
@@ -67,9 +70,9 @@ def refresh(
 ) -> None:
     """Ingest each file that arrived in INBOX as DATASET, release it, and promote or hold the release.
 
-    Each file is taken once. One that cannot be read as a whole is set aside; a bad record becomes an empty one, which a
-    private report names. A release of noise, or one that lacks the directions of the version that the alias means, is
-    held: it is published, and the alias stays.
+    Each file is taken once. A file that cannot be read as a whole is set aside. A bad record becomes an empty one, and
+    a private report lists it. A release is held if it is noise, or if it lacks the directions of the version that the
+    alias points to. A held release is published, but the alias stays.
     """
     with activity("planning"):
         from flows.refresh import parted, question_of, run_refresh
@@ -96,7 +99,7 @@ def refresh(
                 **loop,
             )
     finally:
-        for report in found:  # also of a run that then fails
+        for report in found:  # even if the run then fails
             _show_refreshed(report, as_json=as_json)
     if found and found[-1]["set_aside"]:
         STDERR.print(
@@ -126,7 +129,7 @@ def refit(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Publish another number of components of a release: post-processing, which costs nothing."""
+    """Publish another number of components of a release; as post-processing, this costs nothing."""
     with activity("refining the release"):
         from flows.published import refit_release
 
@@ -143,7 +146,7 @@ def open_stream(
     as_json: Json = False,
     **request: Any,
 ) -> None:
-    """Open a stream on DATASET: charge all its ticks together, once, and fix everything else for its life."""
+    """Open a stream on DATASET, charge all its ticks together, once, and fix its terms for its lifetime."""
     with activity("planning"):
         from flows.releases.streams import offer_stream
         from flows.releases.streams import open_stream as charge_stream
@@ -166,9 +169,9 @@ def tick(
     direct: Direct = False,
     as_json: Json = False,
 ) -> None:
-    """Publish the version of a slot: nothing is charged, and a slot that is run again is the same tick.
+    """Publish the version of a slot; nothing is charged, and a slot that is run again is the same tick.
 
-    This is what a schedule calls. What an earlier slot began and a crash left is finished first.
+    Schedules call this command. A tick that an earlier slot began and a crash interrupted is finished first.
     """
     with activity("starting"):
         from flows.jobs import run_tick
@@ -188,7 +191,7 @@ def tick(
 def show(name: StreamName, as_json: Json = False) -> None:
     """Show the ticks used and left, the noise now and at the end, and what stopping or extending costs.
 
-    A factor is the noise of an estimate over that of one release with all of the stream's privacy.
+    A factor is the noise of an estimate over the noise of one release with all of the stream's epsilon and delta.
     """
     from flows.releases.streams import show_stream
 
@@ -213,7 +216,7 @@ def extend(
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:
-    """Charge more ticks of a stream: the next instalment, or ticks beyond those it was opened for."""
+    """Charge more ticks of a stream, for the next instalment or beyond the ticks that it was opened for."""
     with activity("planning"):
         from flows.releases.streams import extend_stream, offer_extension
 
@@ -233,7 +236,7 @@ def close(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Close a stream for good, or one tick of it. Nothing is given back; published versions stay."""
+    """Close a stream, or one of its ticks, for good; nothing is refunded, and published versions stay."""
     from flows.releases.streams import close_stream
 
     print_facts(close_stream(name, tick=tick), as_json=as_json)
@@ -246,7 +249,7 @@ def _show_stream(facts: dict[str, Any], *, as_json: bool) -> None:
 
 
 def _agreed(offer: Any, *, dry_run: bool, yes: bool, as_json: bool) -> bool:
-    """Show what would be charged, refuse what the budget does not admit, and ask."""
+    """Show the charge, refuse it if the budget does not admit it, confirm it, and return whether to charge."""
     for warning in offer.terms.plan.warnings:
         STDERR.print(f"warning: {warning}", style="yellow")
     if dry_run:

@@ -1,8 +1,7 @@
-"""What private estimators share: scikit-learn's conventions, and a release on a budget.
+"""Base class of private estimators.
 
-A release on whichever budget an estimator has: in memory, or of a population in a ledger.
-
-What private estimators share: scikit-learn's conventions, a release on a budget, and no seed.
+It follows the conventions of scikit-learn, but has no seed. A fit makes a release on the budget of the estimator. This
+is either a budget in memory or the budget of a population in a ledger.
 """
 
 import hashlib
@@ -51,23 +50,23 @@ from storage.workspace import PopulationBudget
 _DIGITS = 17
 """Significant digits that distinguish every float64."""
 _CHARGED: dict[str, Counter[str]] = defaultdict(Counter)
-"""The fits without a slot that this process charged, by ledger."""
+"""Counts of the fits without a slot that this process charged, by ledger."""
 
 
 def make_release(budget: InMemoryBudget | PopulationBudget | None, fit: Fit) -> Made:
-    """Return the release of a fit's slot, or charge a budget for a new one and make it.
+    """Return the release of a fit's slot, or charge a budget for a new release and make it.
 
     Parameters
     ----------
     budget : InMemoryBudget, PopulationBudget or None
-        None is `SESSION`.
+        None means `SESSION`.
     fit : Fit
-        Its dataset and published name are those of the budget.
+        Its dataset and published name are replaced by the names of the budget.
 
     Raises
     ------
     Invalid
-        When the budget is none, or has another relation.
+        When ``budget`` is not a budget, or has another relation.
     Conflict
         When the slot was charged with other terms.
     BudgetExhausted
@@ -96,7 +95,7 @@ def _check_relation(asked: str | None, charged: str) -> None:
 
 
 def _release_on_ledger(budget: PopulationBudget, fit: Fit) -> Made:
-    """Find or charge a release, finish it from the snapshot that it was charged for, and publish it."""
+    """Find or charge a release, finish it from its charged snapshot, and publish it."""
     workspace, ledger = budget.workspace, budget.workspace.ledger
     release = _of_slot(budget, fit) or ledger.release(_charge(budget, fit))
     if release.state in GIVEN_UP:
@@ -118,12 +117,12 @@ def _release_on_ledger(budget: PopulationBudget, fit: Fit) -> Made:
 
 
 def _of_slot(budget: PopulationBudget, fit: Fit) -> Release | None:
-    """Return the release of a fit's slot, if there is one; no row is looked at.
+    """Return the release of a fit's slot, if there is one; no row is read.
 
     Raises
     ------
     Conflict
-        When it was charged with other terms.
+        When the slot was charged with other terms.
     """
     found = None if fit.slot is None else budget.workspace.ledger.find(_run_key(budget, fit.slot))
     if found is not None and found.fingerprint != fit.digest:
@@ -133,15 +132,16 @@ def _of_slot(budget: PopulationBudget, fit: Fit) -> Release | None:
 
 
 def _run_key(budget: PopulationBudget, slot: str) -> str:
-    """Return the run key of a slot, which depends on the population, the dataset's name and the slot alone."""
+    """Return the run key of a slot, which depends only on the population, the dataset's name and the slot."""
     named = hashlib.sha256(canonical_json(["estimator", budget.dataset])).hexdigest()
     return f"{budget.population}/{named}/{slot}"
 
 
 def _charge(budget: PopulationBudget, fit: Fit) -> str:
-    """Store the rows of a fit and charge a release of them; return its id.
+    """Store the rows of a fit and charge a release of them; return the id of the release.
 
-    Of processes that do so for one slot at once, one is charged. The snapshots of the others are removed again.
+    If several processes do this for one slot at the same time, only one of them is charged. The snapshots of the others
+    are removed again.
     """
     workspace, ledger = budget.workspace, budget.workspace.ledger
     rows = fit.read_rows()
@@ -156,7 +156,7 @@ def _charge(budget: PopulationBudget, fit: Fit) -> str:
             planned = replace(planned, run_key=_run_key(budget, fit.slot), fingerprint=fit.digest)
         grant = charge_release(ledger, planned)
     except Conflict:
-        _of_slot(budget, fit)  # another process took the slot meanwhile, with other terms
+        _of_slot(budget, fit)  # another process took the slot in the meantime, with other terms
         raise
     finally:
         if grant is None or not grant.is_new:
@@ -167,7 +167,7 @@ def _charge(budget: PopulationBudget, fit: Fit) -> str:
 
 
 def _check_plan(budget: PopulationBudget, fit: Fit) -> PlannedRelease[Any]:
-    """Refuse a request that cannot be planned, as if the rows were stored."""
+    """Plan a request as if its rows were stored already, so that an impossible request is refused before that."""
     entry = Entry(
         snapshot="",
         name=budget.dataset,
@@ -182,7 +182,10 @@ def _check_plan(budget: PopulationBudget, fit: Fit) -> PlannedRelease[Any]:
 
 
 def _store(budget: PopulationBudget, rows: TableRows, *, records_at_most: int | None) -> Entry:
-    """Store rows as a snapshot of the budget's dataset, by way of files that the home removes if this is killed."""
+    """Store rows as a snapshot of the budget's dataset.
+
+    The rows pass through temporary files, which the home removes if this process is killed.
+    """
     workspace = budget.workspace
     folder = workspace.home / STAGING / uuid4().hex
     make_folder(folder)
@@ -201,7 +204,7 @@ def _store(budget: PopulationBudget, rows: TableRows, *, records_at_most: int | 
                 duplicates="refuse" if rows.has_zeros else None,  # the rows are canonical
                 feature_names=_write_names(rows.feature_names(), folder),
             ),
-            progress=lambda *_: os.utime(folder),  # a folder that stays as it is counts as left behind
+            progress=lambda *_: os.utime(folder),  # a folder without changes counts as abandoned
         )
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -209,11 +212,11 @@ def _store(budget: PopulationBudget, rows: TableRows, *, records_at_most: int | 
 
 
 def _write(rows: TableRows, piece: int, folder: Path) -> Path:
-    """Write the rows of a piece to the last bit; return the file, of the one format that keeps stored zeros if any."""
+    """Write the rows of a piece exactly; return the file, in Matrix Market format if stored zeros must be kept."""
     made = rows.pieces[piece]()
     kind = ".mtx" if rows.has_zeros else ".npz" if sparse.issparse(made) else ".npy"
     file = folder / f"{piece:08}{kind}"
-    create_file(file)  # closed to others from the first byte on
+    create_file(file)  # not readable by other users from the first byte on
     if rows.has_zeros:
         mmwrite(file, made, precision=_DIGITS, symmetry="general")
     elif sparse.issparse(made):
@@ -224,7 +227,7 @@ def _write(rows: TableRows, piece: int, folder: Path) -> Path:
 
 
 def _write_names(names: Sequence[str] | None, folder: Path) -> str | None:
-    """Write the names of columns, one a line; return the file."""
+    """Write the names of columns, one per line; return the file."""
     if names is None:
         return None
     if not all(name and not {"\n", "\r"} & {*name} for name in names):
@@ -236,14 +239,14 @@ def _write_names(names: Sequence[str] | None, folder: Path) -> str | None:
 
 
 def _left(budget: InMemoryBudget | PopulationBudget) -> str:
-    """Return in words what a budget has left for one more release."""
+    """Return a text with the epsilon that a budget has left for one more release."""
     if isinstance(budget, InMemoryBudget):
         return "nothing bounds it" if budget.terms is None else f"epsilon {rounded_down(budget.remaining)}"
     return f"epsilon {rounded_down(budget.statement().remaining)} of budget {budget.population!r}"
 
 
 def warn_of_learned_steps(estimator: BaseEstimator) -> None:
-    """Warn where a Pipeline that fits this estimator has an earlier step that learned from the same rows."""
+    """Warn if an earlier step of the Pipeline that fits this estimator learned from the same rows."""
     frame = sys._getframe(1)
     while frame is not None:
         pipeline = frame.f_locals.get("self")
@@ -276,11 +279,11 @@ def _learned(step: Any) -> bool:
 
 
 UNNAMED = "rows"
-"""The dataset of a request until its budget names it."""
+"""Placeholder for the dataset and published name of a request until its budget replaces them."""
 
 
 class PrivateEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
-    """A transformer whose fit is one release on a budget."""
+    """Base of transformers whose fit is one release on a budget."""
 
     epsilon: float | None
     delta: float | None
@@ -292,7 +295,7 @@ class PrivateEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
     _entries = Entries()
 
     def __sklearn_tags__(self) -> Any:
-        """Return the tags: rows may be sparse, and two fits on equal rows differ by their noise."""
+        """Return the scikit-learn tags; rows may be sparse, and two fits on equal rows differ by their noise."""
         tags = super().__sklearn_tags__()
         tags.non_deterministic = True
         tags.input_tags.sparse = True
@@ -300,7 +303,7 @@ class PrivateEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
         return tags
 
     def _repr_html_inner(self) -> str:
-        """Return scikit-learn's diagram, and below it of a fitted estimator what was released and at what cost."""
+        """Return scikit-learn's diagram; for a fitted estimator, add a table with the release and its guarantee."""
         diagram = str(super()._repr_html_inner())
         if not hasattr(self, "artifact_"):
             return diagram
@@ -313,7 +316,7 @@ class PrivateEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
         return {**bundle, "text/html": self._repr_html_inner()} if "text/html" in bundle else bundle
 
     def _stated(self) -> list[tuple[str, str]]:
-        """Return what a fitted estimator states of itself: verdict, guarantee, and what its budget has left."""
+        """Return labelled texts of a fitted estimator with its verdict, guarantee and remaining budget."""
         manifest = self.artifact_.manifest
         verdict = (manifest.get("outcome") or {}).get("verdict")
         left = "no budget bounds this release" if self.budget is None else _left(self.budget)
@@ -330,7 +333,7 @@ class PrivateEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
         Raises
         ------
         InvalidInput
-            When one is not stated.
+            When epsilon or delta is None.
         """
         if self.epsilon is None or self.delta is None:
             raise InvalidInput(
@@ -340,7 +343,7 @@ class PrivateEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
         return float(self.epsilon), float(self.delta)
 
     def _release(self, request: Request, X: Any) -> Any:
-        """Release a request on a table, or find the release of its slot; return the artifact."""
+        """Make the release of a request on a table, or find the release of its slot; return the artifact."""
         columns = Columns.learned(self, X)
 
         def read_rows(*, copied: bool = False) -> TableRows:

@@ -1,4 +1,4 @@
-"""Completion of a matrix of ratings under differential privacy, as a scikit-learn transformer."""
+"""Differentially private completion of a rating matrix, as a scikit-learn transformer."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -22,35 +22,36 @@ from storage.workspace import PopulationBudget
 
 
 class PrivateMatrixFactorization(PrivateEstimator):
-    """Fit factors of items to ratings, of which each row is one user's, and spend a privacy budget once.
+    """Differentially private matrix factorization of ratings, with the ratings of one user in each row.
 
-    A rating is predicted as ``user_offset + item_offset + user_factor @ item_factor``. Offsets and factors of items are
-    released; those of a user are computed from that user's ratings alone (`transform`), also of users who were not
-    among the rows.
+    Each new fit charges a privacy budget once. A rating is predicted as
+    ``user_offset + item_offset + user_factor @ item_factor``. The offsets and factors of items are released. The offset
+    and factor of a user are computed from the ratings of this user alone (`transform`). The user need not be among the
+    rows of the fit.
 
     Parameters
     ----------
     n_components : int
         Number of factors, below the number of items.
     epsilon, delta : float
-        The guarantee of a fit: joint differential privacy, as ``artifact_.manifest["guarantee"]`` says.
+        The guarantee of a fit. It is joint differential privacy, as stated in ``artifact_.manifest["guarantee"]``.
     ratings_between : pair of float, or str such as "1:5"
-        Public range of ratings; others are clipped to it.
+        Public range of ratings; ratings outside the range are clipped to it.
     ratings_per_user : int
-        How many ratings of one user are counted at most; public.
+        Largest number of ratings of one user that are counted; public.
     mechanism : str
-        As of ``dpca completion fit``.
+        Name of a mechanism, as in ``dpca completion fit``.
     relation : {"add_remove", "zero_out", "replace_one"}, optional
-        What neighbours differ in; that of the budget by default.
+        Neighboring relation; by default the relation of the budget.
     settings : mapping, optional
         Parameters of the mechanism.
     duplicates : {"refuse", "last", "mean", "sum"}
-        What several ratings of one user and item in a sparse table become; refused by default.
+        Policy for several ratings of one user and item in a sparse table; by default they are refused.
     records_at_most : int, optional
-        Public bound on the number of users, below whose inverse delta has to be.
+        Public upper bound on the number of users. ``delta`` must be below its inverse.
     slot : str, optional
     budget : InMemoryBudget or PopulationBudget, optional
-        Both as of `flows.estimators.PrivatePCA`.
+        Both as in `flows.estimators.PrivatePCA`.
 
     Attributes
     ----------
@@ -60,23 +61,23 @@ class PrivateMatrixFactorization(PrivateEstimator):
     center_ : float
         The offset of a user without ratings.
     n_components_, n_features_in_ : int
-        Some mechanisms release another number of factors than asked for: ``item_means`` none.
+        Some mechanisms release a different number of factors than requested; ``item_means`` releases none.
     feature_names_in_ : array of str
-        Ids of items, where the columns have names.
+        Ids of items, if the columns have names.
     artifact_ : ItemEmbeddings
-        The release; its `recommend` names the best items that a user has not rated.
+        The release; its `recommend` returns the best items that a user has not rated.
     published_ : str or None
         The version in the registry of a ledger.
 
     Notes
     -----
-    Of a sparse table every stored entry is a rating, stored zeros too, and no other. Of an array, a DataFrame or
-    another dense table every number is a rating, and NaN is none.
+    In a sparse table, exactly the stored entries are ratings, including stored zeros. In an array, a DataFrame or
+    another dense table, every number is a rating and NaN is a missing rating.
 
     See Also
     --------
     dpca.Budget : a budget in memory.
-    dpca.open_budget : a budget that lasts, in the ledger of this home.
+    dpca.open_budget : a persistent budget, in the ledger of this home.
 
     Examples
     --------
@@ -132,7 +133,7 @@ class PrivateMatrixFactorization(PrivateEstimator):
         Raises
         ------
         ValueError, Refused, BudgetExhausted, Conflict
-            In one line, before anything is charged; Conflict where the slot has other terms.
+            With one line, before anything is charged; Conflict if the slot has other terms.
         """
         items: ItemEmbeddings = self._release(self._request(), X)
         self.n_components_, self.item_offsets_ = items.rank, items.offsets
@@ -141,7 +142,7 @@ class PrivateMatrixFactorization(PrivateEstimator):
         return self
 
     def transform(self, X: Any) -> Any:
-        """Return the factors of users from their own ratings. They are not private: show each to that user alone.
+        """Return the factors of users from their own ratings. They are not private; show them only to the same user.
 
         Parameters
         ----------
@@ -155,26 +156,26 @@ class PrivateMatrixFactorization(PrivateEstimator):
         return self._of_users(X, _factor, width=self.n_components_)
 
     def user_offsets(self, X: Any) -> Any:
-        """Return the offsets of users from their own ratings, of shape (n_users, 1); as private as their factors."""
+        """Return the offsets of users from their own ratings, of shape (n_users, 1). They are not private either."""
         check_is_fitted(self)
         return self._of_users(X, _offset, width=1)
 
     def predict(self, X: Any) -> Any:
         """Return the predicted ratings of all items by users with these ratings, of shape (n_users, n_items).
 
-        They are within the range of ratings, and for that user alone.
+        Predictions are within the range of ratings. They are not private; show them only to the same user.
         """
         check_is_fitted(self)
         return self._of_users(X, _prediction, width=self.n_features_in_)
 
     def score(self, X: Any, y: Any = None) -> float:
-        """Return minus the root mean squared error of the predicted ratings of X; a function of these ratings.
+        """Return the negative root mean squared error of predictions of the ratings in X, without privacy for X.
 
         Parameters
         ----------
         X : table of shape (n_users, n_items), as for `fit`
-            Each user's factors are computed from all of the user's ratings here, so the error of ratings that were
-            not seen is larger; `dpca completion evaluate` hides a fifth.
+            The factors of each user are computed from all ratings of the user, so the error on unseen ratings is
+            larger. `dpca completion evaluate` holds out a fifth of the ratings.
         y : ignored
         """
         check_is_fitted(self)
@@ -188,7 +189,7 @@ class PrivateMatrixFactorization(PrivateEstimator):
         ----------
         X : array of shape (n_users, n_components)
         user_offsets : array of shape (n_users, 1), optional
-            As of `user_offsets`; `center_` by default.
+            As returned by `user_offsets`; `center_` by default.
         """
         check_is_fitted(self)
         with quoting_no_value():
@@ -206,7 +207,7 @@ class PrivateMatrixFactorization(PrivateEstimator):
         return self._table(X, reset=False).map(_Users(items=self.artifact_, one=one, width=width), width=width)
 
     def _request(self) -> CompletionRequest:
-        """Return what is asked for, apart from ratings and budget, in plain numbers and words."""
+        """Return the request of a fit, which has all options except ratings and budget, as plain values."""
         if self.ratings_between is None:
             raise InvalidInput(
                 "ratings_between=None bounds no rating; state the range that ratings have by their kind, such as "
@@ -237,19 +238,19 @@ class PrivateMatrixFactorization(PrivateEstimator):
 
 
 type _OfUser = Callable[[ItemEmbeddings, NDArray[np.integer[Any]], NDArray[np.float64]], Any]
-"""A function of the items, and of the numbers and ratings of those that a user rated."""
+"""A function of all items, the indices of the items that a user rated, and these ratings."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Users:
-    """A function of users' rows, one user at a time; it can be sent to other processes."""
+    """Function of users' rows that handles one user at a time and can be pickled for other processes."""
 
     items: ItemEmbeddings
     one: _OfUser
     width: int
 
     def __call__(self, rows: Any) -> NDArray[np.float64]:
-        """Return a row for each user."""
+        """Return one row per user."""
         made = np.empty((rows.shape[0], self.width))
         for user, (first, stop) in enumerate(pairwise(rows.indptr)):
             made[user] = self.one(self.items, rows.indices[first:stop], rows.data[first:stop])
@@ -265,7 +266,7 @@ def _offset(items: ItemEmbeddings, rated: NDArray[np.integer[Any]], ratings: NDA
 
 
 def _squared_error(items: ItemEmbeddings, rated: NDArray[np.integer[Any]], ratings: NDArray[np.float64]) -> Any:
-    """Return the sum of squared errors of a user's ratings, and how many there are."""
+    """Return the sum of squared errors of a user's ratings, and the number of ratings."""
     if not rated.size:
         return 0.0, 0.0
     errors = items.predict(rated, ratings)[rated] - np.clip(ratings, items.low, items.high)

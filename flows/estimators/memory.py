@@ -1,11 +1,9 @@
-"""The identity of a fit, and a budget in memory that keeps the release of each.
+"""Identity of a fit, and a budget in memory.
 
-Identity of a release: the arguments of a fit, never its rows.
+The arguments of a fit identify its release, never its rows. Without a slot, each fit is a new release and a new charge.
+A slot names one release of a budget. It keeps the rows of the fit that was charged, and rows passed later are not read.
 
-Without a slot, each fit is a new release and a new charge. A slot names one release of a budget. It keeps the rows of
-the fit that was charged for it, and rows that are passed later are not looked at.
-
-A budget in memory: it admits releases while they fit, and keeps the release of each slot.
+A budget in memory admits releases while they fit, and keeps the release of each slot.
 """
 
 import hashlib
@@ -39,29 +37,29 @@ from storage.ledger.budgets import Budget
 
 LONGEST_SLOT = 100
 _PARAMETERS = {"components": "n_components", "rank": "n_components", "publish": "published name"}
-"""Parameters of estimators that requests have under another name."""
+"""Names of estimator parameters, by their different names in requests."""
 _RESOLVED = ("mechanism", "settings")
-"""Fields that a stored request has as they were chosen, where ``mechanism="auto"`` leaves the choice."""
+"""Fields of a stored request that hold the outcome of the choice if ``mechanism="auto"``."""
 LIBRARIES = (str(Path(__file__).parent), str(Path(sklearn.__file__).parent))
 
 
 class RepeatedFitWarning(UserWarning):
-    """A fit without a slot charges again for parameters that were charged before in this process."""
+    """Warning that a fit without a slot charges again for parameters already charged in this process."""
 
 
 class NoLedgerWarning(UserWarning):
-    """A fit has no budget: nothing bounds the sum of several fits, and nothing remembers them."""
+    """Warning that a fit has no budget, so nothing bounds or records the sum of several fits."""
 
 
 class LearnedStepWarning(UserWarning):
-    """An earlier step of a Pipeline learned from the rows without noise, which the guarantee does not cover."""
+    """Warning that an earlier step of a Pipeline learned from the rows without noise, outside the guarantee."""
 
 
 class ReadRows(Protocol):
     """A function that checks and reads the rows of a fit."""
 
     def __call__(self, *, copied: bool = False) -> TableRows:
-        """Return the rows; ``copied`` where later changes by the caller must not reach them."""
+        """Return the rows; ``copied`` if later changes by the caller must not affect them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +71,7 @@ class Fit:
     request : Request
     columns : Columns
     read_rows : ReadRows
-        It is called for a new release alone.
+        Called only for a new release.
     relation : str or None
     records_at_most : int or None
     slot : str or None
@@ -87,7 +85,7 @@ class Fit:
     slot: str | None
 
     def __post_init__(self) -> None:
-        """Refuse a slot that is not a short line of text."""
+        """Refuse a slot that is not a short line of printable text."""
         if self.slot is None:
             return
         if not isinstance(self.slot, str) or not self.slot.strip() or not self.slot.isprintable():
@@ -98,12 +96,12 @@ class Fit:
             )
 
     def of(self, dataset: str, *, published: str, relation: Relation) -> Self:
-        """Return the fit with the relation of its budget, and with its names of rows and releases."""
+        """Return the fit with the relation of its budget, and with the budget's dataset and published name."""
         return replace(self, request=replace(self.request, dataset=dataset, publish=published), relation=relation)
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """The public arguments without the columns, in JSON values."""
+        """The public arguments without the columns, as JSON values."""
         request = {**asdict(self.request), "family": self.request.family}
         terms = {**request, "relation": self.relation, "records_at_most": self.records_at_most}
         read: dict[str, Any] = json.loads(json.dumps(terms, default=_plain))
@@ -111,14 +109,14 @@ class Fit:
 
     @property
     def terms(self) -> dict[str, Any]:
-        """All public arguments, in JSON values."""
+        """All public arguments, as JSON values."""
         names = self.columns.names
         columns = {"number of columns": self.columns.n_features, "column names": None if names is None else list(names)}
         return {**self.parameters, **columns}
 
     @property
     def digest(self) -> str:
-        """Digest of the terms."""
+        """SHA-256 digest of the terms."""
         return hashlib.sha256(_text(self.terms).encode()).hexdigest()
 
     def warn_of_no_ledger(self) -> None:
@@ -134,7 +132,7 @@ class Fit:
     def warn_if_repeated(self, charged: Counter[str], *, payer: object) -> None:
         """Warn before a fit without a slot charges again; ``charged`` counts such fits by their parameters.
 
-        The message holds parameters and a count, which are public.
+        The message contains parameters and a count, which are public.
         """
         before = charged[_text(self.parameters)]
         if self.slot is None and before:
@@ -148,12 +146,12 @@ class Fit:
             )
 
     def note_charge(self, charged: Counter[str]) -> None:
-        """Count a fit without a slot that was charged."""
+        """Count a charged fit if it has no slot."""
         if self.slot is None:
             charged[_text(self.parameters)] += 1
 
     def other_terms(self, stored: Mapping[str, Any]) -> Conflict:
-        """Return the refusal of a slot that is taken by a fit of other terms, of which some are ``stored``."""
+        """Return the error for a slot that was charged with other terms; ``stored`` holds some of those terms."""
         left_open = _RESOLVED if self.request.mechanism == "auto" else ()
         differing = [
             _PARAMETERS.get(name, name)
@@ -172,7 +170,7 @@ def _text(terms: Mapping[str, Any]) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Return a number of NumPy as Python's, and other objects as text."""
+    """Return a NumPy number as a Python number, and any other object as text."""
     return value.item() if isinstance(value, np.generic) else str(value)
 
 
@@ -181,29 +179,30 @@ _NAME = "in-memory"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Made:
-    """A release that an estimator got: its artifact, and the version under which it is published, if it is."""
+    """A release of an estimator, with its artifact and, if it is published, its version."""
 
     artifact: Any
     published: str | None = None
 
 
 class InMemoryBudget:
-    """The privacy budget of some people, for the life of this process.
+    """Privacy budget of a population for the lifetime of this process.
 
     Parameters
     ----------
     epsilon, delta : float, optional
-        What all releases together may cost. Without them every release is admitted, and keeps its own guarantee alone.
+        Bound on the total cost of all releases. Without it, every release is admitted and has only its own guarantee.
     relation : {"add_remove", "zero_out", "replace_one"}
 
     Notes
     -----
-    Each fit is a new release and a new charge, whatever its rows. With ``slot=`` it is the release of that slot, which
-    is charged once. A copy is the same budget; one that is unpickled, or forked, admits nothing.
+    Each fit is a new release and a new charge, whatever its rows. A fit with ``slot=`` returns the release of that
+    slot, which is charged once. A copy is the same budget. An unpickled budget admits nothing, and neither does a
+    bounded budget in a forked process.
 
     See Also
     --------
-    dpca.open_budget : a budget that lasts, in the ledger of this home.
+    dpca.open_budget : a persistent budget, in the ledger of this home.
 
     Examples
     --------
@@ -242,13 +241,13 @@ class InMemoryBudget:
         self._lock = RLock()
 
     def __repr__(self) -> str:
-        """Show the terms."""
+        """Return the terms as text."""
         if self.terms is None:
             return "InMemoryBudget()"
         return f"InMemoryBudget(epsilon={self.terms.epsilon:g}, delta={self.terms.delta:g})"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """Return the budget itself: a copy would be money out of nothing."""
+        """Return the budget itself, because a copy could be spent again."""
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -267,20 +266,20 @@ class InMemoryBudget:
 
     @property
     def releases(self) -> tuple[Artifact, ...]:
-        """The artifacts that were released, in order."""
+        """The released artifacts, in order."""
         return tuple(self._made)
 
     def release(self, fit: Fit) -> Made:
-        """Return the release of a fit's slot, or charge a new one and make it.
+        """Return the release of a fit's slot, or charge and make a new release.
 
-        A fit with a slot that was charged and then stopped is finished from the rows of that charge.
+        If the release of a slot was charged and then interrupted, it is finished from the rows of that charge.
 
         Raises
         ------
         Conflict
             When the slot was charged with other terms.
         BudgetExhausted
-            When a new release does not fit. Nothing is charged.
+            When the budget does not admit a new release. Nothing is charged.
         """
         fit = fit.of(_NAME, published=_NAME, relation=fit.relation or self.relation)
         with self._lock:
@@ -296,7 +295,7 @@ class InMemoryBudget:
             return Made(artifact=held.artifact)
 
     def _charge(self, fit: Fit) -> "_Held":
-        """Plan a release and charge it; a slot holds it from then on."""
+        """Plan and charge a release, and store it under the slot of the fit, if it has one."""
         rows = fit.read_rows(copied=fit.slot is not None)
         entry = Entry(
             snapshot="",
@@ -328,7 +327,7 @@ class InMemoryBudget:
         return held
 
     def _finish(self, held: "_Held", reservation: InMemoryReservation, rows: TableRows) -> None:
-        """Make a charged release, then let go of its key and its rows."""
+        """Compute a charged release, then drop its key and its rows."""
         planned, family = held.planned, family_of(held.planned.request)
         result = run_mechanism(planned, family.source(planned, rows), reservation)
         held.artifact = family.state(
@@ -345,12 +344,12 @@ class InMemoryBudget:
             )
 
     def _total_with(self, planned: PlannedRelease[Any]) -> Charge | None:
-        """Return what all releases cost together with a planned one.
+        """Return the total charge of all releases including a planned one.
 
         Raises
         ------
         BudgetExhausted
-            When the budget does not admit it.
+            When the budget does not admit the planned release.
         """
         if self.terms is None or self._total is None:
             return None
@@ -372,7 +371,7 @@ class InMemoryBudget:
 
 @dataclass(slots=True, kw_only=True)
 class _Held:
-    """A charged release; until it is made, its reservation and the rows that it was charged for are held."""
+    """A charged release, which holds its reservation and its rows until it is computed."""
 
     terms: Mapping[str, Any]
     planned: PlannedRelease[Any]
@@ -387,4 +386,4 @@ def _closed_budget() -> InMemoryBudget:
 
 
 SESSION = InMemoryBudget()
-"""The budget of estimators without one: it bounds nothing, and keeps the releases of this process."""
+"""Default budget of estimators without a budget; it bounds nothing, and keeps the releases of this process."""

@@ -1,4 +1,4 @@
-"""Principal components under differential privacy, as a scikit-learn transformer."""
+"""Differentially private PCA as a scikit-learn transformer."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -22,80 +22,84 @@ from flows.requests import SubspaceRequest
 from storage.workspace import PopulationBudget
 
 _LEAST = 1e-12
-"""The least variance of the model of `PrivatePCA.score`, as a part of the largest."""
+"""Smallest variance in the model of `PrivatePCA.score`, relative to the largest variance."""
 
 
 class PrivatePCA(PrivateEstimator):
-    """Fit principal components of rows, of which each row is one person's, and spend a privacy budget once.
+    """Differentially private PCA of rows, with the data of one person in each row.
+
+    Each new fit charges a privacy budget once.
 
     Parameters
     ----------
     n_components : int or "auto"
-        Below the number of columns; ``auto``: as many as stand above the noise, one at least.
+        Number of components, below the number of columns. ``auto`` takes all components above the noise, at least one.
     epsilon, delta : float
-        The guarantee of a fit, centring and the choice of a clip norm included.
+        The guarantee of a fit, including centring and the choice of a clip norm.
     clip_norm : float or "quantile:Q"
-        Bound on the norm of a row, from public knowledge; or chosen privately, inside epsilon, at a quantile of the
-        norms. Longer rows are scaled down to it.
+        Bound on the norm of a row; longer rows are scaled down to it. A number must come from public knowledge.
+        ``quantile:Q`` chooses the bound privately at a quantile of the norms, at a cost within epsilon.
     mechanism : str
-        As of ``dpca subspace fit``.
+        Name of a mechanism, as in ``dpca subspace fit``.
     relation : {"add_remove", "zero_out", "replace_one"}, optional
-        What neighbours differ in; that of the budget by default.
+        Neighboring relation; by default the relation of the budget.
     center : {"private", "none"}
-        Around a mean that is released too, inside epsilon; or around the origin.
+        Center of the components. ``private`` is a mean that is released too, at a cost within epsilon. ``none`` is the
+        origin.
     row_policy : {"clip", "normalise"}
     refine : str, optional
-        How components are denoised, free of charge; ``auto`` where the mechanism allows it.
+        Method that denoises the components, at no charge; by default ``auto`` if the mechanism allows it.
     settings : mapping, optional
         Parameters of the mechanism.
     records_at_most : int, optional
-        Public bound on the number of rows, below whose inverse delta has to be.
+        Public upper bound on the number of rows. ``delta`` must be below its inverse.
     slot : str, optional
-        Names one release of the budget, such as ``"2026-11"``. It is charged once. Later fits with this slot and equal
-        parameters return it whatever their rows, also in other processes where a ledger pays. Without a slot each fit
-        is a new release and a new charge.
+        Name of one release of the budget, such as ``"2026-11"``, which is charged once. Later fits with this slot and
+        equal parameters return this release, whatever their rows. With a budget in a ledger, this includes fits in
+        other processes. Without a slot, each fit is a new release and a new charge.
     budget : InMemoryBudget or PopulationBudget, optional
-        The budget that is charged; ``Workspace.open().budget("patients")`` is the one of a ledger. Without one nothing
-        bounds the sum of several fits.
+        The charged budget; ``Workspace.open().budget("patients")`` returns a budget in a ledger. Without a budget,
+        nothing bounds the sum of several fits.
 
     Attributes
     ----------
     components_ : array of shape (n_components, n_features)
     mean_ : array of shape (n_features,)
-        The released mean of the clipped rows; zeros around the origin.
+        The released mean of the clipped rows; zeros if the center is the origin.
     explained_variance_ : array of shape (n_components,)
-        The variance of the clipped rows along each component, as scikit-learn's, without what the noise adds and over
-        the released number of rows, not that number less 1. NaN where the release has no such number: around the
-        origin, and of mechanisms or widths of which no matrix is kept.
+        Variance of the clipped rows along each component, as in scikit-learn, without the contribution of the noise.
+        The divisor is the released number of rows, not this number minus 1. NaN if the release has no such number.
+        This is the case around the origin, and for mechanisms or widths for which no matrix is kept.
     explained_variance_ratio_ : array of shape (n_components,)
-        Each variance over that of all columns together, without what the noise adds; at most 1 in sum. Around the
-        origin, of mean squares instead of variances. NaN where the release does not tell.
+        Ratio of each variance to the total variance of all columns, without the contribution of the noise. The sum is
+        at most 1. Around the origin, mean squares replace variances. NaN if the release does not contain the ratio.
     noise_variance_ : float
-        The mean variance of the clipped rows along the directions left out, as scikit-learn's; not that of the privacy
-        noise, which ``artifact_.manifest["plan"]`` states. NaN where `explained_variance_` is.
+        Mean variance of the clipped rows along the directions outside the subspace, as in scikit-learn. It is not the
+        variance of the privacy noise, which ``artifact_.manifest["plan"]`` states. NaN where `explained_variance_` is
+        NaN.
     singular_values_ : array of shape (n_components,)
-        Square roots of the sums of squares of the clipped rows along each component, without what the noise adds.
-        NaN where the release has no such number.
+        Square roots of the sums of squares of the clipped rows along each component, without the contribution of the
+        noise. NaN if the release does not contain these sums.
     n_components_, n_features_in_ : int
     feature_names_in_ : array of str
-        Where the columns have names.
+        Present if the columns have names.
     clip_norm_ : float
     artifact_ : PrivateSubspace
-        The release, with its verdict on itself in ``artifact_.outcome``.
+        The release, with its self-assessment in ``artifact_.outcome``.
     published_ : str or None
         The version in the registry of a ledger.
 
     Notes
     -----
-    There is no ``random_state``: with the seed of the noise anyone could take it off. So two fits on equal rows differ,
-    and estimators have the tag ``non_deterministic``. A second fit with equal parameters and no slot raises a
-    `RepeatedFitWarning` before it is charged.
+    There is no ``random_state``, because anyone with the seed could subtract the noise. Therefore two fits on equal
+    rows differ, and estimators have the tag ``non_deterministic``. A second fit with equal parameters and no slot
+    issues a `RepeatedFitWarning` before it is charged.
 
     See Also
     --------
     dpca.Budget : a budget in memory.
-    dpca.open_budget : a budget that lasts, in the ledger of this home.
-    dpca.fit_subspace : the same for a stored dataset, larger than memory.
+    dpca.open_budget : a persistent budget, in the ledger of this home.
+    dpca.fit_subspace : the same for a stored dataset, which may be larger than memory.
 
     Examples
     --------
@@ -148,19 +152,19 @@ class PrivatePCA(PrivateEstimator):
         ----------
         X : table of shape (n_rows, n_features)
             Array, scipy sparse, DataFrame (pandas or polars), AnnData, Dask array or DataFrame; a row is a record.
-            A Dask array, and an AnnData that stays in its file, are read piece by piece.
+            A Dask array, and an AnnData backed by its file, are read piece by piece.
         y : ignored
 
         Raises
         ------
         ValueError, Refused, BudgetExhausted, Conflict
-            In one line, before anything is charged; Conflict where the slot has other terms.
+            With one line, before anything is charged; Conflict if the slot has other terms.
         """
         self._state(self._release(self._request(), X))
         return self
 
     def transform(self, X: Any) -> Any:
-        """Return the scores of rows along the components. They are not private: each is a function of its row.
+        """Return the scores of rows along the components. They are not private, as each is a function of its row.
 
         Parameters
         ----------
@@ -169,14 +173,14 @@ class PrivatePCA(PrivateEstimator):
         Returns
         -------
         array of shape (n_rows, n_components), or the container of `set_output`
-            Of a Dask array or DataFrame, a Dask array that is not computed yet.
+            For a Dask array or DataFrame, a lazy Dask array.
         """
         check_is_fitted(self)
         scores = partial(_scores, components=self.components_, mean=self.mean_)
         return self._table(X, reset=False).map(scores, width=self.n_components_)
 
     def inverse_transform(self, X: Any) -> NDArray[np.float64]:
-        """Return the rows of the subspace that have these scores."""
+        """Return the points of the subspace with these scores."""
         check_is_fitted(self)
         artifact: PrivateSubspace = self.artifact_
         with quoting_no_value():
@@ -184,7 +188,7 @@ class PrivatePCA(PrivateEstimator):
         return artifact.inverse_transform(scores)
 
     def score(self, X: Any, y: Any = None) -> float:
-        """Return the mean log-likelihood of rows, as `sklearn.decomposition.PCA.score`; a function of the rows.
+        """Return the mean log-likelihood of rows, as `sklearn.decomposition.PCA.score`. It is not private.
 
         Parameters
         ----------
@@ -194,8 +198,8 @@ class PrivatePCA(PrivateEstimator):
         Returns
         -------
         float
-            Under the Gaussian model whose covariance has the released variances along the components, and
-            `noise_variance_` along all other directions, where it is not 0. NaN where `explained_variance_` is.
+            Mean log-likelihood under a Gaussian model. Its covariance has the released variances along the components,
+            and `noise_variance_`, if it is not 0, along all other directions. NaN where `explained_variance_` is NaN.
 
         References
         ----------
@@ -219,18 +223,18 @@ class PrivatePCA(PrivateEstimator):
         Parameters
         ----------
         component : int, optional
-            From 1; the eigenvalues by default.
+            Number of the component, from 1; by default the eigenvalues are drawn.
         theme : {"light", "dark"}
 
         Returns
         -------
         matplotlib.figure.Figure
-            A notebook shows it where it is the last line of a cell.
+            A notebook displays it if it is the last expression of a cell.
 
         Raises
         ------
         NotInstalled
-            Without matplotlib, the extra ``plots``.
+            When matplotlib, from the extra ``plots``, is missing.
         """
         from flows.families.restated_subspace import noise_edge_of
         from flows.reports.spectrum import Spectrum, top_loadings
@@ -246,7 +250,7 @@ class PrivatePCA(PrivateEstimator):
         return scree_chart(Spectrum.of(artifact, noise_edge=noise_edge_of(artifact)), theme=theme)
 
     def _request(self) -> SubspaceRequest:
-        """Return what is asked for, apart from rows and budget, in plain numbers and words."""
+        """Return the request of a fit, which has all options except rows and budget, as plain values."""
         if self.clip_norm is None:
             raise InvalidInput(
                 "clip_norm=None bounds no row; state a public bound, which is a norm that rows have by their kind (for "
@@ -269,7 +273,7 @@ class PrivatePCA(PrivateEstimator):
         )
 
     def _state(self, artifact: PrivateSubspace) -> None:
-        """Set the fitted attributes from what the release tells."""
+        """Set the fitted attributes from the release."""
         left = artifact.n_features - artifact.n_components
         ratio, total = artifact.explained_variance_ratio, artifact.manifest.get("total_variance")
         count = _released_count(artifact)
@@ -305,7 +309,7 @@ def _quadratic(
 
 
 def _whole_or_auto(n_components: Any) -> int | str:
-    """Return the number of components as one, or that the release chooses it."""
+    """Return the number of components as an int, or ``auto`` if the release chooses it."""
     if n_components == AUTO:
         return AUTO
     if isinstance(n_components, bool) or not isinstance(n_components, Integral):
@@ -317,7 +321,7 @@ def _whole_or_auto(n_components: Any) -> int | str:
 
 
 def _released_count(artifact: PrivateSubspace) -> float | None:
-    """Return the noisy number of rows, which is the corner of a matrix that was centred; None where none was kept."""
+    """Return the noisy number of rows from the corner of a centred matrix; None if no such matrix was kept."""
     constant = (artifact.outcome.get("noise") or {}).get("constant")
     if artifact.matrix is None or not constant:
         return None

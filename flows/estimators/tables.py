@@ -1,7 +1,7 @@
-"""Tables that users hold, checked as scikit-learn does, and their rows as blocks: whole in memory, or piece by piece.
+"""Tables of users, checked as in scikit-learn, and their rows as blocks.
 
-The chunks of a Dask array, and the rows of an AnnData that stays in its file, are read one piece at a time, and never
-all at once.
+Rows are in memory or are read piece by piece. The chunks of a Dask array, and the rows of an AnnData backed by its
+file, are never read all at once.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -24,26 +24,26 @@ from dpca_tasks.records.blocks import CsrBlock
 from storage.datasets.content_digest import ContentDigest
 
 _PIECE_VALUES = 1 << 22
-"""The stored values that a piece of rows in memory, or of a file, has about."""
+"""Approximate number of stored values in a piece of rows in memory or in a file."""
 
 _NO_NUMBERS = "X holds values that are no numbers; convert or drop their columns."
 
 type Piece = Callable[[], Any]
-"""A function that makes some rows: a float64 array, or a canonical csr array."""
+"""A function that returns some rows, as a float64 array or a canonical csr array."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entries:
-    """Which entries of a table are values.
+    """Interpretation of the entries of a table.
 
     Attributes
     ----------
     missing : bool
-        Whether NaN is a missing entry, and a stored zero of a sparse table is a value; else NaN is refused, and zeros
-        are not stored.
+        If true, NaN is a missing entry, and a stored zero of a sparse table is a value. If false, NaN is refused, and
+        zeros are not stored.
     duplicates : str
-        What several missing-aware entries of one row and column of a sparse table become: one of `DUPLICATES`. Where no
-        entry is missing they are added up, as scipy defines.
+        Policy for several entries in one place of a sparse table if ``missing`` is true, one of `DUPLICATES`. If
+        ``missing`` is false, such entries are added up, as scipy defines.
     """
 
     missing: bool = False
@@ -55,31 +55,31 @@ class Entries:
         Raises
         ------
         ValueError
-            As scikit-learn does.
+            As in scikit-learn.
         """
         with quoting_no_value():
             return self.canonical(check_array(self.plain(values), input_name="X", **self.conversion(), **least))
 
     def plain(self, values: Any) -> Any:
-        """Return values of which nothing is lost when they become float64; masked ones are missing entries.
+        """Return values that can be converted to float64 without loss; masked values become missing entries.
 
         Raises
         ------
         Invalid
-            As `dpca.schemas.frames.plain_rows`, and when an entry is masked where none may be missing.
+            As in `dpca.schemas.frames.plain_rows`, and when an entry is masked but no entry may be missing.
         """
         return plain_rows(values, name="X", missing=self.missing)
 
     def conversion(self) -> dict[str, Any]:
-        """Return how scikit-learn is to convert and check values."""
+        """Return the arguments with which scikit-learn converts and checks values."""
         return {
-            "accept_sparse": ["csr", "coo", "csc", "bsr"] if self.missing else "csr",  # "csr" alone adds duplicates up
+            "accept_sparse": ["csr", "coo", "csc", "bsr"] if self.missing else "csr",  # "csr" alone adds up duplicates
             "dtype": np.float64,
             "ensure_all_finite": "allow-nan" if self.missing else True,
         }
 
     def canonical(self, checked: Any) -> Any:
-        """Return checked rows with each value stored once, as a csr array where any entry may be absent."""
+        """Return checked rows with each value stored once, as a csr array if they are sparse or may be missing."""
         if not sparse.issparse(checked):
             return _rated(checked) if self.missing else checked
         if self.missing:
@@ -92,19 +92,19 @@ class Entries:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Columns:
-    """The public facts of a table: the number of its columns, and their names where they have any."""
+    """Public facts of a table, which are the number of its columns and their names, if any."""
 
     n_features: int
     names: tuple[str, ...] | None = None
 
     @classmethod
     def learned(cls, estimator: BaseEstimator, table: Any) -> Self:
-        """Let an estimator learn the columns of a table; no value is read.
+        """Set the fitted column attributes of an estimator from a table; no value is read.
 
         Raises
         ------
         ValueError
-            When it is not a table of rows and columns, or a column looks like an index.
+            When the table does not have rows and columns, or a column looks like an index.
         """
         table = without_index(_as_table(table))
         names, shape = _names_of(table), _shape_of(table)
@@ -125,11 +125,11 @@ class Table:
     ----------
     n_features : int
     pieces : sequence of callables
-        They make the rows, in order.
+        Functions that return the rows, in order.
     whole : array or csr array, optional
-        All rows, where they are in memory.
+        All rows, if they are in memory.
     chunked : Dask array, optional
-        All rows, where they are chunks of one.
+        All rows, if they are the chunks of a Dask array.
     entries : Entries
     """
 
@@ -141,22 +141,22 @@ class Table:
 
     @classmethod
     def checked(cls, estimator: BaseEstimator, table: Any, *, reset: bool, entries: Entries) -> Self:
-        """Check a table, and hold its columns against those of the estimator.
+        """Check a table, and compare its columns with the columns of the estimator.
 
         Parameters
         ----------
         estimator : estimator
-            Gets ``n_features_in_``, and ``feature_names_in_`` where the columns have names.
+            With ``reset``, it gets ``n_features_in_``, and ``feature_names_in_`` if the columns have names.
         table : array-like, scipy sparse array or matrix, DataFrame (pandas or polars), AnnData, Dask array or DataFrame
         reset : bool
-            Whether the columns are learned, as in ``fit``, or compared.
+            If true, the columns are learned, as in ``fit``; otherwise they are compared.
         entries : Entries
 
         Raises
         ------
         ValueError
-            As scikit-learn does: other columns, fewer than two rows or columns to fit, values that are not finite
-            numbers. Of pieces that are made later, when they are made.
+            As in scikit-learn, when the columns differ, when ``fit`` gets fewer than two rows or columns, or when
+            values are not finite numbers. For pieces that are read later, the error occurs when they are read.
         """
         names, values = _columns_of(entries.plain(without_index(_as_table(table))))
         chunked = values if hasattr(values, "__dask_graph__") else None
@@ -199,7 +199,7 @@ class Table:
         return self if self.whole is None else self.in_memory(self.whole.copy(), entries=self.entries)
 
     def map(self, function: Callable[[Any], NDArray[np.float64]], *, width: int) -> Any:
-        """Return a function of each row: an array of so many columns, or a Dask array of one that is not computed."""
+        """Apply a function to the rows; return an array with ``width`` columns, or a lazy Dask array for chunks."""
         if self.chunked is not None:
             return self.chunked.map_blocks(
                 partial(_on_chunk, function, self.entries),
@@ -213,12 +213,12 @@ class Table:
 
 
 class TableRows:
-    """The rows of a table as a source of blocks, each row a record.
+    """Rows of a table as a source of blocks, with one record per row.
 
     Guarantees
     ----------
-    The same rows have the same content, whatever holds them: that of a snapshot of them. ``has_zeros`` is whether a
-    stored zero is a value.
+    Equal rows have equal ``content``, whatever container holds them. It is also the content of a snapshot of these
+    rows. ``has_zeros`` is true if a stored zero is a value.
     """
 
     def __init__(self, table: Table, *, feature_names: Sequence[str] | None = None) -> None:
@@ -245,11 +245,11 @@ class TableRows:
             raise ValueError("Found fewer than two samples, and a minimum of 2 is required; fit on more rows.")
 
     def feature_names(self) -> Sequence[str] | None:
-        """Return the names of the columns, which are public; None where they have none."""
+        """Return the names of the columns, which are public; None if they have no names."""
         return self._names
 
     def read(self, block: int, /) -> CsrBlock:
-        """Make one piece."""
+        """Read one piece as a block."""
         made = self.pieces[block]()
         rows = sparse.csr_array(made)
         n_rows = rows.shape[0]
@@ -267,7 +267,7 @@ class TableRows:
 
 @contextmanager
 def quoting_no_value() -> Iterator[None]:
-    """Let no message of another library quote what is in a table; the others pass as they are."""
+    """Replace error messages of other libraries that may quote values of a table; other errors pass unchanged."""
     try:
         yield
     except TypeError as error:
@@ -276,7 +276,7 @@ def quoting_no_value() -> Iterator[None]:
                 "X holds objects that are no numbers (float() argument must be a string or a real number); convert or "
                 "drop their columns."
             ) from None
-        if "argument must be" in str(error) or str(error).startswith("Sparse data"):  # scikit-learn's own, no value
+        if "argument must be" in str(error) or str(error).startswith("Sparse data"):  # scikit-learn, without a value
             raise
         raise ValueError(_NO_NUMBERS) from None
     except ValueError as error:
@@ -294,12 +294,12 @@ def quoting_no_value() -> Iterator[None]:
 
 
 def _as_table(table: Any) -> Any:
-    """Return a record batch of Arrow as a table, of which scikit-learn finds the names of the columns."""
+    """Return an Arrow record batch as a table, in which scikit-learn finds the column names."""
     return pa.Table.from_batches([table]) if isinstance(table, pa.RecordBatch) else table
 
 
 def _columns_of(table: Any) -> tuple[Any, Any]:
-    """Return the names of columns that scikit-learn does not find by itself, or None, and the values."""
+    """Return the column names that scikit-learn does not find by itself, or None, and the values."""
     names = _names_of(table)
     if hasattr(table, "var_names"):
         values = table.X
@@ -320,7 +320,7 @@ def _columns_of(table: Any) -> tuple[Any, Any]:
 
 
 def _names_of(table: Any) -> Any:
-    """Return the names of columns that scikit-learn does not find by itself, or None."""
+    """Return the column names that scikit-learn does not find by itself, or None."""
     if hasattr(table, "var_names"):
         return table.var_names
     if hasattr(table, "__dask_graph__") and hasattr(table, "to_dask_array"):
@@ -331,7 +331,7 @@ def _names_of(table: Any) -> Any:
 
 
 def _shape_of(table: Any) -> tuple[Any, ...]:
-    """Return the shape of a table; the first row of a list stands for all."""
+    """Return the shape of a table; for a list, the shape of the table of its first row."""
     if hasattr(table, "shape"):
         return tuple(table.shape)
     with quoting_no_value():
@@ -340,7 +340,7 @@ def _shape_of(table: Any) -> tuple[Any, ...]:
 
 
 def _header(names: Any, *, width: int) -> Any:
-    """Return a table without rows that has these columns."""
+    """Return an empty table with these columns."""
     if names is None:
         return np.empty((0, width))
     return pa.Table.from_arrays([pa.array([], pa.float64())] * len(names), names=[str(name) for name in names])
@@ -352,17 +352,17 @@ def _slices(n_rows: int, *, width: int) -> list[slice]:
 
 
 def _rated(values: NDArray[np.float64]) -> Any:
-    """Return the entries of an array that are not missing."""
+    """Return the non-missing entries of an array as a csr array."""
     given = ~np.isnan(values)
     ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(given.sum(axis=1))])
     return sparse.csr_array((values[given], np.nonzero(given)[1], ends), shape=values.shape)
 
 
 def _merged(table: Any, duplicates: str) -> Any:
-    """Return the stored entries of a sparse table that are not missing, zeros included, each row and column once."""
+    """Return the stored non-missing entries of a sparse table, including zeros, with duplicates merged."""
     found = table.tocoo()
     given = np.flatnonzero(~np.isnan(found.data))
-    given = given[np.lexsort((found.col[given], found.row[given]))]  # stable: those of one place keep their order
+    given = given[np.lexsort((found.col[given], found.row[given]))]  # stable, so entries of one place keep their order
     rows, columns, values = found.row[given], found.col[given], found.data[given]
     starts = np.flatnonzero(np.diff(rows, prepend=-1) | np.diff(columns, prepend=-1))
     if len(starts) < len(values):

@@ -1,1 +1,1 @@
-"""Families of releases: what a request of each asks for, and what its result becomes. No orchestrator, no cluster."""
+"""Families of releases, from request to artifact, without orchestrator and cluster."""

@@ -1,12 +1,12 @@
-"""What a family of releases is: its table, how a request is planned, and the artifact that its result becomes.
+"""Interface of a family of releases and the table of all families.
 
-Everything that follows from a request (plan, charge, release, artifact, registry, audit) is the same for every family,
-and asks the family through `Family`. A family is one class that derives from it, and one row of `FAMILIES`; its request
-(`flows.requests`) makes its flow and its command. The table names a family by its module, which is loaded when the
-family is used: a fit of a subspace loads no other.
+All steps that follow from a request (plan, charge, release, artifact, registry, audit) are the same for every family.
+They call the family through the interface `Family`. A family is one subclass of `Family` and one row of `FAMILIES`.
+Its flow and its command are derived from its request in `flows.requests`. The table gives the module of each family.
+The module is loaded at first use, so a fit of a subspace loads no other family.
 
-A request is stored with its reservation, and so is the plan that was charged. A release goes on from what was stored,
-whatever a later version of the program would plan.
+The request and the charged plan are stored with the reservation. A release resumes from the stored plan, whatever a
+later version of the program would plan.
 """
 
 import dataclasses
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedRelease[R: Request]:
-    """A request with everything that its release will be, before anything is charged."""
+    """A request with the complete plan of its release, before anything is charged."""
 
     request: R
     population: str
@@ -53,23 +53,23 @@ class PlannedRelease[R: Request]:
 
 
 class Family[R: Request, T](ABC):
-    """A family: requests R, and mechanisms that return results T."""
+    """A family of releases, with requests R and mechanisms that return results T."""
 
     name: ClassVar[str]
-    """As requests are stored with it."""
+    """Name under which requests of the family are stored."""
     request: type[R]
     terms: type[Terms]
-    """The public facts that its mechanisms plan from."""
+    """Class of the public facts from which the mechanisms plan."""
     mechanisms: Mapping[str, type[Any]]
-    """The private ones, by name: no two families have one of the same name."""
+    """Private mechanisms by name. No two families have a mechanism of the same name."""
     references: Mapping[str, type[Any]] = {}
-    """What to compare them with: not private, and to be had only by acknowledging that."""
+    """Reference mechanisms for comparison. They are not private and require an explicit acknowledgement of that."""
     artifact: type[Artifact]
 
     @property
     @abstractmethod
     def audit(self) -> "AuditSubject":
-        """What of it is attacked, on which neighbours."""
+        """Subject of the audit: the attacked mechanisms and statistic, with their neighboring inputs."""
 
     @abstractmethod
     def build(self, request: R) -> Mechanism[T]:
@@ -78,7 +78,7 @@ class Family[R: Request, T](ABC):
         Raises
         ------
         InvalidInput
-            When it is unknown, or one of its settings is.
+            When the mechanism or one of its settings is unknown.
         """
 
     @abstractmethod
@@ -88,42 +88,42 @@ class Family[R: Request, T](ABC):
         Raises
         ------
         InvalidInput
-            When the request asks for what the family does not have.
+            When the family does not support the request.
         """
 
     def resolved(self, request: R, snapshot: Entry, *, relation: Relation, target: PrivacyTarget) -> R:
-        """Return a request with its mechanism named, where it leaves the choice to public facts."""
+        """Return a request with its choices made, where it leaves them to public facts, such as the mechanism."""
         return request
 
     @abstractmethod
     def asked(self, request: R) -> Sequence[Any]:
-        """Return what of a request determines its release, besides mechanism and guarantee, as plain JSON values."""
+        """Return the options that determine the release, besides mechanism and guarantee, as plain JSON values."""
 
     @abstractmethod
     def state(
         self, planned: PlannedRelease[R], result: T, *, release_id: str, feature_names: Sequence[str] | None
     ) -> Artifact:
-        """State a result with its public facts and nothing else; names are those that the dataset's owner declared."""
+        """Build the artifact of a result from its public facts only; the dataset's owner declared the feature names."""
 
     def stated(self, planned: PlannedRelease[R]) -> Mapping[str, Any]:
-        """Return what a release states of its request beside the facts of its noise."""
+        """Return the facts of the request that a release states in addition to the facts of its noise."""
         return {}
 
     def one_row_rule(self, request: R) -> str | None:
-        """Return why records have one row each, and how to get that; None where a record may have several."""
+        """Return why records need one row each, and how to ingest them so; None where a record may have several."""
         return None
 
-    def check_ingest(self, request: R, manifest: Callable[[], Manifest]) -> None:  # noqa: B027 - as above
-        """Refuse a snapshot that was ingested with options which do not fit the request; no row is read.
+    def check_ingest(self, request: R, manifest: Callable[[], Manifest]) -> None:  # noqa: B027 - optional to override
+        """Refuse a snapshot whose ingest options do not fit the request; no row is read.
 
         Raises
         ------
         InvalidInput
-            With the option to ingest with.
+            With the required ingest option.
         """
 
     def check(self, request: R, plan: Plan) -> None:  # noqa: B027 - most families refuse nothing here
-        """Refuse what a request wants made of a release that is planned like this.
+        """Refuse a request whose conditions on the finished release cannot be met under this plan.
 
         Raises
         ------
@@ -132,11 +132,11 @@ class Family[R: Request, T](ABC):
         """
 
     def expected_noise(self, planned: PlannedRelease[R]) -> str | None:
-        """Say in a line that a release will be noise alone; None where public facts do not tell."""
+        """Return a line stating that a release will be noise alone; None where public facts do not imply it."""
         return None
 
     def refuse_noise(self, planned: PlannedRelease[R]) -> None:  # noqa: B027 - a family need not forecast
-        """Refuse a release that will be noise alone, where its request does not want one.
+        """Refuse a release that will be noise alone, if its request excludes such a release.
 
         Raises
         ------
@@ -145,38 +145,38 @@ class Family[R: Request, T](ABC):
         """
 
     def looks_at_artifact(self, request: R) -> bool:
-        """Return whether what a request wants published depends on the artifact."""
+        """Return whether the publication of this request depends on the content of the artifact."""
         return False
 
     def restate(self, request: R, artifact: Artifact, *, parent: str) -> Artifact | None:
-        """Return a release's artifact as a request wants it, made of the one it has; None where it is as wanted.
+        """Derive the artifact that a request specifies from the existing one; None where no change is needed.
 
         Raises
         ------
         Refused
-            When that one does not allow it.
+            When the existing artifact does not allow the change.
         """
         return None
 
     def withheld(self, request: R, artifact: Artifact) -> str | None:
-        """Return why a request does not want an artifact published; None where it does."""
+        """Return why a request excludes an artifact from publication; None where it does not."""
         return None
 
     def parameters(self, mechanism: Mechanism[T]) -> Mapping[str, Any]:
-        """Return the parameters of a mechanism that `build` made, as its artifact states them."""
+        """Return the parameters of a mechanism from `build`, in the form that its artifact states."""
         return dataclasses.asdict(mechanism)  # type: ignore[call-overload, no-any-return]
 
     def source(self, planned: PlannedRelease[R], rows: BlockSource) -> BlockSource:
-        """Return the rows of a snapshot as the release is to have them."""
+        """Return the rows of a snapshot in the form that the release uses."""
         return rows
 
     def facts(self, planned: PlannedRelease[R]) -> Mapping[str, Any]:
-        """Return what a dry run shows of a request besides the facts of every release."""
+        """Return the facts that a dry run shows in addition to the facts of every release."""
         return {}
 
 
 def build_mechanism[T](family: Family[Any, T], name: str, settings: Mapping[str, str], **fixed: Any) -> Mechanism[T]:
-    """Build a mechanism of a family from its name, its textual settings and what the request fixes.
+    """Build a mechanism of a family from its name, its textual settings and the values that the request fixes.
 
     Raises
     ------
@@ -192,7 +192,7 @@ def build_mechanism[T](family: Family[Any, T], name: str, settings: Mapping[str,
 
 
 def build_with_settings(kind: type[Any], named: str, settings: Mapping[str, str], *, see: str, **fixed: Any) -> Any:
-    """Build an object from textual settings and what is fixed; ``see`` is the command whose help lists settings.
+    """Build an object from textual settings and fixed values; ``see`` is the command whose help lists the settings.
 
     Raises
     ------
@@ -221,12 +221,12 @@ def _adapter(kind: Hashable) -> TypeAdapter[Any]:
 
 @cache
 def code_version() -> str:
-    """Return the version of this program, as manifests state it."""
+    """Return the version of this program for manifests."""
     return version("dpca-pipeline")
 
 
 def release_facts(family: Family[Any, Any], planned: PlannedRelease[Any], *, release_id: str) -> dict[str, Any]:
-    """Return what the manifest of any release states."""
+    """Return the facts that the manifest of every release states."""
     parameters, stated = family.parameters(planned.mechanism), family.stated(planned)
     return plan_facts(planned.plan, parameters=parameters, release_id=release_id, plan=stated, unit=planned.unit)
 
@@ -234,7 +234,7 @@ def release_facts(family: Family[Any, Any], planned: PlannedRelease[Any], *, rel
 def plan_facts(
     made: Plan, *, parameters: Mapping[str, Any], release_id: str, plan: Mapping[str, Any], unit: PrivacyUnit
 ) -> dict[str, Any]:
-    """Return what the manifest of a release that was planned like this states; ``unit`` is that of its budget."""
+    """Return the manifest facts of a release with this plan; ``unit`` is the privacy unit of its budget."""
     noise: dict[str, Any] = {"noise_multiplier": made.noise_multiplier, "grid_bits": made.bits}
     if made.printed:
         noise["real_epsilon_at_most"] = made.epsilon_at_most
@@ -258,14 +258,17 @@ def plan_facts(
 
 
 def plan_statement(made: Plan, unit: PrivacyUnit) -> str:
-    """Return the guarantee of a planned release in one sentence, with the real epsilon where a formula gives more."""
+    """Return the guarantee of a planned release in one sentence.
+
+    The sentence states the real epsilon where it exceeds the epsilon of the target.
+    """
     target = made.target
     epsilon = None if target.i_know_this_is_not_private else max(target.epsilon, made.real_epsilon or 0.0)
     return privacy_statement(epsilon=epsilon, delta=target.delta, relation=made.problem.relation, unit=unit)
 
 
 def records_facts(snapshot: Entry) -> dict[str, Any]:
-    """Return the terms of a request that say how many records a snapshot has at most, and whether that is declared."""
+    """Return the upper bound on the number of records of a snapshot, and whether it is declared."""
     return {
         "records_at_most": snapshot.records_at_most or RECORDS_AT_MOST,
         "records_declared": snapshot.records_at_most is not None,
@@ -273,17 +276,20 @@ def records_facts(snapshot: Entry) -> dict[str, Any]:
 
 
 def one_row_a_user(request: Request) -> str:
-    """Return the rule of ratings, that a record has one row, and how to get that."""
+    """Return the rule that ratings have one row per user, with the ingest option for it."""
     return f"{request.family} needs one row a user; ingest triplets with --columns row=USER,column=ITEM,value=RATING."
 
 
 def check_ratings(manifest: Manifest, low: float, high: float) -> None:
-    """Refuse a snapshot whose values may not be the ratings that users gave. Options of its ingest decide, never rows.
+    """Refuse a snapshot whose values may differ from the ratings that users gave.
+
+    The decision depends on the ingest options only, never on rows.
 
     Raises
     ------
     InvalidInput
-        If several ratings of one user and item were added up unasked, or ratings of 0 within the range were dropped.
+        If no policy for duplicates was chosen, so that several ratings of one user and item were added up. Also if
+        the range contains 0 and ratings of 0 were dropped.
     """
     if manifest.duplicates is None:
         raise InvalidInput(
@@ -298,12 +304,12 @@ def check_ratings(manifest: Manifest, low: float, high: float) -> None:
 
 
 def rows_by_policy(rows: BlockSource, *, policy: str, clip_norm: float) -> BlockSource:
-    """Return rows as a release has them: all scaled to the clip norm where its policy says so."""
+    """Return the rows of a release, all scaled to the clip norm if its row policy is ``normalise``."""
     return NormalisedBlocks(rows, length=clip_norm) if policy == "normalise" else rows
 
 
 def _guarantee(target: PrivacyTarget) -> dict[str, Any]:
-    """State what was promised, or that nothing was; JSON has no infinity."""
+    """Return the guarantee, or None values where there is none, since JSON has no infinity."""
     if target.i_know_this_is_not_private:
         return {"private": False, "epsilon": None, "delta": None}
     return {"epsilon": target.epsilon, "delta": target.delta}
@@ -316,7 +322,7 @@ FAMILIES = {
     "subspace_evaluation": "flows.families.evaluation:SUBSPACE_EVALUATION",
     "completion_evaluation": "flows.families.completion_evaluation:COMPLETION_EVALUATION",
 }
-"""The place of each family, by the name with which a request is stored."""
+"""Import path of each family, by the name under which its requests are stored."""
 
 _FAMILY, _PLAN = "family", "plan"
 _STORED_APART = ("event", "target")  # the event has a column; the target follows from the request
@@ -345,13 +351,13 @@ def every_family() -> list[Family[Any, Any]]:
 
 
 def stored_request(planned: PlannedRelease[Any]) -> dict[str, Any]:
-    """Return what a reservation stores of a planned release: the request, its family, and the plan."""
+    """Return the content of a reservation: the request with its family and plan."""
     plan = {name: fact for name, fact in dataclasses.asdict(planned.plan).items() if name not in _STORED_APART}
     return {**dataclasses.asdict(planned.request), _FAMILY: planned.request.family, _PLAN: plan}
 
 
 def read_request(stored: Mapping[str, Any]) -> Request:
-    """Return the request that was stored."""
+    """Rebuild a request from its stored form."""
     facts = {name: fact for name, fact in stored.items() if name != _PLAN}
     family = family_named(facts.pop(_FAMILY))
     request: Request = family.request(**facts)
@@ -359,7 +365,7 @@ def read_request(stored: Mapping[str, Any]) -> Request:
 
 
 def read_plan(stored: Mapping[str, Any], request: Request, *, event: Event) -> Plan:
-    """Return the plan that was stored with a request."""
+    """Rebuild the plan that was stored with a request."""
     facts = stored[_PLAN]
     terms = family_of(request).terms
     known = {**facts, "problem": terms(**facts["problem"]), "notes": tuple(facts["notes"])}
@@ -367,9 +373,9 @@ def read_plan(stored: Mapping[str, Any], request: Request, *, event: Event) -> P
 
 
 def read_planned(release: Release, *, unit: PrivacyUnit) -> PlannedRelease[Any]:
-    """Return the planned release that was reserved.
+    """Rebuild the planned release of a reservation.
 
-    ``unit`` is that of the budget that was charged, whose terms never change.
+    ``unit`` is the privacy unit of the charged budget, whose terms never change.
     """
     request = read_request(release.request)
     return PlannedRelease(
@@ -385,9 +391,9 @@ def read_planned(release: Release, *, unit: PrivacyUnit) -> PlannedRelease[Any]:
 
 
 def asked_of(request: Request, mechanism: Mechanism[Any], *, given: Request) -> bytes:
-    """Return what of a request makes it another one, but for its rows.
+    """Return the options that identify a request, except its rows.
 
-    A choice that is left to public facts in the request that was ``given`` is part of it, and what it came to is not.
+    If the ``given`` request leaves a choice to public facts, its identity includes the instruction, not the outcome.
     """
     family, target = family_of(request), target_of(given)
     parameters = family.parameters(mechanism) if request == given else {}
@@ -401,12 +407,12 @@ def fingerprint_of(snapshot: str, asked: bytes) -> str:
 
 
 def target_of(request: Request) -> PrivacyTarget:
-    """Return the guarantee asked for; of references none, whatever numbers stand beside it.
+    """Return the requested guarantee; none for a reference, whatever epsilon and delta the request has.
 
     Raises
     ------
     InvalidInput
-        When a private mechanism has none, or is said not to be private.
+        When the mechanism is private and the request lacks epsilon or delta, or acknowledges a result without privacy.
     """
     references = family_of(request).references
     if request.mechanism in references:

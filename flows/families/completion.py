@@ -1,8 +1,7 @@
-"""The family of matrix completion: factors of items, and the advice of its dry run.
+"""Family of matrix completion, with the advice of its dry run.
 
-The advice of a dry run on completion: which mechanism is expected to predict best, and why, from public facts.
-
-The family of matrix completion: factors and offsets of items, with which users predict their own ratings.
+A release consists of factors and offsets of items, with which users predict their own ratings. A dry run recommends
+the mechanism with the best expected predictions and gives the reason. Both follow from public facts.
 """
 
 import dataclasses
@@ -40,7 +39,7 @@ from storage.datasets.content_digest import Manifest
 def advised(
     problem: RatingsProblem, target: PrivacyTarget, *, rank: int, signal: float | None = None
 ) -> list[Forecast]:
-    """Return the forecasts of mechanisms that accept a request by default, the least expected error first."""
+    """Return the forecasts of the mechanisms that accept a request with default settings, lowest error first."""
     accepted = []
     for found in forecast(problem, target, rank=rank, signal=signal):
         with suppress(DpcaError):
@@ -52,7 +51,10 @@ def advised(
 def advice_facts(
     problem: RatingsProblem, target: PrivacyTarget, *, rank: int, signal: float | None = None
 ) -> Mapping[str, Any]:
-    """Return what a dry run says: a sentence, and the expected errors with the part of the signal that is found."""
+    """Return the advice of a dry run.
+
+    It consists of a sentence, the expected error of each mechanism, and the part of the signal that each one finds.
+    """
     ranked = advised(problem, target, rank=rank, signal=signal)
     return {
         "advice": _sentence(ranked, problem, signal=signal),
@@ -82,7 +84,7 @@ def _sentence(ranked: list[Forecast], problem: RatingsProblem, *, signal: float 
 
 
 AUTO = "auto"
-"""The mechanism of a request that leaves it to public facts."""
+"""Mechanism name in a request that leaves the choice to public facts."""
 
 
 def build_audited(name: str) -> Mechanism[ItemFactors]:
@@ -93,15 +95,16 @@ def build_audited(name: str) -> Mechanism[ItemFactors]:
 
 
 def audited_problem(relation: Relation) -> RatingsProblem:
-    """Return a problem of two items, one rating of each user counted."""
+    """Return a problem with two items and one counted rating per user."""
     return RatingsProblem(n_features=2, low=-1.0, high=1.0, ratings_per_user=1, relation=relation)
 
 
 def neighbours_of(name: str, problem: RatingsProblem) -> tuple[Neighbours, ...]:
-    """Return a pair whose differing user rates one item far outside the range.
+    """Return a pair of datasets whose differing user rates one item far outside the range.
 
-    The opposite rating of the same item is the worst replacement for offsets. For statistics of one factor it would
-    change nothing, since the user's factor has the opposite sign too: there another item is rated.
+    For offsets, the worst replacement is the opposite rating of the same item. For statistics of one factor, this
+    replacement would change nothing, because the user's factor changes sign too. The replacing user therefore rates
+    another item.
     """
     bystander, mine = [[0.5, 0.0]], [[5.0, 0.0]]
     other = [[-5.0, 0.0]] if name == "item_means" else [[0.0, 5.0]]
@@ -114,7 +117,7 @@ def neighbours_of(name: str, problem: RatingsProblem) -> tuple[Neighbours, ...]:
 
 
 def of_item(_pair: Neighbours, _problem: RatingsProblem) -> Callable[[ItemFactors], float]:
-    """Return a statistic: the offset of the item, or the size of its factor."""
+    """Return a statistic: the offset of the item, or the absolute value of its factor."""
 
     def read(result: ItemFactors) -> float:
         return float(result.offsets[0]) if result.factors is None else float(np.abs(result.factors[0, 0]))
@@ -123,7 +126,7 @@ def of_item(_pair: Neighbours, _problem: RatingsProblem) -> Callable[[ItemFactor
 
 
 class CompletionFamily(Family[CompletionRequest, ItemFactors]):
-    """Factors and offsets of items."""
+    """Family of factors and offsets of items."""
 
     name = CompletionRequest.family
     request = CompletionRequest
@@ -140,7 +143,7 @@ class CompletionFamily(Family[CompletionRequest, ItemFactors]):
     )
 
     def one_row_rule(self, request: CompletionRequest) -> str | None:
-        """Return the rule of ratings."""
+        """Return the rule that ratings have one row per user."""
         return one_row_a_user(request)
 
     def build(self, request: CompletionRequest) -> Mechanism[ItemFactors]:
@@ -148,13 +151,13 @@ class CompletionFamily(Family[CompletionRequest, ItemFactors]):
         return build_mechanism(self, request.mechanism, request.settings, rank=int(request.rank))
 
     def check_ingest(self, request: CompletionRequest, manifest: Callable[[], Manifest]) -> None:
-        """Refuse ratings that were added up, or whose zeros are lost."""
+        """Refuse ratings that were added up, or whose zeros were dropped."""
         check_ratings(manifest(), *range_of(request.ratings_between))
 
     def resolved(
         self, request: CompletionRequest, snapshot: Entry, *, relation: Relation, target: PrivacyTarget
     ) -> CompletionRequest:
-        """Return a request with its mechanism named: for ``auto``, the one of the least expected error."""
+        """Return a request with its mechanism named; ``auto`` becomes the mechanism with the lowest expected error."""
         if request.mechanism != AUTO:
             return request
         if request.settings:
@@ -186,14 +189,14 @@ class CompletionFamily(Family[CompletionRequest, ItemFactors]):
         )
 
     def asked(self, request: CompletionRequest) -> Sequence[Any]:
-        """Return what a request says of ratings."""
+        """Return the options on ratings that determine the release."""
         asked: list[Any] = [*range_of(request.ratings_between), request.ratings_per_user]
         if request.mechanism == AUTO:
             asked += [f"rank={request.rank}", f"signal={request.signal}"]
         return asked
 
     def facts(self, planned: PlannedRelease[CompletionRequest]) -> Mapping[str, Any]:
-        """Return what a dry run shows of ratings."""
+        """Return the facts of a dry run on ratings, with its advice."""
         request = planned.request
         return {"rank": request.rank, **self.stated(planned), **self._advice(planned)}
 
@@ -204,7 +207,7 @@ class CompletionFamily(Family[CompletionRequest, ItemFactors]):
         return advice_facts(plan.problem, plan.target, rank=request.rank, signal=request.signal)
 
     def stated(self, planned: PlannedRelease[CompletionRequest]) -> Mapping[str, Any]:
-        """Return the bounds of ratings."""
+        """Return the range of ratings and the number of ratings per user."""
         request = planned.request
         return {
             "ratings_between": list(range_of(request.ratings_between)),
@@ -219,7 +222,7 @@ class CompletionFamily(Family[CompletionRequest, ItemFactors]):
         release_id: str,
         feature_names: Sequence[str] | None,
     ) -> ItemEmbeddings:
-        """State factors and offsets with their public facts."""
+        """Build the artifact of factors and offsets with their public facts."""
         low, high = range_of(planned.request.ratings_between)
         facts = release_facts(self, planned, release_id=release_id)
         names = {} if feature_names is None else {"feature_names": list(feature_names)}
@@ -240,7 +243,7 @@ def range_of(text: str) -> tuple[float, float]:
     Raises
     ------
     InvalidInput
-        When it is not one, or empty.
+        When the text is not a range, or the range is empty.
     """
     low, _, high = text.partition(":")
     try:

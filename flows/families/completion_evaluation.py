@@ -1,4 +1,4 @@
-"""The family of private estimates of how well item embeddings predict: four noisy sums over users, charged."""
+"""Family of private estimates of how well item embeddings predict, by four noisy sums over users, which are charged."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ from storage.workspace import Workspace
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class EvaluatedItems:
-    """Item embeddings with the version that they are."""
+    """Item embeddings with their version."""
 
     version: Resolved
     embeddings: ItemEmbeddings
@@ -38,7 +38,7 @@ class EvaluatedItems:
         Raises
         ------
         NotFound, Invalid
-            When there are none, or it is of another kind.
+            When the reference does not exist, or is not a release of item embeddings.
         """
         version = workspace.registry.resolve(reference)
         found = workspace.registry.load(f"{version.name}@sha256:{version.digest}", ItemEmbeddings)
@@ -46,19 +46,19 @@ class EvaluatedItems:
 
     @property
     def is_private(self) -> bool:
-        """Whether they keep a guarantee."""
+        """True if the embeddings have a privacy guarantee."""
         return self.embeddings.is_private
 
     @property
     def mechanism(self) -> PredictionError:
-        """The estimate of these embeddings."""
+        """Mechanism that estimates the prediction error of these embeddings."""
         found = self.embeddings
         step = dict(found.manifest["user_step"])
         return PredictionError(offsets=found.offsets, factors=found.factors, user_step=step)
 
     @property
     def baselines(self) -> dict[str, PredictionError]:
-        """The same estimate of simpler predictions: the released mean of each item, and one number for all ratings."""
+        """The same estimate for two simpler predictions: the released mean of each item, and one constant."""
         constant = {**self.embeddings.manifest["user_step"], "prior": None}
         offsets = self.embeddings.offsets
         return {
@@ -74,7 +74,8 @@ class EvaluatedItems:
         Raises
         ------
         InvalidInput
-            When the dataset has other items, or its records may have several rows.
+            When the dataset has other items, its records may have several rows, or its values may differ from the
+            ratings that users gave. Also when ``count`` is below 1.
         """
         found = self.embeddings
         check_columns(workspace, snapshot, version=self.version, artifact=found, n_columns=found.n_items)
@@ -97,19 +98,22 @@ class EvaluatedItems:
 
 
 def build_audited(name: str) -> Mechanism[Estimate]:
-    """Build a mechanism for the audit, whose predictions are as low as can be."""
+    """Build a mechanism for the audit that predicts the lowest possible ratings."""
     step = {"centre": 1.0, "prior": None}
     mechanism: Mechanism[Estimate] = COMPLETION_MECHANISMS[name](offsets=np.zeros(2), factors=None, user_step=step)
     return mechanism
 
 
 def audited_problem(relation: Relation) -> PredictionTerms:
-    """Return a problem of two items."""
+    """Return a problem with two items."""
     return PredictionTerms(n_features=2, low=1.0, high=5.0, count=2, relation=relation)
 
 
 def neighbours_of(_name: str, problem: PredictionTerms) -> tuple[Neighbours, ...]:
-    """Return a pair whose differing user rates both items as high as can be; the other one has no ratings."""
+    """Return a pair of datasets that differ in one user.
+
+    The user rates both items above the range in one dataset, and is absent or has no ratings in the other.
+    """
     mine, nothing = [[9.0, 9.0]], [[0.0, 0.0]]
     there = [] if problem.relation == "add_remove" else nothing
 
@@ -120,12 +124,12 @@ def neighbours_of(_name: str, problem: PredictionTerms) -> tuple[Neighbours, ...
 
 
 def in_sum(_pair: Neighbours, _problem: PredictionTerms) -> Callable[[Estimate], float]:
-    """Return a statistic: the four sums together, all of which the differing user raises."""
+    """Return a statistic: the total of the four sums, all of which the differing user raises."""
     return lambda result: float(result.sums.sum())
 
 
 class CompletionEvaluationFamily(EvaluationFamily[CompletionEvaluationRequest, EvaluatedItems]):
-    """Private estimates of how well item embeddings predict."""
+    """Family of private estimates of how well item embeddings predict."""
 
     name = CompletionEvaluationRequest.family
     request = CompletionEvaluationRequest
@@ -140,11 +144,11 @@ class CompletionEvaluationFamily(EvaluationFamily[CompletionEvaluationRequest, E
     )
 
     def one_row_rule(self, request: CompletionEvaluationRequest) -> str | None:
-        """Return the rule of ratings."""
+        """Return the rule that ratings have one row per user."""
         return one_row_a_user(request)
 
     def evaluated(self, request: CompletionEvaluationRequest) -> EvaluatedItems:
-        """Load the item embeddings."""
+        """Load the evaluated item embeddings."""
         return EvaluatedItems.of(Workspace.read_only(), request.artifact)
 
     def diagnosis(
@@ -154,7 +158,7 @@ class CompletionEvaluationFamily(EvaluationFamily[CompletionEvaluationRequest, E
         workspace: Workspace,
         snapshot: Entry,
     ) -> tuple[BlockSource, Diagnosis]:
-        """Return the comparison of predictions with ratings that users hide."""
+        """Return the rows and a comparison of predictions with held-out ratings of the users."""
         problem = evaluated.terms(workspace, snapshot, count=request.count)
 
         def compute(new_curator: Callable[[], DisclosingCurator]) -> dict[str, Any]:
@@ -170,22 +174,22 @@ class CompletionEvaluationFamily(EvaluationFamily[CompletionEvaluationRequest, E
         return workspace.catalog.open(snapshot), compute
 
     def problem(self, request: CompletionEvaluationRequest, snapshot: Entry, *, relation: Relation) -> PredictionTerms:
-        """Return the public facts of an evaluation on a snapshot of the same items."""
+        """Return the public facts of an evaluation on a snapshot with the same items."""
         evaluated = self.evaluated(request)
         terms = evaluated.terms(Workspace.read_only(), snapshot, count=request.count, relation=relation)
         check_private(evaluated)
         return terms
 
     def asked(self, request: CompletionEvaluationRequest) -> Sequence[Any]:
-        """Return the digest of what is evaluated, the same by any reference, and the length of lists."""
+        """Return the digest of the evaluated release, and the length of the recommended lists."""
         return [*super().asked(request), request.count]
 
     def about(self, planned: PlannedRelease[CompletionEvaluationRequest]) -> Mapping[str, Any]:
-        """Return the length of lists."""
+        """Return the length of the recommended lists."""
         return {"count": planned.plan.problem.count}
 
     def facts(self, planned: PlannedRelease[CompletionEvaluationRequest]) -> Mapping[str, Any]:
-        """Return what a dry run shows of the evaluation, and the std of each noisy sum in users."""
+        """Return the facts of a dry run, with the std of each noisy sum in users."""
         mechanism, problem = planned.mechanism, planned.plan.problem
         assert isinstance(mechanism, PredictionError)
         noise = {"noise_std": mechanism.noise_std(planned.plan)}

@@ -1,12 +1,9 @@
-"""Families of private estimates: what they share, and the estimate of what subspaces capture.
+"""Private evaluation of releases, and the family that estimates what a subspace captures.
 
-What families of private estimates share: a release by any reference, a mechanism made of it, and what is stated.
+`EvaluationFamily` is the common base. It loads a release by any reference, builds the mechanism from it, and states
+which version was evaluated. `check_columns` compares the columns of a dataset with the columns of the release.
 
-The columns of a dataset on which a release is evaluated, compared with those of the release.
-
-A subspace that is to be evaluated on a dataset, checked: what its rows are, and that the columns agree.
-
-The family of private estimates of what subspaces capture: a few noisy sums over records, charged.
+`SubspaceEvaluationFamily` evaluates a subspace on a dataset by a few noisy sums over records, which are charged.
 """
 
 import dataclasses
@@ -36,11 +33,11 @@ from storage.datasets.catalog import Entry
 from storage.workspace import Workspace
 
 type Diagnosis = Callable[[Callable[[], DisclosingCurator]], dict[str, Any]]
-"""Computes numbers without noise, which are not private, from a function that returns a curator for each pass."""
+"""Function that computes numbers without noise, which are not private. Its argument returns a curator for each pass."""
 
 
 class EvaluatedRelease(Protocol):
-    """A loaded release that is to be evaluated."""
+    """A loaded release for evaluation."""
 
     @property
     def version(self) -> Resolved: ...  # noqa: D102
@@ -51,32 +48,32 @@ class EvaluatedRelease(Protocol):
 
 
 class EvaluationFamily[R: EvaluationRequest, E: EvaluatedRelease](Family[R, Estimate]):
-    """Private estimates of how good releases of one kind are."""
+    """Base of the families of private estimates of the quality of releases."""
 
     artifact = PrivateEstimate
 
     @abstractmethod
     def evaluated(self, request: R) -> E:
-        """Load what a request evaluates."""
+        """Load the release that a request evaluates."""
 
     @abstractmethod
     def diagnosis(
         self, request: R, evaluated: E, workspace: Workspace, snapshot: Entry
     ) -> tuple[BlockSource, Diagnosis]:
-        """Return the rows of a snapshot as the evaluated release had them, and its diagnosis on them.
+        """Return the rows of a snapshot in the form that the evaluated release used, and its diagnosis on them.
 
         Raises
         ------
         InvalidInput
-            When the snapshot has other columns.
+            When the columns of the snapshot differ from the columns of the release.
         """
 
     def about(self, planned: PlannedRelease[R]) -> Mapping[str, Any]:
-        """Return what an estimate states of its request besides the release."""
+        """Return the facts of the request that an estimate states in addition to the evaluated release."""
         return {}
 
     def build(self, request: R) -> Mechanism[Estimate]:
-        """Build the mechanism, of what was released."""
+        """Build the mechanism from the evaluated release."""
         if request.settings:
             raise InvalidInput(
                 f"{request.mechanism} has no setting {next(iter(request.settings))!r}; it takes no settings."
@@ -84,37 +81,37 @@ class EvaluationFamily[R: EvaluationRequest, E: EvaluatedRelease](Family[R, Esti
         return self.evaluated(request).mechanism
 
     def resolved(self, request: R, snapshot: Entry, *, relation: Relation, target: PrivacyTarget) -> R:
-        """Return a request with its alias replaced by the version that it means now."""
+        """Return a request with its alias replaced by the version that the alias points to now."""
         return dataclasses.replace(request, artifact=str(self.evaluated(request).version))
 
     def asked(self, request: R) -> Sequence[Any]:
-        """Return the digest of what is evaluated: the same by any reference."""
+        """Return the digest of the evaluated release, which is the same for all references to it."""
         return [self.evaluated(request).version.digest]
 
     def parameters(self, mechanism: Mechanism[Estimate]) -> Mapping[str, Any]:
-        """Return nothing: the arrays of a mechanism are those of what is evaluated."""
+        """Return no parameters, because the arrays of the mechanism are in the evaluated release already."""
         return {}
 
     def stated(self, planned: PlannedRelease[R]) -> Mapping[str, Any]:
-        """Return what is evaluated."""
+        """Return the version and digest of the evaluated release."""
         version = self.evaluated(planned.request).version
         return {"evaluated": str(version), "evaluated_digest": version.digest, **self.about(planned)}
 
     def state(
         self, planned: PlannedRelease[R], result: Estimate, *, release_id: str, feature_names: Sequence[str] | None
     ) -> PrivateEstimate:
-        """State the noisy sums, the estimates, and what they are of."""
+        """Build the artifact of the noisy sums and estimates, with the evaluated version."""
         facts = release_facts(self, planned, release_id=release_id)
         return PrivateEstimate(sums=result.sums, manifest={**facts, "outcome": dict(result.outcome)})
 
 
 def check_private(evaluated: EvaluatedRelease) -> None:
-    """Refuse a release about which no estimate is private.
+    """Refuse a release that is not private, since no estimate about it would be private.
 
     Raises
     ------
     Refused
-        When it is a reference without a guarantee.
+        When the release comes from a reference mechanism without a guarantee.
     """
     if not evaluated.is_private:
         raise Refused(
@@ -126,12 +123,12 @@ def check_private(evaluated: EvaluatedRelease) -> None:
 def check_columns(
     workspace: Workspace, snapshot: Entry, *, version: Resolved, artifact: Artifact, n_columns: int
 ) -> None:
-    """Refuse a dataset of other columns than those of a release.
+    """Refuse a dataset whose columns differ from the columns of a release.
 
     Raises
     ------
     InvalidInput
-        When their number differs, or the declared names or schemas do.
+        When the numbers of columns, the declared names or the schemas differ.
     """
     if snapshot.n_features != n_columns:
         raise InvalidInput(
@@ -154,7 +151,7 @@ def check_columns(
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class EvaluatedSubspace:
-    """A subspace with the version that it is."""
+    """A subspace with its version."""
 
     version: Resolved
     subspace: PrivateSubspace
@@ -166,9 +163,9 @@ class EvaluatedSubspace:
         Raises
         ------
         NotFound, Invalid
-            When there is none, or it is of another kind.
+            When the reference does not exist, or is not a subspace.
         InvalidInput
-            When it states no clip norm, without which its rows are not known.
+            When the subspace states no clip norm, without which its rows are unknown.
         """
         version = workspace.registry.resolve(reference)
         subspace = workspace.registry.load(f"{version.name}@sha256:{version.digest}", PrivateSubspace)
@@ -180,12 +177,12 @@ class EvaluatedSubspace:
 
     @property
     def is_private(self) -> bool:
-        """Whether it keeps a guarantee."""
+        """True if the subspace has a privacy guarantee."""
         return self.subspace.is_private
 
     @property
     def mechanism(self) -> CapturedShare:
-        """The estimate of its components, around its mean."""
+        """Mechanism that estimates the share captured by the components, around the mean of the subspace."""
         return CapturedShare(components=self.subspace.components, mean=self.subspace.mean)
 
     @property
@@ -194,47 +191,47 @@ class EvaluatedSubspace:
         return float(self.subspace.manifest["clip_norm"])
 
     def check_columns(self, workspace: Workspace, snapshot: Entry) -> None:
-        """Refuse a dataset of other columns.
+        """Refuse a dataset whose columns differ from the columns of the subspace.
 
         Raises
         ------
         InvalidInput
-            When their number differs, or the declared names do.
+            When the numbers of columns, the declared names or the schemas differ.
         """
         check_columns(
             workspace, snapshot, version=self.version, artifact=self.subspace, n_columns=self.subspace.n_features
         )
 
     def source(self, rows: BlockSource) -> BlockSource:
-        """Return rows as the release had them: scaled to the clip norm where it says so."""
+        """Return rows in the form that the release used, scaled to the clip norm if its row policy requires it."""
         policy = self.subspace.manifest.get("plan", {}).get("row_policy", "clip")
         return rows_by_policy(rows, policy=policy, clip_norm=self.clip_norm)
 
 
 def build_audited(name: str) -> Mechanism[Estimate]:
-    """Build a mechanism for the audit, of the first axis."""
+    """Build a mechanism for the audit that evaluates the first axis."""
     mechanism: Mechanism[Estimate] = SUBSPACE_MECHANISMS[name](components=np.eye(2)[:1])
     return mechanism
 
 
 def audited_problem(relation: Relation) -> SubspaceTerms:
-    """Return a problem of two columns."""
+    """Return a problem with two columns."""
     return SubspaceTerms(n_features=2, clip_norm=1.0, n_components=1, centred=False, relation=relation)
 
 
 def neighbours_of(_name: str, problem: SubspaceTerms) -> tuple[Neighbours, ...]:
-    """Return pairs that differ in a record along the axis, or off it."""
+    """Return pairs of datasets that differ in a record along the axis, or off it."""
     return worst_neighbours(problem.relation, n_features=problem.n_features, clip_norm=problem.clip_norm)
 
 
 def along_first(_pair: Neighbours, problem: SubspaceTerms) -> Callable[[Estimate], float]:
-    """Return a statistic: what lies along the axis, less, for replaced records, what lies off it."""
+    """Return a statistic: the sum along the axis, minus the sum off it if records are replaced."""
     off = 1.0 if problem.relation == "replace_one" else 0.0
     return lambda result: float(result.sums[0] - off * result.sums[2])
 
 
 class SubspaceEvaluationFamily(EvaluationFamily[SubspaceEvaluationRequest, EvaluatedSubspace]):
-    """Private estimates of what subspaces capture."""
+    """Family of private estimates of what subspaces capture."""
 
     name = SubspaceEvaluationRequest.family
     request = SubspaceEvaluationRequest
@@ -249,7 +246,7 @@ class SubspaceEvaluationFamily(EvaluationFamily[SubspaceEvaluationRequest, Evalu
     )
 
     def evaluated(self, request: SubspaceEvaluationRequest) -> EvaluatedSubspace:
-        """Load the subspace."""
+        """Load the evaluated subspace."""
         return EvaluatedSubspace.of(Workspace.read_only(), request.artifact)
 
     def diagnosis(
@@ -259,7 +256,7 @@ class SubspaceEvaluationFamily(EvaluationFamily[SubspaceEvaluationRequest, Evalu
         workspace: Workspace,
         snapshot: Entry,
     ) -> tuple[BlockSource, Diagnosis]:
-        """Return the comparison of the subspace with the best one of the rows."""
+        """Return the rows and a comparison of the subspace with the best subspace of these rows."""
         evaluated.check_columns(workspace, snapshot)
         subspace, rows = evaluated.subspace, evaluated.source(workspace.catalog.open(snapshot))
         problem = Problem(
@@ -276,7 +273,7 @@ class SubspaceEvaluationFamily(EvaluationFamily[SubspaceEvaluationRequest, Evalu
         return rows, compute
 
     def problem(self, request: SubspaceEvaluationRequest, snapshot: Entry, *, relation: Relation) -> SubspaceTerms:
-        """Return the public facts of an evaluation on a snapshot of the same columns."""
+        """Return the public facts of an evaluation on a snapshot with the same columns."""
         evaluated = self.evaluated(request)
         evaluated.check_columns(Workspace.read_only(), snapshot)
         check_private(evaluated)
@@ -290,11 +287,11 @@ class SubspaceEvaluationFamily(EvaluationFamily[SubspaceEvaluationRequest, Evalu
         )
 
     def source(self, planned: PlannedRelease[SubspaceEvaluationRequest], rows: BlockSource) -> BlockSource:
-        """Return the rows as the evaluated release had them."""
+        """Return the rows in the form that the evaluated release used."""
         return self.evaluated(planned.request).source(rows)
 
     def facts(self, planned: PlannedRelease[SubspaceEvaluationRequest]) -> Mapping[str, Any]:
-        """Return what a dry run shows of the evaluation, and the std of each noisy sum in data units squared."""
+        """Return the facts of a dry run, with the std of each noisy sum in squared data units."""
         mechanism, problem = planned.mechanism, planned.plan.problem
         assert isinstance(mechanism, CapturedShare)
         return {

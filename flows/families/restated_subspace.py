@@ -1,8 +1,7 @@
-"""The artifact of a refined release, and another number of components or refinement of it.
+"""Artifact of a refined subspace, and its restatement.
 
-The artifact of a refined release: its arrays, and its public facts by the names of the manifest.
-
-Another number of components, or another refinement, of a release: made of its artifact, free, reading no row.
+The artifact holds the arrays, and its public facts by the names of the manifest. A restatement derives another number
+of components, or another refinement, from the artifact of a release. It costs nothing and reads no row.
 """
 
 import dataclasses
@@ -27,7 +26,7 @@ _MEGABYTE = 1e6
 
 
 def outcome_of(refined: RefinedRelease) -> dict[str, Any]:
-    """Return what a release decided and says of itself; the verdict is its summary in one line."""
+    """Return the decisions and self-assessment of a release, with the verdict as a summary in one line."""
     decided = refined.subspace.outcome or {}
     facts = {**refined.facts(), **decided}
     noise = refined.subspace.noise
@@ -43,15 +42,16 @@ def state_subspace(
     warnings: Sequence[str],
     manifest: Mapping[str, Any],
 ) -> PrivateSubspace:
-    """State a refined release as an artifact.
+    """Build the artifact of a refined release.
 
     Parameters
     ----------
     refined : RefinedRelease
     raw : Subspace
-        As the mechanism returned it; its leading directions are kept beside refined ones, where its matrix is not.
+        The result of the mechanism before refinement. If the release is refined and its matrix is not kept, the
+        artifact also keeps the leading directions of this result.
     keep_matrix : float
-        Megabytes up to which the matrix is kept.
+        Largest size in megabytes of a matrix that is kept.
     warnings : sequence of str
     manifest : mapping
         The other public facts.
@@ -76,7 +76,7 @@ def state_subspace(
 
 
 def packed(matrix: NDArray[np.float64] | None, *, keep_matrix: float) -> NDArray[np.float64] | None:
-    """Return the upper triangle of a symmetric matrix, row by row; None where it has more megabytes than are kept."""
+    """Return the upper triangle of a symmetric matrix, row by row; None if it exceeds ``keep_matrix`` megabytes."""
     if matrix is None:
         return None
     order = len(matrix)
@@ -92,14 +92,14 @@ _WHOLE = float("inf")
 
 
 def asked_refinement(artifact: PrivateSubspace) -> str:
-    """Return the refinement that a release was asked with; none in a version that knew of none."""
+    """Return the requested refinement of a release; ``none`` where an older version stated no refinement."""
     return str(artifact.manifest.get("parameters", {}).get("refine", "none"))
 
 
 def restate_subspace(
     artifact: PrivateSubspace, *, n_components: int | str, refine: str | None = None, parent: str
 ) -> PrivateSubspace:
-    """Make the artifact of another post-processing of a release.
+    """Build the artifact of a different post-processing of a release.
 
     Parameters
     ----------
@@ -107,22 +107,22 @@ def restate_subspace(
     n_components : int or "auto"
         k.
     refine : str, optional
-        As of `dpca_tasks.refinement.refined_release.refine_release`; what the release was asked with by default.
+        As in `dpca_tasks.refinement.refined_release.refine_release`; by default the method requested for the release.
     parent : str
         The artifact's digest, for the manifest.
 
     Returns
     -------
     PrivateSubspace
-        Refined anew where the artifact kept the matrix. From its leading directions alone, ``none``, and ``eb`` with
-        a warning: nothing can score it then.
+        Refined again if the artifact kept the matrix. If it kept the leading directions only, ``none`` and ``eb`` are
+        possible. The result of ``eb`` then has a warning, because nothing can score it.
 
     Raises
     ------
     Refused
         When the artifact does not allow that refinement.
     Invalid
-        When it kept fewer directions.
+        When the artifact kept fewer directions.
     """
     method = asked_refinement(artifact) if refine is None else refine
     if artifact.matrix is not None:
@@ -143,7 +143,10 @@ def restate_subspace(
 
 
 def noise_edge_of(artifact: PrivateSubspace) -> float | None:
-    """Return what eigenvalues of noise alone stay below, as an artifact states it or as its plan has it, or None."""
+    """Return the noise edge, below which the eigenvalues of pure noise stay; None if it is unknown.
+
+    The edge comes from the artifact, or else from a repeated plan of its release.
+    """
     stated = artifact.outcome.get("noise_edge")
     if stated is not None:
         return float(stated)
@@ -164,7 +167,7 @@ def _from_matrix(
     moment = moment_of(released)
     made = Moment(matrix=moment.centred(), mean=artifact.mean, released=moment.matrix, noise=dict(noise))
     again = decompose(made, n_components=1)
-    if artifact.refined_by == "none" and artifact.spectrum is not None:  # to the bit as they were released
+    if artifact.refined_by == "none" and artifact.spectrum is not None:  # bit-identical to the release
         more = () if artifact.further is None else (artifact.further,)
         rows, values = np.vstack([artifact.components, *more]), artifact.spectrum
         released = dataclasses.replace(
@@ -189,7 +192,7 @@ def _from_matrix(
 
 
 def _from_pairs(artifact: PrivateSubspace, plain: PrivateSubspace) -> PrivateSubspace:
-    """Refine what was kept of a release: its leading directions."""
+    """Refine a release from its kept leading directions alone."""
     source = _unrefined(artifact)
     more = () if source.further is None else (source.further,)
     rows, values = np.vstack([source.components, *more]), source.spectrum if source.further is not None else None
@@ -227,7 +230,7 @@ def _from_pairs(artifact: PrivateSubspace, plain: PrivateSubspace) -> PrivateSub
 
 
 def _unrefined(artifact: PrivateSubspace) -> PrivateSubspace:
-    """Return the same release with all the directions of it that were kept, unrefined."""
+    """Return the same release unrefined, with all its kept directions."""
     if artifact.refined_by == "none" or artifact.leading is None:
         return artifact
     outcome = {**artifact.outcome, "refined_by": "none"}
@@ -267,12 +270,14 @@ def _checked(artifact: PrivateSubspace, n_components: int) -> int:
 
 
 def _noise_of(artifact: PrivateSubspace) -> tuple[float, float]:
-    """Return the std off the diagonal and the edge of the noise: as stated, or as the release's plan has it.
+    """Return the std of the noise off the diagonal, and the noise edge.
+
+    Both come from the artifact, or else from a repeated plan of its release.
 
     Raises
     ------
     Refused
-        When the release had no noisy symmetric matrix, or this version would plan other noise for it.
+        When the release had no noisy symmetric matrix, or this version would plan different noise for it.
     """
     outcome = artifact.outcome
     if "noise" in outcome and outcome.get("noise_edge") is not None:
@@ -289,7 +294,7 @@ def _noise_of(artifact: PrivateSubspace) -> tuple[float, float]:
 
 
 def _planned_again(manifest: Mapping[str, Any], *, n_features: int) -> Plan | None:
-    """Plan the release of an artifact again; None where its noise does not follow from its manifest."""
+    """Repeat the plan of an artifact's release; None where the manifest does not determine the noise."""
     name, privacy, noise = manifest.get("mechanism"), manifest.get("privacy", {}), manifest.get("plan", {})
     kind = MECHANISMS.get(str(name))
     if kind is None:

@@ -1,13 +1,11 @@
-"""Streams of subspaces: their terms, and the version of each tick.
+"""Terms of a stream of subspaces, and the version of each tick.
 
-The terms of a stream: planned from public facts when it is opened, and read back at each tick.
+The terms are planned from public facts when the stream is opened, and read back at each tick. They hold the plan, the
+weights and everything else on which a tick's noise and grid depend. A later version of the program therefore answers
+a tick of the stream in the same way.
 
-They hold the plan, the weights and everything else on which a tick's noise and grid depend, so that no later version
-of the program answers a tick of it otherwise.
-
-The version of a tick: the estimate of all kept answers, aligned with the tick before, as a private subspace.
-
-Everything here is post-processing of answers that were released and kept; no row is read.
+The version of a tick is the estimate from all kept answers, aligned with the previous version, as a private subspace.
+It is post-processing of answers that were released and kept; no row is read.
 """
 
 import dataclasses
@@ -55,7 +53,7 @@ from storage.ledger.stream_rows import Stream, Tick
 from storage.workspace import Workspace
 
 SLOTS: Mapping[str, str] = {"hourly": "%Y-%m-%dT%H", "daily": "%Y-%m-%d", "weekly": "%G-W%V", "monthly": "%Y-%m"}
-"""How a slot of a schedule is named, by the time at which it was planned."""
+"""Name format of the slots of each schedule, applied to the planned time."""
 
 _EXAMPLES = {"hourly": "2026-01-05T14", "daily": "2026-01-05", "weekly": "2026-W02", "monthly": "2026-01"}
 
@@ -64,11 +62,11 @@ _APART = ("event", "target", "problem", "mechanism")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamTerms:
-    """The terms of a stream, as objects.
+    """Terms of a stream.
 
     Attributes
     ----------
-    facts : mapping, the terms as they are stored
+    facts : mapping, the terms in their stored form
     plan : Plan
     weights : Weights
     """
@@ -79,32 +77,32 @@ class StreamTerms:
 
     @property
     def horizon(self) -> int:
-        """The ticks for which the noise was calibrated."""
+        """Number of ticks for which the noise was calibrated."""
         return int(self.facts["horizon"])
 
     @property
     def unit(self) -> PrivacyUnit:
-        """The unit of privacy: that of the budget, where ids tell the individuals of all nights, or a row of one."""
+        """Privacy unit: the budget's unit where ids identify individuals across nights, else one row of one night."""
         if self.facts["unit"] == "rows":
             return PrivacyUnit(name=NIGHT_ROW)
         return PrivacyUnit(name=self.facts["whose"], rows=self.facts["rows_per_unit"])
 
     def statement(self, epsilon: float) -> str:
-        """Return the guarantee of ticks that have an epsilon together, in one sentence."""
+        """Return the guarantee of ticks with a joint epsilon, in one sentence."""
         delta, relation = float(self.facts["delta"]), self.plan.problem.relation
         return privacy_statement(epsilon=epsilon, delta=delta, relation=relation, unit=self.unit)
 
     @property
     def answer(self) -> dict[str, Any]:
-        """What each tick estimates, as the functions of estimates take it."""
+        """Kind of estimate of each tick, as keyword arguments of the estimate functions."""
         return {name: self.facts[name] for name in ("answer", "window", "half_life")}
 
     def query(self, tick: int, arrivals: tuple[int, ...]) -> StreamedMoment:
-        """Return the query of a tick; ``arrivals`` are the numbers of the snapshots of all ticks up to it."""
+        """Return the query of a tick; ``arrivals`` are the snapshot numbers of all ticks up to this one."""
         return tick_query(self.plan, weights=self.weights, horizon=self.horizon, tick=tick, arrivals=arrivals)
 
     def event_of(self, ticks: int, *, charged: int = 0) -> Event:
-        """Return the event by which ticks up to a number are charged, after others were."""
+        """Return the event that charges the ticks up to ``ticks``, after the first ``charged`` were paid."""
         if self.weights.endless:
             if charged:
                 raise InvalidInput(
@@ -126,21 +124,21 @@ class StreamTerms:
         return smallest_epsilon(units_of(float(event["noise_multiplier"])), float(self.facts["delta"]))
 
     def slot_at(self, time: datetime) -> str:
-        """Name the slot of a time that a schedule planned.
+        """Return the name of the slot of a planned time.
 
-        Days, weeks and months are those of the time's own zone, so each has one slot when clocks change. Hours are
-        those of UTC, because a local hour comes twice in autumn.
+        Days, weeks and months follow the time zone of ``time``, so each has one slot even when clocks change. Hours
+        follow UTC, because a local hour occurs twice in autumn.
         """
         schedule = self.facts["schedule"]
         return (time.astimezone(UTC) if schedule == "hourly" else time).strftime(SLOTS[schedule])
 
     def check_slot(self, slot: str) -> str:
-        """Return the name of a slot if it is written as `slot_at` writes it.
+        """Return the name of a slot, after a check that it has the format of `slot_at`.
 
         Raises
         ------
         InvalidInput
-            If it is another text, or no date of the calendar.
+            If the text has another format, or is not a calendar date.
         """
         schedule, day = self.facts["schedule"], "-1" if self.facts["schedule"] == "weekly" else ""
         try:
@@ -161,7 +159,7 @@ def plan_terms(workspace: Workspace, request: StreamRequest) -> StreamTerms:
     Raises
     ------
     InvalidInput, Conflict
-        When it asks for what cannot be, or the dataset belongs to other people.
+        When the request is not feasible, or the dataset belongs to another population.
     """
     check_name(request.publish)
     snapshot = workspace.catalog.current(request.dataset)
@@ -205,7 +203,7 @@ def plan_terms(workspace: Workspace, request: StreamRequest) -> StreamTerms:
 
 
 def read_terms(facts: Mapping[str, Any]) -> StreamTerms:
-    """Return the terms of a stream as they were stored when it was opened."""
+    """Rebuild the terms of a stream from the form stored when it was opened."""
     problem, plan = Problem(**facts["problem"]), dict(facts["plan"])
     plan["notes"] = tuple(plan["notes"])
     target = PrivacyTarget(epsilon=facts["epsilon"], delta=facts["delta"], allow_large_delta=facts["allow_large_delta"])
@@ -218,14 +216,14 @@ def read_terms(facts: Mapping[str, Any]) -> StreamTerms:
 
 
 def check_fits(workspace: Workspace, terms: StreamTerms, snapshot: Entry) -> None:
-    """Check that a snapshot has the columns and the individuals that a stream was opened for.
+    """Check that a snapshot has the columns and the privacy unit with which a stream was opened.
 
     Raises
     ------
     Conflict
-        When it has others.
+        When the columns, or the ids that identify individuals, differ.
     Refused
-        When it has more rows of an individual than the budget states.
+        When the snapshot has more rows per individual than the budget states.
     """
     if features_of(workspace, snapshot) != terms.facts["features"]:
         raise Conflict(
@@ -242,7 +240,10 @@ def check_fits(workspace: Workspace, terms: StreamTerms, snapshot: Entry) -> Non
 
 
 def features_of(workspace: Workspace, snapshot: Entry) -> str:
-    """Return a digest of the columns of a snapshot: their number, names and declarations, where they have any."""
+    """Return a digest of the columns of a snapshot.
+
+    It covers their number, and their names and encoder declarations if there are any.
+    """
     rows = workspace.catalog.open(snapshot)
     names = rows.feature_names()
     told = [snapshot.n_features, None if names is None else list(names), meaning(rows.encoder())]
@@ -250,7 +251,7 @@ def features_of(workspace: Workspace, snapshot: Entry) -> str:
 
 
 def _weights(request: StreamRequest) -> tuple[Weights, str]:
-    """Choose the weights of a request, and what its ticks estimate."""
+    """Choose the weights of a request, and the kind of estimate of its ticks."""
     window, half_life, strategy = request.window, request.half_life, request.strategy
     if window is not None and half_life is not None:
         raise InvalidInput(f"window={window} and half_life={half_life} are two estimates; state one of them.")
@@ -270,20 +271,20 @@ def _weights(request: StreamRequest) -> tuple[Weights, str]:
 
 
 def _as_stored(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return facts as they are read back from the ledger."""
+    """Return facts in the form in which the ledger returns them."""
     return dict(json.loads(canonical_json(facts)))
 
 
 FIRST_TESTED = 8
-"""The first tick with a test for drift: a quarter of the answers is then two of them."""
+"""First tick with a drift test, which needs two answers in each of the two last quarters of the ticks."""
 
 type Answers = Mapping[int, NDArray[np.int64]]
-"""The kept answers by tick, packed integers; each is read when it is asked for."""
+"""Kept answers by tick, as packed integers; each is read on access."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Earlier:
-    """Versions of earlier ticks that a version is compared with, and the energies that earlier ones stated.
+    """Versions of earlier ticks with which a version is compared.
 
     Attributes
     ----------
@@ -305,18 +306,18 @@ def state_tick(
     epsilon: float,
     feature_names: Sequence[str] | None,
 ) -> PrivateSubspace:
-    """State the version of the last of some ticks.
+    """Build the version of the last tick in ``ticks``.
 
     Parameters
     ----------
     terms : StreamTerms
     stream : Stream
     ticks : sequence of Tick
-        All ticks up to it.
+        All ticks up to and including this one.
     answers : mapping
     earlier : Earlier
     epsilon : float
-        Of all ticks that are charged.
+        Joint epsilon of all charged ticks.
     feature_names : sequence of str, optional
     """
     tick, kept = ticks[-1], [number for number in answers if number <= ticks[-1].tick]
@@ -365,7 +366,7 @@ def state_tick(
 
 
 def lineage(terms: StreamTerms, stream: Stream, tick: Tick) -> dict[str, Any]:
-    """Return what a version states of its stream and its tick, from which a restored ledger gets the tick back."""
+    """Return the facts of stream and tick in a version, from which a restored ledger recovers the tick."""
     return {
         **{"id": stream.id, "fingerprint": stream.fingerprint, "strategy": terms.weights.strategy},
         **{"tick": tick.tick, "ticks": stream.ticks, "slot": tick.slot, "snapshot_id": tick.snapshot_id},
@@ -374,9 +375,10 @@ def lineage(terms: StreamTerms, stream: Stream, tick: Tick) -> dict[str, Any]:
 
 
 def factor(terms: StreamTerms, multipliers: NDArray[np.float64]) -> float:
-    """Return the std of an estimate over that of one release with all of the stream's privacy.
+    """Return the std of an estimate divided by the std of a single release with all of the stream's privacy.
 
-    Where records are replaced, a single release has root two of its sensitivity, and weights with signs more than that.
+    If records are replaced, the sensitivity of a single release grows by a factor of root two. The sensitivity of a
+    stream whose weights have mixed signs grows by more.
     """
     weights, replaced = terms.weights, terms.plan.problem.relation == "replace_one"
     squared = weights.replaced_squared(terms.horizon) / 2 if replaced else weights.zeta_squared(terms.horizon)
@@ -386,7 +388,7 @@ def factor(terms: StreamTerms, multipliers: NDArray[np.float64]) -> float:
 def _read(
     answers: Answers, kept: Sequence[int], query: StreamedMoment, energies: list[float]
 ) -> Iterator[NDArray[np.int64]]:
-    """Read the answers in order, and take down the trace of each."""
+    """Yield the answers in order, and append the trace of each to ``energies``."""
     order = query.layout.order
     diagonal = np.concatenate([[0], np.cumsum(np.arange(order, 1, -1))])[: query.n_features]
     for tick in kept:
@@ -402,7 +404,7 @@ def _step(query: StreamedMoment) -> float:
 def _aligned(
     terms: StreamTerms, refined: RefinedRelease, before: PrivateSubspace | None
 ) -> tuple[RefinedRelease, dict[str, Any]]:
-    """Turn the components of a version toward those of the one before; return what is stated of that."""
+    """Align the components of a version with the previous version; return it with the facts of the alignment."""
     method = terms.facts["align"]
     if before is None or before.components.shape != refined.subspace.components.shape:
         return refined, {"method": method, "with": None}
@@ -422,10 +424,11 @@ def _drift(
     *,
     noise_std: float,
 ) -> dict[str, Any] | None:
-    """Test whether what came in the last quarter of the ticks is like what came in the quarter before.
+    """Test whether the rows of the last quarter of the ticks resemble the rows of the quarter before.
 
-    The directions are those of the version halfway, whose noise the later answers do not have. Arrivals are counted by
-    their energy, the trace of what came: noise on traces is independent of the noise on what is tested.
+    The tested directions come from the version halfway, because its noise is not in the later answers. Arrivals are
+    measured by their energy, which is the trace of their second moment. The noise of the traces is independent of the
+    noise of the tested statistic.
     """
     tick = kept[-1]
     if halfway is None or tick < FIRST_TESTED:
@@ -436,7 +439,7 @@ def _drift(
     arrived = np.maximum(_arrivals(terms.weights.series, kept, energies), 0.0) / query.clip_norm**2
     try:
         contrast = contrast_of(terms.weights, kept=kept, before=before, change=change, counts=arrived.tolist())
-    except InvalidInput:  # too little arrived in one of the quarters to tell them apart
+    except InvalidInput:  # too little arrived in one of the quarters to distinguish them
         return None
     packed = combined((answers[number] for number in contrast.ticks), contrast.multipliers)
     difference = unpack_symmetric(packed * _step(query), query.layout.order)
@@ -447,7 +450,7 @@ def _drift(
 
 
 def _arrivals(series: NDArray[np.float64], kept: Sequence[int], energies: Sequence[float]) -> NDArray[np.float64]:
-    """Return the energy that came at each tick, from those of the answers: what older arrivals have in it taken off."""
+    """Return the energy that arrived at each tick: the energy of its answer minus the part of older arrivals."""
     arrived, weights = np.zeros(kept[-1]), np.zeros(kept[-1] + 1)
     weights[: min(len(series), len(weights))] = series[: len(weights)]
     for tick, energy in zip(kept, energies, strict=True):

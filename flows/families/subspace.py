@@ -1,8 +1,7 @@
-"""The family of private subspaces, and the forecast of a subspace before its release.
+"""Family of private subspaces, with the forecast before a release.
 
-The forecast of a subspace before its release: what a dry run shows of it, and when a request refuses noise.
-
-The family of private subspaces: k orthonormal directions of the rows, of the rows around their mean, or of units.
+A release consists of k orthonormal directions of the rows, of the rows around their mean, or of the privacy units. The
+forecast appears in a dry run, and decides whether a request that refuses noise is refused.
 """
 
 import dataclasses
@@ -49,7 +48,7 @@ type Planned = PlannedRelease[SubspaceRequest]
 
 
 def forecast_facts(planned: Planned) -> Mapping[str, Any]:
-    """Return what a dry run says of the components that can stand above the noise; nothing without a level of noise."""
+    """Return a dry run's forecast of the components that can be above the noise; empty without a noise level."""
     found = _forecast(planned)
     if found is None:
         return {}
@@ -64,8 +63,24 @@ def forecast_facts(planned: Planned) -> Mapping[str, Any]:
     }
 
 
+def _clip_facts(planned: Planned) -> Mapping[str, Any]:
+    """Return how far noise reaches at the clip norm, at half and at twice of it, in data units squared.
+
+    A clip norm that is chosen privately, or by `row_policy=normalise`, is none that a user could change.
+    """
+    clip_norm, level = planned.request.clip_norm, planned.plan.level
+    if not isinstance(clip_norm, (int, float)) or level is None or planned.request.row_policy != "clip":
+        return {}
+    reach = level * clip_norm**2
+    return {
+        "noise_edge_expected": reach,
+        "noise_edge_at_half_the_clip_norm": reach / 4.0,
+        "noise_edge_at_twice_the_clip_norm": reach * 4.0,
+    }
+
+
 def expected_noise(planned: Planned) -> str | None:
-    """Say that all components will be noise, and what would change that; None where some can stand above it."""
+    """Return a sentence if all components will be noise, with the way to change that; None otherwise."""
     found = _forecast(planned)
     if found is None or not _is_noise(planned, found):
         return None
@@ -73,12 +88,12 @@ def expected_noise(planned: Planned) -> str | None:
 
 
 def refuse_noise(planned: Planned) -> None:
-    """Refuse a release of noise where its request says so.
+    """Refuse a release that will be noise alone, if its request has ``on_noise=refuse``.
 
     Raises
     ------
     Refused
-        With what was found and what would do; nothing was charged.
+        With the forecast and what would suffice; nothing was charged.
     """
     if planned.request.on_noise != "refuse":
         return
@@ -102,14 +117,17 @@ def _epsilon(planned: Planned, found: Forecast) -> float | None:
 
 
 def _is_noise(planned: Planned, found: Forecast) -> bool:
-    """Return whether noise is expected: by the advisor where a spectrum and records are declared, else by the level."""
+    """Return whether all components are expected to be noise.
+
+    The advisor decides where a spectrum and a number of records are declared, otherwise the noise level.
+    """
     if found.problem.spectrum and found.problem.records_declared:
         return expect(planned.mechanism, planned.plan).is_noise
     return found.expects_noise
 
 
 def _sentence(planned: Planned, found: Forecast, epsilon: float | None) -> str:
-    """Say how many components can stand above the noise, and with what the last one could."""
+    """Return a sentence on the number of components that can be above the noise, and the needs of the last one."""
     kth, opening = f"component {found.n_components}", _opening(found, noise=_is_noise(planned, found))
     if math.isinf(found.records_needed):
         return f"{opening}; the declared spectrum leaves {kth} nothing, so neither records nor epsilon would do"
@@ -129,7 +147,7 @@ def _opening(found: Forecast, *, noise: bool) -> str:
 
 
 class SubspaceFamily(Family[SubspaceRequest, Subspace]):
-    """Private subspaces."""
+    """Family of private subspaces."""
 
     name = SubspaceRequest.family
     request = SubspaceRequest
@@ -140,13 +158,16 @@ class SubspaceFamily(Family[SubspaceRequest, Subspace]):
 
     @property
     def audit(self) -> "AuditSubject":
-        """The audit of subspaces, which no release needs."""
+        """Audit of subspaces, imported on demand because no release needs it."""
         from dpca_tasks.audit.trials import SUBSPACE_AUDIT
 
         return SUBSPACE_AUDIT
 
     def build(self, request: SubspaceRequest) -> Mechanism[Subspace]:
-        """Build the mechanism of a request, behind a private choice of the clip norm where it asks for one."""
+        """Build the mechanism of a request.
+
+        It is preceded by a private choice of the clip norm, or a private count of rejected records, if requested.
+        """
         count = _count(request)
         n_components = 1 if count == AUTO else count
         mechanism = build_mechanism(self, request.mechanism, request.settings, n_components=n_components)
@@ -166,7 +187,10 @@ class SubspaceFamily(Family[SubspaceRequest, Subspace]):
     def resolved(
         self, request: SubspaceRequest, snapshot: Entry, *, relation: Relation, target: PrivacyTarget
     ) -> SubspaceRequest:
-        """Return a request with its mechanism named: for ``auto``, the advisor's first choice that allows the rest."""
+        """Return a request with its mechanism named.
+
+        ``auto`` becomes the advisor's first choice that allows the other options of the request.
+        """
         if request.mechanism != AUTO:
             return request
         if request.settings:
@@ -187,7 +211,7 @@ class SubspaceFamily(Family[SubspaceRequest, Subspace]):
     def problem(self, request: SubspaceRequest, snapshot: Entry, *, relation: Relation) -> Problem:
         """Return the public facts of a request on a snapshot."""
         if request.spectrum is not None:
-            spectrum_shares(request.spectrum, n_features=snapshot.n_features)  # refused here, if it is none
+            spectrum_shares(request.spectrum, n_features=snapshot.n_features)  # an invalid spectrum is refused here
         return Problem(
             n_features=snapshot.n_features,
             clip_norm=_clip_norm(request)[0],
@@ -198,7 +222,7 @@ class SubspaceFamily(Family[SubspaceRequest, Subspace]):
         )
 
     def asked(self, request: SubspaceRequest) -> Sequence[Any]:
-        """Return what a request says of the rows."""
+        """Return the options on rows that determine the release."""
         asked = [request.clip_norm, request.row_policy, request.center]
         if request.components == AUTO:
             asked.append("components=auto")
@@ -209,15 +233,15 @@ class SubspaceFamily(Family[SubspaceRequest, Subspace]):
         return asked
 
     def parameters(self, mechanism: Mechanism[Subspace]) -> Mapping[str, Any]:
-        """Return the parameters of the mechanism itself, without what is released before it."""
+        """Return the parameters of the main mechanism, without the releases before it."""
         return super().parameters(main_mechanism(mechanism))
 
     def source(self, planned: PlannedRelease[SubspaceRequest], rows: BlockSource) -> BlockSource:
-        """Return the rows, all scaled to the clip norm where the request says so."""
+        """Return the rows, all scaled to the clip norm if the request has ``row_policy=normalise``."""
         return rows_by_policy(rows, policy=planned.request.row_policy, clip_norm=_problem_of(planned).clip_norm)
 
     def facts(self, planned: PlannedRelease[SubspaceRequest]) -> Mapping[str, Any]:
-        """Return what a dry run shows of the rows, and of the noise that they meet."""
+        """Return the facts of a dry run on the rows, with the forecast of the noise."""
         request = planned.request
         rows: dict[str, Any] = {
             "clip_norm": request.clip_norm,
@@ -229,18 +253,18 @@ class SubspaceFamily(Family[SubspaceRequest, Subspace]):
                 "hold_if_rejected": request.hold_if_rejected,
                 "rejected_count_std": counts_std(_problem_of(planned), planned.plan.target),
             }
-        return {**rows, **forecast_facts(planned)}
+        return {**rows, **_clip_facts(planned), **forecast_facts(planned)}
 
     def expected_noise(self, planned: PlannedRelease[SubspaceRequest]) -> str | None:
-        """Say that all components will be noise, where that follows from public facts."""
+        """Return a sentence if public facts imply that all components will be noise; None otherwise."""
         return expected_noise(planned)
 
     def refuse_noise(self, planned: PlannedRelease[SubspaceRequest]) -> None:
-        """Refuse a release of noise, where its request says so."""
+        """Refuse a release that will be noise alone, if its request has ``on_noise=refuse``."""
         refuse_noise(planned)
 
     def stated(self, planned: PlannedRelease[SubspaceRequest]) -> Mapping[str, Any]:
-        """Return what was done with the rows, and how the clip norm is chosen where the release chooses it."""
+        """Return the treatment of the rows, with the epsilons spent on a private clip norm and rejected count."""
         asked: dict[str, Any] = {"row_policy": planned.request.row_policy, "center": _problem_of(planned).center}
         mechanism, target = planned.mechanism, planned.plan.target
         if isinstance(mechanism, RejectedShare):
@@ -261,7 +285,7 @@ class SubspaceFamily(Family[SubspaceRequest, Subspace]):
         release_id: str,
         feature_names: Sequence[str] | None,
     ) -> PrivateSubspace:
-        """State a subspace with its public facts."""
+        """Refine a subspace and build its artifact with the public facts."""
         plan, problem = planned.plan, _problem_of(planned)
         clip_norm = problem.clip_norm if result.clip_norm is None else result.clip_norm
         method, asked = refinement_of(planned), _count(planned.request)
@@ -287,7 +311,7 @@ class SubspaceFamily(Family[SubspaceRequest, Subspace]):
         )
 
     def check(self, request: SubspaceRequest, plan: Plan) -> None:
-        """Refuse a refinement, or a bound, that the planned release does not allow."""
+        """Refuse a refinement, or a lower bound, that the planned release does not allow."""
         method, mechanism = request.refine or "none", request.mechanism
         check_refinement(method, n_components=request.components, law=plan.moment_noise, formed=plan.moment_formed)
         if request.require_share is not None and plan.moment_noise is None:
@@ -297,11 +321,11 @@ class SubspaceFamily(Family[SubspaceRequest, Subspace]):
             )
 
     def looks_at_artifact(self, request: SubspaceRequest) -> bool:
-        """Return whether the request names a refinement, or a share that the release has to reach."""
+        """Return whether the request names a refinement, or a minimum share that the release must reach."""
         return request.refine is not None or request.require_share is not None
 
     def restate(self, request: SubspaceRequest, artifact: Artifact, *, parent: str) -> PrivateSubspace | None:
-        """Return the release as the request wants it refined, where that is not how it is."""
+        """Return the release with the requested refinement; None where it has that refinement already."""
         assert isinstance(artifact, PrivateSubspace)
         if request.refine is None or request.refine == asked_refinement(artifact):
             return None
@@ -309,7 +333,7 @@ class SubspaceFamily(Family[SubspaceRequest, Subspace]):
         return restate_subspace(artifact, n_components=n_components, refine=request.refine, parent=parent)
 
     def withheld(self, request: SubspaceRequest, artifact: Artifact) -> str | None:
-        """Return why a release is not to be published, where the request requires more than it can promise."""
+        """Return why a release misses the minimum share of its request; None if it reaches the share or none is set."""
         assert isinstance(artifact, PrivateSubspace)
         if request.require_share is None:
             return None
@@ -325,7 +349,11 @@ class SubspaceFamily(Family[SubspaceRequest, Subspace]):
 
 
 def refinement_of(planned: PlannedRelease[SubspaceRequest]) -> Any:
-    """Return how a release is refined: as asked, else with a guard where its matrix is formed, else not at all."""
+    """Return the refinement method of a release.
+
+    It is the requested method. By default it is ``auto``, which guards against harm, if the mechanism forms a noisy
+    matrix, and ``none`` otherwise.
+    """
     if planned.request.refine is not None:
         return planned.request.refine
     return "auto" if planned.plan.moment_noise is not None and planned.plan.moment_formed else "none"
@@ -341,7 +369,7 @@ def _problem_of(planned: PlannedRelease[SubspaceRequest]) -> Problem:
 
 
 def _count(request: SubspaceRequest) -> int | str:
-    """Return the number of components, or that it is chosen from the release."""
+    """Return the number of components, or ``auto`` if it is chosen from the release."""
     if request.components == AUTO:
         return AUTO
     try:
@@ -351,7 +379,7 @@ def _count(request: SubspaceRequest) -> int | str:
 
 
 def _clip_norm(request: SubspaceRequest) -> tuple[float, float | None]:
-    """Return the clip norm, or 1 and the quantile at which to choose it."""
+    """Return the clip norm and None, or 1 and the quantile at which the clip norm is chosen."""
     if isinstance(request.clip_norm, (int, float)):
         return float(request.clip_norm), None
     kind, _, text = request.clip_norm.partition(":")

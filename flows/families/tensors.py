@@ -1,10 +1,8 @@
-"""The family of tensor decomposition: topics and centres, with the advice of its dry run.
+"""Family of tensor decomposition, with the advice of its dry run.
 
-The artifact of components of a model: its arrays, and its public facts by the names of the manifest.
-
-The advice of a dry run on components: for how many the noise leaves room, from public facts.
-
-The family of tensor decomposition: topics of documents, and centres of mixtures of points.
+A release consists of topics of documents, or of centres of a mixture of points. Its artifact holds the arrays, and its
+public facts by the names of the manifest. A dry run states for how many components the noise leaves room. This follows
+from public facts.
 """
 
 import dataclasses
@@ -31,15 +29,15 @@ from storage.datasets.catalog import Entry
 def state_components(
     result: Components, *, n_features: int, asked: int, warnings: Sequence[str], manifest: Mapping[str, Any]
 ) -> TensorComponents:
-    """State components with their public facts.
+    """Build the artifact of components with their public facts.
 
     Parameters
     ----------
     result : Components
     n_features, asked : int
-        Columns of a row, and the components that were asked for.
+        Number of columns of a row, and number of requested components.
     warnings : sequence of str
-        Of the plan; that fewer components were found is added.
+        Warnings of the plan. Another warning is added if fewer components were found.
     manifest : mapping
         The other public facts.
     """
@@ -57,7 +55,7 @@ def state_components(
 
 
 def _found_less(result: Components, *, asked: int) -> tuple[str, ...]:
-    """Warn of components that noise hid, from what was released."""
+    """Return a warning if the release found fewer components than requested, because noise hides the others."""
     found = len(result.components)
     if found == asked:
         return ()
@@ -68,7 +66,10 @@ def _found_less(result: Components, *, asked: int) -> tuple[str, ...]:
 
 
 def advice_facts(planned: PlannedRelease[TensorRequest]) -> Mapping[str, Any]:
-    """Return the room with its numbers and a sentence; nothing of a reference, which has no noise."""
+    """Return the number of components that the noise leaves room for, with its reasons and a sentence.
+
+    The result is empty for a reference, which has no noise.
+    """
     if planned.plan.target.i_know_this_is_not_private:
         return {}
     found = _room(planned)
@@ -89,7 +90,7 @@ def advice_facts(planned: PlannedRelease[TensorRequest]) -> Mapping[str, Any]:
 
 
 def no_room(planned: PlannedRelease[TensorRequest]) -> str | None:
-    """Return the sentence of a release that leaves no room for any component; None of another one."""
+    """Return the forecast sentence if the noise leaves no room for any component; None otherwise."""
     if planned.plan.target.i_know_this_is_not_private:
         return None
     found = _room(planned)
@@ -156,12 +157,12 @@ def build_audited(name: str) -> Mechanism[Components]:
 
 
 def audited_problem(relation: Relation) -> TensorProblem:
-    """Return a problem of documents of two words."""
+    """Return a problem of documents over two words."""
     return TensorProblem(n_features=2, model="topics", words_at_most=4, relation=relation)
 
 
 def neighbours_of(_name: str, problem: TensorProblem) -> tuple[Neighbours, ...]:
-    """Return a pair whose differing document has one word many times, more often than is counted."""
+    """Return a pair of datasets whose differing document repeats one word more often than the limit counts."""
     bystander, mine = [[0.0, 3.0]], [[9.0, 0.0]]
     there = {"add_remove": [], "zero_out": [[0.0, 0.0]], "replace_one": [[0.0, 9.0]]}[problem.relation]
 
@@ -172,7 +173,7 @@ def neighbours_of(_name: str, problem: TensorProblem) -> tuple[Neighbours, ...]:
 
 
 def of_word(_pair: Neighbours, problem: TensorProblem) -> Callable[[Components], float]:
-    """Return a statistic: how much of the leading eigenvalue lies along the word of the differing document."""
+    """Return a statistic: the part of the leading eigenvalue along the word of the differing document."""
 
     def read(result: Components) -> float:
         if not len(result.components):
@@ -185,7 +186,7 @@ def of_word(_pair: Neighbours, problem: TensorProblem) -> Callable[[Components],
 
 
 class TensorFamily(Family[TensorRequest, Components]):
-    """Components of topics and of mixtures."""
+    """Family of components of topics and of mixtures."""
 
     name = TensorRequest.family
     request = TensorRequest
@@ -202,7 +203,7 @@ class TensorFamily(Family[TensorRequest, Components]):
     )
 
     def one_row_rule(self, request: TensorRequest) -> str | None:
-        """Return the rule of points; a document of several rows is their sum."""
+        """Return the rule that a mixture needs one row per point; None for topics, where a document sums its rows."""
         if request.model == "topics":
             return None
         return "a mixture needs one row a point; ingest without --units and --unit-column."
@@ -222,19 +223,19 @@ class TensorFamily(Family[TensorRequest, Components]):
         )
 
     def asked(self, request: TensorRequest) -> Sequence[Any]:
-        """Return the model with its public bounds."""
+        """Return the model and its public bounds."""
         return [request.model, *(getattr(request, name) for name in _BOUNDS)]
 
     def facts(self, planned: PlannedRelease[TensorRequest]) -> Mapping[str, Any]:
-        """Return what a dry run shows of components, and how many of them the noise leaves room for."""
+        """Return the facts of a dry run, with the number of components that the noise leaves room for."""
         return {**self.stated(planned), **advice_facts(planned)}
 
     def expected_noise(self, planned: PlannedRelease[TensorRequest]) -> str | None:
-        """Say in a line that the noise leaves no room for a component."""
+        """Return a line stating that the noise leaves no room for any component; None where it does."""
         return no_room(planned)
 
     def stated(self, planned: PlannedRelease[TensorRequest]) -> Mapping[str, Any]:
-        """Return the model with its public bounds, and how many components were asked for."""
+        """Return the model, its public bounds and the number of requested components."""
         return _asked_of_components(planned.request)
 
     def state(
@@ -245,7 +246,7 @@ class TensorFamily(Family[TensorRequest, Components]):
         release_id: str,
         feature_names: Sequence[str] | None,
     ) -> TensorComponents:
-        """State components with their public facts."""
+        """Build the artifact of components with their public facts."""
         facts = release_facts(self, planned, release_id=release_id)
         names = {} if feature_names is None else {"feature_names": list(feature_names)}
         return state_components(

@@ -1,1 +1,1 @@
-"""Prefect, put on from outside: stages as tasks, schedules, form fields, and artifacts that it shows."""
+"""Integration of Prefect with stages as tasks, schedules, deployment notes and displayed artifacts."""

@@ -1,4 +1,4 @@
-"""Flows that refuse an unknown parameter in one line, and the check of a file of deployments before it is deployed."""
+"""Flows that refuse unknown parameters, and the check of a deployment file before it is deployed."""
 
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
@@ -15,7 +15,7 @@ from dpca.errors import Invalid, NotFound
 
 
 class JobFlow[**P, T](Flow[P, T]):
-    """A flow that names an unknown parameter, and the nearest known one."""
+    """Flow that reports an unknown parameter together with the nearest known one."""
 
     def validate_parameters(self, parameters: dict[str, Any]) -> dict[str, Any]:
         """Check names first, then values as Prefect does.
@@ -31,7 +31,7 @@ class JobFlow[**P, T](Flow[P, T]):
 
 
 def job(*, name: str) -> Callable[[Callable[..., Any]], JobFlow[..., Any]]:
-    """Declare a flow that stores no result, and logs nothing that is printed."""
+    """Declare a flow that stores no result and does not log printed text."""
 
     def declare(function: Callable[..., Any]) -> JobFlow[..., Any]:
         return JobFlow(function, name=name, persist_result=False, log_prints=False, validate_parameters=True)
@@ -40,8 +40,8 @@ def job(*, name: str) -> Callable[[Callable[..., Any]], JobFlow[..., Any]]:
 
 
 def unknown_parameters(flow: Flow[..., Any], parameters: Mapping[str, Any]) -> str:
-    """Return in one line which parameters a flow does not have, with the nearest that it has; empty if none."""
-    known, taken = list(flow.parameters.properties), signature(flow.fn).parameters  # a form does not offer all
+    """Return one line with the parameters that a flow lacks and the nearest known ones; empty if it has all of them."""
+    known, taken = list(flow.parameters.properties), signature(flow.fn).parameters  # a form does not show all of them
     wrong = []
     for name in parameters:
         if name not in taken:
@@ -51,12 +51,12 @@ def unknown_parameters(flow: Flow[..., Any], parameters: Mapping[str, Any]) -> s
 
 
 def check_deployments(file: str) -> dict[str, Any]:
-    """Check the parameters of every deployment in a file, as the step ``build`` of ``prefect deploy``.
+    """Check the parameters of every deployment in a file, as the ``build`` step of ``prefect deploy``.
 
     Raises
     ------
     Invalid, NotFound
-        In one line that names deployment and parameter, before anything is deployed.
+        Before anything is deployed, with one line that names the deployment and the parameter.
     """
     path = Path(file)
     if not path.is_file():

@@ -1,12 +1,11 @@
-"""Prefect's server of one process, and servers that outlived their command.
+"""Temporary Prefect server of one process, and detection of orphaned servers.
 
-Prefect servers that outlived the command that started them; found in ``/proc``.
+The temporary server is used if no permanent server is configured. Only its process has access, and it ends with this
+process. Prefect itself would start a server without a password that outlives a killed process. The temporary server
+uses a socket that was bound before the server started, so that no other program can answer in its place. It requires a
+password that is in no file, no command line and no inherited environment.
 
-Prefect's server of one process, where no lasting one is named: nobody else is let in, and it ends with its process.
-
-Prefect would start one without a password, which outlives a killed process. This one serves a socket that was bound
-before it started, so that nobody else answers in its place, and asks for a password that is in no file, no command
-line and no environment.
+Orphaned servers, which have outlived the command that started them, are found in ``/proc``.
 """
 
 import atexit
@@ -38,7 +37,7 @@ _SERVER_APP = b"prefect.server.api.server:create_app"
 
 
 def left_servers() -> Iterator[tuple[int, int]]:
-    """Yield the process id and the resident bytes of each server of this user that nobody waits for any more."""
+    """Yield the process id and the resident bytes of each orphaned server of this user."""
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError, ValueError):
             ours = folder.stat().st_uid == os.geteuid()
@@ -48,24 +47,27 @@ def left_servers() -> Iterator[tuple[int, int]]:
 
 
 def _is_left(folder: Path) -> bool:
-    """Return whether the parent is another program: a server starts under the interpreter that it runs on."""
+    """Return whether a temporary server is orphaned.
+
+    A server starts as a child of the interpreter that it runs on, so a parent that is another program adopted it.
+    """
     if _MARK not in (folder / "environ").read_bytes().split(b"\0"):
         return False
     parent = (folder / "stat").read_text().rpartition(")")[2].split()[1]
     try:
         return (folder / "exe").readlink() != Path(f"/proc/{parent}/exe").readlink()
-    except PermissionError:  # the parent is somebody else's
+    except PermissionError:  # the parent belongs to another user
         return True
 
 
 SERVER = "flows.orchestration.server_process"
-_GRACE = 5.0  # seconds that a server has to end by itself
+_GRACE = 5.0  # seconds that a server has to terminate
 _SERVED = {"PREFECT_UI_ENABLED": "0", "PREFECT__SERVER_EPHEMERAL": "1", "PREFECT__SERVER_FINAL": "1"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Server:
-    """A running server, and the process that it belongs to."""
+    """A running server, with the id of the process that owns it."""
 
     url: str
     password: str = field(repr=False)
@@ -78,14 +80,15 @@ _running: list[_Server] = []
 
 @contextmanager
 def prefect_server() -> Iterator[None]:
-    """Let the flows that run inside find a server: the one that ``PREFECT_API_URL`` names, or one of this process.
+    """Provide a Prefect server to the flows in a ``with`` block.
 
-    The latter is started at first need, and serves until the process ends.
+    It is the server of ``PREFECT_API_URL``, or else a temporary server of this process. The temporary server is started
+    at the first use, and serves until the process ends.
 
     Raises
     ------
     Unavailable
-        When it does not start.
+        When the temporary server does not start.
     """
     if get_current_settings().api.url:
         yield
@@ -114,9 +117,9 @@ def _start() -> _Server:
     server = _Server(url=url, password=password, process=process, owner=os.getpid())
     atexit.register(_stop, server)
     assert process.stdin is not None
-    with suppress(BrokenPipeError):  # a server that is gone already is named below
+    with suppress(BrokenPipeError):  # `_await` reports a server that has ended already
         process.stdin.write(f"{password}\n".encode())
-        process.stdin.flush()  # and stays open: it ends when this process does
+        process.stdin.flush()  # stays open, so that it ends with this process
     _await(server, seconds=settings.server.ephemeral.startup_timeout_seconds)
     return server
 
@@ -136,7 +139,7 @@ def _await(server: _Server, *, seconds: float) -> None:
 
 
 def _stop(server: _Server) -> None:
-    """End a server; a process that was forked from its owner leaves it alone."""
+    """End a server; in a process that was forked from its owner, do nothing."""
     if os.getpid() != server.owner:
         return
     with activity("stopping Prefect"):

@@ -1,10 +1,9 @@
-"""What Prefect shows of a release: a statement, the budget as a table, and a progress card.
+"""Prefect artifacts of a release.
 
-What Prefect shows of a release: a statement in words and the budget as a table, from public facts alone.
+They are a statement in words, the budget as a table, and a progress card. All contain public facts only.
 
-The progress card of a run in Prefect: one artifact, there while partitions are summed, and removed at the end.
-
-A process that is killed leaves its card; the next run that shows one removes it.
+The progress card is one artifact that exists while partitions are summed and is removed at the end. The card of a
+killed process stays until the next run that shows a card removes it.
 """
 
 import math
@@ -40,7 +39,7 @@ from flows.reports.budget_facts import budget_facts, event_text
 from flows.reports.release_page import quality_of
 
 MOST_ROWS = 100
-"""The newest releases that the table of a budget shows."""
+"""Largest number of releases in the table of a budget; the newest ones are shown."""
 COLUMNS = ("release", "mechanism", "event", "epsilon", "delta", "state", "artifact", "actor", "time")
 
 
@@ -59,7 +58,7 @@ def state_release(artifact: str) -> None:
 
 
 def state_refusal(dataset: str, epsilon: float | None, delta: float | None) -> None:
-    """Attach why the budget did not admit a release, and the table of that budget, to the running flow."""
+    """Attach the refusal of a release by its budget, and the table of that budget, to the running flow."""
     workspace = read_workspace()
     facts = budget_facts(workspace.ledger, workspace.catalog.current(dataset).population, newest=MOST_ROWS)
     create_markdown_artifact(
@@ -71,21 +70,21 @@ def state_refusal(dataset: str, epsilon: float | None, delta: float | None) -> N
 
 
 def state_verdict(publish: str, verdict: str, text: str) -> None:
-    """Attach the verdict of a dry run under a name to the running flow."""
+    """Attach the verdict of a dry run for a published name to the running flow."""
     create_markdown_artifact(
         key=artifact_key("dry-run", publish), markdown=f"# {verdict}\n\n{text}", description=f"dry run of {publish}"
     )
 
 
 def artifact_key(kind: str, name: str) -> str:
-    """Write a name as Prefect wants its keys: lower-case letters, digits and dashes."""
+    """Return a valid Prefect artifact key, which has lower-case letters, digits and dashes."""
     return re.sub("[^a-z0-9]+", "-", f"{kind}-{name.lower()}").strip("-")
 
 
 def release_statement(shown: Mapping[str, Any], headline: str) -> str:
-    """State in Markdown what was released and what it guarantees.
+    """Return a Markdown statement of a release and its guarantee.
 
-    ``shown`` is what `Registry.show` returns, ``headline`` the artifact's.
+    ``shown`` is the result of `Registry.show`, ``headline`` the headline of the artifact.
     """
     privacy = shown["manifest"]["privacy"]
     outcome = shown["manifest"].get("outcome") or {}
@@ -115,7 +114,7 @@ def release_statement(shown: Mapping[str, Any], headline: str) -> str:
 
 
 def refusal_statement(facts: Mapping[str, Any], *, epsilon: float | None, delta: float | None) -> str:
-    """State in Markdown what was asked of a budget and what is left; ``facts`` are those of `budget_facts`."""
+    """Return a Markdown statement of a refused charge and the remaining budget; ``facts`` come from `budget_facts`."""
     asked = "no privacy" if epsilon is None else f"epsilon {epsilon:g} at delta {delta or 0.0:g}"
     return "\n".join(
         (
@@ -138,7 +137,7 @@ def _promise(shown: Mapping[str, Any]) -> str:
 
 
 def budget_rows(facts: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return one row a release for a table, oldest first; ``facts`` are those of `budget_facts`."""
+    """Return one table row per release, oldest first; ``facts`` come from `budget_facts`."""
     return [{name: _cell(row[name]) for name in COLUMNS} for row in facts["releases"]]
 
 
@@ -165,15 +164,16 @@ def _cell(value: Any) -> Any:
 
 UPDATE_EVERY = 2.0  # seconds
 FORSAKEN = timedelta(minutes=10)
-"""How long a card stays without an update before another run removes it; one that is still in use comes back."""
+"""Time without an update after which another run removes a card. A card that is still in use is created again."""
 
 
 @contextmanager
 def progress_card(label: str) -> Iterator[Callable[[int, int], None]]:
-    """Show the running task's progress in Prefect at most every `UPDATE_EVERY` seconds; remove it however that ends.
+    """Show the progress of the running task in Prefect, and remove the card at the end in all cases.
 
-    Partitions done and in all are public numbers. Outside of a task, and when Prefect's server does not answer, it
-    shows nothing: a release does not hang on its display.
+    The card is updated at most every `UPDATE_EVERY` seconds. The number of finished partitions and their total are
+    public. Nothing is shown outside of a task or if Prefect's server does not answer, because a release must not depend
+    on its display.
     """
     if TaskRunContext.get() is None:
         yield lambda done, total: None
@@ -194,9 +194,9 @@ def progress_card(label: str) -> Iterator[Callable[[int, int], None]]:
                 return
             if artifact is None:
                 made = create_progress_artifact(share, key=key, description=label)
-                artifact = cast("UUID", made)  # its types say that it may be awaited; outside of a loop it may not
+                artifact = cast("UUID", made)  # typed as awaitable, which it is only in an event loop
             else:
-                shown, artifact = artifact, None  # it is made anew where another run removed it
+                shown, artifact = artifact, None  # it is created again if another run removed it
                 update_progress_artifact(shown, share)
                 artifact = shown
 
@@ -211,7 +211,7 @@ def progress_card(label: str) -> Iterator[Callable[[int, int], None]]:
 
 
 def _remove_left(client: SyncPrefectClient, key: str) -> None:
-    """Remove cards that killed runs left: of this release, of runs that ended, and those without news for long."""
+    """Remove the cards of this release, of runs that have ended, and cards without an update for `FORSAKEN`."""
     kind = ArtifactFilter(type=ArtifactFilterType(any_=["progress"]), key=ArtifactFilterKey(like_="progress-%"))
     cards = client.read_artifacts(artifact_filter=kind)
     runs = FlowRunFilter(id=FlowRunFilterId(any_=[card.flow_run_id for card in cards if card.flow_run_id]))

@@ -1,18 +1,18 @@
-"""How a stage runs as one Prefect task, and what Prefect knows of the run: its schedule, and notes of its deployment.
+"""Stages as Prefect tasks, with the schedule and deployment of a run.
 
-Prefect is put on here, from outside, and nowhere else. A stage is a plain function of names and public numbers.
-`stage_calls.directly` calls it. `under_prefect` calls it as a task whose result is never persisted and never cached,
-and whose failure is a named state that holds no detail: details stay in this process, where the command prints them,
-or where nobody waits the worker's log keeps them. Where no row was read, the state names the parameters at fault.
+A stage is a plain function of names and public numbers. `stage_calls.directly` calls it. `under_prefect` calls it as a
+task whose result is never persisted and never cached. Its failure is a named state without details. The details stay
+in this process, where the command prints them; in a deployment, the log of the worker keeps them. If no row was read,
+the state names the parameters at fault.
 
-A deployment's run outlives a restart of a database, store or cluster: its stages are tried again, which costs nothing,
-because every stage of the same request is the same release.
+The run of a deployment survives a restart of a database, store or cluster. Its stages are retried, which costs nothing,
+because every stage of the same request belongs to the same release.
 
-Others may write to Prefect's API, so nothing is read from a state that its server returns: what a flow's body returned,
-or the errors that ended it, are handed over in this process.
+Other clients may write to Prefect's API, so no result is read from a state that its server returns. The result of a
+flow's body, or the errors that ended it, are passed inside this process.
 
-A note in a deployment's description and form, where Prefect shows nothing but fixed text, is written anew after each
-run, below what the deployment itself says, and replaced with the next deployment.
+A note can be added to the description and form of a deployment, where Prefect shows only fixed text. It is rewritten
+after each run, below the deployment's own text. The next deployment replaces it.
 """
 
 import logging
@@ -48,7 +48,7 @@ from flows.orchestration.stage_calls import (
 
 
 def is_deployed() -> bool:
-    """Return whether a deployment started the running flow, on a schedule or at somebody's request."""
+    """Return whether a deployment started the running flow, on a schedule or manually."""
     run = _running()
     return run is not None and run.deployment_id is not None
 
@@ -58,7 +58,7 @@ def schedule_slot() -> str | None:
 
     Guarantees
     ----------
-    A run that starts late, is retried, or is resumed after a crash has the slot that it was created with.
+    A run that starts late, is retried, or is resumed after a crash keeps the slot with which it was created.
     """
     run = _scheduled()
     if run is None or run.expected_start_time is None:
@@ -76,8 +76,8 @@ def planned_time() -> str | None:
 
     Notes
     -----
-    Prefect stores the start in UTC. The key with which a schedule creates a run ends with the local time and its offset
-    from UTC; it stays as it is where the schedule is edited or removed later.
+    Prefect stores the start in UTC. The idempotency key of a scheduled run ends with the local time and its UTC offset.
+    The key does not change if the schedule is edited or removed later.
     """
     run = _scheduled()
     if run is None:
@@ -105,18 +105,18 @@ def _running() -> FlowRun | None:
 
 
 BESIDE = "dry_run"
-"""The parameter whose help text in the form ends with the note."""
+"""Name of the parameter whose help text in the form ends with the note."""
 _SIGN = "\n\n---\n\n"
 
 
 def deployed_parameters() -> dict[str, Any] | None:
-    """Return the parameters of the deployment that started the running flow; None where none did."""
+    """Return the parameters of the deployment that started the running flow; None if no deployment did."""
     found = _deployment()
     return None if found is None else dict(found.parameters)
 
 
 def note_on_deployment(note: str) -> None:
-    """Put a note into the description and the form of the deployment that started the running flow."""
+    """Write a note into the description and the form of the deployment that started the running flow."""
     found = _deployment()
     if found is None:
         return
@@ -145,14 +145,14 @@ def _deployment() -> DeploymentResponse | None:
 
 
 RETRY_DELAYS = (5.0, 15.0, 30.0, 60.0)
-"""Seconds between the attempts of a deployment's stage that met an unusable place."""
+"""Seconds between the attempts of a deployment's stage while a database, store or cluster is unavailable."""
 
 LOG = logging.getLogger("dpca.flows")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Ended:
-    """How the flow that runs in this process ended: what its body returned, or its errors."""
+    """Outcome of a flow in this process: the results of its body, or the errors that ended it."""
 
     results: list[Any] = field(default_factory=list)
     failures: list[Exception] = field(default_factory=list)
@@ -169,7 +169,7 @@ def under_prefect[**P, T](stage: Callable[P, T], /, *args: P.args, **kwargs: P.k
     StageEnded
         When the stage failed; the cause is kept for `finish`.
     """
-    # A task's own overloads cannot tell that the stage is synchronous.
+    # The overloads of Task cannot express that the stage is synchronous.
     call: Callable[..., Any] = as_task(stage, patient=is_deployed())
     state: State[T] = call(*args, **kwargs, return_state=True)
     if state.is_completed():
@@ -180,13 +180,13 @@ def under_prefect[**P, T](stage: Callable[P, T], /, *args: P.args, **kwargs: P.k
 
 
 def as_task(stage: Callable[..., Any], *, patient: bool = False) -> Task[..., Any]:
-    """Wrap a stage as a task that stores and logs nothing; a patient one retries while storage is unavailable."""
+    """Wrap a stage as a task that stores and logs nothing; a patient task is retried after an Unavailable error."""
 
     @wraps(stage)
     def guarded(*args: Any, **kwargs: Any) -> Any:
         try:
             return directly(stage, *args, **kwargs)
-        except (KeyboardInterrupt, ExternalSignal):  # somebody stops the run; the signal holds no data
+        except (KeyboardInterrupt, ExternalSignal):  # the run is being stopped; the signal holds no data
             raise
         except BaseException as error:  # noqa: BLE001 - kept for this process, hidden from Prefect
             return _failed(error, is_public=stage.__name__ in READ_NO_ROW or isinstance(error, NotFound))
@@ -204,7 +204,7 @@ def as_task(stage: Callable[..., Any], *, patient: bool = False) -> Task[..., An
 
 
 def in_flow[T](body: Callable[[Runner], T]) -> T | State[Any]:
-    """Run a job's body under Prefect and end the flow in the state that its stage ended in."""
+    """Run a job's body under Prefect; if a stage fails, end the flow in the state of that stage."""
     try:
         result = body(under_prefect)
         if (ended := _ended.get()) is not None:
@@ -214,12 +214,12 @@ def in_flow[T](body: Callable[[Runner], T]) -> T | State[Any]:
         return Failed(name=end.name, message=str(end))
     except (KeyboardInterrupt, ExternalSignal):
         raise
-    except BaseException as error:  # noqa: BLE001 - as for a stage: a cluster that fails to start, say
+    except BaseException as error:  # noqa: BLE001 - as for a stage; such as a cluster that fails to start
         return _failed(error, is_public=True)
 
 
 def finish(flow: Callable[[], State[Any]]) -> Any:
-    """Run a flow in this process; return what its body returned, or raise the error that ended it.
+    """Run a flow in this process; return the result of its body, or raise the error that ended it.
 
     Raises
     ------
@@ -231,7 +231,7 @@ def finish(flow: Callable[[], State[Any]]) -> Any:
             flow()
         except Exception:
             if not ended.results and not ended.failures:
-                raise  # else the server failed, or forgot the run, after the body had ended
+                raise  # else the server failed or lost the run after the body had ended
     if ended.results:
         return ended.results[-1]
     raise ended.failures[-1] if ended.failures else StageEnded("StageFailed")
@@ -252,7 +252,7 @@ def _may_pass(_task: Task[..., Any], _run: TaskRun, state: State[Any]) -> bool:
 
 
 def _failed(error: BaseException, *, is_public: bool) -> State[Any]:
-    """Return the state in which an error ends a run; of a public error it names the parameters at fault."""
+    """Return the state in which an error ends a run; for a public error it names the parameters at fault."""
     ended, name = _ended.get(), ending(error)
     if ended is None:
         ours = isinstance(error, (DpcaError, StorageError))

@@ -1,8 +1,8 @@
-"""The process in which Prefect's server of another process runs.
+"""Child process that runs a temporary Prefect server for its parent.
 
-``python -m flows.orchestration.server_process SOCKET PARENT`` serves a socket that its parent bound, under the password
-that is the first line of its input, and ends with its parent: that is the end of its input, and on Linux a signal too,
-which comes whatever this process is doing.
+``python -m flows.orchestration.server_process SOCKET PARENT`` serves a socket that its parent bound. The first line of
+its standard input is the password of the server. The process ends together with its parent, when its standard input
+ends. On Linux, a signal also ends it, whatever it is doing.
 """
 
 import ctypes
@@ -16,7 +16,7 @@ _SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
 
 
 def serve(descriptor: int, parent: int) -> None:
-    """Serve until the parent ends, or asks for an end."""
+    """Serve until the parent ends or closes the standard input of this process."""
     password = sys.stdin.readline().strip()
     Thread(target=_end_with_input, daemon=True).start()
     if sys.platform == "linux":

@@ -1,10 +1,11 @@
-"""Calls of a stage in this process, the states in which one ends, and what Prefect is told; nothing here loads Prefect.
+"""Direct calls of stages, their end states and the events emitted to Prefect.
 
-A stage is a plain function of names and public numbers. `prefect_stages` calls it as a task of Prefect.
+A stage is a plain function of names and public numbers. `prefect_stages` calls it as a Prefect task. This module does
+not load Prefect.
 
-An event of the resource ``dpca.NAME`` says what happened to the versions of a name, one of ``dpca.budget.POPULATION``
-what is left of a budget. Its facts are labels of the resource too, which automations match. The run and the deployment
-that it happened in are its related resources.
+An event of the resource ``dpca.NAME`` reports a change of the versions of a name. An event of the resource
+``dpca.budget.POPULATION`` reports the remaining budget. The facts of an event are also labels of its resource, so that
+automations can match them. The run and the deployment of the event are its related resources.
 """
 
 import re
@@ -26,7 +27,7 @@ ENDINGS = {
 
 
 class StageEnded(DpcaError):
-    """A stage under Prefect ended in a named state, of which this process knows no more."""
+    """Failure of a stage under Prefect, of which this process has only the name of the end state."""
 
     def __init__(self, name: str, message: str | None = None) -> None:
         super().__init__(message or ENDINGS[name])
@@ -34,7 +35,7 @@ class StageEnded(DpcaError):
 
 
 class Runner(Protocol):
-    """Calls a stage and returns its result."""
+    """Callable that calls a stage and returns its result."""
 
     def __call__[**P, T](self, stage: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...  # noqa: D102
 
@@ -46,7 +47,7 @@ def directly[**P, T](stage: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
 
 
 def ending(error: BaseException) -> str:
-    """Name the state in which an error ends a run."""
+    """Return the name of the state in which an error ends a run."""
     if isinstance(error, BudgetExhausted):
         return "BudgetExhausted"
     if isinstance(error, (Unavailable, WorkerFailed, IncompleteSum)):
@@ -58,11 +59,11 @@ READ_NO_ROW = (
     *("reserve_release", "judge_request", "reserve_sites", "released_before", "begin_tick", "unfinished_tick"),
     *("begun_request", "state_release"),
 )
-"""Stages that read public facts alone, so that an error in one of them may name a parameter."""
+"""Stages that read only public facts, so that their errors may name a parameter."""
 
 
 def parameters_at_fault(error: BaseException, parameters: Mapping[str, Any]) -> str:
-    """Return the parameters of a run that the text of an error states, with their values, which Prefect shows anyway.
+    """Return the parameters of a run that an error message mentions, with their values, which Prefect shows anyway.
 
     >>> parameters_at_fault(ValueError("no dataset is named 'vists'"), {"dataset": "vists", "delta": 1e-6})
     "dataset='vists'"
@@ -77,12 +78,12 @@ def parameters_at_fault(error: BaseException, parameters: Mapping[str, Any]) -> 
 
 
 def _states(text: str, spelled: str) -> bool:
-    """Return whether a text has these words, and not as a part of longer ones: 0.1 is no part of 0.15."""
+    """Return whether a text contains these words, but not as part of longer words, such as 0.1 in 0.15."""
     return re.search(rf"(?<![\w-]){re.escape(spelled)}(?![\w.]*\w)", text) is not None
 
 
 def shown_progress(label: str) -> AbstractContextManager[Callable[[int, int], None]]:
-    """Show the progress of a sum on Prefect's card; nowhere in a process that has not loaded Prefect."""
+    """Show the progress of a sum on a Prefect card; show nothing in a process that has not loaded Prefect."""
     if "prefect" not in sys.modules:
         return nullcontext(lambda done, total: None)
     from flows.orchestration.prefect_artifacts import progress_card
@@ -91,18 +92,18 @@ def shown_progress(label: str) -> AbstractContextManager[Callable[[int, int], No
 
 
 def emit_public_event(event: str, *, resource: str, facts: Mapping[str, Any]) -> None:
-    """Emit an event of the running flow; nothing outside of one, and nothing where Prefect's server does not answer."""
+    """Emit an event of the running flow; do nothing outside of a flow or if Prefect's server does not answer."""
     if not _in_run():
         return
     from prefect.events import emit_event
 
     labels = {f"dpca.{name}": str(value) for name, value in facts.items() if isinstance(value, (str, int, float))}
-    with suppress(Exception):  # a release does not fail on who is told of it
+    with suppress(Exception):  # a failed event does not fail a release
         emit_event(event=event, resource={**labels, "prefect.resource.id": resource}, payload=dict(facts))
 
 
 def stored_secret(name: str) -> str | None:
-    """Return what a Secret block of Prefect holds; None outside of a run, and where there is no such block.
+    """Return the value of a Prefect Secret block; None outside of a run, and if there is no such block.
 
     Raises
     ------
@@ -115,9 +116,9 @@ def stored_secret(name: str) -> str | None:
 
     try:
         block: Any = Secret.load(name)
-    except ValueError:  # as Prefect says that there is none
+    except ValueError:  # Prefect's error for a missing block
         return None
-    except Exception as error:  # noqa: BLE001 - of whatever kind, it is no answer
+    except Exception as error:  # noqa: BLE001 - any error means that there is no answer
         raise Unavailable(
             f"block {name} of Prefect cannot be read ({type(error).__name__}); see whether its server answers."
         ) from None

@@ -1,1 +1,1 @@
-"""Processes that talk to each other: pinned certificates, frames, calls and services. Sites and the ledger use them."""
+"""Pinned certificates, frames, calls and services by which processes communicate; sites and the ledger use them."""

@@ -1,18 +1,17 @@
-"""Calls of one party to another, and the frames in which arrays and JSON travel.
+"""Calls of one party to another, and the frames of JSON and arrays that they send.
 
-Frames: what travels between the parties, JSON and arrays, decoded strictly. No object of a program is in them.
+A call uses HTTPS with mutual certificates, has a timeout, and accepts an answer of bounded length. A client for a
+service whose refusals have other types overrides `Caller.refuse`.
 
-A frame is ``DPCA1``, the length of its head in four bytes, the head, and the bytes of its arrays one after the other.
-The head is a JSON object of the frame's facts; under ``arrays`` it states name, type and shape of each array. Of a
-matrix with few nonzero rows only these are sent, after their places.
+A frame holds JSON and arrays, contains no program objects, and is decoded strictly. It consists of ``DPCA1``, the
+length of its head in four bytes, the head, and the bytes of its arrays one after the other. The head is a JSON object
+of the frame's facts; under ``arrays`` it states name, type and shape of each array. For a matrix with few nonzero rows,
+only these rows are sent, after their row numbers.
 
 >>> frame = encode({"round": 3}, {"directions": np.eye(3, dtype=np.int64)})
 >>> decode(frame, most=72).facts, decode(frame, most=72).arrays["directions"].tolist()[0]
 ({'round': 3}, [1, 0, 0])
 
-Calls of one party to another: HTTPS with mutual certificates, a stated time, and an answer of a bounded length.
-
-A caller for a service whose refusals have other types overrides `Caller.refuse`.
 """
 
 import json
@@ -35,10 +34,10 @@ from flows.parties.certificates import calling_context, fingerprint_of
 MAGIC = b"DPCA1"
 LONGEST_HEAD = 1 << 16
 OVERHEAD = len(MAGIC) + 4 + LONGEST_HEAD
-"""The most bytes of a frame beside its arrays."""
+"""Maximal bytes of a frame without its arrays."""
 
 CARRIED = "frame"
-"""The name of the array of bytes of another form."""
+"""Name of the array that carries bytes of another format."""
 
 _TYPES = {"<i8": np.dtype("<i8"), "<u8": np.dtype("<u8"), "<f8": np.dtype("<f8")}
 _PLACES = np.dtype("<u4")
@@ -53,12 +52,12 @@ class Frame:
     arrays: Mapping[str, NDArray[Any]] = field(repr=False)
 
     def fact[T](self, name: str, kind: type[T]) -> T:
-        """Return a fact of a type.
+        """Return a fact of the given type.
 
         Raises
         ------
         Refused
-            When it is missing, or of another type.
+            When the fact is missing, or of another type.
         """
         value = self.facts.get(name)
         if type(value) is not kind:
@@ -67,7 +66,7 @@ class Frame:
 
 
 def encode(facts: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]] | None = None) -> bytes:
-    """Return the bytes of a frame."""
+    """Encode facts and arrays as the bytes of a frame."""
     entries, parts = [], []
     for name, array in (arrays or {}).items():
         kind = array.dtype.newbyteorder("<").str
@@ -90,18 +89,19 @@ def encode(facts: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]] | None =
 
 
 def decode(payload: bytes, *, most: int) -> Frame:
-    """Decode a frame, or refuse it whole.
+    """Decode a frame, or refuse it as a whole.
 
     Parameters
     ----------
     payload : bytes
     most : int
-        The most bytes that its arrays may have once they are decoded; 0 where none is planned.
+        Maximal bytes of its decoded arrays; 0 if no array is planned.
 
     Raises
     ------
     Refused
-        When it is cut, too long, or not as `encode` makes it; the message tells nothing of its content.
+        When it is truncated, too long, or not in the form that `encode` produces; the message reveals nothing of its
+        content.
     """
     start = len(MAGIC) + 4
     if payload[: len(MAGIC)] != MAGIC or len(payload) < start:
@@ -141,17 +141,17 @@ def decode(payload: bytes, *, most: int) -> Frame:
 
 
 def packed(raw: bytes) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-    """Return the facts and the array as which bytes of another form travel in a frame."""
+    """Return the facts and the array that carry bytes of another format in a frame."""
     return {"length": len(raw)}, {CARRIED: np.frombuffer(raw + bytes(-len(raw) % 8), "<u8")}
 
 
 def unpacked(frame: Frame) -> bytes:
-    """Return the bytes of another form that a frame carries.
+    """Return the bytes of another format that a frame carries.
 
     Raises
     ------
     Refused
-        When it carries none.
+        When the frame carries none.
     """
     words, length = frame.arrays.get(CARRIED), frame.fact("length", int)
     if (
@@ -178,7 +178,7 @@ def _form(entry: Any) -> tuple[str, np.dtype[Any], tuple[int, ...], int | None]:
 
 
 def _nonzero_rows(array: NDArray[Any]) -> NDArray[Any] | None:
-    """Return the places of the nonzero rows of a matrix, where sending these alone is shorter."""
+    """Return the numbers of the nonzero rows of a matrix, if sending only these rows is shorter."""
     if array.ndim != 2 or array.dtype.kind == "f":
         return None
     places = np.flatnonzero(array.any(axis=1)).astype(_PLACES)
@@ -198,13 +198,13 @@ def _malformed() -> Refused:
 
 
 REFUSED_BY_BUDGET, REFUSED, UNUSABLE = 402, 409, 503
-"""The status of an answer that refuses: for the budget, for any other rule, and for a place that cannot be used."""
+"""Status codes of refusals: by the budget, by any other rule, and because of an unusable store."""
 REFUSALS = (REFUSED_BY_BUDGET, REFUSED, UNUSABLE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Post:
-    """One party: its name, where it listens (nowhere: the aggregator), and its certificate in PEM."""
+    """One party, with its name, its certificate in PEM, and its address, which is None for the aggregator."""
 
     name: str
     address: str | None
@@ -212,21 +212,21 @@ class Post:
 
     @property
     def fingerprint(self) -> str:
-        """The SHA-256 digest of the certificate."""
+        """SHA-256 digest of the certificate."""
         return fingerprint_of(self.certificate)
 
 
 class Caller:
-    """What calls one party.
+    """Client for calls to one party.
 
     Parameters
     ----------
     post : Post
-        The party that is called: its address, and the certificate that it must show.
+        The called party, with its address and the certificate that it must show.
     certificate, key : Path
-        What this process shows.
+        The certificate that this process shows, and its key.
     timeout : float, seconds
-        After which a party counts as silent.
+        Time after which a party counts as silent.
     """
 
     def __init__(self, post: Post, *, certificate: Path, key: Path, timeout: float) -> None:
@@ -240,7 +240,7 @@ class Caller:
         )
 
     def close(self) -> None:
-        """Close its connections."""
+        """Close the connections of this client."""
         self._client.close()
 
     def ask(
@@ -251,14 +251,15 @@ class Caller:
         *,
         most: int = 0,
     ) -> Frame:
-        """Send a frame, and return the answer, whose arrays have so many bytes at most.
+        """Send a frame, and return the answer, whose arrays have at most `most` bytes.
 
         Raises
         ------
         SiteSilent
-            When the party does not answer in time, or not as it should.
+            When the party does not answer in time, or its answer is not valid.
         Refused
-            When it refuses, or shows another certificate than its own; `BudgetExhausted` for its budget.
+            When the party refuses, or either side does not accept the other's certificate; `BudgetExhausted` if its
+            budget refuses.
         """
         payload = encode(facts, arrays)
         self.sent += len(payload)
@@ -281,7 +282,7 @@ class Caller:
         raise SiteSilent(f"{self.name} could not answer; its log tells why.")
 
     def refuse(self, status: int, said: Frame | None) -> None:
-        """Raise what an answer other than 200 says, if it says why; ``said`` is its frame, of a refusal alone."""
+        """Raise the refusal of an answer other than 200; its frame ``said`` is None if the answer is no refusal."""
         if said is None or status == UNUSABLE:
             return
         line = f"{self.name}: {said.fact('line', str)}"
@@ -289,7 +290,7 @@ class Caller:
 
     def _read(self, answer: httpx.Response, *, most: int) -> bytes:
         parts, size = [], 0
-        for part in answer.iter_raw():  # a compressed answer is not unpacked, but refused
+        for part in answer.iter_raw():  # compressed answers are refused, not unpacked
             size += len(part)
             if size > most:
                 raise Refused(f"{self.name} answered with more bytes than planned; nothing was used of it.")

@@ -1,11 +1,8 @@
-"""Certificates by which parties know each other, and their configuration files.
+"""Pinned certificates by which parties identify each other, and configuration files of parties.
 
-Configuration files of parties: YAML with one mapping, whose names are all known.
-
-Certificates by which parties know each other: pinned, each by its own, with no authority above them.
-
-A party accepts the certificates that are named to it and no other, whoever signed them. So a stranger's is refused, an
-expired one is, and that of one site is refused at the address of another.
+A party accepts only the certificates that are listed for it, no matter who signed them; no authority is above them. So
+the certificate of a stranger is refused, and so is an expired one. The certificate of one site is refused at the
+address of another. A configuration file is YAML with one mapping, in which no unknown name is allowed.
 """
 
 import hashlib
@@ -39,12 +36,12 @@ _MOST_CONFIG_BYTES = 1 << 20
 
 
 def read_yaml(path: Path, *, what: str) -> Mapping[str, Any]:
-    """Read a file with one mapping.
+    """Read a YAML file with one mapping.
 
     Raises
     ------
     InvalidInput
-        When it cannot be read, or is something else.
+        When the file cannot be read, or holds something else.
     """
     try:
         content = load_yaml(read_file(path, most=_MOST_CONFIG_BYTES).decode())
@@ -60,12 +57,12 @@ def read_yaml(path: Path, *, what: str) -> Mapping[str, Any]:
 
 
 def check_names(content: Mapping[str, Any], *, known: set[str], needed: set[str], what: str) -> None:
-    """Refuse a mapping with unknown names, or without those that are needed.
+    """Refuse a mapping with unknown names, or without the required names.
 
     Raises
     ------
     InvalidInput
-        With the names.
+        With the names in the message.
     """
     if unknown := sorted(set(content) - known):
         raise InvalidInput(f"{what} has {', '.join(unknown)}, and knows {', '.join(sorted(known))}; correct it.")
@@ -83,7 +80,7 @@ def read_certificate(path: Path) -> str:
     Raises
     ------
     InvalidInput
-        When the file does not hold exactly one.
+        When the file does not hold exactly one certificate.
     """
     try:
         text = read_file(path, most=_MOST_BYTES).decode("ascii")
@@ -101,12 +98,12 @@ def fingerprint_of(pem: str) -> str:
 
 
 def fingerprint_of_der(der: bytes) -> str:
-    """Return the SHA-256 digest of a certificate as a connection shows it."""
+    """Return the SHA-256 digest of a certificate in DER, as received from a connection."""
     return hashlib.sha256(der).hexdigest()
 
 
 def days_left(pem: str) -> float:
-    """Return how many days a certificate is still valid."""
+    """Return the number of days for which a certificate is still valid."""
     return (x509.load_pem_x509_certificate(pem.encode()).not_valid_after_utc - datetime.now(UTC)) / timedelta(days=1)
 
 
@@ -117,12 +114,12 @@ def key_of(pem: str) -> bytes:
 
 
 def signing_key_of(pem: str) -> bytes:
-    """Return the Ed25519 public key of a certificate, by which a site's signatures in a secure sum are known.
+    """Return the Ed25519 public key of a certificate, which verifies a site's signatures in a secure sum.
 
     Raises
     ------
     InvalidInput
-        When its key is of another kind.
+        When the key of the certificate is of another kind.
     """
     public = x509.load_pem_x509_certificate(pem.encode()).public_key()
     if not isinstance(public, Ed25519PublicKey):
@@ -133,12 +130,12 @@ def signing_key_of(pem: str) -> bytes:
 
 
 def signing_identity(key: Path) -> Identity:
-    """Return the identity of a site in secure sums: the private key of its certificate.
+    """Return the identity of a site in secure sums, which is the private key of its certificate.
 
     Raises
     ------
     InvalidInput
-        When the file holds no Ed25519 key without a passphrase.
+        When the file does not hold an Ed25519 key without a passphrase.
     """
     try:
         private = load_pem_private_key(read_file(key, most=_MOST_BYTES), password=None)
@@ -150,12 +147,14 @@ def signing_identity(key: Path) -> Identity:
 
 
 def make_identity(name: str, folder: Path, *, lifetime: timedelta = LIFETIME) -> Path:
-    """Write a new key to ``NAME.key``, readable by its owner alone, and its certificate to ``NAME.pem``; return that.
+    """Write a new key and its certificate; return the path of the certificate.
+
+    The key is ``NAME.key``, readable only by its owner, and the certificate is ``NAME.pem``.
 
     Raises
     ------
     InvalidInput
-        When one of them is there already.
+        When one of the files exists already.
     """
     certificate, key = folder / f"{name}.pem", folder / f"{name}.key"
     if certificate.exists() or key.exists():
@@ -181,7 +180,10 @@ def make_identity(name: str, folder: Path, *, lifetime: timedelta = LIFETIME) ->
 
 
 def identity_facts(name: str, folder: Path) -> dict[str, str]:
-    """Make an identity, and state its files and the certificate's fingerprint; raise as `make_identity`."""
+    """Make an identity, and return its files and the certificate's fingerprint.
+
+    Raises the errors of `make_identity`.
+    """
     certificate = make_identity(name, folder)
     return {
         "certificate": str(certificate),
@@ -191,15 +193,15 @@ def identity_facts(name: str, folder: Path) -> dict[str, str]:
 
 
 def listening_context(*, certificate: Path, key: Path, peers: Iterable[str]) -> ssl.SSLContext:
-    """Return the TLS context of a service that accepts connections of some certificates alone."""
+    """Return the TLS context of a service that accepts only connections with the given certificates."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     return _pinned(context, certificate=certificate, key=key, peers=peers)
 
 
 def calling_context(*, certificate: Path, key: Path, peer: str) -> ssl.SSLContext:
-    """Return the TLS context of calls to the one service that has a certificate, wherever it listens."""
+    """Return the TLS context of calls to the one service with a certificate, at whatever address it listens."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = False  # the certificate itself is the name
+    context.check_hostname = False  # the certificate itself identifies the peer
     return _pinned(context, certificate=certificate, key=key, peers=[peer])
 
 
@@ -209,7 +211,7 @@ def _pinned(context: ssl.SSLContext, *, certificate: Path, key: Path, peers: Ite
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     context.load_verify_locations(cadata="\n".join(peers))
     try:
-        with open_regular(certificate) as shown, open_regular(key) as private:  # a pipe would be waited for
+        with open_regular(certificate) as shown, open_regular(key) as private:  # opening a pipe would block
             paths = [f"/dev/fd/{file.fileno()}" for file in (shown, private)]
             context.load_cert_chain(paths[0], paths[1], password=_no_password)
     except (Corrupt, OSError, ValueError):

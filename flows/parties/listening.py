@@ -1,18 +1,14 @@
-"""A service of one party: HTTPS with mutual certificates, limits of connections, and refusals.
+"""HTTPS service of one party, with mutual certificates, connection limits and client-safe refusals.
 
-What a caller is told of an error: one line, which never says where the files and databases of this process are.
+A route receives the name of the calling party, which is identified by its certificate, and a frame of limited length.
+A caller receives one line about an error, which never reveals where the files and databases of this process are.
+Refusals are logged with the name of the route and the caller, and never with content.
 
-Limits on the connections of a service before authentication: their number, and deadlines.
-
-A service accepts a bounded number of connections. If one more arrives, the connection that has been idle longest is
-closed, those without a verified certificate first. The handshake and the head of a request have a deadline of a few
-seconds, and a client that stops reading its answer is disconnected. So a client that connects and sends a request
-gets an answer during a flood of idle connections.
-
-A service of one party: HTTPS with mutual certificates, frames in and out, one line for what is refused.
-
-A route gets the name of the party that called, known by its certificate, and a request no longer than the route says.
-Refusals are logged with the name of the route and the caller, never with content.
+Before authentication, a service limits the number of connections and sets deadlines. It accepts a bounded number of
+connections. If one more arrives, the connection that has been idle longest is closed, beginning with connections
+without a verified certificate. The handshake and the head of a request have a deadline of a few seconds, and a client
+that stops reading its answer is disconnected. So a client that connects and sends a request gets an answer even during
+a flood of idle connections.
 """
 
 import asyncio
@@ -52,7 +48,7 @@ _ADDRESS = re.compile(r"""(?:^|[\s'"(=,;:])(?:~?/|[A-Za-z]:\\)[^\s'"]|\w://""")
 
 
 def told(error: Exception) -> str:
-    """Return what a caller is told of an error."""
+    """Return the client-safe message of an error."""
     match error:
         case Unavailable():
             return "a database, key or store cannot be used here; the log says which; run the same request again."
@@ -65,9 +61,9 @@ def told(error: Exception) -> str:
 
 
 def logged(error: Exception) -> dict[str, str]:
-    """Return what the log of this process says of an error: its kind, and the reason or the place that nobody is told.
+    """Return the facts of an error for the log: its kind, and the reason or place withheld from callers.
 
-    The text of what is none of dpca's errors may hold anything, and is in no log either.
+    The text of an error from outside dpca may contain anything, so it is not logged either.
     """
     facts = {"kind": type(error).__name__}
     if not isinstance(error, DpcaError | StorageError):
@@ -78,19 +74,19 @@ def logged(error: Exception) -> dict[str, str]:
 
 
 MOST = 256
-"""Connections of a service; fewer where the process may have fewer than twice as many files open."""
+"""Maximal connections of a service; fewer if the process may have fewer than twice as many files open."""
 HEAD = 10.0
-"""Seconds for the handshake, and for the head of a request from its first byte on."""
+"""Seconds for the handshake, and for the head of a request after its first byte."""
 STALLED = 30.0
-"""Seconds that a client may leave its answer unread."""
-_SILENT = 60.0  # seconds between two lines of the log that connections are closed
+"""Seconds for which a client may leave its answer unread."""
+_SILENT = 60.0  # minimal seconds between two log lines about closed connections
 
 _accepted: WeakValueDictionary[int, "Connection"] = WeakValueDictionary()
-"""The open connections by their file descriptors, by which protocols find them."""
+"""Open connections by file descriptor, through which protocols find them."""
 
 
 class Connection(socket.socket):
-    """An accepted connection: since when it is idle, and whether a request of it is answered now."""
+    """An accepted connection, with the time since which it is idle, and whether a request is being answered."""
 
     idle_since = 0.0
     is_known = False
@@ -98,14 +94,14 @@ class Connection(socket.socket):
     is_ending = False
 
     def expire(self) -> None:
-        """End it in whatever state it is; its transport then closes it."""
+        """End the connection in any state; its transport then closes it."""
         self.is_ending = True
         with contextlib.suppress(OSError):
             self.shutdown(socket.SHUT_RDWR)
 
 
 def most_connections() -> int:
-    """Return the connections that a service of this process may have open."""
+    """Return the maximal number of open connections of a service in this process."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return MOST if files == resource.RLIM_INFINITY else max(1, min(MOST, files // 2))
 
@@ -120,8 +116,8 @@ class Listener(socket.socket):
         self._most = most_connections()
 
     def accept(self) -> tuple[socket.socket, Any]:
-        """Accept a connection, and end the idlest one where there are too many."""
-        number, address = self._accept()  # type: ignore[attr-defined]  # what `socket.socket.accept` calls
+        """Accept a connection, and end the longest idle one if there are too many."""
+        number, address = self._accept()  # type: ignore[attr-defined]  # called by `socket.socket.accept`
         accepted = Connection(self.family, self.type, self.proto, fileno=number)
         accepted.idle_since = time.monotonic()
         self._open = [each for each in self._open if each.fileno() >= 0 and not each.is_ending]
@@ -146,9 +142,9 @@ def _end_stranger(connection: Connection) -> None:
 
 
 def without_ambiguity(app: ASGIApp) -> ASGIApp:
-    """Refuse requests whose length is stated in two ways, and close their connections.
+    """Wrap an application to refuse requests whose length is stated in two ways, and close their connections.
 
-    Something in between may take the other length, and what follows for a request of its own.
+    A proxy in between may use the other length, and take the rest for a separate request.
     """
 
     async def strict(scope: Scope, receive: Receive, send: Send) -> None:
@@ -162,7 +158,7 @@ def without_ambiguity(app: ASGIApp) -> ASGIApp:
 
 
 class BoundedProtocol(H11Protocol):
-    """The protocol of one connection, which ends it where a request or the reading of an answer takes too long."""
+    """Protocol of one connection, which is closed if a request or the reading of an answer takes too long."""
 
     _connection: Connection | None = None
     _head: asyncio.TimerHandle | None = None
@@ -177,7 +173,7 @@ class BoundedProtocol(H11Protocol):
         self._head = self.loop.call_later(HEAD, transport.abort)
 
     def data_received(self, data: bytes) -> None:
-        """Read a part of a request, whose head is to come soon."""
+        """Read a part of a request, whose head must arrive before a deadline."""
         if self._head is None:
             self._head = self.loop.call_later(HEAD, self.transport.abort)
         super().data_received(data)
@@ -189,25 +185,25 @@ class BoundedProtocol(H11Protocol):
         self._follow()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop waiting."""
+        """Cancel the deadlines."""
         super().connection_lost(exc)
         for timer in (self._head, self._stalled):
             if timer is not None:
                 timer.cancel()
 
     def pause_writing(self) -> None:
-        """Wait until the client reads on."""
+        """Start the deadline by which the client must continue to read."""
         super().pause_writing()
         self._stalled = self.loop.call_later(STALLED, self.transport.abort)
 
     def resume_writing(self) -> None:
-        """Go on, as the client reads."""
+        """Cancel the deadline, as the client continues to read."""
         super().resume_writing()
         if self._stalled is not None:
             self._stalled.cancel()
 
     def _follow(self) -> None:
-        """Note whether a request is answered now; its head has come then."""
+        """Note whether a request is being answered; if so, its head has arrived."""
         is_asking = self.cycle is not None and not self.cycle.response_complete
         if is_asking and self._head is not None:
             self._head.cancel()
@@ -220,24 +216,27 @@ class BoundedProtocol(H11Protocol):
 
 FRAME = "application/x-dpca-frame"
 PEER = "dpca.peer"
-"""The entry of a request's scope with the fingerprint of the certificate that its connection shows."""
+"""Entry of a request's scope with the fingerprint of the certificate that its connection shows."""
 AT_ONCE = 4
-"""Requests of one caller that are read and answered at once; its others wait, and nobody else's do."""
+"""Requests of one caller that are read and answered concurrently; further ones wait, without delaying other callers."""
 CONNECTIONS = 64
-"""Open connections of one certificate at most; fewer where callers that ask at once could fill the service together."""
+"""Maximal open connections of one certificate; fewer if all callers together could fill the service."""
 PATIENCE = 30.0
-"""Seconds that the next part of a request may take."""
+"""Seconds within which the next part of a request must arrive."""
 SLOWEST = 1 << 14
-"""Bytes a second that a request must come at on average, once `PATIENCE` is over."""
-_IDLE = 75  # seconds that a connection is kept open between two requests
+"""Minimal average bytes per second of a request, after `PATIENCE` seconds."""
+_IDLE = 75  # seconds for which a connection is kept open between two requests
 
 type Answer = Callable[[str, Mapping[str, str], Frame], bytes]
-"""What a route does: from the caller's name, the words of its path and a frame, to the bytes of the answer."""
+"""Function of a route: takes the caller's name, the words of the path and a frame; returns the bytes of the answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """One route: its path, who may call, what it does, and the most bytes of its arrays, by the words of its path."""
+    """A route with its path, allowed callers and function.
+
+    ``most`` returns the maximal bytes of a request's arrays from the words of its path.
+    """
 
     path: str
     callers: frozenset[str]
@@ -246,14 +245,14 @@ class Route:
 
 
 class KnowsPeer(BoundedProtocol):
-    """The protocol of one connection, which tells the application whose certificate it shows."""
+    """Protocol of one connection, which passes the fingerprint of the peer's certificate to the application."""
 
     _most: ClassVar[int] = CONNECTIONS
     _open: ClassVar[Counter[str | None]] = Counter()
     _peer: str | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Identify the caller, and close the connection where it has too many."""
+        """Identify the caller, and close the connection if the caller has too many."""
         super().connection_made(transport)
         shown = transport.get_extra_info("ssl_object").getpeercert(binary_form=True)
         inner, peer = self.app, None if shown is None else fingerprint_of_der(shown)
@@ -269,24 +268,24 @@ class KnowsPeer(BoundedProtocol):
         self.app = with_peer
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Count one connection less."""
+        """Decrease the number of the caller's connections."""
         super().connection_lost(exc)
         self._open[self._peer] -= 1
 
 
 def protocol_for(callers: int) -> type[KnowsPeer]:
-    """Return the protocol of a service with so many callers, who cannot take all of its connections together."""
+    """Return the protocol of a service for a number of callers, which cannot take all connections together."""
     each = max(1, min(CONNECTIONS, most_connections() // (callers + 1)))
     return type("KnowsPeer", (KnowsPeer,), {"_most": each, "_open": Counter[str | None]()})
 
 
 def bind(listen: str) -> socket.socket:
-    """Return a socket that listens at ``host:port``; port 0 takes any that is free.
+    """Return a socket that listens at ``host:port``; port 0 selects a free port.
 
     Raises
     ------
     InvalidInput
-        When the address is malformed, or not free.
+        When the address is malformed or in use.
     """
     host, _, port = listen.rpartition(":")
     try:
@@ -303,7 +302,7 @@ def address_of(at: socket.socket) -> str:
 
 
 def serve(routes: list[Route], *, names: Mapping[str, str], context: ssl.SSLContext, at: socket.socket) -> None:
-    """Serve until the process is told to end; ``names`` are those of the callers by their fingerprints."""
+    """Serve until the process is terminated; ``names`` are the callers' names by fingerprint."""
     run_app(
         application(routes, names=names),
         at=at,
@@ -314,15 +313,15 @@ def serve(routes: list[Route], *, names: Mapping[str, str], context: ssl.SSLCont
 
 
 def application(routes: list[Route], *, names: Mapping[str, str]) -> Starlette:
-    """Return an application of these routes; each request's scope has the caller's certificate under `PEER`."""
+    """Return an application of these routes; the scope of a request has the caller's certificate under `PEER`."""
     places: Mapping[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(AT_ONCE))
-    threads = CapacityLimiter(AT_ONCE * max(1, len(names)))  # so many are answered at once: no caller waits for another
+    threads = CapacityLimiter(AT_ONCE * max(1, len(names)))  # all callers may use their share at once
     paths = [routing.Route(each.path, _handler(each, names, places, threads), methods=["POST"]) for each in routes]
     return Starlette(routes=paths)
 
 
 def run_app(app: ASGIApp, *, at: socket.socket, **more: Any) -> None:
-    """Run an application at a socket until the process is told to end, and say nothing of it or of its callers."""
+    """Run an application at a socket until the process is terminated, without logging its requests or callers."""
     server_of(app, **more).run(sockets=[Listener(at)])
 
 

@@ -1,1 +1,1 @@
-"""One release: planned, previewed, and published."""
+"""Stages, previews, streams and notices of releases."""

@@ -1,15 +1,15 @@
-"""How an arrival ends: the gate between a release and its alias, and what follows.
+"""Outcomes of an arrival and the promotion gate of its release.
 
-The gate between a release and its alias: decided from what was published alone, so it costs nothing.
+An arrival ends in one of these ways: its release is promoted, held or kept back, the budget refuses it, or no snapshot
+can be made from it. Each outcome is decided from permanent records, so a repeated run after a crash ends the same way.
+Each outcome is notified once.
 
-A release that counts rejected records is held where their noised share is larger than allowed, so that no loss is
-promoted unseen. Else it passes when some component stands above its noise, by its own assessment, and when it still
-holds the directions of the version that the alias means, as far as these stood above theirs. What lies within the noise
-counts on neither side: by chance, random directions hold a part of any others.
-
-How an arrival ends: its release is promoted, held or kept back, the budget refuses it, or no snapshot is made of it.
-
-Each is decided from what is recorded for good, so a run that died is tried again with the same end; each is told once.
+The gate decides whether an alias moves to a release. It uses published facts only and therefore costs nothing.
+A release that counts rejected records is held if their noised share exceeds the allowed one, so that no loss is
+promoted unseen. Otherwise the release passes under two conditions. By its own assessment, at least one component must
+be above the noise. It must also still capture those directions of the champion that are above the champion's noise.
+The champion is the version that the alias points to. Directions within the noise are ignored on both sides, because
+random directions capture part of any other directions by chance.
 """
 
 import logging
@@ -32,14 +32,14 @@ from storage.workspace import Workspace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
-    """What a gate decided, and why.
+    """Decision of the promotion gate with its reason.
 
     Attributes
     ----------
     passes : bool
     reason : str, one line
-    verdict : str or None, the release's own
-    drift : float or None, from 0 (all is held) to 1 (none); None where there is nothing to compare with
+    verdict : str or None, the verdict that the release states of itself
+    drift : float or None, from 0 (all directions are captured) to 1 (none); None where there is no comparison
     """
 
     passes: bool
@@ -48,21 +48,21 @@ class Judgement:
     drift: float | None
 
     def facts(self) -> dict[str, Any]:
-        """Return it as public facts."""
+        """Return the decision as public facts."""
         return {"reason": self.reason, "verdict": self.verdict, "drift": self.drift}
 
 
 def judge(candidate: PrivateSubspace, champion: PrivateSubspace | None, *, drift_at_most: float) -> Judgement:
-    """Decide whether a release may take the place of a champion, which may be missing.
+    """Decide whether a release may replace the champion, if there is one.
 
     Parameters
     ----------
     candidate : PrivateSubspace
         The release.
     champion : PrivateSubspace or None
-        What the alias means now.
+        The version that the alias points to now.
     drift_at_most : float
-        The part of the champion's directions above the noise that those of a release above its own may lack.
+        Largest accepted drift, as `drift_from` defines it.
     """
     said, above = candidate.outcome.get("verdict"), candidate.outcome.get("above_noise")
     allowed, rejected = (
@@ -89,10 +89,11 @@ def judge(candidate: PrivateSubspace, champion: PrivateSubspace | None, *, drift
 
 
 def drift_from(candidate: PrivateSubspace, champion: PrivateSubspace) -> float | None:
-    """Return the part of the champion's directions above its noise that those of a release above its own do not hold.
+    """Return the part of the champion's directions that the release does not capture; None if the champion has none.
 
-    It is one less the mean squared length of those unit directions after projection onto the release's: 0 where they
-    hold them all, 1 where they are orthogonal, and 1 - k/d in the mean for k random directions of d.
+    On both sides only the directions above the noise count. The drift is one minus the mean squared length of the
+    champion's unit directions after projection onto the directions of the release. It is 0 where the release captures
+    all of them, and 1 where all are orthogonal to it. For k random directions of d it is 1 - k/d in the mean.
     """
     known, found = (_above_noise(subspace) for subspace in (champion, candidate))
     if not len(known):
@@ -101,7 +102,7 @@ def drift_from(candidate: PrivateSubspace, champion: PrivateSubspace) -> float |
 
 
 def _above_noise(subspace: PrivateSubspace) -> NDArray[np.float64]:
-    """Return the components that stand above the noise, which are the leading ones."""
+    """Return the components above the noise, which are the leading ones."""
     return subspace.components[: subspace.outcome.get("above_noise") or 0]
 
 
@@ -119,9 +120,9 @@ _ATTEMPTS = 8
 
 
 def decide_release(artifact: str, alias: str, drift_at_most: float, token: str, dataset: str) -> dict[str, Any]:
-    """Move an alias to a published release, or hold it; tell which, and end its arrival.
+    """Move an alias to a published release, or hold the release; send a notice of the decision and end the arrival.
 
-    A release that the alias meant once is promoted already, and the alias stays where it is now.
+    A release to which the alias pointed before counts as promoted, and the alias stays where it is now.
     """
     workspace = Workspace.open()
     registry, name = workspace.registry, artifact.partition("@")[0]
@@ -139,7 +140,7 @@ def decide_release(artifact: str, alias: str, drift_at_most: float, token: str, 
 
 
 def refuse_arrival(token: str, dataset: str, publish: str) -> None:
-    """End an arrival that the budget does not admit a release of, and tell."""
+    """End an arrival whose release the budget does not admit, and send a notice."""
     workspace = Workspace.open()
     population = workspace.catalog.current(dataset).population
     facts = {"population": population, "remaining": workspace.ledger.statement(population, newest=0).remaining}
@@ -148,9 +149,9 @@ def refuse_arrival(token: str, dataset: str, publish: str) -> None:
 
 
 def settle_withheld(run_key: str, token: str, dataset: str) -> bool:
-    """End an arrival whose release is kept back for good, and tell; return whether it is.
+    """End an arrival whose release will never be published, and send a notice; return whether it ended.
 
-    What failed otherwise may pass, and the arrival waits for the next run.
+    After any other failure the arrival waits for the next run, because the failure may be temporary.
     """
     workspace = Workspace.open()
     row = workspace.ledger.find(run_key)
@@ -164,7 +165,7 @@ def settle_withheld(run_key: str, token: str, dataset: str) -> bool:
 
 
 def set_aside(tokens: list[str], dataset: str) -> None:
-    """End arrivals that no snapshot can be made of, with a notice of each and a constant line of the log."""
+    """End arrivals from which no snapshot can be made, with a notice and a log line for each."""
     home = Workspace.open().home
     inbox = Inbox(home, dataset)
     facts = {"dataset": dataset, "next": "the private report in the home folder states the reason"}
@@ -176,12 +177,12 @@ def set_aside(tokens: list[str], dataset: str) -> None:
 
 
 def leave_all(tokens: list[str], dataset: str) -> None:
-    """Refuse to set aside all files that waited, of which none could be ingested.
+    """Refuse to set aside all waiting files when none of them could be ingested.
 
     Raises
     ------
     BadSource
-        Always, with the reason of the first.
+        Always, with the reason of the first file.
     """
     inbox = Inbox(Workspace.open().home, dataset)
     count = "the file that waits" if len(tokens) == 1 else f"any of the {len(tokens)} files that wait"
@@ -189,14 +190,14 @@ def leave_all(tokens: list[str], dataset: str) -> None:
 
 
 def shown_name(address: str) -> str:
-    """Write an address in one line, whatever characters a file's name has."""
+    """Return an address as one printable line, whatever characters the file name contains."""
     return "".join(letter if letter.isprintable() else "?" for letter in address)
 
 
 def _moved_or_held(
     workspace: Workspace, found: Resolved, *, alias: str, drift_at_most: float
 ) -> tuple[bool, dict[str, Any]]:
-    """Return whether an alias moved to a version, now or before, and the public facts of that."""
+    """Return whether an alias moved to a version, now or before, and the public facts of the decision."""
     registry, name = workspace.registry, found.name
     for _ in range(_ATTEMPTS):
         moves = [move for move in workspace.alias_history(name) if (move.alias, move.version) == (alias, found.version)]

@@ -1,24 +1,22 @@
-"""A planned release, charged and computed, and the notices that tell of it.
+"""Charge, computation and notices of a planned release.
 
-Notices: who has to know is told once, in public facts, by a line of the log, an event of Prefect and a webhook.
+A planned release is charged to a ledger, computed and written in the same way from a flow and in a notebook. No
+orchestrator or cluster is required. A Dask client or another resource of the caller is passed to the curator.
 
-A notice has a key: of several processes that have the same to say, the first writes it down in the home folder, and
-tells. Its webhook is called until it takes it, by this process and by every later notice, always with the same
-``Idempotency-Key``. That nobody takes it never fails a release, and holds no other notice back.
+Each notice is sent once, with public facts only, as a log line, a Prefect event and a webhook call. A notice has a key.
+When several processes have the same notice, the first one records it in the home folder, logs it and emits the event.
+The webhook is called for a notice until it accepts it, by this process and with every later notice. All calls carry
+the same ``Idempotency-Key``. A failed delivery never fails a release and does not hold back other notices.
 
-Of several processes one calls the webhook for a notice at a time, and none does once it was taken. So ordinarily it is
-called once; a process that dies between the answer and the note of it leaves one more call to the next.
+Only one process at a time calls the webhook for a notice, and no process calls it again once it was accepted.
+Ordinarily there is therefore one call. If a process dies after the response and before recording it, the next process
+calls once more.
 
-Who hears how many partitions of a sum are done: whoever waits at the terminal, Prefect's display, and the log.
-
-Both numbers are public.
+The progress of a partitioned sum is reported at the terminal, in Prefect's display and in the log. The number of
+finished partitions and their total are public.
 
 >>> progress = summing()
 >>> progress(1, 8)
-
-A planned release, charged to a ledger, computed and written: the same from a flow and in a notebook.
-
-Neither orchestrator nor cluster is needed: what a caller has of them, such as a Dask client, goes to the curator.
 """
 
 import fcntl
@@ -52,18 +50,18 @@ from storage.ledger.balance import ReleaseLedger
 from storage.ledger.releases import Grant, Release
 
 PAUSES = (0.5, 2.0)
-"""Seconds between the calls of a webhook in one go, for the first notice that it does not take; others get one call."""
+"""Seconds before each repeated call for a notice; after the first notice that fails, the others get one call each."""
 PATIENCE = 5.0
-"""Seconds that each may take."""
+"""Timeout of each webhook call in seconds."""
 LONGEST = 30.0
-"""Seconds that one go may take before it leaves what is left to the next; what waits longest since its last call
-comes first."""
+"""Seconds after which one delivery leaves the remaining notices to the next. Notices are delivered in the order of
+their last call, oldest first."""
 FOLDER = "notices"
 _URL_BLOCK, _KEY_BLOCK = "dpca-webhook-url", "dpca-webhook-secret"
 
 
 def give_notice(home: Path, event: str, *, key: str, about: str, facts: Mapping[str, Any]) -> bool:
-    """Note an event as `note_event` does, and deliver every notice that waits; return whether it was noted now."""
+    """Record an event as `note_event` does, and deliver all pending notices; return whether the event is new."""
     is_first = note_event(home, event, key=key, about=about, facts=facts)
     deliver_notices(home)
     return is_first
@@ -77,13 +75,13 @@ def note_event(home: Path, event: str, *, key: str, about: str, facts: Mapping[s
     home : Path
         The folder of the workspace.
     event : str
-        What happened, such as ``release.held``.
+        Kind of the event, such as ``release.held``.
     key : str
-        The same for the same event, in every process and every attempt.
+        Identifies the event; the same in every process and every attempt.
     about : str
-        What it happened to: a published name, or ``budget.POPULATION``.
+        Subject of the event: a published name, or ``budget.POPULATION``.
     facts : mapping
-        Public facts alone.
+        Public facts only.
     """
     name = hashlib.sha256(key.encode()).hexdigest()[:32]
     notice = {"event": f"dpca.{event}", "id": name, "about": about, **facts}
@@ -101,7 +99,7 @@ def note_event(home: Path, event: str, *, key: str, about: str, facts: Mapping[s
 
 
 def warn_of_budget(ledger: ReleaseLedger, release_id: str, population: str) -> None:
-    """Tell that a budget runs low, where a release's charge was the first to reach a level of it."""
+    """Send a notice for each warning level of a budget that the charge of this release was the first to reach."""
     for level in ledger.alerts(release_id):
         statement = ledger.statement(population, newest=0)
         facts = {"population": population, "percent_left": level, "remaining": statement.remaining}
@@ -111,21 +109,21 @@ def warn_of_budget(ledger: ReleaseLedger, release_id: str, population: str) -> N
 
 
 def deliver_notices(home: Path) -> int:
-    """Call the webhook for every notice that it did not take yet; return how many are left.
+    """Call the webhook for every notice that it has not accepted yet; return the number of pending notices.
 
-    Without a webhook there is nobody to call, and none is left.
+    Without a webhook there is nothing to call, and no notice stays pending.
 
     Raises
     ------
     Unavailable
-        If it cannot be noted which were taken; they are called for again.
+        If the accepted notices cannot be recorded; the webhook is then called for them again.
     """
     waiting = _waiting(home / FOLDER)
     if not waiting:
         return 0
     try:
         url, secret = _webhook()
-    except (InvalidInput, Unavailable) as refused:  # of a block of Prefect, which is read after the charge
+    except (InvalidInput, Unavailable) as refused:  # from a Prefect block, which is read after the charge
         log_event("notices_pending", count=len(waiting), reason=str(refused))
         return len(waiting)
     left, began = 0, time.monotonic()
@@ -141,14 +139,14 @@ def deliver_notices(home: Path) -> int:
                 claim_file(_taken(told), b"")
             else:
                 left, pauses = left + 1, ()
-                os.utime(told)  # the others come first the next time
+                os.utime(told)  # the next delivery starts with the others
     if left:
         log_event("notices_pending", count=left)
     return left
 
 
 def _waiting(folder: Path) -> list[Path]:
-    """Return the files of notices that no webhook took yet, the one first that was told or tried longest ago."""
+    """Return the files of pending notices, ordered by the time of writing or of the last call, oldest first."""
     taken = {path.stem for path in folder.glob("*.taken")}
     told = (path for path in folder.glob("*.told") if path.stem not in taken)
     return sorted(told, key=lambda path: (path.stat().st_mtime_ns, path))
@@ -160,7 +158,7 @@ def _taken(told: Path) -> Path:
 
 @contextmanager
 def _delivering(told: Path) -> Iterator[bool]:
-    """Keep other processes from calling the webhook for a notice; yield whether it is for this one to do."""
+    """Lock a notice against webhook calls by other processes; yield whether this process must make the call."""
     with told.open("r+b") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -171,7 +169,7 @@ def _delivering(told: Path) -> Iterator[bool]:
 
 
 def _webhook() -> tuple[str | None, str | None]:
-    """Return address and key of the webhook: from the settings, else from blocks of Prefect."""
+    """Return the URL and the signing key of the webhook, from the settings or else from Prefect blocks."""
     settings = cluster_settings()
     if settings.webhook_url is not None:
         key = settings.webhook_secret
@@ -198,7 +196,7 @@ def _posted(url: str, payload: bytes, *, key: str, secret: str | None, pauses: S
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """Follow no redirect: it would send the notice elsewhere."""
+    """Handler that follows no redirect, because a redirect would send the notice elsewhere."""
 
     def redirect_request(self, *_: Any) -> None:
         return None
@@ -210,7 +208,8 @@ _OPENER = urllib.request.build_opener(_NoRedirects)
 def summing(show: Callable[[int, int], None] | None = None) -> Callable[[int, int], None]:
     """Return the progress callback of a sum, which also calls ``show``.
 
-    A cluster calls it from threads of its own; each call runs in the context of the stage, as Prefect and the log want.
+    A cluster calls it from its own threads. Each call runs in the context of the stage, which Prefect and the log
+    require.
     """
     context = copy_context()
 
@@ -227,12 +226,12 @@ def summing(show: Callable[[int, int], None] | None = None) -> Callable[[int, in
 
 
 def charge_release(ledger: ReleaseLedger, planned: PlannedRelease[Any]) -> Grant:
-    """Charge a planned release to its population's budget, or find the one of its run key.
+    """Charge a planned release to its population's budget, or find the existing release of its run key.
 
     Raises
     ------
     BudgetExhausted
-        When the budget does not admit it. Nothing is charged.
+        When the budget does not admit the release. Nothing is charged.
     """
     with about(run_key=planned.run_key, population=planned.population, mechanism=planned.plan.mechanism):
         try:
@@ -256,19 +255,20 @@ def charge_release(ledger: ReleaseLedger, planned: PlannedRelease[Any]) -> Grant
 
 
 def finish_release(workspace: ReleaseWorkspace, release: Release, **others: Any) -> str:
-    """Begin a charged release, or resume it, and write its artifact; return the artifact's digest.
+    """Begin or resume a charged release, and write its artifact; return the artifact's digest.
 
     Parameters
     ----------
     workspace : ReleaseWorkspace
     release : Release
     **others
-        What the curator computes with: a Dask client, a progress callback. Without them it computes in this thread.
+        Keyword arguments of the curator: a Dask client, a progress callback. Without a client it computes in this
+        thread.
 
     Raises
     ------
     Finished
-        When another process finished it in the meantime.
+        When another process finished the release in the meantime.
     """
     ledger, catalog = workspace.ledger, workspace.catalog
     snapshot = catalog.entry(release.snapshot_id)
@@ -289,14 +289,14 @@ def finish_release(workspace: ReleaseWorkspace, release: Release, **others: Any)
 
 
 def run_mechanism(planned: PlannedRelease[Any], source: BlockSource, reservation: Reservation, **others: Any) -> Any:
-    """Run the mechanism, again after each step that another process answered first, from what it asked and got."""
+    """Run the mechanism; repeat it after each step that another process answered first, with the stored answers."""
     while True:
         with suppress(StepTaken):
             return planned.mechanism.run(_curator(planned, source, reservation, **others), planned.plan)
 
 
 def _curator(planned: PlannedRelease[Any], source: BlockSource, reservation: Reservation, **others: Any) -> Curator:
-    """Return a curator, which answers without noise only in a release that was planned to be not private."""
+    """Return a curator, which answers without noise only in a release that was planned as not private."""
     if planned.plan.target.i_know_this_is_not_private:
         return DisclosingCurator(source, reservation, i_know_this_is_not_private=True, **others)
     return Curator(source, reservation, **others)

@@ -1,10 +1,12 @@
-"""The stages of a release of any family: plan, reserve, compute, publish, report.
+"""Stages of a release of any family.
 
-Every stage takes and returns names and public numbers. The same request is the same release: run again, it is found
-by its run key, resumed where it stopped or returned when finished, and costs nothing.
+The stages are: plan, reserve, compute, publish, report. Every stage takes and returns names and public numbers.
 
-A plan is made from public facts, before anything is charged, and reads no row. It is stored with the reservation, so
-that a release goes on from the plan that was charged, whatever a later version of the program would plan.
+The same request is the same release. A repeated request finds its release by the run key. It resumes an unfinished
+release where it stopped, returns a finished one, and costs nothing.
+
+A plan is made from public facts before anything is charged, and reads no row. It is stored with the reservation. A
+release therefore resumes from the plan that was charged, whatever a later version of the program would plan.
 """
 
 import hashlib
@@ -42,10 +44,10 @@ from storage.workspace import Workspace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
-    """What somebody who waits in this process gives to the stages, and Prefect never sees.
+    """In-process context of the stages, hidden from Prefect.
 
-    ``planned`` is the release that was shown and agreed to, which is then not planned again; ``insists`` is that a
-    result need not be private, which no form offers.
+    ``planned`` is the release that the caller was shown and agreed to; it is not planned again. ``insists`` is true
+    when the caller accepts a result that is not private, an option that no form offers.
     """
 
     insists: bool = False
@@ -57,9 +59,10 @@ _caller: ContextVar[Caller] = ContextVar("caller", default=_NOBODY)
 
 
 def reserve_release(request: Request, slot: str | None = None) -> tuple[str, str]:
-    """Charge the budget for a request, or find its release; return the release's id and state.
+    """Charge the budget for a request, or find its existing release; return the release's id and state.
 
-    A cluster that runs already is reached first, so that nothing is charged for one that is missing.
+    Before a new charge, the function connects to a cluster that is configured as already running. Nothing is charged
+    when that cluster is missing.
     """
     workspace, agreed = open_workspace(), _caller.get().planned
     ledger, planned = workspace.ledger, plan_request(workspace, request, slot) if agreed is None else agreed
@@ -71,21 +74,21 @@ def reserve_release(request: Request, slot: str | None = None) -> tuple[str, str
 
 
 def compute_release(release_id: str, address: str) -> str:
-    """Release what was reserved, on the cluster at ``address``, and write the artifact; return its digest.
+    """Compute a reserved release on the cluster at ``address`` and write its artifact; return the artifact's digest.
 
-    When another process finishes the release first, its artifact is the one: nothing more is computed.
+    When another process finishes the release first, its artifact is used and nothing more is computed.
 
     Raises
     ------
     StepMismatch
-        When the request plans another event than the one that was reserved.
+        When the request plans a different event from the reserved one.
     """
     workspace = open_workspace()
     return made_or_found(workspace.ledger, release_id, lambda: _compute(workspace, release_id, address))
 
 
 def make_release(run: Runner, request: Request, settings: Settings, *, slot: str | None = None) -> dict[str, Any]:
-    """Run all stages; return the public facts of what was published."""
+    """Run all stages; return the public facts of the published release."""
     configure_logs(settings.log)
     check_address(settings)
     begin_step("reserving the budget")
@@ -95,7 +98,7 @@ def make_release(run: Runner, request: Request, settings: Settings, *, slot: str
 
 
 def make_reserved(run: Runner, request: Request, settings: Settings, release_id: str, state: str) -> dict[str, Any]:
-    """Run the stages after the reservation; return the public facts of what was published."""
+    """Run the stages after the reservation; return the public facts of the published release."""
     if state == "committed":
         digest = run(released_digest, release_id)
     else:
@@ -116,7 +119,10 @@ def release_directly(request: Request, *, workers: int | None = None, caller: Ca
 
 @contextmanager
 def waiting(caller: Caller | None, request: Request) -> Iterator[None]:
-    """Give to the stages what their caller has, and that a request insists on a result that need not be private."""
+    """Set the in-process context of the stages for the duration of a ``with`` block.
+
+    The context is the caller's, with the request's acknowledgement that the result need not be private.
+    """
     token = _caller.set(replace(caller or _NOBODY, insists=request.i_know_this_is_not_private))
     try:
         yield
@@ -125,12 +131,12 @@ def waiting(caller: Caller | None, request: Request) -> Iterator[None]:
 
 
 def insisted[R: Request](request: R) -> R:
-    """Return a request that Prefect passed, with what its caller insists on, which Prefect never sees."""
+    """Return a request from Prefect, completed with the caller's acknowledgement, which Prefect never sees."""
     return replace(request, i_know_this_is_not_private=_caller.get().insists)
 
 
 def _forecast(planned: PlannedRelease[Any]) -> None:
-    """Log that a release will be noise, or refuse it as its request says."""
+    """Log that a release is expected to be noise alone, or refuse it if its request excludes noise."""
     family = family_of(planned.request)
     family.refuse_noise(planned)
     noise = family.expected_noise(planned)
@@ -151,8 +157,8 @@ LONGEST_RUN_KEY = 200
 def plan_request(workspace: ReleaseWorkspace, request: Request, slot: str | None = None) -> PlannedRelease[Any]:
     """Check a request against the catalog and the budget's terms, and plan its noise. No row is read.
 
-    ``slot`` is the planned start of a scheduled run. A slot has one release of a request: asked for again, it keeps
-    the snapshot that it began with, whatever was ingested since.
+    ``slot`` is the planned start of a scheduled run. A slot has one release of a request. When the slot runs again,
+    the release keeps the snapshot that it began with, whatever was ingested since.
     """
     check_name(request.publish)
     if request.run_key is not None:
@@ -172,12 +178,12 @@ def plan_request(workspace: ReleaseWorkspace, request: Request, slot: str | None
 
 
 def plan_on(ledger: ReleaseLedger, snapshot: Entry, request: Request, slot: str | None = None) -> PlannedRelease[Any]:
-    """Plan a request on a snapshot in the relation of its budget; ``slot`` as in `plan_request`.
+    """Plan a request on a snapshot under the neighboring relation of its budget; ``slot`` as in `plan_request`.
 
     Raises
     ------
     Refused
-        When the snapshot has another unit of privacy than its budget.
+        When the privacy unit of the snapshot differs from the privacy unit of its budget.
     """
     budget = ledger.budget(snapshot.population)
     budget.check_unit(snapshot.name, snapshot.privacy_unit)
@@ -187,7 +193,7 @@ def plan_on(ledger: ReleaseLedger, snapshot: Entry, request: Request, slot: str 
 def plan_in(
     relation: Relation, snapshot: Entry, request: Request, slot: str | None = None, *, unit: PrivacyUnit
 ) -> PlannedRelease[Any]:
-    """Plan a request on a snapshot in a relation of neighbours that differ by a unit; ``slot`` as in `plan_request`."""
+    """Plan a request on a snapshot for a given neighboring relation and privacy unit; ``slot`` as in `plan_request`."""
     family, target, given = family_of(request), target_of(request), request
     request = family.resolved(given, snapshot, relation=relation, target=target)
     mechanism = family.build(request)
@@ -214,7 +220,7 @@ def reserved_request(release: Release) -> Request:
 
 
 def check_run_key(run_key: str) -> None:
-    """Refuse a run key that is no short line of text."""
+    """Refuse a run key that is not a short line of printable text."""
     if not run_key.strip() or not run_key.isprintable() or len(run_key) > LONGEST_RUN_KEY:
         raise InvalidInput(
             f"run key {run_key!r} must be printable text of 1 to {LONGEST_RUN_KEY} characters; choose another, or none."
@@ -229,9 +235,9 @@ _SAID = (
     *("share_std", "share_beyond_first", "share_beyond_first_std"),
     *("reconstruction_error", "reconstruction_error_std", "total_variance", "total_variance_std"),
 )
-"""What a report says of the quality of a release, by the names of its manifest's ``outcome``."""
+"""Quality measures in a report, by their names in the ``outcome`` of the manifest."""
 _AROUND = {"none": "zero; --center private takes off a mean", "private": "a mean that is released too"}
-"""What the components of a release are taken around, by the ``center`` of its manifest's ``plan``."""
+"""Descriptions of the center of the components, by the ``center`` in the ``plan`` of the manifest."""
 
 
 def released_digest(release_id: str) -> str:
@@ -240,7 +246,7 @@ def released_digest(release_id: str) -> str:
 
 
 def digest_of(ledger: ReleaseLedger, release_id: str) -> str:
-    """Return the artifact digest of a committed release of an open ledger."""
+    """Return the artifact digest of a committed release in an open ledger."""
     digest = ledger.release(release_id).artifact_digest
     if digest is None:
         raise Refused(f"release {release_id} has no artifact; it was never committed; run its request again")
@@ -248,7 +254,7 @@ def digest_of(ledger: ReleaseLedger, release_id: str) -> str:
 
 
 def made_or_found(ledger: ReleaseLedger, release_id: str, make: Callable[[], str]) -> str:
-    """Return the artifact digest that ``make`` gives, or that of the process that finished the release meanwhile."""
+    """Return the artifact digest from ``make``, or from another process if it finished the release first."""
     try:
         return make()
     except Finished:
@@ -259,18 +265,20 @@ def made_or_found(ledger: ReleaseLedger, release_id: str, make: Callable[[], str
 def publish_release(release_id: str, digest: str, request: Request) -> str:
     """Commit a release together with its version under the request's name; return ``name@version``.
 
-    When another process committed the release first, its artifact is the one, even if the last bits of this one differ.
+    When another process committed the release first, its artifact is published, even if the last bits of this
+    process's artifact differ.
 
     Raises
     ------
     Refused
-        When the request does not want such a release published. It is committed all the same, and stays charged.
+        When the request excludes such a release from publication. The release is committed all the same and stays
+        charged.
     """
     return publish_in(open_workspace(), release_id, digest, request)
 
 
 def publish_in(workspace: ReleaseWorkspace, release_id: str, digest: str, request: Request) -> str:
-    """Publish a release as `publish_release` does, in an open workspace."""
+    """Publish a release in an open workspace, as `publish_release` does."""
     name = request.publish
     try:
         made = _wanted(workspace, release_id, digest, request)
@@ -290,12 +298,12 @@ def publish_in(workspace: ReleaseWorkspace, release_id: str, digest: str, reques
 
 
 def _wanted(workspace: ReleaseWorkspace, release_id: str, digest: str, request: Request) -> str:
-    """Return the digest of a release's artifact as the request wants it; commit the release and refuse where it is not.
+    """Return the digest of the release's artifact in the form that the request specifies.
 
     Raises
     ------
     Refused
-        When it does not want it published.
+        When the request excludes such an artifact from publication. The release is committed first, without a version.
     """
     family = family_of(request)
     if not family.looks_at_artifact(request):
@@ -309,9 +317,9 @@ def _wanted(workspace: ReleaseWorkspace, release_id: str, digest: str, request: 
 
 
 def kept_back(workspace: Workspace, release: Release) -> str | None:
-    """Return why nothing more is made of a release, for good; None where it can still be published.
+    """Return why a release will never be published; None where it still can be.
 
-    An operator gave it up, or it was committed and its own request does not want it published.
+    Either an operator gave the release up, or it was committed and its own request excludes it from publication.
     """
     if release.state in GIVEN_UP:
         return f"an operator gave it up: it is {release.state}"
@@ -327,19 +335,19 @@ def kept_back(workspace: Workspace, release: Release) -> str | None:
 
 
 def promote_version(artifact: str, alias: str) -> dict[str, Any]:
-    """Point an alias of a name at one of its versions, given as any reference to it."""
+    """Point an alias of a name to one of its versions, given by any reference."""
     found = Registry.open().verify(artifact)
     Workspace.open().promote(found.name, version=found.version, alias=alias)
     return {"artifact": str(found), "alias": alias, "digest": found.digest}
 
 
 def report_release(artifact: str, *, reused: bool) -> dict[str, Any]:
-    """State a published release and its population's budget, from public facts alone."""
+    """Return the public facts of a published release and of its population's budget."""
     return release_facts(read_workspace(), artifact, reused=reused)
 
 
 def release_facts(workspace: ReleaseWorkspace, artifact: str, *, reused: bool) -> dict[str, Any]:
-    """Return the public facts of a release that is published in an open workspace."""
+    """Return the public facts of a published release and its budget in an open workspace."""
     resolved = workspace.registry.resolve(artifact)
     shown = describe(resolved, known_artifact(workspace.store, resolved.digest))
     release = workspace.ledger.release(shown["release"])

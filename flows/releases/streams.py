@@ -1,11 +1,10 @@
-"""Streams: what their operator does, and the stages of a tick.
+"""Operations on streams and the stages of a tick.
 
-What the operator of a stream does, from this process alone: open, extend, show, close; none of it needs Prefect.
+The operator's actions are: open, extend, show, close. They run in the calling process and do not need Prefect.
 
-The stages of a tick of a stream: begin it, compute its answer, state its version, publish, report.
-
-Every stage takes and returns names and public numbers. A slot is one tick: fired again, it is found by its slot, and
-goes on where it stopped, on the snapshot that it began with.
+The stages of a tick are: begin it, compute its answer, state its version, publish, report. Every stage takes and
+returns names and public numbers. A slot has one tick. When a slot fires again, its tick is found by the slot. The tick
+then resumes where it stopped, on the snapshot that it began with.
 """
 
 import dataclasses
@@ -45,17 +44,17 @@ from storage.workspace import Workspace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
-    """What opening or extending a stream would charge now.
+    """Quoted charge for opening or extending a stream.
 
     Attributes
     ----------
     name, population : str
     terms : StreamTerms
-    ticks : int, that are paid for after it
-    charged : int, that are paid for before it
+    ticks : int, number of ticks paid for after the charge
+    charged : int, number of ticks paid for before the charge
     event : Event
     epsilon : float
-    standing : bool, whether it is paid for already
+    standing : bool, whether these ticks are paid for already
     refusal : BudgetExhausted or None
     spent_after : float
     remaining, remaining_after : float
@@ -76,7 +75,7 @@ class Offer:
 
     @property
     def question(self) -> str:
-        """What to ask before it is charged."""
+        """Confirmation prompt before the charge."""
         cost = f"epsilon {self.epsilon:.6g} at delta {self.terms.facts['delta']:g} of budget {self.population!r}"
         cost = spending(cost, remaining=self.remaining, after=self.remaining_after)
         return f"Spend once, for {self.ticks - self.charged} ticks of {self.name!r}, {cost}?"
@@ -94,7 +93,7 @@ class Offer:
 
 
 def offer_stream(request: StreamRequest) -> Offer:
-    """Check and plan a request for a stream, and compare it with the budget; charge nothing, read no row."""
+    """Check and plan a request for a stream, and quote its charge; charge nothing, read no row."""
     workspace = Workspace.read_only()
     terms = plan_terms(workspace, request)
     ticks = request.instalment or terms.horizon
@@ -107,7 +106,7 @@ def offer_stream(request: StreamRequest) -> Offer:
 
 
 def open_stream(request: StreamRequest) -> dict[str, Any]:
-    """Charge a stream and begin it, or find the live one of the same terms; return its public facts."""
+    """Charge and begin a stream, or find the live stream with the same terms; return its public facts."""
     workspace = Workspace.open()
     terms = plan_terms(workspace, request)
     ticks = request.instalment or terms.horizon
@@ -126,7 +125,7 @@ def open_stream(request: StreamRequest) -> dict[str, Any]:
 
 
 def offer_extension(name: str, *, ticks: int) -> Offer:
-    """Compare what more ticks of a stream would cost with the budget; charge nothing."""
+    """Quote the charge for more ticks of a stream; charge nothing."""
     workspace = Workspace.read_only()
     stream, _ = workspace.ledger.streams.show(name)
     terms, standing = read_terms(stream.terms), ticks <= stream.ticks
@@ -136,7 +135,7 @@ def offer_extension(name: str, *, ticks: int) -> Offer:
 
 
 def extend_stream(name: str, *, ticks: int) -> dict[str, Any]:
-    """Charge more ticks of a stream, up to a number in all; return its public facts."""
+    """Charge more ticks of a stream, up to ``ticks`` in total; return its public facts."""
     workspace = Workspace.open()
     stream, _ = workspace.ledger.streams.show(name)
     if ticks > stream.ticks:
@@ -144,7 +143,7 @@ def extend_stream(name: str, *, ticks: int) -> dict[str, Any]:
         event = terms.event_of(ticks, charged=stream.ticks)
         epsilon, after = terms.epsilon_of(event), stream.ticks
         stream = workspace.ledger.streams.extend(name, ticks=ticks, event=event, epsilon=epsilon, after=after)
-    for charge in stream.charges:  # an earlier attempt may have died before it told
+    for charge in stream.charges:  # an earlier attempt may have died before its warning
         warn_of_budget(workspace.ledger, charge.release_id, stream.population)
     return _facts(workspace, name)
 
@@ -155,13 +154,13 @@ def show_stream(name: str) -> dict[str, Any]:
 
 
 def stream_rows() -> list[dict[str, Any]]:
-    """Return one row a stream, oldest first."""
+    """Return one row per stream, oldest first."""
     streams = Workspace.read_only().ledger.streams
     return [_row(stream, len(streams.ticks(stream.id))) for stream in streams.all()]
 
 
 def close_stream(name: str, *, tick: int | None = None) -> dict[str, Any]:
-    """Close a stream for good, or give up one tick of it; return its public facts."""
+    """Close a stream permanently, or give up one of its ticks; return the stream's public facts."""
     workspace = Workspace.open()
     if tick is None:
         workspace.ledger.streams.close(name)
@@ -171,10 +170,13 @@ def close_stream(name: str, *, tick: int | None = None) -> dict[str, Any]:
 
 
 def stream_facts(stream: Stream, ticks: tuple[Tick, ...], answers: Answers) -> dict[str, Any]:
-    """Return the public facts of a stream: what is used and left, its noise now and at the end, and what more costs."""
+    """Return the public facts of a stream.
+
+    They include the used and remaining ticks, the noise now and at the end, and the price of more ticks.
+    """
     charged = stream.ticks
     known = {"stream": stream.name, "id": stream.id, "live": stream.is_live, "population": stream.population}
-    if not stream.terms:  # entered again from its versions alone
+    if not stream.terms:  # re-entered in the ledger from its versions alone
         return {**known, "ticks": charged, "used": len(ticks), "left": 0}
     terms = read_terms(stream.terms)
     kept, weights = list(answers), terms.weights
@@ -242,9 +244,9 @@ def _row(stream: Stream, used: int) -> dict[str, Any]:
 
 
 def _prices(terms: StreamTerms, charged: int) -> list[dict[str, Any]]:
-    """Return what more ticks would cost: the rest of instalments, then twice and ten times as many.
+    """Return the prices of more ticks, up to one, two and ten times the horizon.
 
-    Rounded weights of short streams end early; ticks beyond them cannot be charged, so they have no price.
+    The rounded weights of short streams end early. Ticks beyond the last weight cannot be charged and have no price.
     """
     weights = terms.weights
     if weights.endless:
@@ -260,7 +262,7 @@ def _prices(terms: StreamTerms, charged: int) -> list[dict[str, Any]]:
 
 
 def unfinished_tick(name: str, slot: str | None, planned: str | None) -> str:
-    """Return the release of a tick that began for an earlier slot and did not end; empty where there is none."""
+    """Return the release id of an unfinished tick of an earlier slot; empty where there is none."""
     streams = Workspace.open().ledger.streams
     stream, ticks = streams.show(name)
     if not ticks or ticks[-1].is_settled or not stream.is_live:
@@ -269,24 +271,24 @@ def unfinished_tick(name: str, slot: str | None, planned: str | None) -> str:
 
 
 def begin_tick(name: str, slot: str | None, planned: str | None, snapshot: str | None) -> tuple[str, str]:
-    """Begin the next tick of a stream, or find the one of this slot; return its release's id and state.
+    """Begin the next tick of a stream, or find the tick of this slot; return its release's id and state.
 
     Parameters
     ----------
     name : str
     slot : str, optional
-        Names the slot; by default it is that of the planned time.
+        The name of the slot; by default the slot of the planned time.
     planned : str, optional
-        When a schedule planned this run, in ISO 8601 with the offset of its zone; by default now, in UTC.
+        The time for which a schedule planned this run, in ISO 8601 with the UTC offset; by default now, in UTC.
     snapshot : str, optional
-        Insist on the snapshot of this id.
+        Require the snapshot with this id.
 
     Raises
     ------
     Refused
         When an operator closed the slot's tick.
     InvalidInput
-        When ``slot`` is not written as slots of this stream are.
+        When ``slot`` does not have the format of this stream's slots.
     """
     workspace = Workspace.open()
     streams = workspace.ledger.streams
@@ -304,7 +306,7 @@ def begin_tick(name: str, slot: str | None, planned: str | None, snapshot: str |
 
 
 def compute_tick(release_id: str, address: str) -> str:
-    """Release the answer of a tick on the cluster at ``address``, and write its version; return the digest."""
+    """Compute the answer of a tick on the cluster at ``address``, and write its artifact; return the digest."""
     workspace = Workspace.open()
     return made_or_found(workspace.ledger, release_id, lambda: _compute(workspace, release_id, address))
 
@@ -322,7 +324,7 @@ def publish_tick(release_id: str, digest: str) -> str:
 
 
 def report_tick(artifact: str, *, reused: bool) -> dict[str, Any]:
-    """State a published tick, its stream and its population's budget, from public facts alone."""
+    """Return the public facts of a published tick, its stream and its population's budget."""
     workspace = Workspace.read_only()
     facts = release_facts(workspace, artifact, reused=reused)
     manifest = workspace.registry.show(artifact)["manifest"]
@@ -346,7 +348,10 @@ def make_tick(
     planned: str | None = None,
     snapshot: str | None = None,
 ) -> dict[str, Any]:
-    """Run all stages for a slot; return the public facts of its version. A tick that a crash left is finished first."""
+    """Run all stages for a slot; return the public facts of its version.
+
+    An unfinished tick of an earlier slot, such as a crash leaves, is finished first.
+    """
     configure_logs(settings.log)
     check_address(settings)
     left = run(unfinished_tick, name, slot, planned)
@@ -401,7 +406,7 @@ def _compute(workspace: Workspace, release_id: str, address: str) -> str:
 def _answer(
     workspace: Workspace, terms: StreamTerms, ticks: tuple[Tick, ...], reservation: Reservation, *, address: str
 ) -> Tick:
-    """Release the answer of a tick, copy it to the stream's store and note the copy."""
+    """Compute the answer of a tick, copy it to the stream's store and record the copy in the ledger."""
     tick, ledger = ticks[-1], workspace.ledger
     source, reservation = _rows(workspace, terms, ticks, reservation)
     numbers = tuple(each.number for each in ticks)
@@ -423,7 +428,11 @@ def _answer(
 def _rows(
     workspace: Workspace, terms: StreamTerms, ticks: tuple[Tick, ...], reservation: Reservation
 ) -> tuple[BlockSource, Reservation]:
-    """Return the rows of a tick: those of its snapshot, or of every night so far where a row of a night is the unit."""
+    """Return the rows of a tick, with the reservation for them.
+
+    The rows come from the tick's snapshot. Where the privacy unit is one row of one night, they come from all nights
+    so far.
+    """
     catalog, tick = workspace.catalog, ticks[-1]
     source: BlockSource
     try:
@@ -448,7 +457,7 @@ def _rows(
 
 
 def _registered(catalog: Catalog, snapshot: str) -> Dataset:
-    """Open the rows of one night, if they are those that were registered."""
+    """Open the rows of one night, after a check that they are the registered rows."""
     entry = catalog.entry(snapshot)
     rows = catalog.open(entry)
     if rows.content != entry.content_digest:
@@ -457,7 +466,7 @@ def _registered(catalog: Catalog, snapshot: str) -> Dataset:
 
 
 def _earlier(workspace: Workspace, ticks: tuple[Tick, ...]) -> Earlier:
-    """Load the versions of the tick before, and of the one halfway."""
+    """Load the last published version before this tick, and the version of the tick halfway."""
 
     def version_of(tick: Tick | None) -> PrivateSubspace | None:
         if tick is None or tick.artifact_digest is None:
@@ -475,7 +484,7 @@ def _names(catalog: Catalog, tick: Tick) -> tuple[str, ...] | None:
 
 
 def _found(workspace: Workspace, release_id: str) -> tuple[Stream, tuple[Tick, ...]]:
-    """Return the stream of a tick, and its ticks up to that one."""
+    """Return the stream of a tick, and the stream's ticks up to this tick."""
     return workspace.ledger.streams.of_tick(release_id)
 
 

@@ -1,15 +1,12 @@
-"""The verdict of a dry run: its preview, its pace, and whether the budget admits it.
+"""Previews, verdicts and paced releases.
 
-Paced releases: each takes its share of what is left of a budget, computed once and stored with its request.
+A *preview* states the noise and cost of a request and whether the budget admits it. A *verdict* states whether the
+budget admits a run, its charge, and how many such runs still fit. Both come from the ledger and from plans. No row is
+read and nothing is charged.
 
-A share is `storage.ledger`'s (`Ledger.pace`), and depends on what was spent so far, which is public. A run that is
-tried again finds the release of its run key, with the share that it was charged.
-
-The preview of a request: its noise and cost, and whether the budget admits it. Nothing is charged.
-
-The verdict of a dry run: whether the budget admits a run, what it would charge, and how many such runs still fit.
-
-It is made from the ledger and from plans; no row is read and nothing is charged.
+A *paced* release takes its share of the remaining budget. `Ledger.pace` in `storage.ledger` computes the share once,
+from the amount spent so far, which is public. The share is stored with the request. A repeated run finds the release
+of its run key, with the share that was charged.
 """
 
 import dataclasses
@@ -39,27 +36,29 @@ from storage.workspace import Workspace
 def reserve_paced(
     workspace: Workspace, request: Request, snapshot: Entry, *, run_key: str, series: str, releases: int | None
 ) -> Release:
-    """Charge a release of a snapshot under a run key, or find the one that stands, whatever its request; return it.
+    """Charge a release of a snapshot under a run key, or find the existing release of that key; return the release.
+
+    An existing release is returned whatever its request.
 
     Parameters
     ----------
     workspace : Workspace
     request : Request
-        Without an epsilon where ``releases`` are given.
+        Without an epsilon if ``releases`` is given.
     snapshot : Entry
     run_key : str
-        It begins with ``series``.
+        Begins with ``series``.
     series : str
-        How the run keys of all releases begin that share the budget, if they are published under the same name.
+        Common prefix of the run keys. Releases with this prefix and the same published name share the budget.
     releases : int, optional
-        How many there are in all.
+        Total number of releases that share the budget.
 
     Raises
     ------
     BudgetExhausted
-        When the budget does not admit it, or all were made. Nothing is charged.
+        When the budget does not admit the release, or all releases were made. Nothing is charged.
     Refused
-        When the release of this run key was given up.
+        When an operator gave up the release of this run key.
     """
     ledger = workspace.ledger
     standing = ledger.find(run_key)
@@ -69,13 +68,13 @@ def reserve_paced(
             grant = charge_release(
                 ledger, plan_on(ledger, snapshot, replace(request, epsilon=epsilon, run_key=run_key))
             )
-        except Conflict:  # another process reserved it in the meantime, perhaps with another share
+        except Conflict:  # another process reserved the release in the meantime, perhaps with another share
             standing = ledger.find(run_key)
             if standing is None:
                 raise
         else:
             return ledger.release(grant.release_id)
-    warn_of_budget(ledger, standing.id, standing.population)  # the process that charged it may have died before it told
+    warn_of_budget(ledger, standing.id, standing.population)  # the charging process may have died before its warning
     if standing.state in GIVEN_UP:
         raise Refused(
             f"release {standing.id} of this run was {standing.state} by an operator; nothing more is made of it."
@@ -84,12 +83,12 @@ def reserve_paced(
 
 
 def share_of(ledger: Ledger, snapshot: Entry, request: Request, series: str, releases: int) -> float:
-    """Return the epsilon of the next of so many releases that share a budget equally.
+    """Return the epsilon of the next of ``releases`` releases that share a budget equally.
 
     Raises
     ------
     BudgetExhausted
-        When all were made, or nothing is left for the rest.
+        When all releases were made, or no budget is left for the others.
     """
     population = snapshot.population
     made = len(made_of(ledger, population, series=series, published=request.publish))
@@ -108,12 +107,12 @@ def share_of(ledger: Ledger, snapshot: Entry, request: Request, series: str, rel
 
 
 def next_cost(workspace: Workspace, request: Request, snapshot: Entry, *, series: str, releases: int | None) -> str:
-    """Say what the next release of a snapshot would be charged, and what is left of its budget now and after it.
+    """Return a line with the charge of the next release of a snapshot, and the remaining budget before and after it.
 
     Raises
     ------
     BudgetExhausted
-        When the budget does not admit it, or all were made.
+        When the budget does not admit the release, or all releases were made.
     """
     ledger, population = workspace.ledger, snapshot.population
     epsilon = request.epsilon if releases is None else share_of(ledger, snapshot, request, series, releases)
@@ -127,7 +126,7 @@ def next_cost(workspace: Workspace, request: Request, snapshot: Entry, *, series
 
 
 def made_of(ledger: Ledger, population: str, *, series: str, published: str) -> list[Release]:
-    """Return a population's releases for a published name that were charged under run keys that begin so."""
+    """Return the charged releases of a population for a published name whose run keys begin with ``series``."""
     charged = [row for row in ledger.statement(population).releases if row.state != "abandoned"]
     return [row for row in charged if row.run_key.startswith(series) and row.request.get("publish") == published]
 
@@ -142,7 +141,7 @@ def check_pace(epsilon: float | None, releases: int | None) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preview:
-    """What a request would do now: its noise, and whether it was made before or fits."""
+    """Preview of a request with its plan and its effect on the budget; ``exists`` is true once it was charged."""
 
     planned: PlannedRelease[Any]
     exists: bool
@@ -159,7 +158,7 @@ class Preview:
 
     @property
     def question(self) -> str:
-        """What to ask before it is charged."""
+        """Confirmation prompt before the charge."""
         target, population = self.planned.plan.target, self.planned.population
         if target.i_know_this_is_not_private:
             return f"Publish without privacy, and void budget {population!r} for good?"
@@ -170,7 +169,7 @@ class Preview:
 
     @property
     def fits(self) -> bool:
-        """Whether the budget admits it, or has paid for it already."""
+        """True if the budget admits the release, or has paid for it already."""
         return self.refusal is None
 
     def facts(self) -> dict[str, Any]:
@@ -198,17 +197,17 @@ class Preview:
 
 
 def preview(request: Request) -> Preview:
-    """Check and plan a request and compare it with the budget; charge nothing, read no row.
+    """Check and plan a request, and compare it with the budget; charge nothing, read no row.
 
-    ``spent_after`` is what the budget would have spent with it: a budget's filter may price a release that is not
-    Gaussian above its own epsilon, because it holds it against all that may follow.
+    ``spent_after`` is the epsilon that the budget would have spent after the release. The budget's filter may price a
+    release that is not Gaussian above its own epsilon, because the filter accounts for all releases that may follow.
     """
     workspace = read_workspace()
     return preview_in(workspace, plan_request(workspace, request))
 
 
 def preview_in(workspace: ReleaseWorkspace, planned: PlannedRelease[Any]) -> Preview:
-    """Compare a planned release with the budget of an open workspace, as `preview` does."""
+    """Compare a planned release with its budget in an open workspace, as `preview` does."""
     ledger = workspace.ledger
     begun = ledger.find(planned.run_key, population=planned.population)
     statement = ledger.statement(planned.population, newest=0)
@@ -232,23 +231,23 @@ def preview_in(workspace: ReleaseWorkspace, planned: PlannedRelease[Any]) -> Pre
 
 
 COUNTED_UP_TO = 100
-"""How many runs to come are counted."""
+"""Largest number of future runs that a verdict counts."""
 _NEXT = "the next slot"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What would become of a run.
+    """Verdict of a dry run.
 
     Attributes
     ----------
-    population : str, whose budget pays
-    epsilon, delta : float, what it would be charged as; no epsilon where releases share the budget and none is left
+    population : str, the population whose budget pays
+    epsilon, delta : float, the charge; epsilon is None where releases share the budget and no share is left
     admitted : bool
-    is_paid : bool, whether it is a release that was charged before
-    remaining : float, the epsilon of one more release
-    statement : str, the guarantee of a run, or of the budget where none is left, in one sentence
-    runs_left : int, how many such runs fit one after another, up to `COUNTED_UP_TO`
+    is_paid : bool, whether the release was charged before
+    remaining : float, the epsilon that is left for one more release
+    statement : str, the guarantee of a run in one sentence, or of the budget where no share is left
+    runs_left : int, number of such runs that fit one after another, up to `COUNTED_UP_TO`
     """
 
     population: str
@@ -284,9 +283,9 @@ class Verdict:
 def judge_request(
     request: Request, slot: str | None = None, *, releases: int | None = None, series: str = ""
 ) -> Verdict:
-    """Return the verdict on a request, and on no slot of it unless one is given; nothing is charged, no row is read.
+    """Return the verdict on a request, for a slot if one is given; nothing is charged, no row is read.
 
-    With ``releases``, the epsilon is the next share of so many of a series that share the budget.
+    With ``releases``, the epsilon is the next share of a budget that this many releases of a series share.
     """
     if releases is not None:
         whole = Workspace.read_only()
@@ -312,9 +311,9 @@ def judge_request(
 
 
 def note_budget(request: Request, *, series: str = "") -> None:
-    """Tell in the form of the running flow's deployment what its next run may do; a failure of it fails nothing."""
+    """Write the verdict on the next run into the form of the running flow's deployment; a failure is ignored."""
     with suppress(Exception):
-        from flows.orchestration.prefect_stages import deployed_parameters, note_on_deployment  # a flow has it loaded
+        from flows.orchestration.prefect_stages import deployed_parameters, note_on_deployment  # loaded by the flow
 
         deployed = deployed_parameters()
         if deployed is None:
@@ -339,7 +338,7 @@ def _nothing_left(ledger: ReleaseLedger, population: str, request: Request) -> V
 
 
 def _runs_left(ledger: ReleaseLedger, planned: PlannedRelease[Any]) -> int:
-    """Return how many releases of a plan the budget admits, one after another, up to `COUNTED_UP_TO`."""
+    """Return the number of releases of a plan that the budget admits one after another, up to `COUNTED_UP_TO`."""
     event, target = planned.plan.event, planned.plan.target
     quote = ledger.quote(planned.population, event, epsilon=target.epsilon, delta=target.delta)
     if quote.refusal is not None:

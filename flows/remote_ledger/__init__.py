@@ -1,1 +1,1 @@
-"""A remote ledger: one process holds database and keys, and those who release ask it, each by a certificate."""
+"""Remote ledger, in which one process holds the database and keys, and clients authenticate by certificates."""

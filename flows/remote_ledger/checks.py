@@ -1,10 +1,12 @@
-"""What a remote ledger checks of a release that another process planned and made, before it charges or commits it.
+"""Checks of a remote ledger before it charges or commits a release.
 
-A price takes a grid of privacy losses and exact fractions. Its cost grows with the numbers of an event, so bounds are
-compared before anything is computed. Every mechanism of dpca plans far inside these bounds.
+Another process planned and made the release.
 
-A release continues from its stored request, and people read there what was released. So every field that follows from
-the catalog, the budget or the rest of the request is worked out here again, and must be the same.
+A price needs a grid of privacy losses and exact fractions. Its cost grows with the numbers of an event, so bounds are
+checked before anything is computed. Every mechanism of dpca plans far inside these bounds.
+
+A release resumes from its stored request, which also documents the release for readers. Therefore every field that
+follows from the catalog, the budget or the rest of the request is derived again here and must be the same.
 """
 
 import dataclasses
@@ -42,34 +44,34 @@ from storage.ledger.releases import Release
 from storage.options import options_of
 
 MOST_PLACES = 20_000
-"""Places of steps in an event as it is written, each of which may stand for many steps."""
+"""Largest number of step entries in a written event; each entry may represent many steps."""
 MOST_STEPS = 1_000_000
 MOST_SAMPLED = 100_000
-"""Steps of an event, and steps on samples among them."""
+"""Largest number of steps of an event, and of sampled steps among them."""
 MOST_PARTS = 32
-"""Different steps of an event."""
+"""Largest number of different steps of an event."""
 MULTIPLIERS = (1e-3, 2.0**30)
 SAMPLED_MULTIPLIERS = (0.2, 2.0**30)
 LEAST_RATE = 1e-12
 LEAST_DELTA = 1e-60
 LARGEST_EPSILON = 1000.0
-"""Of a step that is known only by its (epsilon, delta)."""
+"""Largest epsilon of a step that is given only by its (epsilon, delta)."""
 WIDEST = 256.0
-"""How far the privacy losses of an event may spread; an epsilon of 100 is the most of any budget."""
+"""Largest spread of the privacy losses of an event; the largest epsilon of a budget is 100."""
 _ROUNDING = 1e-6  # sampled steps are calibrated and priced on grids of losses
-_LEAST_SHARE = 0.9  # of the stated epsilon that a price comes to; a calibration stops at 1 %
+_LEAST_SHARE = 0.9  # smallest ratio of the price to the stated epsilon; a calibration stops at 1 %
 _CHOICE = "auto"
 
 
 def check_price(budget: Budget, asked: Priced) -> float:
-    """Price an event, and compare that with the guarantee that is stated of it; return its epsilon.
+    """Price an event, and compare the price with the stated guarantee; return the epsilon of the event.
 
     Raises
     ------
     InvalidInput, Invalid
-        When the event is none of the ledger's table, or outside the bounds of what is priced for others.
+        When the event is not in the ledger's table, or exceeds the bounds for events of clients.
     Refused
-        When its noise guarantees less than is stated, or nothing.
+        When the noise guarantees less than stated, or nothing.
     """
     replaced = budget.relation == "replace_one"
     check_bounds(asked, replaced=replaced)
@@ -88,14 +90,15 @@ def check_price(budget: Budget, asked: Priced) -> float:
 
 
 def check_spent(plan: Plan, asked: Asked, price: float) -> None:
-    """Check that a release is charged for about the epsilon that it states: who states more would publish for less.
+    """Check that the charge of a release is close to the epsilon that it states.
 
-    A plan of printed noise states the epsilon of its event too, and `check_release` checks that it is one.
+    A client that states a larger epsilon would publish for less. A plan whose noise follows a printed formula is
+    exempt, because it also states the epsilon of its event. `check_release` checks that the plan is of this kind.
 
     Raises
     ------
     Refused
-        When its event costs less.
+        When the event costs less.
     """
     if not plan.printed and price < asked.epsilon * _LEAST_SHARE:
         raise Refused(
@@ -105,14 +108,15 @@ def check_spent(plan: Plan, asked: Asked, price: float) -> None:
 
 
 def check_release(catalog: Catalog, budget: Budget, asked: Asked) -> Plan:
-    """Check that the snapshot is of the population that pays and the request states its charge; return the plan.
+    """Check that the snapshot belongs to the paying population and the request states its charge; return the plan.
 
     Raises
     ------
     NotFound
         When there is no such snapshot.
     Refused
-        When it is of others, or of another unit of privacy, or as `flows.remote_ledger.checks.check_request`.
+        When the snapshot has another population or another privacy unit, or as in
+        `flows.remote_ledger.checks.check_request`.
     """
     entry = catalog.entry(asked.snapshot)
     if entry.population != asked.population:
@@ -125,7 +129,7 @@ def check_release(catalog: Catalog, budget: Budget, asked: Asked) -> Plan:
 
 
 def check_artifact(place: Place, release: Release, digest: str, *, budget: Budget, parent: str | None = None) -> None:
-    """Check that an artifact is in the registry, whole, and states of a release what the ledger knows of it.
+    """Check that the registry holds an intact artifact whose facts agree with the ledger's facts of the release.
 
     Parameters
     ----------
@@ -133,16 +137,16 @@ def check_artifact(place: Place, release: Release, digest: str, *, budget: Budge
     release : Release
     digest : str
     budget : Budget
-        That was charged.
+        The charged budget.
     parent : str, optional
-        The artifact that it must be made of.
+        Digest of the artifact from which this one must be derived.
 
     Raises
     ------
     Corrupt
-        When it is missing or changed.
+        When the artifact is missing or changed.
     Refused
-        When it is of another kind, or states another release, mechanism, noise or guarantee.
+        When the artifact is of another kind, or states another release, mechanism, noise or guarantee.
     """
     artifact = read_artifact(place, digest)
     planned = read_planned(release, unit=budget.privacy_unit)
@@ -160,9 +164,10 @@ def check_artifact(place: Place, release: Release, digest: str, *, budget: Budge
 
 
 def _differing(manifest: Mapping[str, Any], known: Mapping[str, Any], plan: Plan) -> str | None:
-    """Return the first fact that a manifest states otherwise than it is known, if any.
+    """Return the name of the first fact in which a manifest differs from the known facts, if any.
 
-    Of parameters, the number of components is what was kept, and versions may know more or fewer.
+    Only parameters that both sides have are compared, because versions of dpca may have more or fewer. The number of
+    components is not compared, because the manifest states how many were kept.
     """
     for name in ("release", "mechanism"):
         if manifest.get(name) != known[name]:
@@ -183,15 +188,16 @@ def _differing(manifest: Mapping[str, Any], known: Mapping[str, Any], plan: Plan
 
 
 def check_family(request: Mapping[str, Any]) -> None:
-    """Check that a remote ledger serves requests of this kind: of one dataset, in one release.
+    """Check that a remote ledger serves this family of requests, which means one release of one dataset.
 
-    A stream is ended by whoever commits its charge, what a site's key noised left it before its release ends, and an
-    evaluation opens what a request names.
+    Other families are excluded for these reasons. The process that commits the charge of a stream also ends it.
+    The sum that a site noised with its key leaves the site before the release ends. An evaluation opens the artifact
+    that its request names.
 
     Raises
     ------
     Refused
-        When it is of a stream, its ticks, a site or an evaluation.
+        When the request is for a stream, a tick, a site or an evaluation.
     """
     name = str(request.get("family"))
     if name not in FAMILIES or isinstance(family_named(name), EvaluationFamily):
@@ -201,18 +207,20 @@ def check_family(request: Mapping[str, Any]) -> None:
 
 
 def check_request(entry: Entry, budget: Budget, asked: Asked) -> Plan:
-    """Check the stored request of a reservation: its dataset, guarantee, public facts, mechanism and fingerprint.
+    """Check the stored request of a reservation against the catalog, budget and charge; return its plan.
+
+    The check covers dataset, guarantee, public facts, mechanism and fingerprint.
 
     Raises
     ------
     Refused
-        With the first field that says something else than is known here.
+        With the first field that differs from the ledger's value.
     InvalidInput
         As the family refuses a request.
     """
     check_family(asked.request)
     stored: Mapping[str, Any] = asked.request
-    try:  # the form of what is stored is not checked yet
+    try:  # the form of the stored request is not checked yet
         request = read_request(stored)
         plan = read_plan(stored, request, event=asked.event)
         family = family_of(request)
@@ -237,7 +245,7 @@ def check_request(entry: Entry, budget: Budget, asked: Asked) -> Plan:
 
 
 def _given(request: Request) -> list[Request]:
-    """Return the requests that can have come to one: itself, and the one that left the mechanism to public facts."""
+    """Return the possible original requests: the stored one, and the same one with ``mechanism=auto``."""
     (named,) = (option for option in options_of(type(request)) if option.name == "mechanism")
     may_choose = _CHOICE in named.words and not request.settings
     return [request, *([dataclasses.replace(request, mechanism=_CHOICE)] if may_choose else [])]
@@ -261,9 +269,9 @@ def check_bounds(asked: Priced, *, replaced: bool) -> None:
     Raises
     ------
     InvalidInput
-        When the event is none of the ledger's table.
+        When the event is not in the ledger's table.
     Invalid
-        With the first bound that it exceeds.
+        With the first bound that the event exceeds.
     """
     places = list(islice(leaves(asked.event), MOST_PLACES + 1))
     _within("places of steps in the event", len(places), most=MOST_PLACES)
@@ -280,7 +288,7 @@ def check_bounds(asked: Priced, *, replaced: bool) -> None:
         _within("rate", rate, least=LEAST_RATE)
         _within("noise_multiplier on samples", multiplier, *SAMPLED_MULTIPLIERS)
     for epsilon, delta in parts.approximate:
-        if math.isfinite(epsilon):  # else it has no noise
+        if math.isfinite(epsilon):  # an infinite epsilon means no noise
             _within("epsilon of a step", epsilon, most=LARGEST_EPSILON)
         if delta:
             _within("delta of a step", delta, least=LEAST_DELTA)

@@ -1,4 +1,6 @@
-"""Messages of a remote ledger: pydantic models of its requests, and the JSON of both directions, read strictly.
+"""Messages of a remote ledger, as pydantic models of its requests and responses.
+
+Requests are JSON and are validated strictly.
 
 >>> read(Step, b'{"release": "00000000000000000000000000000000", "step": -1}')
 Traceback (most recent call last):
@@ -28,12 +30,12 @@ from dpca_tasks.accounting.events import Relation
 from dpca_tasks.accounting.prices import Charge
 
 PROTOCOL = 1
-"""The version of these messages; a ledger and its clients have the same."""
+"""Version of the messages, which must be the same in the ledger and its clients."""
 MOST_ASKED = 1 << 21
 MOST_ANSWERED = 1 << 28
-"""Bytes of a request and of an answer."""
+"""Largest size of a request and of a response, in bytes."""
 LONGEST_REQUEST = 1 << 18
-"""Bytes of a stored request."""
+"""Largest size of a stored request, in bytes."""
 
 _LARGEST = 2**63
 _DEEPEST = 32
@@ -61,64 +63,64 @@ type Facts = dict[str, SkipValidation[JsonValue]]
 
 
 class Message(BaseModel):
-    """A request without facts."""
+    """A request without fields."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
     @model_validator(mode="before")
     @classmethod
     def _check_values(cls, sent: object) -> object:
-        if isinstance(sent, dict) and len(sent) > len(cls.model_fields):  # else each is an error, and there may be many
+        if isinstance(sent, dict) and len(sent) > len(cls.model_fields):  # else each one would be an error
             raise ValueError("it has names that are not known")
         _check_value(sent, depth=1)
         return sent
 
 
 class OfPopulation(Message):
-    """A question about a population's budget."""
+    """Request about a population's budget."""
 
     population: Name
 
 
 class OfHistory(OfPopulation):
-    """The same about its releases: all of them, or as many of the newest."""
+    """Request about a population's releases, either all or the ``newest`` ones."""
 
     newest: Count | None = None
 
 
 class OfStatement(OfHistory):
-    """The same, and whether to return what each of them left."""
+    """Request for a statement; ``burn_down`` adds the budget that was left after each release."""
 
     burn_down: bool = False
 
 
 class OfRelease(Message):
-    """A question about a release, or an act on it."""
+    """Request about a release, or for an operation on it."""
 
     release: ReleaseId
 
 
 class OfRunKey(Message):
-    """A question about the release of a run key, in one population or in all that the client may ask about."""
+    """Request for the release of a run key, in one population or in all populations of the client."""
 
     run_key: Name
     population: Name | None = None
 
 
 class OfDataset(Message):
-    """A question about the current snapshot of a dataset."""
+    """Request for the current snapshot of a dataset."""
 
     dataset: Name
 
 
 class OfSnapshot(Message):
-    """A question about a snapshot."""
+    """Request for a snapshot."""
 
     snapshot: Name
 
 
 class Priced(OfPopulation):
-    """An event that is to be charged, and the guarantee that is stated of it."""
+    """An event to be charged, with its stated guarantee."""
 
     event: Facts
     epsilon: Annotated[float, Field(gt=0)]
@@ -126,7 +128,7 @@ class Priced(OfPopulation):
 
 
 class Asked(Priced):
-    """A release that is to be charged."""
+    """A release to be charged."""
 
     run_key: Name
     fingerprint: Digest
@@ -141,26 +143,26 @@ class Step(OfRelease):
 
 
 class Answered(Step):
-    """The answer of a step, by its digest."""
+    """The answer of a step, given by its digest."""
 
     digest: Digest
 
 
 class Made(OfRelease):
-    """The artifact that a release is committed with."""
+    """The artifact with which a release is committed."""
 
     artifact: Digest
 
 
 class Published(Made):
-    """The name under which it, or what was made of it, is published."""
+    """The name under which the artifact, or the artifact ``made`` from it, is published."""
 
     name: Name
     made: Digest | None
 
 
 class Answer[Value](BaseModel):
-    """An answer: a record of the ledger, or one of those below. A voided budget has infinities."""
+    """Response with a record of the ledger or one of the models below; a voided budget has infinite values."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, val_json_bytes=_BYTES)
 
@@ -168,7 +170,7 @@ class Answer[Value](BaseModel):
 
 
 class Identity(BaseModel):
-    """The ledger, its version and clock, and the caller's rights."""
+    """Identity, version and clock of the ledger, with the caller's rights."""
 
     ledger: str
     protocol: int
@@ -179,7 +181,7 @@ class Identity(BaseModel):
 
 
 class Quoted(BaseModel):
-    """The total after one more charge, and the line of the refusal, if any."""
+    """The total after one more charge, and the message of the refusal, if any."""
 
     spent: float
     total: Charge
@@ -187,7 +189,7 @@ class Quoted(BaseModel):
 
 
 class Begun(BaseModel):
-    """A release that began: its event and relation, and the content digest of its snapshot, if that is known."""
+    """Event and relation of a release that began, with the content digest of its snapshot if it is known."""
 
     event: Facts
     relation: Relation
@@ -200,7 +202,7 @@ def read[M: Message](kind: type[M], sent: bytes) -> M:
     Raises
     ------
     Invalid
-        With the first fact that is refused, and the rule; not with what was sent.
+        With the first refused field and its rule, without the sent value.
     """
     try:
         return kind.model_validate_json(sent)
@@ -209,19 +211,19 @@ def read[M: Message](kind: type[M], sent: bytes) -> M:
 
 
 def fault_of(error: ValidationError, what: str) -> str:
-    """Return the first fact that a model refuses, and its rule, in a line without the value."""
+    """Return one line with the first field that a model refuses and its rule, without the value."""
     first = error.errors(include_url=False, include_input=False, include_context=False)[0]
     name = ".".join(str(part) for part in first["loc"]) or "the form"
     return f"{name} of {what} is refused: {first['msg'].removeprefix('Value error, ').rstrip('.')}; correct it."
 
 
 def written(facts: object) -> bytes:
-    """Return plain values as they are sent to a ledger."""
+    """Encode plain values as a request to a ledger."""
     return json.dumps(facts).encode()
 
 
 def answered(value: object) -> bytes:
-    """Return a value as a ledger answers it; see `Answer`."""
+    """Encode a value as a response of a ledger; see `Answer`."""
     return to_json({"value": value}, bytes_mode=_BYTES, inf_nan_mode="constants")
 
 

@@ -3,7 +3,7 @@
 A plain Gaussian event is priced immediately, in closed form. A sampled event may take half a minute of processor time,
 so a separate process computes its price and is ended at a deadline. The service computes one such price per client at a
 time; further requests of the same client queue behind it. If all processes are busy, the client that was served longest
-ago is next, and a price that has used up its share is stopped to make room. A price that takes longer than a moment
+ago is next. A price that has used up its share is then stopped to make room. A price that takes longer than `MOMENT`
 continues at the lowest priority, so short prices stay fast during an attack. Computed prices are cached.
 """
 
@@ -31,19 +31,19 @@ if TYPE_CHECKING:  # the processes import little, and start quickly
     from storage.ledger.budgets import Budget
 
 AT_ONCE = 8
-"""Processes that compute prices."""
+"""Largest number of processes that compute prices."""
 DEADLINE = 90.0
 """Seconds that a request waits for its price, and that a price may take; a client waits 120 s for an answer."""
 SHARE = 1.0
 """Seconds that a price may take while another client waits for a process."""
 MOMENT = 0.3
-"""Seconds of processor time after which a price goes on at the lowest priority."""
+"""Seconds of processor time after which a price continues at the lowest priority."""
 _ATTEMPTS = 3
 _LOOK = 0.05
 
 
 class Pricing:
-    """The processes of one service."""
+    """Pricing processes of one service."""
 
     def __init__(self) -> None:
         self._turn = Condition()
@@ -59,7 +59,8 @@ class Pricing:
         Parameters
         ----------
         act : callable
-            Checks the bounds of the event before anything is priced, and changes nothing before its price is known.
+            The operation. It checks the bounds of the event before anything is priced, and changes nothing before the
+            price is known.
         client : str
         budget : Budget
         asked : Priced
@@ -67,9 +68,9 @@ class Pricing:
         Raises
         ------
         Refused
-            When the price takes longer than its deadline, or than its share while others wait.
+            When the price takes longer than its deadline, or than its share while other clients wait.
         InvalidInput, Invalid, Refused
-            As ``act`` does.
+            As ``act`` raises them.
         """
         until = time.monotonic() + DEADLINE
         for _ in range(_ATTEMPTS):
@@ -104,23 +105,23 @@ class Pricing:
                 self._turn.notify_all()
 
     def _next(self) -> tuple[str, object] | None:
-        """Return who is next where a process is free."""
+        """Return the next ticket if a process is free."""
         return self._first_in_line() if len(self._running) < AT_ONCE else None
 
     def _first_in_line(self) -> tuple[str, object] | None:
-        """Return the first ticket of the client that was served longest ago, of those of whom nothing is computed."""
+        """Return the first ticket of the client that was served longest ago, among clients without a running price."""
         line = [ticket for ticket in self._waiting if ticket[0] not in self._running]
         return min(line, key=lambda ticket: self._served.get(ticket[0], 0.0), default=None)
 
     def _computed(self, asked: tuple[Any, ...], until: float) -> Known:
-        """Return the prices that a new process computes; another one tries again if it is killed."""
+        """Compute prices in a new process; repeat once in another process if the first one is killed."""
         for _ in range(2):
             with suppress(EOFError, ConnectionError):
                 return self._computed_once(asked, until)
         raise _too_long("its computation ended early")
 
     def _computed_once(self, asked: tuple[Any, ...], until: float) -> Known:
-        """Return the prices that a new process computes; closing the connection ends that process."""
+        """Compute prices in a new process; closing the connection ends that process."""
         began = time.monotonic()
         with self._forked() as link:
             link.send(asked)
@@ -138,10 +139,10 @@ class Pricing:
         return found  # type: ignore[no-any-return]
 
     def _forked(self) -> Connection:
-        """Return the connection of a new process, forked from the one that has imported everything."""
+        """Return the connection of a new process, forked from the process that has imported everything."""
         ours, theirs = socket.socketpair()
         with theirs:
-            for _ in range(2):  # the second time where that process was killed
+            for _ in range(2):  # a second attempt, if that process was killed
                 control = self.start()
                 with suppress(ConnectionError):
                     socket.send_fds(control, [b"."], [theirs.fileno()])
@@ -150,7 +151,7 @@ class Pricing:
         raise _too_long("no process can be started")
 
     def start(self) -> socket.socket:
-        """Start the process that the others are forked from, unless it runs; return its socket."""
+        """Start the process from which the others are forked, unless it runs; return its socket."""
         with self._turn:
             if self._control is None:
                 ours, theirs = socket.socketpair()
@@ -212,7 +213,7 @@ def _compute(link: Connection) -> None:
     kind, terms, event, delta = link.recv()
 
     def end_with_it() -> None:
-        link.poll(None)  # nothing more is sent, so it is closed
+        link.poll(None)  # nothing more is sent, so this returns when the connection is closed
         os._exit(1)
 
     Thread(target=end_with_it, daemon=True).start()

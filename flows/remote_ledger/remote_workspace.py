@@ -1,7 +1,7 @@
-"""A workspace with the ledger that another process holds, and the checks of that ledger for `dpca doctor`.
+"""Workspace with a ledger in another process, and the checks of that ledger for `dpca doctor`.
 
-A `RemoteLedger` has the operations of a ledger in this process. A call whose answer is lost is made again: what it asks
-for is done once. A refusal is raised as the ledger raised it, with its line.
+A `RemoteLedger` has the operations of a ledger in this process. A call whose response is lost is repeated, and its
+operation is still done only once. A refusal is raised with the ledger's error type and message.
 """
 
 import shutil
@@ -39,11 +39,11 @@ from storage.ledger.step_answers import Reservation, StepStore
 PAUSES = (0.5, 1.0, 2.0, 5.0, 10.0)
 """Seconds between the attempts of one call."""
 TIMEOUT = 120.0
-"""Seconds after which the ledger counts as silent."""
+"""Seconds without a response after which a call counts as failed."""
 CLOCK_SKEW = 5.0
-"""Seconds that two clocks may differ."""
+"""Largest accepted difference of the two clocks, in seconds."""
 RENEW = 30
-"""Days before the end of a certificate from which it is noted."""
+"""Number of days before the expiry of a certificate from which it is reported."""
 
 _KINDS: Mapping[str, type[Exception]] = {
     InvalidInput.__name__: InvalidInput,
@@ -56,26 +56,26 @@ _KINDS: Mapping[str, type[Exception]] = {
 
 
 def open_remote() -> "RemoteWorkspace":
-    """Open the workspace with the ledger of ``DPCA_LEDGER_URL`` to release in it."""
+    """Open the workspace with the ledger of ``DPCA_LEDGER_URL`` for releases."""
     workspace = _remote(home=writable_home())
     workspace.ledger.sweep()
     return workspace
 
 
 def read_remote() -> "RemoteWorkspace":
-    """Open the same to read it."""
+    """Open the workspace with the ledger of ``DPCA_LEDGER_URL`` for reading."""
     return _remote(home=readable_home())
 
 
 def check_remote_ledger() -> Iterator[Finding]:
-    """Ask the ledger of ``DPCA_LEDGER_URL`` who it is, and who asks it.
+    """Check the connection, certificates, version and clock of the ledger of ``DPCA_LEDGER_URL``, if it is set.
 
     Raises
     ------
     Unavailable
-        When it does not answer.
+        When the ledger does not answer.
     Refused
-        When it and this process do not accept each other's certificates.
+        When the ledger and this process do not accept each other's certificates.
     """
     address = _address()
     if address is None:
@@ -110,10 +110,10 @@ def check_remote_ledger() -> Iterator[Finding]:
 
 
 class LedgerCaller(Caller):
-    """Calls of a remote ledger, whose refusals are raised as the ledger raised them, with the same line."""
+    """Caller of a remote ledger that raises refusals with the ledger's error type and message."""
 
     def refuse(self, status: int, said: Frame | None) -> None:
-        """Raise a refusal."""
+        """Raise the error that the ledger returned."""
         if said is None:
             raise Refused(
                 "the ledger failed at this request, and its log tells of what kind; what was charged stays charged: "
@@ -124,19 +124,19 @@ class LedgerCaller(Caller):
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """Calls of a remote ledger, which are made again while it does not answer."""
+    """Connection to a remote ledger that repeats a call while the ledger does not answer."""
 
     caller: Caller = field(repr=False)
 
     def ask[Value](self, route: str, kind: type[Answer[Value]], /, **asked: object) -> Value:
-        """Ask a ledger, and return its answer.
+        """Send a request to the ledger, and return its response.
 
         Raises
         ------
         Unavailable
-            When it does not answer for some time.
+            When the ledger does not answer any of the attempts.
         Invalid
-            When it answers in another form.
+            When the response has another form.
         StorageError
             As the ledger raised it.
         """
@@ -161,12 +161,12 @@ class RemoteLedger:
     ----------
     connection : Connection
     home : Path
-        In whose ``staging`` noised steps are kept, which never leave this machine.
+        The home folder. Its subfolder ``staging`` holds noised steps, which never leave this machine.
 
     Raises
     ------
     Refused
-        When it speaks another version of the messages.
+        When the ledger uses another version of the messages.
     """
 
     def __init__(self, connection: Connection, *, home: Path) -> None:
@@ -178,16 +178,19 @@ class RemoteLedger:
         self.connection = connection
 
     def budget(self, population: str) -> Budget:
-        """Return a population's terms."""
+        """Return the terms of a population's budget."""
         return self.connection.ask("budget", Answer[Budget], population=population)
 
     def statement(self, population: str, *, newest: int | None = None, burn_down: bool = False) -> Statement:
-        """Return what was allowed, spent and left, with all releases or as many of the newest, and what each left."""
+        """Return the statement of a budget, with all releases or the newest ones.
+
+        With ``burn_down``, it also has the budget that was left after each release.
+        """
         asked = {"population": population, "newest": newest, "burn_down": burn_down}
         return self.connection.ask("statement", Answer[Statement], **asked)
 
     def history(self, population: str, *, newest: int | None = None) -> list[dict[str, Any]]:
-        """Return what was spent and left after each release that is charged, oldest first, or after the newest."""
+        """Return the spent and remaining budget after each charged release, oldest first, or after the newest ones."""
         return self.connection.ask("history", Answer[list[dict[str, Any]]], population=population, newest=newest)
 
     def quote(self, population: str, event: Event, *, epsilon: float, delta: float, void: bool = False) -> Quote:
@@ -199,11 +202,11 @@ class RemoteLedger:
         return Quote(spent=said.spent, total=said.total, refusal=refusal)
 
     def alerts(self, release_id: str) -> tuple[int, ...]:
-        """Return the percents left that this release's charge was the first to reach."""
+        """Return the warning levels, in percent left, that the charge of this release was the first to reach."""
         return self.connection.ask("alerts", Answer[tuple[int, ...]], release=release_id)
 
     def find(self, run_key: str, *, population: str | None = None) -> Release | None:
-        """Return the release of a run key: of a population, or of any that this client may ask about."""
+        """Return the release of a run key, in one population or in all populations of this client."""
         return self.connection.ask("find", Answer[Release | None], run_key=run_key, population=population)
 
     def release(self, release_id: str) -> Release:
@@ -223,7 +226,7 @@ class RemoteLedger:
         request: Mapping[str, Any],
         void: bool = False,
     ) -> Grant:
-        """Charge a release, or find the one of this run key; the ledger prices the event itself."""
+        """Charge a release, or find the existing release of this run key; the ledger prices the event itself."""
         _refuse_void(void)
         return self.connection.ask(
             "reserve",
@@ -239,7 +242,7 @@ class RemoteLedger:
         )
 
     def begin(self, release_id: str) -> Reservation:
-        """Pass the point of no return, or resume a release that passed it."""
+        """Move a release past the point of no return, or resume a release that is past it."""
         begun = self.connection.ask("begin", Answer[Begun], release=release_id)
         rows, keys = RemoteSteps(self.connection, release_id), RemoteKeys(self.connection)
         steps = StepStore(rows, self.home / STAGING / release_id, release_id, keys)
@@ -248,20 +251,20 @@ class RemoteLedger:
         )
 
     def sweep(self) -> None:
-        """Remove the steps of releases that ended, which a crash left here."""
+        """Remove the steps that a crash left here, of releases that have ended."""
         for path in (self.home / STAGING).glob("[0-9a-f]" * 32):
             with suppress(NotFound, Corrupt):
                 if self.release(path.name).state in ENDED:
                     self.forget(path.name)
 
     def forget(self, release_id: str) -> None:
-        """Remove the steps of a release that ended."""
+        """Remove the steps of a release that has ended."""
         shutil.rmtree(self.home / STAGING / release_id, ignore_errors=True)
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteKeys:
-    """The keys of releases under way, each requested when it is needed; see `storage.ledger.releases.Keys`."""
+    """Keys of the releases in progress, each requested at use; see `storage.ledger.releases.Keys`."""
 
     connection: Connection
 
@@ -271,7 +274,7 @@ class RemoteKeys:
         Raises
         ------
         Corrupt
-            When it is not the key that the release is named after.
+            When the release id is not derived from the returned key.
         """
         key = bytes.fromhex(self.connection.ask("key", Answer[str], release=release_id))
         if release_id_of(key) != release_id:
@@ -281,17 +284,17 @@ class RemoteKeys:
 
 @dataclass(frozen=True, slots=True)
 class RemoteSteps:
-    """The rows of one release's steps; see `storage.ledger.step_answers.StepRows`."""
+    """Step rows of one release; see `storage.ledger.step_answers.StepRows`."""
 
     connection: Connection
     release_id: str
 
     def check(self) -> None:
-        """Check that the release did not end."""
+        """Check that the release has not ended."""
         self.find(0)
 
     def find(self, step: int) -> str | None:
-        """Return the digest of a step's answer in a release that did not end."""
+        """Return the digest of a step's answer in a release that has not ended."""
         return self.connection.ask("step", Answer[str | None], release=self.release_id, step=step)
 
     def settle(self, step: int, digest: str) -> str:
@@ -301,7 +304,7 @@ class RemoteSteps:
 
 @dataclass(frozen=True, slots=True)
 class RemoteCatalog:
-    """The snapshots that a remote ledger knows, and their files; see `storage.datasets.catalog.Catalog`."""
+    """Snapshots in the catalog of a remote ledger, and their files; see `storage.datasets.catalog.Catalog`."""
 
     connection: Connection
     place: Place
@@ -322,7 +325,7 @@ class RemoteCatalog:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteWorkspace:
-    """A workspace with a remote ledger: datasets, artifacts and staged steps are reached from here, no database is."""
+    """Workspace with a remote ledger, which accesses datasets, artifacts and staged steps but no database."""
 
     ledger: RemoteLedger
     home: Path
@@ -330,12 +333,12 @@ class RemoteWorkspace:
 
     @property
     def catalog(self) -> RemoteCatalog:
-        """The datasets."""
+        """Catalog of the datasets."""
         return RemoteCatalog(self.ledger.connection, self.store, self.ledger.id)
 
     @property
     def registry(self) -> Registry:
-        """The published artifacts."""
+        """Registry of the published artifacts."""
         return Registry(self.store)
 
     def publish(self, release_id: str, *, name: str, artifact_digest: str, made: str | None = None) -> int:
@@ -346,7 +349,7 @@ class RemoteWorkspace:
         return number
 
     def withhold(self, release_id: str, *, artifact_digest: str) -> None:
-        """Commit a release with its artifact, and publish it under no name."""
+        """Commit a release with its artifact, without publishing it."""
         self.ledger.connection.ask("withhold", Answer[None], release=release_id, artifact=artifact_digest)
         self.ledger.forget(release_id)
 
@@ -358,7 +361,7 @@ def _remote(*, home: Path) -> RemoteWorkspace:
 
 
 def _address() -> tuple[str, Path, Path] | None:
-    """Return the address of the remote ledger of the settings, its certificate, and the key of this process.
+    """Return the URL of the remote ledger, its certificate file and the key file of this process, from the settings.
 
     Raises
     ------
@@ -378,12 +381,12 @@ def _address() -> tuple[str, Path, Path] | None:
 
 @cache
 def connect(url: str, certificate: Path, key: Path) -> Connection:
-    """Return the connection of this process to a ledger, whose certificate is pinned."""
+    """Return the connection of this process to a ledger with a pinned certificate."""
     post = Post(name="the ledger", address=url, certificate=read_certificate(certificate))
     return Connection(LedgerCaller(post, certificate=key.with_suffix(".pem"), key=key, timeout=TIMEOUT))
 
 
-def _refuse_void(void: bool) -> None:  # noqa: FBT001 - the value of the one argument
+def _refuse_void(void: bool) -> None:  # noqa: FBT001 - it is the only argument
     if void:
         raise Refused(
             "a release without privacy voids a budget for good, and is made where the ledger runs; ask its operator."

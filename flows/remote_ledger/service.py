@@ -1,18 +1,19 @@
-"""The service of a remote ledger, and its configuration: the operator's own file.
+"""Service of a remote ledger, with its configuration.
 
-::
+The configuration is a file of the operator::
 
     listen: "0.0.0.0:8790"
-    key: ledger.key                   # its certificate beside it, ledger.pem
+    key: ledger.key                   # the certificate is ledger.pem in the same folder
     clients:
       - {name: runner, certificate: runner.pem, role: runner, populations: [patients]}
       - {name: board, certificate: board.pem, role: reader, populations: [patients]}
 
-Paths are from the folder of the file. A runner releases; a reader sees budgets, and can spend nothing. A client is told
-of the populations that the configuration names for it; the releases of others are to it as if they were not there.
+Paths are relative to the folder of the file. A runner releases; a reader sees budgets and can spend nothing. A client
+sees only the populations that the configuration lists for it. Releases of other populations are reported as missing.
 
-Every act repeats safely: a reservation is known by its run key, everything later by its release. Budgets are opened,
-data ingested, versions promoted and releases given up where the ledger runs.
+Every operation can be repeated safely. A reservation is identified by its run key, and every later operation by its
+release. Opening budgets, ingesting data, promoting versions and giving up releases are possible only where the ledger
+runs.
 """
 
 import time
@@ -78,7 +79,7 @@ class Client(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
     name: Annotated[messages.Name, StringConstraints(pattern=r"\S")]
-    certificate: Annotated[str, BeforeValidator(_read_beside), Field(repr=False)]  # its text; in the file, its path
+    certificate: Annotated[str, BeforeValidator(_read_beside), Field(repr=False)]  # PEM text; the file states its path
     role: Role
     populations: Annotated[frozenset[str], Field(strict=False)]
 
@@ -109,7 +110,7 @@ class LedgerConfig(BaseModel):
 
     @property
     def certificate(self) -> Path:
-        """The certificate of the service, beside its key."""
+        """Path of the service's certificate, next to its key."""
         return self.key.with_suffix(".pem")
 
 
@@ -119,7 +120,7 @@ def read_config(path: Path | str) -> LedgerConfig:
     Raises
     ------
     InvalidInput
-        When it is not as it must be, or two clients have one name or key.
+        When the configuration is invalid, or two clients have the same name or key.
     """
     path = Path(path)
     try:
@@ -129,13 +130,15 @@ def read_config(path: Path | str) -> LedgerConfig:
 
 
 def serve_ledger(config: LedgerConfig, *, ready: Callable[[str], None]) -> None:
-    """Serve the ledger of this process's settings until the process is told to end; finish what a crash left first.
+    """Serve the ledger of this process's settings until the process is terminated.
+
+    Operations that a crash interrupted are finished first.
 
     Parameters
     ----------
     config : LedgerConfig
     ready : callable
-        Called with ``host:port`` once it listens.
+        Called with ``host:port`` once the service listens.
     """
     configure_logs(cluster_settings().log)
     workspace = Workspace.open()
@@ -151,7 +154,7 @@ def serve_ledger(config: LedgerConfig, *, ready: Callable[[str], None]) -> None:
 
 
 class LedgerService:
-    """The answers of one ledger.
+    """Request handlers of one ledger.
 
     Parameters
     ----------
@@ -165,7 +168,7 @@ class LedgerService:
         self.pricing = Pricing()
 
     def routes(self) -> list[Route]:
-        """Return the routes."""
+        """Return the routes of the service."""
         anyone, runners = (RUNNER, READER), (RUNNER,)
         return [
             self._route("identify", anyone, Message, self._identify),
@@ -312,20 +315,20 @@ class LedgerService:
         check_artifact(self._workspace.store, release, digest, budget=budget, parent=parent)
 
     def _row(self, client: Client, release_id: str) -> Release:
-        """Return a release of a population of the client's; one of others is as if it were not there."""
+        """Return a release of one of the client's populations; any other release is reported as missing."""
         release = self._ledger.release(release_id)
         if release.population not in client.populations:
             raise NotFound(f"release {release_id!r} is not in this ledger; see `dpca budget show`.")
         return release
 
     def _acting(self, client: Client, release_id: str) -> Release:
-        """Return a release of a population of the client's, of a kind that is released from outside."""
+        """Return a release of one of the client's populations, if a remote ledger serves its family."""
         release = self._row(client, release_id)
         check_family(release.request)
         return release
 
     def _planned(self, client: Client, asked: messages.Step) -> Release:
-        """Return a release that has such a step."""
+        """Return a release that reserved the requested step."""
         release = self._acting(client, asked.release)
         if asked.step >= count_steps(release.event):
             raise Refused(f"release {release.id} reserved fewer steps than {asked.step + 1}; ask for one of them.")

@@ -1,4 +1,4 @@
-"""The workspace that a release is made in: of this process, or with a remote ledger, loaded where one is set."""
+"""Choice between a local workspace and a workspace with a remote ledger, whose code is loaded only if one is set."""
 
 from typing import TYPE_CHECKING
 
@@ -9,18 +9,18 @@ if TYPE_CHECKING:
     from flows.remote_ledger.remote_workspace import RemoteWorkspace
 
 type ReleaseWorkspace = Workspace | RemoteWorkspace
-"""What a release is made in; both have the same operations."""
+"""Workspace of a release; both kinds have the same operations."""
 
 
 def open_workspace() -> ReleaseWorkspace:
-    """Open the workspace to release in it: with the ledger of ``DPCA_LEDGER_URL``, or all of this process.
+    """Open the workspace for releases, with the ledger of ``DPCA_LEDGER_URL`` if it is set.
 
     Raises
     ------
     Unavailable
-        When the remote ledger does not answer; or as `storage.workspace.Workspace.open`.
+        When the remote ledger does not answer, or as in `storage.workspace.Workspace.open`.
     Refused
-        When it does not know this process; or as there.
+        When the remote ledger does not recognize this process, or as in `storage.workspace.Workspace.open`.
     """
     if cluster_settings().ledger_url is None:
         return Workspace.open()
@@ -30,7 +30,7 @@ def open_workspace() -> ReleaseWorkspace:
 
 
 def read_workspace() -> ReleaseWorkspace:
-    """Open the same to read it; see `open_workspace` and `storage.workspace.Workspace.read_only`."""
+    """Open the same workspace for reading; see `open_workspace` and `storage.workspace.Workspace.read_only`."""
     if cluster_settings().ledger_url is None:
         return Workspace.read_only()
     from flows.remote_ledger.remote_workspace import read_remote

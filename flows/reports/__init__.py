@@ -1,1 +1,1 @@
-"""Reports to people and logs: facts of a budget, tables, charts, and log lines."""
+"""Reports for users and logs, such as facts of budgets, tables, charts and log lines."""

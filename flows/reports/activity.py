@@ -1,9 +1,10 @@
-"""Tell who waits what is done now, how far it is, and since when: nothing is silent for more than three seconds.
+"""Progress reports of a running command.
 
-At a terminal a process of its own moves one line (`flows.reports.heartbeat`), which is gone when the work is done.
-Where no terminal is, such as in the log of a scheduled job, one plain line stands for each ten seconds. Neither is
-written where ``DPCA_LOG`` says what happens. Counts of partitions are public; rows and bytes are told to the curator
-who ingests.
+They state the current step, its progress, and the time it has taken. At a terminal, a separate process moves one line
+(`flows.reports.heartbeat`), so that no work is silent for more than three seconds. The line disappears when the work is
+done. Without a terminal, such as in the log of a scheduled job, one plain line is written every ten seconds. Neither is
+written if ``DPCA_LOG`` enables a log of events. Counts of partitions are public. Counts of rows and bytes are reported
+only to the curator who ingests, or to a user about their own file.
 
 >>> with activity("summing partitions") as seen:
 ...     seen.parts(1, 8)
@@ -24,20 +25,20 @@ from flows.reports import heartbeat
 from flows.reports.heartbeat import clock
 
 PLAIN_EVERY = 10.0
-"""Seconds between two lines where no terminal is."""
+"""Seconds between two lines if there is no terminal."""
 
 _now: ContextVar["Activity | None"] = ContextVar("now", default=None)
 
 
 class Activity:
-    """What is done now, and how far it is.
+    """The current step of a command, and its progress.
 
     Parameters
     ----------
     doing : str
-        In a few words, such as ``summing partitions``.
+        The step in a few words, such as ``summing partitions``.
     tell : callable
-        Called with these words and how far they are, whenever one of both changed.
+        Called with the step and its progress whenever either changes.
     monotonic : callable
         The clock, in seconds.
     """
@@ -49,29 +50,29 @@ class Activity:
         self.doing, self._began = doing, monotonic()
 
     def step(self, doing: str, far: str = "") -> None:
-        """Go on with something else, or with the same."""
+        """Begin a step, unless it is the current one."""
         if doing == self.doing:
             return
         self.doing, self._began = doing, self._monotonic()
         self._tell(doing, far)
 
     def parts(self, done: int, total: int | None) -> None:
-        """Tell how many parts are done, of how many."""
+        """Report how many parts are done, and their total unless it is None."""
         if total is None:
             self._tell(self.doing, str(done))
             return
         self._tell(self.doing, f"{done} of {total}{self._left(done, total)}")
 
     def rows(self, done: int) -> None:
-        """Tell how many rows are done, where nobody knows of how many."""
+        """Report how many rows are done, if their total is unknown."""
         self._tell(self.doing, f"{done:,} rows")
 
     def transfer(self, phase: str, done: int, total: int, rows: int) -> None:
-        """Tell how many bytes and rows a phase has done."""
+        """Report how many bytes and rows a phase has processed."""
         if phase != self.doing:
             self.step(phase)
         seconds = self._monotonic() - self._began
-        rate = f", {_bytes(done / seconds)}/s" if seconds >= 1.0 else ""  # sooner it counts what was buffered
+        rate = f", {_bytes(done / seconds)}/s" if seconds >= 1.0 else ""  # earlier rates count buffered bytes
         self._tell(phase, f"{rows:,} rows, {_bytes(done)} of {_bytes(total)}{rate}{self._left(done, total)}")
 
     def _left(self, done: int, total: int) -> str:
@@ -81,7 +82,7 @@ class Activity:
 
 @contextmanager
 def activity(doing: str) -> Iterator[Activity]:
-    """Tell what is done inside, from now to its end; inside another activity, as a step of it."""
+    """Report the work inside the context, as an activity or as a step of the surrounding activity."""
     outer = _now.get()
     if outer is not None:
         outer.step(doing)
@@ -97,21 +98,21 @@ def activity(doing: str) -> Iterator[Activity]:
 
 
 def begin_step(doing: str) -> None:
-    """Tell whoever watches this work, if anybody does, what comes now; the words must be public."""
+    """Report the current step to the surrounding activity, if there is one; the words must be public."""
     seen = _now.get()
     if seen is not None:
         seen.step(doing)
 
 
 def tell_parts(done: int, total: int) -> None:
-    """Tell whoever watches this work, if anybody does, how many of its parts are done; both numbers must be public."""
+    """Report how many parts are done to the surrounding activity, if there is one; both numbers must be public."""
     seen = _now.get()
     if seen is not None:
         seen.parts(done, total)
 
 
 def _telling(doing: str) -> AbstractContextManager[Callable[[str, str], None]]:
-    """Choose how to tell it: by a line that moves, by lines now and then, or not at all beside a log."""
+    """Return a context that reports by a moving line, by plain lines, or not at all if a log is enabled."""
     if os.environ.get("DPCA_LOG", "off") != "off":
         return nullcontext(lambda doing, far: None)
     return (_moving_line if _is_terminal() else _plain_lines)(doing)
@@ -126,9 +127,9 @@ def _is_terminal() -> bool:
 
 @contextmanager
 def _moving_line(doing: str) -> Iterator[Callable[[str, str], None]]:
-    """Move a line on the terminal, by a process that nothing here holds up."""
+    """Move a line on the terminal, drawn by a process that the work of this one cannot block."""
     words = [sys.executable, "-I", "-S", str(Path(heartbeat.__file__))]
-    masked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # inherited: Ctrl-C ends us, never it
+    masked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # inherited: Ctrl-C ends only this process
     try:
         drawing = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=sys.stderr.fileno())
     finally:
@@ -137,7 +138,7 @@ def _moving_line(doing: str) -> Iterator[Callable[[str, str], None]]:
     assert pipe is not None
 
     def tell(now: str, far: str) -> None:
-        with one_at_a_time, suppress(OSError, ValueError):  # without its line, the work goes on
+        with one_at_a_time, suppress(OSError, ValueError):  # the work continues without its line
             pipe.write(f"{now}\t{far}\n".encode())
             pipe.flush()
 
@@ -153,7 +154,7 @@ def _moving_line(doing: str) -> Iterator[Callable[[str, str], None]]:
 
 @contextmanager
 def _plain_lines(doing: str) -> Iterator[Callable[[str, str], None]]:
-    """Write a line each `PLAIN_EVERY` seconds, and none about what is done before the first."""
+    """Write a line every `PLAIN_EVERY` seconds, and none if the work ends before the first is due."""
     said, began, over, every = [doing, ""], time.monotonic(), threading.Event(), PLAIN_EVERY
 
     def write() -> None:
@@ -164,7 +165,7 @@ def _plain_lines(doing: str) -> Iterator[Callable[[str, str], None]]:
         said[:] = now, far
 
     thread = threading.Thread(target=write, name="dpca-activity", daemon=True)
-    with suppress(RuntimeError):  # a process that ends starts no thread any more
+    with suppress(RuntimeError):  # a process that is shutting down cannot start a thread
         thread.start()
     try:
         yield tell
@@ -175,7 +176,7 @@ def _plain_lines(doing: str) -> Iterator[Callable[[str, str], None]]:
 
 
 def plain_line(doing: str, far: str, *, seconds: float) -> str:
-    """Return one line about what is done, after so many seconds in all."""
+    """Return one line with a step, its progress, and the seconds since the activity began."""
     return f"{doing}: {far} ({clock(seconds)})" if far else f"{doing} ({clock(seconds)})"
 
 

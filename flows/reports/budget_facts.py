@@ -1,6 +1,6 @@
-"""A budget in words and rows: what was allowed, spent and left, every release, and equal shares of the rest.
+"""Public facts of a budget, as text and rows.
 
-All of it is public.
+They state what is allowed, spent and left, every release, and equal shares of what is left.
 """
 
 import math
@@ -21,11 +21,12 @@ from storage.ledger.ledger import Ledger
 
 
 def budget_facts(ledger: ReleaseLedger, population: str, *, newest: int | None = None) -> dict[str, Any]:
-    """Return a budget's terms, what was spent and is left of it, and one row a release, oldest first.
+    """Return a budget's terms, what is spent and left, and one row for each release, oldest first.
 
-    A release has what was ``remaining`` after it, or None where it is not charged itself. ``damaged`` is the name that
-    it was published under where the pointer file of that is, so that nobody knows its version; else None. With
-    ``newest`` there are as many of the newest, and ``earlier`` tells how many came before.
+    ``remaining`` is what was left after a release, or None if the release itself is not charged. ``damaged`` is the
+    name under which a release was published, if the pointer file of that name is damaged, so that the version is
+    unknown; else it is None. With ``newest``, only that many of the newest releases are returned, and ``earlier`` is
+    the number of releases before them.
     """
     statement = ledger.statement(population, newest=newest, burn_down=True)
     budget = statement.budget
@@ -74,7 +75,7 @@ def populations_in(connection: sa.Connection) -> list[str]:
 
 
 def balances(ledger: Ledger) -> list[dict[str, Any]]:
-    """Return one row a budget: its terms, what is spent and left, and how many releases are charged."""
+    """Return one row for each budget, with its terms, what is spent and left, and the number of charged releases."""
     with reading(ledger.engine) as connection:
         populations = populations_in(connection)
     return [_balance(ledger.statement(population)) for population in populations]
@@ -96,7 +97,7 @@ def _balance(statement: Statement) -> dict[str, Any]:
 def _published(
     registry: Registry, names: Collection[str], digests: Collection[str | None]
 ) -> tuple[dict[str, list[str]], set[str]]:
-    """Return the versions under some names of some digests, and those names whose pointer files are damaged."""
+    """Return the versions of some digests under some names, and the names whose pointer files are damaged."""
     versions, damaged = dict[str, list[str]](), set[str]()
     for name in registry.names():
         if name not in names:
@@ -112,7 +113,7 @@ def _published(
 
 
 def exclusions(budget: Budget) -> str:
-    """State in words which mechanisms the terms of a budget exclude after its first Gaussian release."""
+    """Describe the mechanisms that the terms of a budget exclude after its first Gaussian release."""
     sampled = [] if knows_samples(budget) else ["dp_spca and dp_vrpca with samples"]
     kinds = ", ".join([*sampled, "propose_test_release", "smooth_sensitivity and exponential with a delta"])
     if budget.failure_delta:
@@ -143,23 +144,23 @@ _NINE_DIGITS = Context(prec=9, rounding=ROUND_DOWN)
 
 
 def pacing_facts(ledger: Ledger, population: str, *, runs: int, delta: float | None = None) -> dict[str, Any]:
-    """Return each run's share when so many Gaussian releases use up what is left equally.
+    """Return the share of each run if ``runs`` Gaussian releases spend what is left equally.
 
     Parameters
     ----------
     ledger : Ledger
     population : str
-        Whose budget pays.
+        The population whose budget is charged.
     runs : int
-        How many releases are still to come.
+        Number of releases still to come.
     delta : float, optional
-        Of each release; the budget's own if left out, as what remains is stated at.
+        Delta of each release. By default it is the budget's delta, at which the remaining epsilon is stated.
 
     Returns
     -------
     dict
-        ``epsilon_each`` is the largest float with which all runs are admitted, 0 when there is none; ``remaining`` and
-        ``after`` are the epsilon of one more release, now and after all runs; ``state`` is ``open``, ``exhausted`` or
+        ``epsilon_each`` is the largest float with which all runs are admitted, or 0 if there is none. ``remaining`` and
+        ``after`` are the epsilon of one more release, now and after all runs. ``state`` is ``open``, ``exhausted`` or
         ``voided``.
     """
     pace = asdict(ledger.pace(population, runs=runs, delta=delta))
@@ -172,8 +173,8 @@ def runs_that_fit(ledger: Ledger, population: str, *, epsilon: float, delta: flo
 
 
 def written_share(epsilon: float) -> float:
-    """Return a share in nine digits, rounded down: it reads well, and every run still fits.
+    """Return a share rounded down to nine digits, which is readable and still admits every run.
 
-    What is cut off also covers the rounding of mechanisms whose event has several Gaussian steps.
+    The truncated part also covers the rounding of mechanisms whose event has several Gaussian steps.
     """
     return float(_NINE_DIGITS.create_decimal_from_float(epsilon))

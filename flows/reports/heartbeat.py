@@ -1,8 +1,9 @@
-"""One moving line on a terminal, drawn by a process of its own: linear algebra holds the interpreter that waits for it.
+"""Progress line on a terminal, drawn by a separate process.
 
-`flows.reports.activity` starts it as a script and writes to its standard input: a line of what is done now, a tab, and
-how far. The line on the terminal says so with the time since the first part changed, twice a second and when either
-changes, and is wiped when the input ends, also by the death of who wrote it.
+The process is separate because linear algebra blocks the interpreter that waits for it. `flows.reports.activity` starts
+it as a script, and writes lines to its standard input: the current step, a tab, and the progress. The process draws
+both, with the time since the step changed, twice a second and whenever either changes. It wipes the line when the input
+ends, even if the writing process was killed.
 
 >>> line_of("summing", "3 of 8", seconds=75.0, turn=0, width=60)
 '⠋ summing: 3 of 8, 0:01:15'
@@ -14,15 +15,15 @@ import signal
 import sys
 import time
 
-EVERY = 0.5  # seconds between two drawings of the same
-_SOON = 0.1  # seconds between any two drawings at least
-_FIRST = 0.3  # what is done by then is not worth a line
+EVERY = 0.5  # seconds between two drawings of the same step and progress
+_SOON = 0.1  # least seconds between any two drawings
+_FIRST = 0.3  # seconds before the first drawing; shorter work gets no line
 _TURNS = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 _WIPE = "\r\x1b[K"
 
 
 def line_of(doing: str, far: str, *, seconds: float, turn: int, width: int) -> str:
-    """Return what to draw, cut to a width."""
+    """Return the line to draw, cut to a width."""
     said = f"{doing}: {far}" if far else doing
     return f"{_TURNS[turn % len(_TURNS)]} {said}, {clock(seconds)}"[:width]
 
@@ -34,7 +35,7 @@ def clock(seconds: float) -> str:
 
 def main() -> None:
     """Draw until the input ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends who writes to us, and with it the input
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the writing process, and with it the input
     doing, far, rest, turn = "", "", b"", 0
     began = time.monotonic()
     due, drawn = began + _FIRST, began
@@ -48,7 +49,7 @@ def main() -> None:
                 now, _, far = line.decode(errors="replace").partition("\t")
                 if now != doing:
                     doing, began = now, time.monotonic()
-            if turn:  # what is new need not wait for its turn
+            if turn:  # draw a change sooner than the next turn
                 due = min(due, drawn + _SOON)
         if time.monotonic() >= due:
             _draw(line_of(doing, far, seconds=time.monotonic() - began, turn=turn, width=_width()))
@@ -64,7 +65,7 @@ def _draw(line: str) -> None:
 
 def _width() -> int:
     try:
-        return (os.get_terminal_size(2).columns or 80) - 1  # some terminals do not know their size
+        return (os.get_terminal_size(2).columns or 80) - 1  # some terminals report no size
     except OSError:
         return 79
 

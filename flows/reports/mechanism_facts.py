@@ -1,8 +1,7 @@
-"""What the command says of mechanisms: advice, explanations, and the table of truth.
+"""Facts of mechanisms, as ``dpca mechanism`` prints them.
 
-What the command says of mechanisms: advice as rows and a sentence, and an explanation from their own documents.
-
-The table of truth as it is printed: facts for machines, cells for readers.
+Advice is given as rows and a sentence, and an explanation comes from the docstrings of a mechanism. The table of the
+true epsilon of published formulas has facts for machines and cells for readers.
 
 >>> from dpca_tasks.accounting.truth import cases_of, truth_of
 >>> truth_cells(truth_of(cases_of(("wishart",))[0]))["true epsilon"]
@@ -36,7 +35,7 @@ _FEW: dict[str, Any] = {"records_at_most": 1_000, "relation": "zero_out", "n_fea
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Listed:
-    """The mechanisms of a family of releases, how one is built, and a small problem that each accepts."""
+    """The mechanisms of a release family, with settings to build each, and a small problem that each accepts."""
 
     mechanisms: Mapping[str, type[Any]]
     settings: Mapping[str, Any]
@@ -56,13 +55,13 @@ _LISTED = {
         problem=TensorProblem(model="topics", words_at_most=10, **_FEW),
     ),
 }
-"""By the command whose ``fit`` takes them."""
+"""The mechanisms of each family, by the noun of the command whose ``fit`` runs them."""
 
 
 def advice_facts(
     problem: Problem, target: PrivacyTarget, *, n_components: int, releases: int, ranked: Sequence[Advice]
 ) -> dict[str, Any]:
-    """Return all that is said of a request: the ranking, what would work, and the parts of the budget."""
+    """Return the advice on a request, with the ranking, the refusals, and the epsilon of each release."""
     gaussian, others = split_budget(target, releases=releases)
     refused = [name for name in MECHANISMS if name not in {advice.plan.mechanism for advice in ranked}]
     return {
@@ -78,7 +77,7 @@ def advice_facts(
 
 
 def advice_row(advice: Advice) -> dict[str, Any]:
-    """Return the numbers of one mechanism."""
+    """Return the numbers of one ranked mechanism."""
     expected, cost = advice.expected, advice.cost
     return {
         "mechanism": advice.plan.mechanism,
@@ -101,7 +100,7 @@ def advice_row(advice: Advice) -> dict[str, Any]:
 
 
 def advice_cells(row: dict[str, Any]) -> dict[str, Any]:
-    """Return the row of a table."""
+    """Return the table cells of one ranked mechanism."""
     return {
         "mechanism": row["mechanism"],
         "expected": _interval(row["captured_variance_from"], row["captured_variance_to"]),
@@ -116,7 +115,7 @@ def advice_cells(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def explanation(name: str) -> dict[str, Any]:
-    """Return what the document of a mechanism says, and, of a subspace, what its plan does at 1,000 features.
+    """Return the explanation of a mechanism from its docstrings; for subspaces, add the cost at 1,000 features.
 
     Raises
     ------
@@ -159,7 +158,7 @@ def _module(kind: type[Any]) -> str:
 
 
 def _guarantee(kind: Any, listed: _Listed) -> str:
-    """Return the kind of guarantee, found by planning without a delta."""
+    """Return the kind of guarantee, found by planning with delta 0."""
     try:
         kind(**listed.settings).plan(listed.problem, PrivacyTarget(epsilon=1.0, delta=0.0))
     except DpcaError:
@@ -210,7 +209,7 @@ def _sentence(ranked: Sequence[Advice], *, n_components: int) -> str:
     return f"{noise}; component {n_components} could be told from noise with {needs}."
 
 
-_HOPELESS = 1.25  # where random directions capture nearly all that the best ones do
+_HOPELESS = 1.25  # no advice where random directions capture nearly as much as the best ones
 
 
 def _interval(low: float, high: float) -> str:
@@ -230,7 +229,7 @@ TRUTH_COLUMNS = ("formula", "settings", "relation", "claimed", "delta", "true ep
 
 
 def truth_facts(row: Truth) -> dict[str, Any]:
-    """Return all that is known of a row; an epsilon that does not exist is infinite."""
+    """Return all facts of a row; an epsilon that does not exist is infinite."""
     return {
         "formula": row.formula,
         "case": row.words,
@@ -251,7 +250,7 @@ def truth_facts(row: Truth) -> dict[str, Any]:
 
 
 def truth_cells(row: Truth) -> dict[str, str]:
-    """Return what a reader sees of a row; only the end of the bracket that is about what was published."""
+    """Return the table cells of a row, with only the end of the bracket that concerns the published claim."""
     match row.bound:
         case _ if math.isinf(row.lower):
             true = "none"

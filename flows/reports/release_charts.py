@@ -1,13 +1,11 @@
-"""Charts of what was released, as SVG or PNG in two looks.
+"""Charts of releases and budgets, as SVG or PNG in two themes.
 
-The two looks of every chart, and how a chart becomes SVG or PNG: equal bytes for equal charts, without a display.
+The charts show eigenvalues with the noise, the loadings of a component, and what is left of a budget. The title of each
+chart states its finding, and elements are labelled where they are drawn, so that no chart needs a legend. All numbers
+are released or public.
 
-The colours of both looks, light and dark, stay apart for colour-blind readers. The text of an SVG stays text.
-
-Charts of what was released: eigenvalues beside the noise, the loadings of a component, and what is left of a budget.
-
-Each has its finding as a title, in words, and names what it shows where it shows it, so that none needs a legend. All
-numbers are released or public ones. `flows.reports.release_charts.render` makes files of them.
+`render` writes a chart as SVG or PNG. It needs no display, and equal charts give equal bytes. The text of an SVG stays
+text. The colours of both themes, light and dark, are distinguishable for colour-blind readers.
 
 >>> from flows.reports.spectrum import Spectrum
 >>> scree_chart(Spectrum(eigenvalues=(160.0, 40.0, 5.0), n_components=2, noise_edge=12.0)).get_label()
@@ -35,26 +33,26 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-TITLE, TEXT, SMALL = 12.0, 10.0, 9.0  # points; a chart 6.25 inches wide has 12 pixels in 9 points where 600 show it
+TITLE, TEXT, SMALL = 12.0, 10.0, 9.0  # points; 9 points are 12 pixels if a chart of 6.25 inches is 600 pixels wide
 WIDTH = 6.25  # inches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Theme:
-    """Colours of one look, as hexadecimal numbers.
+    """Colours of one theme, as hexadecimal numbers.
 
     Parameters
     ----------
     ground : str
-        What everything is drawn on.
+        The background.
     text, muted : str
-        Of what is said, and of what is said beside it.
+        Main text and secondary text.
     rule, band : str
-        Lines of the grid, and areas behind text; they carry no message of their own.
+        Grid lines and areas behind text, which carry no information themselves.
     signal, against : str
-        Of what a chart is about, and of its opposite.
+        The subject of a chart and its opposite.
     series : tuple of str
-        Of curves that are compared.
+        Curves that are compared.
 
     Guarantees
     ----------
@@ -102,7 +100,7 @@ def theme_of(name: str) -> Theme:
     Raises
     ------
     Invalid
-        If there is none of this name.
+        If there is no theme of this name.
     """
     if name not in THEMES:
         raise Invalid(f"theme {name!r} is unknown; a chart is drawn {' or '.join(THEMES)}; name one of the two.")
@@ -110,14 +108,14 @@ def theme_of(name: str) -> Theme:
 
 
 def new_figure(theme: Theme, *, width: float = WIDTH, height: float) -> "Figure":
-    """Return an empty figure of a size in inches on a theme's ground, which needs no display."""
+    """Return an empty figure with a size in inches on a theme's ground; no display is needed."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained", facecolor=theme.ground)
 
 
 def dress_axes(axes: "Axes", theme: Theme) -> None:
-    """Colour the ground, lines, ticks and labels of axes; only the lines that are read from stay."""
+    """Colour the ground, lines, ticks and labels of axes, and keep only the left and the bottom line."""
     axes.set_facecolor(theme.ground)
     axes.tick_params(colors=theme.muted, labelcolor=theme.text, labelsize=SMALL, which="both")
     for side, spine in axes.spines.items():
@@ -133,9 +131,9 @@ if TYPE_CHECKING:
 
 FORMATS = ("svg", "png")
 
-_DPI = 192  # two pixels for each that a page of 600 shows
+_DPI = 192  # twice the pixels of a chart that is shown 600 pixels wide
 _SETTINGS: Any = {"svg.hashsalt": "dpca", "svg.fonttype": "none"}
-_settings_are_set = Lock()  # matplotlib's settings belong to the process
+_settings_are_set = Lock()  # matplotlib's settings are global to the process
 
 
 def render(figure: "Figure", *, format: str = "svg") -> bytes:  # noqa: A002
@@ -144,19 +142,19 @@ def render(figure: "Figure", *, format: str = "svg") -> bytes:  # noqa: A002
     Parameters
     ----------
     figure : Figure
-        Its label, or what heads it, becomes the title of the SVG.
+        Its label, or else its heading, becomes the title of the SVG.
     format : str
         ``svg`` or ``png``.
 
     Raises
     ------
     Invalid
-        For another format.
+        If the format is unknown.
 
     Guarantees
     ----------
-    Equal charts give equal bytes with one version of Matplotlib: they hold no date and no drawn name. Safe to call
-    from several threads.
+    Equal charts give equal bytes with the same version of Matplotlib, as the bytes contain no date and no random name.
+    The function is safe to call from several threads.
     """
     from matplotlib import rc_context
 
@@ -171,39 +169,39 @@ def render(figure: "Figure", *, format: str = "svg") -> bytes:  # noqa: A002
 
 
 def check_chart_file(path: Path) -> None:
-    """Refuse a file that no chart can be written to, before anything is drawn.
+    """Check that a chart can be written to a file, before anything is drawn.
 
     Raises
     ------
     Invalid
-        If its name does not end in a format of charts, or its folder does not exist.
+        If the file's name does not end in a chart format, or its folder does not exist.
     """
     if path.suffix.removeprefix(".") not in FORMATS or not path.parent.is_dir():
         raise Invalid(f"plot {path} must be a .png or .svg file in an existing folder; name such a file.")
 
 
 def write_chart(figure: "Figure", path: Path) -> None:
-    """Write a chart to a file, whole or not at all, in the format that its name ends with."""
+    """Write a chart to a file, whole or not at all, in the format that the file's name ends with."""
     check_chart_file(path)
     with writing(path.parent):
         write_atomically(path.absolute(), render(figure, format=path.suffix.removeprefix(".")))
 
 
-_ROW = 0.27  # inches that a row of a bar chart takes
-_NAMED = 16  # releases of a burn-down that have a row of their own
+_ROW = 0.27  # height of a row of a bar chart in inches
+_NAMED = 16  # largest number of rows for releases in a burn-down chart; earlier releases then share one row
 _LONGEST_NAME = 34
-_PART_OF_LETTER = 0.0145  # of the width of a scree chart
+_PART_OF_LETTER = 0.0145  # width of a letter as a part of a scree chart's width
 
 
 def scree_chart(spectrum: Spectrum, *, name: str | None = None, theme: str = "light") -> "Figure":
-    """Draw released eigenvalues on a log scale, with the band of the noise; the verdict is the title.
+    """Draw released eigenvalues on a log scale, with the band of the noise; the title is the verdict.
 
     Parameters
     ----------
     spectrum : Spectrum
-        Eigenvalues that the scale does not reach, negative ones among them, are left out.
+        Eigenvalues below the scale, such as negative ones, are left out.
     name : str, optional
-        Of the release.
+        Name of the release.
     theme : str
         ``light`` or ``dark``.
 
@@ -233,16 +231,16 @@ def scree_chart(spectrum: Spectrum, *, name: str | None = None, theme: str = "li
 def loadings_chart(
     rows: Sequence[Mapping[str, Any]], *, component: int, name: str | None = None, theme: str = "light"
 ) -> "Figure":
-    """Draw the largest loadings of a component by the names of its features; what it sets apart is the title.
+    """Draw the largest loadings of a component by feature name; the title names the features that it separates.
 
     Parameters
     ----------
     rows : sequence of Mapping
-        With ``feature`` and ``loading``, largest first, such as `flows.reports.spectrum.top_loadings` returns.
+        Rows with ``feature`` and ``loading``, largest first, as `flows.reports.spectrum.top_loadings` returns them.
     component : int
-        Its number, from 1.
+        Number of the component, from 1.
     name : str, optional
-        Of the release.
+        Name of the release.
     theme : str
         ``light`` or ``dark``.
 
@@ -282,12 +280,12 @@ def loadings_chart(
 
 
 def budget_chart(facts: Mapping[str, Any], *, theme: str = "light") -> "Figure":
-    """Draw what was left of a budget after each release, by name, oldest first; what is left now is the title.
+    """Draw what was left of a budget after each release, oldest first; the title states what is left now.
 
     Parameters
     ----------
     facts : Mapping
-        Those of `flows.reports.budget_facts.budget_facts`. Where there are many releases, the earliest share a row.
+        As `flows.reports.budget_facts.budget_facts` returns them. If there are many releases, the earliest share a row.
     theme : str
         ``light`` or ``dark``.
 
@@ -335,7 +333,7 @@ def budget_chart(facts: Mapping[str, Any], *, theme: str = "light") -> "Figure":
 
 
 def _titled(finding: str, more: str, look: Theme, *, height: float, warns: bool = False) -> tuple["Figure", "Axes"]:
-    """Return a figure headed by what was found, in words, with what is said beside it below; and its axes."""
+    """Return a figure and its axes, with the finding as a heading and secondary text below it."""
     first = textwrap.wrap(finding, 58)
     second = textwrap.wrap(more, 82)
     head = 0.12 + 0.21 * len(first) + 0.17 * len(second)
@@ -361,7 +359,7 @@ def _titled(finding: str, more: str, look: Theme, *, height: float, warns: bool 
 
 
 def _draw_noise(axes: "Axes", spectrum: Spectrum, look: Theme) -> None:
-    """Draw the scale, and the band up to where noise alone reaches."""
+    """Draw the scale, and the band below the noise edge."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
     edge, low, count = spectrum.noise_edge, spectrum.lowest, len(spectrum.eigenvalues)
@@ -379,7 +377,7 @@ def _draw_noise(axes: "Axes", spectrum: Spectrum, look: Theme) -> None:
 
 
 def _draw_eigenvalues(axes: "Axes", spectrum: Spectrum, look: Theme) -> None:
-    """Draw the eigenvalues in groups, each named beside its first."""
+    """Draw the eigenvalues in groups, with the label of a group at its first eigenvalue."""
     ranks, values = np.arange(1, len(spectrum.eigenvalues) + 1), np.array(spectrum.eigenvalues)
     edge, low = spectrum.noise_edge, spectrum.lowest
     above, kept = values > (0.0 if edge is None else edge), ranks <= spectrum.n_components
@@ -398,7 +396,7 @@ def _draw_eigenvalues(axes: "Axes", spectrum: Spectrum, look: Theme) -> None:
         count, first = int(of.sum()), int(np.flatnonzero(seen)[0])
         said, height = f"{count} {noun.replace('component', 'components') if count > 1 else noun}", float(values[first])
         if edge is not None and height <= edge < height * (axes.get_ylim()[1] / low) ** 0.1:
-            height = edge  # not across the line
+            height = edge  # so that the label does not cross the line
         fits = first + _PART_OF_LETTER * len(said) * len(values) < len(values)
         where = (first + 1.0, (7, 5), "left") if fits else (len(values) + 0.7, (-2, 5), "right")
         ground = look.band if edge is not None and height < edge else look.ground
@@ -438,7 +436,7 @@ def _release_name(row: Mapping[str, Any]) -> str:
 
 
 def _left(remaining: float, *, of: float) -> str:
-    """Write what is left with three digits of the whole, rounded down, so that it can be spent."""
+    """Write what is left to three digits of the total, rounded down so that the written amount can be spent."""
     decimals = max(2 - math.floor(math.log10(of)), 0)
     return f"{math.floor(max(remaining, 0.0) * 10**decimals + 1e-6) / 10**decimals:.{decimals}f}"
 
@@ -458,7 +456,7 @@ def _text(color: str, *, ha: str = "left", va: str = "bottom", ground: str | Non
 
 
 def _only_names(axes: "Axes") -> None:
-    """Leave the names of bars alone of both axes: the bars have their numbers beside them."""
+    """Hide everything on both axes but the names of bars, as each bar is annotated with its number."""
     axes.tick_params(axis="y", length=0)
     axes.set_xticks([])
     for side in ("left", "bottom"):

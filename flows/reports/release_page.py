@@ -1,4 +1,6 @@
-"""A published release as a page of text: its verdict first, its guarantee, then each fact with its meaning.
+"""Text page of a published release.
+
+It states the verdict, then the guarantee, then every other fact with its meaning.
 
 >>> stated = "(1, 1e-6)-differential privacy"
 >>> print(release_page({"artifact": "map@1", "private": True, "statement": stated, "manifest": {}}))
@@ -36,7 +38,7 @@ def release_page(shown: Mapping[str, Any]) -> str:
 
 
 def quality_of(outcome: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the single facts by which a release states its quality, by name."""
+    """Return the scalar facts by which a release states its quality, by name."""
     said = [name for name, value in outcome.items() if isinstance(value, (bool, int, float, str))]
     order = [name for name in LABELS if name in said] + [name for name in said if name not in LABELS]
     return {name: outcome[name] for name in order if name not in _UNSAID}
@@ -91,7 +93,7 @@ def _section(title: str, lines: list[str]) -> Iterator[str]:
 
 
 def _table(facts: Mapping[str, tuple[str, str]]) -> list[str]:
-    """Return a line a fact: its label and value, and below them its meaning where it has one."""
+    """Return the label and value of each fact, followed by lines with its meaning if it has one."""
     width = max((len(label(name)) for name in facts), default=0)
     lines = []
     for name, (value, means) in facts.items():

@@ -1,6 +1,6 @@
-"""The released eigenvalues beside the band of the noise as text, and the largest loadings of a component by feature.
+"""Released eigenvalues with the band of the noise, and the largest loadings of a component.
 
-`flows.reports.release_charts` draws both.
+The eigenvalues are drawn as text here; `flows.reports.release_charts` draws both as charts.
 """
 
 import math
@@ -14,16 +14,16 @@ from dpca.errors import Invalid
 
 
 def top_loadings(artifact: PrivateSubspace, *, component: int, count: int = 12) -> list[dict[str, Any]]:
-    """Return the features of the largest loadings of a component, largest first by size, none that are zero.
+    """Return the features with the largest nonzero loadings of a component, by decreasing absolute loading.
 
     Parameters
     ----------
     artifact : PrivateSubspace
-        Features without names are called by the number of their column, from 1.
+        Features without names are named by their column number, from 1.
     component : int
-        From 1.
+        Number of the component, from 1.
     count : int
-        How many at most.
+        Largest number of features.
 
     Raises
     ------
@@ -43,23 +43,23 @@ def top_loadings(artifact: PrivateSubspace, *, component: int, count: int = 12) 
     ]
 
 
-_BELOW_EDGE = 4.0  # the scale begins at the edge over this
-_LEAST_SHOWN = 1e-4  # or, where there is no edge, at this part of the largest eigenvalue
+_BELOW_EDGE = 4.0  # the scale begins at the noise edge divided by this
+_LEAST_SHOWN = 1e-4  # without an edge, the scale begins at no less than this part of the largest eigenvalue
 _BEYOND = 10  # eigenvalues listed beyond the components
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spectrum:
-    """Leading eigenvalues of a released matrix, and up to where noise alone reaches.
+    """Leading eigenvalues of a released matrix, with the noise edge.
 
     Parameters
     ----------
     eigenvalues : tuple of float, data units squared
         Descending, noise included.
     n_components : int
-        k, how many of them the release has as components.
+        k, the number of components of the release.
     noise_edge : float, data units squared, optional
-        What eigenvalues of noise alone stay below, 99 times in 100; None where the release does not say.
+        The value that eigenvalues of noise alone stay below, 99 times in 100; None if the release does not state it.
     verdict : str, optional
         The release's verdict on itself.
     """
@@ -71,12 +71,12 @@ class Spectrum:
 
     @classmethod
     def of(cls, artifact: PrivateSubspace, *, noise_edge: float | None) -> "Spectrum":
-        """Take the eigenvalues of an artifact.
+        """Return the spectrum of an artifact.
 
         Raises
         ------
         Invalid
-            If it has directions alone.
+            If the artifact has directions without eigenvalues.
         """
         values = artifact.eigenvalues if artifact.spectrum is None else artifact.spectrum
         if values is None:
@@ -93,14 +93,14 @@ class Spectrum:
 
     @property
     def above_noise(self) -> int | None:
-        """How many of these eigenvalues stand above the noise."""
+        """The number of these eigenvalues above the noise edge; None if there is no edge."""
         if self.noise_edge is None:
             return None
         return sum(value > self.noise_edge for value in self.eigenvalues)
 
     @property
     def lowest(self) -> float:
-        """Where a logarithmic scale begins."""
+        """The lower end of a logarithmic scale."""
         if self.noise_edge:
             return self.noise_edge / _BELOW_EDGE
         largest = max([*self.eigenvalues, 0.0]) or 1.0
@@ -112,7 +112,10 @@ class Spectrum:
         return {"values": list(self.eigenvalues), "noise_edge": self.noise_edge, "above_noise": self.above_noise}
 
     def text(self, *, width: int = 48) -> str:
-        """Draw horizontal bars on a log scale, the part within the noise in another shade; the last are counted."""
+        """Draw horizontal bars on a log scale, with the part within the noise in another shade.
+
+        Eigenvalues far beyond the components are only counted.
+        """
         shown = self.eigenvalues[: self.n_components + _BEYOND]
         units = width / max(math.log(max(shown[0], 2.0 * self.lowest) / self.lowest), 1e-9)
         lines = [self._head()]

@@ -1,15 +1,12 @@
-"""What a command says: results and findings on stdout, log lines, questions and outcomes.
+"""Terminal output and logs of commands.
 
-The log of a run: one line an event, as text or as JSON, with the run key and the release id.
+Results go to stdout, as tables or one JSON object. Everything else goes to stderr. A command that spends prints a
+question before it charges, and afterwards its outcome in one line, also for a closed loop.
 
-Nothing is said unless ``DPCA_LOG`` is ``text`` or ``json``; then lines go to stderr, and nowhere else. What a release
-says is public: names, states, partitions, seconds, what is left of a budget. Rows, bytes and their rates are not: a
-rate times its duration is the number of records. An ingest, whose output is the curator's own, says them in a line that
-is marked ``private``.
-
-What the command prints: results on stdout, as tables or one JSON object; everything else on stderr.
-
-What a command that spends says: the question before it charges, its outcome in one line, that of a closed loop.
+A run is logged only if ``DPCA_LOG`` is ``text`` or ``json``. The log has one line for each event, with the run key and
+the release id, and goes to stderr and nowhere else. The log of a release is public: it states names, states,
+partitions, seconds, and what is left of a budget. Rows, bytes and their rates are private, because a rate times its
+duration is the number of records. An ingest, whose output is for the curator, logs them in a line marked ``private``.
 """
 
 import itertools
@@ -36,7 +33,7 @@ Verdict = Literal["ok", "note", "fix"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """What one check found: ``ok``; a ``note``, with which runs succeed; or something to ``fix``."""
+    """The finding of one check: ``ok``, a ``note`` that does not stop runs, or something to ``fix``."""
 
     check: str
     verdict: Verdict
@@ -51,13 +48,13 @@ _about: ContextVar[dict[str, Any]] = ContextVar("about", default={})  # noqa: B0
 
 
 def log_event(event: str, **facts: Any) -> None:
-    """Log that something happened; the facts must be public, or the fact ``private`` says that they are not."""
+    """Log an event; its facts must be public, unless the fact ``private`` marks them as private."""
     logging.getLogger(f"{_ROOT}.flows").info(event, extra={"facts": facts})
 
 
 @contextmanager
 def about(**facts: Any) -> Iterator[None]:
-    """Add facts, such as the release id, to all that is said inside."""
+    """Add facts, such as the release id, to every event that is logged inside the context."""
     token = _about.set({**_about.get(), **facts})
     try:
         yield
@@ -66,7 +63,7 @@ def about(**facts: Any) -> Iterator[None]:
 
 
 def configure_logs(form: LogFormat) -> None:
-    """Send the program's own events to stderr in a form, once; other libraries' logging is left alone."""
+    """Send the program's own events to stderr in a format, each once; the logging of other libraries is unchanged."""
     logger = logging.getLogger(_ROOT)
     for handler in [handler for handler in logger.handlers if isinstance(handler.formatter, _Line)]:
         logger.removeHandler(handler)
@@ -80,7 +77,7 @@ def configure_logs(form: LogFormat) -> None:
 
 
 class _Line(logging.Formatter):
-    """One line an event."""
+    """A formatter that writes one line for each event."""
 
     def __init__(self, *, as_json: bool) -> None:
         super().__init__()
@@ -96,7 +93,7 @@ class _Line(logging.Formatter):
 
 
 class _Stderr(Console):
-    """Print over the line that an activity moves on the terminal."""
+    """A console that prints over the line that an activity moves on the terminal."""
 
     def print(self, *objects: Any, **how: Any) -> None:
         if self.is_terminal:
@@ -105,7 +102,7 @@ class _Stderr(Console):
 
 
 SHOWN = 20
-"""The rows of a list that grows with every release which are shown unless others are asked for."""
+"""The default number of rows to show of a list that grows with every release."""
 
 STDERR = _Stderr(stderr=True, highlight=False, soft_wrap=True)
 
@@ -116,12 +113,12 @@ def print_json(value: Any) -> None:
 
 
 def json_text(value: Any) -> str:
-    """Write facts as JSON; infinity, which JSON lacks, is null."""
+    """Return facts as JSON text; infinity, which JSON lacks, is null."""
     return json.dumps(_finite(value), indent=2, default=str, allow_nan=False)
 
 
 def print_facts(facts: Mapping[str, Any], *, as_json: bool) -> None:
-    """Print names and values, one a line."""
+    """Print facts as JSON, or as lines with a name and a value."""
     if as_json:
         print_json(facts)
         return
@@ -131,7 +128,7 @@ def print_facts(facts: Mapping[str, Any], *, as_json: bool) -> None:
 
 
 def print_rows(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], *, as_json: bool, empty: str) -> None:
-    """Print a table; say so when there is nothing in it."""
+    """Print rows as JSON or as a table; print ``empty`` in place of an empty table."""
     if as_json:
         print_json(list(rows))
         return
@@ -142,7 +139,7 @@ def print_rows(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], *, as_
     widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 400)
     text = "".join(itertools.chain(*cells))
-    if sum(widths) + 2 * len(columns) <= console.width and text.isascii() and text.isprintable():  # nothing to fold
+    if sum(widths) + 2 * len(columns) <= console.width and text.isascii() and text.isprintable():  # no cell to fold
         row = "  ".join(f"{{:<{width}}}" for width in widths)
         typer.echo("\n".join(itertools.starmap(row.format, (columns, *cells))))
         return
@@ -155,7 +152,7 @@ def print_rows(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], *, as_
 
 
 def print_earlier(count: int | None, what: str) -> None:
-    """Tell on stderr that a table begins with the newest rows alone, and how many came before, if that is known."""
+    """Report on stderr that a table shows only the newest rows, and how many came before, if that is known."""
     if count is None or count:
         STDERR.print(f"{'more' if count is None else f'{count:,}'} earlier {what} are not shown; --limit 0 shows all.")
 
@@ -163,12 +160,12 @@ def print_earlier(count: int | None, what: str) -> None:
 def confirm(
     question: str, *, yes: bool, before: str = "this spends budget", after: str = "nothing was charged"
 ) -> None:
-    """Ask before budget is spent, or something else is done that ``before`` names.
+    """Ask for confirmation before budget is spent, or before the action that ``before`` names.
 
     Raises
     ------
     Refused
-        When nobody at a terminal can answer, or the answer is no.
+        If there is no terminal to confirm at, or the answer is no.
     """
     if yes:
         return
@@ -205,7 +202,7 @@ _DIGITS = 4
 
 
 def outcome_line(report: Mapping[str, Any]) -> str:
-    """Say what became of a request: what was released, how good it is, and what is left of the budget.
+    """Return the outcome of a request as one line, with the release, its verdict, and what is left of the budget.
 
     Parameters
     ----------
@@ -220,9 +217,9 @@ def outcome_line(report: Mapping[str, Any]) -> str:
 
 
 def joint_line(report: Mapping[str, Any]) -> str:
-    """Say what became of a joint release, and what is left of each budget that this ledger has.
+    """Return the outcome of a joint release as one line, with what is left of each budget in this ledger.
 
-    ``report`` are public facts, as `flows.sites.releases.report_sites` returns them.
+    ``report`` holds public facts, as `flows.sites.releases.report_sites` returns them.
     """
     made = "released before, nothing spent:" if report["reused"] else "released"
     said = str(report.get("verdict") or "").rstrip(".")
@@ -231,7 +228,7 @@ def joint_line(report: Mapping[str, Any]) -> str:
 
 
 def stream_line(facts: Mapping[str, Any]) -> str:
-    """Say how many ticks of a stream are paid for, and what is left of its budget.
+    """Return the number of paid ticks of a stream, and what is left of its budget, as one line.
 
     ``facts`` are public, as `flows.releases.streams.open_stream` returns them.
     """
@@ -240,12 +237,12 @@ def stream_line(facts: Mapping[str, Any]) -> str:
 
 
 def spending(cost: str, *, remaining: float, after: float) -> str:
-    """Say what is left of a budget now and after a cost."""
+    """Return a cost with what is left of the budget now and afterwards, as part of a question."""
     return f"{cost}, of which epsilon {rounded_down(remaining)} is left now and {rounded_down(after)} after"
 
 
 def rounded_down(epsilon: float) -> str:
-    """Write what is left in four digits, never more than there is."""
+    """Write what is left to four digits, rounded down so that it is never overstated."""
     if not 0.0 < epsilon < math.inf:
         return "0" if epsilon <= 0.0 else "inf"
     unit = 10.0 ** (math.floor(math.log10(epsilon)) + 1 - _DIGITS)
@@ -253,7 +250,7 @@ def rounded_down(epsilon: float) -> str:
 
 
 def _promise(report: Mapping[str, Any]) -> str:
-    """Return the guarantee of a release in one sentence, where it has one."""
+    """Return the guarantee of a release as part of a sentence, if it has one."""
     stated = report.get("statement")
     return f" with {stated}" if stated and report.get("private", True) else ""
 
@@ -264,9 +261,9 @@ def _left(facts: Mapping[str, Any]) -> str:
 
 @dataclass(slots=True, kw_only=True)
 class RefreshOutcome:
-    """What became of the arrivals of a run so far.
+    """Outcome of the arrivals of a run so far.
 
-    ``left`` are those that wait on.
+    ``left`` counts the arrivals that are still waiting.
     """
 
     published: str
@@ -277,12 +274,12 @@ class RefreshOutcome:
     left: int = 0
 
     def end(self, how: Literal["set_aside", "kept_back", "refused"], count: int = 1) -> None:
-        """Count arrivals that ended so."""
+        """Count arrivals that ended in the way that ``how`` names."""
         setattr(self, how, getattr(self, how) + count)
         self.left -= count
 
     def report(self) -> dict[str, Any]:
-        """Return it as public facts: the outcome in one line, then all of it."""
+        """Return the outcome as public facts, in one line and in full."""
         made = Counter(decision["decision"] for decision in self.decisions)
         counts = {"promoted": made["promoted"], "held": made["held"]}
         counts |= {name: getattr(self, name) for name in ("kept_back", "refused", "set_aside", "left")}

@@ -1,1 +1,1 @@
-"""Joint releases over sites: datasets of one home, or the parties of a roster with their messages and services."""
+"""Joint releases over datasets of one home, or over the parties of a roster with their messages and services."""

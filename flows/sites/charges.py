@@ -1,7 +1,7 @@
-"""The charge of one site in its ledger, and its release from then on.
+"""Charge of one site in its ledger, and its release from then on.
 
-A charge is found by its run key, so the same request is charged once, by whatever process it is repeated. It is the
-same for a dataset among others of one home and for the site of a roster.
+A charge is found by its run key. Hence the same request is charged once, whichever process repeats it. The charge has
+the same form for a dataset of one home and for the site of a roster.
 """
 
 from collections.abc import Mapping
@@ -30,7 +30,7 @@ _ABANDONED = "abandoned"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SiteCharge:
-    """What a joint release charges one site for.
+    """The charge that a joint release makes at one site.
 
     Parameters
     ----------
@@ -38,11 +38,11 @@ class SiteCharge:
         The snapshot that is read.
     plan : Plan
     run_key : str
-        Names the release in the site's ledger.
+        The name of the release in the site's ledger.
     fingerprint : str
-        A digest of all that the run key stands for.
+        A digest of everything that the run key represents.
     request : mapping
-        What the ledger stores of the request.
+        The facts of the request that the ledger stores.
     """
 
     entry: Entry
@@ -52,21 +52,21 @@ class SiteCharge:
     request: Mapping[str, Any]
 
     def find(self, ledger: Ledger) -> Release | None:
-        """Return the release, if it is charged."""
+        """Return the release, if it is charged already."""
         return standing(ledger, self.run_key)[1]
 
     def quote(self, ledger: Ledger) -> Quote:
-        """Return what the budget says to the charge."""
+        """Return the budget's quote for the charge."""
         target = self.plan.target
         return ledger.quote(self.entry.population, self.plan.event, epsilon=target.epsilon, delta=target.delta)
 
     def check(self, ledger: Ledger) -> bool:
-        """Ask the budget, unless the release is charged already; return whether it is.
+        """Check the charge against the budget, unless the release is charged already; return whether it is.
 
         Raises
         ------
         BudgetExhausted
-            When the budget does not admit it.
+            When the budget does not admit the charge.
         """
         if self.find(ledger) is not None:
             return True
@@ -75,7 +75,7 @@ class SiteCharge:
         return False
 
     def reserve(self, ledger: Ledger) -> Grant:
-        """Charge the release, or find it."""
+        """Charge the release, or find it if it is charged already."""
         grant = ledger.reserve(
             self.entry.population,
             run_key=standing(ledger, self.run_key)[0],
@@ -92,7 +92,7 @@ class SiteCharge:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class SiteRelease:
-    """A release under way at this site: its plan, its charge, and its curator from the first answer on."""
+    """A release under way at this site, with its plan, its charge, and its curator after the first answer."""
 
     planned: PlannedJoint
     release_id: str
@@ -100,20 +100,23 @@ class SiteRelease:
     turn: Lock = field(default_factory=Lock)
 
     def query(self, public: Mapping[str, NDArray[Any]], *, index: int) -> RowSum:
-        """Return what a round sums, as this site knows it, with the public arrays that are asked about."""
+        """Return the query of a round, from this site's own plan and the requested public arrays."""
         query: RowSum = self.planned.mechanism.query(self.planned.plan, index=index, public=public)
         return query
 
     @property
     def roster(self) -> Roster:
-        """Who shares noise."""
+        """Roster of the sites that share the noise."""
         if self.planned.plan.roster is None:
             raise Refused(f"{self.planned.mechanism.name} has no rounds; ask for the site's own part.")
         return self.planned.plan.roster
 
 
 def standing(ledger: Ledger, run_key: str) -> tuple[str, Release | None]:
-    """Return a run key, counted on past releases that were given back, and the release that it stands for, if any."""
+    """Return the current run key and the release that it names, if any.
+
+    The key is numbered if past releases under it were given back.
+    """
     number, counted = 1, run_key
     while (found := ledger.find(counted)) is not None and found.state == _ABANDONED:
         number += 1
@@ -130,7 +133,7 @@ def begin_release(workspace: Workspace, row: Release, planned: PlannedJoint) -> 
 
 
 def give_back(ledger: Ledger, release_id: str) -> bool:
-    """Abandon a release that never began; return whether it was that."""
+    """Abandon a release that never began; return whether it was abandoned."""
     if ledger.release(release_id).state != "reserved":
         return False
     ledger.abandon(release_id)

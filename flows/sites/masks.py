@@ -1,14 +1,16 @@
-"""The masks of a roster's sites: of seeds that a helper deals, or agreed on in secure sums.
+"""Masks of a roster's sites, from seeds that a helper deals or from secure sums.
 
-The helper deals seeds and sees no message. For each dealing (one attempt of one round by one set of sites) each pair of
-sites gets one seed, from the operating system. A site gets its seeds once, over a connection on which it shows the
-certificate of that name. A seed is erased when both sites of its pair have it, and all of a dealing after twice the
-roster's timeout. All sites of a dealing must be asked the same, directions included, from which each computes its
-noise: ``asked`` is that query's digest. The aggregator, which sees the messages, may ask nothing here.
+The helper deals seeds and sees no message. A dealing is one attempt of one round by one set of sites. In each dealing,
+each pair of sites gets one seed, drawn from the operating system. A site gets its seeds once, over a connection on
+which it shows the certificate registered for its name. A seed is erased when both sites of its pair have it. All seeds
+of a dealing are erased after twice the roster's timeout. All sites of a dealing must receive the same query, including
+the directions, because each site computes its noise from the query. The fact ``asked`` is the digest of that query. The
+aggregator, which sees the messages, has no access to this service.
 
-In a secure sum a site takes roster, plan and query from itself, its signing key from its certificate's, and remembers
-on disk what it began and whose sums it helped to open, before anything leaves. That memory is apart from the home,
-which can be restored from a copy: the site goes on with what was remembered since, as with the witness of its ledger.
+In a secure sum a site takes roster, plan and query from its own files, and its signing key from its certificate. Before
+anything is sent, it records on disk which attempts it began and which sums it helped to unmask. This memory is separate
+from the home, which can be restored from a copy. A restored site therefore continues with everything recorded since the
+copy, as with the witness of its ledger.
 """
 
 import hashlib
@@ -45,13 +47,13 @@ from flows.sites.roster import PartyConfig, RosterFile
 SEEDS = "/v1/seeds"
 _FACTS = {"dealing": str, "release": str, "names": list, "round": int, "attempt": int, "roster": str, "asked": str}
 LONGEST_NAME = 128
-_MOST = 10_000  # dealings that are remembered at once
-_PER_SITE = 512  # bytes a site in the longest frame without integers, and more
-_REMEMBERED = 16  # timeouts for which a dealing is remembered, and refused, after it was erased
+_MOST = 10_000  # dealings remembered at the same time
+_PER_SITE = 512  # upper bound on the bytes a site adds to the longest frame, without integers
+_REMEMBERED = 16  # timeouts for which a dealing is remembered, and refused after its seeds were erased
 
 
 type Contribute = Callable[[SiteRelease, RowSum, Roster, Address, Masks], Message]
-"""What answers a query of a release for a site."""
+"""A callable that computes the masked share of a site for a query of a release."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -63,13 +65,13 @@ class _Dealing:
 
 
 class Dealer:
-    """The seeds that are dealt and not yet erased, in memory alone.
+    """Memory-only store of the seeds that are dealt and not yet erased.
 
     Parameters
     ----------
     roster : RosterFile
     clock : callable
-        Seconds, that only go up.
+        Monotonic clock in seconds.
     """
 
     def __init__(self, roster: RosterFile, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -79,16 +81,16 @@ class Dealer:
 
     @property
     def held(self) -> int:
-        """The number of seeds that are not erased."""
+        """Number of seeds that are not erased."""
         return sum(len(dealing.seeds) for dealing in self._dealings.values())
 
     def seeds(self, caller: str, facts: Mapping[str, Any]) -> dict[str, bytes]:
-        """Return a site's seeds of a dealing, once.
+        """Return a site's seeds of a dealing; each site gets them once.
 
         Raises
         ------
         Refused
-            When it had them, came too late, or asks about another attempt than the others.
+            When the site already had them, came too late, or names another attempt than the other sites.
         """
         scene = dict(facts)
         if {name: type(value) for name, value in scene.items()} != _FACTS or not all(
@@ -125,7 +127,7 @@ class Dealer:
 
 
 def serve_helper(config: PartyConfig, *, ready: Callable[[str], None]) -> None:
-    """Serve as the helper until the process is told to end; ``ready`` is called with ``host:port``."""
+    """Serve as the helper until the process is terminated; ``ready`` is called with ``host:port``."""
     configure_logs(cluster_settings().log)
     roster, at = config.roster, bind(config.listen)
     dealer = Dealer(roster)
@@ -145,13 +147,13 @@ def serve_helper(config: PartyConfig, *, ready: Callable[[str], None]) -> None:
 
 
 class SecureSums:
-    """All secure sums of a site.
+    """All secure sums in which a site takes part.
 
     Parameters
     ----------
     config : PartyConfig
     message : Contribute
-        Gives the site's masked share of a query's sum.
+        Computes the site's masked share of a query's sum.
     """
 
     def __init__(self, config: PartyConfig, message: Contribute) -> None:
@@ -163,7 +165,7 @@ class SecureSums:
         self._turn = Lock()
 
     def next_attempt(self, release: SiteRelease, *, index: int) -> int:
-        """Return the first attempt of a round that was not begun here."""
+        """Return the first attempt of a round that was not begun at this site."""
         return next_attempt(self._memory, session=release.roster.session, round_index=index)
 
     def answer(
@@ -175,14 +177,14 @@ class SecureSums:
         roster: Roster,
         address: Address,
     ) -> bytes:
-        """Return the answer to a frame of an attempt, which a proposal begins.
+        """Return the answer to a frame of an attempt; a proposal begins the attempt.
 
         Raises
         ------
         Refused
-            When no such attempt is under way here.
+            When no such attempt is under way at this site.
         MessageRefused
-            When the phase that it is in refuses the frame.
+            When the present phase of the attempt refuses the frame.
         """
         place = release.planned.place
         if raw[5:6] == bytes([Begin.kind]):
@@ -215,7 +217,7 @@ class SecureSums:
 
 
 def scene_of(file: RosterFile, query: RowSum, *, roster: Roster, address: Address) -> Scene:
-    """Return the sum that a party takes part in, from its own roster file and its own query."""
+    """Return the sum in which a party takes part, from the party's own roster file and query."""
     keys = {name: signing_key_of(file.site(name).certificate) for name in roster.names}
     participants = Participants(roster=roster, keys=keys)
     context = Context(
@@ -229,24 +231,24 @@ def scene_of(file: RosterFile, query: RowSum, *, roster: Roster, address: Addres
 
 
 def longest_exchange(sites: int) -> int:
-    """Return a bound on the bytes of a frame beside the integers of a masked sum."""
+    """Return a bound on the bytes of a frame without the integers of a masked sum."""
     return 1024 + _PER_SITE * sites
 
 
 @dataclass(frozen=True, slots=True)
 class FileMemory:
-    """A memory in a folder; see `dpca_tasks.sites.secure_sum.wire.Memory`."""
+    """A write-once memory in a folder; see `dpca_tasks.sites.secure_sum.wire.Memory`."""
 
     folder: Path
 
     def recall(self, key: bytes) -> bytes | None:
-        """Return what was remembered first under a key, if anything."""
+        """Return the value that was stored first under a key, or None."""
         with suppress(FileNotFoundError):
             return (self.folder / key.hex()).read_bytes()
         return None
 
     def remember(self, key: bytes, value: bytes) -> bytes:
-        """Remember a value under a key unless one is there, atomically; return the value that is there now."""
+        """Store a value under a key atomically, unless the key has one; return the stored value."""
         path = self.folder / key.hex()
         with writing(self.folder):
             make_folder(self.folder)

@@ -1,11 +1,12 @@
-"""All sites of a joint release together: datasets of one home, or the parties of a roster behind connections.
+"""The sites of a joint release, as datasets of one home or as the parties of a roster.
 
-The stages of a release are written against `Sites`. Each site is asked, charged and answers by itself; what differs is
-where its ledger is. Over datasets every site has its curator in this process, and their budgets are of one ledger,
-which publishes the release of the first. Over a roster each site has a ledger of its own behind a connection, and this
-process, the aggregator, reads no row: it publishes a joint release that names those of the sites.
+The stages of a release use the protocol `Sites`. Each site is queried and charged separately, and answers separately;
+the two kinds of sites differ in where the ledger of a site is. Over datasets, the curators of all sites are in this
+process. The budgets of all sites are in one ledger, which publishes the release of the first site. Over a roster, each
+site has a separate ledger behind a connection. This process is the aggregator and reads no row: it publishes a joint
+release that names the releases of the sites.
 
-A site of a roster that does not answer within the timeout is silent. What it may answer is bounded by the plan.
+A site of a roster that does not answer within the timeout is silent. The plan bounds the size of each answer.
 """
 
 import dataclasses
@@ -46,24 +47,24 @@ from flows.sites.roster import SECURE_SUM, read_roster
 from storage.workspace import Workspace
 
 RESENDS = 1
-_DEALING = 16  # bytes of the name of an attempt's seeds
+_DEALING = 16  # bytes of the name of a dealing
 
 type Lineage = Sequence[Mapping[str, Any]]
-"""What is public of the release of each site of an artifact, as its manifest has it."""
+"""Public facts of each site's release, as in the manifest of an artifact."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quotes:
-    """What the budgets of all sites say to a release before it is charged.
+    """Replies of the budgets of all sites to a release that is not yet charged.
 
     Parameters
     ----------
     sites : sequence of mapping
-        What is public of each site, with ``exists``: it is charged already.
+        Public facts of each site, with ``exists``: whether its release is charged already.
     cost : str
-        Whose budgets are charged, and what is left of them.
+        The budgets that are charged, and what is left of them.
     refusal : BudgetExhausted, optional
-        The first.
+        The first refusal of a budget.
     """
 
     sites: Sequence[dict[str, Any]]
@@ -73,19 +74,19 @@ class Quotes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answered:
-    """What the sites of a release answered, post-processed, and what is to be stated of it.
+    """The post-processed result of a release, with the facts to be stated about it.
 
     Parameters
     ----------
     result : Subspace or Components
     total : Plan
-        The noise that the result has; more than the planned one where sites were lost.
+        The noise of the result, which exceeds the planned noise if sites were lost.
     release_id : str
-        Under which it is published.
+        The id under which the result is published.
     releases : mapping
-        Of each site that took part, its release.
+        The release of each site that took part.
     feature_names, encoder
-        Those that the owners declared.
+        As declared by the owners of the data.
     """
 
     result: Subspace | Components
@@ -97,38 +98,38 @@ class Answered:
 
 
 class Sites(Protocol):
-    """The interface of all sites of a release, in this home or behind connections; used as a context."""
+    """Interface of all sites of a release, in this home or behind connections; it is used as a context manager."""
 
     @property
     def planned(self) -> PlannedJoint:
-        """The release."""
+        """The planned release."""
 
     def found(self) -> str:
-        """Return the digest of the artifact that it was released with; empty where it was not yet."""
+        """Return the digest of the artifact of an earlier run of the release; empty if there is none."""
 
     def quotes(self) -> Quotes:
-        """Ask every budget; nothing is charged."""
+        """Query every budget without charging any."""
 
     def prepare(self, quotes: Quotes) -> None:
-        """Refuse to begin where a cluster, or more sites than may be lost, cannot be reached."""
+        """Refuse to begin if the cluster, or more sites than may be lost, cannot be reached."""
 
     def reserve(self, name: str) -> str:
-        """Charge a site, or find its release; return the release's id. Raises `SiteSilent`, `BudgetExhausted`."""
+        """Charge a site or find its release; return the release's id. Raises `SiteSilent` and `BudgetExhausted`."""
 
     def give_back(self, names: Sequence[str]) -> None:
-        """Take back what was reserved just now, where it never began."""
+        """Give back the new reservations of releases that never began."""
 
     def answer(self, releases: Mapping[str, str], address: str) -> Answered:
-        """Answer all rounds for what was reserved; ``address`` is the cluster of this home's sites."""
+        """Run all rounds of the reserved releases; ``address`` is the cluster for sites of this home."""
 
     def publish(self, digest: str, sites: Lineage) -> tuple[int, str]:
-        """Publish the artifact under the request's name; return the version, and the digest that it has."""
+        """Publish the artifact under the request's name; return the version and the digest of its artifact."""
 
     def finish(self, digest: str, sites: Lineage) -> list[str]:
-        """Commit the release of every site with the artifact; return the sites that did not answer."""
+        """Commit the release of every site with the artifact; return the silent sites."""
 
     def stated(self, sites: Lineage) -> list[dict[str, Any]]:
-        """Return what is reported of the sites of a published artifact."""
+        """Return the reported facts of the sites of a published artifact."""
 
     def __enter__(self) -> "Sites": ...  # noqa: D105
 
@@ -136,21 +137,21 @@ class Sites(Protocol):
 
 
 def sites_of(request: SitesRequest, workspace: Workspace, releases: Mapping[str, str] | None = None) -> Sites:
-    """Return the sites of a request; with the releases that were reserved, as these were planned."""
+    """Return the sites of a request; with ``releases``, the sites as they were planned for these reservations."""
     if request.roster is None:
         return DatasetSites(request, workspace, releases)
     return RosterSites(request, workspace)
 
 
 class DatasetSites(AbstractContextManager["DatasetSites"]):
-    """Datasets of one home, each with its population, budget and curator; see `Sites`.
+    """Sites that are datasets of one home, each with its population, budget and curator; see `Sites`.
 
     Parameters
     ----------
     request : SitesRequest
     workspace : Workspace
     releases : mapping, optional
-        Those that were reserved: the snapshots are theirs, whatever was ingested since.
+        The reserved releases. Their snapshots are used, even if newer ones were ingested since.
     """
 
     def __init__(self, request: SitesRequest, workspace: Workspace, releases: Mapping[str, str] | None = None) -> None:
@@ -163,7 +164,7 @@ class DatasetSites(AbstractContextManager["DatasetSites"]):
 
     @cached_property
     def planned(self) -> PlannedJoint:
-        """The release."""
+        """The planned release."""
         lead = next(iter(self._reserved.values()), None)
         snapshots = None if lead is None else lead.request["snapshots"]
         return plan_over_datasets(self._workspace, self._request, snapshots)
@@ -185,18 +186,18 @@ class DatasetSites(AbstractContextManager["DatasetSites"]):
                 fingerprint=planned.fingerprint,
                 request=stored,
             )
-            for name, entry in zip(planned.names, planned.snapshots, strict=False)  # the first ones take part
+            for name, entry in zip(planned.names, planned.snapshots, strict=False)  # the first sites take part
         }
 
     def found(self) -> str:
-        """Return the digest of the artifact of the first site's release; empty where it is not committed."""
+        """Return the digest of the artifact of the first site's release; empty if it is not committed."""
         lead = self._charges[self.planned.names[0]].find(self._ledger)
         if lead is None or lead.fingerprint != self.planned.fingerprint:
             return ""
         return lead.artifact_digest or ""
 
     def quotes(self) -> Quotes:
-        """Compare the release with every budget."""
+        """Compare the release with every budget without charging any."""
         sites: list[dict[str, Any]] = []
         costs, refusals = [], []
         for name, charge in self._charges.items():
@@ -217,7 +218,7 @@ class DatasetSites(AbstractContextManager["DatasetSites"]):
         return Quotes(sites=sites, cost=", and ".join(costs), refusal=next(iter(refusals), None))
 
     def prepare(self, quotes: Quotes) -> None:
-        """Reach a cluster that runs already, unless all is charged."""
+        """Check that a running cluster can be reached, unless all sites are charged already."""
         if not all(site["exists"] for site in quotes.sites):
             reach_cluster(cluster_settings())
 
@@ -231,19 +232,19 @@ class DatasetSites(AbstractContextManager["DatasetSites"]):
         return grant.release_id
 
     def give_back(self, names: Sequence[str]) -> None:
-        """Abandon new reservations; where a budget cannot take one back, it stays for the next try."""
+        """Abandon new reservations; if a budget cannot take one back, it remains for the next attempt."""
         for name in names:
             if name in self._new:
                 with suppress(StorageError):
                     give_back(self._ledger, self._new[name])
 
     def answer(self, releases: Mapping[str, str], address: str) -> Answered:
-        """Release what every site reserved, on the cluster at an address.
+        """Compute the release of all sites on the cluster at an address.
 
         Raises
         ------
         StepMismatch
-            When this version plans another event for a site than the one reserved.
+            When this version plans another event for a site than the reserved one.
         """
         planned, rows = self.planned, self._reserved
         for name, row in rows.items():
@@ -270,7 +271,10 @@ class DatasetSites(AbstractContextManager["DatasetSites"]):
         )
 
     def publish(self, digest: str, sites: Lineage) -> tuple[int, str]:
-        """Commit the first site's release, to which the version belongs; is it committed, its artifact is the one."""
+        """Commit the first site's release and publish the version under it.
+
+        If that release is committed already, the artifact of the earlier commit is published.
+        """
         lead, name = sites[0]["release"], self._request.publish
         try:
             return self._workspace.publish(lead, name=name, artifact_digest=digest), digest
@@ -279,13 +283,13 @@ class DatasetSites(AbstractContextManager["DatasetSites"]):
             return self._workspace.publish(lead, name=name, artifact_digest=digest), digest
 
     def finish(self, digest: str, sites: Lineage) -> list[str]:
-        """Commit the others."""
+        """Commit the releases of the other sites."""
         for site in sites[1:]:
             self._workspace.withhold(site["release"], artifact_digest=digest)
         return []
 
     def stated(self, sites: Lineage) -> list[dict[str, Any]]:
-        """Return the release of each site and what is left of its budget."""
+        """Return the release of each site, with the spent and remaining budget."""
         found = []
         for release in (self._ledger.release(site["release"]) for site in sites):
             statement = self._ledger.statement(release.population, newest=0)
@@ -299,26 +303,27 @@ class DatasetSites(AbstractContextManager["DatasetSites"]):
 
 
 class RosterSites(AbstractContextManager["RosterSites"]):
-    """The parties of a roster, asked at once, each over a connection of its own; see `Sites`.
+    """Sites that are the parties of a roster, queried concurrently over separate connections; see `Sites`.
 
-    They answer rounds as `dpca_tasks.mechanisms.sites.joint_plan.Parties`. The same request finds their releases by the
-    name that it gives the release: a site answers again from what it stored, so there is no new noise and no charge.
+    They answer rounds as `dpca_tasks.mechanisms.sites.joint_plan.Parties`. A repeated request finds the releases of the
+    sites, because it gives the release the same name. A site then repeats its stored answers, without new noise and
+    without a charge.
 
     Parameters
     ----------
     request : SitesRequest
     workspace : Workspace
-        The aggregator's, which publishes.
+        The aggregator's workspace, which publishes the release.
     """
 
     def __init__(self, request: SitesRequest, workspace: Workspace) -> None:
         assert request.roster is not None
         self._request, self._workspace, self.roster = request, workspace, read_roster(request.roster)
         self.planned = plan_over_roster(self.roster, request)
-        """The release."""
+        """The planned release."""
         self._pool = ThreadPoolExecutor(max_workers=len(self.planned.names), thread_name_prefix="site")
-        self._answered = self.planned.plan.roster  # the roster that answered last
-        self._took_part: set[str] = set()  # the sites whose sums, or own noised releases, the result is made of
+        self._answered = self.planned.plan.roster  # the roster of the last answered round
+        self._took_part: set[str] = set()  # sites with sums, or separate noised releases, in the result
 
     def __exit__(self, *_: object) -> None:
         """Close all connections."""
@@ -329,12 +334,12 @@ class RosterSites(AbstractContextManager["RosterSites"]):
 
     @cached_property
     def parties(self) -> "dict[str, RemoteParty]":
-        """The connection of each site.
+        """The connection to each site.
 
         Raises
         ------
         InvalidInput
-            When this process has not the aggregator's key.
+            When this process does not have the aggregator's key.
         """
         key = cluster_settings().sites_key
         if key is None or not key.is_file():
@@ -353,11 +358,11 @@ class RosterSites(AbstractContextManager["RosterSites"]):
         return {site.name: RemoteParty(self.planned, Caller(site, **shown)) for site in sites}
 
     def found(self) -> str:
-        """Return the digest of the artifact that the joint release was published with; empty where it was not yet."""
+        """Return the digest of the artifact with which the joint release was published; empty before that."""
         return self._workspace.digest_of_joint(self.planned.joint_id) or ""
 
     def quotes(self) -> Quotes:
-        """Ask every site whether it would admit the release, unless it was published."""
+        """Query whether every site would admit the release, unless it was published already."""
         names = self.planned.names
         cost = f"of a budget of each of the sites {', '.join(names)}, of which their operators alone see what is left"
         sites: list[dict[str, Any]] = []
@@ -372,23 +377,23 @@ class RosterSites(AbstractContextManager["RosterSites"]):
         return Quotes(sites=sites, cost=cost)
 
     def prepare(self, quotes: Quotes) -> None:
-        """Refuse to begin when more sites are silent than the roster's attempts allow."""
+        """Refuse to begin if more sites are silent than the roster's attempts allow."""
         spare = self.roster.attempts > 1 and self.planned.plan.roster is not None
         silent = [site["site"] for site in quotes.sites if not site["answers"]]
         if silent and not spare:
             raise Unavailable(f"sites {', '.join(silent)} did not answer; run the same request when they are back.")
 
     def reserve(self, name: str) -> str:
-        """Have a site charge its budget, or find its release."""
+        """Request that a site charge its budget or find its release; return the release's id."""
         release: str = self.parties[name].caller.ask("/v1/reserve", self.planned.facts).fact("release", str)
         return release
 
     def give_back(self, names: Sequence[str]) -> None:
-        """Have sites abandon reservations that never began."""
+        """Request that sites abandon reservations that never began."""
         self._tell_all("give_back", {}, names)
 
     def answer(self, releases: Mapping[str, str], address: str) -> Answered:
-        """Have the sites answer all rounds."""
+        """Request the answers of the sites to all rounds."""
         planned = self.planned
         result = planned.mechanism.run(self, planned.plan)
         log_event("computed", joint=planned.joint_id, sites=len(self._took_part))
@@ -400,32 +405,35 @@ class RosterSites(AbstractContextManager["RosterSites"]):
             total=total,
             release_id=planned.joint_id,
             releases={
-                name: releases.get(name) or self.reserve(name)  # its answer to the reservation may have been lost
+                name: releases.get(name) or self.reserve(name)  # the site's first answer may be lost
                 for name in planned.names
                 if name in self._took_part
             },
         )
 
     def publish(self, digest: str, sites: Lineage) -> tuple[int, str]:
-        """Publish a joint release, which the sites' ledgers are charged for."""
+        """Publish a joint release, for which the ledgers of the sites are charged."""
         name, joint_id = self._request.publish, self.planned.joint_id
         return self._workspace.publish_joint(joint_id, name=name, artifact_digest=digest, sites=sites), digest
 
     def finish(self, digest: str, sites: Lineage) -> list[str]:
-        """Have every site commit its release; a site that is not of the artifact gives back what it only reserved."""
+        """Request that every site commit its release; return the silent sites.
+
+        A site without a part in the artifact gives back its reservation.
+        """
         part = [site["site"] for site in sites]
         silent = self._tell_all("finish", {"artifact": digest}, part)
         for name in (each for each in self.planned.names if each not in part):
-            with suppress(Refused):  # it reserved nothing: it was silent when the others did
+            with suppress(Refused):  # the site reserved nothing, because it was silent then
                 silent += self._tell_all("finish", {"artifact": digest}, [name])
         return silent
 
     def stated(self, sites: Lineage) -> list[dict[str, Any]]:
-        """Return the release of each site: what is left of its budget, its operator alone sees."""
+        """Return the release of each site; only its operator sees the remaining budget."""
         return [dict(site) for site in sites]
 
     def open[Q: RowSum](self, query: Q, *, roster: Roster, index: int) -> Opened[Q]:
-        """Open the total of a round over a roster, or over a smaller one."""
+        """Unmask the total of a round over a roster, or over a smaller one if sites are lost."""
         dealing = os.urandom(_DEALING).hex()
         for party in self.parties.values():
             party.dealing = dealing
@@ -439,7 +447,10 @@ class RosterSites(AbstractContextManager["RosterSites"]):
         return opened
 
     def _secure_sum(self, query: RowSum, *, roster: Roster, address: Address) -> tuple[NDArray[np.int64], Roster]:
-        """Open one attempt without a helper, the first that no site has begun, also in an earlier run."""
+        """Unmask the sum of one attempt without a helper.
+
+        The attempt is the first that no site has begun, in this run or an earlier one.
+        """
 
         def ask(party: RemoteParty) -> int:
             try:
@@ -456,7 +467,7 @@ class RosterSites(AbstractContextManager["RosterSites"]):
         return total.integers, roster.without(*lost) if lost else roster
 
     def noised_parts(self, part: NoisedPart, plans: Sequence[Plan]) -> list[NDArray[np.float64]]:
-        """Return what each site sends of the release that it noised."""
+        """Return the part that each site sends of its separate noised release."""
         order = self.planned.plan.total.problem.n_features
         most = 8 * order * order
 
@@ -475,7 +486,7 @@ class RosterSites(AbstractContextManager["RosterSites"]):
         return parts
 
     def _tell_all(self, route: str, facts: dict[str, Any], names: Sequence[str]) -> list[str]:
-        """Tell sites something about the release at once; return the silent ones."""
+        """Send the sites a request about the release concurrently; return the silent sites."""
 
         def is_silent(party: RemoteParty) -> bool:
             try:
@@ -500,10 +511,10 @@ class RemoteParty:
     def __init__(self, planned: PlannedJoint, caller: Caller) -> None:
         self.name, self.caller, self._planned = caller.name, caller, planned
         self._folder = f"/v1/releases/{planned.place}"
-        self.dealing = ""  # set for each attempt, the same at all sites
+        self.dealing = ""  # is set for each attempt, the same at all sites
 
     def ask(self, route: str, facts: dict[str, Any], **others: Any) -> Frame:
-        """Ask about the release."""
+        """Send a request about the release, and return the answer."""
         return self.caller.ask(f"{self._folder}/{route}", facts, **others)
 
     def message(self, query: RowSum, *, roster: Roster, address: Address) -> Message:
@@ -525,7 +536,7 @@ class RemoteParty:
         return self.ask("attempt", {"round": index}).fact("next", int)
 
     def line(self, query: RowSum, *, roster: Roster, address: Address) -> Line:
-        """Return the connection for one attempt of a secure sum; public arrays go with its first frame alone."""
+        """Return the connection for one attempt of a secure sum; only its first frame carries the public arrays."""
         most = longest_exchange(roster.size) + 8 * query.layout.size
         about = {
             **{"round": address.round, "attempt": address.attempt},
@@ -541,14 +552,14 @@ class RemoteParty:
             except Refused as refused:
                 if is_first:
                     raise
-                raise SiteSilent(str(refused)) from None  # it was restarted since: the others may go on
+                raise SiteSilent(str(refused)) from None  # the site was restarted meanwhile; the others may continue
             finally:
                 public.clear()
 
         return ask
 
     def with_stored_inputs[Q: RowSum](self, query: Q, *, roster: Roster, index: int) -> Q:
-        """Return the query of a round with the public inputs that an earlier run stored, if any."""
+        """Return the query of a round with the public inputs that an earlier run stored, if there are any."""
         form = query.public_inputs()
         if not form:
             return query

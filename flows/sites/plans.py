@@ -1,12 +1,14 @@
-"""A joint release over sites, checked and planned from public facts before any budget is charged.
+"""Plan of a joint release over sites, made from public facts before any budget is charged.
 
-The sites are datasets of one home, or the parties of a roster. Either way the request and the public facts of the sites
-give the plan: over datasets the facts are those of their snapshots and budgets, over a roster those of its file.
+The sites are datasets of one home, or the parties of a roster. In both cases the plan follows from the request and the
+public facts of the sites. Over datasets these are the facts of their snapshots and budgets; over a roster they are the
+facts in its file.
 
-Over a roster every party plans for itself, and nothing of a plan is taken from another party. A plan's digest covers
-what a site is charged and how its records are rounded; a site refuses a request whose digest is not its own. The
-request names the release: its session is made of the run key and a fingerprint of the sites and of all that is asked,
-so the same request is the same release at every site, at any time.
+Over a roster every party makes the plan separately, and takes no part of it from another party. The digest of a plan
+covers what each site is charged and how its records are rounded. A site refuses a request whose digest differs from the
+digest of the plan that the site made. The name of the release follows from the request. The session consists of the run
+key and a fingerprint of the sites and of everything requested. So the same request is the same release at every site,
+at any time.
 """
 
 import dataclasses
@@ -35,20 +37,20 @@ from storage.registry.publishing import JOINT
 from storage.workspace import Workspace
 
 FAMILY = "sites"
-"""The family under which the ledgers store such a request."""
+"""The family under which the ledgers store requests for joint releases."""
 
 OF_MODEL = ("model", "words_at_most", "noise_variance")
-"""The fields of a request that only the methods for components of a model have."""
+"""Fields of a request that only methods for the components of a model use."""
 
 ASKED = {
     **{"method": str, "components": int, "clip_norm": float, "epsilon": float, "delta": float, "row_policy": str},
     **{"settings": dict, "run_key": str, "allow_large_delta": bool},
     **{"model": str, "words_at_most": int, "noise_variance": float},
 }
-"""The facts of a request that reach a site, and their types; an empty run key is none."""
+"""Facts of a request that are sent to a site, with their types; an empty run key means none."""
 
 MAY_LACK = {"clip_norm", *OF_MODEL}
-"""Those that a request may be without."""
+"""Facts that a request may lack."""
 
 OF_THE_ROSTER = ("colluders", "dropouts")
 """Settings that a roster fixes."""
@@ -56,19 +58,19 @@ OF_THE_ROSTER = ("colluders", "dropouts")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedJoint:
-    """A joint release with everything that it will be.
+    """A joint release with its complete plan.
 
     Parameters
     ----------
     request, mechanism, plan
     sites : tuple of str
-        The names of all sites, of which the first ``plan.sites`` take part.
+        The names of all sites; the first ``plan.sites`` of them take part.
     unit : PrivacyUnit
-        That of the budget of every site.
+        The privacy unit of the budget of every site.
     fingerprint : str
-        A digest of the sites and of all that is asked.
+        A digest of the sites and of everything requested.
     session : str
-        Names the release at every site.
+        The name of the release at every site.
     origin : mapping
         Over a roster, its digest as ``roster``.
     snapshots : tuple of Entry
@@ -87,32 +89,32 @@ class PlannedJoint:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The sites that take part, in the order of the plan."""
+        """Names of the sites that take part, in the order of the plan."""
         return self.sites[: len(self.plan.sites)]
 
     @property
     def clip_norm(self) -> float:
-        """The bound on a record's norm; 1 where there is none."""
+        """Bound on the norm of a record; 1 if there is none."""
         return 1.0 if self.request.clip_norm is None else self.request.clip_norm
 
     @property
     def place(self) -> str:
-        """The name of the release in paths."""
+        """Name of the release in paths."""
         return hashlib.sha256(self.session.encode()).hexdigest()[:32]
 
     @property
     def joint_id(self) -> str:
-        """The id under which it is published over a roster."""
+        """Id under which the release is published over a roster."""
         return JOINT + self.place
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What a site of a roster is told of it."""
+        """Facts of the release that are sent to a site of a roster."""
         return {**asked(self.request), **self.origin, "plan": self.digest}
 
     @property
     def digest(self) -> str:
-        """A hash of what every site is charged, and of its grid."""
+        """Hash of what every site is charged, and of its grid."""
         made = self.plan.roster
         charged = [[site.event, site.bits, site.noise_multiplier] for site in self.plan.sites]
         facts = ["joint plan 1", self.session, charged, self.plan.total.bits, made.digest.hex() if made else ""]
@@ -124,19 +126,19 @@ class PlannedJoint:
         Raises
         ------
         Refused
-            When it takes no part.
+            When the site takes no part.
         """
         if name not in self.names:
             raise Refused(f"site {name!r} takes no part in this release, of {', '.join(self.names)}; leave it out.")
         return self.plan.sites[self.names.index(name)]
 
     def check_reserved(self, name: str, event: Event) -> None:
-        """Refuse to go on when this version plans another event for a site than the one reserved.
+        """Refuse to continue if this version plans another event for a site than the reserved one.
 
         Raises
         ------
         StepMismatch
-            With what to do.
+            With the way to continue in the message.
         """
         if event != self.plan_of(name).event:
             raise StepMismatch(
@@ -144,7 +146,7 @@ class PlannedJoint:
             )
 
     def lineage(self, name: str, release: str) -> dict[str, Any]:
-        """Return what is public of the release of a site, which a roster names."""
+        """Return the public facts of a site's release, with the site's name if it belongs to a roster."""
         plan = self.plan_of(name)
         records = plan.problem.records_at_most if plan.problem.records_declared else None
         named = {"site": name} if self.origin else {}
@@ -152,12 +154,12 @@ class PlannedJoint:
 
 
 def plan_over_roster(roster: RosterFile, request: SitesRequest) -> PlannedJoint:
-    """Check a request and plan it over a roster, from these two alone.
+    """Check a request and plan it over a roster, using nothing else.
 
     Raises
     ------
     InvalidInput
-        When it does not fit.
+        When the request does not fit the roster.
     """
     _check_request(request)
     if request.method not in OVER_ROSTER:
@@ -185,23 +187,23 @@ def plan_over_roster(roster: RosterFile, request: SitesRequest) -> PlannedJoint:
 def plan_over_datasets(
     workspace: Workspace, request: SitesRequest, snapshots: Sequence[str] | None = None
 ) -> PlannedJoint:
-    """Check a request against catalog and budgets, and plan it. No row is read, and nothing is charged.
+    """Check a request against catalog and budgets, and plan it; no row is read, and nothing is charged.
 
     Parameters
     ----------
     workspace : Workspace
     request : SitesRequest
     snapshots : sequence of str, optional
-        The snapshots of a release that was reserved; the newest of each dataset by default.
+        The snapshots of a reserved release; by default the newest snapshot of each dataset.
 
     Raises
     ------
     InvalidInput
-        When there is one dataset, two have the same people, or their columns differ, or the units of their budgets.
+        When there is only one dataset, two have the same people, or the columns or the units of the budgets differ.
     Refused
-        When a dataset has another unit of privacy than its budget.
+        When a dataset has another privacy unit than its budget.
     NotFound
-        When a dataset is not there, or its population has no budget.
+        When a dataset does not exist, or its population has no budget.
     """
     _check_request(request)
     names = request.names
@@ -238,7 +240,7 @@ def plan_over_datasets(
 
 
 def asked(request: SitesRequest) -> dict[str, Any]:
-    """Return what of a request decides about the release."""
+    """Return the facts of a request that determine the release."""
     given = {name: getattr(request, name) for name in ASKED} | {"run_key": request.run_key or ""}
     return {name: kind(given[name]) for name, kind in ASKED.items() if given[name] is not None}
 
@@ -249,7 +251,7 @@ def request_of(facts: Mapping[str, Any]) -> SitesRequest:
     Raises
     ------
     Refused
-        When it has other facts than a request, or in other forms.
+        When it has other facts than a request, or facts of other types.
     """
     settings = facts.get("settings")
     forms = {name: type(value) for name, value in facts.items()}
@@ -262,7 +264,7 @@ def request_of(facts: Mapping[str, Any]) -> SitesRequest:
 
 
 def check_model(request: SitesRequest, units: Mapping[str, PrivacyUnit]) -> None:
-    """Refuse a method without what it needs of the data, or with what is for others."""
+    """Refuse a method without the facts that it needs about the data, or with facts for other methods."""
     if request.method in METHODS:
         given = [name for name in OF_MODEL if getattr(request, name) is not None]
         if given:
@@ -302,7 +304,10 @@ def _planned(
     seats: Seats | None = None,
     **others: Any,
 ) -> PlannedJoint:
-    """Plan a request over sites with these columns, relations and records; ``identity`` is what they are known by."""
+    """Plan a request over sites with the given columns, relations and records.
+
+    ``identity`` identifies the sites in the fingerprint.
+    """
     kind = {**METHODS, **TENSOR_METHODS}[request.method]
     mechanism = build_with_settings(
         kind, request.method, request.settings, see="dpca sites fit", n_components=request.components, **(fixed or {})
@@ -320,7 +325,7 @@ def _planned(
 
 
 def _problem_of(request: SitesRequest, **terms: Any) -> Problem | TensorProblem:
-    """Return the public facts of a request at one site: ``terms`` are its columns, relation and records."""
+    """Return the public facts of a request at one site; ``terms`` are its columns, relation and records."""
     if request.method in METHODS:
         assert request.clip_norm is not None
         return Problem(clip_norm=request.clip_norm, **terms)
@@ -339,7 +344,10 @@ def _check_populations(names: Sequence[str], entries: Sequence[Entry]) -> None:
 
 
 def _check_units(names: Sequence[str], entries: Sequence[Entry], budgets: Sequence[Budget]) -> None:
-    """Check that every dataset has the unit of its budget, and that all budgets have one unit: it is stated once."""
+    """Check that every dataset has the unit of its budget, and that all budgets have the same unit.
+
+    A joint release states only one unit.
+    """
     for name, entry, budget in zip(names, entries, budgets, strict=True):
         budget.check_unit(name, entry.privacy_unit)
         if budget.privacy_unit != budgets[0].privacy_unit:

@@ -1,9 +1,10 @@
-"""The stages of a joint release: reserve at every site, compute, publish, finish, report; and its preview.
+"""Stages of a joint release, and its preview.
 
-A joint release is one release in each site's budget, and one artifact, which lists them all. The budgets of all sites
-are asked before any is charged, and where one refuses after all, what the others reserved is given back. The same
-request again finds the release of each site, and goes on where it stopped, without new noise and at no further charge.
-No stage reads a row: the sites answer, as `flows.sites.parties` reaches them.
+The stages are: reserve at every site, compute, publish, finish and report. A joint release is one release in each
+site's budget, and one artifact that lists all of these releases. The budgets of all sites are queried before any is
+charged. If one refuses after all, the reservations of the others are given back. A repeated request finds the release
+of each site and continues where it stopped, without new noise and without a further charge. No stage reads a row: the
+sites answer, and `flows.sites.parties` connects to them.
 """
 
 import dataclasses
@@ -34,24 +35,24 @@ _KEPT_MEGABYTES = 32.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SitesPreview:
-    """What a joint release would do now: its noise, and what every site's budget says to it."""
+    """Effect of a joint release if it were run now: its noise, and the quote of every site's budget."""
 
     planned: PlannedJoint
     quotes: Quotes
 
     @property
     def exists(self) -> bool:
-        """Whether nothing more will be charged."""
+        """True if nothing more will be charged."""
         return self.quotes.refusal is None and all(site["exists"] for site in self.quotes.sites)
 
     @property
     def statement(self) -> str:
-        """The guarantee of every site in one sentence."""
+        """Guarantee of every site in one sentence."""
         return plan_statement(self.planned.plan.sites[0], self.planned.unit)
 
     @property
     def question(self) -> str:
-        """What to ask before it is charged."""
+        """Confirmation prompt."""
         request = self.planned.request
         return f"Spend epsilon {request.epsilon:g} at delta {request.delta:g} {self.quotes.cost}?"
 
@@ -77,26 +78,26 @@ class SitesPreview:
 
 
 def preview_sites(request: SitesRequest) -> SitesPreview:
-    """Check and plan a joint release, and compare it with every budget; charge nothing, read no row."""
+    """Check and plan a joint release, and compare it with every budget; charge nothing and read no row."""
     with sites_of(request, Workspace.read_only()) as sites:
         return SitesPreview(planned=sites.planned, quotes=sites.quotes())
 
 
 def released_before(request: SitesRequest) -> str:
-    """Return the digest of the artifact that the request was released with; empty where it was not yet."""
+    """Return the digest of the artifact of an earlier run of the request; empty if there is none."""
     with sites_of(request, Workspace.read_only()) as sites:
         return sites.found()
 
 
 def reserve_sites(request: SitesRequest) -> dict[str, str]:
-    """Charge every site's budget, or find its release; return the releases' ids by the names of the sites, in order.
+    """Charge every site's budget, or find its release; return the release ids by site name, in order.
 
-    A site of a roster that is silent is left out, where the roster's attempts allow it.
+    A silent site of a roster is left out if the roster's attempts allow it.
 
     Raises
     ------
     BudgetExhausted
-        When one of the budgets does not admit its part. None is charged.
+        When one of the budgets does not admit its charge. Then none is charged.
     Unavailable
         When the cluster, or too many sites, cannot be reached.
     """
@@ -115,12 +116,14 @@ def reserve_sites(request: SitesRequest) -> dict[str, str]:
 
 
 def compute_sites(request: SitesRequest, releases: dict[str, str], address: str) -> str:
-    """Have the sites answer all rounds, and write the artifact; return its digest. A released one is not made anew.
+    """Request the answers of the sites to all rounds, and write the artifact; return its digest.
+
+    The artifact of an earlier release is not made again.
 
     Raises
     ------
     StepMismatch
-        When this version plans another event for a site than the one reserved.
+        When this version plans another event for a site than the reserved one.
     """
     workspace = Workspace.open()
     with sites_of(request, workspace, releases) as sites:
@@ -135,9 +138,9 @@ def compute_sites(request: SitesRequest, releases: dict[str, str], address: str)
 
 
 def publish_sites(request: SitesRequest, digest: str) -> tuple[str, str]:
-    """Publish the artifact as a version of the request's name; return ``name@version``, and the artifact's digest.
+    """Publish the artifact as a version of the request's name; return ``name@version`` and the artifact's digest.
 
-    The digest is another one where another process was first.
+    The digest differs if another process published the release first.
     """
     workspace = Workspace.open()
     with sites_of(request, workspace) as sites:
@@ -153,7 +156,7 @@ def finish_sites(request: SitesRequest, digest: str) -> list[str]:
 
 
 def report_sites(request: SitesRequest, artifact: str, unfinished: list[str], reused: bool) -> dict[str, Any]:  # noqa: FBT001 - a stage
-    """State a published joint release and what this home has of its sites, from public facts alone."""
+    """Report a published joint release and this home's facts about its sites, from public facts only."""
     workspace = Workspace.read_only()
     shown = workspace.registry.show(artifact)
     manifest = shown["manifest"]
@@ -177,7 +180,7 @@ def report_sites(request: SitesRequest, artifact: str, unfinished: list[str], re
 
 @contextmanager
 def _given_back(sites: Sites, reserved: Mapping[str, str]) -> Iterator[None]:
-    """Give back what was reserved, should a later site refuse."""
+    """Give back all reservations if a later site refuses."""
     try:
         yield
     except BaseException:
@@ -191,7 +194,7 @@ def _lineage(workspace: Workspace, digest: str) -> list[dict[str, Any]]:
 
 
 def _state(planned: PlannedJoint, answered: Answered) -> PrivateSubspace | TensorComponents:
-    """State the result of a joint release with its public facts and every site's release."""
+    """Make the artifact of a joint release from the result, its public facts and the release of every site."""
     request, result, total = planned.request, answered.result, answered.total
     lead = replace(planned.plan.sites[0], problem=total.problem)
     parameters = dataclasses.asdict(planned.mechanism)

@@ -1,4 +1,4 @@
-"""The roster file of sites that release together, and the configuration that each party reads it with.
+"""Roster file of sites that release together, and configuration of each party.
 
 The roster is public, the same at every party, and fixed before a round::
 
@@ -14,12 +14,12 @@ The roster is public, the same at every party, and fixed before a round::
       - {name: north, address: "https://north.example:8700", certificate: north.pem, records: 4000}
       - {name: south, address: "https://south.example:8700", certificate: south.pem, records: 9000, weight: 2}
 
-``unit`` and ``rows_per_unit`` are those with which every site opened its budget, and are left out for one row. A
-certificate is a PEM file, by its path from the folder of the roster. Every party computes the digest of all that
-decides about noise and trust from its own copy, and refuses a message about another one. Addresses and the timeout are
-not part of it: a site may move while a release is under way.
+``unit`` and ``rows_per_unit`` are the privacy unit with which every site opened its budget. They are left out if a unit
+is one row. A certificate is a PEM file, with its path relative to the folder of the roster. Every party computes, from
+its own copy, the digest of everything that determines noise and trust. It refuses messages about a roster with another
+digest. Addresses and the timeout are not part of the digest, so a site may move while a release is under way.
 
-The configuration of a site, or of the helper, is its operator's, and nobody else sees it::
+The configuration of a site, or of the helper, belongs to its operator, and no other party sees it::
 
     name: north                       # as in the roster; helper, for the helper
     roster: roster.yaml
@@ -28,7 +28,8 @@ The configuration of a site, or of the helper, is its operator's, and nobody els
     dataset: scans                    # of this home, DPCA_HOME
     limits: {epsilon: 1.0, delta: 1e-6, methods: [cape_pca, dps_pca]}
 
-Paths are from the folder of the file. The limits are for one release; what all releases together spend is the budget's.
+Paths are relative to the folder of the file. The limits apply to one release; the budget limits what all releases
+together spend.
 """
 
 import hashlib
@@ -55,8 +56,8 @@ from flows.requests import SitesRequest
 RELATIONS = ("replace_one", "add_remove", "zero_out")
 HELPER, SECURE_SUM = "helper", "secure_sum"
 MASKS = (HELPER, SECURE_SUM)
-"""Where the masks of a roster come from."""
-_LONGEST = 128  # characters of a name
+"""Sources of the masks of a roster."""
+_LONGEST = 128  # maximal characters of a name
 _NEEDED = {"name", "roster", "key", "listen"}
 _OF_SITES = {"dataset", "limits"}
 _NEXT = "correct the roster file, at every party alike."
@@ -64,7 +65,7 @@ _NEXT = "correct the roster file, at every party alike."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SitePost(Post):
-    """One site, with the public bound on its records and the weight of its sum."""
+    """One site, with the public bound on its number of records and the weight of its sum."""
 
     records: int
     weight: int = 1
@@ -72,7 +73,7 @@ class SitePost(Post):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RosterFile:
-    """What is in a roster file, checked."""
+    """The checked contents of a roster file."""
 
     features: int
     relation: Relation
@@ -88,7 +89,7 @@ class RosterFile:
 
     @property
     def seats(self) -> Seats:
-        """Names, weights and attempts, as a plan takes them."""
+        """Names, weights and attempts, in the form that a plan takes."""
         return Seats(
             names=tuple(site.name for site in self.sites),
             weights=tuple(site.weight for site in self.sites),
@@ -97,7 +98,7 @@ class RosterFile:
 
     @property
     def digest(self) -> str:
-        """A hash of everything that decides about noise and trust."""
+        """Hash of everything that determines noise and trust."""
         parties = [self.aggregator, *([self.helper] if self.helper else []), *self.sites]
         facts = [
             ["roster file 1", self.features, self.relation, self.colluders, self.dropouts, self.attempts, self.masks],
@@ -113,7 +114,7 @@ class RosterFile:
         Raises
         ------
         InvalidInput
-            When it is not in the roster.
+            When the site is not in the roster.
         """
         for site in self.sites:
             if site.name == name:
@@ -128,7 +129,8 @@ def read_roster(path: Path | str) -> RosterFile:
     Raises
     ------
     InvalidInput
-        When it cannot be read, is of one site, has equal names or keys, or leaves nobody's noise unknown.
+        When the file cannot be read, has only one site, has equal names or keys, or leaves no site whose noise is
+        unknown.
     """
     path = Path(path)
     content = read_yaml(path, what="the roster file")
@@ -163,19 +165,19 @@ def read_roster(path: Path | str) -> RosterFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What an operator admits of one release at most."""
+    """Limits of a site's operator on one release."""
 
     epsilon: float
     delta: float
     methods: tuple[str, ...]
 
     def check(self, request: SitesRequest) -> None:
-        """Refuse a request beyond them.
+        """Refuse a request beyond the limits.
 
         Raises
         ------
         Refused
-            With the limit.
+            With the exceeded limit in the message.
         """
         if request.method not in self.methods:
             raise Refused(
@@ -192,7 +194,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartyConfig:
-    """The configuration of a party that listens; dataset and limits are a site's."""
+    """Configuration of a party that listens; only sites have a dataset and limits."""
 
     name: str
     roster: RosterFile
@@ -204,7 +206,7 @@ class PartyConfig:
 
     @property
     def post(self) -> Post:
-        """What the roster says of this party."""
+        """Entry of this party in the roster."""
         if self.limits is None:
             assert self.roster.helper is not None
             return self.roster.helper
@@ -212,12 +214,12 @@ class PartyConfig:
 
 
 def read_config(path: Path | str) -> PartyConfig:
-    """Read the configuration of a site, or of the helper where its name is that.
+    """Read the configuration of a site, or of the helper if the name is ``helper``.
 
     Raises
     ------
     InvalidInput
-        When it is not as it must be, or the roster does not name this party.
+        When the configuration is not valid, or the roster does not name this party.
     """
     path = Path(path)
     content = read_yaml(path, what="the configuration")
@@ -263,7 +265,7 @@ def _limits(content: Any, path: Path) -> Limits:
 
 
 def _names_of(kind: type[Any]) -> set[str]:
-    """Return the names of a record's fields, which its file has."""
+    """Return the field names of a record, which are the names in its file."""
     return {each.name for each in fields(kind)}
 
 
@@ -331,7 +333,7 @@ def _is_https(address: str) -> bool:
     try:
         parts = urlsplit(address)
         return parts.scheme == "https" and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # no port, or half an address in brackets
+    except ValueError:  # no valid port, or an unclosed bracket
         return False
 
 

@@ -1,29 +1,29 @@
-"""The service of one site: what the aggregator may ask of it, and nothing else.
+"""Service of one site: the complete interface of the site for the aggregator.
 
-The site plans, charges and answers each release by itself, under its operator's limits. From the aggregator come the
-request, a digest of the joint plan to compare with its own, and the public arrays of a round; which statistic is
-summed, how it is noised and what is charged, the site knows itself. A release that began is found in the ledger, so a
-site that was restarted answers on.
+The site plans, charges and answers each release independently, under the limits of its operator. The aggregator sends
+the request, a digest of the joint plan for comparison, and the public arrays of a round. The site itself determines
+which statistic is summed, how it is noised and what is charged. A release that was begun is found in the ledger, so a
+restarted site continues to answer.
 
 ==========  ==============================  =================================================================
 Route       In                              Out
 ==========  ==============================  =================================================================
 quote       a request, digests              whether it is charged already; or why it cannot be
 reserve     a request, digests              the site's release
-stored      a round                         the public arrays that the site answered it with
+stored      a round                         the public arrays for which the site answered it
 message     a round, attempt, sites,        the site's noised integers under the mask of this dealing, modulo
             dealing, public arrays          ``2^64``
-attempt     a round                         in a secure sum: the first attempt that was not begun here
+attempt     a round                         in a secure sum: the first attempt not yet begun at this site
 agree       a round, attempt, sites, frame, in a secure sum: the answer of its present phase
             public arrays with the first
-part        nothing                         the site's own noised release, or what its method sends of it
+part        nothing                         the site's separate noised release, or what its method sends of it
 give_back   nothing                         nothing: a reservation that never began is given back
 finish      the joint artifact's digest     the state: committed, or given back
 status      nothing                         the site's name, the roster's digest
 ==========  ==============================  =================================================================
 
-A dealing names one attempt and its seeds. It is answered once: lost answers are asked for again under another dealing,
-which brings the same noised integers under other masks.
+A dealing names one attempt and its seeds, and is answered once. Lost answers are requested again under another dealing,
+which returns the same noised integers under other masks.
 """
 
 from collections.abc import Callable, Mapping
@@ -61,15 +61,15 @@ _OF_MASKS = {HELPER: ("message",), SECURE_SUM: ("attempt", "agree")}
 
 
 class SiteService:
-    """The answers of one site.
+    """The service of one site, with its routes.
 
     Parameters
     ----------
     config : PartyConfig
     client : distributed.Client, optional
-        The site's own cluster; None sums in this process.
+        The site's own cluster; None computes sums in this process.
     helper : Caller, optional
-        Who deals seeds, where the roster has one.
+        The connection to the helper that deals seeds, if the roster has one.
     """
 
     def __init__(self, config: PartyConfig, *, client: Client | None = None, helper: Caller | None = None) -> None:
@@ -81,7 +81,7 @@ class SiteService:
         self._sums = SecureSums(config, self._share) if config.roster.masks == SECURE_SUM else None
 
     def routes(self) -> list[Route]:
-        """Return the routes."""
+        """Return the routes of the service."""
         aggregator = frozenset({self._config.roster.aggregator.name})
         whole = [
             Route(path=f"/v1/{name}", callers=aggregator, answer=getattr(self, f"_{name}"))
@@ -103,7 +103,7 @@ class SiteService:
         return lambda caller, words, frame: answer(self._find(words["place"]), frame)
 
     def _longest(self, words: Mapping[str, str]) -> int:
-        """Return the bytes of the largest public arrays of a planned round."""
+        """Return the number of bytes of the largest public arrays of a planned round."""
         planned = self._find(words["place"]).planned
         if planned.plan.roster is None:
             return 0
@@ -112,10 +112,10 @@ class SiteService:
         return max(sum(array.nbytes for array in arrays.values()) for arrays in rounds)
 
     def _longest_agreement(self, words: Mapping[str, str]) -> int:
-        """Return the bytes of those and of the longest frame of a secure sum that a site reads."""
+        """Return the bytes of the largest public arrays, plus those of the longest frame of a secure sum."""
         return longest_exchange(len(self._config.roster.sites)) + self._longest(words)
 
-    # --- the routes: the ledger ---
+    # --- routes of the ledger ---
 
     def _status(self, caller: str, words: Mapping[str, str], frame: Frame) -> bytes:
         return encode({"site": self._config.name, "roster": self._config.roster.digest})
@@ -139,7 +139,7 @@ class SiteService:
         return encode({})
 
     def _finish(self, release: SiteRelease, frame: Frame) -> bytes:
-        """Commit a release with the joint artifact; one that never began is given back."""
+        """Commit a release with the joint artifact; give back a release that never began."""
         digest, workspace = frame.fact("artifact", str), Workspace.open()
         with release.turn:
             if not give_back(workspace.ledger, release.release_id):
@@ -149,10 +149,10 @@ class SiteService:
         log_event("finished", release=release.release_id, state=state)
         return encode({"state": state})
 
-    # --- the routes: rounds ---
+    # --- routes of rounds ---
 
     def _stored(self, release: SiteRelease, frame: Frame) -> bytes:
-        """Return the public arrays of a round that this site answered before; none where it did not."""
+        """Return the public arrays of a round that this site answered before; none if it did not."""
         index, mechanism = frame.fact("round", int), release.planned.mechanism
         form, found = dict(mechanism.inputs(release.planned.plan, index=index)), {}
         if form and Workspace.read_only().ledger.release(release.release_id).state != "reserved":
@@ -186,20 +186,23 @@ class SiteService:
         return encode(facts, arrays)
 
     def _part(self, release: SiteRelease, frame: Frame) -> bytes:
-        """Return what the method sends of the site's own noised release."""
+        """Return what the method sends of the site's separate noised release."""
         planned = release.planned
         mechanism: SeparateSums = planned.mechanism
         if planned.plan.roster is not None:
             raise Refused(f"sites send nothing of their own in {planned.mechanism.name}; ask for a round.")
         with release.turn:
-            curator, release.curator = self._curator(release), None  # each part is of one step: the next starts anew
+            curator, release.curator = self._curator(release), None  # each part starts a new curator, as it is one step
             part = mechanism.noised_part(curator, planned.plan_of(self._config.name))
         return encode({}, {"part": np.asarray(part)})
 
-    # --- what they share ---
+    # --- shared by the routes ---
 
     def _asked(self, release: SiteRelease, frame: Frame) -> tuple[Roster, Address]:
-        """Return the roster of some of the planned sites, as this site itself finds it, and the attempt of a round."""
+        """Return the roster of the requested sites and the attempt of a round.
+
+        The site computes the roster itself, and refuses a different one.
+        """
         address = Address(round=frame.fact("round", int), attempt=frame.fact("attempt", int))
         names, planned = frame.fact("names", list), release.roster
         known = [name for name in planned.names if name in names]
@@ -234,7 +237,7 @@ class SiteService:
             return site.message(query, roster=roster, address=address)
 
     def _curator(self, release: SiteRelease) -> Curator:
-        """Return the curator of a release, which begins with it."""
+        """Return the curator of a release; the first call begins the release."""
         if release.curator is None:
             workspace = Workspace.open()
             row = workspace.ledger.release(release.release_id)
@@ -242,12 +245,12 @@ class SiteService:
         return release.curator
 
     def _plan(self, facts: Mapping[str, Any]) -> PlannedJoint:
-        """Plan a request, and compare it with what the aggregator planned.
+        """Plan a request, and compare the plan with the aggregator's plan.
 
         Raises
         ------
         Refused
-            When roster or plan differ, or the operator's limits do not admit it.
+            When roster or plan differ, or the operator's limits refuse the request.
         """
         facts = dict(facts)
         roster, digest = facts.pop("roster", None), facts.pop("plan", None)
@@ -265,7 +268,7 @@ class SiteService:
         return planned
 
     def _charge(self, workspace: Workspace, planned: PlannedJoint) -> SiteCharge:
-        """Return the charge of the dataset's newest snapshot, if the facts of roster and model hold for its records."""
+        """Return the charge for the dataset's newest snapshot, if its records comply with roster and model."""
         name, roster = self._config.name, self._config.roster
         entry, bound = workspace.catalog.current(self._config.dataset), roster.site(name).records
         budget, found = workspace.ledger.budget(entry.population), entry.records_at_most
@@ -292,12 +295,12 @@ class SiteService:
         )
 
     def _find(self, place: str) -> SiteRelease:
-        """Return a release that was reserved, also by an earlier process.
+        """Return a reserved release, including one that an earlier process reserved.
 
         Raises
         ------
         Refused
-            When there is none.
+            When there is no such release.
         """
         with self._turn:
             if place not in self._open:
@@ -321,13 +324,13 @@ class SiteService:
 
 
 def serve_site(config: PartyConfig, *, ready: Callable[[str], None]) -> None:
-    """Serve as a site until the process is told to end.
+    """Serve as a site until the process is terminated.
 
     Parameters
     ----------
     config : PartyConfig
     ready : callable
-        Called with ``host:port`` once it listens.
+        Called with ``host:port`` once the service listens.
     """
     settings = cluster_settings()
     configure_logs(settings.log)
@@ -348,12 +351,12 @@ def serve_site(config: PartyConfig, *, ready: Callable[[str], None]) -> None:
 
 
 def status_of(config: PartyConfig) -> dict[str, Any]:
-    """Return what the operator of a site wants to know; nothing is charged, no row is read.
+    """Return the status of a site for its operator; nothing is charged, and no row is read.
 
     Raises
     ------
     InvalidInput
-        For a helper, which keeps nothing.
+        For a helper, which has no persistent state.
     """
     if config.limits is None:
         raise InvalidInput("a helper has no state: seeds are in its memory alone; ask for the status of a site.")

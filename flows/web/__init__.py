@@ -1,1 +1,1 @@
-"""Pages that show what was released, and what is left of each budget: served, or written as a static site."""
+"""Web pages of releases and budgets, served or written as a static site."""

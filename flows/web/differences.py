@@ -1,14 +1,12 @@
-"""The difference of two versions, and the charts of pages.
+"""Differences of two versions, and charts of pages.
 
-The charts of pages as SVG, light and dark, drawn once for equal numbers; the pages state the same numbers in tables.
+A difference is computed from what both versions released: directions, eigenvalues, offsets or topics. It costs nothing.
+Two subspaces are compared on the features that both have, by their declared names. Without names, both must have the
+same number of features.
 
-Matplotlib is imported when the first chart is asked for. It is not made for several threads, at its import either, so
-one chart is drawn at a time.
-
-The difference of two versions, from what both released: directions, eigenvalues, offsets or topics. It is free.
-
-Two subspaces are compared on the features that both have, by their declared names; without names their features must
-be as many.
+The charts of pages are SVG, light and dark, and are drawn once for equal numbers. The pages state the same numbers in
+tables. Matplotlib's drawing modules are imported when the first chart is requested. Matplotlib is not safe for several
+threads, not even during its import, so one chart is drawn at a time.
 """
 
 import json
@@ -20,7 +18,7 @@ from functools import cache, lru_cache
 from threading import Lock
 from typing import Any
 
-import matplotlib  # noqa: F401 - without it nothing is served, instead of pages without charts
+import matplotlib  # noqa: F401 - if it is missing, nothing is served, instead of pages without charts
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
@@ -44,7 +42,7 @@ _one_at_a_time = Lock()
 
 
 def draw_scree(workspace: Workspace, name: str, version: str, *, theme: str) -> bytes:
-    """Draw the eigenvalues of a version beside its noise, or raise `Absent`."""
+    """Draw the eigenvalues of a version with its noise edge, or raise `Absent`."""
     row, artifact = load_version(workspace, name, int(version))
     spectrum = spectrum_of(artifact) if isinstance(artifact, PrivateSubspace) else None
     if spectrum is None:
@@ -74,7 +72,7 @@ def draw_burn_down(workspace: Workspace, address: str, *, theme: str) -> bytes:
 
 
 def in_theme(chart: bytes, theme: str) -> bytes:
-    """Return a light chart in a theme: the same lines and words in its colours, so that each chart is drawn once."""
+    """Return a light chart in the colours of a theme, so that each chart is drawn only once."""
     if theme == "light":
         return chart
     colors = _colors(theme)
@@ -83,7 +81,7 @@ def in_theme(chart: bytes, theme: str) -> bytes:
 
 @cache
 def _colors(theme: str) -> dict[bytes, bytes]:
-    """Return the colours of a theme by those of the light one."""
+    """Return a mapping from the colours of the light theme to the colours of another."""
     light, other = asdict(theme_of("light")), asdict(theme_of(theme))
     series = zip(light.pop("series"), other.pop("series"), strict=True)
     return {old.encode(): new.encode() for old, new in [*series, *((light[name], other[name]) for name in light)]}
@@ -111,16 +109,16 @@ _OF_ONE_KIND = (
     *("features", "angles", "overlap", "held_by_left", "held_by_right", "noise_edges", "eigenvalues", "mean_moved"),
     *("pairs", "moved", "typical_move"),
 )
-"""What is stated of some kinds alone; None elsewhere."""
+"""Facts that only some kinds of artifacts have; they are None for other kinds."""
 
 
 def difference_facts(workspace: Workspace, left: str, right: str) -> dict[str, Any]:
-    """Return what changed from one version, such as ``news@1``, to another.
+    """Return the differences from one version, such as ``news@1``, to another.
 
     Raises
     ------
     Absent
-        When one of them does not exist, or they are of two kinds.
+        If one of the versions does not exist, or their kinds differ.
     """
     (row, before), (other, after) = (load_version(workspace, *_numbered(text)) for text in (left, right))
     if before.kind != after.kind:
@@ -152,7 +150,7 @@ def _numbered(text: str) -> tuple[str, int]:
 
 
 def _numbers(before: Artifact, after: Artifact) -> list[dict[str, Any]]:
-    """Return what both say of themselves, side by side."""
+    """Return the facts that both versions state about themselves, side by side."""
     sides = [_told(artifact) for artifact in (before, after)]
     names = [*sides[0], *(name for name in sides[1] if name not in sides[0])]
     return [{"name": name, "left": sides[0].get(name), "right": sides[1].get(name)} for name in names]
@@ -168,7 +166,7 @@ def _told(artifact: Artifact) -> dict[str, Any]:
 
 
 def _shared(before: Artifact, after: Artifact, counts: tuple[int, int]) -> tuple[list[int], list[int]] | None:
-    """Return the columns that both have, in the order of the first; None where nothing tells which those are."""
+    """Return the columns that both versions have, in the order of the first; None if columns cannot be matched."""
     if before.manifest.get("feature_names") is None or after.manifest.get("feature_names") is None:
         return ([*range(counts[0])],) * 2 if counts[0] == counts[1] else None
     places = {name: at for at, name in enumerate(feature_names(after, counts[1]))}
@@ -180,8 +178,8 @@ def _shared(before: Artifact, after: Artifact, counts: tuple[int, int]) -> tuple
 def _of_subspaces(before: PrivateSubspace, after: PrivateSubspace) -> dict[str, Any]:
     """Return angles, captured shares and eigenvalues.
 
-    ``held`` is the part of the variance in the components of one version that the directions of the other hold, by the
-    released eigenvalues: 1 where they span the same.
+    ``held_by_left`` is the part of the variance in the right components that the left directions capture, by the
+    released eigenvalues, and ``held_by_right`` the converse. Both are 1 if the versions span the same subspace.
     """
     columns = _shared(before, after, (before.n_features, after.n_features))
     if columns is None or not columns[0]:
@@ -203,7 +201,7 @@ def _of_subspaces(before: PrivateSubspace, after: PrivateSubspace) -> dict[str, 
 
 
 def _embedded(components: Matrix, columns: list[int]) -> Matrix:
-    """Return an orthonormal basis of components cut to some columns."""
+    """Return an orthonormal basis of the components restricted to some columns."""
     cut = components[:, columns]
     if cut.shape == components.shape:
         return cut
@@ -213,7 +211,7 @@ def _embedded(components: Matrix, columns: list[int]) -> Matrix:
 
 
 def _held(components: Matrix, values: Matrix | None, basis: Matrix) -> float | None:
-    """Return the part of the variance of components that a basis holds; None without eigenvalues."""
+    """Return the part of the variance of components that a basis captures; None without eigenvalues."""
     weights = None if values is None else np.maximum(values, 0.0)
     if weights is None or not weights.sum() > 0.0:
         return None
@@ -241,7 +239,7 @@ def _moved(before: PrivateSubspace, after: PrivateSubspace, columns: tuple[list[
 
 
 def _of_components(before: TensorComponents, after: TensorComponents) -> dict[str, Any]:
-    """Return each component of the first with the nearest of the second, each matched once at most."""
+    """Return pairs of components of both versions, matched one to one with the least total distance."""
     columns = _shared(before, after, (before.n_features, after.n_features))
     if columns is None or before.components is None or after.components is None or not columns[0]:
         return {"comparable": False, "features": 0}

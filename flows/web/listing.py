@@ -1,6 +1,6 @@
-"""The lists of names and of versions, from the rows of the ledger alone: no artifact and no manifest is read.
+"""Lists of names and versions, from the rows of the ledger alone.
 
-A thousand versions of a name are three queries.
+No artifact and no manifest is read. A thousand versions of a name take three queries.
 """
 
 import json
@@ -20,15 +20,15 @@ from storage.workspace import Workspace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionRow:
-    """One version as the ledger knows it.
+    """One version as recorded in the ledger.
 
     Attributes
     ----------
     name, version, digest, date : of the version
-    release : str, the release or the joint release that it came from
-    mechanism, dataset, population, epsilon, delta : as asked for; None where other ledgers were charged. A tick of a
-        stream has the dataset of its stream
-    sites : int, how many datasets a joint release is of; 0 where it is none
+    release : str, the id of the release or joint release of the version
+    mechanism, dataset, population, epsilon, delta : as requested; None for a joint release. A tick of a stream has the
+        dataset of its stream
+    sites : int, number of datasets of a joint release; 0 for any other release
     private : bool
     """
 
@@ -47,11 +47,11 @@ class VersionRow:
 
     @property
     def reference(self) -> str:
-        """Write it as ``name@3``."""
+        """The version in the form ``name@3``."""
         return f"{self.name}@{self.version}"
 
     def facts(self, aliases: Sequence[str]) -> dict[str, Any]:
-        """Return it as plain JSON values."""
+        """Return the row as plain JSON values."""
         return {"artifact": self.reference, **asdict(self), "aliases": [*aliases]}
 
 
@@ -68,7 +68,7 @@ def versions_in(connection: sa.Connection, name: str | None = None, *, version: 
 
 
 def numbers_of(connection: sa.Connection, name: str) -> list[int]:
-    """Return the versions of a name as numbers, rising."""
+    """Return the version numbers of a name in increasing order."""
     table = tables.published
     return sorted(connection.execute(sa.select(table.c.version).where(table.c.name == name)).scalars())
 
@@ -85,9 +85,9 @@ def aliases_in(connection: sa.Connection, name: str | None = None) -> dict[tuple
 
 
 def name_facts(workspace: Workspace, name: str) -> dict[str, Any]:
-    """Return the versions of a name, newest first, its aliases, and every move of them, newest first.
+    """Return the versions of a name, its aliases, and every move of its aliases.
 
-    ``versions`` is empty where nothing was published under the name.
+    Versions and moves are listed newest first. ``versions`` is empty if nothing was published under the name.
     """
     with reading(workspace.ledger.engine) as connection:
         rows, aliases = versions_in(connection, name), aliases_in(connection, name)
@@ -104,7 +104,7 @@ def name_facts(workspace: Workspace, name: str) -> dict[str, Any]:
 
 
 def overview_facts(workspace: Workspace) -> dict[str, Any]:
-    """Return one row a name, with its newest version and its aliases, and one row a budget."""
+    """Return one row for each name, with its newest version and aliases, and one row for each budget."""
     with reading(workspace.ledger.engine) as connection:
         rows, aliases = versions_in(connection), aliases_in(connection)
     damaged = damaged_names(workspace.ledger.engine, workspace.store)
@@ -132,7 +132,7 @@ def overview_facts(workspace: Workspace) -> dict[str, Any]:
 
 
 def _released() -> sa.Select[Any]:
-    """Return the query of versions that this ledger was charged for, with their requests."""
+    """Return the query for versions that were charged to this ledger, with their requests."""
     version, release = tables.version, tables.release
     columns = (release.c.request, release.c.population, release.c.epsilon, release.c.delta, release.c.event)
     return (

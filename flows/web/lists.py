@@ -1,4 +1,4 @@
-"""The main list of a page: rows that contain a text, in the order of a column, also as CSV.
+"""Search, order and CSV form of the main list of a page.
 
 >>> rows = {"names": [{"name": "map", "versions": 2}, {"name": "base", "versions": 9}]}
 >>> [row["name"] for row in arranged("overview", rows, find="", order="-versions")["names"]]
@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from typing import Any
 
 LISTS: Mapping[str, str] = {"overview": "names", "name": "versions", "budget": "releases", "datasets": "datasets"}
-"""By the template of a page: its fact that is the main list."""
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet would run a text that begins so
+"""The name of the fact that is the main list of a page, by the page's template."""
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet would run text with these beginnings as a formula
 
 
 def columns_of(template: str, facts: Mapping[str, Any]) -> list[str]:
@@ -24,14 +24,14 @@ def columns_of(template: str, facts: Mapping[str, Any]) -> list[str]:
 
 
 def arranged(template: str, facts: Mapping[str, Any], *, find: str, order: str) -> dict[str, Any]:
-    """Return the facts of a page with those rows of its main list that contain a text, in an order.
+    """Return the facts of a page, with its main list filtered by a text and sorted by a column.
 
     Parameters
     ----------
     find : str
-        Capitals do not count; an empty text is in every row.
+        The text, matched without regard to case; an empty text matches every row.
     order : str
-        A column, after a minus for falling order; an unknown one changes nothing.
+        A column, preceded by a minus for decreasing order; an unknown column changes nothing.
     """
     if template not in LISTS:
         return dict(facts)
@@ -43,7 +43,7 @@ def arranged(template: str, facts: Mapping[str, Any], *, find: str, order: str) 
 
 
 def csv_of(template: str, facts: Mapping[str, Any]) -> str:
-    """Return the main list of a page as CSV with a header; a text that a spreadsheet would run begins with a quote."""
+    """Return the main list of a page as CSV with a header; text that a spreadsheet would run is preceded by a quote."""
     written, columns = io.StringIO(), columns_of(template, facts)
     out = csv.writer(written, lineterminator="\n")
     out.writerow(columns)
@@ -52,7 +52,7 @@ def csv_of(template: str, facts: Mapping[str, Any]) -> str:
 
 
 def _rows(template: str, facts: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the rows of the main list; those of nested facts, such as of the newest version, are columns too."""
+    """Return the rows of the main list, with the facts of the newest version as further columns."""
     if template not in LISTS:
         return []
     return [_flat(row) for row in facts[LISTS[template]]]
@@ -84,6 +84,6 @@ def _cell(value: Any) -> Any:
 
 
 def _key(value: Any) -> tuple[bool, bool, Any]:
-    """Order numbers before texts, and what is unknown last."""
+    """Return a sort key that puts numbers before texts and unknown values last."""
     value = " ".join(value) if _is_words(value) else value
     return (value is None, isinstance(value, str), 0 if value is None else value)

@@ -1,7 +1,8 @@
-"""What the pages of versions, budgets and datasets show, as facts: no page states anything that is not among them.
+"""Facts of the pages of versions, budgets and datasets.
 
-Nothing private is among the facts: of datasets only what was declared. An address that names nothing raises `Absent`,
-whose text is shown, and so holds no path and no stored number.
+The pages state nothing but these facts. No fact is private: facts of datasets are only those that were declared. An
+address that names nothing raises `Absent`, whose text is shown. The text therefore contains no path, and no stored
+number except those of existing versions.
 """
 
 import hashlib
@@ -39,26 +40,27 @@ from storage.workspace import Workspace
 
 
 class Absent(Exception):
-    """There is no such page."""
+    """Raised if there is no such page."""
 
 
 LEADING = 10
-"""How many features of a component, or items of a factor, are shown."""
+"""The number of features of a component, or items of a factor, that are shown."""
 _COMPONENTS = 20
-_ALIKE, _FEATURES = 5, 60  # features of each component in the table of all, and of that table
+_ALIKE, _FEATURES = 5, 60  # features of each component in the joint table, and all features of that table
 _SPECTRUM = 64
 
 type Loading = dict[str, Any]
 
 
 def kind_facts(artifact: Artifact) -> dict[str, Any]:
-    """Return what is particular to the kind of an artifact.
+    """Return the facts that depend on the kind of an artifact.
 
     Returns
     -------
     dict
-        ``spectrum`` (values, noise edge and how many stand above it; None where there are no eigenvalues), and
-        ``parts``: components, topics or factors with their leading ``loadings``, and how many there are.
+        ``spectrum`` holds the eigenvalues, the noise edge, and the number of eigenvalues above it; it is None without
+        eigenvalues. ``parts`` are components, topics or factors with their leading ``loadings``, and ``n_parts`` is
+        their total number.
     """
     match artifact:
         case PrivateSubspace():
@@ -73,9 +75,10 @@ def kind_facts(artifact: Artifact) -> dict[str, Any]:
 
 
 def spectrum_of(artifact: PrivateSubspace) -> Spectrum | None:
-    """Return the leading eigenvalues of a subspace beside its noise; None of directions alone.
+    """Return the leading eigenvalues of a subspace with its noise edge; None for directions without eigenvalues.
 
-    Where its plan does not follow from what it states, as other programs or versions may write it, no noise is stated.
+    No noise edge is returned if the plan cannot be derived from the artifact's facts, as other programs or versions may
+    write them.
     """
     try:
         edge = noise_edge_of(artifact)
@@ -88,7 +91,7 @@ def spectrum_of(artifact: PrivateSubspace) -> Spectrum | None:
 
 
 def feature_names(artifact: Artifact, count: int) -> Sequence[str]:
-    """Return the declared names of columns, or their numbers from 0."""
+    """Return the declared names of columns, else their numbers from 0."""
     names = artifact.manifest.get("feature_names")
     return [str(column) for column in range(count)] if names is None else names
 
@@ -127,7 +130,7 @@ def _components(artifact: PrivateSubspace) -> dict[str, Any]:
 
 
 def _side_by_side(artifact: PrivateSubspace, count: int) -> list[dict[str, Any]]:
-    """Return the features that are among the largest of a component, with their loadings on each, largest first."""
+    """Return the features with leading loadings on some component, with their loadings on each, largest first."""
     shown = artifact.components[:count]
     leading = np.argsort(-np.abs(shown), axis=1, kind="stable")[:, :_ALIKE]
     columns = sorted({*leading.ravel().tolist()}, key=lambda column: -float(np.abs(shown[:, column]).max()))
@@ -164,13 +167,13 @@ def _items(artifact: ItemEmbeddings) -> dict[str, Any]:
 
 
 def largest(values: NDArray[np.float64], names: Sequence[str]) -> list[Loading]:
-    """Return the leading entries in size, with their signs, ties by column."""
+    """Return the entries of largest absolute value, with their signs; ties are in the order of columns."""
     order = np.argsort(-np.abs(values), kind="stable")[:LEADING]
     return [{"feature": names[column], "loading": float(values[column])} for column in order]
 
 
 def numbers_in(outcome: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the single numbers and words by which a release states its quality, by name."""
+    """Return the scalar numbers and texts by which a release states its quality, by name."""
     kept = (bool, int, float, str, type(None))
     return {
         name: value for name, value in outcome.items() if isinstance(value, kept) and name not in ("seed", "probes")
@@ -181,21 +184,22 @@ _OF_SITE = ("site", "dataset", "population", "release", "epsilon", "delta", "rel
 
 
 def lineage_facts(connection: sa.Connection, row: VersionRow, manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parents of a version, what is of the same release, its stream, its sites, and who evaluated it.
+    """Return the origin of a version and the versions related to it.
 
     Parameters
     ----------
     connection : Connection
     row : VersionRow
     manifest : mapping
-        Of its artifact.
+        The manifest of the version's artifact.
 
     Returns
     -------
     dict
-        ``release``, ``code_version``; ``parent`` and ``made_from``, the digest of the artifact that it was made of
-        without reading a row, and the versions that have it; ``same_release``; ``stream`` with ``tick``; ``sites``;
-        ``evaluates`` and ``evaluated_by``.
+        ``release`` and ``code_version`` of the version. ``parent`` is the digest of the artifact from which it was made
+        without reading a row, and ``made_from`` the versions with that digest. ``same_release`` are the other versions
+        of its release. ``stream`` is its stream with the ``tick``, and ``sites`` are its sites. ``evaluates`` is the
+        version that it evaluates, and ``evaluated_by`` are the estimates of its quality.
     """
     parent, plan = manifest.get("parent"), manifest.get("plan") or {}
     return {
@@ -220,7 +224,7 @@ def _versions(connection: sa.Connection, which: sa.ColumnElement[bool]) -> list[
 
 
 def _stream(connection: sa.Connection, row: VersionRow) -> dict[str, Any] | None:
-    """Return the stream and the tick that a version is of; None where it is of no stream."""
+    """Return the stream and the tick of a version; None if the version belongs to no stream."""
     tick, stream, charge = tables.tick, tables.stream, tables.stream_charge
     charged = sa.select(sa.func.max(charge.c.ticks)).where(charge.c.stream == stream.c.id).scalar_subquery()
     query = (
@@ -241,7 +245,7 @@ def _sites(connection: sa.Connection, row: VersionRow) -> list[dict[str, Any]]:
 
 
 def _estimates(connection: sa.Connection, row: VersionRow) -> list[str]:
-    """Return the published estimates of how good a version is."""
+    """Return the published estimates of a version's quality."""
     release, version = tables.release, tables.version
     query = (
         sa.select(version.c.name, version.c.version, release.c.request)
@@ -259,7 +263,7 @@ def find_version(connection: sa.Connection, name: str, version: int) -> VersionR
     Raises
     ------
     Absent
-        When there is none; it says which there are.
+        If the version does not exist; the message states which versions exist.
     """
     for row in versions_in(connection, name, version=version):
         return row
@@ -277,7 +281,7 @@ def load_version(workspace: Workspace, name: str, version: int) -> tuple[Version
 
 
 def version_facts(workspace: Workspace, name: str, version: int) -> dict[str, Any]:
-    """Return all that the page of a version shows."""
+    """Return all facts of the page of a version."""
     row, artifact = load_version(workspace, name, version)
     with reading(workspace.ledger.engine) as connection:
         aliases = aliases_in(connection, name).get((name, version), [])
@@ -323,25 +327,25 @@ def version_facts(workspace: Workspace, name: str, version: int) -> dict[str, An
 
 
 def noun_of(kind: str) -> str:
-    """Return the name of a kind of artifact in a sentence."""
+    """Return the noun for a kind of artifact, as used in a sentence."""
     return kind_named(kind).noun if kind in KINDS else kind
 
 
 RUNS = (1, 2, 4, 12, 26, 52)
-"""Numbers of runs to come that a page states the shares of."""
+"""The numbers of future runs for which a page states the shares."""
 _PLAIN = r"[a-z0-9][a-z0-9._-]{0,99}"
 _RELEASE = ("release", "mechanism", "epsilon", "delta", "state", "artifact", "damaged", "actor", "time")
 
 
 def address_of(population: str) -> str:
-    """Return a population's part of an address: its name where that is plain, else a digest of it."""
+    """Return a population's part of an address, which is its name if the name is plain, else a digest of the name."""
     if re.fullmatch(_PLAIN, population):
         return population
     return "~" + hashlib.sha256(population.encode()).hexdigest()[:24]
 
 
 def population_at(connection: sa.Connection, address: str) -> str:
-    """Return the population of a part of an address, or raise `Absent`."""
+    """Return the population with a given part of an address, or raise `Absent`."""
     for population in populations_in(connection):
         if address_of(population) == address:
             return population
@@ -349,7 +353,7 @@ def population_at(connection: sa.Connection, address: str) -> str:
 
 
 def budget_page(workspace: Workspace, address: str) -> dict[str, Any]:
-    """Return all that the page of a budget shows."""
+    """Return all facts of the page of a budget."""
     ledger = workspace.ledger
     with reading(ledger.engine) as connection:
         population = population_at(connection, address)
@@ -386,7 +390,7 @@ def budget_page(workspace: Workspace, address: str) -> dict[str, Any]:
 
 
 def _same_again(ledger: Ledger, population: str, gaussian: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """Return how many releases like the newest Gaussian one still fit; None where there was none."""
+    """Return how many releases like the newest Gaussian one still fit; None without a Gaussian release."""
     if not gaussian:
         return None
     epsilon, delta = gaussian[-1]["epsilon"], gaussian[-1]["delta"]
@@ -395,7 +399,11 @@ def _same_again(ledger: Ledger, population: str, gaussian: Sequence[Mapping[str,
 
 
 def dataset_facts(workspace: Workspace) -> dict[str, Any]:
-    """Return one row a dataset: population, columns, the declared bound on its records, its unit, time of ingest."""
+    """Return one row for each dataset.
+
+    A row states the population, the number of columns, the declared bound on the number of records, the privacy unit
+    and the time of ingest.
+    """
     return {
         "datasets": [
             {

@@ -1,25 +1,24 @@
-"""The pages of the site by their addresses, served or written as files.
+"""Pages of the site by address, served or written as files.
 
-The pages of the site by their addresses, each as HTML and as JSON; nothing here knows of a network.
+Each page exists as HTML and as JSON. This module does not use the network.
 
 ==============================  ======================================================================
 Address                         Page
 ==============================  ======================================================================
 index                           every name and every budget
 names/NAME                      the versions of a name, and the history of its aliases
-versions/NAME@N                 one version: verdict, spectrum, loadings, lineage
-differences/NAME@N/NAME@M       what changed from one version to another
-budgets/POPULATION              what was spent, what is left, and what runs to come may get
-datasets                        the curator's list of datasets, where that is asked for
+versions/NAME@N                 verdict, spectrum, loadings and lineage of one version
+differences/NAME@N/NAME@M       the differences from one version to another
+budgets/POPULATION              what is spent and left, and the shares of future runs
+datasets                        the curator's list of datasets, if it is enabled
 ==============================  ======================================================================
 
-An address ends in ``.html`` or ``.json``, and that of a page with a main list also in ``.csv``. A served page takes
-``?find=TEXT&order=COLUMN`` for its main list (`flows.web.lists`). Beside them are the stylesheet, and below ``charts``
-those of versions and
-budgets, light and dark. A page that cannot be made is
-a page too, with one sentence that holds no path, no stored text and no number.
+An address ends in ``.html`` or ``.json``. The address of a page with a main list may also end in ``.csv``. A served
+page takes ``?find=TEXT&order=COLUMN`` for its main list (`flows.web.lists`). The site also contains the stylesheet and,
+below ``charts``, the charts of versions and budgets, light and dark. If a page cannot be made, an error page is
+returned, with a sentence that contains no path, no stored text and no number.
 
-The same pages as files: links are relative, so that they work from a folder and under any address.
+All links are relative, so that pages written as files work from a folder and under any address.
 """
 
 import math
@@ -70,7 +69,7 @@ _TROUBLES: tuple[tuple[type[Exception], str, str], ...] = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """One file of the site, or the page that says why there is none."""
+    """One file of the site, or an error page with the reason why there is none."""
 
     status: int
     content: bytes
@@ -79,18 +78,18 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
-    """All pages of the workspace of this process, read anew for each answer.
+    """All pages of this process's workspace, read again for each answer.
 
     Parameters
     ----------
     live : bool
-        Whether it is served, so that forms are answered; a static site has none.
+        Whether the site is served, so that forms are answered; a static site has no forms.
     curator : bool
-        Show the page of datasets too.
+        Whether to show the page of datasets too.
     open_workspace : callable
-        Returns the workspace, opened to read.
+        Returns the workspace, opened read-only.
     undrawn : collection of str
-        Versions, such as ``news@3``, whose pages have no charts, but the same numbers in tables.
+        Versions, such as ``news@3``, whose pages have no charts, but state the same numbers in tables.
     """
 
     live: bool
@@ -99,9 +98,10 @@ class Site:
     undrawn: Collection[str] = ()
 
     def answer(self, path: str, *, find: str = "", order: str = "") -> Answer:
-        """Return the file at an address, such as ``names/news.html``; the empty one is the index. It never raises.
+        """Return the file at an address, such as ``names/news.html``; the empty address is the index.
 
-        ``find`` and ``order`` arrange the main list of a page, as `flows.web.lists.arranged` does.
+        An error is answered with an error page, never raised. ``find`` and ``order`` arrange the main list of a page,
+        as `flows.web.lists.arranged` does.
         """
         path = path or "index.html"
         if path == STYLE:
@@ -115,7 +115,7 @@ class Site:
             return self.page(path, template, facts, find=find, order=order)
         except Absent as absent:
             return self.trouble(path, status=404, text=str(absent))
-        except Exception as error:  # noqa: BLE001 - its text may hold a path, so it stays here
+        except Exception as error:  # noqa: BLE001 - its text may contain a path, so it is not shown
             log_event("page_failed", page=path[:200], kind=type(error).__name__)
             for kind, text, then in _TROUBLES:
                 if isinstance(error, kind):
@@ -123,13 +123,13 @@ class Site:
             return self.trouble(path, status=500, text="This page failed here.", then=_DOCTOR)
 
     def trouble(self, path: str, *, status: int, text: str, then: str = "The overview lists all there is.") -> Answer:
-        """Return a page that says in one sentence why there is no other, and in one what to do."""
+        """Return an error page, with one sentence on the reason and one on what to do."""
         return self.page(path, "trouble", {"status": status, "text": text, "then": then}, status=status)
 
     def page(
         self, path: str, template: str, facts: Mapping[str, Any], *, status: int = 200, find: str = "", order: str = ""
     ) -> Answer:
-        """Return the file at an address, made of facts."""
+        """Return the file at an address, made from facts."""
         columns = columns_of(template, facts)
         if find or order:
             facts = arranged(template, facts, find=find, order=order)
@@ -196,7 +196,7 @@ _CHARTS: tuple[tuple[str, Callable[..., bytes]], ...] = (
 
 
 def style() -> bytes:
-    """Return the one stylesheet."""
+    """Return the stylesheet of the site."""
     return (files("flows.web") / STYLE).read_bytes()
 
 
@@ -204,7 +204,7 @@ _NONE = "–"
 
 
 def render(template: str, facts: Mapping[str, Any], **about: Any) -> bytes:
-    """Write a page: ``facts`` are those of its JSON, ``about`` where it stands in the site."""
+    """Render a page from the facts of its JSON; ``about`` describes its place in the site."""
     return _templates().get_template(f"{template}.html").render(facts=facts, **about).encode()
 
 
@@ -227,7 +227,7 @@ def _templates() -> Environment:
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """Write a number in three digits, as noise supports no more; a whole one in full, with its thousands apart."""
+    """Write a number to three digits, as noise supports no more, or a whole number in full with separators."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return _NONE
     if isinstance(value, float) and math.isinf(value):
@@ -239,17 +239,17 @@ def number(value: float | None, digits: int = 3) -> str:
 
 
 def left(value: float | None) -> str:
-    """Write what is left of a budget, rounded down: never more than there is."""
+    """Write what is left of a budget, rounded down so that it is never overstated."""
     return number(value if value is None or not math.isfinite(value) else rounded_down(value, digits=3))
 
 
 def loading(value: float) -> str:
-    """Write a loading with two digits after the point, and a sign that is a minus."""
+    """Write a loading with two digits after the point, and with a true minus sign."""
     return f"{value:.2f}".replace("-0.00", "0.00").replace("-", "−")
 
 
 def percent(value: float | None) -> str:
-    """Write a part of one in percent."""
+    """Write a fraction as a percentage."""
     return _NONE if value is None else f"{100.0 * value:.1f} %"
 
 
@@ -264,7 +264,7 @@ def day(text: str | None) -> str:
 
 
 DRAWN = 100
-"""Of so many of the newest versions of a name, charts are drawn; they take most of the time."""
+"""The number of newest versions of a name with charts, as charts take most of the time."""
 
 
 def build_site(output: Path, *, tell: Callable[[int, int | None], None]) -> int:
@@ -273,19 +273,20 @@ def build_site(output: Path, *, tell: Callable[[int, int | None], None]) -> int:
     Parameters
     ----------
     output : Path
-        It appears whole or not at all. The page of datasets is not written. Charts are drawn of the newest `DRAWN`
-        versions of each name and of those with an alias; pages of older ones have the same numbers in tables.
+        The new folder, which is written whole or not at all. The page of datasets is not written. Charts are drawn for
+        the newest `DRAWN` versions of each name, and for versions with an alias. The pages of other versions state the
+        same numbers in tables.
     tell : callable
-        Is called with the files written, and with all there will be.
+        Called with the number of files made so far, and with None, as their total is unknown.
 
     Raises
     ------
     Invalid
-        When something stands there, or its folder does not exist.
+        If ``output`` exists, or its parent folder does not.
     Corrupt
-        When a page cannot be made; the text names it.
+        If a page cannot be made; the message names the page.
     Unavailable
-        When it cannot be written.
+        If ``output`` cannot be written.
     """
     output = output.absolute()
     if output.exists() or not output.parent.is_dir():
@@ -310,7 +311,7 @@ def build_site(output: Path, *, tell: Callable[[int, int | None], None]) -> int:
 
 
 def _page(site: Site, page: str) -> dict[str, bytes]:
-    """Return a page as HTML, as JSON and, with a main list, as CSV, from facts that are read once."""
+    """Return a page as HTML, as JSON and, if it has a main list, as CSV, from facts that are read once."""
     try:
         template, facts = site.facts(f"{page}.html")
         endings = ("html", "json", *(("csv",) if template in LISTS else ()))
@@ -334,7 +335,7 @@ def _failed(path: str) -> Corrupt:
 
 
 def _undrawn(workspace: Workspace) -> set[str]:
-    """Return the versions that get no charts: all but the newest of each name, and those with an alias."""
+    """Return the versions without charts: all but the newest of each name and those with an alias."""
     with reading(workspace.ledger.engine) as connection:
         rows, aliases = versions_in(connection), aliases_in(connection)
     newest: dict[str, int] = {row.name: row.version for row in rows}
@@ -343,7 +344,7 @@ def _undrawn(workspace: Workspace) -> set[str]:
 
 
 def _pages(workspace: Workspace) -> Iterator[str]:
-    """Yield the address of each page, without its ending; of differences those that pages link to."""
+    """Yield the address of each page without its suffix, with only the differences that other pages link to."""
     yield "index"
     with reading(workspace.ledger.engine) as connection:
         rows, aliases = versions_in(connection), aliases_in(connection)

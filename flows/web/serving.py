@@ -1,15 +1,14 @@
-"""The pages over HTTP: who is let in, and strict headers.
+"""HTTP server of the pages, with access control and strict headers.
 
-Who is let in: on loopback whoever asks for loopback by name, elsewhere whoever has the token.
+On loopback, a request must name loopback as its host. Elsewhere, a request needs the token. If a token is set, requests
+on loopback need it too.
 
-A page of another site can make a browser send requests to loopback under a name that it made resolve there. Such a
-request carries that name as its host, and is refused. A token is shown as ``Authorization: Bearer``, or once in a form,
-which gives a cookie that ends with this process.
+A page of another site can make a browser send requests to loopback under a name that resolves there. Such a request
+carries that name as its host, and is refused. A client sends the token as ``Authorization: Bearer``, or once in a form,
+which returns a cookie that is valid until this process ends.
 
-The pages over HTTP: GET and HEAD alone, strict headers, no other origin, no script.
-
-Nothing that a request holds is written anywhere. Every answer is made in a thread, so that a slow one holds up no
-other.
+Apart from that form, only GET and HEAD are answered. The headers admit no other origin and no script. Nothing that a
+request contains is written anywhere. Every page is made in a thread, so that a slow answer does not block others.
 """
 
 import asyncio
@@ -39,21 +38,21 @@ from flows.web.pages import CSS, HTML, SVG, Answer, Site, render
 VARIABLE = "DPCA_SERVE_TOKEN"
 COOKIE = "dpca_session"
 GUESSES, WINDOW = 10, 60.0
-"""Wrong tokens of a client, and the seconds for which they count."""
-_CLIENTS = 4096  # that are remembered
+"""The number of wrong tokens after which a client is throttled, and the seconds for which they count."""
+_CLIENTS = 4096  # largest number of remembered clients
 _SHORTEST = 16
 _LONGEST = 4096
 
 
 class Access:
-    """Decides which requests are answered.
+    """Access control of requests.
 
     Parameters
     ----------
     token : str, optional
-        Without one everybody who reaches the port is let in.
+        Without a token, everyone who can reach the port is admitted.
     loopback : bool
-        Whether it stands on loopback, where requests must name loopback as their host.
+        Whether the server listens on loopback, where requests must name loopback as their host.
     """
 
     def __init__(self, *, token: str | None, loopback: bool) -> None:
@@ -63,17 +62,17 @@ class Access:
 
     @property
     def asks(self) -> bool:
-        """Whether there is a token to show."""
+        """True if requests need a token."""
         return self._token is not None
 
     def knows_host(self, request: Request) -> bool:
-        """Tell whether a request names a host that this process may be asked as."""
+        """Return whether a request names an accepted host, which on loopback is loopback alone."""
         host = request.headers.get("host", "")
         name = host.rpartition("]")[0].removeprefix("[") if host.startswith("[") else host.partition(":")[0]
         return not self._loopback or is_loopback(name)
 
     def admits(self, request: Request) -> bool:
-        """Tell whether a request shows the token, or the cookie that was given for it."""
+        """Return whether a request carries the token or the cookie issued for it, or needs neither."""
         if self._token is None:
             return True
         if _same(request.cookies.get(COOKIE, ""), self._session):
@@ -82,7 +81,7 @@ class Access:
         return bool(scheme) and self._accepts(request, shown.strip() if scheme.lower() == "bearer" else "")
 
     async def session(self, request: Request) -> str | None:
-        """Return the cookie for a form that holds the token; None for any other."""
+        """Return the cookie for a form that contains the token; None for any other form."""
         body = b""
         try:
             async with asyncio.timeout(HEAD):
@@ -99,7 +98,7 @@ class Access:
         return self._session if self._accepts(request, shown.strip()) else None
 
     def is_throttled(self, request: Request) -> bool:
-        """Return whether a client has shown so many wrong tokens that no other is compared for now."""
+        """Return whether a client has sent so many wrong tokens that no other is compared for now."""
         return len(self._recent(_client(request))) >= GUESSES
 
     def _accepts(self, request: Request, shown: str) -> bool:
@@ -118,7 +117,7 @@ class Access:
 
 
 def _client(request: Request) -> str:
-    """Return the address of a client; of IPv6 its network, all addresses of which one client can have."""
+    """Return the address of a client, or for IPv6 its network, as one client can have all addresses in it."""
     host = request.client.host if request.client is not None else ""
     try:
         return str(ipaddress.ip_network((host, 64), strict=False)) if ":" in host else host
@@ -127,7 +126,7 @@ def _client(request: Request) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Tell whether a host is this machine alone, by its name or number."""
+    """Return whether a host, given by name or address, is this machine alone."""
     if host.lower() == "localhost":
         return True
     try:
@@ -137,20 +136,20 @@ def is_loopback(host: str) -> bool:
 
 
 def read_token(path: Path | None) -> str | None:
-    """Return the token of a file, or else of ``DPCA_SERVE_TOKEN``; None where there is neither.
+    """Return the token from a file, else from ``DPCA_SERVE_TOKEN``; None if neither is given.
 
     Raises
     ------
     Invalid
-        When the file cannot be read, or the token is too short to be secret.
+        If the file cannot be read, or the token is too short to be secret or not printable.
     Refused
-        When other users can read or write the file.
+        If other users can read or write the file, or it is not a short regular file.
     """
     if path is None:
         token = os.environ.get(VARIABLE) or None
     else:
         try:
-            content, status = read_with_status(path, most=_LONGEST)  # what has the mode is what is read
+            content, status = read_with_status(path, most=_LONGEST)  # mode and content are of one open file
             if status.st_mode & 0o077:
                 raise Refused(
                     f"token file {path} has mode {stat.S_IMODE(status.st_mode):04o}, and must be a file that no other "
@@ -186,13 +185,13 @@ HEADERS: Mapping[str, str] = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
 }
-"""What every answer says, so that a browser loads nothing from elsewhere, runs nothing, and shows it in no frame."""
+"""Headers of every answer, so that a browser loads nothing from other origins, runs nothing, and allows no frame."""
 _LASTING = (CSS, SVG)
-_LONGEST_QUERY = 200  # characters of a text that rows are searched for
+_LONGEST_QUERY = 200  # largest number of characters of a search text
 
 
 class WebPages:
-    """The ASGI application.
+    """The ASGI application that serves the pages.
 
     Parameters
     ----------
@@ -258,7 +257,7 @@ class WebPages:
         return _response(answer, **({"WWW-Authenticate": "Bearer"} if status == 401 else {}))
 
     def _compare(self, request: Request) -> Response:
-        """Send the form of two versions, by number or as NAME@VERSION, on to the page of their difference."""
+        """Redirect a form with two versions, by number or as NAME@VERSION, to the page of their difference."""
         name, *sides = (request.query_params.get(part, "") for part in ("name", "left", "right"))
         try:
             pair = [side if "@" in side else f"{name}@{int(side)}" for side in sides]
@@ -270,14 +269,16 @@ class WebPages:
 
 
 def serve_pages(*, host: str, port: int, token_file: Path | None, curator: bool, ready: Callable[[str], None]) -> None:
-    """Serve the pages of this process's workspace until it is told to end; ``ready`` is called with the address.
+    """Serve the pages of this process's workspace until the process is terminated.
+
+    ``ready`` is called with the address.
 
     Raises
     ------
     Refused
-        When it shall listen beyond loopback without a token.
+        If ``host`` is beyond loopback and there is no token.
     Invalid, InvalidInput
-        When the token is not usable, or the port is not free.
+        If the token is not usable, or the port is not free.
     """
     configure_logs(cluster_settings().log)
     token, loopback = read_token(token_file), is_loopback(host)
@@ -299,5 +300,5 @@ def _response(answer: Answer, **headers: str) -> Response:
 
 
 def _sent_to(address: str) -> Response:
-    """Send a browser on to a page, by an address that is right under any prefix."""
+    """Redirect a browser to a page, with an address that is valid under any prefix."""
     return Response(status_code=303, headers={"Location": address, "Cache-Control": "no-store"})

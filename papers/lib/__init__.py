@@ -1,1 +1,1 @@
-"""Data, arms, checks and figures that several papers share."""
+"""Data, arms, checks and figures shared by several papers."""

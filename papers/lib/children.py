@@ -1,9 +1,10 @@
-"""Methods that run on request in a child process: a JSON object a line each way, within a limit of processor time.
+"""Methods that run on request in a child process, with a limit on processor time.
 
-A method that does not come to an end cannot be interrupted in its own process, and a busy machine must not make a fast
-one look slow; so each runs in a child that the operating system ends once it has used up its processor time. A request
-names a method, a file of rows, the number of components, epsilon and delta, the file for the directions, and the
-seconds. As a script this serves two libraries in the environment that has them, without our packages.
+A method that does not terminate cannot be interrupted within its process, and a busy machine must not make a fast
+method look slow. So each method runs in a child process, which the operating system ends when its processor time is
+used up. Requests and answers are JSON objects, one per line. A request names a method, a file of rows, the number of
+components, epsilon and delta, the file for the directions, and the seconds. As a script, this module serves two
+libraries in the environment that has them, without our packages.
 """
 
 import contextlib
@@ -35,7 +36,7 @@ _THREADS = {f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS", "MK
 
 @lru_cache(maxsize=1)
 def rows_of(path: str) -> sp.csr_array:
-    """Hold the rows of the requests, loaded once."""
+    """Return the rows of the requests, loaded only once."""
     return sp.csr_array(sp.load_npz(path))
 
 
@@ -47,7 +48,7 @@ def diffprivlib_directions(rows: Any, *, n_components: int, epsilon: float, clip
 
 
 def opendp_directions(rows: Any, *, n_components: int, epsilon: float, clip_norm: float) -> Directions:
-    """Fit OpenDP's PCA to dense rows; a third of its epsilon goes to a mean."""
+    """Fit OpenDP's PCA to dense rows; a third of its epsilon is spent on a mean."""
     import opendp.prelude as dp
 
     dp.enable_features("contrib", "floating-point", "honest-but-curious", "idealized-numerics")
@@ -62,7 +63,7 @@ def opendp_directions(rows: Any, *, n_components: int, epsilon: float, clip_norm
 
 
 def _on_unit_rows(fit: Callable[..., Directions]) -> Method:
-    """Return a method that fits a library to the rows of a request, of norm 1."""
+    """Return a method that fits a library to a request's rows of norm 1."""
 
     def method(request: dict[str, Any]) -> Directions:
         rows = rows_of(request["rows"]).toarray()
@@ -78,14 +79,14 @@ LIBRARIES: dict[str, Method] = {
 
 
 def serve(methods: Mapping[str, Method]) -> None:
-    """Answer requests until the pipe closes; a run past its time, or an error, ends the process."""
+    """Answer requests until the pipe closes; a run that exceeds its time ends the process."""
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
-    answers, sys.stdout = sys.stdout, sys.stderr  # libraries print
+    answers, sys.stdout = sys.stdout, sys.stderr  # libraries print to stdout
     for line in sys.stdin:
         request = json.loads(line)
         rows_of(request["rows"])
-        signal.setitimer(signal.ITIMER_PROF, request["seconds"])  # the signal's default is to end the process
+        signal.setitimer(signal.ITIMER_PROF, request["seconds"])  # by default the signal ends the process
         start = time.process_time()
         try:
             directions, refusal = methods[request["method"]](request), None
@@ -100,7 +101,7 @@ def serve(methods: Mapping[str, Method]) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Answer:
-    """Directions (k, d), and the processor time in seconds that they took."""
+    """Directions (k, d), and the processor time in seconds to compute them."""
 
     directions: NDArray[np.float64]
     seconds: float
@@ -111,16 +112,16 @@ class OutOfTime(Exception):
 
 
 class Failed(Exception):
-    """A method ended in an error, or its process did."""
+    """A method, or its process, ended with an error."""
 
 
 class Child:
-    """A process that serves requests, started when asked and again after it was ended.
+    """A process that serves requests; it starts at a request if it is not running.
 
     Parameters
     ----------
     command : sequence of str
-        What starts it.
+        The command that starts the process.
     """
 
     def __init__(self, command: Sequence[str]) -> None:
@@ -128,26 +129,26 @@ class Child:
         self._process: subprocess.Popen[str] | None = None
 
     def __enter__(self) -> Self:
-        """Hand out the child."""
+        """Return this object."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """End the process, whatever it does."""
+        """End the process in any state."""
         if self._process is not None:
             self._process.kill()
         self._stop()
 
     def ask(self, *, seconds: float, **request: Any) -> Answer:
-        """Run a method for at most some seconds of processor time.
+        """Run a method for at most `seconds` of processor time.
 
         Raises
         ------
         OutOfTime
-            When it was ended for its time.
+            If the method exceeded its time.
         Failed
-            When it raised an error, or the process ended otherwise.
+            If the method raised an error, or the process ended otherwise.
         """
         process = self._started()
         assert process.stdin is not None

@@ -1,47 +1,46 @@
-"""Published covariance methods that the board compares with: three papers, run on public data alone.
+"""Published covariance methods for comparison on the board, from three papers, run only on public data.
 
 **Amin, Dick, Kulesza, Munoz and Vassilvitskii (2019), Differentially private covariance estimation, Algorithm 1.**
 
-Eigenvalues get Laplace noise of scale ``2 / epsilon_0``; eigenvectors are drawn one after another, each orthogonal to
-those before it, by the exponential mechanism with density ``exp(epsilon_i / 4 u^T C u)``. For k components the first k
-vectors are drawn, and epsilon is divided evenly among them and the eigenvalues; the span of the vectors is the answer,
-to which the eigenvalues add nothing.
+Eigenvalues get Laplace noise of scale ``2 / epsilon_0``. Eigenvectors are drawn one after another, each orthogonal to
+the previous ones, by the exponential mechanism with density ``exp(epsilon_i / 4 u^T C u)``. For k components the first
+k vectors are drawn, and epsilon is divided evenly among them and the eigenvalues. The answer is the span of the
+vectors, which does not depend on the eigenvalues.
 
 *Relation*: one replaced row of norm at most 1, the number of rows public. *Assumptions on the data*: none.
 
-*What it really gives.* A replaced row changes ``u^T C u`` by between -1 and 1, so a draw costs at most
-``epsilon_i / 2``, half of what the paper books for it; the eigenvalues move by at most 2 in the l1 norm, and cost
-epsilon_0.
+*Actual guarantee.* A replaced row changes ``u^T C u`` by between -1 and 1. So a draw costs at most ``epsilon_i / 2``,
+half of what the paper counts for it. The eigenvalues move by at most 2 in the l1 norm, and cost epsilon_0.
 
 **Biswas, Dong, Kamath and Ullman (2020), CoinPress: practical private mean and covariance estimation, Algorithm 3.**
 
-The rows count as draws of N(0, Sigma) with ``I / K' <= Sigma <= K I``. Each step maps them by A, so that the covariance
-is believed to be at most I, cuts them off at the radius gamma that such normals seldom pass, and adds Gaussian noise to
-their second moment; all but the last step then shrink the belief, ``A <- U^{-1/2} A`` with U an upper bound of what was
-found. The last step has three quarters of the budget.
+The rows are treated as draws from N(0, Sigma) with ``I / K' <= Sigma <= K I``. Each step maps them by A, after which
+the covariance is assumed to be at most I. It clips them at the radius gamma, which such normal vectors seldom exceed,
+and adds Gaussian noise to their second moment. All but the last step then tighten the assumption: ``A <- U^{-1/2} A``,
+with U an upper bound of the covariance from that estimate. The last step has three quarters of the budget.
 
 *Relation*: one replaced row, the number of rows public. *Public bounds*: K, an upper bound of the largest eigenvalue of
-the covariance; the board states the largest eigenvalue of the public data, rounded up to a power of two, which no owner
-of private data knows so well. *Assumptions on the data*: accuracy needs rows that are normal, of a covariance without
-small eigenvalues, which ours are not; privacy needs nothing, since rows are cut off.
+the covariance. The board states the largest eigenvalue of the public data, rounded up to a power of two. No owner of
+private data has such an accurate bound. *Assumptions on the data*: accuracy needs normal rows whose covariance has no
+small eigenvalues, which our data do not satisfy. Privacy needs no assumption, since rows are clipped.
 
-*What it really gives.* A step moves by at most ``sqrt 2 gamma^2 / n``, its noise has std ``gamma^2 / (n sqrt rho_i)``
-in the upper triangle, which is ``rho_i``-zCDP. All steps are Gaussian, so the conversion to (epsilon, delta) is exact:
+*Actual guarantee.* A step moves by at most ``sqrt 2 gamma^2 / n``. Its noise has std ``gamma^2 / (n sqrt rho_i)`` in
+the upper triangle, which is ``rho_i``-zCDP. All steps are Gaussian, so the conversion to (epsilon, delta) is exact:
 together they are one Gaussian mechanism of multiplier ``1 / sqrt(2 rho)``.
 
 **Dong, Liang and Yi (2022), Differentially private covariance revisited: SeparateCov and AdaptiveCov.**
 
 *GaussCov* adds Gaussian noise of std ``tau^2 / (n sqrt rho)`` to the upper triangle of the covariance of rows of norm
-at most tau. *SeparateCov* takes eigenvectors from GaussCov at half of rho and eigenvalues from noise of their own on
-the other half: a better matrix where d is large, and for its span GaussCov at half of the budget. *AdaptiveCov* first
-finds, by the sparse vector technique, the largest power of two at which cutting rows off costs less than the noise that
-it saves, then takes the one of GaussCov and SeparateCov whose bound is smaller.
+at most tau. *SeparateCov* takes eigenvectors from GaussCov at half of rho, and eigenvalues with separate noise at the
+other half. This gives a better matrix for large d, but the same span as GaussCov at half of the budget. *AdaptiveCov*
+first finds a clipping norm by the sparse vector technique. It halves the norm from 1, and stops before the first norm
+at which clipping costs more than the noise. Then it uses GaussCov or SeparateCov, whichever has the smaller bound.
 
 *Relation*: one replaced row of norm at most 1, the number of rows public. *Assumptions on the data*: none.
 
-*What it really gives.* All but the sparse vector technique are Gaussian: the trace at ``rho / 8``, the matrix at
-``3 rho / 4``. The technique is ``sqrt(rho) / 2``-DP. rho is the largest at which an exact accountant of the composition
-gives at most the epsilon asked for; the zCDP of the paper would give more noise.
+*Actual guarantee.* All parts but the sparse vector technique are Gaussian: the trace at ``rho / 8``, the matrix at
+``3 rho / 4``. The technique is ``sqrt(rho) / 2``-DP. rho is the largest value for which an exact accountant of the
+composition gives at most the requested epsilon. The zCDP of the paper would give more noise.
 """
 
 import math
@@ -63,7 +62,7 @@ from papers.lib.public_data import second_moment
 
 
 def amin_covariance(rows: sparse.csr_array, *, n_components: int, epsilon: float, delta: float = 0.0) -> Matrix:
-    """Return k directions of public rows of norm at most 1, as rows; delta is not used."""
+    """Return k directions of public rows of norm at most 1, as rows; delta is unused."""
     matrix = second_moment(rows)
     share = epsilon / (n_components + 1)
     key, found = os.urandom(32), np.zeros((0, len(matrix)))
@@ -101,7 +100,7 @@ def coinpress_covariance(
 
 
 def _step(points: Matrix, *, rho: float, rng: np.random.Generator) -> tuple[Matrix, float]:
-    """Return the noisy second moment of rows cut off at gamma, and how far above it the covariance may lie."""
+    """Return the noisy second moment of rows clipped at gamma, and a bound on the covariance's excess over it."""
     n, d = points.shape
     tail = math.log(1 / FAILURE)
     gamma = math.sqrt(d + 2 * math.sqrt(d * tail) + 2 * tail)
@@ -115,14 +114,14 @@ def _step(points: Matrix, *, rho: float, rng: np.random.Generator) -> tuple[Matr
 
 
 def _inverse_root(matrix: Matrix) -> Matrix:
-    """Return ``U^{-1/2}``; eigenvalues that noise made negative count as tiny."""
+    """Return ``U^{-1/2}``; eigenvalues made negative by noise are replaced by a tiny value."""
     values, vectors = np.linalg.eigh(matrix)
     return np.asarray((vectors / np.sqrt(np.maximum(values, 1e-9))) @ vectors.T)
 
 
 FAILURE = 0.1
 _MATRIX_SHARE = 0.75
-_LEAST = 2.0**-24  # no row is cut off below
+_LEAST = 2.0**-24  # the least clipping norm
 
 
 def separate_covariance(rows: sparse.csr_array, *, n_components: int, epsilon: float, delta: float) -> Matrix:
@@ -136,7 +135,7 @@ def adaptive_covariance(rows: sparse.csr_array, *, n_components: int, epsilon: f
     rng, rho = np.random.default_rng(), adaptive_rho(epsilon=epsilon, delta=delta)
     n, d = rows.shape
     squares = np.asarray(rows.multiply(rows).sum(axis=1)).ravel()
-    above = math.sqrt(8 / rho * math.log(8 / FAILURE)) / n  # the noise seldom makes it less than the trace
+    above = math.sqrt(8 / rho * math.log(8 / FAILURE)) / n  # so that noise seldom makes it less than the trace
     trace = min(max(squares.sum() / n + 2 / (math.sqrt(rho) * n) * rng.standard_normal() + above, 1e-16), 1.0)
     matrix_rho = _MATRIX_SHARE * rho
     tail = math.log(2 / FAILURE)
@@ -144,7 +143,7 @@ def adaptive_covariance(rows: sparse.csr_array, *, n_components: int, epsilon: f
     vector = math.sqrt(d) + math.sqrt(2 * tail)
 
     def errors(cut: float) -> tuple[float, float]:
-        """Return the bounds of GaussCov and SeparateCov in the Frobenius norm."""
+        """Return the Frobenius error bounds of GaussCov and SeparateCov."""
         gauss = cut**2 * frobenius / (math.sqrt(matrix_rho) * n)
         apart = cut * 2**1.25 * math.sqrt(trace * spectral / n) / matrix_rho**0.25
         return gauss, apart + cut**2 * math.sqrt(2) * vector / (math.sqrt(matrix_rho) * n)
@@ -157,7 +156,7 @@ def adaptive_covariance(rows: sparse.csr_array, *, n_components: int, epsilon: f
 
 @lru_cache(maxsize=16)
 def adaptive_rho(*, epsilon: float, delta: float) -> float:
-    """Return the largest rho at which AdaptiveCov really is (epsilon, delta)-DP, to a hundredth."""
+    """Return, to within one percent, the largest rho at which AdaptiveCov is (epsilon, delta)-DP."""
 
     def holds(rho: float) -> bool:
         gaussians = events.gaussian(1 / math.sqrt(2 * (_MATRIX_SHARE + 0.125) * rho))
@@ -182,10 +181,11 @@ def _threshold(
     epsilon: float,
     rng: np.random.Generator,
 ) -> float:
-    """Return where to cut rows off: the sparse vector technique, at epsilon, from norm 1 down by halves.
+    """Return a clipping norm found by the sparse vector technique at epsilon, halving from norm 1.
 
-    Asked is what cutting rows off at tau costs, ``sum (|x|^2 - tau^2)_+``, less n times the error that the noise then
-    makes; a replaced row moves it by at most 1. The first tau that costs more than its noise ends the search.
+    The query at tau is the cost of clipping, ``sum (|x|^2 - tau^2)_+``, minus n times the error from the noise at tau.
+    A replaced row moves it by at most 1. The search ends at the first tau whose clipping costs more than its noise, and
+    returns the norm before it.
     """
     limit = rng.laplace(0.0, 2 / epsilon)
     cut = 1.0
@@ -199,7 +199,7 @@ def _threshold(
 
 
 def _noisy(rows: sparse.csr_array, *, rho: float, cut: float, rng: np.random.Generator) -> Matrix:
-    """Return the noisy covariance of rows cut off at a norm."""
+    """Return the noisy covariance of rows clipped at a norm."""
     n, d = rows.shape
     norms = np.sqrt(np.asarray(rows.multiply(rows).sum(axis=1)).ravel())
     kept = sparse.diags_array(np.minimum(1.0, cut / np.maximum(norms, 1e-300))) @ rows

@@ -1,4 +1,4 @@
-"""Checks, reports, options and runs in memory that all papers share.
+"""Checks, reports, options and in-memory runs shared by all papers.
 
 >>> near("sum", 1.0, 0.1, got=1.05)["holds"]
 True
@@ -32,29 +32,29 @@ OutFolder = Annotated[Path | None, typer.Option(help="A folder for tables (CSV) 
 
 
 def near(name: str, expected: float, tolerance: float, *, got: float) -> Check:
-    """Return a check that holds when ``got`` is within the tolerance of what is expected."""
+    """Return a check that holds if ``got`` is within the tolerance of the expected value."""
     return _check(name, expected, tolerance, got, holds=abs(got - expected) <= tolerance)
 
 
 def at_least(name: str, floor: float, *, got: float, tolerance: float = 0.0) -> Check:
-    """Return a check that holds when ``got`` is no more than the tolerance below a floor; its name says so."""
+    """Return a check, named as a lower bound, that holds if ``got`` is at least ``floor - tolerance``."""
     return _check(f"{name}, at least", floor, tolerance, got, holds=got >= floor - tolerance)
 
 
 def at_most(name: str, ceiling: float, *, got: float, tolerance: float = 0.0) -> Check:
-    """Return a check that holds when ``got`` is no more than the tolerance above a ceiling; its name says so."""
+    """Return a check, named as an upper bound, that holds if ``got`` is at most ``ceiling + tolerance``."""
     return _check(f"{name}, at most", ceiling, tolerance, got, holds=got <= ceiling + tolerance)
 
 
 def report(checks: Iterable[Check], *, left_out: Sequence[str] = (), **more: Any) -> Report:
-    """Make the checks one by one, and return them with the other parts of a report.
+    """Collect the checks one by one, and return them with the other parts of a report.
 
     Parameters
     ----------
     checks : iterable of Check
-        May be a generator that computes: the terminal shows how many are done.
+        May be a generator that computes the checks; the terminal then shows how many are done.
     left_out : sequence of str
-        What could not be checked, and why.
+        The checks that could not be made, with the reasons.
     more : JSON values
         Other parts of the report, such as tables.
     """
@@ -69,7 +69,7 @@ def report(checks: Iterable[Check], *, left_out: Sequence[str] = (), **more: Any
 def run_mechanism(
     mechanism: Any, problem: Any, target: PrivacyTarget, source: BlockSource, *, key: bytes | None = None
 ) -> Any:
-    """Plan a mechanism and release rows in memory, under a key or one from the operating system; nothing is charged."""
+    """Plan a mechanism and release rows in memory without a charge; the default key is from the operating system."""
     plan = mechanism.plan(problem, target)
     keyed: dict[str, Any] = {} if key is None else {"key": key}
     reservation = InMemoryReservation(event=plan.event, relation=plan.problem.relation, **keyed)
@@ -77,13 +77,13 @@ def run_mechanism(
 
 
 def isotropic(rng: np.random.Generator, order: int) -> Matrix:
-    """Draw a symmetric matrix of std 1 on the diagonal and the root of a half off it."""
+    """Draw a symmetric Gaussian matrix with std 1 on the diagonal and sqrt(1/2) off it."""
     drawn = rng.standard_normal((order, order))
     return np.asarray((drawn + drawn.T) / 2.0)
 
 
 def upper_noise(rng: np.random.Generator, order: int) -> Matrix:
-    """Draw a symmetric matrix of std 1 in every entry."""
+    """Draw a symmetric Gaussian matrix with std 1 in every entry."""
     upper = np.triu(rng.standard_normal((order, order)))
     return np.asarray(upper + np.triu(upper, 1).T)
 
@@ -94,7 +94,7 @@ def orthonormal(columns: Matrix) -> Matrix:
 
 
 def mean_rows(draws: Sequence[Sequence[dict[str, Any]]], measures: Sequence[str]) -> list[dict[str, Any]]:
-    """Average the measures of equal rows over draws."""
+    """Average the measures of corresponding rows over draws."""
     return [
         {**same[0], **{name: float(np.mean([row[name] for row in same])) for name in measures}}
         for same in zip(*draws, strict=True)

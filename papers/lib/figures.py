@@ -1,4 +1,4 @@
-"""The files of a report: tables as CSV and Markdown; lines, curves and bars as SVG and PNG."""
+"""Report files: tables as CSV and Markdown, and lines, curves and bars as SVG and PNG."""
 
 import csv
 import math
@@ -15,16 +15,17 @@ type Row = Mapping[str, Any]
 type Tables = Mapping[str, Sequence[Row]]
 
 _SERIES = THEMES["light"].series
-_MARKERS = "os^D"  # tell apart what has the same colour
+_MARKERS = "os^D"  # distinguish curves of the same colour
 _PANELS = (("distance", "squared distance"), ("captured", "captured variance"), ("beyond", "beyond the first"))
 _DASHES = {"tight": "-", "paper": "--", "printed": ":"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LineChart:
-    """A chart of a table: the columns of its panels, lines (``arm``) and axes, and whether an axis is logarithmic.
+    """The columns of a table that make a chart.
 
-    A row without ``x`` is a level line.
+    They are the columns of its panels, lines (``arm``) and axes; the scales of the axes may be logarithmic. A row
+    without ``x`` is drawn as a level line.
     """
 
     title: str
@@ -36,14 +37,14 @@ class LineChart:
 
 
 def write_line_charts(tables: Tables, charts: Mapping[str, LineChart], out: Path | None) -> list[str]:
-    """Write each table that has rows as CSV, draw those that have a chart, and return the files.
+    """Write each non-empty table as CSV, draw the tables that have a chart, and return the files.
 
     Parameters
     ----------
     tables, charts : Mapping
-        By name of the files.
+        Tables and charts, by the names of the files.
     out : Path, optional
-        A folder, made where it does not exist; nothing is written without one.
+        The output folder, created if missing. Without it nothing is written.
     """
     if out is None:
         return []
@@ -63,8 +64,8 @@ def write_comparison(found: Mapping[str, Any], titles: Mapping[str, str], out: P
     Parameters
     ----------
     found : Mapping
-        With ``tables`` and ``columns`` by name: ``figure1`` are curves, ``table3`` bars, ``sweeps`` lines; ``notes``,
-        if any, are sentences below the tables.
+        With ``tables`` and ``columns`` by name. ``figure1`` has curves, ``table3`` bars and ``sweeps`` lines.
+        ``notes``, if present, are sentences below the tables.
     titles : Mapping of str to str
     out : Path, optional
         As for `write_line_charts`.
@@ -95,7 +96,7 @@ def write_comparison(found: Mapping[str, Any], titles: Mapping[str, str], out: P
 
 
 def draw_lines(rows: Sequence[Row], chart: LineChart, path: Path) -> list[Path]:
-    """Draw a chart, a panel for each value of its panel column, to a path without suffix; return the files."""
+    """Draw a chart, with a panel for each value of its panel column, to a path without suffix; return the files."""
     panels = list(dict.fromkeys(row[chart.panel] for row in rows))
     arms = list(dict.fromkeys(row["arm"] for row in rows))
     figure = _figure(width=1.0 + 5.0 * len(panels), height=4.5)
@@ -118,9 +119,9 @@ def draw_lines(rows: Sequence[Row], chart: LineChart, path: Path) -> list[Path]:
 
 
 def draw_curves(rows: Sequence[Row], path: Path, *, title: str) -> list[Path]:
-    """Draw distance and captured variance against the claimed epsilon, of one data set and delta.
+    """Draw distance and captured variance against the claimed epsilon, for one data set and delta.
 
-    Rows have ``arm``, ``claimed epsilon`` (absent: a level line) and the measures.
+    Rows have ``arm``, ``claimed epsilon`` (absent for a level line) and the measures.
     """
     figure = _figure(width=15.0, height=5.5)
     arms = list(dict.fromkeys(row["arm"] for row in rows if "distance" in row))
@@ -144,9 +145,9 @@ def draw_curves(rows: Sequence[Row], path: Path, *, title: str) -> list[Path]:
 
 
 def draw_bars(rows: Sequence[Row], path: Path, *, title: str) -> list[Path]:
-    """Draw the points that each arm loses, with standard errors, and its true epsilon beside the bar.
+    """Draw the points that each arm loses, with standard errors and the true epsilon next to each bar.
 
-    Rows have ``arm``, ``lost``, ``error`` and ``true epsilon``, of one data set and delta.
+    Rows have ``arm``, ``lost``, ``error`` and ``true epsilon``, for one data set and delta.
     """
     shown = sorted((row for row in rows if row.get("lost") is not None), key=lambda row: -row["lost"])
     figure = _figure(width=9.0, height=1.5 + 0.32 * len(shown))
@@ -166,7 +167,7 @@ def draw_bars(rows: Sequence[Row], path: Path, *, title: str) -> list[Path]:
 
 
 def _epsilon_text(row: Row) -> str:
-    """Return the true epsilon of a row in words."""
+    """Return the true epsilon of a row as text."""
     truth = row.get("true epsilon")
     if truth is None:
         return ""
@@ -177,17 +178,17 @@ def _epsilon_text(row: Row) -> str:
 
 
 def _figure(*, width: float, height: float) -> Figure:
-    """Return an empty figure of a size in inches, which needs no display."""
+    """Return an empty figure of a size in inches, without a display."""
     return Figure(figsize=(width, height), layout="constrained")
 
 
 def _look(number: int) -> tuple[str, str]:
-    """Return the colour and the marker of a curve among others."""
+    """Return the colour and the marker of a curve by its number."""
     return _SERIES[number % len(_SERIES)], _MARKERS[number // len(_SERIES) % len(_MARKERS)]
 
 
 def _save(figure: Figure, path: Path) -> list[Path]:
-    """Write a figure to a path without suffix, a file of each of `FORMATS`."""
+    """Write a figure to a path without suffix, in each of `FORMATS`."""
     paths = [path.with_name(f"{path.name}.{kind}") for kind in FORMATS]
     for each, kind in zip(paths, FORMATS, strict=True):
         each.write_bytes(render(figure, format=kind))
@@ -195,7 +196,7 @@ def _save(figure: Figure, path: Path) -> list[Path]:
 
 
 def _markdown(rows: Sequence[Row], columns: Sequence[str]) -> str:
-    """Return rows as a Markdown table; columns that no row has are left out."""
+    """Return rows as a Markdown table, without empty columns."""
     used = [name for name in columns if any(row.get(name) not in (None, "") for row in rows)]
     lines = [f"| {' | '.join(used)} |", f"|{' --- |' * len(used)}"]
     lines += [f"| {' | '.join(_cell(row.get(name)) for name in used)} |" for row in rows]
@@ -211,7 +212,7 @@ def _cell(value: Any) -> str:
 
 
 def _write_csv(rows: Sequence[Row], columns: Sequence[str], path: Path) -> Path:
-    """Write rows as CSV with a header, and return the path; further fields of a row are left out."""
+    """Write the given columns of rows as CSV with a header, and return the path."""
     with path.open("w", newline="", encoding="utf8") as file:
         writer = csv.DictWriter(file, columns, extrasaction="ignore")
         writer.writeheader()

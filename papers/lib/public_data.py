@@ -1,8 +1,9 @@
-"""Public data with rows of norm 1: a9a, MNIST, Reuters, data of scikit-learn, CIFAR-10, real-sim and made text.
+"""Public data sets with rows of norm 1.
 
-a9a ships with the package, MNIST and Reuters are there after ``make data``. CIFAR-10 and real-sim are read from a file
-of the user: svmlight text, and CIFAR-10 also batches of bytes and of pickled arrays. A pickle may build arrays
-and plain values here, nothing else. Every record is scaled to norm 1 by itself: norms of columns are not private.
+They are a9a, MNIST, Reuters, data of scikit-learn, CIFAR-10, real-sim and synthetic text. a9a is shipped with the
+package; MNIST and Reuters are available after ``make data``. CIFAR-10 and real-sim are read from a file of the user in
+svmlight text. CIFAR-10 can also be batches of bytes or of pickled arrays. A pickle may only contain arrays and plain
+values. Every record is scaled to norm 1 individually, because column norms are not private.
 """
 
 import bz2
@@ -30,10 +31,10 @@ from storage.formats.svmlight import MalformedLine, SvmlightParser
 
 MNIST, MNIST_LABELS = "mnist/train-images-idx3-ubyte", "mnist/train-labels-idx1-ubyte"
 TEST_IMAGES, REUTERS = "mnist/t10k-images-idx3-ubyte", "reuters"
-"""Where the fetched files are, from the folder of data; the mean of the test images counts as public knowledge."""
+"""The paths of the fetched files in the data folder. The mean of the test images counts as public knowledge."""
 A9A_FEATURES, CIFAR_FEATURES, CIFAR_LABELS = 123, 3_072, 10
 TEXT_RECORDS, TEXT_FEATURES, TEXT_TERMS, TEXT_POSITIVE = 72_309, 20_958, 51, 0.307
-"""Shape of real-sim: its terms in a record and share of positive labels are those of its description."""
+"""The shape of real-sim; its terms per record and share of positive labels are from its description."""
 
 _PIXELS, _TERMS, _IMAGES_HEADER, _LABELS_HEADER = 784, 2_000, 16, 8
 _CIFAR_RECORD = 1 + CIFAR_FEATURES
@@ -55,7 +56,7 @@ class LabelledRows:
     rows : sparse array of shape (n, d)
     labels : float64 array of shape (n,)
     n_components : int
-        k, as in the paper where it states one.
+        k, as in the paper if it states one.
     """
 
     name: str
@@ -75,13 +76,13 @@ class LabelledRows:
 
     @property
     def density(self) -> float:
-        """The share of entries that are not zero, in percent."""
+        """The percentage of non-zero entries."""
         return 100.0 * int(self.rows.nnz) / (self.n_records * self.n_features)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataSet:
-    """A data set: what it is, k, how to load its rows, and why they cannot be loaded, or None."""
+    """A data set with a description, k, a loader, and the reason why it cannot be loaded, if any."""
 
     name: str
     words: str
@@ -91,7 +92,7 @@ class DataSet:
 
 
 def data_sets(data: Path) -> Iterator[DataSet]:
-    """Iterate over the data sets without labels, also those that are not there."""
+    """Iterate over the data sets without labels, including unavailable ones."""
     learns = None if find_spec("sklearn") is not None else "scikit-learn is not installed; install the extra estimators"
     fetched = {
         folder: None if (data / folder).exists() else f"{data / folder} is not there; make data fetches it"
@@ -120,14 +121,14 @@ def data_sets(data: Path) -> Iterator[DataSet]:
 
 
 def available(data: Path, *names: str) -> tuple[dict[str, Callable[[], sparse.csr_array]], list[str]]:
-    """Return how to load the named data sets that are there, and why others are left out."""
+    """Return the loaders of the named data sets that are available, and the reasons why others are left out."""
     wanted = [each for each in data_sets(data) if each.name in names]
     found = {each.name: each.load for each in wanted if each.missing is None}
     return found, [f"{each.name}: {each.missing}" for each in wanted if each.missing is not None]
 
 
 def a9a_entries() -> tuple[sparse.csr_array, Matrix]:
-    """Return the rows of the shipped a9a as they are, at most 14 ones each, and whether an income is above 50,000."""
+    """Return the unscaled rows of the shipped a9a, with at most 14 ones each, and labels of incomes above 50,000."""
     text = gzip.decompress(files("flows").joinpath("data", "a9a.svm.gz").read_bytes())
     return _parsed(text, n_features=A9A_FEATURES, place="a9a")
 
@@ -143,7 +144,7 @@ def mnist_rows(data: Path) -> sparse.csr_array:
 
 
 def reuters_rows(data: Path) -> sparse.csr_array:
-    """Return TF-IDF rows of Reuters items: 2,000 terms, of norm 1, empty ones left out."""
+    """Return the non-empty TF-IDF rows of Reuters items over 2,000 terms, with norm 1."""
     from sklearn.feature_extraction.text import TfidfVectorizer
 
     texts = [
@@ -155,7 +156,7 @@ def reuters_rows(data: Path) -> sparse.csr_array:
 
 
 def centred_mnist(data: Path, *, n_rows: int) -> Matrix:
-    """Return training images of MNIST around the mean of the test images, not scaled to norm 1."""
+    """Return training images of MNIST minus the mean of the test images, not scaled to norm 1."""
     return _images(data / MNIST)[:n_rows] - _images(data / TEST_IMAGES).mean(axis=0)
 
 
@@ -165,13 +166,13 @@ def second_moment(rows: sparse.csr_array) -> Matrix:
 
 
 def of_norm_one(rows: sparse.csr_array) -> sparse.csr_array:
-    """Scale rows to norm 1, each by itself, and leave empty ones out."""
+    """Scale rows individually to norm 1, and leave out empty ones."""
     norms = np.sqrt(rows.multiply(rows).sum(axis=1))
     return sparse.csr_array(sparse.diags_array(1.0 / norms[norms > 0.0]) @ rows[norms > 0.0])
 
 
 def unit_rows(rows: Matrix) -> Matrix:
-    """Return rows scaled to norm 1, each by itself; empty ones stay empty."""
+    """Return rows scaled individually to norm 1; empty rows stay empty."""
     norms = np.linalg.norm(rows, axis=1, keepdims=True)
     return np.asarray(rows / np.where(norms > 0, norms, 1.0))
 
@@ -193,13 +194,13 @@ def cifar10(path: Path) -> LabelledRows:
     Parameters
     ----------
     path : Path
-        svmlight text, plain or compressed by gzip, bzip2 or xz; or a batch of the binary or of the Python version; or
-        the folder or the tar archive of either, of which the files ``data_batch_*`` are read.
+        svmlight text, plain or compressed by gzip, bzip2 or xz; a batch of the binary or Python version; or the folder
+        or tar archive of such batches, from which the files ``data_batch_*`` are read.
 
     Raises
     ------
     Invalid, BadSource
-        If there is no such file, or it is not of these formats.
+        If the file does not exist, or has none of these formats.
     """
     batches = [_cifar_batch(name, content) for name, content in _cifar_files(path)]
     if not batches:
@@ -218,11 +219,12 @@ def real_sim(path: Path) -> LabelledRows:
 
 
 def made_text(n_features: int, *, n_records: int = TEXT_RECORDS) -> LabelledRows:
-    """Return made text of real-sim's number of records, terms in a record and share of positive labels.
+    """Return synthetic text with the size and shape of real-sim.
 
-    A record has `TEXT_TERMS` terms, half of them of one of 40 topics, the others of all text, frequencies falling as
-    one over the rank; its values are 1 + log of the count times log of the inverse document frequency. k is real-sim's
-    300 in proportion to the features. It is a stand-in for the shape: its topics are not those of any text.
+    It has real-sim's number of records, terms per record and share of positive labels. Each record has `TEXT_TERMS`
+    terms, half of them from one of 40 topics, the others from all text. Frequencies decrease as one over the rank.
+    Values are 1 + log of the count, times log of the inverse document frequency. k is 300, as for real-sim, scaled in
+    proportion to the features. Only the shape is imitated: the topics are not those of any real text.
     """
     rng = np.random.default_rng(_SEED)
     shares = np.cumsum(1.0 / np.arange(1, n_features + 1))
@@ -250,7 +252,7 @@ def _labelled(name: str, rows: sparse.csr_array, labels: Matrix, *, n_components
 
 
 def _parsed(text: bytes, *, n_features: int, place: str) -> tuple[sparse.csr_array, Matrix]:
-    """Read svmlight text with its labels."""
+    """Parse svmlight text with its labels."""
     text = text if text.endswith(b"\n") else text + b"\n"
     try:
         found = SvmlightParser(n_features=n_features, capacity=len(text)).parse(memoryview(text), first_line=1)
@@ -266,7 +268,7 @@ def _parsed(text: bytes, *, n_features: int, place: str) -> tuple[sparse.csr_arr
 
 
 def _content(path: Path) -> bytes:
-    """Return the bytes of a file, decompressed by what it begins with."""
+    """Return the bytes of a file, decompressed by its leading bytes."""
     if not path.is_file():
         raise Invalid(f"{path} is no file; name one that holds the data set.")
     raw = path.read_bytes()
@@ -280,7 +282,7 @@ def _content(path: Path) -> bytes:
 
 
 def _cifar_files(path: Path) -> Iterator[tuple[str, bytes]]:
-    """Iterate over the names and bytes of the files of images."""
+    """Iterate over the names and bytes of the image files."""
     if path.is_dir():
         for batch in sorted(path.glob("data_batch_*")):
             yield str(batch), batch.read_bytes()
@@ -295,7 +297,7 @@ def _cifar_files(path: Path) -> Iterator[tuple[str, bytes]]:
 
 
 def _cifar_batch(name: str, content: bytes) -> tuple[sparse.csr_array, Matrix]:
-    """Read a batch of any version, pixels between 0 and 1."""
+    """Read a batch of either version, with pixels scaled to [0, 1]."""
     if content.startswith(b"\x80") and not name.endswith(".bin"):
         pixels, labels = _cifar_pickle(name, content)
     elif name.endswith(".bin") or len(content) % _CIFAR_RECORD == 0:
@@ -324,7 +326,7 @@ def _cifar_pickle(name: str, content: bytes) -> tuple[NDArray[Any], Matrix]:
 
 
 class _ArraysAlone(pickle.Unpickler):
-    """Builds plain values and NumPy arrays; a pickle that asks for anything else is refused."""
+    """An unpickler for plain values and NumPy arrays only; it refuses any other class."""
 
     _KNOWN: dict[str, Any] = {  # noqa: RUF012 - never changed
         "ndarray": np.ndarray,

@@ -1,11 +1,16 @@
-"""Completion mechanisms on ratings in arrays, how well they predict, and the published formats of MovieLens.
+"""Completion mechanisms on ratings in arrays, their prediction quality, and the published formats of MovieLens.
 
-Keys come from seeds and the ratings are public or made, so nothing is charged and every number can be made again. All
-predictions are those of `dpca.artifacts.embeddings.ItemEmbeddings`, as for users.
+Keys come from seeds and the ratings are public or synthetic, so nothing is charged and every number is reproducible.
+All predictions are made by `dpca.artifacts.embeddings.ItemEmbeddings`, as for users.
 
-MovieLens comes as ``u.data`` of 100K, separated by tabs; ``ratings.dat`` of 1M, and of 10M with half stars, separated
-by ``::``; ``ratings.csv`` of 20M and 25M, with a header; and ``ml-100k.inter``, which ``make data`` fetches, with the
-ratings of 100K under a header. Each line has a user, an item, a rating and a time.
+The MovieLens formats are these:
+
+- 100K: ``u.data``, separated by tabs;
+- 1M, and 10M with half stars: ``ratings.dat``, separated by ``::``;
+- 20M and 25M: ``ratings.csv``, with a header;
+- 100K as fetched by ``make data``: ``ml-100k.inter``, with a header.
+
+Each line has a user, an item, a rating and a time.
 """
 
 import io
@@ -45,9 +50,10 @@ _AT_ONCE = 500
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """The request to a mechanism besides its settings: rank, ratings counted of one user, and epsilon at `DELTA`.
+    """The parameters of a run that are not settings of its arm.
 
-    An infinite epsilon asks for a reference without privacy.
+    They are the rank, the ratings counted per user, and epsilon at `DELTA`. An infinite epsilon requests a non-private
+    reference.
     """
 
     rank: int
@@ -57,32 +63,32 @@ class Asked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arm:
-    """A mechanism with its settings, under the name that tables and figures show."""
+    """A mechanism with its settings, and its name in tables and figures."""
 
     name: str
     mechanism: str
     settings: Mapping[str, Any]
 
     def with_settings(self, name: str, **settings: Any) -> "Arm":
-        """Return an arm of other settings besides."""
+        """Return an arm with additional or changed settings."""
         return Arm(name=name, mechanism=self.mechanism, settings={**self.settings, **settings})
 
     def plan(self, ratings: SplitRatings, asked: Asked) -> Plan:
-        """Calibrate it to what is asked."""
+        """Calibrate the mechanism to a request."""
         plan: Plan = self._mechanism(asked).plan(*request_of(ratings, asked))
         return plan
 
     def run(self, ratings: SplitRatings, asked: Asked, *, seed: int, rounds: list[Matrix] | None = None) -> ItemFactors:
-        """Release items of the ratings to learn from.
+        """Release items from the training ratings.
 
         Parameters
         ----------
         ratings : SplitRatings
         asked : Asked
         seed : int
-            Of the noise.
+            The seed of the noise.
         rounds : list, optional
-            Gets the factors with which each round of alternating least squares began.
+            The list to which the factors at the start of each round of alternating least squares are appended.
         """
         plan = self.plan(ratings, asked)
         reservation = InMemoryReservation(event=plan.event, key=seed.to_bytes(32, "little"))
@@ -100,12 +106,12 @@ class Arm:
 
 
 def arm(mechanism: str, name: str = "", **settings: Any) -> Arm:
-    """Return a mechanism with settings, under its own name or another."""
+    """Return an arm of a mechanism with settings; its name is by default that of the mechanism."""
     return Arm(name=name or mechanism, mechanism=mechanism, settings=settings)
 
 
 class _Watched(Curator):
-    """A curator that keeps the factors with which every round began."""
+    """A curator that stores the factors at the start of every round."""
 
     def __init__(self, source: ArrayBlocks, reservation: InMemoryReservation, rounds: list[Matrix]) -> None:
         super().__init__(source, reservation)
@@ -118,9 +124,10 @@ class _Watched(Curator):
 
 
 class Unprojected(Dpals):
-    """`Dpals` whose noisy matrices are solved as they are: what the projection is worth, and nothing else.
+    """`Dpals` that solves with its noisy matrices unchanged, to measure the effect of the projection alone.
 
-    A ridge below the spectral norm of the noise is needed to show it: above, it hides that H is indefinite.
+    The effect is visible only for a ridge below the spectral norm of the noise: a larger ridge hides that H is
+    indefinite.
     """
 
     def run(self, curator: Curator, plan: Plan) -> ItemFactors:
@@ -145,7 +152,7 @@ class Unprojected(Dpals):
 
 
 def request_of(ratings: SplitRatings, asked: Asked) -> tuple[RatingsProblem, PrivacyTarget]:
-    """Return the public facts of ratings, the number of users among them, and the target."""
+    """Return the public facts of ratings, including the number of users, and the target."""
     problem = RatingsProblem(
         n_features=ratings.n_items,
         low=ratings.low,
@@ -158,17 +165,17 @@ def request_of(ratings: SplitRatings, asked: Asked) -> tuple[RatingsProblem, Pri
 
 
 def true_epsilon(plan: Plan) -> float:
-    """Return what a plan really costs at its delta: an upper bound on the exact epsilon of its steps."""
+    """Return an upper bound on the exact epsilon of a plan's steps at its delta."""
     return epsilon_bracket(plan.event, delta=plan.target.delta).upper
 
 
 def user_means(ratings: SplitRatings, *, centre: float, prior: float = 5.0) -> ItemFactors:
-    """Return items without offsets and factors: every user's prediction is that user's shrunk mean."""
+    """Return items without offsets and factors, for which every prediction is the user's shrunk mean."""
     return ItemFactors(offsets=np.zeros(ratings.n_items), user_step={"centre": centre, "prior": prior})
 
 
 def popularity(ratings: SplitRatings) -> Matrix:
-    """Return how often each item is rated: not private."""
+    """Return the number of ratings of each item, which is not private."""
     return np.bincount(ratings.train.indices, minlength=ratings.n_items).astype(np.float64)
 
 
@@ -178,10 +185,10 @@ def recall(found: ItemFactors | Matrix, ratings: SplitRatings, *, users: int) ->
     Parameters
     ----------
     found : ItemFactors or float64 array of shape (n_items,)
-        Released items, or scores that are the same for all users.
+        Released items, or scores that are equal for all users.
     ratings : SplitRatings
     users : int
-        At most so many.
+        The maximum number of users.
     """
     tested = ratings.tested(users)
     recalls = []
@@ -194,7 +201,7 @@ def recall(found: ItemFactors | Matrix, ratings: SplitRatings, *, users: int) ->
 
 
 def _scores(found: ItemFactors, ratings: SplitRatings, users: NDArray[np.int64]) -> Matrix:
-    """Return users' scores of all items, not clipped to the range of ratings, so that they keep their order."""
+    """Return users' scores of all items, not clipped to the range of ratings, to preserve their order."""
     items = embeddings_of(found, ratings)
     factors = [items.fold_in(*ratings_of(ratings.train, user))[1] for user in users]
     return np.stack(
@@ -203,14 +210,15 @@ def _scores(found: ItemFactors, ratings: SplitRatings, users: NDArray[np.int64])
 
 
 FETCHED = "ml-100k"
-"""Where ``make data`` puts the ratings of 100K, from the folder of data."""
+"""The subfolder of the data folder in which ``make data`` stores the ratings of 100K."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Format:
-    """A published format: its file, what separates fields, a header if there is one, and the range of ratings.
+    """A published format of ratings.
 
-    ``beside`` is another file of the same folder, which tells a format from one whose file has the same name.
+    It has a file, a field separator, an optional header, and a range of ratings. ``beside`` names another file of the
+    same folder, which distinguishes formats whose ratings files have the same name.
     """
 
     file: str
@@ -230,20 +238,21 @@ FORMATS = {
         file="ml-100k.inter", separator="\t", header="user_id:token\titem_id:token\trating:float\ttimestamp:float"
     ),
 }
-"""By size; the first that fits a folder is taken. A ``ratings.dat`` without ``users.dat`` may have half stars."""
+"""The formats by size; the first that fits a folder is used. A ``ratings.dat`` without ``users.dat`` may have half
+stars."""
 HIGH = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FilmRatings:
-    """Ratings of a folder.
+    """The ratings of a folder.
 
     Attributes
     ----------
     ratings : csr_array of shape (n_users, n_items)
-        Of a user's several ratings of an item the last in the file.
+        If a user rated an item several times, the last rating in the file.
     users, items : int64 arrays
-        Their ids, ascending: the rows and the columns.
+        Their ids, ascending, for the rows and the columns.
     low, high : float
         The range of ratings of the format.
     """
@@ -255,7 +264,7 @@ class FilmRatings:
     high: float = HIGH
 
     def most_rated(self, count: int) -> "FilmRatings":
-        """Return the ratings of the items that have most of them, ties by id; users without any are left out."""
+        """Return the ratings of the most rated items, with ties by id, without users who rated none of them."""
         rated = np.bincount(self.ratings.indices, minlength=self.items.size)
         kept = np.sort(np.argsort(-rated, kind="stable")[:count])
         ratings = sparse.csr_array(self.ratings[:, kept])
@@ -270,12 +279,12 @@ class FilmRatings:
 
 
 def read_movielens(folder: Path) -> FilmRatings:
-    """Read the ratings of a folder, whichever format they have.
+    """Read the ratings of a folder in any of `FORMATS`.
 
     Raises
     ------
     Invalid, BadSource
-        If there is no file of ratings, or one that is not of its format.
+        If the folder has no file of ratings, or the file does not have its format.
     """
     found = next((form for form in FORMATS.values() if _fits(form, folder)), None)
     if found is None:
@@ -304,7 +313,7 @@ def _fits(form: Format, folder: Path) -> bool:
 
 
 def _columns(place: Path, form: Format) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
-    """Read users, items and ratings; a double separator leaves an empty column after each."""
+    """Read users, items and ratings; a two-character separator leaves an empty column after each field."""
     step = len(form.separator)
     wanted = [f"f{step * at}" for at in range(3)]
     names = [f"f{at}" for at in range(3 * step + 1)]

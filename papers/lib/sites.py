@@ -1,6 +1,7 @@
-"""Mechanisms over sites on rows in memory: CAPE with and without colluders, its baselines, pooled rows, and no privacy.
+"""Multi-site mechanisms on rows in memory: CAPE and its baselines.
 
-Every arm but the last runs a mechanism of the product, with noise from a seed. An energy is ``tr(V^T Sigma V)``.
+The arms are CAPE with and without colluders, its baselines, pooled rows, and no privacy. Every arm but the last runs a
+mechanism of the product, with noise from a seed. An energy is ``tr(V^T Sigma V)``.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -39,14 +40,14 @@ METHODS: dict[str, Callable[..., Any]] = {
     DP_DIS: DpDis,
     LOCAL: Local,
 }
-"""The mechanisms over sites by their arm; the second tolerates as many colluders as usual."""
+"""The mechanisms over sites by arm; `COLLUDING` tolerates the default number of colluders."""
 
 _SEED = 20180412
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """Gaussian rows of diagonal covariance: k variances evenly from 10 to 1, the others uniform on [0, 0.5]."""
+    """Gaussian rows with a diagonal covariance of k variances evenly from 10 to 1, and others uniform on [0, 0.5]."""
 
     n_features: int = 200
     n_components: int = 50
@@ -64,13 +65,13 @@ class Model:
 
 
 class Sites:
-    """Rows of norm 1 cut into sites, each with its packed second moment.
+    """Rows of norm 1 divided into sites, with the packed second moment of each site.
 
     Parameters
     ----------
     rows : float64 array of shape (n_records, n_features)
     sizes : sequence of int
-        The records of each site, in order; further rows are left out.
+        The number of records of each site, in order; further rows are left out.
     """
 
     def __init__(self, rows: Matrix, sizes: Sequence[int]) -> None:
@@ -90,7 +91,7 @@ class Sites:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Truth:
-    """A data set's name and the moment by which directions are judged; its best energy for k."""
+    """A data set's name, its moment, by which directions are judged, and k."""
 
     data: str
     moment: Matrix
@@ -108,7 +109,7 @@ class Truth:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """A point of a figure: where it stands, the sites, and what is asked."""
+    """A point of a figure with its sites and privacy target."""
 
     sweep: str
     value: float
@@ -137,13 +138,13 @@ class Cell:
 
 
 def sweep_rows(cells: Callable[[int], Iterator[Cell]], truth: Truth, runs: int) -> list[dict[str, Any]]:
-    """Run all cells as often as asked, and average their energies row by row."""
+    """Run all cells the requested number of times, and average their energies row by row."""
     draws = [[row for cell in cells(run) for row in cell.rows(truth, seed=run)] for run in range(runs)]
     return mean_rows(draws, ("energy", "share"))
 
 
 def components_of(arm: str, sites: Sites, target: PrivacyTarget, *, n_components: int, seed: int) -> Matrix:
-    """Return the directions that an arm finds, as orthonormal rows."""
+    """Return the directions found by an arm, as orthonormal rows."""
     if arm == NON_PRIVATE:
         return leading(sites.sums.sum(axis=0), sites.n_features, n_components)
     if arm == GAUSSIAN:
@@ -167,7 +168,7 @@ def leading(packed: Matrix, order: int, count: int) -> Matrix:
 
 
 def _of_gaussian_masks(sites: Sites, target: PrivacyTarget, *, n_components: int, seed: int) -> Matrix:
-    """Return the directions of messages in floating point, under the published masks and no colluders."""
+    """Return the directions from floating-point messages, with the published masks and no colluders."""
     count, layout = len(sites.sizes), sites.layout
     cape = Cape(sites=count, colluders=0, masks="gaussian")
     mu = mu_of(epsilon=target.epsilon, delta=target.delta)

@@ -1,12 +1,13 @@
-"""The model of the DPS-PCA paper, its rows kept under many releases, and the arms of its figures.
+"""The model of the DPS-PCA paper, its rows reused by many releases, and the arms of its figures.
 
-The paper draws Gaussian rows of norm about 70 and adds the noise of rows of norm 1, so its printed figures carry no
-guarantee. Here every row is divided by its norm: the true subspace stays the same, since the rows are elliptical.
+The paper draws Gaussian rows of norm about 70 and adds the noise for rows of norm 1, so its printed figures carry no
+guarantee. Here every row is divided by its norm. This preserves the true subspace, since the distribution is
+elliptical.
 
-Rows are put on a grid once, and their second moment is added up once. Each release still passes the curator, with its
-own event, key and noise; sums are exact, so a kept one has the same bits as a new one. The rows are made: private ones
-are not held in this way. All arms have one accounting: records are replaced, rows have norm 1, and (epsilon, delta) is
-exact. A distance is ``||V^T W_perp||_F`` from the true directions, at most ``sqrt(k)``.
+Rows are put on a grid once, and their second moment is summed once. Each release still runs through the curator, with a
+separate event, key and noise. Sums are exact, so a stored sum has the same bits as a new one. The rows are synthetic;
+private rows are not kept in this way. All arms have the same accounting: records are replaced, rows have norm 1, and
+(epsilon, delta) is exact. A distance is ``||V^T W_perp||_F`` from the true directions, at most ``sqrt(k)``.
 """
 
 import hashlib
@@ -41,7 +42,7 @@ _SEED = 20180411
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """Gaussian rows whose k leading directions, of variance 100, lie in s features; other variances are below 10.
+    """Gaussian rows with k leading directions, of variance 100, in s features; other variances are below 10.
 
     ``rows_kept`` is the number of features that truncating arms keep.
     """
@@ -69,18 +70,18 @@ class Model:
 PAPER = Model()
 """The model of figures 2, 3 and 4a."""
 FINEST = 14
-"""Bits of the grid on which the moment without noise is formed."""
+"""Bits of the grid on which the noise-free moment is formed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class KeptRows(Rows):
-    """Rows in this process, of norm at most 1; one grid of them stays in memory, and the moment of each grid."""
+    """Rows of norm at most 1 in this process; one grid of them and the moment of each grid stay in memory."""
 
     gridded: dict[int, Gridded] = field(default_factory=dict, repr=False)
     moments: dict[int, NDArray[np.int64]] = field(default_factory=dict, repr=False)
 
     def sum(self, query: RowSum, *, stay: bool) -> NDArray[np.int64]:
-        """Sum a query exactly; ``stay`` has no meaning here."""
+        """Sum a query exactly; ``stay`` is ignored."""
         if type(query) is not SecondMoment:
             return self._sum(query)
         if query.bits not in self.moments:
@@ -100,7 +101,7 @@ class KeptRows(Rows):
 
 
 class KeptCurator(Curator):
-    """A curator of kept rows, which other releases use too."""
+    """A curator of stored rows that other releases share."""
 
     def __init__(self, rows: KeptRows, reservation: Reservation) -> None:
         super().__init__(rows.source, reservation)
@@ -112,7 +113,7 @@ RELATION: Relation = "replace_one"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arm:
-    """A mechanism with its settings; ``truncates`` tells whether it takes the number of features that are kept."""
+    """A mechanism with its settings; ``truncates`` states whether it takes the number of kept features."""
 
     name: str
     mechanism: type[Any]
@@ -162,11 +163,11 @@ class Draw:
     ----------
     model : Model
     rows : array
-        Of norm 1.
+        Rows of norm 1.
     truth : array
         The true directions as columns.
     run : int
-        The number of the draw, of which keys are made: every number can be made again.
+        The number of the draw, from which keys are derived, so that every number is reproducible.
     """
 
     def __init__(self, model: Model, rows: NDArray[np.float32], truth: Matrix, *, run: int) -> None:
@@ -194,7 +195,7 @@ class Draw:
         return subspace_distance(components, self.truth.T)
 
     def answer(self, arm: Arm, *, epsilon: float, delta: float) -> Answer:
-        """Run an arm, or return what it found before."""
+        """Return the cached answer of an arm, which runs at the first call."""
         asked = (arm.name, epsilon, delta)
         if asked not in self._answers:
             self._answers[asked] = self._run(arm, epsilon=epsilon, delta=delta)
@@ -202,7 +203,7 @@ class Draw:
 
     @cached_property
     def non_private(self) -> Mapping[str, Matrix]:
-        """The components without noise, by name: the leading directions, and those of truncated steps from them."""
+        """The noise-free components by name: the leading directions, and the result of truncated steps from them."""
         moment = self.rows.form_moment()
         _, leading = leading_eigenpairs(moment, self.model.n_components)
         directions = np.ascontiguousarray(leading.T)
@@ -212,7 +213,7 @@ class Draw:
 
     @property
     def problem(self) -> Problem:
-        """What is public about the rows."""
+        """The public facts about the rows."""
         records = self.rows.source.n_records
         return Problem(n_features=self.model.n_features, clip_norm=1.0, relation=RELATION, records_at_most=records)
 

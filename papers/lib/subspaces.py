@@ -1,18 +1,24 @@
-"""Arms of a comparison of subspaces, as the product runs them or as printed, and what classification loses in them.
+"""Arms of a comparison of subspaces, run by the product or as printed, and their classification loss.
 
-An arm of the product passes the curator, with a reservation in memory: the rows are public, so nothing is charged. Its
-key comes from a seed, so that every number can be made again; on private rows a key comes from the operating system.
+An arm of the product runs through the curator, with a reservation in memory: the rows are public, so nothing is
+charged. Its key comes from a seed, so that every number is reproducible; on private rows a key comes from the operating
+system.
 
-*Printed algorithms* have published noise that no release may have: the product refuses these formulas, because they do
-not keep the epsilon that they claim. Their results are computed here from public rows and a seed, past the curator.
+*Printed algorithms* have published noise that no release may use. The product refuses these formulas, because they do
+not satisfy the epsilon that they claim. Their results are computed here from public rows and a seed, without the
+curator.
 
-*The protocol of classification.* A split permutes the records. The first half is reserved for the subspace. Of the
-other half, 10 % of its rows train the classifier and the rest test it. Projections are standardised by mean and std of
-the training rows. The classifier is scikit-learn's ``LinearSVC`` at its default C = 1, which no arm tunes; several
-classes are one against the rest. An arm loses the accuracy with the half's own best k directions less its own, in
-points, on the same split: splits are paired, and the standard error is over splits, of the mean of an arm's draws in
-each. The paper repeats 10 times over 10 arrangements, takes 10 % of the whole data set for training, and states neither
-how its classifier was tuned, how scores were scaled, nor which labels MNIST had: absolute accuracies are not compared.
+*Classification protocol.* A split permutes the records. The first half is reserved for the subspace. Of the other half,
+10 % of the rows train the classifier and the rest test it. Projections are standardised by the mean and std of the
+training rows. The classifier is scikit-learn's ``LinearSVC`` at its default C = 1, which no arm tunes. Several classes
+are handled one against the rest.
+
+An arm's loss in a split is the accuracy with the best k directions of the reserved half, minus the arm's accuracy, in
+points. So splits are paired. The standard error is over splits, of the mean over an arm's draws in each split.
+
+The paper repeats 10 times over 10 arrangements, and takes 10 % of the whole data set for training. It does not state
+how its classifier was tuned, how scores were scaled, or which labels MNIST had. So absolute accuracies are not
+compared.
 
 >>> import numpy as np
 >>> from scipy import sparse
@@ -46,7 +52,8 @@ from papers.lib.experiments import Matrix, orthonormal, run_mechanism
 from papers.lib.public_data import LabelledRows, second_moment
 
 OVERSAMPLING, ITERATIONS, MIX = 3, 8, 0.5
-"""Of the noisy power method, as the product's; and the free mu of DP-SPCA, which the paper does not state."""
+"""The oversampling and iterations of the noisy power method, as in the product; and the free mu of DP-SPCA, which the
+paper does not state."""
 
 
 def wishart(rows: sparse.csr_array, *, asked: Settings, rng: np.random.Generator) -> Matrix:
@@ -58,7 +65,7 @@ def wishart(rows: sparse.csr_array, *, asked: Settings, rng: np.random.Generator
 
 
 def noisy_power(rows: sparse.csr_array, *, asked: Settings, rng: np.random.Generator) -> Matrix:
-    """Return components by noisy power iterations with noise for one entry of the matrix (PPI, Hardt and Price)."""
+    """Return components by noisy power iterations with noise calibrated to one matrix entry (PPI, Hardt and Price)."""
     asked = power_settings(asked)
     directions = orthonormal(rng.standard_normal((asked.n_features, asked.n_components)))
     scale = FORMULAS["noisy_power"].noise(asked)
@@ -72,23 +79,23 @@ def noisy_power(rows: sparse.csr_array, *, asked: Settings, rng: np.random.Gener
 
 
 def power_settings(asked: Settings) -> Settings:
-    """Return the settings of the noisy power method's formula: the width of its products, and its iterations."""
+    """Return the settings of the noisy power method's formula, with the width of its products and its iterations."""
     return replace(asked, n_components=asked.n_components + OVERSAMPLING, steps=ITERATIONS)
 
 
 def stochastic_settings(asked: Settings) -> Settings:
-    """Return the settings of DP-SPCA and DP-VRPCA: as many steps as records, one epoch, and mu of `MIX`."""
+    """Return the settings of DP-SPCA and DP-VRPCA, with as many steps as records, one epoch, and mu `MIX`."""
     return replace(asked, steps=asked.n_records, epochs=1, mix=MIX)
 
 
 def dp_spca(rows: sparse.csr_array, *, asked: Settings, rng: np.random.Generator) -> Matrix:
-    """Return components by Algorithm 1: a row a step, T = n, step size 1 / 2n, the gradient ``-2 x (x^T V)``."""
+    """Return components by Algorithm 1: one row per step, T = n, step size 1 / 2n and gradient ``-2 x (x^T V)``."""
     noise = FORMULAS["dp_spca"].noise(stochastic_settings(asked))
     return ascend(rows, asked.n_components, noise_std=2.0 * noise, rng=rng)  # G = 2 for this gradient
 
 
 def dp_vrpca(rows: sparse.csr_array, *, asked: Settings, rng: np.random.Generator) -> Matrix:
-    """Return components by Algorithm 2: one epoch, T = n, step size 1 / n, signs as in equation (14)."""
+    """Return components by Algorithm 2: one epoch, T = n, step size 1 / n and the signs of equation (14)."""
     noise = FORMULAS["dp_vrpca"].noise(stochastic_settings(asked))
     return ascend(rows, asked.n_components, noise_std=noise, rng=rng, reduced=True)
 
@@ -96,7 +103,7 @@ def dp_vrpca(rows: sparse.csr_array, *, asked: Settings, rng: np.random.Generato
 def ascend(
     rows: sparse.csr_array, n_components: int, *, noise_std: float, rng: np.random.Generator, reduced: bool = False
 ) -> Matrix:
-    """Return the last iterate of a row a step, n steps, started at random; ``reduced`` as in Algorithm 2."""
+    """Return the last of n iterates with one row per step from a random start; ``reduced`` selects Algorithm 2."""
     n, d = (int(size) for size in rows.shape)
     start = orthonormal(rng.standard_normal((d, n_components)))
     mean = rows.T @ (rows @ start) / n if reduced else np.zeros_like(start)
@@ -121,20 +128,21 @@ PRINTED: dict[str, Callable[..., Matrix]] = {
     "noisy_power": noisy_power,
     "wishart": wishart,
 }
-"""The algorithms by the name of their row in `dpca_tasks.accounting.published.FORMULAS`."""
+"""The algorithms, by their row names in `dpca_tasks.accounting.published.FORMULAS`."""
 FORMULA_SETTINGS: dict[str, Callable[[Settings], Settings]] = {
     "dp_spca": stochastic_settings,
     "dp_vrpca": stochastic_settings,
     "noisy_power": power_settings,
     "wishart": lambda asked: asked,
 }
-"""The settings at which each formula is taken."""
+"""The settings at which each formula is evaluated."""
 
 
 def formula_epsilon(name: str, asked: Settings) -> float:
-    """Return an upper bound of what a formula's noise gives at the delta asked for; a lower one where the row says so.
+    """Return an upper bound on the epsilon of a formula's noise at the requested delta.
 
-    Infinite where no epsilon does, and where losses are too large for the accountant's exponentials.
+    It is a lower bound if the formula's row states so. It is infinite if no epsilon holds, or if losses are too large
+    for the accountant's exponentials.
     """
     row = FORMULAS[name]
     try:
@@ -152,19 +160,20 @@ def _symmetrically_orthonormal(columns: Matrix) -> Matrix:
 
 type Calibration = Literal["tight", "paper", "printed"]
 WIDE, NARROW, SMALL = 5_000, 1_000, 500
-"""Features beyond which only arms without a matrix run, up to which all run, up to which several draws are cheap."""
+"""Numbers of features: above WIDE only arms without a matrix run, up to NARROW all arms run, and up to SMALL several
+draws are cheap."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Rows:
-    """Public rows, and the same as the curator's source."""
+    """Public rows, as a matrix and as the curator's source."""
 
     matrix: sparse.csr_array
     source: ArrayBlocks
 
     @classmethod
     def of(cls, matrix: sparse.csr_array) -> Self:
-        """Take rows of norm at most 1."""
+        """Wrap rows of norm at most 1."""
         return cls(matrix=matrix, source=ArrayBlocks(matrix))
 
 
@@ -176,16 +185,16 @@ class Arm:
     ----------
     mechanism : str
     calibration : {"tight", "paper", "printed"}
-        ``tight``: the least noise for the guarantee. ``paper``: the published noise, where the product runs it.
+        ``tight``: the least noise for the guarantee. ``paper``: the published noise, if the product supports it.
         ``printed``: published noise that the product refuses, by `PRINTED`.
     settings : Mapping
     relation : Relation
     refined : bool
-        Whether the release is refined (``auto``).
+        True if the release is refined (``auto``).
     ranges : {"all", "medium", "wide"}
-        Up to which number of features it runs: `NARROW`, `WIDE`, or any.
+        The limit on the number of features: `NARROW`, `WIDE`, or none.
     dear : bool
-        Whether a run takes several seconds on tens of thousands of records.
+        True if a run takes several seconds on tens of thousands of records.
     """
 
     mechanism: str
@@ -198,18 +207,18 @@ class Arm:
 
     @property
     def name(self) -> str:
-        """Mechanism, calibration, and whether it is refined."""
+        """The mechanism, its calibration, and whether it is refined, as text."""
         return f"{self.mechanism} {self.calibration}{' refined' if self.refined else ''}"
 
     @property
     def bound(self) -> str:
-        """Whether the true epsilon is at most or at least what is stated."""
+        """The direction of the bound on the true epsilon: "at most" or "at least" the stated value."""
         return (
             FORMULAS[self.mechanism].bound.replace("between", "at most") if self.calibration == "printed" else "at most"
         )
 
     def fits(self, n_features: int) -> bool:
-        """Tell whether the arm runs on so many features."""
+        """Return whether the arm runs on this number of features."""
         limit = {"narrow": NARROW, "medium": WIDE, "wide": math.inf}[self.ranges]
         return n_features <= limit
 
@@ -232,7 +241,7 @@ class Arm:
         return np.asarray(found.components)
 
     def true_epsilon(self, rows: Rows, *, n_components: int, epsilon: float, delta: float) -> float:
-        """Return an upper bound of what the noise gives at delta; infinite where no epsilon does.
+        """Return an upper bound on the epsilon of the noise at delta; infinite if no epsilon holds.
 
         Raises
         ------
@@ -274,7 +283,7 @@ DP_VRPCA = Arm(mechanism="dp_vrpca")
 PRINTED_SPCA = Arm(mechanism="dp_spca", calibration="printed", dear=True)
 PRINTED_VRPCA = Arm(mechanism="dp_vrpca", calibration="printed", dear=True)
 COMPARED = (ANALYZE_GAUSS, REFINED, GAUSSIAN, MOD_SULQ)
-"""The arms of which losses are stated."""
+"""The arms whose losses are reported."""
 _STATED = (
     *COMPARED,
     Arm(mechanism="mod_sulq", ranges="medium"),
@@ -302,18 +311,18 @@ ARMS = (
     *_STATED,
     *(Arm(mechanism=name) for name in MECHANISMS if name not in {arm.mechanism for arm in _STATED}),
 )
-"""Every mechanism: tight, as published where the product runs that, and as printed where it refuses."""
+"""Every mechanism: tight, as published if the product supports it, and as printed if it refuses."""
 BOUNDS = {arm.name: arm.bound for arm in ARMS}
-"""Whether true epsilons of an arm are upper or lower bounds."""
+"""The direction of the bound on the true epsilon, by arm."""
 TRAINED = 0.1
-"""The share of the other half that trains."""
+"""The share of the second half that is used for training."""
 FORMED = 5_000
-"""Features up to which the second moment is formed to find the best directions."""
+"""The number of features up to which the second moment is formed to find the best directions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Split:
-    """One arrangement of the records: the reserved half, and the projected classification of the other."""
+    """One permutation of the records, with the reserved half, and classification of projections of the other half."""
 
     reserved: sparse.csr_array
     train: sparse.csr_array
@@ -357,7 +366,7 @@ class Split:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Reference:
-    """The best directions of rows, without noise, and what any other directions are worth beside them."""
+    """The best noise-free directions of rows, and the measures of other directions relative to them."""
 
     rows: sparse.csr_array
     best: Matrix
@@ -366,7 +375,7 @@ class Reference:
 
     @classmethod
     def of(cls, rows: sparse.csr_array, *, n_components: int) -> Self:
-        """Decompose the second moment of rows, formed where it is not too large."""
+        """Decompose the second moment of rows, which is formed if it is not too large."""
         d = int(rows.shape[1])
         with one_thread():
             if d <= FORMED:
@@ -380,13 +389,13 @@ class Reference:
         return cls(rows=rows, best=np.ascontiguousarray(best), values=values, order=d)
 
     def measured(self, components: Matrix) -> dict[str, float]:
-        """Measure a subspace against the best.
+        """Measure a subspace against the best one.
 
         Returns
         -------
         dict
-            ``distance``: the squared distance of the subspaces. ``captured``: the captured variance. ``beyond``: that
-            beyond the first direction. See `dpca_tasks.metrics`.
+            ``distance``: the squared distance of the subspaces. ``captured``: the captured variance. ``beyond``: the
+            captured variance beyond the first direction. See `dpca_tasks.metrics`.
         """
         rows = sparse.linalg.aslinearoperator(self.rows)
         moment, values = rows.T @ rows, self.values

@@ -1,12 +1,13 @@
-"""Topics and mixtures as the paper of capeAGN draws them, their sums kept under many releases, and its arms.
+"""Topics and mixtures drawn as in the capeAGN paper, their sums reused by many releases, and its arms.
 
-Components are the first K columns of a random orthogonal D x D matrix; of topics with negative entries cut to 0 and
-columns that sum to 1. Weights are proportional to K even steps from 1 to 10 K. Every draw is of other components.
+Components are the first K columns of a random orthogonal D x D matrix. For topics, negative entries are set to 0 and
+columns are scaled to sum 1. Weights are proportional to K even steps from 1 to 10 K. Every draw has other components.
 
-A release asks for a second moment and for a core along directions that its noise decides. Of documents of three words
-the whole third moment is kept, and the core is made of it; of points the rows are kept. Either is summed in floats and
-rounded once, where a query rounds each record to its grid: far below any noise (a test compares them). Plans, queries,
-sensitivities, noise, shares and masks are those of the product, with keys from a seed.
+A release requests a second moment, and a core along directions that its noise determines. For documents of three words
+the whole third moment is stored, and the core is computed from it; for points the rows are stored. Both are summed in
+floating point and rounded once, whereas a query rounds each record to its grid. The difference is far below any noise
+(a test compares them). Plans, queries, sensitivities, noise, shares and masks come from the product, with keys from a
+seed.
 """
 
 import itertools
@@ -38,7 +39,7 @@ from dpca_tasks.records.blocks import ArrayBlocks
 from papers.lib.experiments import Matrix
 
 type Records = NDArray[np.int16] | NDArray[np.float64]
-"""Documents as their words, one a column, or points."""
+"""Documents as arrays of words, one word per column, or points."""
 WORDS = 3
 VARIANCE = 0.05
 _SEED = 20180412
@@ -46,7 +47,7 @@ _SEED = 20180412
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Maker:
-    """A model and its size.
+    """A generator: a model and its size.
 
     Parameters
     ----------
@@ -61,12 +62,12 @@ class Maker:
 
     @property
     def name(self) -> str:
-        """The model and its size in words."""
+        """The model and its size as text."""
         return f"{self.model} D={self.n_features} K={self.n_components}"
 
     @property
     def weights(self) -> Matrix:
-        """The share of records of each component, the same for all draws."""
+        """The share of records of each component, equal for all draws."""
         steps = np.linspace(1.0, 10.0 * self.n_components, self.n_components)
         return np.asarray(steps / steps.sum())
 
@@ -75,11 +76,11 @@ class Maker:
         return self._components(np.random.default_rng([_SEED, self.n_features, draw]))
 
     def random_components(self, *, draw: int) -> Matrix:
-        """Return components that have nothing to do with those of the draw: the baseline of knowing no record."""
+        """Return components unrelated to those of the draw, as a baseline that uses no record."""
         return self._components(np.random.default_rng([_SEED, self.n_features, draw, 1]))
 
     def records(self, n_records: int, *, draw: int) -> Records:
-        """Return the first records of a draw; a shorter draw is a part of a longer one."""
+        """Return the first records of a draw; a shorter draw is a prefix of a longer one."""
         components = self.components(draw=draw)
         rng = np.random.default_rng([_SEED, self.n_features, draw, 2])
         pieces: list[Any] = []
@@ -101,7 +102,7 @@ class Maker:
         return np.asarray(rows / rows.sum(axis=1, keepdims=True))
 
     def _documents(self, components: Matrix, of: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int16]:
-        """Return the words of documents of given topics."""
+        """Return the words of documents with the given topics."""
         words = np.empty((of.size, WORDS), np.int16)
         for topic, component in enumerate(components):
             mine = np.flatnonzero(of == topic)
@@ -118,14 +119,14 @@ _SUMMED_AT_ONCE = 20_000
 
 
 class Sums(Protocol):
-    """The interface of records that are summed once."""
+    """The interface of records that are summed only once."""
 
     def total(self, query: RowSum) -> Matrix:
         """Return the full tensor of a query, in its units."""
 
 
 class DocumentSums:
-    """Documents of three words: their pair and triple moments.
+    """Documents of three words, with their pair and triple moments.
 
     Parameters
     ----------
@@ -148,12 +149,12 @@ class DocumentSums:
         directions = query.directions / 2.0**DIRECTION_BITS
         core: Matrix = self.triples
         for _ in range(WORDS):
-            core = np.tensordot(core, directions, axes=(0, 0))  # the axis goes last: all three in turn
+            core = np.tensordot(core, directions, axes=(0, 0))  # moves the axis to the end: all are contracted
         return core
 
 
 class PointSums:
-    """Points, and their second moment.
+    """Points, with their second moment.
 
     Parameters
     ----------
@@ -191,7 +192,7 @@ class PointSums:
 
 
 class TotalSums:
-    """All sites' records together.
+    """The records of all sites together.
 
     Parameters
     ----------
@@ -208,7 +209,7 @@ class TotalSums:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SummedRows(Rows):
-    """Rows whose sums are looked up."""
+    """Rows whose sums are stored."""
 
     sums: Sums
 
@@ -221,13 +222,13 @@ class SummedRows(Rows):
 
 
 def over_sums[C: Curator](curator: C, sums: Sums) -> C:
-    """Return a curator that looks its sums up; it was made over no rows (`NO_ROWS`)."""
+    """Return a curator that uses stored sums; it must have been created over no rows (`NO_ROWS`)."""
     curator._rows = SummedRows(source=NO_ROWS, sums=sums)
     return curator
 
 
 def clipped(rows: Matrix, norm: float) -> Matrix:
-    """Return rows, longer ones scaled down to a norm."""
+    """Return rows with longer ones scaled down to a norm."""
     lengths = np.linalg.norm(rows, axis=1, keepdims=True)
     return np.asarray(rows * np.minimum(1.0, norm / np.maximum(lengths, np.finfo(np.float64).tiny)))
 
@@ -244,16 +245,16 @@ WITHOUT_EPSILON = (NON_PRIVATE, RANDOM)
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Sites:
-    """Made records, cut evenly into sites, summed once.
+    """Synthetic records, divided evenly into sites and summed once.
 
     Parameters
     ----------
     maker : Maker
     draw : int
     parts : tuple of Sums
-        One for each site.
+        The sums of each site.
     records : int
-        At each site.
+        The number of records at each site.
     """
 
     maker: Maker
@@ -261,10 +262,10 @@ class Sites:
     parts: tuple[Sums, ...]
     records: int
     known: dict[str, Components] = field(default_factory=dict)
-    """The results of arms that no epsilon changes."""
+    """The results of arms that do not depend on epsilon."""
 
     def problem(self, *, sites: int) -> TensorProblem:
-        """Return the public facts of the records of so many sites; points are clipped by the usual factor."""
+        """Return the public facts of the records of this number of sites; points are clipped by the usual factor."""
         points = {"clip_norm": POINT_FACTOR * math.sqrt(1.0 + self.maker.n_features * VARIANCE)}
         bound: dict[str, Any] = {"words_at_most": WORDS} if self.maker.model == "topics" else points
         return TensorProblem(
@@ -277,7 +278,7 @@ class Sites:
 
 
 def sites_of(maker: Maker, records: Records, *, draw: int, sites: int = SITES) -> Sites:
-    """Cut records into sites of as many each, and sum what does not depend on a release."""
+    """Divide records evenly into sites, and compute the sums that do not depend on a release."""
     parts = np.array_split(records[: len(records) // sites * sites], sites)
     sums = [
         DocumentSums(part, maker.n_features) if maker.model == "topics" else PointSums(part)  # type: ignore[arg-type]
@@ -287,7 +288,7 @@ def sites_of(maker: Maker, records: Records, *, draw: int, sites: int = SITES) -
 
 
 def components_by(arm: str, sites: Sites, *, epsilon: float, delta: float, seed: int) -> Components:
-    """Return the components that an arm finds."""
+    """Return the components found by an arm."""
     if arm in WITHOUT_EPSILON:
         if arm not in sites.known:
             sites.known[arm] = _random(sites) if arm == RANDOM else _non_private(sites)

@@ -1,1 +1,1 @@
-"""Backups of a home: made at one point of the journal, restored into what is empty, and rehearsed."""
+"""Creation, restoration and rehearsal of backups of a home."""

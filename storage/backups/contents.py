@@ -1,28 +1,26 @@
-"""The contents of a backup: its manifest, the files of a store, and the rows of a database.
+"""Contents of a backup, with its manifest, the files of a store and the rows of a database.
 
-The folder of a backup: a manifest that lists every file with its digest, and says of what the backup is.
+A backup is a folder. Its manifest lists every file with its digest, and describes the home that was backed up.
 
 ::
 
     backup.json          this manifest
     backup.sig           its signature, and its MAC where there is a passphrase
-    database/TABLE.jsonl the rows of a table, one a line
-    store/...            what lies in the store of artifacts, by its path there
-    keys.sealed          keys that sign, under a passphrase; only where one was given
+    database/TABLE.jsonl the rows of a table, one per line
+    store/...            the files of the artifact store, under their paths in the store
+    keys.sealed          signing keys, encrypted under a passphrase; only where one was given
 
-No noise key, staged step or witness is ever in it; see ``docs/how-to/backup.md``.
+A backup never contains a noise key, staged step or witness; see ``docs/how-to/backup.md``.
 
-The files of a store of artifacts, copied out for a backup and put back into an empty store.
+The rows of the ledger's snapshot determine which files of the store are copied, so that files and rows are of one
+point. These are the artifacts of versions and committed releases, the answers of streams, and datasets on request.
+Pointer files and the other small files of the registry are copied while publishers are kept out. Checkpoints of the
+audit trail are copied without selection, because an additional signed statement does no harm. A restore writes the
+files into an empty store.
 
-What is copied follows from the rows of the ledger's snapshot, so that files and rows are of one point: the artifacts of
-versions and committed releases, the answers of streams, and datasets if they are wanted. Pointer files, and whatever
-else lies beside the artifacts, are small; they are copied while no publisher is at work. Checkpoints of the trail are
-copied as they are: a signed statement is never too many.
-
-The rows of a database as text, one object a line, and back: the same for SQLite and PostgreSQL.
-
-A copy is taken in one snapshot of the database, so it is one point of the journal. It is read back into the schema that
-it was taken from.
+The rows of the database are written as text, one JSON object per line, in the same form for SQLite and PostgreSQL. They
+are read in one snapshot of the database, so they are one point of the journal. They are restored into the schema that
+they were read from.
 """
 
 import hashlib
@@ -58,20 +56,20 @@ _PIECE = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contents:
-    """What a backup is of, and what is in it.
+    """Manifest of a backup.
 
     Attributes
     ----------
     at : str, UTC
-    code_version : str, of the program that made it
+    code_version : str, version of the program that made the backup
     ledger : str
-    entries, head : int and str, of the journal: their number, and the hash of the last one
-    migration : str, the schema that the rows have
-    database : str, ``sqlite`` or ``postgresql``; it is restored into either
-    datasets : bool, whether raw rows are in it
-    keys : tuple of str, the sealed ones
-    spent : mapping of population to what it has spent
-    missing : tuple of str, paths of the store that the ledger tells of and that were not there, or damaged
+    entries, head : int and str, number of journal entries, and hash of the last one
+    migration : str, schema of the rows
+    database : str, ``sqlite`` or ``postgresql``; the backup can be restored into either
+    datasets : bool, whether the backup contains raw rows
+    keys : tuple of str, names of the sealed keys
+    spent : mapping of population to its spent epsilon
+    missing : tuple of str, paths in the store that the ledger refers to and that were missing or damaged
     files : mapping of path to its size and SHA-256
     signed_by : str, the public key of the audit trail, in hex
     """
@@ -91,12 +89,12 @@ class Contents:
     signed_by: str
 
     def encode(self) -> bytes:
-        """Write the manifest."""
+        """Return the manifest as JSON."""
         return json.dumps({"format": FORMAT, "version": VERSION, **asdict(self)}, indent=1).encode()
 
     @staticmethod
     def read_bytes(folder: Path) -> bytes:
-        """Read the bytes of a backup's manifest.
+        """Return the bytes of a backup's manifest.
 
         Raises
         ------
@@ -112,14 +110,14 @@ class Contents:
 
     @classmethod
     def decode(cls, manifest: bytes, folder: Path) -> Self:
-        """Read a manifest of a folder; neither its signature nor the files are looked at.
+        """Read the manifest of a folder, without checking its signature or the files.
 
         Raises
         ------
         Refused
-            If a newer version of the program wrote it.
+            If another version of the format is stated.
         Corrupt
-            If it is damaged.
+            If the manifest is damaged.
         """
         try:
             found = json.loads(manifest)
@@ -138,12 +136,12 @@ class Contents:
             raise damaged(folder, f"{MANIFEST} has not the fields of one") from None
 
     def check_files(self, folder: Path) -> None:
-        """Check that each file is the one that was written, and that there is no other.
+        """Check that the folder contains exactly the listed files, with the listed content.
 
         Raises
         ------
         Corrupt
-            At the first that is not.
+            At the first file that is missing, not listed or changed.
         """
         try:
             here = set(relative_paths(folder)) - {MANIFEST, SIGNATURE}
@@ -159,12 +157,12 @@ class Contents:
             raise damaged(folder, str(error)) from None
 
     def pieces(self, folder: Path, path: str) -> Iterator[bytes]:
-        """Yield the bytes of a file, which are used once all have come: the check is of these bytes.
+        """Yield the bytes of a file; they must not be used before the last piece, because their check is at the end.
 
         Raises
         ------
         Corrupt
-            At the end, if they are not what was written; at once, if it is a pipe or a device.
+            At the end, if the file has changed; at once, if it is a pipe or a device.
         """
         size, digest = 0, hashlib.sha256()
         with open_regular(folder / path) as file:
@@ -176,7 +174,7 @@ class Contents:
             raise damaged(folder, f"{path} is not the file that was written")
 
     def copy(self, folder: Path, path: str, to: Path) -> None:
-        """Copy a file to a place of the caller, who uses the copy; raise as `pieces`."""
+        """Copy a file to a path of the caller, who must use the copy; raise as `pieces`."""
         to.parent.mkdir(parents=True, exist_ok=True)
         with to.open("wb") as file:
             file.writelines(self.pieces(folder, path))
@@ -197,12 +195,12 @@ def fingerprint(path: Path) -> tuple[int, str]:
 
 
 def list_files(folder: Path) -> dict[str, tuple[int, str]]:
-    """Return size and SHA-256 of every file of a folder, by its path."""
+    """Return the size and SHA-256 of every file in a folder, by path."""
     return {path: fingerprint(folder / path) for path in relative_paths(folder)}
 
 
 def facts_of(contents: Contents) -> dict[str, Any]:
-    """Return what a person wants to know of a backup."""
+    """Return the facts about a backup that are shown to users."""
     return {
         "ledger": contents.ledger,
         "entries": contents.entries,
@@ -218,22 +216,22 @@ def facts_of(contents: Contents) -> dict[str, Any]:
 
 
 def damaged(folder: Path, found: str) -> Corrupt:
-    """Return the error of a backup that is not as it was written."""
+    """Return the error for a backup that has changed since it was written."""
     return Corrupt(f"the backup {folder} is damaged ({found}); it must be as it was written: use another one.")
 
 
 REGISTRY, ARTIFACTS, DATASETS = "registry", "registry/artifacts", "datasets"
-ARTIFACT_MARKER = "manifest.json"  # comes last when an artifact is published
+ARTIFACT_MARKER = "manifest.json"  # written last when an artifact is published
 
 
 def copy_pointers(place: Place, to: Path) -> list[str]:
-    """Copy all of a registry but its artifacts, while nobody publishes; return the paths that are gone, or damaged."""
+    """Copy a registry without its artifacts, while publishers are kept out; return the missing or damaged paths."""
     folders = [name for name in place.names(REGISTRY) if name != "artifacts" and not name.startswith(".")]
     return [path for folder in folders for path in _copy_each(place, to, f"{REGISTRY}/{folder}")]
 
 
 def copy_store(connection: sa.Connection, place: Place, to: Path, *, ledger: str, datasets: bool) -> list[str]:
-    """Copy what the rows tell of; return the paths that are missing, or damaged, which are not copied."""
+    """Copy the files that the rows refer to; return the paths that are missing or damaged, and are not copied."""
     missing = [
         f"{ARTIFACTS}/{digest}"
         for digest in _digests(connection)
@@ -255,12 +253,12 @@ def copy_store(connection: sa.Connection, place: Place, to: Path, *, ledger: str
 
 
 def refuse_full_place(place: Place, contents: Contents) -> None:
-    """Refuse a store that holds anything else than files of the backup, which a killed restore has left.
+    """Check that a store is empty, except for files of this backup that an interrupted restore has left.
 
     Raises
     ------
     Refused
-        If it does.
+        If the store contains other files.
     """
     for folder in (f"{REGISTRY}/names", ARTIFACTS, ANSWERS, TRAIL):
         paths = [f"{folder}/{path}" for path in place.paths(folder)]
@@ -272,9 +270,9 @@ def refuse_full_place(place: Place, contents: Contents) -> None:
 
 
 def put_back(source: Path, contents: Contents, place: Place, *, home: Path, datasets: bool) -> None:
-    """Put the files of a backup into an empty store: artifacts and datasets whole, pointer files last.
+    """Restore the files of a backup into an empty store, artifacts and datasets as a whole and pointer files last.
 
-    What a killed restore has put there already stays.
+    Files that an interrupted restore has already written are kept.
     """
     paths = sorted(path.removeprefix(f"{STORE}/") for path in contents.files if path.startswith(f"{STORE}/"))
     whole = {_folder(path, 3): ARTIFACT_MARKER for path in paths if path.startswith(f"{ARTIFACTS}/")}
@@ -283,7 +281,7 @@ def put_back(source: Path, contents: Contents, place: Place, *, home: Path, data
     for folder, marker in whole.items():
         staged = home / STAGING / token_hex(16)
         try:
-            make_folder(staged)  # it is as old as it is; the copy has the times of the backup, and would be an orphan
+            make_folder(staged)  # a new folder; the copies have the times of the backup, and would look like orphans
             for path in paths:
                 if path.startswith(f"{folder}/"):
                     contents.copy(source, f"{STORE}/{path}", staged / "whole" / path.removeprefix(f"{folder}/"))
@@ -308,7 +306,7 @@ def _digests(connection: sa.Connection) -> Sequence[str]:
 
 
 def _copy(place: Place, to: Path, folder: str, *, digest: str | None = None) -> bool:
-    """Copy all files of a folder, or none; an artifact that has not its digest is taken away again."""
+    """Copy all files of a folder, or none; an artifact with another digest is removed again."""
     missing = _copy_each(place, to, folder)
     if not missing and (to / folder).is_dir() and digest in (None, digest_tree(to / folder)):
         return True
@@ -317,7 +315,7 @@ def _copy(place: Place, to: Path, folder: str, *, digest: str | None = None) -> 
 
 
 def _is_dataset(folder: Path, content: str) -> bool:
-    """Tell whether a copy of a dataset has all the rows that were ingested; a store may have listed a part."""
+    """Return whether a copy of a dataset contains all ingested rows; the listing of a store may be incomplete."""
     try:
         return Dataset.open(folder).verify() == content
     except (Corrupt, NotFound):
@@ -325,7 +323,7 @@ def _is_dataset(folder: Path, content: str) -> bool:
 
 
 def _copy_each(place: Place, to: Path, folder: str) -> list[str]:
-    """Copy the files of a folder; return the paths of those that are gone or damaged, which are not copied."""
+    """Copy the files of a folder, and return the paths that are missing or damaged, and are not copied."""
     paths = [f"{folder}/{path}" for path in place.paths(folder)]
     copied = each(partial(_copy_file, place, to), paths)
     return [path for path, is_there in zip(paths, copied, strict=True) if not is_there]
@@ -334,7 +332,7 @@ def _copy_each(place: Place, to: Path, folder: str) -> list[str]:
 def _copy_file(place: Place, to: Path, path: str) -> bool:
     try:
         payload = place.read(path).payload
-        if path.endswith(".json"):  # each of them, if it is not whole, is none
+        if path.endswith(".json"):  # a JSON file that is incomplete counts as missing
             json.loads(payload)
     except (FileNotFoundError, Corrupt, ValueError, RecursionError):
         return False
@@ -349,14 +347,14 @@ def _write(path: Path, payload: bytes) -> None:
 
 
 _LEFT_OUT = {
-    "pointer",  # tags of one store's files; a name without a row has a file to be written
-    "charged_total",  # what the releases add up to
+    "pointer",  # tags of one store's files; without a row the file of a name is rewritten
+    "charged_total",  # recomputed from the releases
 }
 _AT_ONCE = 1_000
 
 
 def write_rows(connection: sa.Connection, folder: Path) -> None:
-    """Write every table to a file of a new folder."""
+    """Write every table to a file in a new folder."""
     folder.mkdir()
     for table in tables.metadata.sorted_tables:
         if table.name not in _LEFT_OUT:
@@ -367,14 +365,14 @@ def write_rows(connection: sa.Connection, folder: Path) -> None:
 
 
 def read_rows(connection: sa.Connection, folder: Path, *, migration: str) -> None:
-    """Fill an empty database with what `write_rows` wrote, in the caller's transaction.
+    """Fill an empty database with the rows that `write_rows` wrote, in the caller's transaction.
 
     Raises
     ------
     Refused
         As `refuse_full_database`.
     Corrupt
-        If they are not the rows of one.
+        If the rows are not those of a ledger.
     """
     refuse_full_database(connection, migration=migration)
     migrate(connection)
@@ -401,12 +399,12 @@ def _fill(connection: sa.Connection, folder: Path) -> None:
 
 
 def refuse_full_database(connection: sa.Connection, *, migration: str) -> None:
-    """Refuse rows of another version, and a database that holds a ledger or the tables of another version.
+    """Check that the rows are of this version, and that the database has no ledger or tables of another version.
 
     Raises
     ------
     Refused
-        If either is so.
+        If one of the two checks fails.
     """
     if migration != HEAD:
         raise Refused(

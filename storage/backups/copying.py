@@ -1,21 +1,18 @@
-"""Make, restore and rehearse a backup.
+"""Creation, restoration and rehearsal of backups.
 
-The dates of the last backup and the last rehearsal, in this machine's state folder, for `dpca doctor`.
+A backup is made of one point of the journal, completely or not at all, while other processes continue. Writers wait
+while pointer files are read, so that pointers and rows are of one point. All other copied files never change once they
+are written.
 
-Make a backup: whole or not at all, of one point of the journal, while others go on.
+A backup is restored into an empty target, where the ledger is locked until an operator accepts it. No witness is ever
+restored: the ledger is locked because the witness does not know the database. Keys and files are restored first, and
+the database last, in one transaction. So an interrupted restore leaves no ledger.
 
-Writers wait while pointer files are read, so that these and the rows are of one point; everything else that is copied
-is never changed once it is there.
+A rehearsal restores a backup into a temporary target, checks all its contents, and removes the target. SQLite is
+rehearsed in a file of a temporary folder. PostgreSQL is rehearsed in a separate schema next to the ledger's tables,
+which is dropped at the end. The rehearsal covers `restore_backup`, and everything that the next command would read.
 
-Restore a backup into what is empty. The ledger is locked then, until an operator accepts it.
-
-No witness is ever restored: that it does not know the database is what locks it. Keys and files go first and the
-database last, in one transaction, so that a restore that was cut short has no ledger.
-
-Rehearse a backup: restore it into a throw-away place, look at everything that it holds, and remove it again.
-
-SQLite is rehearsed in a file of a temporary folder; PostgreSQL in a schema of its own beside the ledger's tables, which
-is dropped at the end. What is rehearsed is what `restore_backup` does, and what the next command would read.
+The dates of the last backup and the last rehearsal are in this machine's state folder, for `dpca doctor`.
 """
 
 import json
@@ -74,7 +71,7 @@ from storage.workspace import Workspace
 
 
 def note_date(ledger: str, *, what: str, entries: int) -> None:
-    """Note that a backup of so many entries was ``made`` or ``rehearsed`` now."""
+    """Record that a backup with this number of journal entries was ``made`` or ``rehearsed`` now."""
     path = _path(ledger)
     with writing(path.parent):
         make_folder(path.parent)
@@ -83,7 +80,7 @@ def note_date(ledger: str, *, what: str, entries: int) -> None:
 
 
 def read_dates(ledger: str) -> dict[str, Any]:
-    """Return when the last backup was ``made``, and one ``rehearsed``, with its entries; as far as it is known."""
+    """Return the known time and number of entries of the last backup ``made`` and the last one ``rehearsed``."""
     try:
         found = json.loads(_path(ledger).read_bytes())
     except (OSError, RecursionError, ValueError):
@@ -96,23 +93,23 @@ def _path(ledger: str) -> Path:
 
 
 def create_backup(to: Path, *, datasets: bool = False, passphrase: str | None = None) -> Contents:
-    """Back up the configured home: its database, its store, and under a passphrase the keys that sign.
+    """Back up the configured home with its database and store, and its signing keys if there is a passphrase.
 
     Parameters
     ----------
     to : Path
         A new folder, outside the home.
     datasets : bool
-        Copy raw rows, too.
+        Also copy raw rows.
     passphrase : str, optional
-        Without it no key is copied, and the manifest is signed alone.
+        Encrypts the signing keys, and adds a MAC to the signature of the manifest. Without it, no key is copied.
 
     Raises
     ------
     Refused
-        If something is there already, it is part of the home, or the ledger is locked.
+        If the folder exists, it is part of the home, or the ledger is locked.
     Corrupt
-        If the journal does not hold together.
+        If the journal's chain is broken.
     Unavailable
         If something cannot be read or written.
     """
@@ -141,9 +138,9 @@ def create_backup(to: Path, *, datasets: bool = False, passphrase: str | None = 
 def _copy(workspace: Workspace, staged: Path, *, datasets: bool, passphrase: str | None, signed_by: str) -> Contents:
     engine, place = workspace.ledger.engine, workspace.store
     with ExitStack() as stack:
-        with transaction(engine):  # writers wait
+        with transaction(engine):  # makes writers wait
             connection = stack.enter_context(reading(engine))
-            head = journal.head(connection)  # what is seen from here on
+            head = journal.head(connection)  # begins the snapshot of `connection`
             lost = copy_pointers(place, staged / STORE)
         if journal.verify(connection) != head.seq:
             raise Corrupt("the journal has gaps; restore the newest copy of the database.")
@@ -177,7 +174,7 @@ PARTS = ("database", "keys", "store")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """Where a backup is restored to.
+    """The target of a restore.
 
     Attributes
     ----------
@@ -194,7 +191,7 @@ class Target:
 
     @classmethod
     def configured(cls) -> Self:
-        """Return the home that is configured, whose folder is made where it is missing."""
+        """Return the configured home as a target; its folder is created if necessary."""
         found = home.writable_home()
         return cls(home=found, database_url=home.database_url(), keys=home.key_folder(), place=home.store())
 
@@ -208,30 +205,30 @@ def restore_backup(
     key: str | None = None,
     datasets: bool = True,
 ) -> Contents:
-    """Restore all of a backup, or some parts.
+    """Restore all or some parts of a backup.
 
     Parameters
     ----------
     source : Path
         A backup, whose signature and files are checked first; see `storage.backups.signatures.open_backup`.
     into : Target
-        Each part that is restored must be empty there.
+        The target, in which each restored part must be empty.
     only : collection of str
-        Of `PARTS`.
+        Some of `PARTS`.
     passphrase : str, optional
-        Opens the sealed keys; without it none is restored.
+        Decrypts the sealed keys; without it no key is restored.
     key : str, optional
         The published key of the ledger's audit trail.
     datasets : bool
-        Restore raw rows, if there are any in the backup.
+        Restore raw rows, if the backup contains any.
 
     Raises
     ------
     Corrupt
         If the backup is damaged.
     Refused
-        If a part is not empty, except for what a killed restore of this backup left, or nobody known signed the
-        backup; nothing was changed then.
+        If a part is not empty, except for files that an interrupted restore of this backup left. Also if the signer of
+        the backup is unknown. In both cases nothing is changed.
     """
     if unknown := sorted(set(only) - set(PARTS)):
         raise Invalid(f"part {unknown[0]!r} is none of {', '.join(PARTS)}; name one of them.")
@@ -263,7 +260,7 @@ def restore_backup(
 
 @contextmanager
 def _copied_rows(source: Path, contents: Contents, home: Path) -> Iterator[Path]:
-    """Copy the rows of a backup to a folder of the home, checked as they are copied."""
+    """Copy the rows of a backup to a folder in the home, and check them while they are copied."""
     staged = home / STAGING / token_hex(16)
     try:
         make_folder(staged)
@@ -277,7 +274,7 @@ def _copied_rows(source: Path, contents: Contents, home: Path) -> Iterator[Path]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rehearsal:
-    """What a rehearsal proved: so much of one ledger was restored, and is what was backed up."""
+    """The result of a successful rehearsal, with counts of what was restored and found equal to the backup."""
 
     ledger: str
     entries: int
@@ -291,20 +288,20 @@ class Rehearsal:
 def rehearse_backup(
     source: Path, *, database_url: str, passphrase: str | None = None, key: str | None = None
 ) -> Rehearsal:
-    """Restore a backup elsewhere, check it, and leave nothing.
+    """Restore a backup into a temporary target, check it, and remove the target.
 
     Parameters
     ----------
     source : Path
     database_url : str
-        The configured one: a backup for PostgreSQL is rehearsed on that server.
+        The configured URL; with PostgreSQL, the rehearsal runs on that server.
     passphrase, key : str, optional
         As for `storage.backups.signatures.open_backup`.
 
     Raises
     ------
     Corrupt
-        If anything that was restored is not what was backed up.
+        If anything that was restored differs from the backup.
     """
     began = time.monotonic()
     with _throw_away(database_url) as target:
@@ -337,7 +334,7 @@ def rehearse_backup(
 
 
 def _check_locked(connection: sa.Connection, keys: Path, *, entries: int) -> None:
-    """Check that the restored ledger spends nothing before it is accepted."""
+    """Check that the restored ledger is locked until it is accepted."""
     try:
         Witness(keys).check(connection, journal.head(connection))
     except Refused:
@@ -347,7 +344,7 @@ def _check_locked(connection: sa.Connection, keys: Path, *, entries: int) -> Non
 
 
 def _check_pointers(connection: sa.Connection, place: Place) -> int:
-    """Check that pointer files show no version but those of the rows; return the number of these."""
+    """Check that pointer files contain only versions that have rows; return the number of these rows."""
     rows = connection.execute(sa.select(tables.published)).all()
     known = {(row.name, row.version): row.digest for row in rows}
     for name in read_names(place):
@@ -358,7 +355,7 @@ def _check_pointers(connection: sa.Connection, place: Place) -> int:
 
 
 def _check_artifacts(connection: sa.Connection, place: Place, *, missing: Collection[str]) -> None:
-    """Check each byte of the artifacts that were not lost before."""
+    """Check the bytes of all artifacts that were not missing from the backup."""
     digests = connection.execute(sa.select(tables.published.c.digest).distinct()).scalars().all()
     for digest in digests:
         if f"{ARTIFACTS}/{digest}" not in missing:

@@ -1,15 +1,12 @@
-"""Signatures of a backup, and the keys that may lie in it under a passphrase.
+"""Signature of a backup, and encryption of signing keys under a passphrase.
 
-Keys that may lie in a backup, sealed under a passphrase: those that sign, and no other.
-
-A key of a release is never copied: beside the published artifact it takes the noise off. The keys of first-seen ids are
-not copied either, because accepting a restored ledger begins another table of ids.
-
-Sign the manifest of a backup, and check the signature before the backup is used.
+Only signing keys may be in a backup, sealed under a passphrase. The key of a release is never copied: together with the
+published artifact it would remove the noise. The keys of first-seen ids are not copied either, because accepting a
+restored ledger begins another arrival epoch.
 
 A program that can write a backup can change rows and their digests together. So the manifest is signed with the key of
-the audit trail, whose public half is published, and a backup under a passphrase has a MAC over the same bytes.
-`open_backup` checks them before anything of the backup is used.
+the audit trail, whose public half is published. A backup under a passphrase also has a MAC over the same bytes.
+`open_backup` checks both before anything of the backup is used.
 """
 
 import hashlib
@@ -31,9 +28,9 @@ from storage.backups.contents import MANIFEST, SIGNATURE, Contents, damaged
 from storage.ledger.trail_export import KEY_FILE, public_key, signing_key
 
 SEALABLE = re.compile(r"(trail|publisher)-signing(-[0-9a-f]+)?\.key")
-"""The names of files in the key folder that may be sealed; every other file there stays there."""
+"""The names of files in the key folder that may be sealed; every other file stays there."""
 LEAST_CHARACTERS = 12
-_MEMORY, _BLOCK, _LANES = 1 << 16, 8, 1  # 64 MiB and a fraction of a second a guess
+_MEMORY, _BLOCK, _LANES = 1 << 16, 8, 1  # 64 MiB and a fraction of a second per guess
 
 
 def read_passphrase(file: Path) -> str:
@@ -61,7 +58,7 @@ def sealable_keys(keys: Path) -> dict[str, bytes]:
 
 
 def seal(keys: Mapping[str, bytes], *, passphrase: str, ledger: str) -> bytes:
-    """Encrypt keys for whoever knows the passphrase; only with those of this ledger are they opened again."""
+    """Encrypt keys under a passphrase; they can be decrypted only with this passphrase and for this ledger."""
     salt, nonce = os.urandom(16), os.urandom(12)
     told = json.dumps({name: key.hex() for name, key in keys.items()}).encode()
     closed = ChaCha20Poly1305(derived_key(passphrase, salt)).encrypt(nonce, told, _context(ledger))
@@ -69,14 +66,14 @@ def seal(keys: Mapping[str, bytes], *, passphrase: str, ledger: str) -> bytes:
 
 
 def unseal(sealed: bytes, *, passphrase: str, ledger: str) -> dict[str, bytes]:
-    """Open sealed keys.
+    """Decrypt sealed keys.
 
     Raises
     ------
     Refused
-        If the passphrase is another one.
+        If the passphrase or the ledger is another one.
     Corrupt
-        If it is nothing that `seal` wrote.
+        If the input is damaged, or contains a file that is not a signing key.
     """
     try:
         found = json.loads(sealed)
@@ -95,7 +92,7 @@ def unseal(sealed: bytes, *, passphrase: str, ledger: str) -> dict[str, bytes]:
 
 
 def derived_key(passphrase: str, salt: bytes) -> bytes:
-    """Return the key that a passphrase and a salt give."""
+    """Derive an encryption key from a passphrase and a salt."""
     return Scrypt(salt=salt, length=32, n=_MEMORY, r=_BLOCK, p=_LANES).derive(passphrase.encode())
 
 
@@ -116,26 +113,26 @@ def sign_manifest(manifest: bytes, *, private: Ed25519PrivateKey, passphrase: st
 
 
 def open_backup(folder: Path, *, key: str | None = None, passphrase: str | None = None) -> Contents:
-    """Check the signature of a backup, then each of its files; return what is in it.
+    """Check the signature of a backup, then each of its files, and return its manifest.
 
     Parameters
     ----------
     folder : Path
     key : str, optional
-        The published key of the ledger's audit trail, in hex; by default that of the configured key folder.
+        The published key of the ledger's audit trail, in hex; by default the key in the configured key folder.
     passphrase : str, optional
-        That of the backup; where it fits, no key needs to be known.
+        The passphrase of the backup; if its MAC is valid, no key is necessary.
 
     Raises
     ------
     Invalid
-        If the key is none.
+        If ``key`` is no public key.
     NotFound
         If the folder is no backup.
     Corrupt
-        If it is not as it was written.
+        If the backup has changed since it was written.
     Refused
-        If another key signed it, the passphrase is another one, or nothing is known by which it can be checked.
+        If another key signed it, the passphrase is another one, or there is neither a key nor a passphrase to check it.
     """
     if key is not None and not re.fullmatch("[0-9a-f]{64}", key):
         raise Invalid(f"key {key!r} is no public key of 64 hexadecimal digits; give the one that was published.")
@@ -177,7 +174,7 @@ def _check_signer(folder: Path, signed_by: str, *, known: str | None) -> None:
 
 
 def _own_key() -> str | None:
-    """Return the public key of the configured key folder, if it has one."""
+    """Return the public key in the configured key folder, or None if there is none."""
     keys = key_folder()
     return public_key(signing_key(keys)) if (keys / KEY_FILE).exists() else None
 

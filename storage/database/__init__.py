@@ -1,1 +1,1 @@
-"""The tables of ledger, catalog and registry index, on SQLite or PostgreSQL with the same code."""
+"""Tables, connections and migrations of the ledger, catalog and registry index, for SQLite and PostgreSQL."""

@@ -1,16 +1,14 @@
-"""Connections and transactions, on SQLite or PostgreSQL with the same code.
-
-One connection to a SQLite file for as long as a stage runs, in place of one a transaction.
-
-Opening a file, and moving its log into it when the last connection is closed, takes longer than most transactions.
-
-Many rows as the driver returns them: tuples, without a name or a conversion for each column.
-
-Connections and transactions, on SQLite or PostgreSQL with the same code.
+"""Connections, transactions and migrations of a database, for SQLite and PostgreSQL.
 
 There are two ways to use a database. `reading` is for reads: all its statements see one snapshot, and it never waits
-for a writer. `transaction` is for writes: it holds the ledger's lock from its first statement, so nothing that it reads
-changes before it commits. Two statements outside of both could see two states, whose difference looks like damage.
+for a writer. `transaction` is for writes: it holds the ledger's lock from its first statement on, so nothing that it
+reads changes before it commits. Two statements outside of both could see two states, and the difference looks like
+damage.
+
+`one_connection` shares one connection to a SQLite file for the duration of a stage. Opening a file, and moving its log
+into it when the last connection is closed, takes longer than most transactions.
+
+`raw_rows` returns many rows as the driver yields them, as tuples without names or conversions of columns.
 """
 
 import os
@@ -38,19 +36,19 @@ type _Connections = dict[sa.Engine, tuple[_Identity, sa.Connection]]
 
 
 _held: ContextVar[tuple[int, _Connections] | None] = ContextVar("held", default=None)
-"""The thread, and its open connections by engine, each with the files that it reads; None where none are held.
+"""The thread, and its open connections by engine, each with the identity of its files; None where none are held.
 
-A context may be copied into another thread, in which these connections are not held.
+A context may be copied into another thread, where these connections do not count as held.
 """
 
 
 @contextmanager
 def one_connection() -> Iterator[None]:
-    """Let the transactions of this thread share one connection to each SQLite file, until the end.
+    """Let the transactions of this thread share one connection to each SQLite file while the context is open.
 
-    A connection is not used again when a transaction failed on it, when a restored copy took the place of its files, or
-    in a forked process. PostgreSQL has a connection a transaction as ever: one that idles while rows are summed may be
-    cut by whatever stands between.
+    A connection is not reused after a failed transaction, after a restored copy has replaced its files, or in a forked
+    process. With PostgreSQL, each transaction still opens a new connection. A connection that idles while rows are
+    summed may be closed by the network in between.
     """
     if _held_here() is not None:
         yield
@@ -67,7 +65,7 @@ def one_connection() -> Iterator[None]:
 
 @contextmanager
 def begun(engine: sa.Engine, *, reads: bool = False) -> Iterator[sa.Connection]:
-    """Yield a connection in a transaction, the one that is held or a new one; commit it at the end unless it reads."""
+    """Yield the held connection or a new one in a transaction, which is committed at the end unless it ``reads``."""
     connections, path = _held_here(), engine.url.database
     if connections is None or engine.dialect.name != "sqlite" or path is None:
         with engine.connect() as connection, connection.begin() as transaction:
@@ -84,20 +82,20 @@ def begun(engine: sa.Engine, *, reads: bool = False) -> Iterator[sa.Connection]:
     except BaseException:
         connection.close()
         raise
-    if engine in connections:  # by a transaction within this one
+    if engine in connections:  # put there by a transaction inside this one
         connection.close()
     else:
         connections[engine] = identity or _identity(path), connection
 
 
 def _held_here() -> _Connections | None:
-    """Return the connections that this thread holds, if it does."""
+    """Return the connections that this thread holds, or None."""
     thread, connections = _held.get() or (0, None)
     return connections if thread == get_ident() else None
 
 
 def _taken(connections: _Connections, engine: sa.Engine, path: str) -> tuple[_Identity | None, sa.Connection]:
-    """Take the connection that is held, and what it reads, if it may be used again, or a new one."""
+    """Take the held connection with its identity if it may be reused, or a new connection."""
     if engine not in connections:
         return None, engine.connect()
     identity, held = connections.pop(engine)
@@ -108,13 +106,13 @@ def _taken(connections: _Connections, engine: sa.Engine, path: str) -> tuple[_Id
 
 
 def _identity(path: str) -> _Identity:
-    """Name this process, and the database and its log as the file system knows them."""
+    """Return the identity of this process, and of the database and log files in the file system."""
     found: list[object] = [os.getpid()]
     for file in (path, f"{path}-wal"):
         try:
             status = os.stat(file)  # noqa: PTH116 - a path takes ten times as long
         except OSError:
-            found.append(object())  # equal to nothing: a connection whose files cannot be told apart is not used again
+            found.append(object())  # equal to nothing: a connection to files without an identity is not reused
         else:
             found.append((status.st_dev, status.st_ino))
     return tuple(found)
@@ -126,7 +124,7 @@ _AT_ONCE = 4096
 def raw_rows(
     connection: sa.Connection, query: sa.Select[Any], given: Mapping[str, Any] | None = None
 ) -> Iterator[list[tuple[Any, ...]]]:
-    """Yield the rows of a query, in its order, as many at once as are quick to work through."""
+    """Yield the rows of a query in order, in batches of `_AT_ONCE`."""
     with connection.execute(query, given) as result:
         cursor = result.cursor
         assert cursor is not None
@@ -135,34 +133,34 @@ def raw_rows(
 
 
 HEAD = "0001"
-"""The newest migration; a database at another one is upgraded when it is opened to write."""
+"""The newest migration; a database at an older one is upgraded when it is opened for writing."""
 
 LOCK_TIMEOUT = 60.0
-"""Seconds that SQLite waits for another process to finish its transaction."""
+"""Seconds for which SQLite waits until another process finishes its transaction."""
 
 _LOCK = sa.select(tables.ledger.c.id).with_for_update()
 _OF_A_STANDBY = "25006"
-"""The state in which PostgreSQL refuses to write: the server is a standby, or read-only."""
+"""The SQLSTATE with which PostgreSQL refuses writes, because the server is a standby or read-only."""
 _NOTICES = {
     "connect_timeout": 10,
     **{"keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3},
     "tcp_user_timeout": 60_000,
 }
-"""How soon a PostgreSQL server that vanished is noticed, in seconds (the last in ms); the address may say otherwise."""
+"""Time limits to detect a lost PostgreSQL server, in seconds (the last in ms), unless the URL sets them."""
 
 
 def connect(url: str) -> sa.Engine:
     """Return an engine on an up-to-date database.
 
-    A connection lives as long as a transaction, or as a stage (`storage.database.engine`), so nothing is shared
-    with a forked process or left open. SQLite runs in WAL mode with full synchronisation. A writing transaction takes
-    the write lock of SQLite, or locks the row of the ledger in PostgreSQL, as its first statement. It runs at READ
-    COMMITTED, whatever PostgreSQL's default: what is read after a lock must be newer than the lock.
+    A connection lives as long as a transaction, or as a stage (see `one_connection`), so nothing is shared with a
+    forked process or left open. SQLite runs in WAL mode with full synchronisation. A writing transaction takes the
+    write lock of SQLite, or locks the row of the ledger in PostgreSQL, as its first statement. It runs at READ
+    COMMITTED, whatever PostgreSQL's default, because rows that are read after a lock must be newer than the lock.
 
     Raises
     ------
     Invalid
-        When the URL is not one of a supported database.
+        When the URL is not that of a supported database.
     Refused
         When the database was written by a newer version of this program.
     Unavailable
@@ -175,7 +173,7 @@ def connect(url: str) -> sa.Engine:
 
 
 def connect_as_is(url: str) -> sa.Engine:
-    """Return an engine on a database as it stands, empty or of any version.
+    """Return an engine on a database without migrating it; it may be empty, or of any version.
 
     Raises
     ------
@@ -187,14 +185,14 @@ def connect_as_is(url: str) -> sa.Engine:
 
 @contextmanager
 def reading(engine: sa.Engine) -> Iterator[sa.Connection]:
-    """Yield a connection that reads the database as it was at its first statement, without blocking writers.
+    """Yield a connection that reads the database as of its first statement, without blocking writers.
 
-    Later commits are not seen: to compare with a file, read the file first, or read again.
+    Later commits are not visible. To compare with a file, read the file first, or read the database again.
 
     Raises
     ------
     Unavailable
-        When the database is gone or damaged.
+        When the database is missing or damaged.
     """
     with _explained():
         if engine.dialect.name == "postgresql":
@@ -208,10 +206,10 @@ def reading(engine: sa.Engine) -> Iterator[sa.Connection]:
 
 
 def connect_to_read(url: str) -> sa.Engine | None:
-    """Return an engine that only reads; None where there is no database yet.
+    """Return a read-only engine; None where there is no database yet.
 
-    Where the files that readers and writers of SQLite share cannot be made, on a read-only or a full disk, the database
-    is read as it stands, unless such a file holds what it lacks.
+    The files that readers and writers of SQLite share cannot be created on a read-only or full disk. The database is
+    then read without them, unless the write-ahead log holds content that the database lacks.
 
     Raises
     ------
@@ -274,7 +272,7 @@ def _open_to_read(path: Path) -> sqlite3.Connection:
 
 @contextmanager
 def transaction(engine: sa.Engine) -> Iterator[sa.Connection]:
-    """Run one writing transaction, under the lock of the ledger from its first statement to its last.
+    """Run one writing transaction, with the lock of the ledger held from its first statement to its end.
 
     Raises
     ------
@@ -289,23 +287,24 @@ def transaction(engine: sa.Engine) -> Iterator[sa.Connection]:
 
 @contextmanager
 def schema_transaction(engine: sa.Engine) -> Iterator[sa.Connection]:
-    """Run one transaction that creates or upgrades tables, so that there may be no ledger to lock yet.
+    """Run one transaction that creates or upgrades tables, before there may be a ledger to lock.
 
-    What the database cannot do becomes one clear error.
+    Failures of the database become one clear error.
 
     Raises
     ------
     Unavailable
-        When the database is gone, full, locked for too long, damaged, read-only or a standby. The transaction left
-        nothing, or, where the connection was lost while it was committed, perhaps everything: running the request
-        again finds out. So it is also where PostgreSQL committed without waiting for its standby, as it was told to.
+        When the database is missing, full, locked for too long, damaged, read-only or a standby. The transaction wrote
+        nothing, except that it may have been committed if the connection was lost during the commit. Running the
+        request again resolves this. Also raised when PostgreSQL committed with a warning, for example that it stopped
+        waiting for its standby.
     """
     warned: list[str] = []
     with _explained(), begun(engine) as connection:
         if engine.dialect.name == "postgresql":
             _listen_for_warnings(connection, warned)
         yield connection
-        warned.clear()  # from here on they are about the commit
+        warned.clear()  # later warnings are about the commit
     if warned:
         raise Unavailable(
             f"the database committed and warned ({warned[0]}): a failover may lose it; bring the standby back, and run "
@@ -318,7 +317,7 @@ def _explained() -> Iterator[None]:
     try:
         yield
     except DatabaseError as error:
-        # SQLite reports a damaged file as a bare DatabaseError; the other subclasses are statements that are refused.
+        # SQLite reports a damaged file as a bare DatabaseError; other subclasses report refused statements.
         known = isinstance(error, OperationalError) or type(error) is DatabaseError
         if not known and getattr(error.orig, "sqlstate", None) != _OF_A_STANDBY:
             raise
@@ -328,14 +327,14 @@ def _explained() -> Iterator[None]:
 
 
 def _listen_for_warnings(connection: sa.Connection, heard: list[str]) -> None:
-    """Collect the server's warnings, such as that a commit was not awaited by the synchronous standby."""
+    """Collect the server's warnings, for example that a commit did not wait for the synchronous standby."""
 
     def hear(notice: Any) -> None:
         if notice.severity_nonlocalized == "WARNING":
             heard.append(" ".join(str(notice.message_primary).split())[:200])
 
     driver: Any = connection.connection.driver_connection
-    if hasattr(driver, "add_notice_handler"):  # psycopg, which the extra `postgres` installs
+    if hasattr(driver, "add_notice_handler"):  # psycopg, from the extra `postgres`
         driver.add_notice_handler(hear)
 
 
@@ -351,7 +350,7 @@ def _usable_engine(url: str) -> sa.Engine:
 
 @cache
 def _engine(url: str) -> sa.Engine:
-    """Return the one engine of a database in this process: it remembers how every statement is written."""
+    """Return this process's only engine of a database, which caches compiled statements."""
     address = sa.make_url(url)
     match address.get_backend_name():
         case "postgresql":
@@ -370,13 +369,13 @@ def _sqlite(url: sa.URL) -> sa.Engine:
     @sa.event.listens_for(engine, "do_connect")
     def _create(_dialect: Any, _record: Any, arguments: Any, _others: Any) -> None:
         path = Path(arguments[0])
-        if not path.exists() and path.parent.is_dir():  # SQLite gives its other files the mode of this one
+        if not path.exists() and path.parent.is_dir():  # SQLite gives its other files the mode of this file
             with suppress(OSError):
                 create_file(path)
 
     @sa.event.listens_for(engine, "connect")
     def _configure(connection: Any, _record: Any) -> None:
-        connection.isolation_level = None  # transactions are ours, below
+        connection.isolation_level = None  # `_begin_with` begins the transactions
         _switch_to_wal(connection)
         for pragma in ("synchronous=FULL", "foreign_keys=ON"):
             connection.execute("PRAGMA " + pragma)
@@ -393,7 +392,7 @@ def _begin_with(engine: sa.Engine, statement: str) -> None:
 
 
 def _switch_to_wal(connection: sqlite3.Connection) -> None:
-    """Switch a new file to WAL mode. Where others do the same at once, SQLite does not wait, so this does."""
+    """Switch a new file to WAL mode, and wait for other processes that do the same, because SQLite does not wait."""
     last = time.monotonic() + LOCK_TIMEOUT
     while True:
         try:
@@ -407,14 +406,14 @@ def _switch_to_wal(connection: sqlite3.Connection) -> None:
 
 
 def migration_of(connection: sa.Connection) -> str | None:
-    """Return the migration that a database stands at; None when it is empty."""
+    """Return the current migration of a database; None when the database is empty."""
     if not connection.dialect.has_table(connection, "alembic_version"):
         return None
     return connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalar()
 
 
 def upgrade(connection: sa.Connection) -> None:
-    """Bring a database up to date, in the caller's transaction.
+    """Migrate a database unless it is up to date, in the caller's transaction.
 
     Raises
     ------
@@ -426,12 +425,12 @@ def upgrade(connection: sa.Connection) -> None:
 
 
 def migrate(connection: sa.Connection) -> None:
-    """Bring a database up to the newest migration, in the caller's transaction.
+    """Migrate a database to the newest migration, in the caller's transaction.
 
     Raises
     ------
     Refused
-        When this version of the program does not know the database's migration.
+        When this version of the program does not contain the database's migration.
     """
     from alembic import command
     from alembic.config import Config

@@ -1,4 +1,4 @@
-"""The tables of ledger, catalog and registry index."""
+"""Tables of the ledger, the catalog and the registry index."""
 
 import sqlalchemy as sa
 
@@ -23,7 +23,7 @@ budget = sa.Table(
     sa.Column("relation", Text, nullable=False),
     sa.Column("filter", Text, nullable=False),
     sa.Column("unit", Text, nullable=False),
-    sa.Column("rows_per_unit", sa.BigInteger),  # at most; NULL is no bound
+    sa.Column("rows_per_unit", sa.BigInteger),  # maximum; NULL is no bound
     sa.Column("created_at", Text, nullable=False),
 )
 snapshot = sa.Table(
@@ -36,16 +36,16 @@ snapshot = sa.Table(
     sa.Column("records_at_most", sa.BigInteger),
     sa.Column("path", Text, nullable=False),
     sa.Column("content_digest", Text, nullable=False),
-    sa.Column("rows_digest", Text),  # of the rows without their ids
+    sa.Column("rows_digest", Text),  # digest of the rows without their ids
     sa.Column("unit", Text, nullable=False, default=ROW),
-    sa.Column("rows_per_unit", sa.BigInteger, default=1),  # at most; NULL is no bound
+    sa.Column("rows_per_unit", sa.BigInteger, default=1),  # maximum; NULL is no bound
     sa.Column("created_at", Text, nullable=False),
     sa.Column("removed_at", Text),
-    sa.Column("seq", sa.BigInteger),  # of the event that told the journal
-    sa.Column("number", sa.BigInteger, index=True, unique=True),  # of the ingest
-    sa.Column("epoch", Text),  # of the first-seen numbers of its blocks, if they have any
+    sa.Column("seq", sa.BigInteger),  # number of the journal entry that registered it
+    sa.Column("number", sa.BigInteger, index=True, unique=True),  # number of the ingest
+    sa.Column("epoch", Text),  # arrival epoch of the first-seen numbers of its blocks, if they have any
 )
-arrival_epoch = sa.Table(  # a table of first-seen ids, from its key's first day until a part of it is lost
+arrival_epoch = sa.Table(  # a table of first-seen ids under one key, until a part of the table is lost
     "arrival_epoch",
     metadata,
     sa.Column("id", Text, primary_key=True),
@@ -53,7 +53,7 @@ arrival_epoch = sa.Table(  # a table of first-seen ids, from its key's first day
     sa.Column("created_at", Text, nullable=False),
     sa.Column("lost_at", Text),
 )
-arrival_segment = sa.Table(  # the ids that one ingest saw first; without a number while its files are being written
+arrival_segment = sa.Table(  # the ids that first appeared in one ingest; no number while its files are being written
     "arrival_segment",
     metadata,
     sa.Column("id", Text, primary_key=True),
@@ -79,15 +79,15 @@ release = sa.Table(
     sa.Column("artifact_digest", Text),
     sa.Column("created_at", Text, nullable=False),
     sa.Column("updated_at", Text, nullable=False),
-    sa.Column("seq", sa.BigInteger),  # of the event that told the journal
+    sa.Column("seq", sa.BigInteger),  # number of the journal entry that reserved it
 )
-charged_total = sa.Table(  # what all releases of a population were charged together; without a row it is added up
+charged_total = sa.Table(  # cached total charge of a population's releases; without a row the charges are added up
     "charged_total",
     metadata,
     sa.Column("population", Text, sa.ForeignKey("budget.population"), primary_key=True),
     sa.Column("charge", Text, nullable=False),  # JSON: numbers of any size
     sa.Column("accounting", Text, nullable=False),
-    sa.Column("releases", sa.BigInteger, nullable=False),  # abandoned ones too
+    sa.Column("releases", sa.BigInteger, nullable=False),  # including abandoned ones
 )
 step = sa.Table(
     "step",
@@ -121,7 +121,7 @@ version = sa.Table(
     sa.Column("created_at", Text, nullable=False),
     sa.UniqueConstraint("name", "release_id"),
 )
-joint_version = sa.Table(  # a version of a joint release, which the ledgers of its sites are charged for
+joint_version = sa.Table(  # a version of a joint release, which is charged in the ledgers of its sites
     "joint_version",
     metadata,
     sa.Column("name", Text, primary_key=True),
@@ -132,18 +132,18 @@ joint_version = sa.Table(  # a version of a joint release, which the ledgers of 
     sa.Column("created_at", Text, nullable=False),
     sa.UniqueConstraint("name", "joint_id"),
 )
-stream = sa.Table(  # one Gaussian release, charged beforehand, whose ticks are releases that cost nothing more
+stream = sa.Table(  # one Gaussian release, charged in advance, whose ticks are releases at no further charge
     "stream",
     metadata,
-    sa.Column("id", Text, sa.ForeignKey("release.id"), primary_key=True),  # of the release that opened it
+    sa.Column("id", Text, sa.ForeignKey("release.id"), primary_key=True),  # id of the release that opened it
     sa.Column("name", Text, nullable=False, index=True),
     sa.Column("population", Text, nullable=False),
     sa.Column("fingerprint", Text, nullable=False),
     sa.Column("terms", Text, nullable=False),
     sa.Column("created_at", Text, nullable=False),
-    sa.Column("seq", sa.BigInteger, nullable=False),  # of the event that told the journal
+    sa.Column("seq", sa.BigInteger, nullable=False),  # number of the journal entry that opened it
 )
-stream_charge = sa.Table(  # what a stream is charged, and the ticks that are paid for with it
+stream_charge = sa.Table(  # a release that is charged for a stream, and the number of ticks paid for up to it
     "stream_charge",
     metadata,
     sa.Column("stream", Text, sa.ForeignKey("stream.id"), primary_key=True),
@@ -158,7 +158,7 @@ tick = sa.Table(
     sa.Column("slot", Text, nullable=False),
     sa.Column("release_id", Text, sa.ForeignKey("release.id"), nullable=False, unique=True),
     sa.Column("snapshot_id", Text, nullable=False),
-    sa.Column("number", sa.BigInteger, nullable=False),  # of the ingest
+    sa.Column("number", sa.BigInteger, nullable=False),  # number of the ingest
     sa.Column("arrivals", Text, nullable=False),
     sa.UniqueConstraint("stream", "slot"),
 )
@@ -177,20 +177,20 @@ alias = sa.Table(
     sa.Column("alias", Text, primary_key=True),
     sa.Column("version", sa.Integer, nullable=False),
 )
-pointer = sa.Table(  # the pointer files that say what the rows say; a name without a row has a file to be written
+pointer = sa.Table(  # pointer files that agree with the rows; the file of a name without a row must be written
     "pointer",
     metadata,
     sa.Column("name", Text, primary_key=True),
-    sa.Column("tag", Text, nullable=False),  # of the file as it was written last
+    sa.Column("tag", Text, nullable=False),  # tag of the last written file
 )
-signed_pointer = sa.Table(  # the signed pointer of each name: its number, which only grows, and the file's tag
+signed_pointer = sa.Table(  # the signed pointer of each name: its number, which only grows, and the tag of its file
     "signed_pointer",
     metadata,
     sa.Column("name", Text, primary_key=True),
     sa.Column("number", sa.BigInteger, nullable=False),
     sa.Column("tag", Text),
 )
-published = sa.union_all(  # every version, with the release or the joint release that it came from
+published = sa.union_all(  # every version, with the release or joint release that it comes from
     sa.select(version.c.name, version.c.version, version.c.digest, version.c.release_id.label("origin")),
     sa.select(joint_version.c.name, joint_version.c.version, joint_version.c.digest, joint_version.c.joint_id),
 ).subquery("published")

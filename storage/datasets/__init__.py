@@ -1,1 +1,1 @@
-"""Snapshots of private rows: ingested, catalogued, read, exported and removed."""
+"""Snapshots of private rows, with their ingest, catalog, reader, export and removal."""

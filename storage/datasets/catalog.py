@@ -1,8 +1,8 @@
-"""The snapshots of each dataset name, and the population that each belongs to.
+"""Catalog of the snapshots of each dataset name, with their populations.
 
-A name belongs to one population for ever; its newest snapshot that is not removed is the current one. The journal
-decides which is newest: a clock may be set back. The database decides what exists: a folder without a row is
-invisible.
+A name belongs to one population for ever. Its current snapshot is the newest one that is not removed. The journal
+decides which snapshot is newest, since a clock may be set back. The database decides which snapshots exist: a folder
+without a row is invisible.
 
 Examples
 --------
@@ -54,13 +54,13 @@ class Entry:
     name, population : str
     n_features : int
     records_at_most : int or None, the declared public bound on the number of records
-    path : str, below the place of datasets
+    path : str, relative to the place of datasets
     content_digest : str, a secret of the curator
-    rows_digest : str or None, of the rows alone, whoever they belong to; a secret too
-    unit, rows_per_unit : str and int or None, the unit of privacy, see `privacy_unit`
+    rows_digest : str or None, the digest of the rows without regard to their individuals; also a secret
+    unit, rows_per_unit : str and int or None, the privacy unit, see `privacy_unit`
     created_at : str, ISO 8601 in UTC
-    number : int or None, of its ingest in the ledger's sequence; None before it is registered
-    epoch : str or None, of the first-seen numbers of its blocks; None where they have none
+    number : int or None, of the snapshot's ingest in the ledger's sequence; None before the snapshot is registered
+    epoch : str or None, of the first-seen numbers of the blocks; None where the blocks have none
     """
 
     snapshot: str
@@ -79,12 +79,12 @@ class Entry:
 
     @property
     def privacy_unit(self) -> PrivacyUnit:
-        """The unit of privacy, as an object."""
+        """Privacy unit, as an object."""
         return PrivacyUnit(name=self.unit, rows=self.rows_per_unit)
 
     @classmethod
     def from_row(cls, row: Row[tuple[str, ...]]) -> Self:
-        """Read a row of table `snapshot`."""
+        """Make an entry from a row of table `snapshot`."""
         values = dict(row._mapping)
         values["snapshot"] = values.pop("id")
         del values["removed_at"], values["seq"]
@@ -101,9 +101,9 @@ class Catalog:
     home : Path
         The local home folder.
     place : Place, optional
-        Store in which `Entry.path` lies; the home folder by default.
+        Store to which `Entry.path` is relative; the home folder by default.
     ledger : str, optional
-        The id of the ledger, which the database tells where it is not given.
+        The id of the ledger; read from the database if it is not given.
     """
 
     def __init__(self, engine: Engine, home: Path, place: Place | None = None, *, ledger: str | None = None) -> None:
@@ -113,19 +113,19 @@ class Catalog:
         self.place = LocalPlace(home) if place is None else place
 
     def admit(self, *, name: str, population: str, unit: PrivacyUnit | None = None) -> str:
-        """Check that a snapshot of these people may be registered under `name`; return the id of the ledger.
+        """Check that a snapshot of a population may be registered under `name`; return the id of the ledger.
 
         Raises
         ------
         Conflict
-            If the name belongs to another population, or its snapshots have another unit of privacy.
+            If the name belongs to another population, or its snapshots have another privacy unit.
         """
         with reading(self.engine) as connection:
             _admit(connection, name=name, population=population, unit=unit)
             return journal.head(connection).ledger
 
     def holder(self, *, population: str, rows_digest: str) -> str | None:
-        """Return the name of a dataset of another population that has the same rows; None where there is none."""
+        """Return the name of a dataset of another population that has the same rows, or None."""
         with reading(self.engine) as connection:
             found = _holder(connection, population=population, rows_digest=rows_digest)
         return None if found is None else str(found.name)
@@ -139,25 +139,26 @@ class Catalog:
         allow_shared_rows: bool = False,
         over: str | None = None,
     ) -> Entry:
-        """Make a finished snapshot the current one of its name, in one transaction.
+        """Register a finished snapshot as the current one of its name, in one transaction.
 
         Parameters
         ----------
         manifest : Manifest
         path : str
-            Below the place of datasets.
+            Relative to the place of datasets.
         number : int, optional
-            With which its new ids were recorded. Without one, or where a snapshot with a higher one was registered
-            since, it gets the next.
+            The number with which the snapshot's new ids were recorded. The snapshot gets the next number if none is
+            given, or if a snapshot with a higher number was registered since.
         allow_shared_rows : bool
+            Whether another population may hold the same rows.
         over : str, optional
-            The snapshot that must be the current one until now.
+            The snapshot that must still be the current one.
 
         Raises
         ------
         Conflict
-            If the name belongs to another population, or shared rows are not allowed and another one holds these rows,
-            or another snapshot than ``over`` is current.
+            If the name belongs to another population, or another snapshot than ``over`` is current. Also if another
+            population holds these rows and shared rows are not allowed.
         """
         (population,) = manifest.populations
         found = Entry(
@@ -209,13 +210,16 @@ class Catalog:
                 population=population,
                 detail={"dataset": entry.name, "snapshot": entry.snapshot, "number": entry.number, "epoch": entry.epoch}
                 | entry.privacy_unit.facts
-                | ({"shared_rows": "allowed"} if allow_shared_rows else {}),  # whether there are any is private
+                | ({"shared_rows": "allowed"} if allow_shared_rows else {}),  # whether there are shared rows is private
             )
         return entry
 
     def entries(self) -> list[Entry]:
-        """Return the current snapshot of every name, by name; raise as `storage.ledger.budgets.check_snapshots`."""
-        with reading(self.engine) as connection:  # each name's newest comes last
+        """Return the current snapshot of every name, sorted by name.
+
+        Raises the errors of `storage.ledger.budgets.check_snapshots`.
+        """
+        with reading(self.engine) as connection:  # the newest snapshot of each name comes last
             newest = {row.name: row for row in connection.execute(_PRESENT)}
             check_snapshots(connection, list(newest.values()))
         return [Entry.from_row(row) for row in newest.values()]
@@ -228,7 +232,7 @@ class Catalog:
         NotFound
             If no snapshot has this name.
         Corrupt
-            If its newest one was edited, removed or brought back by hand.
+            If the newest snapshot was edited, removed or restored by hand.
         """
         with reading(self.engine) as connection:
             row = current_snapshot(connection, name)
@@ -248,9 +252,9 @@ class Catalog:
         Raises
         ------
         NotFound
-            If it was never registered, or removed.
+            If the snapshot was never registered, or was removed.
         Corrupt
-            If its row was edited, removed or brought back by hand.
+            If the row of the snapshot was edited, removed or restored by hand.
         """
         with reading(self.engine) as connection:
             row = connection.execute(_BY_ID, {"id": snapshot}).first()
@@ -260,34 +264,37 @@ class Catalog:
         return Entry.from_row(row)
 
     def number(self, snapshot: str) -> int | None:
-        """Return the number of a snapshot's ingest, which rises from one registered snapshot to the next.
+        """Return the number of a snapshot's ingest; numbers rise from one registered snapshot to the next.
 
         Raises
         ------
         NotFound
-            As `entry`.
+            As for `entry`.
         """
         return self.entry(snapshot).number
 
     def epoch(self, snapshot: str) -> str | None:
-        """Return the epoch of the first-seen numbers of a snapshot's blocks; None where they have none.
+        """Return the epoch of the first-seen numbers of a snapshot's blocks, or None if they have none.
 
-        Numbers of two epochs do not compare: an id of both has two.
+        Numbers of two epochs cannot be compared: an id that occurs in both has two numbers.
 
         Raises
         ------
         NotFound
-            As `entry`.
+            As for `entry`.
         """
         return self.entry(snapshot).epoch
 
     def arrivals_of(self, snapshot: str) -> Literal["ids", "rows"]:
-        """Return what is known by when it came: the individuals behind the rows, or each row of one snapshot.
+        """Return whether arrivals are known for each individual or for each row.
+
+        "ids" means that the individuals behind the rows have first-seen numbers, "rows" that each row came with its
+        snapshot.
 
         Raises
         ------
         NotFound
-            As `entry`.
+            As for `entry`.
         """
         return "rows" if self.entry(snapshot).unit == ROW else "ids"
 
@@ -333,16 +340,16 @@ class Catalog:
         return digest
 
     def remove(self, name: str, *, snapshot: str | None = None, force: bool = False) -> list[str]:
-        """Remove all snapshots of a name, or one of them, rows first, then files; return their ids.
+        """Remove one or all snapshots of a name, first the rows, then the files; return their ids.
 
-        Files that an earlier removal left, because the place failed, are removed by the next.
+        Files that an earlier removal left behind, because the place of datasets failed, are removed by the next call.
 
         Raises
         ------
         NotFound
             If no snapshot has this name.
         Refused
-            If a release names one of them and `force` is not set.
+            If a release was made from one of them, and `force` is not set.
         """
         table, release = tables.snapshot, tables.release
         with transaction(self.engine) as connection:
@@ -372,7 +379,7 @@ class Catalog:
 
 
 def open_snapshot(place: Place, entry: Entry, *, ledger: str) -> Dataset:
-    """Open the files of a snapshot of a ledger, where datasets lie; raise as `Catalog.open`."""
+    """Open the files of a snapshot in the place of datasets; raises the errors of `Catalog.open`."""
     dataset = Dataset.open(place.at(entry.path))
     found = (dataset.manifest.ledger, dataset.manifest.populations, dataset.manifest.snapshot)
     if found != (ledger, [entry.population], entry.snapshot):
@@ -383,12 +390,12 @@ def open_snapshot(place: Place, entry: Entry, *, ledger: str) -> Dataset:
 
 
 def check_name(name: str) -> str:
-    """Return a dataset's name, if it is allowed.
+    """Check the name of a dataset, and return it.
 
     Raises
     ------
     Invalid
-        If it breaks the rule.
+        If the name breaks the rule for names.
     """
     if not re.fullmatch(_NAME, name):
         raise Invalid(f"name {name!r} must be a letter or digit, then up to 99 of A-Z a-z 0-9 . _ -; choose another")
@@ -421,11 +428,11 @@ def _admit(connection: Connection, *, name: str, population: str, unit: PrivacyU
 
 
 def _holder(connection: Connection, *, population: str, rows_digest: str | None) -> Row[tuple[str, str]] | None:
-    """Return the name and population of a snapshot of other people that has the same rows, if there is one.
+    """Return the name and population of a snapshot of another population that has the same rows, or None.
 
-    Rows are the same whatever ids they came with, and in whatever order: ids that are added later make no new people.
+    Rows are compared without their ids and order: ids that are added later do not make new people.
 
-    A removed one counts if a release was made from it: what was spent on its people stays spent.
+    A removed snapshot counts if a release was made from it, because what was spent on its people stays spent.
     """
     table, release = tables.snapshot, tables.release
     charged = exists().where(release.c.snapshot_id == table.c.id, release.c.state != "abandoned")

@@ -1,9 +1,8 @@
-"""The manifest of a snapshot, and the digest of its rows.
+"""Content digest and manifest of a snapshot.
 
-The content digest of a dataset: the same rows give the same digest, whatever their source and storage.
-
-It is a secret of the curator. Whoever holds it can test a guess of the whole dataset, so it never enters an
-artifact, a run key or an orchestrator.
+The same rows give the same content digest, whatever their source and storage. The digest is a secret of the curator:
+anyone who holds it can test a guess of the whole dataset. Therefore it never enters an artifact, a run key or an
+orchestrator.
 
 >>> digest = ContentDigest(n_features=3)
 >>> digest.update(
@@ -12,7 +11,7 @@ artifact, a run key or an orchestrator.
 >>> len(digest.hexdigest())
 64
 
-The manifest of a snapshot: the sizes and types of its arrays, and the declarations of its ingest.
+The manifest of a snapshot holds the sizes and types of its arrays, and the declarations of its ingest.
 """
 
 import struct
@@ -33,14 +32,14 @@ _ROWS_LABEL = b"dpca rows 1\0"
 
 
 class ContentDigest:
-    """Hash canonical rows as they stream by, in pieces of any size.
+    """Hash of canonical rows that arrive as a stream, in pieces of any size.
 
     Guarantees
     ----------
-    The digest is BLAKE3 over a label, the number of rows, records and columns, and the BLAKE3 digests of the rows of
-    each record, the values of each row, the columns (all int64), the values (float64), little endian, and, where there
-    are any, the ordinals of rejected records (int64). Block size, file format and a dtype that holds the values exactly
-    do not enter it.
+    The digest is BLAKE3 over a label, the number of rows, records and columns, and the BLAKE3 digests of four streams:
+    the number of rows of each record, the number of values of each row, the column of each value (all int64), and the
+    values (float64). All are little endian. If there are rejected records, a digest of their ordinals (int64) is added.
+    Block size, file format and any dtype that holds the values exactly do not change the digest.
     """
 
     def __init__(self, *, n_features: int) -> None:
@@ -92,15 +91,16 @@ def _bytes(array: NDArray[Any], kind: str) -> memoryview:
 
 
 class RowsDigest:
-    """Hash canonical rows without regard to their order and to whose they are.
+    """Hash of canonical rows that ignores their order and the individuals they belong to.
 
-    The same rows with ids and without them, and under another bound on the rows of an individual, have one digest:
-    by it rows are recognised that other people hold already.
+    The same rows have the same digest with and without ids, and under any bound on the rows of an individual. The
+    catalog uses it to recognize rows that another population already holds.
 
     Guarantees
     ----------
-    Each row has a hash of 128 bits of its columns and values, and the hashes are added up, so a digest is one of a bag
-    of rows. It is no proof of equality against somebody who chooses rows: it finds the same rows, whoever ingests them.
+    Each row has a 128-bit hash of its columns and values. The hashes are added up, so the digest identifies a multiset
+    of rows. It does not prove equality against an adversary who chooses rows. It finds equal rows, no matter who
+    ingests them.
     """
 
     def __init__(self, *, n_features: int) -> None:
@@ -117,7 +117,7 @@ class RowsDigest:
         row_ptr : integer array of shape (n_rows + 1,), where each row begins
         """
         self._n_rows += len(row_ptr) - 1
-        exact = np.ascontiguousarray(values, dtype=np.float64) + 0.0  # of a zero, the positive one
+        exact = np.ascontiguousarray(values, dtype=np.float64) + 0.0  # turns a negative zero into a positive one
         _add_rows(self._sum, exact.view(np.uint64), np.asarray(indices, np.int64), np.asarray(row_ptr, np.int64))
 
     def hexdigest(self) -> str:
@@ -140,7 +140,7 @@ def _add_rows(total, bits, indices, row_ptr):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, nogil=True)
 def _mixed(word):  # type: ignore[no-untyped-def]
-    """Mix 64 bits one to one, as the last step of SplitMix64 does."""
+    """Mix 64 bits by a bijection, as the last step of SplitMix64 does."""
     word += uint64(0x9E3779B97F4A7C15)
     word = (word ^ (word >> uint64(30))) * uint64(0xBF58476D1CE4E5B9)
     word = (word ^ (word >> uint64(27))) * uint64(0x94D049BB133111EB)
@@ -149,39 +149,39 @@ def _mixed(word):  # type: ignore[no-untyped-def]
 
 FORMAT = "dpca-rows"
 FORMAT_VERSION = 1
-MARKER = "zarr.json"  # holds the manifest; comes last when a snapshot is published
+MARKER = "zarr.json"  # holds the manifest; is written last when a snapshot is published
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """The facts of a snapshot, stored as attributes of its group; for the curator alone, as sizes are private.
+    """Facts of a snapshot, stored as attributes of its group; for the curator only, as sizes are private.
 
     Attributes
     ----------
     snapshot : str, 128 random bits in hex
     dataset : str
-    ledger : str, the one ledger that may spend on it
-    populations : list of str, every population that a release over it charges
+    ledger : str, the id of the only ledger whose budgets may be spent on the snapshot
+    populations : list of str, every population that a release over the snapshot charges
     privacy_unit : str, the name of the ids of individuals, or "row" if each row is a record
-    max_rows_per_unit : int or None, of each individual the first that many rows were kept
+    max_rows_per_unit : int or None, the number of rows kept of each individual, the first ones
     feature_names : str or None, SHA-256 of the names, one a line, which the array of this name holds
     scale : str or None, SHA-256 of the public factors of the columns, float64, in the array of this name
     encoder : str or None, SHA-256 of the declared schema as JSON, which the array of this name holds
-    duplicates : str or None, how several values of one row and column were merged, as stated; where nothing was stated,
-        "whole" if the source holds whole rows, in which a second value is refused, and None if triplets were added up
-    keeps_zeros : bool, whether a value of 0 is stored
-    quarantined : int, bad rows left out
+    duplicates : str or None, the declared policy for several values of one row and column. If none was declared:
+        "whole" if the source holds whole rows, where a second value is refused, and None if triplets were added up
+    keeps_zeros : bool, whether values of 0 are stored
+    quarantined : int, the number of bad rows left out
     first_seen : str or None, SHA-256 of the numbers of the ingests that first saw the individuals of each block, int64,
         in the array of this name
-    epoch : str or None, the table of ids that these numbers come from
+    epoch : str or None, the table of ids from which the numbers of `first_seen` come
     owners : str or None, the name of the key of the hashes of ids, which the array of this name holds
     n_features, n_records, n_rows, nnz, n_blocks : int
     dtype : str, of the stored values
-    content_digest : str, see `storage.datasets.content_digest`
-    rows_digest : str, of the rows of the source alone, in any order and whoever they belong to; see there
+    content_digest : str, see `ContentDigest`
+    rows_digest : str, digest of the rows of the source, in any order and of any individuals; see `RowsDigest`
     records_at_most : int or None, the declared public bound on n_records
-    density : float or None, the share of entries that are not 0, as declared or as the format has it
-    source : str, format of the source
+    density : float or None, the share of nonzero entries, as declared or as fixed by the format
+    source : str, the format of the source
     code_version : str
     """
 
@@ -219,7 +219,7 @@ class Manifest:
 
     @property
     def unit(self) -> PrivacyUnit:
-        """The unit of privacy: an individual with so many rows, or one row."""
+        """Privacy unit: an individual with a bounded or unbounded number of rows, or one row."""
         has_ids = self.privacy_unit != PrivacyUnit().name
         return PrivacyUnit(name=self.privacy_unit, rows=self.max_rows_per_unit if has_ids else 1)
 
@@ -230,12 +230,12 @@ class Manifest:
         Raises
         ------
         Corrupt
-            If they are no manifest of this format version.
+            If they are not a manifest of this format version.
         """
         found = (attributes.get("format"), attributes.get("format_version"))
         if found != (FORMAT, FORMAT_VERSION):
             raise Corrupt(f"format {found} is not {(FORMAT, FORMAT_VERSION)}; read it with the version that wrote it")
-        older = dict.fromkeys(("density", "encoder", "first_seen", "epoch", "duplicates"))  # what some do not mention
+        older = dict.fromkeys(("density", "encoder", "first_seen", "epoch", "duplicates"))  # older manifests lack these
         stored = {**older, "keeps_zeros": False, **attributes}
         missing = [known.name for known in fields(cls) if known.name not in stored]
         if missing:

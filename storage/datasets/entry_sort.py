@@ -1,8 +1,9 @@
-"""A stable sort of the entries of rows by the ids of individual and row: in memory, or in sorted parts on disk.
+"""Stable sort of the entries of rows by the ids of individual and row.
 
-Entries fill a part of bounded size. A source of one part is sorted in memory. Of a larger one each part is sorted and
-written to disk, and the parts are merged: from each a piece is read, and all entries below the least id at which a
-piece ends are whole records, since no part has more of them. Ids are 64-bit integers, sorted by their digits.
+Entries fill a part of bounded size. A source that fits into one part is sorted in memory. For a larger source, each
+part is sorted and written to disk, and the parts are then merged. The merge reads a piece of each part. All entries
+below the least id at which a piece ends are whole records, since no part holds more of them. Ids are 64-bit integers,
+sorted by a radix sort.
 
 >>> sort = EntrySort(Path("nothing-is-written"), by_line=False)
 >>> sort.add(
@@ -25,18 +26,18 @@ from dpca.backends.atomic_files import make_folder
 from storage.formats.batch import BATCH_VALUES
 
 NO_COLUMN = -1
-"""The column of an entry that only tells that its row exists."""
+"""Column of an entry that only marks that its row exists."""
 REJECTED = -2
-"""The column of an entry that marks its row as bad."""
+"""Column of an entry that marks its row as bad."""
 
 ENTRY = np.dtype(
     [("unit", np.int64), ("line", np.int64), ("value", np.float64), ("column", np.int32), ("place", np.int32)]
 )
-"""One stored value: the individual, the row, and the column that it belongs to, and its place in the source."""
+"""One stored value, with its individual, its row, its column and its place in the source."""
 LAST_PLACE = np.iinfo(np.int32).max
 
 PART = 1 << 20  # entries, 32 MiB; sorting takes three quarters more
-_LEAST_PIECE = 1 << 10  # entries read from a part at a time
+_LEAST_PIECE = 1 << 10  # entries read from a part at a time, at least
 _DIGIT = 11  # bits
 _SIGN = np.uint64(1 << 63)
 
@@ -44,18 +45,21 @@ type Entries = NDArray[Any]
 
 
 class EntrySort:
-    """Entries in order of (unit, line), equal ones as they came; memory is bounded by a constant and the widest record.
+    """Sorter of entries by (unit, line), where equal entries keep their order.
+
+    Memory is bounded by a constant and the widest record.
 
     Parameters
     ----------
     folder : Path
-        A private folder, made for parts that do not fit into memory; the caller's to remove.
+        A private folder, created for parts that do not fit into memory. The caller removes it.
     by_line : bool
-        Whether lines are sorted, or tell rows apart alone.
+        Whether entries are sorted by line within a unit. Otherwise lines only distinguish rows.
     most : int
-        Entries of a part, unless one row holds more.
+        Number of entries of a part, unless one row holds more.
     provisional : bool
-        Whether ids are not known in full before all have come: parts are then sorted once `translate` gave them.
+        Whether the ids are preliminary until all entries were added. Parts are then sorted after `translate` replaced
+        the ids.
     """
 
     def __init__(self, folder: Path, *, by_line: bool, most: int = PART, provisional: bool = False) -> None:
@@ -63,7 +67,7 @@ class EntrySort:
         self._buffer: Entries = np.empty(most, ENTRY)
         self._filled = 0
         self._files: list[Path] = []
-        self._order: NDArray[np.int32] | None = None  # of the buffer, once it was sorted
+        self._order: NDArray[np.int32] | None = None  # of the buffer, once it is sorted
         self.size = 0
 
     def add(
@@ -77,7 +81,7 @@ class EntrySort:
         places: NDArray[np.int64] | None = None,
         rejected: NDArray[np.bool_] | None = None,
     ) -> None:
-        """Add rows in source order; an empty one is an entry of no column, or of `REJECTED`.
+        """Add rows in source order; an empty row becomes one entry with column `NO_COLUMN`, or `REJECTED` if it is bad.
 
         Raises
         ------
@@ -94,14 +98,14 @@ class EntrySort:
         self.size += needed
 
     def add_entries(self, entries: Entries) -> None:
-        """Add entries as they are."""
+        """Add entries without changing them."""
         self._make_room(len(entries))
         self._buffer[self._filled : self._filled + len(entries)] = entries
         self._filled += len(entries)
         self.size += len(entries)
 
     def translate(self, replace: Callable[[Entries], None]) -> None:
-        """Replace provisional ids, part by part in source order; `replace` writes into the entries that it is given.
+        """Replace provisional ids, part by part in source order; `replace` modifies the given entries in place.
 
         Raises
         ------
@@ -116,7 +120,9 @@ class EntrySort:
         self._provisional = False
 
     def records(self) -> Iterator[Entries]:
-        """Yield all entries in order, of whole records each time; it may be called again, but no more be added then.
+        """Yield all entries in order, as chunks of whole records.
+
+        The method may be called again, but no entries may be added after the first call.
 
         Raises
         ------
@@ -159,7 +165,7 @@ class EntrySort:
         _write(file, (_take(entries, order[start : start + BATCH_VALUES]) for start in starts))
 
     def _merged(self) -> Iterator[Entries]:
-        """Merge the sorted parts; where a record ends in no piece, longer pieces are read."""
+        """Merge the sorted parts; longer pieces are read if no record ends within a piece."""
         step = max(self._most // (4 * len(self._files)), _LEAST_PIECE)
         parts = [_SortedPart(file) for file in self._files]
         while parts := [part for part in parts if part.refill(step)]:
@@ -176,7 +182,7 @@ class EntrySort:
 
 
 class _SortedPart:
-    """A sorted part on disk, and the piece of it that was read and not yet taken."""
+    """A sorted part on disk, and the piece of it that was read but not yet taken."""
 
     def __init__(self, file: Path) -> None:
         self._file, self._at, self._size = file, 0, file.stat().st_size // ENTRY.itemsize
@@ -184,21 +190,21 @@ class _SortedPart:
 
     @property
     def is_open(self) -> bool:
-        """Whether entries follow the piece."""
+        """True if the part has entries after the piece."""
         return self._at < self._size
 
     def refill(self, count: int) -> bool:
-        """Read until the piece has this many entries, if there are as many; return whether there is any."""
+        """Read until the piece has `count` entries, or the part ends; return whether the piece has any."""
         if self.is_open and len(self.piece) < count:
             self._read(count - len(self.piece))
         return len(self.piece) > 0
 
     def lengthen(self) -> None:
-        """Read as many more as the piece has."""
+        """Read as many more entries as the piece has."""
         self._read(len(self.piece))
 
     def take_below(self, unit: int | None) -> Entries:
-        """Take the entries of lower units off the piece; None takes all."""
+        """Remove the entries of units below `unit` from the piece and return them; None takes all."""
         cut = len(self.piece) if unit is None else _count_below(self.piece, unit)
         taken, self.piece = self.piece[:cut], self.piece[cut:]
         return taken
@@ -216,7 +222,7 @@ def _write(file: Path, pieces: Iterable[Entries]) -> None:
 
 
 def _in_batches(entries: Entries, order: NDArray[np.int32]) -> Iterator[Entries]:
-    """Yield sorted entries, as many as a batch holds and to the end of the last one's record."""
+    """Yield sorted entries in batches, each extended to the end of its last record."""
     start = 0
     while start < len(order):
         stop = _end_of_record(entries, order, min(start + BATCH_VALUES, len(order)))
@@ -225,7 +231,7 @@ def _in_batches(entries: Entries, order: NDArray[np.int32]) -> Iterator[Entries]
 
 
 def _sorted_order(entries: Entries, *, by_line: bool) -> NDArray[np.int32]:
-    """Return the positions of entries in order of (unit, line) or of unit, equal ones as they lie."""
+    """Return the positions of entries in order of (unit, line), or of unit; equal entries keep their order."""
     order = np.arange(len(entries), dtype=np.int32)
     for name in ("line", "unit") if by_line else ("unit",):
         keys, least, most, rises = _keys(entries[name], order)
@@ -236,7 +242,10 @@ def _sorted_order(entries: Entries, *, by_line: bool) -> NDArray[np.int32]:
 
 @njit(cache=True, nogil=True)
 def _keys(ids, order):  # type: ignore[no-untyped-def]
-    """Map ids to unsigned keys of the same order: (keys, least, most, whether they never fall)."""
+    """Map ids to unsigned keys of the same order.
+
+    Returns (keys, least, most, whether the keys never decrease).
+    """
     keys = np.empty(len(order), np.uint64)
     least, most, rises, previous = np.uint64(0xFFFFFFFFFFFFFFFF), np.uint64(0), True, np.uint64(0)
     for at in range(len(order)):
@@ -250,7 +259,7 @@ def _keys(ids, order):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, nogil=True)
 def _radix_sort(keys, order, least, bits):  # type: ignore[no-untyped-def]
-    """Sort keys and the positions beside them by the digits of key - least, the last digit first."""
+    """Sort keys, with their positions, by the digits of key - least, beginning with the lowest digit."""
     passes = max(1, (bits + _DIGIT - 1) // _DIGIT)
     digit = np.uint64((bits + passes - 1) // passes)
     mask = (np.uint64(1) << digit) - np.uint64(1)
@@ -277,7 +286,7 @@ def _radix_sort(keys, order, least, bits):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, nogil=True)
 def _fill(buffer, units, lines, row_ptr, indices, values, places, empty):  # type: ignore[no-untyped-def]
-    """Write the entries of rows."""
+    """Write the entries of rows into a buffer."""
     at = 0
     for row in range(len(row_ptr) - 1):
         start, stop = row_ptr[row], row_ptr[row + 1]
@@ -300,7 +309,7 @@ def _take(entries, order):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, nogil=True)
 def _end_of_record(entries, order, at):  # type: ignore[no-untyped-def]
-    """Return where the record of the entry before position `at` ends."""
+    """Return the end of the record to which the entry before position `at` belongs."""
     while at < len(order) and entries[order[at]].unit == entries[order[at - 1]].unit:
         at += 1
     return at
@@ -308,7 +317,7 @@ def _end_of_record(entries, order, at):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, nogil=True)
 def _count_below(entries, unit):  # type: ignore[no-untyped-def]
-    """Count the entries of lower units, by bisection."""
+    """Count the entries of units below `unit`, by bisection."""
     low, high = 0, len(entries)
     while low < high:
         middle = (low + high) // 2

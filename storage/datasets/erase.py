@@ -1,7 +1,7 @@
-"""Erase one individual: a new snapshot of a dataset without any row of theirs.
+"""Erasure of one individual: a new snapshot of a dataset without any of that individual's rows.
 
-Snapshots are immutable, so the rows stay in the older ones until those are removed. An id is compared by its keyed hash
-(`storage.datasets.keyed_hash`), and is never stored, logged or shown.
+Snapshots are immutable, so the rows stay in older snapshots until these are removed. An id is compared by its keyed
+hash (`storage.datasets.keyed_hash`), and is never stored, logged or shown.
 
 Examples
 --------
@@ -35,12 +35,12 @@ from storage.formats.batch import RowBatch, without_rows
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundUnit:
-    """The records of one individual in the current snapshot of a dataset; all of it is private.
+    """The records of one individual in the current snapshot of a dataset; all attributes are private.
 
     Attributes
     ----------
     entry : Entry, the snapshot
-    owner : uint64 array of shape (2,), the keyed hash of the id
+    owner : uint64 array of shape (2,), the keyed hash of the individual's id
     records, rows : int
     """
 
@@ -58,7 +58,7 @@ def find_unit(name: str, unit: str, *, catalog: Catalog, keys: Path) -> FoundUni
     name : str
         The dataset.
     unit : str
-        The id, in any spelling that `dpca.schemas.canonical` takes for it, or the name of a row.
+        The id, in any spelling that `dpca.schemas.canonical` accepts for it, or the name of a row.
     catalog : Catalog
     keys : Path
         The folder of secret keys.
@@ -66,9 +66,9 @@ def find_unit(name: str, unit: str, *, catalog: Catalog, keys: Path) -> FoundUni
     Raises
     ------
     NotFound
-        If there is no such dataset, it does not hold this id, or the key of its ids is lost.
+        If there is no such dataset, the dataset does not hold this id, or the key of its ids is lost.
     Invalid
-        If its rows have no ids.
+        If the rows of the dataset have no ids.
     Refused
         If no other record would be left.
     """
@@ -101,14 +101,14 @@ def erase_unit(found: FoundUnit, *, catalog: Catalog) -> Entry:
     Raises
     ------
     Conflict
-        If a newer snapshot is current by now.
+        If a newer snapshot has become current.
     Unavailable
-        If the home folder or the place cannot be written.
+        If the home folder or the place of datasets cannot be written.
 
     Guarantees
     ----------
-    The snapshot is visible whole and registered, or not at all. All other records, their order, and when each was first
-    seen are as they were.
+    The snapshot becomes visible whole and registered, or not at all. All other records, their order, and the number of
+    the ingest that first saw each stay unchanged.
     """
     entry, folder = found.entry, catalog.home / "datasets" / found.entry.name
     source = catalog.open(entry)
@@ -116,7 +116,7 @@ def erase_unit(found: FoundUnit, *, catalog: Catalog) -> Entry:
     def discard(snapshot: str) -> None:
         catalog.place.remove(f"datasets/{entry.name}/{snapshot}", marker=MARKER)
 
-    request = {"erased": secrets.token_hex(16)}  # which is never resumed: it is done from the start again
+    request = {"erased": secrets.token_hex(16)}  # random, so it is never resumed: a killed erasure starts again
     with begin(folder, request=request, resume=False, is_registered=catalog.has, discard=discard) as staging:
         writer = SnapshotWriter(
             staging.path,

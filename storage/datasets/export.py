@@ -1,7 +1,7 @@
-"""Write the rows of a snapshot to a file that other tools read; memory is bounded by a block.
+"""Export of the rows of a snapshot to a file that other tools read.
 
-Every format keeps each row, its order and the exact values. Parquet, and `obs` of h5ad, also hold the record of
-each row, where records have several rows; npz and svmlight hold rows alone.
+Memory is bounded by a block. Every format keeps each row, the order of rows and the exact values. Where records have
+several rows, Parquet and the `obs` of h5ad also hold the record of each row; npz and svmlight hold rows only.
 
 Examples
 --------
@@ -33,14 +33,14 @@ _CHUNK = 1 << 16
 
 
 def export_rows(dataset: Dataset, output: str | Path, *, format: str) -> None:  # noqa: A002, the word users know
-    """Write all rows in order.
+    """Write all rows of a snapshot in order.
 
     Parameters
     ----------
     dataset : Dataset
         An opened snapshot.
     output : str or Path
-        The file to make, with mode 0600. It appears whole or not at all.
+        The file to create, with mode 0600. It appears whole or not at all.
     format : str
         One of `WRITERS`.
 
@@ -51,7 +51,7 @@ def export_rows(dataset: Dataset, output: str | Path, *, format: str) -> None:  
     Conflict
         If the file exists.
     Unavailable
-        If it cannot be written.
+        If the file cannot be written.
     Corrupt
         If the snapshot cannot be read.
     """
@@ -74,7 +74,7 @@ def export_rows(dataset: Dataset, output: str | Path, *, format: str) -> None:  
 
 
 def _write_npz(dataset: Dataset, path: Path) -> None:
-    """Write an archive for ``scipy.sparse.load_npz``, in one pass over the blocks for each array."""
+    """Write an archive for ``scipy.sparse.load_npz``, with one pass over the blocks for each array."""
     manifest = dataset.manifest
     shape = (manifest.n_rows, dataset.n_features)
     with zipfile.ZipFile(path, "w", allowZip64=True) as archive:
@@ -100,7 +100,7 @@ def _write_h5ad(dataset: Dataset, path: Path) -> None:
     """Write a file for ``anndata.read_h5ad``: X as csr, features as `var`, records as `obs`."""
     if find_spec("anndata") is None:
         raise Invalid("writing h5ad needs anndata; install the extra: pip install 'dpca-pipeline[anndata]'")
-    with warnings.catch_warnings(action="ignore"):  # of anndata about its own dependencies
+    with warnings.catch_warnings(action="ignore"):  # anndata warns about its own dependencies
         _write_frame(dataset, path)
     import h5py
 
@@ -146,7 +146,10 @@ def _write_frame(dataset: Dataset, path: Path) -> None:
 
 
 def _write_svmlight(dataset: Dataset, path: Path) -> None:
-    """Write label 0 and ``COLUMN:VALUE`` pairs from column 1; the digits of each value determine its bits."""
+    """Write label 0 and ``COLUMN:VALUE`` pairs, with columns from 1.
+
+    The written digits determine the bits of each value.
+    """
     with path.open("wb") as file:
         for block in _blocks(dataset):
             column = pa.array(block.indices.astype(np.int64) + 1).cast(pa.string())
@@ -157,7 +160,7 @@ def _write_svmlight(dataset: Dataset, path: Path) -> None:
 
 
 def _write_parquet(dataset: Dataset, path: Path) -> None:
-    """Write triplets `row`, `column`, `value`, and `record`; a row without values has one zero."""
+    """Write triplets `row`, `column`, `value`, and `record`; a row without values becomes one zero."""
     fields = [("record", pa.int64()), ("row", pa.int64()), ("column", pa.int64())]
     schema = pa.schema([*fields, ("value", pa.from_numpy_dtype(np.dtype(dataset.manifest.dtype)))])
     first = 0
@@ -208,7 +211,7 @@ def _index_dtype(dataset: Dataset) -> type[np.signedinteger[Any]]:
 
 
 def _numbers(values: NDArray[Any]) -> NDArray[Any]:
-    """Return values as the integers or float64 whose digits are written."""
+    """Return values in the integer or float64 type that is printed."""
     return values.astype({"b": np.uint8, "f": np.float64}.get(values.dtype.kind, values.dtype))
 
 

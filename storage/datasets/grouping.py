@@ -1,9 +1,13 @@
-"""Bring the pieces of a row, and the rows of one individual, together on disk.
+"""Grouping of the pieces of a row, and of the rows of one individual, on disk.
 
-The ids of a source in DuckDB tables on disk: the rank of each text, and which ingest saw each individual first.
+Entries are sorted by integers, out of core (`storage.datasets.entry_sort`). Text ids are replaced by their rank among
+all texts. Rows are yielded in the order of their ids, and records in the order of their units. Integers are ordered by
+value; text is ordered by its integer value if it has one, and otherwise by its bytes. This order does not depend on how
+the source was sorted. If a source does not number its rows, rows of one individual keep the order of the source.
 
-Text is ranked by its integer value if it has one, else by its bytes. A text has a code for each batch that holds it, so
-that no table of all texts is kept in memory; all of its codes have one rank.
+The ids of a source are in DuckDB tables on disk. The tables hold the rank of each text, and the number of the ingest
+that first saw each individual. A text has one code for each batch that holds it, so that memory never holds a table of
+all texts. All codes of a text have the same rank.
 
 Examples
 --------
@@ -14,16 +18,6 @@ Examples
         for codes, ranks in tables.ranks("unit"):
             ...                                # 1 and 0, then 0 and 1
 
-Bring the pieces of a row, and the rows of one individual, together on disk.
-
-Entries are sorted by integers, out of core: `storage.datasets.entry_sort`. Text goes by its rank among all texts:
-`storage.datasets.grouping`. Rows then come in the order of their ids and records in that of
-their units, integers by value and text by its integer value if it has one, else by its bytes: an order that
-does not depend on how the source was sorted. Rows of one individual in a source that does not number them
-keep the order of the source.
-
-Examples
---------
 ::
 
     with Grouping(scratch, rejects=rejects, max_rows_per_unit=10) as grouping:
@@ -61,12 +55,12 @@ with plain as (
 
 
 class IdTables:
-    """Tables of ids on disk, made when the first id is added.
+    """Tables of ids on disk, created when the first id is added.
 
     Parameters
     ----------
     folder : Path
-        A private folder, the caller's to remove.
+        A private folder, which the caller removes.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -87,7 +81,7 @@ class IdTables:
             self._opened.close()
 
     def add_texts(self, role: str, texts: pa.Array, *, first_code: int) -> None:
-        """Add texts of a role, coded from `first_code` on."""
+        """Add texts of a role, with codes that count up from `first_code`."""
         codes = np.arange(first_code, first_code + len(texts))
         self._insert(f"{role}_texts", "code bigint, id varchar", {"code": codes, "id": texts})
 
@@ -110,24 +104,24 @@ class IdTables:
         return int(count)
 
     def texts(self, role: str) -> Iterator[pa.Array]:
-        """Yield the texts of a role, each once."""
+        """Yield each distinct text of a role."""
         for some in self._read(f"select distinct id from {role}_texts"):
             yield some.column("id")
 
     def add_ids(self, units: pa.Array, hashes: NDArray[np.uint64]) -> None:
-        """Add individuals, each once, with the two halves of the hash of each."""
+        """Add individuals, each of them once, with the two halves of each hash."""
         self._ids_are_text = pa.types.is_string(units.type)
         kind = "varchar" if self._ids_are_text else "bigint"
         columns = {"unit": units, "high": hashes[:, 0], "low": hashes[:, 1]}
         self._insert("ids", f"unit {kind}, high ubigint, low ubigint", columns)
 
     def add_seen(self, hashes: NDArray[np.uint64], number: int) -> None:
-        """Add the hashes of individuals that the ingest of this number saw first."""
+        """Add the hashes of individuals that the ingest with this number saw first."""
         columns = {"high": hashes[:, 0], "low": hashes[:, 1], "number": np.full(len(hashes), number)}
         self._insert("seen", "high ubigint, low ubigint, number bigint", columns)
 
     def unseen(self, count: int) -> Iterator[NDArray[np.uint64]]:
-        """Compare individuals with those seen, and yield the hashes of the others in their order."""
+        """Compare the individuals with those seen before; yield the hashes of the new ones in order."""
         self._create("ids", "unit bigint, high ubigint, low ubigint")
         self._create("seen", "high ubigint, low ubigint, number bigint")
         self._run("create or replace table met as from ids left join seen using (high, low)")
@@ -137,18 +131,18 @@ class IdTables:
                 yield halves[start : start + count]
 
     def counts_by_number(self, number: int) -> dict[int, int]:
-        """Count the compared individuals that each ingest saw first, by its number; the new ones have `number`."""
+        """Count the compared individuals by the ingest that first saw them; new individuals get `number`."""
         self._run(f"create or replace table numbered as select unit, coalesce(number, {number:d}) as number from met")
         return dict(self._run("select number, count(*) from numbered group by number order by number").fetchall())
 
     def numbers(self) -> Iterator[NDArray[np.int64]]:
-        """Yield the number of each individual that was counted, in order of their ids."""
+        """Yield the number of each counted individual, in order of the ids."""
         order = _order_of("unit") if self._ids_are_text else "unit"
         for some in self._read(f"select number from numbered order by {order}"):
             yield some.column("number").to_numpy()
 
     def ids_in_order(self, role: str, *, is_text: bool, is_numbered: bool) -> Iterator[pa.Array]:
-        """Yield the ids of a role, each once, in order; where they are numbered, by (number, id)."""
+        """Yield each distinct id of a role in order, or by (number, id) if the ids are numbered."""
         order = _order_of("id") if is_text else "id"
         query = f"select id from (select distinct id from {role}_texts) order by {order}"
         if is_numbered:
@@ -191,7 +185,7 @@ class IdTables:
 
 @contextmanager
 def using_disk() -> Iterator[None]:
-    """Turn failures of the disk into one clear error.
+    """Convert disk failures into one clear error.
 
     Raises
     ------
@@ -218,28 +212,31 @@ _BEYOND = "is one of more rows than max_rows_per_unit of its individual; the row
 
 
 class Grouping:
-    """A sort of pieces of rows into whole records on disk; memory is bounded by a constant and the widest record.
+    """External sort that groups pieces of rows into whole records.
+
+    Memory is bounded by a constant and the widest record.
 
     Parameters
     ----------
     folder : Path
-        An empty private folder, the caller's to remove.
+        An empty private folder, which the caller removes.
     rejects : Rejects
-        Receives a note of each row that an individual has beyond those.
+        Receives a note of each row of an individual beyond `max_rows_per_unit`.
     max_rows_per_unit : int or None
-        Rows that one individual keeps: the first, in the order above; others are marked.
+        Number of rows that one individual keeps: the first ones, in the order described above. The other rows are
+        marked.
     part : int
-        Entries that are sorted in memory at a time.
+        Number of entries sorted in memory at a time.
 
     Attributes
     ----------
     unknown : int
-        Rows that were added and whose record is not known, since the id of the individual, or of the row where there
-        are no individuals, is null. They are counted and not yielded.
+        Number of added rows whose record is unknown, because the id of the individual is null, or of the row where
+        there are no individuals. These rows are counted and not yielded.
 
     Guarantees
     ----------
-    A record with a rejected row is yielded as rejected, with all its rows; `make_canonical` empties it.
+    A record with a rejected row is yielded as rejected with all its rows; `make_canonical` then empties it.
     """
 
     def __init__(
@@ -251,13 +248,13 @@ class Grouping:
         self._next_piece = 0
         self._out, self._units = 0, 0
         self._kinds: tuple[str | None, str | None] | None = None
-        self._first_seen: int | None = None  # of all individuals, if it is one
-        self._firsts: list[tuple[int, int]] = []  # else first-seen numbers with the rank of the first id of each
-        self._codes = {"unit": 0, "line": 0}  # of texts, so far
+        self._first_seen: int | None = None  # of all individuals, if they have the same number
+        self._firsts: list[tuple[int, int]] = []  # else: first-seen numbers, each with the rank of its first id
+        self._codes = {"unit": 0, "line": 0}  # number of text codes given so far
         self._tables = IdTables(folder)
         self._sort: EntrySort | None = None
         self._owner_key: bytes | None = None
-        self._owner_ids: _Stream | None = None  # of texts, or in another order than integers have
+        self._owner_ids: _Stream | None = None  # if ids are text or not in the order of integers
 
     def __enter__(self) -> Self:
         """Return itself."""
@@ -275,9 +272,9 @@ class Grouping:
         return self._out / max(self._sort.size if self._sort is not None else 0, 1)
 
     def add(self, batch: RowBatch) -> None:
-        """Add rows whose columns are in range; an empty row is kept as an entry of no column.
+        """Add rows whose columns are in range; an empty row is kept as an entry without a column.
 
-        Ids are integers in all batches, or text in all.
+        The ids must be integers in all batches, or text in all batches.
 
         Raises
         ------
@@ -312,15 +309,15 @@ class Grouping:
             )
 
     def lookalikes(self) -> int:
-        """Count ids that differ from another only in a sign + or leading zeros; private.
+        """Count ids that differ from another id only in a leading + or leading zeros; the count is private.
 
-        Each stays an individual of its own.
+        Each of these ids remains a separate individual.
         """
         unit, line = self._kinds or (None, None)
         return self._tables.lookalikes("unit" if unit else "line") if (unit or line) == _TEXT else 0
 
     def hash_ids(self, key: bytes) -> None:
-        """Hash the id of each individual with a key, to be compared with ids that earlier ingests saw.
+        """Hash the id of each individual with a key, so that it can be compared with ids of earlier ingests.
 
         Raises
         ------
@@ -332,7 +329,7 @@ class Grouping:
             self._units += len(units)
 
     def add_seen(self, hashes: bytes, number: int) -> None:
-        """Add hashes of ids that the ingest of this number saw first.
+        """Add hashes of ids that the ingest with this number saw first.
 
         Raises
         ------
@@ -342,7 +339,7 @@ class Grouping:
         self._tables.add_seen(np.frombuffer(hashes, dtype="<u8").astype(np.uint64).reshape(-1, 2), number)
 
     def unseen(self, count: int) -> Iterator[bytes]:
-        """Yield the hashes of the ids that no earlier ingest saw, in their order, at most `count` at a time.
+        """Yield the hashes of the ids that no earlier ingest saw, in order, at most `count` at a time.
 
         Raises
         ------
@@ -353,12 +350,14 @@ class Grouping:
             yield hashes.astype("<u8").tobytes()
 
     def number_ids(self, number: int) -> None:
-        """Let the batches come by (first seen, id), once `unseen` was read; ids that it gave have `number`.
+        """Order the batches by (first-seen number, id); call it after reading `unseen`.
+
+        Ids that `unseen` yielded get the number `number`.
 
         Raises
         ------
         Corrupt
-            If an id was seen twice.
+            If the table holds an id twice.
         Unavailable
             If the disk is full or cannot be used.
         """
@@ -372,13 +371,13 @@ class Grouping:
             self._first_seen = next(iter(counts), None)
 
     def name_owners(self, key: bytes) -> None:
-        """Let the batches state a keyed hash of the id of each record: of its individual, or else of its row."""
+        """Add a keyed hash to each record of the batches: of the id of its individual, or of its row if it has none."""
         self._owner_key = key
 
     def batches(self) -> Iterator[RowBatch]:
-        """Yield whole records, of one first-seen number a batch; `places` are those of the first piece of each row.
+        """Yield whole records; each batch has one first-seen number, and `places` of the first piece of each row.
 
-        Rows beyond the bound of their individual come too, marked as surplus.
+        Rows beyond the bound of their individual are included, marked as surplus.
 
         Raises
         ------
@@ -392,7 +391,7 @@ class Grouping:
                     yield self._records(some, number)
 
     def _owners(self, units: NDArray[np.int64]) -> NDArray[np.uint64] | None:
-        """Return the keyed hashes of the ids of the next records; `units` are those of each, integers or ranks."""
+        """Return the keyed hashes of the ids of the next records; `units` are integer ids or text ranks."""
         if self._owner_key is None or self._kinds is None:
             return None
         is_text = (self._kinds[0] or self._kinds[1]) == _TEXT
@@ -406,7 +405,7 @@ class Grouping:
         return self._owner_ids.take(len(units)).astype(np.uint64)
 
     def _with_known_ids(self, batch: RowBatch) -> RowBatch:
-        """Leave out rows of unknown records, which are empty, and count them."""
+        """Leave out rows of unknown records and count them; such rows are empty."""
         owners = batch.row_ids if batch.unit_ids is None else batch.unit_ids
         ids = (owners, batch.row_ids)
         if batch.rejected is None or owners is None or not any(each.null_count for each in ids if each is not None):
@@ -427,11 +426,11 @@ class Grouping:
             )
         if batch.row_ids is None or not batch.row_ids.null_count:
             return batch
-        nothing = "" if pa.types.is_string(batch.row_ids.type) else 0  # of a record that is rejected anyway
+        nothing = "" if pa.types.is_string(batch.row_ids.type) else 0  # the record is rejected in any case
         return replace(batch, row_ids=batch.row_ids.fill_null(nothing))
 
     def _integers(self, role: str, ids: pa.Array) -> NDArray[np.int64]:
-        """Return ids that are integers, or a code of each text; equal texts of a batch have one code."""
+        """Return integer ids as they are, or a code for each text; equal texts of a batch have one code."""
         if str(ids.type) != _TEXT:
             return np.asarray(ids.to_numpy(zero_copy_only=False), dtype=np.int64)
         texts, first_code = ids.dictionary_encode(), self._codes[role]
@@ -440,7 +439,7 @@ class Grouping:
         return np.asarray(first_code + texts.indices.to_numpy().astype(np.int64))
 
     def _each_unit(self) -> Iterator[pa.Array]:
-        """Yield the ids of individuals, each once."""
+        """Yield each distinct id of an individual."""
         if self._kinds is not None and self._kinds[0] == _TEXT:
             yield from self._tables.texts("unit")
             return
@@ -449,7 +448,7 @@ class Grouping:
                 yield pa.array(entries["unit"][_changes(entries["unit"])])
 
     def _sorted(self) -> Iterator[Entries]:
-        """Yield all entries, sorted by unit, row and place in the source; text has its rank from the first time on."""
+        """Yield all entries, sorted by unit, row and place in the source; the first call ranks the texts."""
         if self._sort is None:
             return
         if self._codes["unit"] or self._codes["line"]:
@@ -457,7 +456,7 @@ class Grouping:
         yield from self._sort.records()
 
     def _rank_texts(self, sort: EntrySort) -> None:
-        """Replace the codes of texts by their ranks."""
+        """Replace the codes of texts by the ranks of the texts."""
         has_units = self._kinds is not None and self._kinds[0] is not None
         ranks = {role: _Stream(self._ranks_by_code(role)) for role, codes in self._codes.items() if codes}
 
@@ -501,7 +500,7 @@ class Grouping:
         self._sort = by_number
 
     def _of_one_number(self, entries: Entries) -> Iterator[tuple[int | None, Entries]]:
-        """Cut whole records where the number of the ingest that first saw them changes; yield each with its number."""
+        """Cut whole records where the first-seen number changes; yield each part with its number."""
         if not self._firsts:
             yield self._first_seen, entries
             return
@@ -512,7 +511,7 @@ class Grouping:
                 yield number, entries[start:stop]
 
     def _records(self, entries: Entries, first_seen: int | None) -> RowBatch:
-        """Make a batch of sorted entries that hold whole records."""
+        """Make a batch from sorted entries that hold whole records."""
         units = _changes(entries["unit"])
         row_starts = np.flatnonzero(units | _changes(entries["line"]))
         row_ptr = np.append(row_starts, len(entries))
@@ -544,7 +543,7 @@ class Grouping:
 
 
 class _Stream:
-    """A stream of integers, or of rows of some, in arrays of any size, taken in order."""
+    """A stream of integers, or of rows of integers, that arrives in arrays of any size and is taken in order."""
 
     def __init__(self, arrays: Iterator[NDArray[Any]], *, width: int | None = None) -> None:
         self._arrays, self.taken = arrays, 0
@@ -563,7 +562,7 @@ class _Stream:
 
 
 def _changes(ids: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Mark sorted ids that differ from the one before; the first is always marked."""
+    """Mark sorted ids that differ from the preceding id; the first is always marked."""
     changed = np.ones(len(ids), dtype=np.bool_)
     changed[1:] = ids[1:] != ids[:-1]
     return changed

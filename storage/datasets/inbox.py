@@ -1,8 +1,9 @@
-"""The inbox of a dataset: a folder or prefix into which others put whole files, each of which is taken once.
+"""Inbox of a dataset: a folder or prefix that receives whole files.
 
-A file is known by its address, size and tag; a changed one is another arrival. What became of an arrival is written
-down in the home folder, in files that are written once, so that several processes, and one that goes on after a crash,
-agree on it. An arrival's token is random: it says nothing of the file, and may be shown.
+Each file is processed once. A file is identified by its address, size and tag, so a changed file is a new arrival. The
+state of an arrival is recorded in write-once files of the home folder. Several processes, and a process that resumes
+after a crash, therefore agree on it. The token of an arrival is random: it reveals nothing about the file, and may be
+shown.
 """
 
 import fcntl
@@ -23,24 +24,24 @@ from storage.formats.files import LocalFile, Sighting, SourceFile, locate
 from storage.formats.held_files import holding, look_at
 
 End = Literal["released", "set_aside", "refused"]
-"""How an arrival ended: a release was made of it, no snapshot could be, or the budget did not admit its release."""
+"""Final state of an arrival: a release was made of it, no snapshot could be made, or the budget refused its release."""
 
 RETRIED: tuple[End, ...] = ("set_aside", "refused")
-"""Ends after which a file may be taken again."""
+"""Final states after which a file may be retried."""
 _FOLDER = "inbox"
 _UNFINISHED = (".part", ".partial", ".tmp", ".crdownload", "~")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrival:
-    """A file that arrived, and what became of it so far.
+    """A file that arrived, and its state so far.
 
     Attributes
     ----------
     token : str, random
     address : str, private
-    snapshot : str or None, made of it
-    end : str or None, of `End`
+    snapshot : str or None, the snapshot that was made of the file
+    end : str or None, one of `End`
     """
 
     token: str
@@ -51,14 +52,15 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waiting:
-    """What waits in an inbox.
+    """The files that wait in an inbox.
 
     Attributes
     ----------
     tokens : tuple of str
-        Of whole files that did not end yet, oldest first.
+        Tokens of the whole files that have not reached a final state, oldest first.
     left : int
-        Files that are not taken as they are: ones that change still or are named as unfinished, and links.
+        Number of files that are not taken for now: files that still change, files with names of unfinished copies,
+        and links.
     """
 
     tokens: tuple[str, ...]
@@ -70,20 +72,20 @@ class Inbox:
 
     def __init__(self, home: Path, dataset: str) -> None:
         self._folder = home / _FOLDER / dataset
-        self._paths: dict[str, Path] = {}  # by token; an arrival's file never changes
+        self._paths: dict[str, Path] = {}  # by token; the file of an arrival never changes
 
     def waiting(self, address: str, *, settled: float) -> Waiting:
-        """Return what waits, and give each new file a token.
+        """Return the waiting files, and give each new file a token.
 
         Parameters
         ----------
         address : str
-            A folder, a pattern in one, or a prefix of an object store.
+            A folder, a pattern in a folder, or a prefix of an object store.
         settled : float
-            Seconds since the last change of a file on a disk after which it counts as whole. Hidden names, and ones
-            that end as those of unfinished copies do, are left out. An object is whole as soon as it is there. A link
-            below the folder is never followed: who may put files here must not choose what else is read. Links in the
-            path of the folder are resolved once, so that a file has one address however the inbox is named.
+            Seconds without a change after which a file on a disk counts as whole. Hidden names, and names that end like
+            those of unfinished copies, are left out. An object of an object store is whole as soon as it exists. A link
+            below the folder is never followed: users who may put files here must not choose what else is read. Links in
+            the path of the folder are resolved once, so that a file has one address under every name of the inbox.
 
         Raises
         ------
@@ -100,13 +102,13 @@ class Inbox:
         Raises
         ------
         NotFound
-            When there is none of this token.
+            When no arrival has this token.
         """
         return self._read(self._path(token))
 
     @contextmanager
     def taking(self, token: str) -> Iterator[Arrival]:
-        """Keep other processes from taking an arrival; yield it as those before have left it."""
+        """Lock an arrival against other processes; yield it in the state that earlier processes left."""
         path = self._path(token)
         with writing(self._folder):
             descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
@@ -118,16 +120,16 @@ class Inbox:
 
     @contextmanager
     def holding(self, arrival: Arrival) -> Iterator[SourceFile]:
-        """Open the file of an arrival; yield what reads no other file than the one that was opened and checked.
+        """Open the file of an arrival; the yielded object reads only the file that was opened and checked.
 
         Raises
         ------
         FileNotFoundError
-            When the file is not the one that arrived, or a link leads to it.
+            When the file is not the one that arrived, or is behind a link.
         PermissionError
-            When it may not be read.
+            When the file may not be read.
         OSError
-            When it cannot be read for now.
+            When the file cannot be read for now.
         """
         with holding(arrival.address) as file:
             if not self._is_of(arrival, file):
@@ -135,7 +137,7 @@ class Inbox:
             yield file
 
     def stands(self, arrival: Arrival, held: SourceFile | None = None) -> bool:
-        """Return whether the file of an arrival is still the one that arrived, and so is the one that was opened."""
+        """Return whether the file of an arrival is unchanged, and `held`, if given, is an open handle of that file."""
         try:
             with self.holding(arrival):
                 return held is None or self._is_of(arrival, held)
@@ -147,34 +149,36 @@ class Inbox:
         return path.exists() and self._read(path).token == arrival.token
 
     def note_snapshot(self, token: str, snapshot: str) -> str:
-        """Write down the snapshot that was made of an arrival; return it, or the one that another process noted."""
+        """Record the snapshot made of an arrival; return it, or the snapshot that another process recorded first."""
         with writing(self._folder):
             claim_file(self._folder / f"{token}.snapshot", snapshot.encode())
         return (self._folder / f"{token}.snapshot").read_text()
 
     def note_reason(self, token: str, reason: str) -> None:
-        """Write down why no snapshot could be made of an arrival; a later attempt may tell another reason."""
+        """Record why no snapshot could be made of an arrival; a later attempt may record another reason."""
         with writing(self._folder):
             write_atomically(self._folder / f"{token}.reason", reason.encode())
 
     def reason(self, token: str) -> str:
-        """Return the reason that was written down last."""
+        """Return the reason that was recorded last."""
         return self._noted(token, "reason") or "no reason was written down"
 
     def arrivals(self) -> list[Arrival]:
-        """Return all arrivals, by the names of their files."""
+        """Return all arrivals, sorted by the addresses of their files."""
         found = [self._read(path) for path in self._folder.glob("*.arrival")]
         return sorted(found, key=lambda arrival: (arrival.address, arrival.token))
 
     def forget(self, token: str) -> None:
-        """Forget an arrival that no release was made of: its file, where it is there still, arrives anew.
+        """Forget an arrival of which no release was made.
+
+        If its file still exists, the file arrives again.
 
         Raises
         ------
         NotFound
-            When there is none of this token.
+            When no arrival has this token.
         Conflict
-            When it did not end yet, or a release was made of it.
+            When the arrival has no final state yet, or a release was made of it.
         """
         with self.taking(token) as arrival:
             if arrival.end not in RETRIED:
@@ -184,12 +188,12 @@ class Inbox:
                 self._path(token).unlink(missing_ok=True)
 
     def end(self, token: str, how: End) -> None:
-        """Write down that nothing more is done about an arrival."""
+        """Record the final state of an arrival."""
         with writing(self._folder):
             claim_file(self._folder / f"{token}.end", how.encode())
 
     def _whole(self, address: str, settled: float) -> tuple[list[Sighting], int]:
-        """Return the whole files at an address, oldest first, and how many others are left."""
+        """Return the whole files at an address, oldest first, and the number of other files there."""
         place = locate(address)
         if isinstance(place, LocalFile) and not place.path.parent.is_dir():
             raise Unavailable(f"{address}: no such folder; make it, or correct the inbox.")
@@ -205,7 +209,7 @@ class Inbox:
         return sorted(whole, key=lambda each: (each.changed, each.file.name)), len(seen) - len(whole)
 
     def _claimed(self, seen: Sighting) -> Arrival:
-        """Return the arrival of a file, claimed now if it is new."""
+        """Return the arrival of a file; a new file is claimed first."""
         path = self._folder / f"{_identity(seen.file.address, seen.version)}.arrival"
         if not path.exists():
             with writing(self._folder):
@@ -224,7 +228,7 @@ class Inbox:
         return self._paths[token]
 
     def _facts(self, path: Path) -> tuple[str, str]:
-        """Return token and address of an arrival."""
+        """Return the token and address of an arrival."""
         try:
             facts = json.loads(path.read_bytes())
             return str(facts["token"]), str(facts["address"])
@@ -252,5 +256,5 @@ def _is_whole(seen: Sighting, *, settled: float) -> bool:
 
 
 def _identity(address: str, version: tuple[int, str]) -> str:
-    """Return what changes with a file's address, size and tag."""
+    """Return a hash that changes with a file's address, size or tag."""
     return hashlib.sha256(json.dumps([address, *version]).encode()).hexdigest()[:32]

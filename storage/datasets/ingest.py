@@ -1,8 +1,7 @@
-"""Ingest files as a new snapshot of a dataset, and publish it in the catalog.
+"""Ingest of files as a new snapshot of a dataset.
 
-Complete the files of a written snapshot, move them into place and register them in the catalog.
-
-Ingest files as a new snapshot of a dataset: read, make canonical, write, move into place, register.
+An ingest reads the files, makes rows canonical, and writes them. It then completes the snapshot with its declared
+arrays and manifest, moves it into place, and registers it in the catalog.
 
 Examples
 --------
@@ -50,7 +49,7 @@ from storage.formats.declared import Declared
 from storage.formats.registry import of_reader
 
 NOTES = ".rejected"
-"""The file in a staging folder that holds the notes on bad rows."""
+"""Name of the file in a staging folder that holds the notes on bad rows."""
 
 
 def complete(
@@ -68,7 +67,7 @@ def complete(
     epoch: str | None = None,
     owners: str | None = None,
 ) -> Manifest:
-    """Write the declared arrays and the manifest of a snapshot whose rows are written.
+    """Write the declared arrays and the manifest of a snapshot whose rows were already written.
 
     Parameters
     ----------
@@ -76,16 +75,16 @@ def complete(
         The writer of the rows.
     source : OpenSource
     totals : Totals
-        Its result.
+        The result of `SnapshotWriter.finish`.
     rows_digest : str
         See `storage.datasets.content_digest`.
     options : IngestOptions
     quarantined : int
-        Bad rows left out.
+        Number of bad rows left out.
     snapshot, dataset, ledger, population : str
-        Its id, and the names of what it belongs to.
+        The id of the snapshot, and the names of its dataset, ledger and population.
     epoch : str or None
-        The table that the first-seen numbers of the rows come from.
+        The table of ids from which the first-seen numbers of the rows come.
     owners : str or None
         The name of the key of the hashes of ids.
 
@@ -138,9 +137,9 @@ def publish(
     allow_shared_rows: bool,
     over: str | None = None,
 ) -> None:
-    """Move a complete snapshot into place and register it; take it back if the catalog refuses it.
+    """Move a complete snapshot into place and register it; remove it again if the catalog refuses it.
 
-    With ``over`` it replaces that snapshot as the current one, or is refused.
+    With ``over``, the new snapshot must replace that snapshot as the current one, or it is refused.
 
     Raises
     ------
@@ -162,17 +161,17 @@ def publish(
 
 
 def encoded(facts: Mapping[str, Any]) -> NDArray[np.uint8]:
-    """Return a schema as it is stored."""
+    """Return a schema as the UTF-8 bytes that are stored."""
     return np.frombuffer(json.dumps(facts, sort_keys=True).encode(), dtype=np.uint8)
 
 
 def joined(names: Sequence[str]) -> NDArray[np.uint8]:
-    """Return names of features as they are stored.
+    """Return feature names as the UTF-8 bytes that are stored.
 
     Raises
     ------
     BadSource
-        If one holds a line break.
+        If a name holds a line break.
     """
     if any("\n" in name for name in names):
         raise BadSource("a feature name holds a line break; names are stored one a line, so rename it")
@@ -185,7 +184,7 @@ _SHARED = "are those of another population, and the same people under two budget
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IngestReport:
-    """The facts of a finished ingest, for the curator alone: sizes and digest are private."""
+    """Facts of a finished ingest, for the curator only: sizes and digest are private."""
 
     dataset: str
     snapshot: str
@@ -217,25 +216,26 @@ def ingest(
     Parameters
     ----------
     source : str, Path, or a sequence of them, or an opened file
-        Files, folders (the files in it, by name) and patterns, read in this order.
+        Files, folders (the files in each, sorted by name) and patterns, read in this order.
     name : str
         Name of the dataset.
     home : Path
-        Local folder in which the snapshot is made; it is published as ``datasets/<name>/<snapshot>`` of `place`, and
-        the private report on its rows next to it in the home folder, as ``<snapshot>.rejected.csv``.
+        Local folder in which the snapshot is written. The snapshot is published as ``datasets/<name>/<snapshot>`` of
+        `place`. The private report on its rows is at the same path in the home folder, as ``<snapshot>.rejected.csv``.
     engine : sqlalchemy.Engine
-        Database of ledger and catalog.
+        Database of the ledger and the catalog.
     place : Place or None
-        Where the snapshot appears; None is the home folder.
+        Where the snapshot is published; None is the home folder.
     keys : Path or None
         The folder of secret keys; None is ``keys`` in the home folder.
     options : IngestOptions
-        Everything else that the user declares or chooses. The outcome of an unattended ingest is public, so no record
-        decides it: bad rows make their records empty, more records than declared and rows that another population holds
-        are accepted, and a source may hold no record. The private report lists each (`storage.formats.batch`).
+        All other choices and declarations of the user. The outcome of an unattended ingest is public, so no record may
+        decide it. Bad rows make their records empty. More records than declared are accepted, and so are rows that
+        another population holds. A source may hold no record. The private report lists each of these cases
+        (`storage.formats.batch`).
     progress : callable or None
-        Called with (phase, done, in all): "reading", and "grouping" where rows are brought together on disk, in
-        bytes of the source.
+        Called with (phase, bytes done, bytes in total, rows done). The phase is "reading", and then "grouping" if rows
+        are brought together on disk. Bytes are bytes of the source.
 
     Raises
     ------
@@ -244,16 +244,15 @@ def ingest(
     BadSource
         If a file breaks a rule of its format.
     Conflict
-        If the name belongs to another population, or another one holds the same rows.
+        If the name belongs to another population, or another population holds the same rows.
     Unavailable
-        If the home folder or the place cannot be written.
+        If the home folder or the place of datasets cannot be written.
 
     Guarantees
     ----------
-    Where rows are quarantined, one individual's rows change one record of the snapshot, whatever bytes they hold, and
-    an error is a fault of the file as a whole.
-    Memory is bounded by a constant and the widest record, whatever the size of the source. The snapshot is
-    visible whole and registered, or not at all.
+    Where rows are quarantined, the rows of one individual change one record of the snapshot, whatever bytes they hold.
+    An error then is a fault of the file as a whole. Memory is bounded by a constant and the widest record, whatever the
+    size of the source. The snapshot becomes visible whole and registered, or not at all.
     """
     population = check_name(name if options.population is None else options.population)
     options, declared, block_nnz = checked_options(options)
@@ -351,7 +350,8 @@ def checked_options(options: IngestOptions) -> tuple[IngestOptions, Declared, in
     Returns
     -------
     tuple of (options, declared, block_nnz)
-        The options with what a schema states, the declarations about the source, and the stored values of a block.
+        The options completed by the schema, the declarations about the source, and the number of stored values of a
+        block.
     """
     options.check_together()
     if options.dtype is not None:
@@ -377,9 +377,9 @@ def checked_options(options: IngestOptions) -> tuple[IngestOptions, Declared, in
 def _write(
     batches: Iterator[RowBatch], writer: SnapshotWriter, *, source: OpenSource, options: IngestOptions, rejects: Rejects
 ) -> tuple[Totals, str]:
-    """Write all records in canonical form, and return the digest of all rows too.
+    """Write all records in canonical form; return the totals and the digest of all rows.
 
-    An attended ingest refuses more records than are declared, and a source without any.
+    An attended ingest refuses a source with more records than declared, and a source without records.
     """
     records, rejected, most = 0, 0, options.records_at_most
     digest = RowsDigest(n_features=source.reader.n_features)
@@ -416,7 +416,7 @@ def _write(
 
 @contextmanager
 def _noted(rejects: Rejects, staging: Staging) -> Iterator[None]:
-    """Keep the private report open while rows are read, if there is one."""
+    """Keep the private report, if there is one, open while rows are read."""
     if isinstance(rejects, Quarantine):
         rejects.open(staging.path / NOTES)
     with closing(rejects):
@@ -425,7 +425,7 @@ def _noted(rejects: Rejects, staging: Staging) -> Iterator[None]:
 
 @contextmanager
 def _one_line_errors(folder: Path, rejects: Rejects) -> Iterator[None]:
-    """Name the file in the message of a bad source, and the folder in that of a disk that cannot be written."""
+    """Name the file in the message of a bad source, and the folder in the message of a disk failure."""
     try:
         yield
     except BadSource as error:

@@ -1,7 +1,7 @@
-"""The options of an ingest, each declared once: type, default, help text and bounds.
+"""Options of an ingest, with their types, defaults, help texts and bounds.
 
-The options of ``dpca dataset ingest``, the parameters of the flow ``ingest_dataset`` and its form are made from the
-fields of `IngestOptions`; a new option is one field here and the line that uses it.
+Each option is declared once. The fields of `IngestOptions` define the options of ``dpca dataset ingest``, and the
+parameters and the form of the flow ``ingest_dataset``. A new option needs one field here and the code that uses it.
 
 >>> IngestOptions(features=123, on_error="quarantine").features
 123
@@ -33,7 +33,7 @@ _STATED_BY_SCHEMA = (
     ),
     "scale",
 )
-_UNNAMED = "unit"  # the ids of a file of which nothing else is said
+_UNNAMED = "unit"  # the name of ids from a file, if no other is declared
 TRIPLETS_ALONE = (
     "keep_zeros is of triplets (CSV, TSV, Parquet) and Matrix Market entries; leave it out, or give triplets"
 )
@@ -45,14 +45,14 @@ ENTRIES_ALONE = (
 
 @option_record
 class IngestOptions:
-    """Everything that a user may declare or choose about an ingest, beside its source and the dataset's name.
+    """All options of an ingest except its source and the name of the dataset.
 
-    Values are plain JSON values. The text of each field is its help text on the command line and in the form.
+    Values are plain JSON values. The description of each field is its help text on the command line and in the form.
 
     Raises
     ------
     Invalid
-        If a value lies outside the domain of its field.
+        If a value is outside the domain of its field.
     """
 
     population: Annotated[
@@ -168,17 +168,17 @@ class IngestOptions:
     ] = False
 
     def __post_init__(self) -> None:
-        """Refuse a format that no reader has."""
+        """Refuse a format that no reader supports."""
         if self.format is not None:
             named(self.format)
 
     @property
     def quarantines(self) -> bool:
-        """Whether a record with a bad row becomes empty; else the first bad row ends the ingest."""
+        """True if a record with a bad row becomes empty; otherwise the first bad row ends the ingest."""
         return self.unattended or self.on_error == "quarantine"
 
     def _check_unattended(self) -> None:
-        """Refuse what would let a row decide whether an unattended ingest ends, or which columns there are."""
+        """Refuse options by which rows could decide whether an unattended ingest ends, or which columns it has."""
         if self.on_error == "fail":
             raise Invalid(
                 "on_error=fail ends a run at one bad row, and the outcome of an unattended run is public; leave it "
@@ -196,7 +196,7 @@ class IngestOptions:
         Raises
         ------
         Invalid
-            If two do.
+            If two options contradict each other.
         """
         if self.unattended:
             self._check_unattended()
@@ -218,12 +218,14 @@ class IngestOptions:
             raise Invalid("items are listed by a file of feature names or taken from the rows, not both; give one")
 
     def check_units(self) -> None:
-        """Refuse options about individuals that contradict each other; a schema states the column of their ids.
+        """Refuse options about individuals that contradict each other.
+
+        A schema states the column of the ids of individuals itself.
 
         Raises
         ------
         Invalid
-            If two do.
+            If two options contradict each other.
         """
         if self.unit_column is not None and self.units is not None:
             raise Invalid("units come from a column or from a file, not both; give one of them")
@@ -234,12 +236,12 @@ class IngestOptions:
 
     @property
     def unit(self) -> PrivacyUnit:
-        """The unit of privacy of a snapshot: an individual with so many rows, or one row.
+        """Privacy unit of a snapshot: an individual with a bounded or unbounded number of rows, or one row.
 
         Raises
         ------
         Invalid
-            If the ids have a name that cannot be stated.
+            If the name of the ids is not allowed.
         """
         if self.unit_column is None and self.units is None:
             return PrivacyUnit()

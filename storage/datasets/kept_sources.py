@@ -1,11 +1,10 @@
-"""What is kept of a dataset for its next ingest: source, inbox and columns.
+"""Files and columns of a dataset that are kept for its next ingest.
 
-The columns of a dataset, which each new snapshot of its name has to have: matched by name, never by position.
+The last source and inbox of each dataset are kept in the home folder, so that runs name a dataset and not its private
+files. A reference is ``@`` and the name of a dataset. Paths of private files stay on this machine: an orchestrator
+stores and shows only the reference, and a schedule ingests again from the same files.
 
-The last source and inbox of each dataset, kept in the home folder: runs name a dataset and not its private files.
-
-A reference is ``@`` and a dataset's name. Paths of private files stay on this machine: an orchestrator stores and shows
-only the reference, and a schedule ingests again from the same files.
+Each new snapshot of a dataset must have the saved columns, which are matched by name and never by position.
 """
 
 import json
@@ -35,7 +34,7 @@ class SavedColumns:
     ----------
     dataset : str
     n_features : int
-    names : tuple of str or None, where they have names
+    names : tuple of str or None, if the columns have names
     encoder : dict or None, the schema by which they were encoded
     """
 
@@ -46,12 +45,12 @@ class SavedColumns:
 
     @classmethod
     def of(cls, catalog: Catalog, name: str) -> Self | None:
-        """Return the columns of a dataset; None where it is new, or its files cannot be read any more."""
+        """Return the columns of a dataset, or None if it is new or its files cannot be read any more."""
         try:
             entry = catalog.current(name)
             rows = catalog.open(entry)
             return cls(dataset=name, n_features=entry.n_features, names=rows.feature_names(), encoder=rows.encoder())
-        except StorageError:  # what replaces lost files has nothing to be compared with
+        except StorageError:  # rows that replace lost files have nothing to be compared with
             return None
 
     def ordered(self, schema: Schema | None) -> Schema | None:
@@ -60,7 +59,7 @@ class SavedColumns:
         Raises
         ------
         Invalid
-            If it declares other columns, or declares them in another way.
+            If the schema declares other columns, or declares columns differently.
         """
         if self.encoder is None and schema is None:
             return None
@@ -90,7 +89,7 @@ class SavedColumns:
         return schema.model_copy(update={"columns": tuple(columns)})
 
     def is_permuted(self, names: Sequence[str] | None) -> bool:
-        """Return whether names are those of the dataset in another order."""
+        """Return whether `names` are the names of the dataset in another order."""
         return (
             names is not None
             and self.names is not None
@@ -99,12 +98,12 @@ class SavedColumns:
         )
 
     def check(self, names: Sequence[str] | None, *, n_features: int, scattered: bool) -> None:
-        """Refuse a source of other columns; triplets whose columns are numbers may have more of them.
+        """Refuse a source with other columns; triplets with numbered columns may have more of them.
 
         Raises
         ------
         BadSource
-            If their number differs, or their names or their order.
+            If the number, names or order of the columns differ.
         """
         if self.names is None:
             if n_features != self.n_features and not scattered:
@@ -130,16 +129,16 @@ class SavedColumns:
 
 
 def _listed(names: Sequence[str]) -> str:
-    """Return the first names in words."""
+    """Return the first names as text for a message."""
     shown, more = ", ".join(map(repr, names[:_SHOWN])), len(names) - _SHOWN
     return f"{'column' if len(names) == 1 else 'columns'} {shown}{f' and {more} more' if more > 0 else ''}"
 
 
 _SIGN = "@"
 SOURCES, INBOXES = "sources", "inboxes"
-"""Where the files of a dataset's ingest are kept, and where those of its closed loop."""
+"""Folders of the kept files: of a dataset's ingest, and of its inbox."""
 FILES = ("source", *(option.name for option in options_of(IngestOptions) if option.handling.is_file))
-"""The arguments of an ingest that name files."""
+"""Arguments of an ingest that name files."""
 
 _ONCE_REFRESHED = "run `dpca subspace refresh` once by hand"
 
@@ -147,7 +146,7 @@ type Files = Mapping[str, str | list[str] | None]
 
 
 def is_reference(source: object) -> bool:
-    """Return whether a source is a reference and not files."""
+    """Return whether a source is a reference rather than files."""
     return isinstance(source, str) and source.startswith(_SIGN)
 
 
@@ -157,12 +156,12 @@ def reference_to(name: str) -> str:
 
 
 def keep_source(home: Path, name: str, files: Files, kind: str = SOURCES) -> None:
-    """Store the files of a dataset's source, readable by their owner alone.
+    """Store the files of a dataset's source, readable only by their owner.
 
     Raises
     ------
     Invalid
-        If the name is not one of a dataset.
+        If the name is not allowed for a dataset.
     Unavailable
         If the home folder cannot be written.
     """
@@ -175,12 +174,12 @@ def keep_source(home: Path, name: str, files: Files, kind: str = SOURCES) -> Non
 
 
 def find_source(home: Path, reference: str, kind: str = SOURCES) -> dict[str, Any]:
-    """Return the files stored under a reference, by the names in `FILES`.
+    """Return the files stored under a reference, keyed by the names in `FILES`.
 
     Raises
     ------
     NotFound
-        If none are stored.
+        If no files are stored.
     """
     name = check_name(reference.removeprefix(_SIGN))
     try:

@@ -1,22 +1,20 @@
-"""Hashes of ids under a secret key, which a snapshot stores in place of the ids.
+"""Keyed hashes of ids, which a snapshot stores in place of the ids.
 
-SipHash-2-4 with 128 bits: a hash of short texts under a secret key, from which nobody without the key learns an id.
+The hash is SipHash-2-4 with 128 bits, for short texts under a secret key. It reveals no id to anyone without the key. A
+million ids take a twentieth of a second. One call of a library's hash for each text would take as long as the whole
+ingest of the ids.
 
-A million ids take a twentieth of a second; a call a text of any hash in a library takes as long as their ingest.
+The key is one file for each population, in the key folder. Without it, no one can test a guess of an id on a copy of
+the rows. No backup holds the key. If it is lost, `storage.datasets.erase` finds no id in the snapshots made with it.
 
 References
 ----------
-J.-P. Aumasson, D. J. Bernstein, "SipHash: a fast short-input PRF", INDOCRYPT 2012; the version of 128 bits is that of
-its reference implementation.
+J.-P. Aumasson, D. J. Bernstein, "SipHash: a fast short-input PRF", INDOCRYPT 2012; the version of 128 bits follows its
+reference implementation.
 
 >>> key = bytes(range(16))
 >>> keyed_hashes(pa.array([""]), key=key).astype("<u8").tobytes().hex()
 'a3817f04ba25a8e66df67214c7550293'
-
-The key of the hashes of ids that a snapshot stores with its records, in place of the ids.
-
-It is one file a population, in the key folder: without it, no guess of an id can be tested on a copy of the
-rows. No backup holds it; where it is lost, `storage.datasets.erase` finds no id in the snapshots made with it.
 """
 
 import hashlib
@@ -107,7 +105,7 @@ def _rotated(word, bits):  # type: ignore[no-untyped-def]
 
 
 class OwnerKey:
-    """The key of a population, drawn when an ingest first needs it.
+    """Key of the hashes of a population's ids, drawn when an ingest first needs it.
 
     Parameters
     ----------
@@ -118,7 +116,7 @@ class OwnerKey:
     Attributes
     ----------
     name : str or None
-        The name of the key, which follows from it and not the reverse; None until it was used.
+        The name of the key, derived from the key irreversibly; None until the key was used.
     """
 
     def __init__(self, keys: Path, population: str) -> None:
@@ -127,7 +125,7 @@ class OwnerKey:
         self.name: str | None = None
 
     def drawn(self) -> bytes:
-        """Return the key, drawn and written now if there is none.
+        """Return the key; draw and write it first if there is none.
 
         Raises
         ------
@@ -143,26 +141,26 @@ class OwnerKey:
         return self._key
 
     def keep(self) -> None:
-        """See that the key is there, if an id was hashed with it.
+        """Ensure that the key is still stored, if an id was hashed with it.
 
         Raises
         ------
         Conflict
-            If another one is there by now.
+            If another key is stored by now.
         Unavailable
             If the key folder cannot be written.
         """
         if self.name is not None:
-            with writing(self._path.parent):  # whoever drew it may have given it back since
+            with writing(self._path.parent):  # the ingest that drew it may have removed it since
                 if not claim_file(self._path, self._key) and self._path.read_bytes() != self._key:
                     raise Conflict("another ingest of the same people drew the key of their ids anew; ingest again")
 
     @contextmanager
     def given_back(self) -> Iterator[None]:
-        """Remove the key after an ingest that drew it and leaves nothing behind."""
+        """Remove the key after a failed ingest that drew the key and leaves nothing behind."""
         try:
             yield
-        except Unavailable:  # its blocks may be resumed
+        except Unavailable:  # the blocks of the ingest may be resumed
             raise
         except StorageError:
             if self._is_ours:
@@ -170,12 +168,12 @@ class OwnerKey:
             raise
 
     def named(self, name: str) -> bytes:
-        """Return the key of this name.
+        """Return the key with this name.
 
         Raises
         ------
         NotFound
-            If it is not there any more.
+            If the key is not there any more.
         """
         try:
             key = self._path.read_bytes()

@@ -1,6 +1,7 @@
-"""Open the files of an ingest, with the individual behind each row.
+"""Opened source of an ingest.
 
-The individual behind each row, from a file of ids beside a source that has no column for it.
+The files are found and opened, their declarations are read, and the type of the stored values is chosen. If the
+source has no column for the individual behind each row, a separate file of ids may list the individuals.
 
 Examples
 --------
@@ -10,10 +11,6 @@ Examples
     for batch in owners.attach(reader.batches(rejects)):
         batch.unit_ids                     # one id a row
 
-Open the files of an ingest: find them, read what they declare, and settle how their values are stored.
-
-Examples
---------
 ::
 
     with open_source("a9a.svm.gz", options=options, declared=declared, rejects=Rejects()) as source:
@@ -42,12 +39,12 @@ from storage.formats.registry import of_reader
 from storage.formats.sources import FilesReader, infer_items
 
 _STEP = 1 << 16
-_WIDEST = 8  # bytes of a float that Arrow has
+_WIDEST = 8  # bytes of the widest float that Arrow has
 _NO_ID = "has no whole number or text as its id in the file of unit ids; correct or drop it"
 
 
 class Units:
-    """The ids of the individuals behind the rows, read through a memory map.
+    """The ids of the individuals behind the rows, read from a memory-mapped file.
 
     Parameters
     ----------
@@ -59,7 +56,7 @@ class Units:
     Raises
     ------
     Invalid
-        If the file is no such array, or its length is not the number of rows that the source declares.
+        If the file is not such an array, or its length is not the number of rows that the source declares.
     """
 
     def __init__(self, path: Path, *, reader: Reader) -> None:
@@ -76,7 +73,7 @@ class Units:
             raise _unequal()
 
     def reject_missing(self, rejects: Rejects) -> int:
-        """Pass each row without an id to `rejects`, and count them."""
+        """Reject each row without an id in `rejects`, and return their number."""
         count = 0
         for first in range(0, len(self._ids), _STEP):
             missing = self._take(slice(first, first + _STEP)).is_null().to_numpy(zero_copy_only=False)
@@ -86,12 +83,12 @@ class Units:
         return count
 
     def attach(self, batches: Iterator[RowBatch]) -> Iterator[RowBatch]:
-        """Attach to each row the id of its individual; a row without one is rejected.
+        """Attach to each row the id of its individual; a row without an id is rejected.
 
         Raises
         ------
         BadSource
-            If there are not as many rows as ids.
+            If the number of rows is not the number of ids.
         """
         first = 0
         for batch in batches:
@@ -115,7 +112,7 @@ class Units:
 
 
 def _owned(batch: RowBatch, owners: pa.Array) -> RowBatch:
-    """Return rows with the ids of their individuals."""
+    """Return a batch with the ids of its individuals; rows without an id are rejected."""
     rejected = batch.rejected
     if owners.null_count:
         missing = owners.is_null().to_numpy(zero_copy_only=False)
@@ -124,7 +121,7 @@ def _owned(batch: RowBatch, owners: pa.Array) -> RowBatch:
 
 
 def declared_rows(n_rows: int) -> Iterator[RowBatch]:
-    """Yield every row of a declared matrix as an empty one, so that rows without an entry are kept too."""
+    """Yield every row of a declared matrix as an empty row, so that rows without entries are kept."""
     for first in range(0, n_rows, _STEP):
         rows = np.arange(first, min(first + _STEP, n_rows))
         yield RowBatch(
@@ -143,7 +140,7 @@ def _unequal() -> BadSource:
 
 
 type Source = str | Path | SourceFile | Sequence[str | Path]
-"""The files of an ingest as they are named, or one that is open already."""
+"""The files of an ingest, by name or as an opened file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -152,13 +149,13 @@ class OpenSource:
 
     Attributes
     ----------
-    files : sequence of SourceFile, those with rows and the one with unit ids
-    declared : Declared, the user's declarations, with the public items if they are taken from the rows
+    files : sequence of SourceFile, the files with rows, and the file with unit ids if there is one
+    declared : Declared, the user's declarations, with the public items if these are taken from the rows
     reader : FilesReader
-    owners : Units or None, the individuals behind the rows, where a file lists them
+    owners : Units or None, the individuals behind the rows, if a file lists them
     factors : float64 array of shape (n_features,), or None, the public factors of the columns
     dtype : numpy dtype of the stored values
-    merges : str, one of `DUPLICATES`: what several values of one row and column become
+    merges : str, one of `DUPLICATES`: the policy for several values of one row and column
     """
 
     files: Sequence[SourceFile]
@@ -171,11 +168,14 @@ class OpenSource:
 
     @property
     def names(self) -> Sequence[str] | None:
-        """Names of the columns: the declared ones, else those in the source."""
+        """Names of the columns: the declared names, or else the names in the source."""
         return self.declared.names or self.reader.names
 
     def request(self, options: IngestOptions, *, block_nnz: int) -> dict[str, Any]:
-        """Return everything that determines the blocks written; a killed ingest of the same can be resumed."""
+        """Return everything that determines the blocks written.
+
+        A killed ingest can be resumed by an ingest with an equal request.
+        """
         declared = asdict(self.declared)
         if declared["header"] is None:
             del declared["header"]
@@ -184,7 +184,7 @@ class OpenSource:
             "drop_others",
             "is_unattended",
             "schema",
-        ):  # a refusal follows from the first, or it is in the files
+        ):  # refusals follow from some of these, and the rest is in the files
             del declared[name]
         schema = self.declared.schema
         return {
@@ -207,19 +207,19 @@ def open_source(
     rejects: Rejects,
     saved: SavedColumns | None = None,
 ) -> Iterator[OpenSource]:
-    """Open the files of a source, and close them at the end.
+    """Open the files of a source, and close them at the end of the context.
 
     Parameters
     ----------
     source : str, Path, or a sequence of them, or an opened file
-        Files, folders and patterns; see `storage.formats.files.find_files`.
+        See `storage.formats.files.find_files` for folders and patterns.
     options : IngestOptions
     declared : Declared
-        The options about the schema, as the readers take them.
+        The declarations about the source, in the form that the readers take.
     rejects : Rejects
         Receives the name of the file being read, for messages.
     saved : SavedColumns or None
-        The columns that the dataset has already. Those of a table are brought into their order by name.
+        The columns that the dataset already has. Columns of a table are brought into the saved order by name.
 
     Raises
     ------
@@ -249,7 +249,7 @@ def open_source(
             )
         if declared.names is not None and reader.names is not None and not reader.scattered:
             _check_order(declared.names, reader.names)
-        if saved is not None and not options.public_items:  # items are known by their ids, and more may come
+        if saved is not None and not options.public_items:  # items are identified by their ids, and new ones may come
             names = declared.names or reader.names
             saved.check(names, n_features=reader.n_features, scattered=reader.scattered)
         rejects.names = reader.names
@@ -267,7 +267,7 @@ def open_source(
 
 
 def _as_saved(files: Sequence[SourceFile], declared: Declared, rejects: Rejects, saved: SavedColumns) -> Declared:
-    """Declare the saved names, so that columns are found by them, where the columns of tables have another order."""
+    """Declare the saved names if tables have them in another order, so that columns are matched by name."""
     with closing(FilesReader(files, declared, rejects)) as reader:
         chosen = of_reader(reader.format)
         is_table = chosen is not None and chosen.is_table and not reader.scattered
@@ -275,12 +275,14 @@ def _as_saved(files: Sequence[SourceFile], declared: Declared, rejects: Rejects,
 
 
 def _check_order(declared: Sequence[str], found: Sequence[str]) -> None:
-    """Refuse names that are those of the source in another order: other names would rename its columns, these mix them.
+    """Refuse declared names that are the names of the source in another order.
+
+    Entirely different names would rename the columns, but permuted names would mix them up.
 
     Raises
     ------
     Invalid
-        If they are.
+        If the names are permuted.
     """
     if len(declared) == len(found) and set(declared) == set(found) and list(declared) != list(found):
         raise Invalid(
@@ -296,5 +298,5 @@ def _stored_dtype(dtype: np.dtype[Any], options: IngestOptions, *, is_divided: b
 
 
 def _fingerprint(file: SourceFile) -> tuple[str, int, str]:
-    """Return where a file is, its size, and a tag that changes with its content."""
+    """Return the location of a file, its size, and a tag that changes with its content."""
     return str(file.path.absolute()) if isinstance(file, LocalFile) else file.address, *file.version()

@@ -1,23 +1,17 @@
-"""Open a snapshot, or those of several nights, and read row blocks from any thread of any process.
+"""Reader of the row blocks of one snapshot, or of the snapshots of several nights as one source.
 
-Open a snapshot and read its row blocks, from any thread of any process.
+A `Dataset` is a block source for the numerical core. Any thread of any process may read its row blocks. It pickles as
+its address alone. Array handles are opened once per process, from a local folder or an object store.
 
-A `Dataset` is what the numerical core calls a block source. It pickles as its address alone; array handles are
-opened once per process, from a local folder or an object store.
+`NightRows` chains the snapshots of several nights. A source without ids of individuals has no individual to follow from
+night to night, so each row of each night counts as a separate individual. A stream then answers about all rows so far:
+tick t reads the snapshots bound to ticks 1 to t, and each row has the age of its snapshot.
 
 Examples
 --------
-``Dataset.open(address).read(0)`` gives the first `Block`; `verify` reads them all and recomputes the content
+``Dataset.open(address).read(0)`` returns the first `Block`; `verify` reads all blocks and recomputes the content
 digest.
 
-The rows of several nights as one source of blocks, where each row of one night is an individual of its own.
-
-A source that does not tell whose row each is has no individual to follow from night to night. A stream then answers
-about all rows that came so far: tick t reads the snapshots bound to ticks 1 to t, each row with the age of its
-snapshot.
-
-Examples
---------
 ::
 
     source = NightRows.of([(catalog.open(entry), entry.number) for entry in bound])
@@ -61,10 +55,10 @@ class PaddedArray:
 
     Attributes
     ----------
-    place : Place, of the group
-    name : str, of the array in the group
+    place : Place, the store of the group
+    name : str, the name of the array in the group
     dtype : numpy dtype
-    width : int, columns of a chunk
+    width : int, the number of columns of a chunk
     """
 
     place: Place
@@ -73,14 +67,14 @@ class PaddedArray:
     width: int
 
     def head(self, row: int, length: int) -> tuple[NDArray[Any], bytes]:
-        """Return the first `length` items of a row, after which padding follows, and the checksums of its chunks.
+        """Return the first `length` items of a row, without the padding, and the checksums of their chunks.
 
         Raises
         ------
         OSError
             If a chunk is missing or cannot be read.
         ValueError, RuntimeError
-            If it was changed after it was written.
+            If a chunk was changed after it was written.
         """
         chunks = [self._chunk(row, column) for column in range(-(-length // self.width))]
         parts = [items for items, _ in chunks]
@@ -88,7 +82,7 @@ class PaddedArray:
         return items[:length], b"".join(checksum for _, checksum in chunks)
 
     def _chunk(self, row: int, column: int) -> tuple[NDArray[Any], bytes]:
-        from numcodecs import blosc  # type: ignore[import-untyped]  # at use: whoever plans reads no row
+        from numcodecs import blosc  # type: ignore[import-untyped]  # imported here: a planner reads no rows
 
         payload = np.frombuffer(self.place.read(f"{self.name}/c/{row}/{column}").payload, dtype=np.uint8)
         packed, checksum = payload[: -_CHECKSUM.size], payload[-_CHECKSUM.size :].tobytes()
@@ -101,10 +95,10 @@ class PaddedArray:
 
 
 def checksum_of(chunks: Mapping[str, bytes]) -> int:
-    """Return the checksum of a block from the checksums of its chunks, by array; an array without a chunk is left out.
+    """Return the checksum of a block from the checksums of its chunks, by array; arrays without a chunk are left out.
 
-    A chunk has a checksum of its own, but nothing in it says where it belongs. This one is stored with the extent of
-    the block, so a chunk of another block, an older one or a lost one is noticed.
+    Each chunk has a checksum, but nothing in a chunk states its place. The checksum of the block is stored with the
+    block's extent. It reveals a chunk from another block, an older chunk and a lost chunk.
     """
     joined = b"".join(name.encode() + b"\0" + chunks[name] for name in sorted(chunks) if chunks[name])
     return int(google_crc32c.value(joined))
@@ -123,14 +117,14 @@ class Block:
     Attributes
     ----------
     values : array of shape (nnz,), in the stored dtype
-    indices : unsigned array of shape (nnz,), columns from 0, rising within a row
+    indices : unsigned array of shape (nnz,), columns from 0, increasing within a row
     row_ptr : int64 array of shape (n_rows + 1,), where each row begins in `values`
     record_ptr : int64 array of shape (n_records + 1,), where each record begins in the rows
     first_record : int, ordinal of the first record in the snapshot
     rejected : bool array of shape (n_records,), the records that are empty because they had a bad row
     density : float or None, the share of entries that are stored, as declared; a public fact, not a count
     first_seen : int or None, the number of the ingest that first saw the individuals of all its records; None where it
-        is not known, as in a snapshot without ids of individuals
+        is unknown, as in a snapshot without ids of individuals
     """
 
     values: NDArray[Any] = field(repr=False)
@@ -165,7 +159,7 @@ class Dataset:
         NotFound
             If there is no such snapshot.
         Corrupt
-            If it is not a snapshot that this version reads.
+            If it is not a snapshot that this version can read.
         Unavailable
             If the object store cannot be used.
         """
@@ -173,7 +167,7 @@ class Dataset:
         return cls(address=address, manifest=_open_handles(address).manifest)
 
     def __reduce__(self) -> tuple[Any, tuple[str]]:
-        """Pickle the address alone, so that no private fact and no credential travels."""
+        """Pickle the address alone, so that no private fact and no credential is transferred."""
         return type(self).open, (self.address,)
 
     @property
@@ -188,17 +182,17 @@ class Dataset:
 
     @property
     def n_records(self) -> int:
-        """Number of records: private under add_remove."""
+        """Number of records; private under add_remove."""
         return self.manifest.n_records
 
     @property
     def extents(self) -> NDArray[np.int64]:
-        """Records, rows and stored values of each block, of shape (n_blocks, 3): private."""
+        """Records, rows and stored values of each block, of shape (n_blocks, 3); private."""
         return _open_handles(self.address).extents[:, :3]
 
     @property
     def content(self) -> str:
-        """Content digest in hex: a secret of the curator."""
+        """Content digest in hex; a secret of the curator."""
         return self.manifest.content_digest
 
     def read(self, block: int) -> Block:
@@ -209,7 +203,7 @@ class Dataset:
         IndexError
             If there is no such block.
         Corrupt
-            If a chunk is missing, fails its checksum, or is not the one that was written in its place.
+            If a chunk is missing, fails its checksum, or is not the chunk that was written in this place.
         Unavailable
             If the object store cannot be used.
         """
@@ -228,11 +222,11 @@ class Dataset:
             row_ptr = _bounds(head(handles.row_nnz, n_rows))
             record_ptr = np.arange(n_records + 1)
             if handles.record_rows is not None:
-                with suppress(FileNotFoundError):  # a block whose records have one row each
+                with suppress(FileNotFoundError):  # the records of this block have one row each
                     record_ptr = _bounds(head(handles.record_rows, n_records))
             rejected = np.zeros(n_records, dtype=np.bool_)
             if handles.rejected is not None:
-                with suppress(FileNotFoundError):  # a block without any
+                with suppress(FileNotFoundError):  # no record of this block is rejected
                     rejected = head(handles.rejected, n_records) != 0
         if (int(row_ptr[-1]), int(record_ptr[-1]), checksum_of(chunks)) != (nnz, n_rows, checksum):
             raise Corrupt(f"block {block} of {self.address} contradicts its extents; {_DAMAGED}")
@@ -250,12 +244,12 @@ class Dataset:
         )
 
     def owners(self, block: int) -> NDArray[np.uint64] | None:
-        """Return the keyed hash of the id of each record of a block, of shape (n_records, 2); None where none has any.
+        """Return the keyed hash of the id of each record of a block, of shape (n_records, 2); None if there are no ids.
 
         Raises
         ------
         Corrupt, Unavailable
-            As `read`.
+            As for `read`.
         """
         handles = _open_handles(self.address)
         if self.manifest.owners is None or handles.owners is None:
@@ -263,30 +257,30 @@ class Dataset:
         n_records = int(handles.extents[block, 0])
         found, chunks = np.zeros(2 * n_records, np.uint64), dict[str, bytes]()
         failure = f"owners of block {block} of {self.address} cannot be read"
-        with _reading(handles.place, failure), suppress(FileNotFoundError):  # a block without any id
+        with _reading(handles.place, failure), suppress(FileNotFoundError):  # no record of this block has an id
             found, chunks["owners"] = handles.owners.head(block, 2 * n_records)
         if checksum_of(chunks) != handles.extents[block, 4]:
             raise Corrupt(f"the owners of block {block} of {self.address} contradict its extents; {_DAMAGED}")
         return found.reshape(-1, 2)
 
     def feature_names(self) -> tuple[str, ...] | None:
-        """Return the names of the columns, or None where none were declared.
+        """Return the names of the columns, or None if none were declared.
 
         Raises
         ------
         Corrupt
-            If they are not those of the ingest.
+            If the names are not the ones that were ingested.
         """
         text = self._declared_text("feature_names", self.manifest.feature_names)
         return None if text is None else tuple(text.split("\n"))
 
     def encoder(self) -> dict[str, Any] | None:
-        """Return the declared schema that the rows were encoded by, as plain JSON values, or None.
+        """Return the declared schema by which the rows were encoded, as plain JSON values, or None.
 
         Raises
         ------
         Corrupt
-            If it is not that of the ingest.
+            If the schema is not the one that was ingested.
         """
         text = self._declared_text("encoder", self.manifest.encoder)
         return None if text is None else dict(json.loads(text))
@@ -297,19 +291,19 @@ class Dataset:
         Raises
         ------
         Corrupt
-            If they are not those of the ingest.
+            If the factors are not the ones that were ingested.
         """
         if self.manifest.scale is None:
             return None
         return self._declared("scale", np.dtype(np.float64), self.manifest.scale)
 
     def verify(self) -> str:
-        """Recompute the content digest from the stored blocks and return it; check the declared arrays too.
+        """Recompute the content digest from the stored blocks and return it; also check the declared arrays.
 
         Raises
         ------
         Corrupt
-            If a block cannot be read or the digest is not the manifest's.
+            If a block cannot be read, or the digest differs from the manifest.
         """
         digest = ContentDigest(n_features=self.n_features)
         for number in range(self.n_blocks):
@@ -329,12 +323,12 @@ class Dataset:
         return self.content
 
     def _declared_text(self, name: str, digest: str | None) -> str | None:
-        """Read declared text that is stored beside the rows; None where none was declared."""
+        """Read declared text that is stored next to the rows; return None if none was declared."""
         return None if digest is None else self._declared(name, np.dtype(np.uint8), digest).tobytes().decode()
 
     def _declared(self, name: str, dtype: np.dtype[Any], digest: str) -> NDArray[Any]:
-        """Read a declared array that is stored beside the rows."""
-        import zarr  # at use: whoever plans reads no row
+        """Read a declared array that is stored next to the rows."""
+        import zarr  # imported here: a planner reads no rows
 
         place = _open_handles(self.address).place
         with _reading(place, f"{name} of {self.address} cannot be read"):
@@ -359,7 +353,7 @@ class _Handles:
 
 @lru_cache(maxsize=64)
 def _open_handles(address: str) -> _Handles:
-    import zarr  # at use: whoever plans reads no row
+    import zarr  # imported here: a planner reads no rows
 
     place = open_place(address)
     if not place.holds("", marker=MARKER):
@@ -403,7 +397,7 @@ def _open_handles(address: str) -> _Handles:
 
 
 def _checked(array: Stored, dtype: np.dtype[Any], digest: str, *, where: str) -> NDArray[Any]:
-    """Read an array whose digest the manifest states."""
+    """Read an array and check it against its digest in the manifest."""
     items = np.asarray(array[:], dtype=dtype)
     if hashlib.sha256(items.tobytes()).hexdigest() != digest:
         raise Corrupt(f"{where} is not that of the manifest; {_DAMAGED}")
@@ -435,7 +429,7 @@ _LABEL = b"dpca night rows 1\0"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NightRows:
-    """Snapshots one after the other, as one source of blocks; it pickles as their addresses and numbers.
+    """A sequence of snapshots as one source of blocks; it pickles as their addresses and numbers.
 
     Attributes
     ----------
@@ -448,14 +442,14 @@ class NightRows:
     def of(cls, bound: Sequence[tuple[Dataset, int | None]]) -> Self:
         """Chain the snapshots bound to the ticks of a stream, in the order of the ticks.
 
-        A snapshot bound to several ticks is read once, with the age of the first of them: its rows came once.
+        A snapshot bound to several ticks is read once, with the age of the first tick, because its rows came once.
 
         Raises
         ------
         Invalid
-            If there is none, or they have other numbers of columns.
+            If there is no snapshot, or the snapshots differ in their number of columns.
         Conflict
-            If a number falls.
+            If a number is lower than the preceding one.
         """
         nights = tuple({dataset.manifest.snapshot: (dataset, number) for dataset, number in bound}.values())
         if len({dataset.n_features for dataset, _ in nights}) != 1:
@@ -477,31 +471,31 @@ class NightRows:
 
     @property
     def n_records(self) -> int:
-        """Number of rows of all nights: private under add_remove."""
+        """Number of rows of all nights; private under add_remove."""
         return sum(dataset.n_records for dataset, _ in self.nights)
 
     @property
     def extents(self) -> NDArray[np.int64]:
-        """Records, rows and stored values of each block, of shape (n_blocks, 3): private."""
+        """Records, rows and stored values of each block, of shape (n_blocks, 3); private."""
         return np.concatenate([dataset.extents for dataset, _ in self.nights])
 
     @property
     def content(self) -> str:
-        """Digest of the contents of all nights in hex: a secret of the curator."""
+        """Digest of the contents of all nights in hex; a secret of the curator."""
         digest = hashlib.sha256(_LABEL)
         for dataset, number in self.nights:
             digest.update(f"{number} {dataset.content}\n".encode())
         return digest.hexdigest()
 
     def read(self, block: int) -> Block:
-        """Read one block; its ordinals count from the first row of the first night.
+        """Read one block, with ordinals that count from the first row of the first night.
 
         Raises
         ------
         IndexError
             If there is no such block.
         Corrupt, Unavailable
-            As `Dataset.read`.
+            As for `Dataset.read`.
         """
         if not 0 <= block < self.n_blocks:
             raise IndexError(f"block {block} does not exist; there are {self.n_blocks}; ask for one of them")

@@ -1,21 +1,21 @@
-"""Write a snapshot: row blocks in a Zarr v3 group that any Zarr reader opens, and its manifest.
+"""Writer of snapshots: row blocks and a manifest in a Zarr v3 group.
 
-One block is one row of each padded array, and one chunk of it:
+Any Zarr reader opens the group. Each block is one row of each padded array, and one chunk of that array:
 
-* ``values (n_blocks, M)`` and ``indices (n_blocks, M)``: the stored values of the block's rows and their
-  columns;
-* ``row_nnz (n_blocks, R)``: stored values of each row;
-* ``record_rows (n_blocks, R)``: rows of each record; absent when every record is one row;
-* ``rejected (n_blocks, R)``: 1 for each record that is empty because it had a bad row; absent when none is;
+* ``values (n_blocks, M)`` and ``indices (n_blocks, M)``: the stored values of the block's rows and their columns;
+* ``row_nnz (n_blocks, R)``: the number of stored values of each row;
+* ``record_rows (n_blocks, R)``: the number of rows of each record; absent when every record is one row;
+* ``rejected (n_blocks, R)``: 1 for each record that is empty because it had a bad row; absent when there is none;
 * ``owners (n_blocks, 2 R)``: a keyed hash of the id of each record, in two words; absent where records have no ids;
-* ``feature_names``: UTF-8 text, one name a line, ``scale``: float64 factors of the columns, and ``encoder``: the schema
-  of the raw table as JSON; each where it was declared;
-* ``first_seen (n_blocks)``: the number of the ingest that first saw the individuals of each block; absent where that is
-  not known;
-* ``extents (n_blocks, 5)``: records, rows and stored values of each block, which show where the padding
-  begins, and a checksum of the checksums of its chunks, which binds them to their place; one more for its owners.
+* ``feature_names``: UTF-8 text, one name a line; ``scale``: float64 factors of the columns; ``encoder``: the schema of
+  the raw table as JSON. Each is present only where it was declared;
+* ``first_seen (n_blocks)``: the number of the ingest that first saw the individuals of each block; absent where it is
+  unknown;
+* ``extents (n_blocks, 5)``: the numbers of records, rows and stored values of each block, which show where the padding
+  begins, then two checksums. The first covers the checksums of the block's chunks and binds them to their place; the
+  second does the same for the chunk of owners.
 
-A record wider than a block is alone in its block and spans several chunks. Chunks end in a CRC-32C.
+A record wider than a block is alone in its block and spans several chunks. Each chunk ends in a CRC-32C.
 """
 
 import hashlib
@@ -41,14 +41,16 @@ from storage.datasets.staging import Extent
 from storage.formats.batch import RowBatch
 
 COMPRESSORS = (BloscCodec(cname="lz4", clevel=1, shuffle="shuffle"), Crc32cCodec())
-"""What the metadata of an array name: each chunk is packed, and ends in a CRC-32C."""
+"""Compressors in the metadata of each array: a chunk is compressed, and ends in a CRC-32C."""
 
 
 _PACKING = Blosc(cname="lz4", clevel=1, shuffle=Blosc.SHUFFLE)
 
 
 def write_chunk(array: Path, *, row: int, column: int, items: NDArray[Any]) -> bytes:
-    """Write a whole chunk of one row, and return its checksum; a reader of the array may see a part meanwhile.
+    """Write a whole chunk of one row, and return its checksum.
+
+    The write is not atomic: a concurrent reader of the array may see a part of the chunk.
 
     Parameters
     ----------
@@ -82,7 +84,7 @@ _DECLARED_CHUNK = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Totals:
-    """Sizes and digest of the rows that a finished writer wrote."""
+    """Sizes and digest of the rows that a finished writer has written."""
 
     n_records: int = field(repr=False)
     n_rows: int = field(repr=False)
@@ -92,29 +94,31 @@ class Totals:
 
 
 class SnapshotWriter:
-    """Cut batches of canonical rows into blocks and write each as it closes; memory is bounded by one block.
+    """Writer that cuts batches of canonical rows into blocks and writes each block when it is full.
+
+    Memory is bounded by one block.
 
     Parameters
     ----------
     folder : Path
-        Where the group is written; it must not exist. Its name is the caller's to make visible.
+        Folder of the group, which must not exist yet. The caller makes the finished folder visible.
     n_features : int
         Declared number of columns.
     dtype : numpy dtype
         Type of the stored values.
     block_nnz : int
-        A block closes before it would pass this many stored values; raised to `n_features`, up to the
-        default.
+        A block is closed before it would exceed this many stored values. A smaller number is raised to `n_features`,
+        but not above the default.
     written : sequence of Extent
-        Blocks that a killed writer left in the folder. The same records must come again: those in these blocks
-        are compared, not written.
+        Extents of the blocks that a killed writer left in the folder. The caller must append the same records again.
+        Records of these blocks are compared, not written.
     on_block : callable or None
-        Told the extent of each block once it is written.
+        Called with the extent of each block once the block is written.
 
     Guarantees
     ----------
-    Records keep their order and are never split. Where blocks are cut depends on the records, when each was first
-    seen, and `block_nnz` alone, not on how the batches were cut.
+    Records keep their order and are never split. The block boundaries depend only on the records, on when each was
+    first seen, and on `block_nnz`. They do not depend on how the batches were cut.
     """
 
     def __init__(
@@ -135,8 +139,8 @@ class SnapshotWriter:
         self._digest = ContentDigest(n_features=n_features)
         self._extents = list(written)
         self._to_compare = sum(records for records, *_ in written)
-        self._bounds = np.cumsum([0, *(records for records, *_ in written)])  # of the blocks written, in records
-        self._first_seen: list[int | None] = []  # of each block
+        self._bounds = np.cumsum([0, *(records for records, *_ in written)])  # bounds of the written blocks, in records
+        self._first_seen: list[int | None] = []  # for each block
         self._number: int | None = None  # of the block being filled
         self._on_block = on_block
         index, count = np.min_scalar_type(n_features - 1), np.min_scalar_type(n_features)
@@ -149,12 +153,12 @@ class SnapshotWriter:
         self._owners = padded("owners", dtype=np.dtype(np.uint64), chunk=2 * BLOCK_ROWS)
 
     def append(self, batch: RowBatch) -> None:
-        """Add whole records in canonical form whose values the stored dtype holds exactly.
+        """Append whole records in canonical form; the stored dtype must hold their values exactly.
 
         Raises
         ------
         Conflict
-            If they are not those that a killed writer left.
+            If the records are not those that a killed writer left.
         """
         if self._to_compare:
             count = min(self._to_compare, len(batch.record_ptr) - 1)
@@ -177,12 +181,12 @@ class SnapshotWriter:
                 int(np.searchsorted(values, end_of_values - len(self._values), side="right")),
                 int(np.searchsorted(rows, end_of_rows - len(self._row_nnz), side="right")),
             )
-            stop -= 1  # whole records at..stop fit beside those already there
+            stop -= 1  # whole records at..stop fit into the block together with the records it already holds
             if stop <= at:
                 if len(self._record_rows):
                     self._flush()
                     continue
-                stop = at + 1  # wider than a block, so it is alone
+                stop = at + 1  # a record wider than a block is alone in its block
             self._values.extend(batch.values[values[at] : values[stop]])
             self._indices.extend(batch.indices[values[at] : values[stop]])
             self._row_nnz.extend(row_nnz[rows[at] : rows[stop]])
@@ -193,12 +197,12 @@ class SnapshotWriter:
             at = stop
 
     def finish(self) -> Totals:
-        """Write the last block and return the totals; `describe` then completes the group.
+        """Write the last block and return the totals; call `describe` afterwards to complete the group.
 
         Raises
         ------
         Conflict
-            If fewer records came than a killed writer left.
+            If fewer records were appended than a killed writer left.
         """
         if self._to_compare:
             raise Conflict("the source is shorter than what a killed ingest has written; do not resume it")
@@ -224,11 +228,11 @@ class SnapshotWriter:
         )
 
     def first_seen(self) -> NDArray[np.int64]:
-        """Return the number of the ingest that first saw the individuals of each block, where all are known."""
-        return np.array([number or 0 for number in self._first_seen], dtype=np.int64)  # no record: of no ingest
+        """Return the number of the ingest that first saw the individuals of each block, if all are known."""
+        return np.array([number or 0 for number in self._first_seen], dtype=np.int64)  # 0: no records, so no ingest
 
     def declare(self, name: str, items: NDArray[Any]) -> str:
-        """Write a declared array beside the rows; return its SHA-256."""
+        """Write a declared array next to the rows; return its SHA-256."""
         if len(items):
             self._write_whole(name, items, chunks=(min(len(items), _DECLARED_CHUNK),))
         return hashlib.sha256(items.tobytes()).hexdigest()
@@ -238,7 +242,7 @@ class SnapshotWriter:
         self._group.update_attributes(manifest.to_attributes())
 
     def _write_whole(self, name: str, items: NDArray[Any], *, chunks: tuple[int, ...]) -> None:
-        """Write an array with all its chunks, also those of zeros: a missing chunk is a lost one."""
+        """Write an array with all its chunks, including those of zeros: a missing chunk is a lost chunk."""
         self._group.create_array(
             name,
             data=items,
@@ -249,7 +253,7 @@ class SnapshotWriter:
         )
 
     def _add_to_digest(self, batch: RowBatch) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Add the rows; return the stored values of each, and the rows of each record."""
+        """Add the rows to the digest; return the number of stored values of each row and of rows of each record."""
         row_nnz, record_rows = np.diff(batch.row_ptr), np.diff(batch.record_ptr)
         self._digest.update(
             values=batch.values,
@@ -261,7 +265,7 @@ class SnapshotWriter:
         return row_nnz, record_rows
 
     def _recognise(self, count: int, first_seen: int | None) -> None:
-        """Note when the records of written blocks were first seen, as they come again."""
+        """Note when the records of already written blocks were first seen, as these records are appended again."""
         start = int(self._bounds[-1]) - self._to_compare
         begin, end = np.searchsorted(self._bounds[:-1], (start, start + count)).tolist()
         if self._bounds[begin] != start and self._first_seen[-1] != first_seen:
@@ -285,7 +289,7 @@ class SnapshotWriter:
         return digest.hexdigest()
 
     def _flush(self, *, alone: bool = False) -> None:
-        """Write the filled block; `alone` fits the chunks to the only block of a small dataset."""
+        """Write the filled block; with `alone`, fit the chunks to the only block of a small dataset."""
         block = len(self._extents)
         sizes = len(self._record_rows), len(self._row_nnz), len(self._values)
         self._first_seen.append(self._number)
@@ -304,7 +308,7 @@ class SnapshotWriter:
 
 
 class _PaddedRows:
-    """One 2-D array, a row a block: the row being filled in memory, and those written."""
+    """One 2-D array with one row a block: the row being filled in memory, and the written rows."""
 
     def __init__(
         self, folder: Path, group: zarr.Group, name: str, *, dtype: np.dtype[Any], chunk: int, fill: int = 0
@@ -322,7 +326,7 @@ class _PaddedRows:
 
     @property
     def is_written(self) -> bool:
-        """Whether the array has a chunk."""
+        """True if the array has a written chunk."""
         return (self._folder / self.name).is_dir()
 
     def extend(self, items: NDArray[Any]) -> None:
@@ -341,10 +345,10 @@ class _PaddedRows:
         return bool((self._row[: self._length] != self._fill).any())
 
     def write(self, block: int, *, alone: bool) -> bytes:
-        """Write the row as block number `block`, padded to whole chunks; return the checksums of these."""
+        """Write the row as block number `block`, padded to whole chunks; return the checksums of its chunks."""
         if alone:
             self._chunk = max(min(self._length, self._chunk), 1)
-            self.describe(1, self._length)  # for whoever resumes: the chunk is not that of other arrays
+            self.describe(1, self._length)  # a resuming writer reads this: the chunk width differs from the default
         end = _round_up(self._length, self._chunk)
         self._row[self._length : end] = self._fill
         return b"".join(
@@ -355,7 +359,7 @@ class _PaddedRows:
         )
 
     def read(self, block: int, length: int) -> NDArray[Any]:
-        """Read the written part of a block."""
+        """Read the written part of a block, without its padding."""
         stored = PaddedArray(place=LocalPlace(self._folder), name=self.name, dtype=self._row.dtype, width=self._chunk)
         try:
             return stored.head(block, length)[0]
@@ -363,7 +367,7 @@ class _PaddedRows:
             return np.full(length, self._fill)
 
     def describe(self, n_blocks: int, longest: int) -> None:
-        """Write the metadata of the array: a row a block, as wide as the longest in whole chunks."""
+        """Write the metadata of the array: one row a block, as wide as the longest row rounded up to whole chunks."""
         shape = n_blocks, max(_round_up(longest, self._chunk), self._chunk)
         if self._array is None:
             self._array = self._group.create_array(
@@ -418,12 +422,12 @@ def _other_rows() -> Conflict:
 
 
 def check_block_nnz(block_nnz: int) -> int:
-    """Return the number of stored values of a block, if it is allowed.
+    """Check the number of stored values of a block, and return it.
 
     Raises
     ------
     Invalid
-        If it lies outside 1..`MAX_BLOCK_NNZ`.
+        If it is outside 1..`MAX_BLOCK_NNZ`.
     """
     if not 1 <= block_nnz <= MAX_BLOCK_NNZ:
         raise Invalid(f"block_nnz={block_nnz} must lie in 1..{MAX_BLOCK_NNZ}; the default is {BLOCK_NNZ}")

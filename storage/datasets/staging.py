@@ -1,7 +1,7 @@
-"""The folder in which a snapshot is written before it is visible, and its recovery after a writer died.
+"""Staging folder of a snapshot, and its recovery after a writer was killed.
 
-A writer holds a lock on its folder for as long as it lives. A hidden folder that nobody locks was left by a
-killed one: the next ingest of the name resumes or removes it.
+A writer holds a lock on its folder for as long as it lives. A hidden folder without a lock was left by a killed writer.
+The next ingest into the same dataset resumes or removes it.
 
 Examples
 --------
@@ -38,12 +38,12 @@ _EXTENT = 5 * 8  # bytes
 
 
 type Extent = tuple[int, int, int, int, int]
-"""Records, rows and stored values of a block, its checksum, and that of its owners."""
+"""Numbers of records, rows and stored values of a block, the block's checksum, and the checksum of its owners."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Staging:
-    """A private folder that nobody else writes.
+    """A private folder that no other process writes.
 
     Attributes
     ----------
@@ -57,16 +57,16 @@ class Staging:
     resumed: bool
 
     def extents(self) -> list[Extent]:
-        """Return the extent of each block that was written whole."""
+        """Return the extent of each block that was written completely."""
         return _extents(self.path)
 
     def block_written(self, extent: Extent) -> None:
-        """Record that one more block is whole."""
+        """Record that one more block was written completely."""
         with (self.path / _BLOCKS).open("ab") as file:
             file.write(np.array(extent, dtype="<i8").tobytes())
 
     def settle(self, address: Path) -> None:
-        """Remove the notes: the snapshot was moved to its address and registered."""
+        """Remove the notes of a snapshot that was moved to its address and registered."""
         _remove_notes(address)
 
 
@@ -79,26 +79,27 @@ def begin(
     is_registered: Callable[[str], bool],
     discard: Callable[[str], None],
 ) -> Iterator[Staging]:
-    """Make or resume a folder to write a snapshot in, and remove what killed ingests left.
+    """Make or resume a folder for writing a snapshot, and remove what killed ingests left.
 
     Parameters
     ----------
     folder : Path
-        The dataset's folder, created if it is missing, and removed at the end if nothing is in it.
+        The dataset's folder. It is created if it is missing, and removed at the end if it is empty.
     request : mapping
-        Everything that determines the rows written; only a folder of the same request is resumed.
+        Everything that determines the rows written. Only a folder of an equal request is resumed.
     resume : bool
-        Whether to resume one. If there is none, a new one is made.
+        Whether to resume such a folder. If there is none, a new folder is made.
     is_registered : callable
-        Whether the catalog names a snapshot. One that was moved to its address without being registered was
+        Returns whether the catalog holds a snapshot. A snapshot that was moved to its address but not registered was
         left by a killed ingest, and is removed.
     discard : callable
-        Removes the published part of a snapshot: an object store may hold a part after a killed ingest.
+        Removes the published part of a snapshot; after a killed ingest an object store may hold a part of one.
 
     Guarantees
     ----------
-    Folders that a living process writes are left alone. The folder is removed at the end unless it was moved
-    away, or the user interrupted it, a place was unavailable or the disk was full, and whole blocks may be resumed.
+    A folder that a living process writes is left alone. The folder is removed at the end unless it was moved away. It
+    is kept for resuming after an interrupt by the user, or when the place of datasets was unavailable. When the disk
+    failed or is full, it is kept if it has whole blocks.
     """
     wanted = json.dumps(request, sort_keys=True)
     snapshot, held, resumed, keep = secrets.token_hex(16), -1, False, False
@@ -137,7 +138,7 @@ def begin(
         raise
     except StorageError:
         raise
-    except OSError:  # of the disk, which is full or broken
+    except OSError:  # the disk is full or broken
         keep = bool(_extents(_partial(folder, snapshot)))
         raise
     finally:
@@ -157,7 +158,7 @@ def _is_partial(left: Path) -> bool:
 
 
 def _part_of(left: Path) -> str:
-    """Return the snapshot that a folder is, or will be if it is partial."""
+    """Return the id of the snapshot that a folder holds, or will hold if it is partial."""
     return left.name[1 : -len(_PARTIAL)] if _is_partial(left) else left.name
 
 
@@ -168,7 +169,7 @@ def _is_resumable(left: Path, *, wanted: str, is_registered: Callable[[str], boo
 
 
 def _clear(left: Path, *, is_registered: Callable[[str], bool], discard: Callable[[str], None]) -> None:
-    """Remove what a killed ingest left, or its notes where the snapshot came to be registered."""
+    """Remove the folder that a killed ingest left, or only its notes if the snapshot was registered."""
     found, part = _request_of(left), _part_of(left)
     if _is_partial(left) and not is_registered(part):
         discard(part)
@@ -179,7 +180,7 @@ def _clear(left: Path, *, is_registered: Callable[[str], bool], discard: Callabl
 
 
 def remove_if_empty(folder: Path) -> None:
-    """Remove a dataset's folder if it is empty; a process about to write in it makes it again."""
+    """Remove a dataset's folder if it is empty; a process about to write in the folder creates it again."""
     descriptor = _lock(folder)
     if descriptor is not None:
         with suppress(OSError):
@@ -189,7 +190,10 @@ def remove_if_empty(folder: Path) -> None:
 
 @contextmanager
 def scratch_folder(home: Path) -> Iterator[Path]:
-    """Make an empty folder of mode 0700 for data that an ingest spills, removed at the end; remove abandoned ones."""
+    """Make an empty folder of mode 0700 for spilled data, removed at the end.
+
+    Folders that killed processes abandoned are removed too.
+    """
     parent = home / "scratch"
     make_folder(parent)
     with _locked(parent):
@@ -231,7 +235,7 @@ def _remove_notes(folder: Path) -> None:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Make a folder and hold its lock; it exists as long as the lock is held."""
+    """Make a folder and hold its lock; the folder exists as long as the lock is held."""
     descriptor = None
     while descriptor is None:
         make_folder(folder)
@@ -243,7 +247,7 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def _lock(folder: Path) -> int | None:
-    """Wait for the lock of a folder; return the descriptor that holds it, or None if the folder was removed."""
+    """Wait for the lock of a folder; return the descriptor that holds the lock, or None if the folder was removed."""
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     except FileNotFoundError:

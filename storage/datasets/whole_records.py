@@ -1,12 +1,13 @@
-"""Read an opened source as whole records, and remember which ingest brought each individual first.
+"""Whole records of a source, and the table of ids that earlier ingests saw.
 
-The table of first-seen ids of a population: which ingest brought each individual first, whatever became of it since.
+A source that scatters rows or records is brought together on disk, and then read as batches of whole records.
 
-An id is kept as a keyed hash, in a *segment* of the ingest that saw it first, for ever: a removed snapshot, an erased
-individual or another dataset of the same people changes nothing. Segments lie in the place of datasets, below
-``arrivals/POPULATION``, so that all machines of a ledger read the same ones; the database knows the number and the
-digest of each, and the key is a file beside the keys of releases. A backup holds all three, or streams count every
-record as here from their first tick on: see `storage.ledger.arrivals`.
+The first-seen table of a population holds which ingest first saw each individual. An id is kept for ever, as a keyed
+hash, in a *segment* of the ingest that first saw it. A removed snapshot, an erased individual or another dataset of the
+same people does not change the table. Segments are stored in the place of datasets, below ``arrivals/POPULATION``, so
+that all machines of a ledger read the same ones. The database holds the number and the digest of each segment, and the
+key is a file next to the keys of releases. A backup must hold all three. Otherwise streams count every record as
+present from their first tick on: see `storage.ledger.arrivals`.
 
 Examples
 --------
@@ -16,28 +17,25 @@ Examples
     found = table.record(grouping)             # its batches then come by (first seen, id)
     found.number, found.epoch
 
-Notes
------
-**A crash.** Ids are recorded before the first block is written. An ingest that is killed or refused after that leaves
-ids with an earlier number than that of their first snapshot. This is safe: a record that counts as here since earlier
-has a greater age at every tick, ages never repeat, and the bound over the life of a stream is a sum over all of them.
-Run again, resumed or not, it finds the same numbers. One killed before that leaves nothing that is ever read.
-
-**Two at once.** Each compares its ids with the segments that it has read, and is given its number only if there are no
-others by then; else it reads those first. So each id has one number, which is at most that of any snapshot it is in.
-
-**Equal ids** have equal text by `dpca.schemas.canonical`, so an integer is the same id as its decimal text, whatever
-file each night holds.
-
-Read an opened source as batches of whole records, brought together on disk where the source scatters them.
-
-Examples
---------
 ::
 
     with whole_records(source, home=home, options=options, rejects=rejects) as records:
         for batch in records.batches:
             ...
+
+Notes
+-----
+**Crash.** Ids are recorded before the first block is written. An ingest that is killed or refused after that leaves ids
+with a lower number than the number of their first snapshot. This is safe: such a record has a greater age at every
+tick, ages never repeat, and the bound over the life of a stream is a sum over all ages. A repeated ingest, resumed or
+not, finds the same numbers. An ingest that is killed before its ids are recorded leaves nothing that is ever read.
+
+**Concurrent ingests.** Each ingest compares its ids with the segments that it has read. It gets its number only if no
+other segment was added since; otherwise it reads the new segments first. So each id has one number, which is at most
+the number of any snapshot that contains the id.
+
+**Equal ids** have equal text by `dpca.schemas.canonical`. An integer is therefore the same id as its decimal text, in
+whatever file format each ingest arrives.
 """
 
 import hashlib
@@ -74,22 +72,22 @@ if TYPE_CHECKING:
     from storage.datasets.grouping import Grouping
 
 PART_IDS = 1 << 18
-"""Hashes in one file of a segment."""
+"""Number of hashes in one file of a segment."""
 
-_MARKER = "segment.json"  # lists the parts with their digests; comes last when a segment is published
-_MOST_BYTES = 1 << 23  # of a file of a segment: a part has 16 bytes an id, a marker 70 a part
-_AT_ONCE = 8  # files read at a time
+_MARKER = "segment.json"  # lists the parts with their digests; is written last when a segment is published
+_MOST_BYTES = 1 << 23  # of a file of a segment: a part takes 16 bytes an id, a marker 70 bytes a part
+_AT_ONCE = 8  # files read concurrently
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FirstSeen:
-    """What an ingest knows about when its individuals came.
+    """First-seen numbers of the individuals of an ingest.
 
     Attributes
     ----------
-    epoch : str or None, the table that the numbers come from; None where they are not known
-    number : int or None, of the individuals that came with this ingest
-    lost : bool, whether the population had a table that is lost
+    epoch : str or None, the table of ids from which the numbers come; None where they are unknown
+    number : int or None, the number of the individuals that this ingest saw first
+    lost : bool, whether the table of the population was lost
     """
 
     epoch: str | None = None
@@ -99,13 +97,13 @@ class FirstSeen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FirstSeenTable:
-    """The ids of a population by the ingest that saw each first; only ever added to.
+    """Append-only table of the ids of a population, by the ingest that first saw each.
 
     Attributes
     ----------
     engine : Engine, the database of the ledger
-    place : Place, where datasets lie
-    home : Path, which holds the scratch folder
+    place : Place, the store of datasets
+    home : Path, the home folder, which holds the scratch folder
     keys : Path, the folder of secret keys
     population : str
     """
@@ -117,12 +115,14 @@ class FirstSeenTable:
     population: str
 
     def record(self, grouping: "Grouping") -> FirstSeen:
-        """Add the ids that are new, and tell `grouping` the number of each; say so if the table is lost.
+        """Add the new ids, and give `grouping` the number of each id.
+
+        If the table is lost, the result states that.
 
         Raises
         ------
         Unavailable
-            If files, key or database cannot be reached. What is missing or damaged is lost instead.
+            If files, key or database cannot be reached. If any of them is missing or damaged, the table counts as lost.
         """
         epoch = self._epoch()
         try:
@@ -132,11 +132,11 @@ class FirstSeenTable:
             with transaction(self.engine) as connection:
                 arrivals.lose_epoch(connection, epoch)
                 for unknown in sorted(folders - arrivals.folders_of(connection, self.population)):
-                    arrivals.plan_segment(connection, epoch=epoch, segment=unknown)  # which is then ignored
+                    arrivals.plan_segment(connection, epoch=epoch, segment=unknown)  # later reads ignore it
             return FirstSeen(lost=True)
 
     def _epoch(self) -> str:
-        """Return the population's epoch; begin one where it has none."""
+        """Return the population's epoch; begin one if there is none."""
         with reading(self.engine) as connection:
             epoch = arrivals.epoch_of(connection, self.population)
         if epoch is not None:
@@ -157,7 +157,7 @@ class FirstSeenTable:
         grouping.hash_ids(self._key(epoch))
         known: list[Segment] = []
         while True:
-            folders = self._folders()  # before the rows are read: a folder's row is older than the folder
+            folders = self._folders()  # list folders before rows: each folder's row is written before the folder
             with reading(self.engine) as connection:
                 segments = arrivals.segments_of(connection, epoch)
                 planned = arrivals.folders_of(connection, self.population)
@@ -175,7 +175,10 @@ class FirstSeenTable:
                     raise _Lost
 
     def _add(self, grouping: "Grouping", epoch: str, known: Sequence[Segment]) -> int | None:
-        """Write and record a segment of the ids that no known one holds; return its number, None where it came late."""
+        """Write and record a segment of the ids that no known segment holds; return its number.
+
+        Return None if another ingest recorded a segment meanwhile.
+        """
         name = secrets.token_hex(16)
         with scratch_folder(self.home) as scratch:
             staged = scratch / name
@@ -200,7 +203,7 @@ class FirstSeenTable:
         return number
 
     def _hashes(self, epoch: str, segments: Sequence[Segment]) -> Iterator[tuple[int, bytes]]:
-        """Read segments, checked against their digests, as (number, hashes) of each part."""
+        """Read segments and check them against their digests; yield (number, hashes) of each part."""
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             markers = pool.map(lambda segment: self._read(segment.id, _MARKER, segment.digest), segments)
             parts = [
@@ -245,12 +248,12 @@ class _Lost(Exception):
 
 
 def _epoch_of(key: bytes) -> str:
-    """Name an epoch after its key, one way: 128 bits of HMAC-SHA256."""
+    """Derive the name of an epoch from its key, irreversibly: 128 bits of HMAC-SHA256."""
     return hmac.new(key, b"dpca arrivals", hashlib.sha256).digest()[:16].hex()
 
 
 def _parts(marker: bytes, epoch: str) -> list[str]:
-    """Return the digests of a segment's parts; its marker is known to be the one that was recorded."""
+    """Return the digests of a segment's parts; the digest of the marker was checked before."""
     found = json.loads(marker)
     if (found["format"], found["version"], found["epoch"]) != ("dpca-arrivals", 1, epoch):
         raise _Lost
@@ -258,7 +261,7 @@ def _parts(marker: bytes, epoch: str) -> list[str]:
 
 
 type Progress = Callable[[str, int, int, int], None]
-"""A callable of (phase, bytes done, bytes in all, rows done); the phases are "reading" and "grouping"."""
+"""A callable of (phase, bytes done, bytes in total, rows done); the phases are "reading" and "grouping"."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -268,8 +271,8 @@ class WholeRecords:
     Attributes
     ----------
     batches : iterator of RowBatch
-    lookalikes : int, ids of individuals that differ from another only in spelling; private
-    first_seen : FirstSeen, where nothing is known if the source has no ids of individuals
+    lookalikes : int, the number of ids of individuals that differ from another id only in spelling; private
+    first_seen : FirstSeen, without values if the source has no ids of individuals
     """
 
     batches: Iterator[RowBatch]
@@ -288,7 +291,7 @@ def whole_records(
     owner_key: OwnerKey,
     progress: Progress | None = None,
 ) -> Iterator[WholeRecords]:
-    """Read the records of a source; a scratch folder exists as long as they are read.
+    """Read the records of a source; a scratch folder exists until the context ends.
 
     Parameters
     ----------
@@ -299,17 +302,18 @@ def whole_records(
     rejects : Rejects
         Receives each bad row.
     table : FirstSeenTable
-        Of the population; ids that are new are recorded before the first record is yielded.
+        The first-seen table of the population. New ids are recorded before the first record is yielded.
     owner_key : OwnerKey
-        The key of the hashes of ids, which the batches state where the rows have ids or names.
+        The key for the hashes of ids that the batches carry, if the rows have ids or names.
     progress : callable or None
         Called after each batch.
 
     Guarantees
     ----------
-    Memory is bounded by a constant and the widest record. A row changes the record of its own individual alone. One
-    with an unreadable id counts as one more individual, as any other id that occurs once: it becomes an empty record,
-    after all others. A source that declares its rows has no others, and leaves an entry of an unreadable row out.
+    Memory is bounded by a constant and the widest record. A row changes only the record of the individual it belongs
+    to. A row with an unreadable id counts as one more individual, like any other id that occurs once. It becomes an
+    empty record after all other records. A source that declares its rows has no rows beyond the declared ones: an entry
+    with an unreadable row number is left out.
     """
     reader = source.reader
     batches = _watched(reader.batches(rejects), "reading", lambda: reader.position, reader.size, progress)
@@ -330,9 +334,9 @@ def whole_records(
             grouping.batches(), "grouping", lambda: int(grouping.done * reader.size), reader.size, progress
         )
         first_seen = table.record(grouping) if has_ids else FirstSeen()
-        if has_ids or reader.n_rows is None:  # the rows of a declared matrix have numbers, and no ids
+        if has_ids or reader.n_rows is None:  # the rows of a declared matrix have numbers instead of ids
             grouping.name_owners(owner_key.drawn())
-        unknown = grouping.unknown if reader.n_rows is None else nameless  # a declared row is there without its entries
+        unknown = grouping.unknown if reader.n_rows is None else nameless  # a declared row exists without its entries
         grouped = chain(grouped, _unknown_records(unknown, first_seen.number))
         yield WholeRecords(batches=grouped, lookalikes=grouping.lookalikes(), first_seen=first_seen)
 
@@ -364,7 +368,7 @@ def _gather(
 
 
 def _unknown_records(count: int, first_seen: int | None) -> Iterator[RowBatch]:
-    """Yield the rows whose individual is not known, each as one rejected record."""
+    """Yield the rows of unknown individuals, each as one rejected record."""
     for first in range(0, count, BATCH_ROWS):
         rows = min(BATCH_ROWS, count - first)
         yield RowBatch(
@@ -381,7 +385,7 @@ def _unknown_records(count: int, first_seen: int | None) -> Iterator[RowBatch]:
 
 
 def _named(batches: Iterator[RowBatch], key: OwnerKey) -> Iterator[RowBatch]:
-    """State a keyed hash of the name of each row, where the source has names."""
+    """Add a keyed hash of the name of each row, if the source has names."""
     for batch in batches:
         yield (
             batch if batch.row_names is None else replace(batch, owners=keyed_hashes(batch.row_names, key=key.drawn()))

@@ -1,1 +1,1 @@
-"""Readers of users' files: each yields batches of rows, in file order."""
+"""Readers of users' files, which yield batches of rows in file order."""

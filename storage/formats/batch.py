@@ -1,9 +1,8 @@
-"""Row batches in canonical form, and the handling of bad rows and of repeated values.
+"""Row batches in canonical form, and the handling of bad rows and repeated values.
 
-Handling of bad rows: the first ends the ingest, or each becomes an empty record and the rest is read.
-
-The private report of an ingest lists the position of each bad row, the rule that it broke and the column, never its
-content. It is a file of mode 0600 in the home folder, next to the snapshot: `quarantine_notes`.
+A bad row either ends the ingest, or its record becomes empty and reading continues. The private report of an ingest
+lists the position of each bad row, the rule that it broke and the column, but never its content. The report is a file
+of mode 0600 in the home folder, next to the snapshot: see `quarantine_notes`.
 
 >>> try:
 ...     Rejects().reject(place="line", number=3, reason="has a value that is not finite")
@@ -11,10 +10,9 @@ content. It is a file of mode 0600 in the home folder, next to the snapshot: `qu
 ...     print(error)
 line 3 has a value that is not finite
 
-Row batches, which every reader yields, and the one canonical form in which rows are stored.
-
-In canonical form the columns of a row rise strictly, duplicates are merged, explicit zeros are gone unless they are
-kept, and each value is one that the stored dtype holds.
+Every reader yields row batches, and rows are stored in one canonical form. In that form the columns of a row increase
+strictly and duplicates are merged. Explicit zeros are dropped unless they are to be kept, and the stored dtype holds
+each value.
 
 >>> batch = RowBatch(
 ...     values=np.array([1.0, 0.0, 2.0]), indices=np.array([4, 2, 4]), row_ptr=np.array([0, 3]),
@@ -47,31 +45,31 @@ if TYPE_CHECKING:
 
 
 COLUMNS = ("file", "place", "number", "reason", "column")
-_KINDS = 1000  # reasons and columns counted apart; then reasons alone
+_KINDS = 1000  # (reason, column) pairs counted separately; further ones are counted by reason
 _SHOWN = 5
 
 type Tally = Counter[tuple[str, str]]
-"""Bad rows by (reason, column); the column is empty where a row as a whole is bad."""
+"""Numbers of bad rows by (reason, column); the column is empty if the row as a whole is bad."""
 
 
 class Rejects:
-    """Refuse the whole source at its first bad row.
+    """Handler of bad rows that refuses the whole source at the first one.
 
     Attributes
     ----------
     file : str
-        The file being read; the reader sets it whenever it opens the next one.
+        The file being read. The reader sets it whenever it opens the next file.
     names : sequence of str or None
         The names of the columns, if the source has them.
     tally : Tally
-        Bad rows so far.
+        Numbers of bad rows so far.
     is_tolerant : bool
         Whether reading continues after a bad row.
     origins : sequence of (int, str)
-        Where rows of several files were brought together: the first number of each file among those of all, and its
-        address. Numbers are those of all files then.
+        Set if rows of several files were brought together: the number of each file's first row, and the file's
+        address. Row numbers then count over all files.
     counts_all : bool
-        Whether a row is passed once for each rule that it breaks in a table, and not for the first alone.
+        Whether a row of a table is passed once for each rule that it breaks, rather than only for the first.
     """
 
     is_tolerant = counts_all = False
@@ -84,7 +82,7 @@ class Rejects:
 
     @property
     def count(self) -> int:
-        """Bad rows so far."""
+        """Number of bad rows so far."""
         return self.tally.total()
 
     def reject(
@@ -95,15 +93,15 @@ class Rejects:
         Parameters
         ----------
         place : str
-            What `number` counts: "line" or "row".
+            The kind of `number`: "line" or "row".
         number : int
-            Which one.
+            Number of the line or row.
         reason : str
-            What is wrong with it and the next move, as the rest of a sentence, free of the row's content.
+            What is wrong with the row and how to correct it, as the rest of a sentence, without the row's content.
         column : str, int or None
-            The first column that is bad, by name or from 0, where it is a column's fault.
+            The first bad column, by name or number from 0, if a column is at fault.
         quoting : str or None
-            The same with the offending text, for the user's eyes alone.
+            The reason with the offending text, for the user only.
 
         Raises
         ------
@@ -121,25 +119,25 @@ class Rejects:
         return number - first, file
 
     def note(self, *, place: str, number: int | None, reason: str) -> None:
-        """Report something about a row that is not bad, if there is a report; arguments as for `reject`."""
+        """Report a fact about a row that is not bad, if there is a report; the parameters are as for `reject`."""
 
     def close(self) -> None:
         """Make the report durable, if there is one."""
 
 
 class SkippedRows(Rejects):
-    """Continue after bad rows and keep nothing of them."""
+    """Handler of bad rows that continues and records nothing about them."""
 
     is_tolerant = True
 
     def reject(
         self, *, place: str, number: int, reason: str, column: str | int | None = None, quoting: str | None = None
     ) -> None:
-        """Do nothing."""
+        """Ignore the row."""
 
 
 class Quarantine(Rejects):
-    """Continue after bad rows, and list their positions in a CSV file that only its owner may read."""
+    """Handler of bad rows that continues and lists their positions in a CSV file readable only by its owner."""
 
     is_tolerant = True
 
@@ -148,7 +146,7 @@ class Quarantine(Rejects):
         self._stream: TextIO | None = None
 
     def open(self, path: Path) -> None:
-        """Start the report, replacing that of a killed ingest."""
+        """Start the report; it replaces the report of a killed ingest."""
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         self._stream = os.fdopen(descriptor, "w", encoding="utf-8", newline="")
         csv.writer(self._stream, lineterminator="\n").writerow(COLUMNS)
@@ -163,7 +161,7 @@ class Quarantine(Rejects):
         _count(self.tally, reason, column or "")
 
     def note(self, *, place: str, number: int | None, reason: str) -> None:
-        """Report something about a row that is not bad."""
+        """Report a fact about a row that is not bad."""
         self._write(place, number, reason, None)
 
     def _write(self, place: str, number: int | None, reason: str, column: str | None) -> None:
@@ -180,7 +178,7 @@ class Quarantine(Rejects):
 
 
 def describe(tally: Tally) -> str:
-    """Return how many rows broke which rule in which column, the most frequent first, as part of one line."""
+    """Return the numbers of bad rows by rule and column, the most frequent first, as part of one line."""
     parts = [
         f"{count} x {reason.partition(';')[0]}" + (f" (column {column})" if column else "")
         for (reason, column), count in tally.most_common(_SHOWN)
@@ -190,7 +188,7 @@ def describe(tally: Tally) -> str:
 
 
 def read_tally(notes: Path) -> Tally:
-    """Count the rows that a private report lists."""
+    """Count the rows listed in a private report."""
     tally: Tally = Counter()
     with notes.open(encoding="utf-8", newline="") as stream:
         for row in csv.DictReader(stream):
@@ -204,16 +202,16 @@ def _count(tally: Tally, reason: str, column: str) -> None:
 
 
 def quarantine_notes(folder: Path) -> Path:
-    """Return the path of the private report on a snapshot's rows: next to its folder, always local."""
+    """Return the path of the private report on a snapshot's rows, which is local and next to the snapshot."""
     return folder.with_name(f"{folder.name}.rejected.csv")
 
 
 BATCH_VALUES = 1 << 18  # numbers that a reader puts into one batch, unless one row holds more
 MAX_FEATURES = 2**31 - 1
-MAX_INTEGER = 2**53 - 1  # float64 holds every integer up to here, and the next as well
+MAX_INTEGER = 2**53 - 1  # float64 holds every integer up to this one, and also the next
 _INTEGERS = (np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64)
 STORED_DTYPES = tuple(np.dtype(kind) for kind in (np.bool_, *_INTEGERS, np.float32, np.float64))
-_INSERTED = 64  # entries of a row that are sorted by insertion
+_INSERTED = 64  # maximal number of entries of a row that are sorted by insertion
 
 _FINE, _COLUMN, _NOT_FINITE, _NOT_WHOLE, _RANGE, _DUPLICATE = range(6)
 _SUM, _MEAN, _LAST, _REFUSE = range(len(DUPLICATES))
@@ -222,10 +220,10 @@ _CHOICE = "drop one, or choose --duplicates mean, last or sum"
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RowBatch:
-    """Some rows in source order. Its arrays are valid until the reader yields the next batch.
+    """A batch of rows in source order, whose arrays are valid until the reader yields the next batch.
 
-    A reader gives each row as a record of its own; where rows are scattered, each is a piece of the row that
-    `row_ids` names. `storage.datasets.grouping` brings the pieces of a row together.
+    A reader yields each row as a separate record. If rows are scattered, each is a piece of the row that `row_ids`
+    names, and `storage.datasets.grouping` brings the pieces of a row together.
 
     Attributes
     ----------
@@ -233,18 +231,19 @@ class RowBatch:
     indices : int64 array of shape (nnz,), columns from 0
     row_ptr : int64 array of shape (n_rows + 1,), where each row begins in `values`
     record_ptr : int64 array of shape (n_records + 1,), where each record begins in the rows
-    places : int64 array of shape (n_rows,), the number of the line or row that each row came from
+    places : int64 array of shape (n_rows,), the number of the source line or row of each row
     place : str, what `places` counts: "line" or "row"
     row_ids : Arrow array of n_rows integers or strings, or None when every row is whole
     unit_ids : Arrow array of n_rows integers or strings, or None: the individual behind each row
     surplus : bool array of shape (n_rows,), or None: rows beyond the bound of their individual, which are not stored
     rejected : bool array of shape (n_records,), or None: the records that have a bad row; in canonical form they are
-        empty. Ids of their rows are null where they cannot be read
+        empty. Ids of their rows are null if they cannot be read
     first_seen : int or None, the number of the ingest that first saw the individuals of all its records
-    entry_places : int64 array of shape (nnz,), or None: the place of each value, where those of a row have several
-    row_names : Arrow array of n_rows strings, or None: the names that a source gives its rows, apart from any id
+    entry_places : int64 array of shape (nnz,), or None: the place of each value, if the values of a row have several
+        places
+    row_names : Arrow array of n_rows strings, or None: the names that a source gives its rows, separate from any id
     owners : uint64 array of shape (n_records, 2), or None: a keyed hash of the id of each record
-    is_canonical : bool, whether the rows are known to be in canonical form, as float64; False where nobody looked
+    is_canonical : bool, whether the rows are known to be in canonical form, as float64; False if this was not checked
     """
 
     values: NDArray[np.float64]
@@ -265,7 +264,7 @@ class RowBatch:
 
 
 class Reader(Protocol):
-    """One opened source: its declared shape, and its rows in order.
+    """An opened source with its declared shape and its rows in order.
 
     Attributes
     ----------
@@ -273,7 +272,7 @@ class Reader(Protocol):
     n_features : int
     dtype : numpy dtype of the values
     names : sequence of str, or None: the names of the columns, if the source has them
-    n_rows : int or None, if the source declares it
+    n_rows : int or None, the number of rows if the source declares it
     scattered : bool, whether rows come in pieces, in any order
     repeats : bool, whether a row may hold several values of one column
     """
@@ -288,14 +287,14 @@ class Reader(Protocol):
 
     @property
     def size(self) -> int:
-        """Bytes to read in all."""
+        """Total number of bytes to read."""
 
     @property
     def position(self) -> int:
-        """Bytes read so far."""
+        """Number of bytes read so far."""
 
     def batches(self, rejects: Rejects) -> Iterator[RowBatch]:
-        """Yield the rows, bad ones too; pass each bad one to `rejects`; raise BadSource for a fault of the file."""
+        """Yield all rows and pass each bad one to `rejects`; raise BadSource for a fault of the file."""
 
     def close(self) -> None:
         """Close the source."""
@@ -307,19 +306,19 @@ def check_features(n_features: int) -> None:
     Raises
     ------
     Invalid
-        If it is outside.
+        If the number is outside.
     """
     if not 1 <= n_features <= MAX_FEATURES:
         raise Invalid(f"n_features={n_features} must lie in 1..{MAX_FEATURES}; declare the number of columns")
 
 
 def stored_dtype(dtype: DTypeLike) -> np.dtype[Any]:
-    """Return the dtype that values are stored in, in native byte order.
+    """Return the dtype in which values are stored, in native byte order.
 
     Raises
     ------
     Invalid
-        If it is not one of `STORED_DTYPES`.
+        If the dtype is not one of `STORED_DTYPES`.
     """
     try:
         wanted = np.dtype(dtype)
@@ -341,11 +340,12 @@ def make_canonical(
     duplicates: str = "sum",
     keep_zeros: bool = False,
 ) -> RowBatch:
-    """Sort columns, merge duplicates, scale, round to `dtype`, drop zeros; the batch's arrays are overwritten.
+    """Return a batch in canonical form; the arrays of the given batch are overwritten.
 
-    A bad row has a column outside 0..n_features-1, a value that is not finite, or one that `dtype` cannot
-    hold: it overflows, or is no whole number where `dtype` is bool or integer. So has one with duplicates that are
-    refused.
+    The columns of each row are sorted, duplicates are merged, and values are scaled and rounded to `dtype`. Zeros are
+    dropped unless `keep_zeros` is set. A row is bad if a column is outside 0..n_features-1, a value is not finite, or
+    `dtype` cannot hold a value. The last means an overflow, or a fraction where `dtype` is bool or integer. A row with
+    duplicates is bad if duplicates are refused.
 
     Parameters
     ----------
@@ -354,21 +354,21 @@ def make_canonical(
     dtype : numpy dtype
         Type of the stored values.
     rejects : Rejects
-        Receives each bad row. If it returns, the record of the row becomes empty.
+        Receives each bad row. If `reject` returns, the record of the row becomes empty.
     scale : float64 array of shape (n_features,), or None
         Public factors of the columns.
     duplicates : str
         One of `DUPLICATES`.
     keep_zeros : bool
-        Whether a value of 0 stays.
+        Whether values of 0 are kept.
 
     Guarantees
     ----------
-    Every record and row of the batch is in the result. A bad row changes its own record alone, which becomes the empty
-    record and still counts: so one individual's rows, whatever bytes they are, change one record of the snapshot.
-    Duplicates are added in float64 in source order, whole numbers exactly, and a mean is their sum divided by their
-    number; the result is multiplied by its factor and rounded once more, to `dtype`. Rows that are canonical already
-    keep their bits.
+    Every record and row of the batch is in the result. A bad row changes only its record, which becomes the empty
+    record and still counts. Hence the rows of one individual, whatever bytes they hold, change one record of the
+    snapshot. Duplicates are added in float64 in source order, and whole numbers are added exactly. A mean is this sum
+    divided by the number of values. The result is multiplied by its factor and rounded once more, to `dtype`. Rows that
+    are already canonical keep their bits.
     """
     if batch.is_canonical and dtype == np.float64 and scale is None:
         return batch
@@ -376,7 +376,7 @@ def make_canonical(
     batch = replace(
         batch,
         is_canonical=False,
-        values=np.require(batch.values, np.float64, ["C", "W"]),  # Arrow's arrays are read-only
+        values=np.require(batch.values, np.float64, ["C", "W"]),  # Arrow arrays are read-only
         indices=np.require(batch.indices, np.int64, ["C", "W"]),
     )
     n_rows = len(batch.row_ptr) - 1
@@ -424,19 +424,19 @@ def make_canonical(
 
 
 def _place(place: str, number: int, beside: int, rejects: Rejects) -> str:
-    """Name a place in the file of another one, or with its file."""
+    """Name the place `number`, with its file if the other place is in another file."""
     (own, file), (_, other) = rejects.located(number), rejects.located(beside)
     return f"{place} {own}" if file == other else f"{place} {own} of {file}"
 
 
 def without_surplus(batch: RowBatch) -> RowBatch:
-    """Return the rows that are stored."""
+    """Return the batch without its surplus rows, which are not stored."""
     return batch if batch.surplus is None else replace(without_rows(batch, batch.surplus), surplus=None)
 
 
 def without_rows(batch: RowBatch, dropped: NDArray[np.bool_]) -> RowBatch:
-    """Leave rows out, and records without any row left."""
-    import pyarrow as pa  # at use: whoever plans reads no row
+    """Remove rows, and records that have no row left."""
+    import pyarrow as pa  # imported here: a planner reads no rows
 
     kept = ~dropped
     starts, counts = batch.row_ptr[:-1][kept], np.diff(batch.row_ptr)[kept]
@@ -459,7 +459,7 @@ def without_rows(batch: RowBatch, dropped: NDArray[np.bool_]) -> RowBatch:
 
 
 def _emptied(batch: RowBatch, bad: NDArray[np.bool_]) -> RowBatch:
-    """Empty the records that have a bad row; each keeps its rows, without any value."""
+    """Empty the records that have a bad row; each record keeps its rows, but without values."""
     rows_of = np.diff(batch.record_ptr)
     rejected = np.bincount(np.repeat(np.arange(len(rows_of)), rows_of), weights=bad, minlength=len(rows_of)) > 0
     empty = np.repeat(rejected, rows_of)
@@ -489,7 +489,10 @@ def _bounds(dtype: np.dtype[Any]) -> tuple[float, float]:
 def _canonicalise(  # type: ignore[no-untyped-def]
     values, indices, row_ptr, progress, n_features, scale, bounds, whole, single, merge, keep_zeros
 ):
-    """Canonicalise in place from row to end: (row of the first bad one, verdict, column, start of its next, kept)."""
+    """Convert rows to canonical form in place, up to the first bad row.
+
+    Return (the bad row, verdict, its column, start of the next row, number of kept entries).
+    """
     row, start, kept = progress
     low, high = bounds
     n_rows = len(row_ptr) - 1
@@ -541,7 +544,7 @@ def _canonicalise(  # type: ignore[no-untyped-def]
 
 @njit(cache=True, nogil=True)
 def _sort_by_column(values, indices):  # type: ignore[no-untyped-def]
-    """Sort the entries of one row in place; those of one column keep their order."""
+    """Sort the entries of one row by column in place; entries of the same column keep their order."""
     if len(indices) > _INSERTED:
         order = np.argsort(indices, kind="mergesort")
         indices[:] = indices[order]

@@ -1,10 +1,8 @@
-"""Rows of a compressed sparse matrix, and the checks of a file before a row is read.
+"""Rows of a compressed sparse row (csr) matrix, and checks of a file before its rows are read.
 
-Checks of a file before a row is read: it must not be broken, nor declare a shape beyond its size.
-
-Libraries raise many kinds of errors at a broken file, and trust any shape that it declares.
-
-The rows of a compressed sparse row matrix whose three arrays are read side by side, from front to back.
+The three arrays of the matrix are read in parallel, from front to back. The checks refuse a broken file, and a declared
+shape that is implausible for the size of the file. They are needed because libraries raise many kinds of errors for a
+broken file, and trust any declared shape.
 """
 
 import math
@@ -23,7 +21,7 @@ from dpca.errors import BadSource, StorageError
 from storage.formats.batch import BATCH_VALUES, MAX_FEATURES, MAX_INTEGER, Rejects, RowBatch
 
 MAX_CHUNK = 1 << 30
-"""Bytes of the pieces, at most, in which an array is stored: each is held in memory whole."""
+"""Maximal bytes of a chunk in which an array is stored, since each chunk is held in memory whole."""
 
 _RAISED = (
     *(OSError, EOFError, ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, SyntaxError),
@@ -35,9 +33,9 @@ _CELLS, _CELLS_A_BYTE = 1 << 28, 1 << 12
 
 @contextmanager
 def reading(kind: str) -> Iterator[None]:
-    """Raise one BadSource for every error that a library raises at a broken file.
+    """Convert every error that a library raises for a broken file into one BadSource.
 
-    An ``OSError`` with a number comes from the disk, and passes unchanged.
+    An ``OSError`` with an error number comes from the disk, and is passed on unchanged.
     """
     try:
         yield
@@ -50,12 +48,12 @@ def reading(kind: str) -> Iterator[None]:
 
 
 def check_width(width: int, n_features: int | None) -> None:
-    """Refuse a matrix whose width no dataset has, or is not the declared one.
+    """Refuse a matrix whose width is outside the limits of a dataset, or is not the declared one.
 
     Raises
     ------
     BadSource
-        If it has another width.
+        If the width is not allowed or not the declared one.
     """
     if not 1 <= width <= MAX_FEATURES:
         raise BadSource(f"the matrix has {width} columns; a dataset has 1 to {MAX_FEATURES}; reshape it")
@@ -66,22 +64,22 @@ def check_width(width: int, n_features: int | None) -> None:
 
 
 def check_rows(n_rows: int, *, stored: int, width: int = 0) -> None:
-    """Refuse a declared shape of almost only empty rows, which costs its reader hours.
+    """Refuse a declared shape with almost only empty rows, which would take hours to read.
 
     Parameters
     ----------
     n_rows : int
-        Declared rows.
+        Declared number of rows.
     stored : int
-        Bytes that hold them.
+        Bytes that hold the rows.
     width : int
-        Declared columns of a dense matrix, of which every cell is read.
+        Declared number of columns of a dense matrix, of which every cell is read.
 
     Raises
     ------
     BadSource
-        If there are more than four million rows and more than 16 a stored byte, or more than 2^28 cells and more
-        than 4,096 a stored byte; or fewer than no row.
+        If there are more than four million rows and more than 16 rows per stored byte, or more than 2^28 cells and more
+        than 4,096 cells per stored byte. Also if the number of rows is negative.
     """
     if n_rows < 0:
         raise BadSource(f"the matrix has {n_rows} rows; a matrix has 0 or more; save it again")
@@ -92,12 +90,12 @@ def check_rows(n_rows: int, *, stored: int, width: int = 0) -> None:
 
 
 def check_chunks(chunk: tuple[int, ...] | None, dtype: np.dtype[Any]) -> None:
-    """Refuse chunks that do not fit into memory.
+    """Refuse chunks that are too large for memory.
 
     Raises
     ------
     BadSource
-        If one takes more than `MAX_CHUNK` bytes.
+        If a chunk takes more than `MAX_CHUNK` bytes.
     """
     size = math.prod(chunk or ()) * dtype.itemsize
     if size > MAX_CHUNK:
@@ -105,12 +103,12 @@ def check_chunks(chunk: tuple[int, ...] | None, dtype: np.dtype[Any]) -> None:
 
 
 def check_real(dtype: np.dtype[Any]) -> None:
-    """Refuse values that are no real numbers.
+    """Refuse values that are not real numbers.
 
     Raises
     ------
     BadSource
-        If they are not.
+        If the type of the values is not boolean, integer or float.
     """
     if dtype.kind not in "biuf":
         raise BadSource(f"values have dtype {dtype}; they must be real numbers; convert them")
@@ -127,32 +125,32 @@ class Column(Protocol):
 
     @property
     def size(self) -> int:
-        """Bytes in all."""
+        """Total number of bytes."""
 
     def __len__(self) -> int:
-        """Items in all."""
+        """Return the total number of items."""
 
     def take(self, count: int) -> NDArray[Any]:
         """Read the next `count` items."""
 
 
 class CsrRows:
-    """Rows made of `indptr`, `indices` and `data`.
+    """Reader of rows from the arrays `indptr`, `indices` and `data`.
 
     Parameters
     ----------
     indptr, indices, data : Column
     shape : tuple of int
-        Rows and columns that the source declares.
+        Numbers of rows and columns that the source declares.
     stored : int
         Bytes that hold the arrays.
     n_features : int or None
-        Declared number of columns; if given, it must be that of the source.
+        Declared number of columns; if given, it must equal the number in the source.
 
     Raises
     ------
     BadSource
-        If the arrays cannot be those of a real matrix of this shape.
+        If the arrays cannot form a real matrix of this shape.
     """
 
     def __init__(
@@ -187,12 +185,12 @@ class CsrRows:
         return sum(column.position for column in (self._indptr, self._indices, self._data))
 
     def batches(self, rejects: Rejects) -> Iterator[RowBatch]:
-        """Yield the rows in order; `places` counts rows from 0.
+        """Yield the rows in order; `places` holds row numbers from 0.
 
         Raises
         ------
         BadSource
-            Where row pointers are not in order, or end before the values do.
+            If row pointers are not in order, or end before the values end.
         """
         last = int(self._indptr.take(1)[0])
         if last != 0:
@@ -239,7 +237,7 @@ LARGE = (
 
 
 def large_integers(values: NDArray[Any]) -> NDArray[np.bool_] | None:
-    """Mark whole numbers that float64 rounds to a neighbour; None if there is none."""
+    """Mark integers that float64 rounds to another integer; return None if there are none."""
     if values.dtype.kind not in "iu" or values.dtype.itemsize < 8:
         return None
     large = (values > MAX_INTEGER) | (values < -MAX_INTEGER)
@@ -247,6 +245,6 @@ def large_integers(values: NDArray[Any]) -> NDArray[np.bool_] | None:
 
 
 def reject_rows(bad: NDArray[np.bool_], first_row: int, rejects: Rejects, *, reason: str) -> None:
-    """Reject the marked rows of a matrix, counted from `first_row`."""
+    """Reject the marked rows of a matrix, numbered from `first_row`."""
     for row in np.flatnonzero(bad).tolist():
         rejects.reject(place="row", number=first_row + row, reason=reason)

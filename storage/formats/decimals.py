@@ -1,8 +1,7 @@
-"""Turn decimal text into the nearest float64, exactly as ``float(text)`` does.
+"""Conversion of decimal text into the nearest float64, exactly as ``float(text)`` does, in a compiled loop.
 
-Read up to eight digits of text at once, as the bytes of one 64-bit word, in a compiled loop.
-
-The first byte of the text is the lowest of the word, on every machine.
+Up to eight digits of text are read at once, as the bytes of one 64-bit word. The first byte of the text is the lowest
+byte of the word, on every machine.
 
 >>> number, bits = leading_digits(load_eight(np.frombuffer(b"2026-11-23", dtype=np.uint8), 0))
 >>> int(number), int(bits) // 8
@@ -12,11 +11,9 @@ References
 ----------
 D. Lemire, Number parsing at a gigabyte per second, Software: Practice and Experience 51(8), 2021, Section 5.
 
-Turn decimal text into the nearest float64, exactly as ``float(text)`` does, in a compiled loop.
-
-Two proved methods cover almost every number: one rounding of an exact product (Clinger), and a 128-bit
-product with a truncated power of five (Eisel and Lemire). What neither can decide is reported as `UNDECIDED`;
-the caller hands that token to `float`.
+Two proved methods cover almost every number: one rounding of an exact product (Clinger), and a 128-bit product with a
+truncated power of five (Eisel and Lemire). Numbers that neither method can decide are reported as `UNDECIDED`; the
+caller passes these tokens to `float`.
 
 >>> import numpy as np
 >>> text = np.frombuffer(b"0.1 ", dtype=np.uint8)
@@ -38,15 +35,15 @@ from numba.cpython.unsafe.numbers import trailing_zeros
 from numpy.typing import NDArray
 
 EIGHT = 8  # bytes of a word
-_trailing_zeros: Any = trailing_zeros  # its signature is that of code generation
+_trailing_zeros: Any = trailing_zeros  # numba defines its signature for code generation
 _ZEROS = np.uint64(0x3030303030303030)
-_HIGHEST = np.uint64(0x8080808080808080)  # bit of each byte
-_TO_HIGHEST = np.uint64(0x7676767676767676)  # 128 - 10: what carries a byte above 9 into its highest bit
+_HIGHEST = np.uint64(0x8080808080808080)  # the highest bit of each byte
+_TO_HIGHEST = np.uint64(0x7676767676767676)  # 128 - 10: a carry from a byte above 9 sets its highest bit
 
 
 @njit(cache=True, nogil=True, inline="always")
 def load_eight(text, start):  # type: ignore[no-untyped-def]
-    """Load the word of the eight bytes from `start` on, which the uint8 array `text` has."""
+    """Load the eight bytes of the uint8 array `text` from `start` on as one word; the array must hold them."""
     first, word = np.uint64(start), np.uint64(0)
     for byte in range(EIGHT):
         word |= np.uint64(text[first + np.uint64(byte)]) << np.uint64(8 * byte)
@@ -55,20 +52,20 @@ def load_eight(text, start):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, nogil=True, inline="always")
 def leading_digits(word):  # type: ignore[no-untyped-def]
-    """Read the digits with which a word begins.
+    """Read the leading digits of a word.
 
     Returns
     -------
     number : uint64
-        The number that they are, 0 if there is none.
+        The number that the digits represent, 0 if there are none.
     bits : uint64
-        Bits of the word before its first byte that is no digit, 64 if all are.
+        Number of bits before the first byte that is not a digit, 64 if all are digits.
     """
     word ^= _ZEROS
     others = (word | (word + _TO_HIGHEST)) & _HIGHEST
     bits = np.uint64(_trailing_zeros(others)) & np.uint64(0x78)
     if bits < np.uint64(64):
-        word = (word << np.uint64(8)) << (np.uint64(56) - bits)  # zeros come first
+        word = (word << np.uint64(8)) << (np.uint64(56) - bits)  # pad with leading zeros
     pairs = (word * np.uint64(10) + (word >> np.uint64(8))) & np.uint64(0x00FF00FF00FF00FF)
     fours = (pairs * np.uint64(100) + (pairs >> np.uint64(16))) & np.uint64(0x0000FFFF0000FFFF)
     return (fours * np.uint64(10_000) + (fours >> np.uint64(32))) & np.uint64(0xFFFFFFFF), bits
@@ -78,7 +75,7 @@ DECIDED, UNDECIDED, MALFORMED = 0, 1, 2
 
 _PLUS, _MINUS, _POINT, _ZERO, _LOWER_E, _UPPER_E = (ord(c) for c in "+-.0eE")
 _MOST_DIGITS = 19  # 10^19 < 2^64
-_LEAST_POWER, _MOST_POWER = -342, 308  # beyond these every 19-digit number is 0 or infinite
+_LEAST_POWER, _MOST_POWER = -342, 308  # beyond these, every 19-digit number is 0 or infinite
 _EXPONENT_CAP = 100_000
 
 
@@ -112,7 +109,7 @@ def _multiply(a, b):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def _round_product(digits, power, fives):  # type: ignore[no-untyped-def]
-    """Round digits * 10^power, digits > 0, to a normal float64: (decided, value). Lemire, Algorithm 1."""
+    """Round digits * 10^power, digits > 0, to a normal float64; return (decided, value). Lemire, Algorithm 1."""
     one, ones = np.uint64(1), np.uint64(0xFFFFFFFFFFFFFFFF)
     shift = 0
     while digits < np.uint64(1 << 63):
@@ -137,7 +134,7 @@ def _round_product(digits, power, fives):  # type: ignore[no-untyped-def]
         and mantissa & np.uint64(3) == one
         and (mantissa << (top + np.uint64(9))) == high
     ):
-        mantissa &= ~one  # exactly half way: to even
+        mantissa &= ~one  # exactly half way, so round to even
     mantissa = (mantissa + (mantissa & one)) >> one
     if mantissa >= np.uint64(1 << 53):
         mantissa >>= one
@@ -154,22 +151,22 @@ def scan_decimal(text, start):  # type: ignore[no-untyped-def]
     Parameters
     ----------
     text : uint8 array of shape (n_bytes,)
-        It must go on after the number, with any byte that cannot belong to one.
+        It must continue after the number, with any byte that cannot belong to a number.
     start : int
         First byte to read.
 
     Returns
     -------
     verdict : int
-        `DECIDED`, `UNDECIDED` (the grammar holds, ask `float`) or `MALFORMED`.
+        `DECIDED`, `UNDECIDED` (the text is a number, but needs `float`) or `MALFORMED`.
     value : float
-        The number if decided, else 0.0.
+        The number if decided, otherwise 0.0.
     stop : int
         First byte after the number.
 
     Guarantees
     ----------
-    A decided value has the bits of ``float(text[start:stop])``, the sign of zero included.
+    A decided value has the same bits as ``float(text[start:stop])``, including the sign of zero.
     """
     at = start
     negative = text[at] == _MINUS

@@ -1,4 +1,7 @@
-"""The user's declarations about a source: its schema, and the roles of its columns. Nothing here reads a row."""
+"""Declarations of the user about a source: its schema, and the roles of its columns.
+
+No function of this module reads a row.
+"""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -26,31 +29,32 @@ class Declared:
     Attributes
     ----------
     n_features : int or None
-        Number of columns; None takes that of `names`, or of a format that declares it.
+        Number of columns. With None, it is the number of `names`, or comes from a format that declares it.
     names : tuple of str or None
-        Names of the columns, in order; also the dictionary of column ids in triplets.
+        Names of the columns, in order. For triplets they are also the dictionary of column ids.
     format : str or None
-        A name of `storage.formats.registry.FORMATS`; None goes by the name of the file.
+        A name of `storage.formats.registry.FORMATS`. With None, the name of the file determines the format.
     columns : tuple of str
         Names of the row, column and value columns of a table of triplets.
     columns_named : bool
-        Whether the user named them, so that a table without them is refused.
+        Whether the user named these columns, so that a table without them is refused.
     value_named : bool
-        Whether the user named that of values; else a table without it has the value 1 in every triplet.
+        Whether the user named the value column. Otherwise every triplet of a table without that column has the
+        value 1.
     unit_column : str or None
-        The column of a table with the individual behind each row.
+        The column of a table that holds the id of the individual behind each row.
     delimiter : str or None
-        The sign between fields of CSV or TSV, or ``::``; None goes by the format.
+        The character between fields of CSV or TSV, or ``::``. With None, the format determines it.
     header : bool or None
-        Whether the first line of CSV or TSV names the columns; without a header they are named 0, 1, 2, ... None takes
-        it for names, and refuses the file where it looks like a row.
+        Whether the first line of CSV or TSV names the columns. Without a header they are named 0, 1, 2, ... With
+        None, the first line is taken as names, and the file is refused if that line looks like a row.
     drop_others : bool
-        Whether columns of a wide table that `names` do not list are left out; else they are refused.
+        Whether columns of a wide table that `names` does not list are left out. Otherwise they are refused.
     schema : Schema or None
-        What each column of a raw table is, and how its text is written; the encoded columns are the features.
+        The meaning of each column of a raw table, and the form of its text. The encoded columns are the features.
     is_unattended : bool
-        Whether no row may decide how others are read: a text without a header then has the declared columns, whatever
-        its first row is.
+        Whether no row may decide how others are read. A text without a header then has the declared columns,
+        whatever its first row holds.
     """
 
     n_features: int | None = None
@@ -105,16 +109,17 @@ class Declared:
         Parameters
         ----------
         n_features, format, unit_column, delimiter, header, schema, is_unattended
-            As the attributes.
+            As the attributes of the same names.
         feature_names : Path or None
-            UTF-8 text, one name a line, none twice.
+            UTF-8 text with one name a line, without duplicates.
         columns : mapping or None
-            Names by role: ``{"row": "user", "column": "item", "value": "rating"}``; roles left out keep theirs.
+            Names by role: ``{"row": "user", "column": "item", "value": "rating"}``. Roles that are left out keep
+            the default.
 
         Raises
         ------
         Invalid
-            If something is out of range, or a file cannot be used.
+            If a value is out of range, or a file cannot be used.
         """
         named = dict(columns or {})
         if not named.keys() <= set(ROLES):
@@ -138,12 +143,12 @@ class Declared:
 
 
 def read_names(path: Path) -> tuple[str, ...]:
-    """Read a dictionary of columns: one name a line, UTF-8.
+    """Read a dictionary of columns: UTF-8 text with one name a line.
 
     Raises
     ------
     Invalid
-        If it cannot be read, or a name is empty or occurs twice.
+        If the file cannot be read, or a name is empty or occurs twice.
     """
     with _declared_file(path, "feature names"):
         text = path.read_text(encoding="utf-8-sig")
@@ -159,7 +164,7 @@ def read_names(path: Path) -> tuple[str, ...]:
 
 
 def read_scale(path: str | Path, *, n_features: int) -> NDArray[np.float64]:
-    """Read the public factors of the columns: text, one positive number a line.
+    """Read the public factors of the columns: text with one positive number a line.
 
     Raises
     ------

@@ -1,10 +1,12 @@
-r"""Read CSV and TSV, plain or packed, and find the lines that are no row.
+r"""Reader of CSV and TSV text, plain or packed, that finds the lines that are not rows.
 
-Find the lines of delimited text that are no row.
+A file has a header line unless none is declared, then triplets or wide rows, one row a line. A field in double quotes
+may hold the delimiter and doubled quotes, but no line break. Blank lines hold no row.
 
-A field in double quotes may hold the delimiter and doubled quotes, but no line break. Without an `Extent` each line is
-judged by its own bytes: a quote that is not closed ends with its line, and the next line is a row again. With an
-`Extent` quotes are followed from line to line: a record with a line break in quotes is one bad row, with all its lines.
+In an unattended ingest there is no `Extent`, and each line is judged by its own bytes alone. An unclosed quote then
+ends with its line and the next line is a row again, so that no line changes how another is read. With an `Extent`,
+quotes are followed from line to line: a record with a line break in quotes is one bad row with all its lines. A file is
+refused if the end of a record cannot be determined.
 
 >>> text = b'1,"a,b"\n1,"a\n1\n'
 >>> [reason_of(verdict) for verdict in judge_lines(text, n_fields=2, delimiter=",", quote='"').tolist() if verdict]
@@ -12,12 +14,6 @@ judged by its own bytes: a quote that is not closed ends with its line, and the 
 >>> text = b'1,"a\n2,3\nb"\n4,5\n'
 >>> judge_lines(text, n_fields=2, delimiter=",", quote='"', extent=Extent()).tolist() == [OPENED, INSIDE, INSIDE, ROW]
 True
-
-Read CSV and TSV, plain or packed: a header line unless there is none, then triplets or wide rows, one row a line.
-
-A field in double quotes may hold the delimiter, but no line break. Blank lines hold no row. In an unattended ingest
-each line is a row by its own bytes (`storage.formats.delimited`), so that no line changes how another is read.
-Elsewhere a record with a line break in quotes is one bad row, and a file whose records have no certain end is refused.
 """
 
 import csv
@@ -43,7 +39,7 @@ from storage.formats.text import NO_LINE, TextFile, has_byte_lines
 
 ROW, BLANK, INSIDE, OPENED, _QUOTE, _BEHIND, _WIDTH, _RETURN, _ENCODING = range(9)
 NO_ROWS = (BLANK, INSIDE)
-"""The verdicts on lines that hold no row: blank ones, and further lines of a record."""
+"""Verdicts on lines that hold no row: blank lines, and further lines of a record."""
 _REASONS = {
     OPENED: "has a quote that is not closed on its line; close it, or write the text without line breaks",
     _QUOTE: "does not close a quote; close or drop it",
@@ -58,14 +54,14 @@ _NEWLINE, _CARRIAGE, _SPACE, _TAB = (ord(sign) for sign in "\n\r \t")
 
 @dataclass(slots=True, kw_only=True)
 class Extent:
-    """The quote that is open where the text so far ends.
+    """State of an open quote at the end of the text so far.
 
     Attributes
     ----------
-    is_open : bool, whether there is one
-    is_lost : bool, whether the end of its record cannot be known
-    line, character : int, where it was opened, each from 1
-    field : int, in which field of its record, from 0
+    is_open : bool, whether a quote is open
+    is_lost : bool, whether the end of its record cannot be determined
+    line, character : int, where the quote was opened, each counted from 1
+    field : int, the field of the record that holds the quote, counted from 0
     """
 
     is_open: bool = False
@@ -84,26 +80,26 @@ def judge_lines(
     extent: Extent | None = None,
     first_line: int = 1,
 ) -> NDArray[np.uint8]:
-    """Return a verdict on each line: `ROW`, one of `NO_ROWS`, or one that `reason_of` puts into words.
+    """Return a verdict on each line, which is `ROW`, one of `NO_ROWS`, or a fault code for `reason_of`.
 
     Parameters
     ----------
     text : bytes
-        Whole lines, the last newline included; lines that are not UTF-8 are no rows.
+        Whole lines, including the last newline. A line that is not UTF-8 is not a row.
     n_fields : int
-        Fields of a row.
+        Number of fields of a row.
     delimiter, quote : str, quote may be None
     extent : Extent or None
-        How the text before ended, which is updated; once it is lost, verdicts mean nothing. None judges each line
-        alone.
+        State at the end of the preceding text, which is updated in place. Once it is lost, the verdicts have no
+        meaning. With None, each line is judged alone.
     first_line : int
-        The number of the first line.
+        Number of the first line.
 
     Guarantees
     ----------
-    Without an extent the verdict on a line depends on that line alone. With one, no line inside quotes is a row, by
-    either of two readings: a quote is closed by the next one that is not doubled, or by the next one that is not
-    doubled and ends a field.
+    Without an extent, the verdict on a line depends on that line alone. With an extent, no line inside quotes is a row,
+    under either of two readings. In the first reading, the next quote that is not doubled closes an open quote. In the
+    second reading, the next quote that is not doubled and ends a field does.
     """
     octets = np.frombuffer(text, dtype=np.uint8)
     verdicts = np.empty(text.count(b"\n"), dtype=np.uint8)
@@ -132,7 +128,7 @@ def judge_lines(
 
 
 def reason_of(verdict: int, *, encoding: str = "utf-8") -> str:
-    """Return why a line is no row; ``encoding`` is how the text was encoded."""
+    """Return why a line is not a row; ``encoding`` is the encoding of the original text."""
     return _REASONS[verdict].format(encoding.upper())
 
 
@@ -151,7 +147,7 @@ def _is_blank(byte):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, nogil=True)
 def _ends_field(text, at, delimiter):  # type: ignore[no-untyped-def]
-    """Return whether a delimiter or the end of the line follows, perhaps after blanks."""
+    """Return whether a delimiter or the end of the line follows, possibly after blanks."""
     while _is_blank(text[at]) and text[at] != delimiter:
         at += 1
     return text[at] == delimiter or text[at] == _NEWLINE
@@ -159,12 +155,14 @@ def _ends_field(text, at, delimiter):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, nogil=True)
 def _judge(text, verdicts, n_fields, signs, follows, is_open, field):  # type: ignore[no-untyped-def]
-    """Write the verdict of each line: (whether a quote is open, whether its record is lost, its line, byte and field).
+    """Write the verdict of each line; return the state of the quotes at the end.
 
-    Two readings go side by side. In the plain one, that of Arrow's parser, a quote opens a field at its first byte
-    alone, and the next one that is not doubled closes it. In the strict one blanks may come before it, and it is
-    closed where the field ends. Where they differ at the end of a line, or a record of several lines holds text behind
-    a closing quote, the end of the record is unknown.
+    The state is (whether a quote is open, whether its record is lost, (line, byte and field of the quote)).
+
+    Two readings run in parallel. The plain reading follows Arrow's parser: a quote opens a field only as its first
+    byte, and the next quote that is not doubled closes it. In the strict reading, blanks may precede the opening quote,
+    and it is closed where the field ends. The readings may differ at the end of a line, or a record of several lines
+    may hold text after a closing quote. In both cases the end of the record is unknown.
     """
     delimiter, quote = signs
     at, line = 0, 0
@@ -173,7 +171,7 @@ def _judge(text, verdicts, n_fields, signs, follows, is_open, field):  # type: i
         start, fields, quotes = at, opened[2] + 1 if is_open else 1, 0
         inside, plain, strict = is_open, is_open, is_open
         at_start, blank, behind, broken, loose = True, True, False, False, False
-        second_plain, second_strict = False, False  # of two quotes that mean one
+        second_plain, second_strict = False, False  # the second of two quotes that represent one
         while text[at] != _NEWLINE:
             byte = text[at]
             if byte == quote:
@@ -237,21 +235,21 @@ def _judge(text, verdicts, n_fields, signs, follows, is_open, field):  # type: i
 
 
 DELIMITERS = {"csv": ",", "tsv": "\t"}
-LONGEST = 1 << 24  # bytes of a line
-_UNIT = "\x1f"  # the sign of ASCII between units, in place of a delimiter of two signs
+LONGEST = 1 << 24  # maximal bytes of a line
+_UNIT = "\x1f"  # ASCII unit separator, which replaces a delimiter of two characters
 _GUESSED = (",", ";", "\t", "|", DOUBLE_COLON)
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
 
 class DelimitedReader:
-    """A `storage.formats.batch.Reader` of a delimited text file.
+    """A `storage.formats.batch.Reader` for a delimited text file.
 
     Parameters
     ----------
     file : SourceFile
         The file.
     declared : Declared
-        The user's declarations; the format is "csv" or "tsv", and the width is never taken from the file alone.
+        The user's declarations. The format is "csv" or "tsv"; the width is never taken from the file alone.
     """
 
     n_rows: int | None = None
@@ -263,7 +261,7 @@ class DelimitedReader:
         self._text = TextFile(file, encoding=written.encoding)
         self._pieces = self._text.pieces(longest=LONGEST)
         self._delimiter, self._quote = written.delimiter or declared.delimiter or DELIMITERS[format], written.quote
-        if self._delimiter == DOUBLE_COLON:  # one sign, as parsers need
+        if self._delimiter == DOUBLE_COLON:  # parsers need a delimiter of one character
             self._pieces = (memoryview(bytes(piece).replace(b"::", _UNIT.encode())) for piece in self._pieces)
             self._delimiter = _UNIT
         self._follows_quotes = not declared.is_unattended and self._quote is not None
@@ -301,16 +299,16 @@ class DelimitedReader:
         Raises
         ------
         BadSource
-            Where a packed stream is cut short or corrupt, or a quote is open whose end is unknown.
+            If a packed stream is cut short or corrupt, or the end of an open quote is unknown.
         """
         step = max(1, BATCH_VALUES // max(1, len(self._header), 0 if self.scattered else self.n_features))
         for table, places, bad in self._tables(self._schema.read, rejects):
-            for at in range(0, max(table.num_rows, 1), step):  # a piece without a row is progress too
+            for at in range(0, max(table.num_rows, 1), step):  # a piece without a row also advances the progress
                 some = slice(at, at + step)
                 yield self._schema.batch(table[some], places=places[some], place="line", rejects=rejects, bad=bad[some])
 
     def items(self, rejects: Rejects) -> Iterator[pa.Array]:
-        """Yield the column ids of triplets, each once a piece, as text."""
+        """Yield the column ids of triplets as text; each id occurs once per piece."""
         if self._schema.triplet is not None:
             name = self._schema.triplet[1]
             for table, _, _ in self._tables([name], rejects):
@@ -320,7 +318,7 @@ class DelimitedReader:
         self, wanted: list[str], rejects: Rejects
     ) -> Iterator[tuple[pa.RecordBatch, NDArray[np.int64], NDArray[np.bool_]]]:
         text, extent = self._rest, Extent() if self._follows_quotes else None
-        self._text.skips_long_lines = rejects.is_tolerant and extent is None  # else its quotes would be skipped too
+        self._text.skips_long_lines = rejects.is_tolerant and extent is None  # else quotes would be lost
         while True:
             if text:
                 yield self._parse(text, self._text.line, wanted, rejects, extent)
@@ -335,9 +333,11 @@ class DelimitedReader:
     def _parse(
         self, text: bytes, first_line: int, wanted: list[str], rejects: Rejects, extent: Extent | None
     ) -> tuple[pa.RecordBatch, NDArray[np.int64], NDArray[np.bool_]]:
-        """Split whole lines into fields, still as text: (rows, the line number of each, whether it is bad).
+        """Split whole lines into fields that are still text.
 
-        A line that is no row is passed to `rejects`, and is a row of empty fields.
+        Return (rows, the line number of each row, a mark for each bad row).
+
+        A line that is not a row is passed to `rejects`, and becomes a row of empty fields.
         """
         verdicts = self._judge(text, first_line, extent)
         kept = np.flatnonzero(~np.isin(verdicts, NO_ROWS))
@@ -377,7 +377,7 @@ class DelimitedReader:
         Raises
         ------
         BadSource
-            Where the end of a record cannot be known.
+            If the end of a record cannot be determined.
         """
         if extent is not None and self._text.encoding != "utf-8":
             at = b"\n".join((b"", text)).find(b"\n".join((b"", NO_LINE, b"")))
@@ -462,7 +462,7 @@ class DelimitedReader:
 
 
 def guess_delimiter(line: str) -> str:
-    """Return the delimiter that a line of names holds most often."""
+    """Return the delimiter that occurs most often in a line of names."""
     return max(_GUESSED, key=line.count)
 
 
@@ -472,7 +472,7 @@ def split_line(line: str, *, delimiter: str, quote: str | None) -> list[str]:
     Raises
     ------
     csv.Error
-        If it cannot be split.
+        If the line cannot be split.
     """
     if delimiter == DOUBLE_COLON:
         line, delimiter = line.replace(delimiter, _UNIT), _UNIT
@@ -483,12 +483,14 @@ def split_line(line: str, *, delimiter: str, quote: str | None) -> list[str]:
 
 
 def _declared_columns(declared: Declared) -> list[str] | None:
-    """Return the names of the columns of a text without a header, from declarations alone; None where it has a header.
+    """Return the column names of a text without a header, from declarations alone.
+
+    Return None if the text has a header.
 
     Raises
     ------
     Invalid
-        If the number of columns, or the ends of lines, would follow from the first row alone.
+        If only the first row would determine the number of columns, or one bad line could hide the ends of lines.
     """
     if declared.schema is not None:
         if not has_byte_lines(declared.schema.text.encoding):
@@ -508,7 +510,7 @@ def _declared_columns(declared: Declared) -> list[str] | None:
 
 
 def _listed(count: int, schema: Schema) -> list[str]:
-    """Name the columns of a table without a header as its schema lists them."""
+    """Name the columns of a table without a header in the order of its schema."""
     if count != len(schema.columns):
         raise BadSource(
             f"the first line has {count} fields, and the schema lists {len(schema.columns)} columns of a table without "
@@ -518,7 +520,7 @@ def _listed(count: int, schema: Schema) -> list[str]:
 
 
 def looks_like_a_row(names: list[str], declared: Declared) -> bool:
-    """Return whether a first line holds a number, and no declaration shows that it names columns."""
+    """Return whether a first line holds a number, while no declaration shows that it holds column names."""
     known = set(names)
     if declared.unit_column in known or set(declared.columns) <= known:
         return False
@@ -526,7 +528,10 @@ def looks_like_a_row(names: list[str], declared: Declared) -> bool:
 
 
 def _numbered(count: int, declared: Declared) -> list[str]:
-    """Name the columns of a table without a header: by number, those of values by the declared names if there are."""
+    """Name the columns of a table without a header by their numbers.
+
+    Columns of values get the declared names, if there are any.
+    """
     numbers = [str(column) for column in range(count)]
     if declared.names is None or declared.columns_named:
         return numbers

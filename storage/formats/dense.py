@@ -1,6 +1,6 @@
-"""Read NumPy files: dense matrices, arrays of other stores, and sparse matrices of SciPy.
+"""Readers of dense matrices, and of sparse matrices in .npz files.
 
-Arrays in the .npy format, read piece by piece from any stream; no allocation trusts a header.
+Arrays in the .npy format are read piece by piece from any stream, and no allocation trusts a header.
 
 >>> import io
 >>> stream = io.BytesIO()
@@ -8,12 +8,9 @@ Arrays in the .npy format, read piece by piece from any stream; no allocation tr
 >>> NpyRows(stream, size=stream.tell())[1:3].tolist()
 [[2.0, 3.0], [4.0, 5.0]]
 
-Read dense matrices a few rows at a time: NumPy files, arrays of Zarr and HDF5.
-
-Read matrices that ``scipy.sparse.save_npz`` wrote in csr format, without loading a whole array.
-
-The members `indptr`, `indices` and `data` of the zip archive are read side by side, one batch of rows at a
-time.
+Dense matrices are read a few rows at a time, from NumPy files and from arrays of Zarr and HDF5. Matrices that
+``scipy.sparse.save_npz`` wrote in csr format are read without loading a whole array. The members `indptr`, `indices`
+and `data` of the zip archive are then read in parallel, one batch of rows at a time.
 """
 
 import io
@@ -47,12 +44,12 @@ _HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0
 
 
 def read_header(stream: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """Read (shape, whether columns come first, dtype) from the start of the array.
+    """Read (shape, whether columns come first, dtype) from the start of an array.
 
     Raises
     ------
     ValueError
-        If it is no header, or that of an array of objects.
+        If it is not a header, or it declares an array of objects.
     """
     version = npy.read_magic(stream)
     if version not in _HEADERS:
@@ -64,7 +61,7 @@ def read_header(stream: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
 
 
 class NpyRows:
-    """An array in a seekable stream, read whole or some rows at a time.
+    """An array in a seekable stream, read as a whole or a few rows at a time.
 
     Parameters
     ----------
@@ -74,9 +71,9 @@ class NpyRows:
     Raises
     ------
     ValueError
-        If it is no array, or the file is shorter than its header declares.
+        If it is not an array, or the file is shorter than its header declares.
     BadSource
-        If the file is longer, as one with two arrays is.
+        If the file is longer than its header declares, as with two arrays in one file.
     """
 
     def __init__(self, stream: BinaryIO, *, size: int) -> None:
@@ -94,7 +91,7 @@ class NpyRows:
         self.is_by_columns = by_columns and len(self.shape) > 1
 
     def __getitem__(self, rows: slice) -> NDArray[Any]:
-        """Read some consecutive rows."""
+        """Read consecutive rows."""
         first, stop, _ = rows.indices(self.shape[0])
         count, width = max(stop - first, 0), math.prod(self.shape[1:])
         if not self.is_by_columns:
@@ -115,7 +112,7 @@ class NpyRows:
         return np.frombuffer(raw, dtype=self.dtype, count=count)
 
 
-_SLAB = 1 << 26  # bytes of rows read at once, so that a chunk is unpacked once
+_SLAB = 1 << 26  # bytes of rows read at once, so that each chunk is unpacked once
 
 
 class Sliceable(Protocol):
@@ -130,25 +127,25 @@ class Sliceable(Protocol):
         """Dtype of the values."""
 
     def __getitem__(self, rows: slice, /) -> Any:
-        """Read some rows."""
+        """Read consecutive rows."""
 
 
 class DenseRows:
-    """The rows of a dense matrix; zeros are not stored.
+    """Reader of the rows of a dense matrix; zeros are not stored.
 
     Parameters
     ----------
     array : Sliceable
         The array to read.
     stored : int
-        Bytes that hold it.
+        Bytes that hold the array.
     n_features : int or None
-        Declared number of columns; if given, it must be that of the array.
+        Declared number of columns; if given, it must equal the number in the array.
 
     Raises
     ------
     BadSource
-        If the array is no real matrix of this width.
+        If the array is not a real matrix of this width.
     """
 
     def __init__(self, array: Sliceable, *, stored: int, n_features: int | None) -> None:
@@ -165,7 +162,7 @@ class DenseRows:
         self.position = 0
 
     def batches(self, rejects: Rejects) -> Iterator[RowBatch]:
-        """Yield the rows in order; `places` counts rows from 0."""
+        """Yield the rows in order; `places` holds row numbers from 0."""
         step = max(1, BATCH_VALUES // self.n_features)
         rows_of_slab = max(1, _SLAB // (self.n_features * self.dtype.itemsize))
         slab = step if self._chunk is None else max(step, min(self._chunk[0], rows_of_slab))
@@ -184,19 +181,19 @@ class DenseRows:
 
 
 class NpyReader:
-    """A `storage.formats.batch.Reader` of a 2-D array in a .npy file, each row one record.
+    """A `storage.formats.batch.Reader` for a 2-D array in a .npy file; each row is one record.
 
     Parameters
     ----------
     file : SourceFile
         The file.
     declared : Declared
-        The user's declarations; a declared number of columns must be that of the file.
+        The user's declarations. A declared number of columns must equal the number in the file.
 
     Raises
     ------
     BadSource
-        If it is no such array, or would be read by jumps in an object store.
+        If the file holds no such array, or reading it from an object store would need a request for each column.
     """
 
     format = "npy"
@@ -230,7 +227,7 @@ class NpyReader:
         self._stream.close()
 
     def batches(self, rejects: Rejects) -> Iterator[RowBatch]:
-        """Yield the rows in order; `places` counts rows from 0."""
+        """Yield the rows in order; `places` holds row numbers from 0."""
         with reading(".npy array"):
             yield from self._rows.batches(rejects)
 
@@ -253,7 +250,7 @@ def sparse_rows(
     )
 
 
-_SMALL = 1 << 12  # bytes that the members `format` and `shape` may take
+_SMALL = 1 << 12  # maximal bytes of the members `format` and `shape`
 _DRAIN = 1 << 20
 _KIND = ".npz archive"
 _ARRAYS = ("indptr", "indices", "data")
@@ -261,14 +258,14 @@ _MEMBERS = {f"{name}.npy" for name in (*_ARRAYS, "format", "shape", "_is_array")
 
 
 class NpzReader:
-    """A `storage.formats.batch.Reader` of a csr matrix in a .npz file, each row one record.
+    """A `storage.formats.batch.Reader` for a csr matrix in a .npz file; each row is one record.
 
     Parameters
     ----------
     file : SourceFile
         The file.
     declared : Declared
-        The user's declarations; a declared number of columns must be that of the file.
+        The user's declarations. A declared number of columns must equal the number in the file.
     """
 
     format = "npz"
@@ -307,12 +304,12 @@ class NpzReader:
         self._open.close()
 
     def batches(self, rejects: Rejects) -> Iterator[RowBatch]:
-        """Yield the rows in order; `places` counts rows from 0.
+        """Yield the rows in order; `places` holds row numbers from 0.
 
         Raises
         ------
         BadSource
-            Where the archive is cut short or corrupt, or its row pointers are not in order.
+            If the archive is cut short or corrupt, or its row pointers are not in order.
         """
         with reading(_KIND):
             yield from self._rows.batches(rejects)
@@ -323,7 +320,7 @@ class NpzReader:
         return self._open.enter_context(zipfile.ZipFile(self._open.enter_context(file.open())))
 
     def _member(self, file: SourceFile, name: str) -> tuple[IO[bytes], zipfile.ZipInfo]:
-        """Open one member in a stream of its own, as the members are read side by side."""
+        """Open one member in a separate stream, because the members are read in parallel."""
         archive = self._archive(file)
         return self._open.enter_context(_open_member(archive, name)), archive.getinfo(f"{name}.npy")
 
@@ -358,7 +355,7 @@ class _Column:
         return np.frombuffer(raw, dtype=self.dtype)
 
     def drain(self) -> None:
-        """Read to the end, where the archive checks its checksum."""
+        """Read to the end, where the archive verifies its checksum."""
         while raw := self._stream.read(_DRAIN):
             self.position += len(raw)
 

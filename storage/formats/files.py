@@ -1,4 +1,4 @@
-"""The files of a source, on a disk or in an object store, behind the one interface that readers use.
+"""Files of a source, on a disk or in an object store, with one interface for readers.
 
 Examples
 --------
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 ZARR_FILES = ("zarr.json", ".zgroup", ".zarray")
 _SCHEME = "s3://"
-_AHEAD = 1 << 23  # bytes that one request to an object store brings
+_AHEAD = 1 << 23  # bytes fetched by one request to an object store
 _MARKERS = ("_SUCCESS", "_metadata", "_common_metadata", "_committed_*", "_started_*", "*.crc")
-"""Files that writers of tables put beside those with rows."""
+"""Marker files that writers of tables put next to the files with rows."""
 _LOGS = {
     "_delta_log": "a Delta table, whose log says which files count; export the rows, such as by `to_parquet`",
     ".hoodie": "a Hudi table, whose log says which files count; export the rows to files",
@@ -40,13 +40,13 @@ _RETRIES: Any = {"max_retries": 8, "retry_timeout": timedelta(minutes=1)}
 
 @runtime_checkable
 class SourceFile(Protocol):
-    """One file, or one Zarr store, that may be read.
+    """One file or one Zarr store that can be read.
 
     Attributes
     ----------
     address : str, as the user named it
-    name : str, its last part
-    is_far : bool, whether each jump in it costs a request
+    name : str, the last part of the address
+    is_far : bool, whether each seek costs a request
     """
 
     @property
@@ -59,22 +59,22 @@ class SourceFile(Protocol):
 
     @property
     def is_far(self) -> bool:
-        """Whether it lies in an object store."""
+        """True if the file is in an object store."""
 
     def is_file(self) -> bool:
-        """Return whether it is a file."""
+        """Return whether it is a file rather than a store."""
 
     def is_zarr(self) -> bool:
         """Return whether it is a Zarr store."""
 
     def version(self) -> tuple[int, str]:
-        """Return its size in bytes, and a tag that changes with its content."""
+        """Return the size in bytes, and a tag that changes with the content."""
 
     def marks(self) -> tuple[Hashable, ...]:
-        """Return its real path, and whatever else no other file has, however it is named."""
+        """Return the real path and further marks that identify the file under every name."""
 
     def open(self) -> BinaryIO:
-        """Open it for reading with random access."""
+        """Open the file for reading with random access."""
 
     def zarr_store(self) -> "Path | Store":
         """Return the store or folder that zarr opens."""
@@ -82,13 +82,13 @@ class SourceFile(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sighting:
-    """A file as it was when it was looked at.
+    """The state of a file when it was observed.
 
     Attributes
     ----------
     file : SourceFile
     version : tuple of int and str, as `SourceFile.version`
-    changed : float, when it was changed last, in seconds
+    changed : float, the time of its last change, in seconds
     is_link : bool, whether a component of its path below the folder is a link
     """
 
@@ -106,7 +106,7 @@ class LocalFile:
 
     @property
     def address(self) -> str:
-        """Path as it was named."""
+        """Path as the user named it."""
         return str(self.path)
 
     @property
@@ -116,7 +116,7 @@ class LocalFile:
 
     @property
     def is_far(self) -> bool:
-        """Return False: a jump costs no request."""
+        """False: a seek costs no request."""
         return False
 
     def is_file(self) -> bool:
@@ -128,20 +128,20 @@ class LocalFile:
         return any(_exists(self.path / name) for name in ZARR_FILES)
 
     def version(self) -> tuple[int, str]:
-        """Return size and time of last change."""
+        """Return the size and the time of the last change."""
         return local_version(self.path.stat())
 
     def marks(self) -> tuple[Hashable, ...]:
-        """Return its path without links, and its device and inode, which hard links share."""
+        """Return the path without links, and the device and inode, which hard links share."""
         path = Path(os.path.realpath(self.path))
         try:
             status = path.stat()
-        except OSError:  # opening it reports the error
+        except OSError:  # opening the file reports the error
             return (path,)
         return path, (status.st_dev, status.st_ino)
 
     def open(self) -> BinaryIO:
-        """Open it."""
+        """Open the file."""
         return self.path.open("rb")
 
     def zarr_store(self) -> "Path | Store":
@@ -161,7 +161,7 @@ class ObjectFile:
     Raises
     ------
     Invalid
-        If it is no such URL.
+        If the address is not such a URL.
     """
 
     address: str
@@ -170,7 +170,7 @@ class ObjectFile:
     _key: str = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Take the URL apart; no request is made."""
+        """Split the URL; no request is made."""
         from obstore.store import S3Store
 
         bucket, _, key = self.address.removeprefix(_SCHEME).partition("/")
@@ -186,30 +186,33 @@ class ObjectFile:
 
     @property
     def is_far(self) -> bool:
-        """Return True: each jump costs a request."""
+        """True: each seek costs a request."""
         return True
 
     def is_file(self) -> bool:
-        """Return whether the store holds an object of this key."""
+        """Return whether the store holds an object with this key."""
         return self._holds("")
 
     def is_zarr(self) -> bool:
-        """Return whether the metadata of a Zarr store lies below the key."""
+        """Return whether the store holds the metadata of a Zarr store below the key."""
         return any(map(self._holds, ZARR_FILES))
 
     def version(self) -> tuple[int, str]:
-        """Return size, and a tag that each write of the object changes; for a Zarr store those of its metadata."""
+        """Return the size, and a tag that changes with each write of the object.
+
+        For a Zarr store, the size and tag of its metadata are returned.
+        """
         for name in ("", *ZARR_FILES):
             with suppress(FileNotFoundError):
                 return _version(self._meta(name))
         raise FileNotFoundError(f"there is nothing at {self.address}")
 
     def marks(self) -> tuple[Hashable, ...]:
-        """Return bucket and key."""
+        """Return the bucket and the key as one path."""
         return (PurePosixPath("s3:", self._canonical()),)
 
     def open(self) -> BinaryIO:
-        """Open it; several megabytes come at each request."""
+        """Open the object; each request fetches several megabytes."""
         found = self._meta()
         read = partial(self.read_range, tag=str(found["e_tag"]))
         return cast("BinaryIO", io.BufferedReader(RangeStream(read, size=int(found["size"])), _AHEAD))
@@ -245,7 +248,7 @@ class ObjectFile:
         ]
 
     def read_range(self, start: int, stop: int, *, tag: str) -> bytes:
-        """Read some bytes of the version with this tag."""
+        """Read a range of bytes from the version with this tag."""
         import obstore
         from obstore.exceptions import PreconditionError
 
@@ -257,7 +260,7 @@ class ObjectFile:
                 raise BadSource("the object was changed while it was read; ingest it again") from None
 
     def _canonical(self) -> str:
-        """Return bucket and key without the slashes that change nothing."""
+        """Return the bucket and the key without redundant slashes."""
         return f"{self.address.removeprefix(_SCHEME).partition('/')[0]}/{self._key}".rstrip("/")
 
     def _holds(self, name: str) -> bool:
@@ -273,25 +276,26 @@ class ObjectFile:
         if not (key := f"{self._key}/{name}".strip("/")):
             raise FileNotFoundError("a bucket is no object")
         with self._bucket.reaching():
-            # a HEAD request gives no reason when it fails
+            # a failed HEAD request returns no reason
             return cast("Mapping[str, Any]", obstore.get(self._store, key).meta)
 
 
 def _version(entry: Mapping[str, Any]) -> tuple[int, str]:
-    """Return the size of an object and a tag with the second of its last change.
+    """Return the size of an object, and a tag that includes the second of its last change.
 
-    The store's own tag is a digest of the content: alone, it would make equal rows that are put again no arrival.
+    The store's tag is a digest of the content. Alone, it would not count equal rows that are written again as an
+    arrival.
     """
     return int(entry["size"]), f"{entry['e_tag']} {int(entry['last_modified'].timestamp())}"
 
 
 def local_version(status: os.stat_result) -> tuple[int, str]:
-    """Return the version of a file on a disk that has a status."""
+    """Return the version of a local file from its status."""
     return status.st_size, str(status.st_mtime_ns)
 
 
 class RangeStream(io.RawIOBase):
-    """A stream over a function that returns the bytes from one position to another."""
+    """A stream over a function that returns the bytes between two positions."""
 
     def __init__(self, read: Callable[[int, int], bytes], *, size: int) -> None:
         super().__init__()
@@ -334,7 +338,7 @@ def locate(address: str | Path) -> SourceFile:
     Raises
     ------
     Invalid
-        If it is another kind of URL.
+        If it is a URL of another kind.
     """
     text = str(address)
     if isinstance(address, str) and "://" in text:
@@ -349,15 +353,15 @@ def locate(address: str | Path) -> SourceFile:
 def find_files(sources: Sequence[str | Path | SourceFile]) -> list[SourceFile]:
     """List the files of a source in the order in which they are read.
 
-    A folder means the files in it and a pattern such as ``part-*.csv`` the files that it matches, each sorted
-    by name; hidden names and the marker files of a folder are left out. A Zarr store is one file. In an object store
+    A folder means the files in it, and a pattern such as ``part-*.csv`` means the files that it matches, each sorted
+    by name. Hidden names and the marker files of a folder are left out. A Zarr store is one file. In an object store
     only the last part of a URL may be a pattern.
 
     Raises
     ------
     BadSource
-        If nothing is there, or a file is named twice, in whatever way: its records would count twice. If a folder holds
-        partitions, or a table whose log says which files count.
+        If there are no files. If a file is named twice, in whatever way, as its records would count twice. If a folder
+        holds partitions, or a table whose log determines which files count.
     Invalid
         If no source is named.
     Unavailable
@@ -388,7 +392,7 @@ def find_files(sources: Sequence[str | Path | SourceFile]) -> list[SourceFile]:
 
 
 def _refuse_tables(folder: str, names: Sequence[str], partitions: Sequence[str]) -> None:
-    """Refuse a folder of which the files alone are not the table, by the names in it and those of its partitions."""
+    """Refuse a folder whose files alone do not form the table, from the names in it and its partitions."""
     for name in names:
         if name in _LOGS:
             raise BadSource(f"the folder holds {name}: it is {_LOGS[name]}")
@@ -401,7 +405,7 @@ def _refuse_tables(folder: str, names: Sequence[str], partitions: Sequence[str])
 
 
 def _refuse_repeats(files: Sequence[SourceFile]) -> None:
-    """Refuse a file that is named twice: by a link, by patterns that overlap, or by a folder and a folder in it."""
+    """Refuse a file that is named twice, by a link, overlapping patterns, or a folder and its subfolder."""
     known: dict[Any, SourceFile] = {}
     for file in files:
         for mark in file.marks():
@@ -419,7 +423,7 @@ def _refuse_repeats(files: Sequence[SourceFile]) -> None:
 
 
 def local_matches(path: Path) -> Sequence[LocalFile]:
-    """List the files that a path or pattern names; links are followed."""
+    """List the files of a path or pattern; links are followed."""
     if path.is_dir() and not LocalFile(path).is_zarr():
         matches = sorted(entry for entry in path.iterdir() if _is_shown(entry.name, "*"))
     elif not _exists(path) and glob.has_magic(str(path)):
@@ -442,7 +446,7 @@ def _matches(file: ObjectFile) -> Sequence[SourceFile]:
 
 
 def listed(file: ObjectFile) -> tuple[ObjectFile, str]:
-    """Return the prefix that an address lists, and the pattern of names."""
+    """Return the prefix that an address lists, and the pattern for names."""
     if glob.has_magic(file.name):
         return ObjectFile(file.address.rstrip("/").rpartition("/")[0]), file.name
     return file, "*"

@@ -1,7 +1,8 @@
-"""Read matrices from Zarr and HDF5: a dense array, a sparse csr group, the ``X`` of an AnnData store, or a 10x file.
+"""Reader of matrices in Zarr and HDF5 stores.
 
-A group is csr when it holds `indptr`, `indices` and `data` and has its `shape` as an attribute, as AnnData
-writes it. The arrays are sliced in place, so the whole row pointer is never loaded.
+A matrix is a dense array, a sparse csr group, the ``X`` of an AnnData store, or a 10x file. A group is csr when it
+holds `indptr`, `indices` and `data` and has its `shape` as an attribute, as AnnData writes it. The arrays are sliced in
+place, so the whole row pointer is never loaded.
 """
 
 import warnings
@@ -30,7 +31,7 @@ _PACKED = {"scale_factor": 1, "add_offset": 0, "_FillValue": np.nan, "missing_va
 
 
 class GroupReader:
-    """A `storage.formats.batch.Reader` of a matrix in a Zarr store or an HDF5 file.
+    """A `storage.formats.batch.Reader` for a matrix in a Zarr store or an HDF5 file.
 
     Parameters
     ----------
@@ -39,7 +40,7 @@ class GroupReader:
     format : str
         "zarr" or "h5ad".
     n_features : int or None
-        Declared number of columns; if given, it must be that of the matrix.
+        Declared number of columns; if given, it must equal the number in the matrix.
     """
 
     scattered = False
@@ -75,7 +76,7 @@ class GroupReader:
         return self._rows.position
 
     def row_names(self) -> Sequence[str] | None:
-        """Read the names of the rows of an AnnData store; None where there are none."""
+        """Read the names of the rows of an AnnData store; return None if there are none."""
         with warnings.catch_warnings(action="ignore"), reading(f"{self.format} store"):
             return read_names(self._frames, "obs")
 
@@ -84,12 +85,12 @@ class GroupReader:
         self._opened.close()
 
     def batches(self, rejects: Rejects) -> Iterator[RowBatch]:
-        """Yield the rows in order; `places` counts rows from 0.
+        """Yield the rows in order; `places` holds row numbers from 0.
 
         Raises
         ------
         BadSource
-            Where an array is cut short or corrupt.
+            If an array is cut short or corrupt.
         """
         with reading(f"{self.format} store"):
             names, at = find_index(self._frames, "obs"), 0
@@ -103,7 +104,7 @@ class GroupReader:
                 at = stop
 
     def _check_names(self, n_rows: int, width: int) -> None:
-        """Read the names of the columns; refuse frames of another length than the matrix."""
+        """Read the names of the columns; refuse frames whose length differs from the matrix."""
         for frame, length, noun in (("var", width, "columns"), ("obs", n_rows, "rows")):
             index = find_index(self._frames, frame)
             if index is not None and index.shape[0] != length:
@@ -146,7 +147,7 @@ class _SlicedColumn:
 
 
 def _check_attributes(matrix: Any) -> None:
-    """Refuse a matrix whose attributes contradict its arrays, or change what its values mean."""
+    """Refuse a matrix whose attributes contradict its arrays, or change the meaning of its values."""
     attributes = dict(matrix.attrs)
     if hasattr(matrix, "shape"):
         encoding, stated = str(attributes.get("encoding-type", "array")), attributes.get("shape", matrix.shape)
@@ -174,7 +175,7 @@ def _check_packing(attributes: Mapping[str, Any], noun: str) -> None:
 
 
 def _check_members(frames: Any, matrix: Any) -> None:
-    """Refuse members that would be ignored, unless AnnData defines them as something else than values."""
+    """Refuse members that would be ignored, unless AnnData defines them for something other than values."""
     extra = set(frames.keys()) - _ANNDATA
     if not hasattr(matrix, "shape") and set(CSR) <= set(matrix.keys()):
         extra |= set(matrix.keys()) - set(CSR)
@@ -194,7 +195,7 @@ def _rows(matrix: Any, *, n_features: int | None) -> CsrRows | DenseRows:
 
 
 def _stored(array: Any) -> int:
-    """Return the bytes that hold an array."""
+    """Return the number of bytes that store an array."""
     return int(array.nbytes_stored() if isinstance(array, zarr.Array) else array.id.get_storage_size())
 
 

@@ -1,7 +1,8 @@
-"""Open HDF5 files after a trial in a process of its own: the library loops for ever, or crashes, on some broken ones.
+"""Opening of HDF5 files after a trial in a separate process.
 
-``python -m storage.formats.hdf5 ADDRESS`` reads what a reader reads before the rows, and prints nothing; with ``held``
-it reads the file that is open as standard input, for which the address is a name.
+The trial is needed because the HDF5 library loops for ever, or crashes, on some broken files.
+``python -m storage.formats.hdf5 ADDRESS`` reads what a reader reads before the rows, and prints nothing. With ``held``
+it reads the file that is open as standard input, and the address serves only as a name.
 """
 
 import subprocess
@@ -17,18 +18,18 @@ from storage.formats.files import SourceFile, locate
 from storage.formats.held_files import HeldFile
 
 CSR = ("indptr", "indices", "data")
-"""The arrays of a csr group."""
+"""Names of the arrays of a csr group."""
 _SECONDS = 20.0
 _HELD = "held"
 
 
 def open_hdf5(file: SourceFile, opened: ExitStack) -> Any:
-    """Return an opened file; `opened` closes it.
+    """Open an HDF5 file; the exit stack `opened` closes it.
 
     Raises
     ------
     BadSource
-        If it cannot be opened safely.
+        If the file cannot be opened safely.
     Invalid
         If h5py is not installed.
     """
@@ -42,7 +43,7 @@ def open_hdf5(file: SourceFile, opened: ExitStack) -> Any:
 
 
 class _Frame:
-    """Names that lie in an array, as AnnData keeps those of a frame."""
+    """A frame of names from a single array, in the layout of an AnnData frame."""
 
     def __init__(self, names: Any) -> None:
         self.attrs, self._names = {"_index": "names"}, names
@@ -52,7 +53,10 @@ class _Frame:
 
 
 class _Cells:
-    """The matrix of a 10x file: csc of features by cells, and so csr of cells by features."""
+    """The matrix of a 10x file in csr form.
+
+    The file stores it as csc of features by cells, which is csr of cells by features.
+    """
 
     def __init__(self, group: Any) -> None:
         self._group = group
@@ -66,17 +70,17 @@ class _Cells:
         return self._group[name]
 
     def keys(self) -> list[str]:
-        """Return the names of the arrays of the matrix."""
+        """Return the names of the arrays of the matrix that the group holds."""
         return [name for name in CSR if name in self._group]
 
 
 def find_matrix(root: Any) -> tuple[Any, Any]:
-    """Return the matrix of rows of a store, and the frames with the names of its columns and rows.
+    """Return the matrix of a store, with one row a record, and the frames with the names of its columns and rows.
 
     Raises
     ------
     BadSource
-        If there is none, or several.
+        If there is no matrix, or there are several.
     """
     if hasattr(root, "shape") or (set(CSR) <= set(root.keys()) and "barcodes" not in root):
         return root, {}
@@ -107,12 +111,12 @@ def read_names(root: Any, frame: str) -> list[str] | None:
 
 
 def as_texts(names: Any) -> list[str]:
-    """Return some names of an index as text."""
+    """Return names of an index as text."""
     return [name.decode() if isinstance(name, bytes) else str(name) for name in names.tolist()]
 
 
 def find_index(root: Any, frame: str) -> Any:
-    """Return the array with the names of a frame, or None where it has none."""
+    """Return the array with the names of a frame, or None if the frame has none."""
     if frame not in root or "_index" not in root[frame].attrs:
         return None
     index = root[frame][str(root[frame].attrs["_index"])]

@@ -1,7 +1,8 @@
-"""Files below a folder into which others write: no link is followed, and what was checked is what is read.
+"""Safe reading of files from a folder into which others write.
 
-Between a check and a read by path, whoever writes into a folder can put a link where the file was. So a file is opened
-once, component by component without following links, and read from that descriptor alone.
+Between a check and a read by path, any user who may write into the folder could replace the file by a link. So a file
+is opened once, component by component without following links, and read only from that descriptor. What was checked is
+therefore what is read.
 
 Examples
 --------
@@ -42,19 +43,22 @@ if TYPE_CHECKING:
 _BUFFER = 1 << 17
 _FOLDER_FLAGS = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | getattr(os, "O_PATH", os.O_RDONLY)
 _NO_FILE = (errno.ENOENT, errno.ELOOP, errno.ENOTDIR, errno.ENXIO)
-"""What opening fails with where a link, a folder of another kind, or a socket is."""
+"""Error numbers of opening a path that leads to a link, to a folder of another kind, or to a socket."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeldFile:
-    """A file on a disk that was opened once: all is read from that descriptor; see `SourceFile` and `holding`."""
+    """A file on a disk that was opened once, and is read only from that descriptor.
+
+    See `SourceFile` and `holding`.
+    """
 
     path: Path
     descriptor: int
 
     @property
     def address(self) -> str:
-        """Path at which it was opened."""
+        """Path at which the file was opened."""
         return str(self.path)
 
     @property
@@ -64,7 +68,7 @@ class HeldFile:
 
     @property
     def is_far(self) -> bool:
-        """Return False: a jump costs no request."""
+        """False: a seek costs no request."""
         return False
 
     def is_file(self) -> bool:
@@ -76,16 +80,16 @@ class HeldFile:
         return False
 
     def version(self) -> tuple[int, str]:
-        """Return size and time of last change."""
+        """Return the size and the time of the last change."""
         return local_version(os.fstat(self.descriptor))
 
     def marks(self) -> tuple[Hashable, ...]:
-        """Return its device and inode."""
+        """Return the device and inode."""
         status = os.fstat(self.descriptor)
         return ((status.st_dev, status.st_ino),)
 
     def open(self) -> BinaryIO:
-        """Return a stream with a position of its own."""
+        """Return a stream with an independent position."""
         read = partial(_read_at, self.descriptor)
         return cast("BinaryIO", io.BufferedReader(RangeStream(read, size=self.version()[0]), _BUFFER))
 
@@ -95,10 +99,10 @@ class HeldFile:
 
 
 def look_at(address: str | Path) -> list[Sighting]:
-    """Return the files at an address as `find_files` lists them, as they are now; none is no error.
+    """Return the files at an address, as listed by `find_files`, in their current state; there may be none.
 
-    Links in the path of the folder are resolved once, and no link below it is followed. So each file has one path, in
-    whatever way the folder is named.
+    Links in the path of the folder are resolved once, and no link below the folder is followed. So each file has one
+    path, under every name of the folder.
 
     Raises
     ------
@@ -118,15 +122,15 @@ def look_at(address: str | Path) -> list[Sighting]:
 def holding(address: str) -> Iterator[SourceFile]:
     """Open a file that `look_at` found, and yield it; no component of its path may be a link now.
 
-    A file on a disk is read from the descriptor that was opened and checked, so nobody can replace it in between. An
+    A file on a disk is read from the descriptor that was opened and checked, so no one can replace it in between. An
     object of a store is yielded as it is.
 
     Raises
     ------
     FileNotFoundError
-        If no regular file is there, or a link leads to it.
+        If there is no regular file, or it is behind a link.
     OSError
-        If it cannot be opened otherwise.
+        If the file cannot be opened for another reason.
     """
     file = locate(address)
     if not isinstance(file, LocalFile):
@@ -150,9 +154,9 @@ def holding(address: str) -> Iterator[SourceFile]:
 
 @contextmanager
 def held(file: SourceFile) -> Iterator[SourceFile]:
-    """Open a regular file on a disk once, and yield what reads that descriptor alone; links are followed.
+    """Open a regular file on a disk once, and yield an object that reads only that descriptor.
 
-    Whatever else there is, a Zarr store or an object, is yielded as it is.
+    Links are followed. Anything else, such as a Zarr store or an object, is yielded as it is.
     """
     if not isinstance(file, LocalFile):
         yield file
@@ -165,7 +169,7 @@ def held(file: SourceFile) -> Iterator[SourceFile]:
 
 
 def _paths_below(path: Path) -> list[Path]:
-    """List the paths at the address of an inbox; only the links in the path of the folder are resolved."""
+    """List the paths at the address of an inbox, and resolve only the links in the path of the folder."""
     if path.is_dir():
         return [file.path for file in local_matches(_without_links(path))]
     folder = _without_links(path.parent)
@@ -179,7 +183,7 @@ def _without_links(folder: Path) -> Path:
 
 
 def _sighted(path: Path) -> Sighting | None:
-    """Return a regular file or a link as it is now; None if it is anything else, or gone."""
+    """Return the current state of a regular file or a link; None if it is anything else, or is gone."""
     file = LocalFile(path)
     try:
         with _folder_of(path) as folder:
@@ -198,7 +202,7 @@ def _sighted(path: Path) -> Sighting | None:
 
 @contextmanager
 def _folder_of(path: Path) -> Iterator[int]:
-    """Open the folder of an absolute path component by component, and follow no link."""
+    """Open the folder of an absolute path component by component, without following links."""
     descriptor = os.open(path.anchor, _FOLDER_FLAGS)
     try:
         for name in path.parts[1:-1]:

@@ -1,6 +1,7 @@
-"""Read Matrix Market coordinate files, plain or packed: triplets in any order, in a declared shape.
+"""Reader of Matrix Market coordinate files, plain or packed.
 
-Entries count from 1. A pattern matrix holds ones. A symmetric file stores the lower triangle; the other half is added.
+A file holds triplets in any order and declares its shape. Entries count from 1. A pattern matrix holds ones. A
+symmetric file stores the lower triangle, and the reader adds the other half.
 """
 
 from collections.abc import Iterator, Sequence
@@ -41,14 +42,14 @@ _NEWLINE = ord("\n")
 
 
 class MatrixMarketReader:
-    """A `storage.formats.batch.Reader` of a coordinate file; rows come in pieces of one entry.
+    """A `storage.formats.batch.Reader` for a coordinate file; rows come in pieces of one entry.
 
     Parameters
     ----------
     file : SourceFile
         The file.
     declared : Declared
-        The user's declarations; a declared number of columns must be that of the file.
+        The user's declarations. A declared number of columns must equal the number in the file.
     """
 
     names: Sequence[str] | None = None
@@ -116,9 +117,9 @@ class MatrixMarketReader:
     def _parse(
         self, text: bytes, line: int, rejects: Rejects
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64], NDArray[np.int64], NDArray[np.bool_], int]:
-        """Read whole lines into (rows, columns, values, line numbers, whether each is bad, lines read).
+        """Read whole lines into (rows, columns, values, line numbers, marks of bad entries, number of lines).
 
-        A bad line is an entry without a value of its row, or of row -1 where it names none.
+        A bad line becomes an entry of its row with value 0, or of row -1 if the line names no row.
         """
         room = len(text) // 2 + 1
         rows, columns, lines = (np.empty(room, dtype=np.int64) for _ in range(3))
@@ -147,7 +148,7 @@ class MatrixMarketReader:
         return rows[:count], columns[:count], values[:count], lines[:count] + line, bad[:count], n_lines
 
     def _read_header(self, n_features: int | None) -> None:
-        """Read up to the size line; keep the rest of its piece."""
+        """Read the header up to the size line; keep the rest of the piece."""
         rest = bytes(next(self._pieces, b""))
         banner, _, rest = rest.partition(b"\n")
         words = banner.decode("ascii", "replace").lower().split()
@@ -193,7 +194,7 @@ def _is_blank(byte):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def _scan_ordinal(text, at):  # type: ignore[no-untyped-def]
-    """Read blanks, then digits: (number or 0, first byte after)."""
+    """Read blanks, then digits; return (number or 0, first byte after them)."""
     while _is_blank(text[at]):
         at += 1
     number = 0
@@ -207,7 +208,10 @@ def _scan_ordinal(text, at):  # type: ignore[no-untyped-def]
 def _parse_entries(  # type: ignore[no-untyped-def]
     text, progress, kind, rows, columns, values, lines, undecided, n_rows, n_features
 ):
-    """Fill the buffers up to the end or past the first bad line: (verdict, byte, lines, entries, undecided)."""
+    """Fill the buffers up to the end of the text or the end of the first bad line.
+
+    Return (verdict, byte, lines, entries, undecided values).
+    """
     at, n_lines, count = progress
     pattern, whole, symmetry = kind
     n_undecided = 0

@@ -1,7 +1,8 @@
-"""The formats of sources: name, suffixes, reader, and which declarations go with each.
+"""Registry of the source formats and their readers.
 
-A new format is its reader and one entry of `FORMATS`; commands, flows, help texts and refusals follow from the entry.
-A reader is a class that is called with a file and ``declared``, and follows `storage.formats.batch.Reader`. It is
+An entry states the suffixes, the reader and the allowed declarations of a format. A new format needs a reader and one
+entry of `FORMATS`; commands, flows, help texts and refusals follow from the entry.
+A reader is a class that is called with a file and ``declared``, and implements `storage.formats.batch.Reader`. It is
 imported when the first file of its format is opened.
 
 >>> named("npy").suffixes
@@ -17,7 +18,7 @@ from typing import Any
 from dpca.errors import Invalid
 
 DUPLICATES = ("sum", "mean", "last", "refuse")
-"""What several values of one row and column become, by name."""
+"""Names of the policies for several values of one row and column."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,13 +27,13 @@ class Format:
 
     Attributes
     ----------
-    reader : str, module and class of the reader, as ``storage.formats.dense:NpzReader``
-    suffixes : tuple of str, the ends of file names that choose it, in lower case
+    reader : str, module and class of the reader, such as ``storage.formats.dense:NpzReader``
+    suffixes : tuple of str, in lower case; a file name with one of them selects this format
     is_table : bool, whether columns have names, so that a schema and a column of unit ids are allowed
-    keeps_zeros : bool, whether it may list the entries of a row one by one, so that explicit zeros can be stored
+    keeps_zeros : bool, whether the format may list single entries of a row, so that explicit zeros can be stored
     repeats : bool, whether a file may hold two values of one row and column, so that `duplicates` is allowed
     needs_width : bool, whether the user must declare the number of features
-    density : float or None, share of entries that are not 0, where the format fixes it
+    density : float or None, the share of nonzero entries, if the format fixes it
     """
 
     reader: str
@@ -44,7 +45,7 @@ class Format:
     density: float | None = None
 
     def open(self, file: Any, declared: Any) -> Any:
-        """Return the reader of a file; `declared` names this format."""
+        """Return the reader of a file; `declared` holds the name of this format."""
         return resolve_name(self.reader)(file, declared=declared)
 
 
@@ -70,12 +71,12 @@ FORMATS = {
 
 
 def named(name: str) -> Format:
-    """Return the format of a name.
+    """Return the format with this name.
 
     Raises
     ------
     Invalid
-        If there is none.
+        If there is no such format.
     """
     if name not in FORMATS:
         raise Invalid(f"format {name!r} is not one of {', '.join(FORMATS)}; choose one of them")
@@ -83,12 +84,12 @@ def named(name: str) -> Format:
 
 
 def by_suffix(suffix: str) -> str | None:
-    """Return the name of the format that a suffix chooses, in upper or lower case; None if no format has it."""
+    """Return the name of the format of a suffix, which may be in upper or lower case, or None."""
     return next((name for name, each in FORMATS.items() if suffix.lower() in each.suffixes), None)
 
 
 def of_reader(format: str) -> Format | None:  # noqa: A002
-    """Return the format of what a reader reports, such as ``csv.gz``; None for files of several formats."""
+    """Return the format of a name that a reader reports, such as ``csv.gz``; None for files of several formats."""
     return FORMATS.get(format.partition(".")[0])
 
 

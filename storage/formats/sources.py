@@ -1,4 +1,4 @@
-"""Choose the reader of each file of a source by its name, and read them one after the other."""
+"""Reader of the files of a source in order, each by a reader that its name determines."""
 
 import errno
 from collections.abc import Iterator, Sequence
@@ -22,18 +22,18 @@ from storage.formats.tables import ParquetReader
 
 _PACKED = (".gz", ".zst")
 _SHORT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
-"""Errors of a process or machine that is short of something: no file is at fault."""
+"""Errors for exhausted resources of a process or machine, where no file is at fault."""
 
 
 def open_file(source: SourceFile | Path, declared: Declared) -> Reader:
-    """Open one file: by the declared format, else by its name.
+    """Open one file in the declared format, or else in the format of its name.
 
     Raises
     ------
     BadSource
         If the file is missing, empty, of another kind, or of another width than declared.
     Invalid
-        If the width is declared nowhere, or the name ends in no known format and none is declared.
+        If the width is not declared, or the name ends in no known format and none is declared.
     """
     file = source if isinstance(source, SourceFile) else locate(source)
     with opening():
@@ -53,7 +53,7 @@ def open_file(source: SourceFile | Path, declared: Declared) -> Reader:
 
 @contextmanager
 def _opened(file: SourceFile, declared: Declared) -> Iterator[tuple[Reader, tuple[object, ...]]]:
-    """Open a file once; yield its reader, and what another file or version of it has not."""
+    """Open a file once; yield its reader and its fingerprint, which differs for other files and versions."""
     with ExitStack() as opened:
         with opening():
             one = opened.enter_context(held(file))
@@ -63,7 +63,7 @@ def _opened(file: SourceFile, declared: Declared) -> Iterator[tuple[Reader, tupl
 
 @contextmanager
 def opening() -> Iterator[None]:
-    """Raise one BadSource for a file that is not there or cannot be read."""
+    """Raise one BadSource for a file that is missing or cannot be read."""
     try:
         yield
     except StorageError:
@@ -77,12 +77,12 @@ def opening() -> Iterator[None]:
 
 
 def checked_format(file: SourceFile, declared: Declared) -> str:
-    """Return the format of a file that is there and not empty.
+    """Return the format of a file, after checking that it exists and is not empty.
 
     Raises
     ------
     BadSource
-        If it is missing or empty, or its name ends in no known format and none is declared.
+        If the file is missing or empty, or its name ends in no known format and none is declared.
     """
     size, _ = file.version()
     is_store = declared.format == "zarr" or (declared.format is None and file.is_zarr())
@@ -94,19 +94,19 @@ def checked_format(file: SourceFile, declared: Declared) -> str:
 
 
 def infer_items(files: Sequence[SourceFile], declared: Declared, *, rejects: Rejects) -> tuple[str, ...]:
-    """Collect the column ids of triplets, which the user declared public.
+    """Collect the column ids of triplets, which the user must have declared public.
 
     Parameters
     ----------
     files : sequence of SourceFile
     declared : Declared
     rejects : Rejects
-        Receives lines that are no rows.
+        Receives lines that are not rows.
 
     Returns
     -------
     tuple of str
-        Each once: integers by value, then other text by code point.
+        Each distinct id: integers by value, then other text by code point.
 
     Raises
     ------
@@ -125,7 +125,7 @@ def infer_items(files: Sequence[SourceFile], declared: Declared, *, rejects: Rej
 
 
 class FilesReader:
-    """A `storage.formats.batch.Reader` of one or more files, read in order as one source.
+    """A `storage.formats.batch.Reader` for one or more files, read in order as one source.
 
     Parameters
     ----------
@@ -139,7 +139,7 @@ class FilesReader:
     Raises
     ------
     BadSource, Invalid
-        If a file cannot be opened, or they do not fit together.
+        If a file cannot be opened, or the files do not fit together.
     """
 
     def __init__(self, files: Sequence[SourceFile], declared: Declared, rejects: Rejects) -> None:
@@ -181,7 +181,7 @@ class FilesReader:
 
     @property
     def position(self) -> int:
-        """Bytes read so far."""
+        """Number of bytes read so far."""
         return self._done + (0 if self._reader is None else self._reader.position)
 
     def close(self) -> None:
@@ -190,7 +190,7 @@ class FilesReader:
             self._reader.close()
 
     def batches(self, rejects: Rejects) -> Iterator[RowBatch]:
-        """Yield the rows of one file after the other; row numbers continue from the file before."""
+        """Yield the rows of one file after the other; row numbers continue from the preceding file."""
         first_row = 0
         for file, version in zip(self._files, self._versions, strict=True):
             rejects.file = file.address
@@ -211,12 +211,12 @@ class FilesReader:
 
 
 def format_of(file: SourceFile) -> str:
-    """Return the format that the name of a file tells.
+    """Return the format that the name of a file determines.
 
     Raises
     ------
     BadSource
-        If it tells none.
+        If the name has no known format.
     """
     if not file.is_file() and file.is_zarr():
         return "zarr"

@@ -1,19 +1,18 @@
-r"""Read svmlight files, plain or packed, at the speed of a compiled loop.
+r"""Reader of svmlight files, plain or packed, with a compiled parser.
 
-Parse svmlight text (``LABEL COLUMN:VALUE ... # comment``) into rows, at the speed of a compiled loop.
+A line is ``LABEL COLUMN:VALUE ... # comment``. The label must be a number and is dropped, and a ``qid:N`` directly
+after it is skipped. Columns count from 1. Blank lines and comments hold no row; a label alone is an empty row. Lines
+may end in LF or CRLF. Columns may come in any order and more than once, because rows of all formats are made canonical
+later.
 
-The label must be a number and is dropped, a ``qid:N`` straight after it is skipped, columns count from 1,
-blank lines and comments hold no row, a label alone is an empty row. Lines may end in LF or CRLF. Columns may
-come in any order and more than once: rows are made canonical later, whatever their format.
+A file is read one piece of text at a time. It declares no width, so `n_features` must be given: it is never inferred
+from the rows.
 
 >>> parser = SvmlightParser(n_features=3, capacity=64)
 >>> rows = parser.parse(memoryview(b"+1 3:0.5 1:2\n-1\n"), first_line=1)
 >>> rows.indices.tolist(), rows.values.tolist(), rows.row_ptr.tolist(), rows.lines.tolist()
 ([2, 0], [0.5, 2.0], [0, 2, 2], [1, 2])
 
-Read svmlight files, plain or packed, one piece of text at a time.
-
-The source declares no width, so `n_features` must be given: it is never inferred from the rows.
 """
 
 import math
@@ -36,12 +35,12 @@ _NEWLINE, _SPACE, _HASH, _COLON, _ZERO, _NINE = (ord(c) for c in "\n #:09")
 _BLANKS = b" \t\r\v\f"
 _QID = b"qid:"
 _COLUMN_CAP = 1 << 40
-_QUOTED = 40  # characters of a bad token shown to the user
+_QUOTED = 40  # maximal characters of a bad token shown to the user
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ParsedRows:
-    """Rows of a piece of text, in file order, not yet canonical; views that the next `parse` overwrites.
+    """Rows of a piece of text, in file order, not yet canonical; the next `parse` overwrites these views.
 
     Attributes
     ----------
@@ -49,8 +48,8 @@ class ParsedRows:
     indices : int64 array of shape (nnz,), columns from 0
     row_ptr : int64 array of shape (n_rows + 1,)
     lines : int64 array of shape (n_rows,), the line number of each row
-    n_lines : int, lines read, those without a row included
-    is_canonical : bool, whether the columns of each row rise and no value is 0
+    n_lines : int, the number of lines read, including lines without a row
+    is_canonical : bool, whether the columns of each row increase and no value is 0
     """
 
     values: NDArray[np.float64]
@@ -66,10 +65,10 @@ class MalformedLine(ValueError):
 
     Attributes
     ----------
-    line : int, its number
-    reason : str, why, with the offending token in quotes
-    rule : str, the same without the token
-    start, stop : int, its bytes in the text, the newline included
+    line : int, the number of the line
+    reason : str, the cause, with the offending token in quotes
+    rule : str, the cause without the token
+    start, stop : int, the bytes of the line in the text, including the newline
     """
 
     def __init__(self, line: int, *, reason: str, rule: str, start: int, stop: int) -> None:
@@ -82,14 +81,14 @@ class MalformedLine(ValueError):
 
 
 class SvmlightParser:
-    """A parser with buffers for pieces of text of at most `capacity` bytes.
+    """Parser with buffers for pieces of text of at most `capacity` bytes.
 
     Parameters
     ----------
     n_features : int
         Declared number of columns.
     capacity : int
-        Bytes of the longest piece of text.
+        Number of bytes of the longest piece of text.
     """
 
     def __init__(self, *, n_features: int, capacity: int) -> None:
@@ -102,15 +101,15 @@ class SvmlightParser:
         self._undecided = np.empty((capacity // 4 + 1, 3), dtype=np.int64)  # position in values, first and last byte
 
     def parse(self, text: memoryview, *, first_line: int) -> ParsedRows:
-        """Read whole lines, the last newline included.
+        """Parse whole lines, including the last newline.
 
         Raises
         ------
         ValueError
             If the text is longer than `capacity` or does not end in a newline.
         MalformedLine
-            At the first line that breaks the rules above, holds a column outside 1..n_features or a value
-            that is no finite number.
+            At the first line that breaks the rules of the format, holds a column outside 1..n_features, or a value that
+            is not a finite number.
 
         Guarantees
         ----------
@@ -163,7 +162,7 @@ def _ends_token(byte):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def _scan_column(text, start):  # type: ignore[no-untyped-def]
-    """Read ``digits:`` into (column, first byte of the value); column -1 if there is no such thing."""
+    """Read ``digits:`` into (column, first byte of the value); the column is -1 if the text is different."""
     at, column = start, np.uint64(0)
     while True:
         digit = np.uint64(text[at]) - np.uint64(_ZERO)
@@ -178,7 +177,7 @@ def _scan_column(text, start):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def _skip_qid(text, start):  # type: ignore[no-untyped-def]
-    """Step over ``qid:N`` and the blanks after it, if it begins at `start`."""
+    """Skip ``qid:N`` and the blanks after it, if the text at `start` begins with it."""
     at = start
     for letter in _QID:
         if text[at] != letter:
@@ -196,7 +195,10 @@ def _skip_qid(text, start):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def _parse_lines(text, n_features, values, indices, row_ptr, lines, undecided):  # type: ignore[no-untyped-def]
-    """Fill the buffers: (rows, lines, undecided values, first byte of the first bad token or -1, whether canonical)."""
+    """Fill the buffers with the rows of whole lines.
+
+    Return (rows, lines, undecided values, first byte of the first bad token or -1, whether the rows are canonical).
+    """
     at, end = np.int64(0), len(text)
     n_rows, n_lines, n_values, n_undecided, is_canonical = 0, 0, 0, 0, True
     row_ptr[0] = 0
@@ -223,7 +225,7 @@ def _parse_lines(text, n_features, values, indices, row_ptr, lines, undecided): 
                         rest & np.uint64(0xFF00FF) == np.uint64(_COLON | _SPACE << 16)
                         and digit <= np.uint64(9)
                         and number - np.uint64(1) < np.uint64(n_features)
-                    ):  # such as 123:1 and a blank, which indicators are
+                    ):  # indicators have this form, such as 123:1 and a blank
                         column = np.int64(number)
                         is_canonical &= (column > previous) & (digit > np.uint64(0))
                         previous = column
@@ -275,8 +277,8 @@ def _parse_lines(text, n_features, values, indices, row_ptr, lines, undecided): 
 
 
 def _malformed(text: memoryview, at: int, *, first_line: int, n_features: int) -> MalformedLine:
-    """Return the error of the token that holds byte `at`."""
-    before = bytes(text[:at])  # not the rest: it may be long, with many bad lines, each of which would copy it
+    """Return the error for the token that holds byte `at`."""
+    before = bytes(text[:at])  # without the rest, which may be long and would be copied for each bad line
     first, stop = before.rfind(b"\n") + 1, _end_of_line(text, at)
     line = bytes(text[first:stop]).partition(b"#")[0]
     start = at - first
@@ -295,7 +297,7 @@ def _malformed(text: memoryview, at: int, *, first_line: int, n_features: int) -
 
 
 def _end_of_line(text: memoryview, at: int) -> int:
-    """Return the first byte of the next line; search ever larger windows for it."""
+    """Return the first byte of the next line, searching in windows of increasing size."""
     window = 256
     while (found := bytes(text[at : at + window]).find(b"\n")) < 0:
         window *= 4
@@ -324,21 +326,21 @@ def _broken_rule(token: bytes, *, is_label: bool, n_features: int) -> str:
     return f"the value of {{}} is not {'finite' if is_infinite else 'a number'}"
 
 
-_ZERO_BASED = b"# Column indices are zero-based"  # as scikit-learn writes
-_HEAD = 1 << 12  # bytes in which such a comment is
-_WIDEST_FEATURE = 64  # bytes of text one column may take on average; a longer line is no row
+_ZERO_BASED = b"# Column indices are zero-based"  # as written by scikit-learn
+_HEAD = 1 << 12  # bytes at the beginning that are searched for such a comment
+_WIDEST_FEATURE = 64  # average bytes of text that one column may take; a longer line is not a row
 
 
 class SvmlightReader:
-    """A `storage.formats.batch.Reader` of svmlight text, each line that is not blank one row.
+    """A `storage.formats.batch.Reader` for svmlight text; each line that is not blank is one row.
 
     Parameters
     ----------
     file : SourceFile
         The file.
     declared : Declared
-        The user's declarations, with the number of columns. In an attended ingest, carriage returns end lines where
-        the first line, which is a row, ends in one.
+        The user's declarations, with the number of columns. In an attended ingest, carriage returns end lines if the
+        first line, which is a row, ends in one.
     """
 
     names: Sequence[str] | None = None
@@ -366,12 +368,12 @@ class SvmlightReader:
         self._text.close()
 
     def batches(self, rejects: Rejects) -> Iterator[RowBatch]:
-        """Yield the rows of each piece of text; a line that was rejected is an empty row.
+        """Yield the rows of each piece of text; a rejected line becomes an empty row.
 
         Raises
         ------
         BadSource
-            Where a packed stream is cut short or corrupt, or comments before the rows state that columns count from 0.
+            If a packed stream is cut short or corrupt, or comments before the rows state that columns count from 0.
         """
         self._text.skips_long_lines = rejects.is_tolerant
         for piece in self._text.pieces(longest=_WIDEST_FEATURE * self.n_features, kept=False):
@@ -383,7 +385,7 @@ class SvmlightReader:
                 yield parts[0] if len(parts) == 1 else _joined(parts)
 
     def _parts(self, text: memoryview, rejects: Rejects) -> Iterator[RowBatch]:
-        """Cut whole lines into good rows and bad ones, in order."""
+        """Cut whole lines into good rows and bad rows, in order."""
         while len(text):
             try:
                 yield self._parse(text)
@@ -417,7 +419,7 @@ class SvmlightReader:
 
 
 def _check_comments(text: memoryview) -> None:
-    """Refuse the columns that comments before the first row describe, where they are others."""
+    """Refuse a file whose comments before the first row state that columns count from 0."""
     for line in bytes(text[:_HEAD]).split(b"\n"):
         if not line.startswith(b"#"):
             return
@@ -438,7 +440,7 @@ def _rejected_row(line: int) -> RowBatch:
 
 
 def _joined(parts: list[RowBatch]) -> RowBatch:
-    """Join batches into one, so that many bad lines do not make many small batches."""
+    """Join batches into one, so that many bad lines do not cause many small batches."""
     rejected = [
         np.zeros(len(part.places), dtype=np.bool_) if part.rejected is None else part.rejected for part in parts
     ]

@@ -1,12 +1,8 @@
-"""Row batches from tables: Arrow record batches, raw tables with a schema, and Parquet.
+"""Row batches from the Arrow record batches of a table, in CSV or Parquet.
 
-Row batches from the Arrow record batches of a table, wide or triplets, in CSV or Parquet.
-
-A table with the row, column and value columns holds triplets; any other is wide, each row one record.
-
-Row batches from the Arrow record batches of a raw table, encoded by its declared schema.
-
-Read Parquet, a piece of a row group at a time: triplets, or wide rows whose schema declares the columns.
+A table with the row, column and value columns holds triplets. Any other table is wide, and each row is one record. The
+columns of a raw table are encoded by its declared schema. Parquet is read a piece of a row group at a time, as triplets
+or as wide rows whose Parquet schema declares the columns.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,7 +26,7 @@ from storage.formats.declared import Declared
 from storage.formats.dense import sparse_rows
 from storage.formats.files import SourceFile
 
-MAX_COLUMNS = 1 << 16  # each has a name and a buffer of its own
+MAX_COLUMNS = 1 << 16  # each column needs a name and a buffer
 
 _ID = "has no whole number or text as an id; correct or drop it"
 _NUMBER = (
@@ -43,15 +39,16 @@ _INDEX = "has a column that is no whole number; correct it, or give a file of fe
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableSchema:
-    """The columns of a table that are read, and their roles.
+    """The columns of a table that are read, with their roles.
 
     Attributes
     ----------
     n_features : int
-    names : tuple of str or None, the columns that hold values if wide; the dictionary if triplets
-    triplet : tuple of str or None, the names of row, column and value; without the last, every value is 1
+    names : tuple of str or None, the columns that hold values if the table is wide, or the dictionary if it has
+        triplets
+    triplet : tuple of str or None, the names of the row, column and value columns; without the last, every value is 1
     unit : str or None, the column with the individual behind each row
-    found : tuple of str, the columns of a wide table in the order of the file, without that one
+    found : tuple of str, the columns of a wide table in the order of the file, without the unit column
     """
 
     n_features: int
@@ -62,7 +59,7 @@ class TableSchema:
 
     @property
     def read(self) -> list[str]:
-        """The names of the columns that are read."""
+        """Names of the columns that are read."""
         columns = list(self.triplet if self.triplet is not None else self.names or ())
         return columns + ([self.unit] if self.unit is not None else [])
 
@@ -75,7 +72,10 @@ class TableSchema:
         rejects: Rejects,
         bad: NDArray[np.bool_] | None = None,
     ) -> RowBatch:
-        """Make a batch; rows that break a rule are passed to `rejects`, and so were ``bad`` ones. Both are rejected."""
+        """Make a batch in which rows that break a rule, and the given ``bad`` rows, are rejected.
+
+        Rows that break a rule are passed to `rejects`. The ``bad`` rows were passed to `rejects` before.
+        """
         faults = Faults(places, place, rejects, bad)
         unit_ids = None if self.unit is None else ids_of(table.column(self.unit), faults, self.unit)
         if self.triplet is None:
@@ -122,7 +122,7 @@ class TableSchema:
 def table_schema(
     columns: Sequence[str], declared: Declared, *, declares_width: bool, index: Sequence[str] = ()
 ) -> TableSchema:
-    """Decide from the names of its columns whether a table is wide or triplets.
+    """Determine from its column names whether a table is wide or holds triplets.
 
     Parameters
     ----------
@@ -133,14 +133,14 @@ def table_schema(
     declares_width : bool
         Whether a wide file of this format may declare its own columns.
     index : sequence of str
-        The columns that the file calls the index of its rows.
+        The columns that the file declares as the index of its rows.
 
     Raises
     ------
     BadSource
         If a column is missing, superfluous or occurs twice.
     Invalid
-        If the width is declared nowhere.
+        If neither the user nor the file declares the width.
     """
     if len(columns) > MAX_COLUMNS:
         raise BadSource(
@@ -193,7 +193,7 @@ def wide_columns(
     Raises
     ------
     BadSource
-        If one looks like an index, and no declaration settles what it is.
+        If a column looks like an index, and no declaration states what it is.
     """
     others = [name for name in columns if name != unit]
     try:
@@ -203,7 +203,7 @@ def wide_columns(
 
 
 def column_text(ids: pa.Array) -> pa.Array:
-    """Return the ids of items as text."""
+    """Return the ids of columns as text."""
     return id_cells(ids, missing=()).cast(pa.string())
 
 
@@ -215,16 +215,16 @@ class Faults:
     ) -> None:
         self.bad = np.zeros(len(places), dtype=np.bool_) if bad is None else bad.copy()
         self._reasons: list[tuple[int, str, str]] = []
-        self._hides = self.bad if not rejects.counts_all else self.bad.copy()  # rows whose further faults are not noted
+        self._hides = self.bad if not rejects.counts_all else self.bad.copy()  # rows without further notes
         self._places, self._place, self._rejects = places, place, rejects
 
     def add(self, rows: NDArray[np.bool_], reason: str, column: str) -> None:
-        """Note rows that break a rule, if they broke none before or every rule counts."""
+        """Note rows that break a rule; only their first fault is noted, unless `rejects` counts all faults."""
         self._reasons += [(row, reason, column) for row in np.flatnonzero(rows & ~self._hides).tolist()]
         self.bad |= rows
 
     def reject(self, *, naming_columns: bool = False) -> None:
-        """Pass the bad rows to `rejects`, in order; perhaps with the column in the message too."""
+        """Pass the bad rows to `rejects` in order; `naming_columns` adds the column to the message."""
         for row, reason, column in sorted(self._reasons, key=itemgetter(0)):
             said = f"column {column!r} {reason}" if naming_columns else None
             number = int(self._places[row])
@@ -234,19 +234,21 @@ class Faults:
 def ids_of(
     array: pa.Array, faults: Faults, column: str, *, missing: Sequence[str] = (), decimal: str = "."
 ) -> pa.Array:
-    """Return ids as `dpca.schemas.canonical` reads them; missing ones are faults, and null."""
+    """Return ids in the canonical form of `dpca.schemas.canonical`; missing ids become null and are faults."""
     ids = id_cells(array, missing=(*NO_ID, *missing), decimal=decimal)
     faults.add(ids.is_null().to_numpy(zero_copy_only=False), _ID, column)
     return ids
 
 
 def id_types(kinds: Mapping[str, pa.DataType], *, unit: str | None, triplet: Sequence[str] | None) -> dict[str, Any]:
-    """Return the types of the ids of individuals ("unit") and rows ("row") that a table has, from those of its columns.
+    """Return the types of the ids of individuals ("unit") and of rows ("row") that a table has.
+
+    They follow from the types of the id columns.
 
     Raises
     ------
     BadSource
-        If a column of ids holds no ids.
+        If the type of an id column cannot hold ids.
     """
     columns = {"unit": unit, "row": None if triplet is None else triplet[0]}
     found = {}
@@ -261,16 +263,16 @@ def id_types(kinds: Mapping[str, pa.DataType], *, unit: str | None, triplet: Seq
 
 def _numbers(array: pa.Array, faults: Faults, column: str) -> NDArray[np.float64]:
     found = cast_cells(array, pa.float64())
-    if found.null_count and pa.types.is_integer(array.type):  # a number of 64 bits may fit no float64
+    if found.null_count and pa.types.is_integer(array.type):  # a 64-bit number may not fit into float64
         faults.add(pc.and_(found.is_null(), array.is_valid()).to_numpy(zero_copy_only=False), LARGE, column)
-    elif pa.types.is_decimal(array.type) and array.type.scale <= 0:  # whole numbers, which are rounded
+    elif pa.types.is_decimal(array.type) and array.type.scale <= 0:  # whole numbers, rounded by the cast
         numbers = found.to_numpy(zero_copy_only=False)
         faults.add(np.abs(numbers) >= 1 << 53, LARGE, column)
     return _filled(found, faults, _NUMBER, column)
 
 
 def _filled(array: pa.Array, faults: Faults, reason: str, column: str) -> NDArray[Any]:
-    """Return a numpy array; nulls are faults."""
+    """Return a numpy array; nulls are faults and become 0."""
     if array.null_count:
         faults.add(pc.is_null(array).to_numpy(zero_copy_only=False), reason, column)
         array = array.fill_null(0)
@@ -280,7 +282,9 @@ def _filled(array: pa.Array, faults: Faults, reason: str, column: str) -> NDArra
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncodedTable:
-    """A raw table as its schema encodes it; what a `storage.formats.tables.TableSchema` is to a table of numbers.
+    """The columns of a raw table that its schema encodes, with their roles.
+
+    It has the interface of a `TableSchema`, which describes a table of numbers.
 
     Attributes
     ----------
@@ -296,17 +300,17 @@ class EncodedTable:
 
     @property
     def n_features(self) -> int:
-        """The number of encoded features."""
+        """Number of encoded features."""
         return len(self.encoder.feature_names)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the encoded features."""
+        """Names of the encoded features."""
         return self.encoder.feature_names
 
     @property
     def read(self) -> list[str]:
-        """The names of the raw columns that are read."""
+        """Names of the raw columns that are read."""
         return [column.name for column in self.encoder.columns] + ([self.unit] if self.unit is not None else [])
 
     def batch(
@@ -318,7 +322,10 @@ class EncodedTable:
         rejects: Rejects,
         bad: NDArray[np.bool_] | None = None,
     ) -> RowBatch:
-        """Make a batch; rows that the schema refuses are passed to `rejects`, and so were ``bad`` ones."""
+        """Make a batch in which rows that the schema refuses, and the given ``bad`` rows, are rejected.
+
+        Rows that the schema refuses are passed to `rejects`. The ``bad`` rows were passed to `rejects` before.
+        """
         faults = Faults(places, place, rejects, bad)
         flat = flat_table(table)
         unit_ids = None
@@ -343,17 +350,17 @@ class EncodedTable:
 
 
 def encoded_table(columns: Sequence[str], declared: Declared, *, index: Sequence[str] = ()) -> EncodedTable:
-    """Match the columns of a table with its declared schema.
+    """Match the columns of a table to its declared schema.
 
     Parameters
     ----------
     columns : sequence of str
-        The names in the file, those of fields of a struct as ``a.b``.
+        The names in the file; fields of a struct have names such as ``a.b``.
     declared : Declared
-        The user's declarations, with a schema. The id of an individual is read where `unit_column` names it, or where
-        the file has it.
+        The user's declarations, with a schema. The id of an individual is read if `unit_column` names its column,
+        or if the file has the unit column of the schema.
     index : sequence of str
-        The columns that the file calls the index of its rows.
+        The columns that the file declares as the index of its rows.
 
     Raises
     ------
@@ -383,14 +390,14 @@ _KIND = "Parquet file"
 
 
 class ParquetReader:
-    """A `storage.formats.batch.Reader` of a Parquet file.
+    """A `storage.formats.batch.Reader` for a Parquet file.
 
     Parameters
     ----------
     file : SourceFile
         The file.
     declared : Declared
-        The user's declarations; triplets need a width, a wide schema declares its own.
+        The user's declarations. Triplets need a declared width; a wide Parquet schema declares its width itself.
     """
 
     format = "parquet"
@@ -400,10 +407,10 @@ class ParquetReader:
         self._stream = file.open()
         try:
             with reading(_KIND):
-                self._file = pq.ParquetFile(self._stream, pre_buffer=False)  # else it keeps all that it has read
+                self._file = pq.ParquetFile(self._stream, pre_buffer=False)  # else it keeps all that it reads
                 schema = self._file.schema_arrow
                 index = index_columns(schema)
-            if declared.schema is not None:  # which names what is in a struct
+            if declared.schema is not None:  # a schema names the fields of structs
                 schema = flat_table(schema.empty_table()).schema
             self._schema: TableSchema | EncodedTable = (
                 table_schema(schema.names, declared, declares_width=True, index=index)
@@ -430,7 +437,7 @@ class ParquetReader:
 
     @property
     def position(self) -> int:
-        """Bytes of the file read so far, as if all rows took the same."""
+        """Estimate of the bytes of the file read so far, as if all rows had the same size."""
         return int(self.size * self._row // self._n_rows)
 
     def close(self) -> None:
@@ -438,19 +445,19 @@ class ParquetReader:
         self._stream.close()
 
     def batches(self, rejects: Rejects) -> Iterator[RowBatch]:
-        """Yield the rows in order; `places` counts rows from 0.
+        """Yield the rows in order; `places` holds row numbers from 0.
 
         Raises
         ------
         BadSource
-            Where the file is cut short or corrupt.
+            If the file is cut short or corrupt.
         """
         for table in self._tables(self._schema.read):
             places = np.arange(self._row - table.num_rows, self._row)
             yield self._schema.batch(table, places=places, place="row", rejects=rejects)
 
     def items(self, rejects: Rejects) -> Iterator[pa.Array]:
-        """Yield the column ids of triplets, each once a piece, as text."""
+        """Yield the column ids of triplets as text; each id occurs once per piece."""
         if self._schema.triplet is not None:
             name = self._schema.triplet[1]
             for table in self._tables([name]):
@@ -465,7 +472,7 @@ class ParquetReader:
 
 
 def _numpy_dtype(column: pa.Field) -> np.dtype[Any]:
-    """Return the dtype that a column of values is stored in."""
+    """Return the dtype in which a column of values is stored."""
     kind = column.type
     if pa.types.is_decimal(kind) or pa.types.is_float16(kind) or pa.types.is_string(kind):
         return np.dtype(np.float64)

@@ -1,4 +1,7 @@
-"""Text files as pieces of whole lines, plain or packed with gzip or Zstandard; memory holds one piece."""
+"""Text files as pieces of whole lines, plain or packed with gzip or Zstandard.
+
+Memory holds one piece at a time.
+"""
 
 import gzip
 import io
@@ -13,45 +16,46 @@ import pyarrow as pa
 from dpca.errors import BadSource, Unavailable
 from storage.formats.files import SourceFile
 
-PIECE = 1 << 20  # bytes of text handed out at a time
+PIECE = 1 << 20  # bytes of text yielded at a time
 
 NO_LINE = b"\xff"
-"""The text of a line that cannot be read; it is no row in any format, as it is not UTF-8."""
+"""Replacement text for an unreadable line; no format accepts it as a row, since it is not UTF-8."""
 
 _ASCII = bytes(range(128))
-_UNREADABLE = _ASCII + b"\xfe" * 128  # what a line becomes that cannot be decoded: its ASCII stays
+_UNREADABLE = _ASCII + b"\xfe" * 128  # decoded replacement of an undecodable line: ASCII bytes stay
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _PACKINGS = {".gz": b"\x1f\x8b", ".zst": b"\x28\xb5\x2f\xfd"}
 
 
 class TextFile:
-    """One text file, unpacked on the fly; the packing is known by its first bytes.
+    """One text file, unpacked while it is read; its first bytes determine the packing.
 
     Parameters
     ----------
     file : SourceFile
         The file.
     encoding : str
-        How its text is encoded; it is handed out as UTF-8 where this is another one, and else as it is. Where a line
-        feed is one byte, as in all but UTF-16, UTF-32 and EBCDIC, each line is decoded by itself, and one that cannot
-        be decoded is handed out as text that is not UTF-8: with its ASCII letters where the encoding has them as they
-        are, and else as `NO_LINE`.
+        Encoding of the text. UTF-8 text is yielded unchanged; text in any other encoding is yielded as UTF-8. If a line
+        feed is one byte, as in all encodings except UTF-16, UTF-32 and EBCDIC, each line is decoded separately. A line
+        that cannot be decoded is yielded as text that is not UTF-8. It keeps its ASCII letters if the encoding extends
+        ASCII; otherwise it becomes `NO_LINE`.
 
     Attributes
     ----------
     size : int
-        Bytes of the file as it lies on the disk.
+        Bytes of the file on the disk.
     packing : str
         ".gz", ".zst" or "".
     encoding : str
-        How the text is encoded.
+        Encoding of the text.
     skips_long_lines : bool
-        Whether a line that is too long is handed out as `NO_LINE`; else it is refused.
+        Whether a line that is too long is yielded as `NO_LINE`. Otherwise it is refused.
     reads_returns : bool
-        Whether carriage returns end lines where the first line ends in one alone, as old Macintosh text has them. The
-        first line decides it, so in an unattended ingest it must be a header.
+        Whether carriage returns end lines if the first line ends in a single one, as in old Macintosh text. The
+        first line decides this, so in an unattended ingest it must be a header.
     line : int
-        Number of the line that the next piece begins with, moved on by whoever reads pieces: they count lines anyway.
+        Number of the first line of the next piece. The reader of the pieces advances it, because the reader counts
+        lines anyway.
     """
 
     def __init__(self, file: SourceFile, *, encoding: str = "utf-8") -> None:
@@ -70,7 +74,7 @@ class TextFile:
         elif self.packing == ".zst":
             self._text = cast("io.BufferedIOBase", pa.CompressedInputStream(self._file, "zstd"))
         self.encoding, self.skips_long_lines, self.reads_returns = encoding, False, False
-        self._has_returns: bool | None = None  # whether carriage returns end lines, once the first line was read
+        self._has_returns: bool | None = None  # whether carriage returns end lines; None until the first line is read
         self._is_streamed = encoding != "utf-8" and not has_byte_lines(encoding)
         self._extends_ascii = _extends_ascii(encoding)
         if self._is_streamed:
@@ -89,19 +93,20 @@ class TextFile:
         self._file.close()
 
     def pieces(self, *, longest: int, kept: bool = True) -> Iterator[memoryview]:
-        """Yield whole lines; the last line gets a newline if it lacks one.
+        """Yield pieces of whole lines; the last line gets a newline if it lacks one.
 
         Parameters
         ----------
         longest : int
-            Bytes that a line may take at least before it is refused.
+            Number of bytes that a line may always have. Only a longer line may be refused.
         kept : bool
-            Whether the caller may still hold a piece when it asks for the next one, which else overwrites it.
+            Whether the caller may still hold a piece when it requests the next one. Otherwise the next piece
+            overwrites it.
 
         Raises
         ------
         BadSource
-            Where a packed stream is cut short or corrupt, or a line is too long to be one and is not skipped.
+            If a packed stream is cut short or corrupt, or a line is too long and is not skipped.
         """
         for piece in self._raw_pieces(longest=longest, kept=kept):
             yield piece if self._is_streamed or self.encoding == "utf-8" else memoryview(self._as_utf8(bytes(piece)))
@@ -121,7 +126,7 @@ class TextFile:
                 buffer, filled, is_long = bytearray(max(len(buffer), len(rest) + 1)), len(rest), False
                 buffer[:filled] = rest
             if not count and filled:
-                buffer[filled : filled + 1] = b"\n"  # there is room, or the buffer would have grown
+                buffer[filled : filled + 1] = b"\n"  # there is room, since a full buffer would have grown
                 filled += 1
             stop = buffer.rfind(b"\n", 0, filled) + 1
             if stop:
@@ -147,7 +152,7 @@ class TextFile:
             filled = len(rest)
 
     def _read_into(self, target: memoryview) -> int:
-        """Fill the target, or a part of it if the text ends."""
+        """Fill the target, or only a part of it at the end of the text."""
         filled = 0
         try:
             while filled < len(target):
@@ -177,8 +182,8 @@ class TextFile:
         return filled
 
     def _as_utf8(self, piece: bytes) -> bytes:
-        """Decode whole lines, each by itself."""
-        if self._extends_ascii:  # then lines are decoded alike together, unless one cannot be
+        """Decode whole lines, each separately."""
+        if self._extends_ascii:  # then decoding all lines at once gives the same, unless one of them fails
             with suppress(UnicodeError):
                 return piece.decode(self.encoding).encode()
         return b"\n".join(map(self._line_as_utf8, piece.split(b"\n")))
@@ -191,18 +196,18 @@ class TextFile:
 
 
 def _ends_in_return(text: bytes) -> bool:
-    """Return whether the first line ends in a carriage return that no line feed follows."""
+    """Return whether the first line ends in a carriage return without a line feed."""
     at = text.find(b"\r")
     return 0 <= at < len(text) - 1 and b"\n" not in text[: at + 2]
 
 
 def has_byte_lines(encoding: str) -> bool:
-    """Return whether a line feed is the byte 10 in an encoding, and that byte is nothing else."""
+    """Return whether an encoding represents a line feed, and nothing else, by the byte 10."""
     return "a\n".encode(encoding).endswith(b"a\n")
 
 
 def _extends_ascii(encoding: str) -> bool:
-    """Return whether an encoding has ASCII as it is, and so no signs that change how what follows is read."""
+    """Return whether an encoding extends ASCII and has no sequences that change how later bytes are read."""
     try:
         return not encoding.startswith("iso2022") and _ASCII.decode(encoding).encode() == _ASCII
     except UnicodeError:

@@ -1,12 +1,10 @@
-"""Check raw tables against a schema, and read the heads of tables.
+"""Check of raw tables against a schema, and reader of the heads of tables.
 
-The head of a raw table: the names of its columns, and their types where the format has them. No row is read.
+The check reports every violation at once, counted by column and rule, and stores nothing. A violation names rows, so
+the whole result is for the owner of the data only.
 
-The first line of a text without a header is a row: of that, the number of fields alone is used.
-
-Check raw tables against a schema: every violation at once, counted by column and rule. Nothing is stored.
-
-A violation names rows, so all of it is for the owner of the data.
+The head of a raw table is the names of its columns, with their types if the format has them. Reading it reads no row.
+The first line of a text without a header is a row, of which only the number of fields is used.
 
 Examples
 --------
@@ -43,7 +41,7 @@ from storage.formats.text import TextFile
 _DATE = re.compile(r"\d{1,4}[-/.:]\d{1,2}([-/.:]\d{1,4}.*)?")
 
 type Head = list[tuple[str, pa.DataType | None]]
-"""Names of columns, with their types or None."""
+"""Names of columns, each with its type or None."""
 
 
 def read_head(
@@ -61,21 +59,22 @@ def read_head(
     source : str
         A file, a folder or a pattern.
     format : str or None
-        csv, tsv or parquet; by the name of the file by default.
+        csv, tsv or parquet; determined by the name of the file by default.
     header : bool or None
         Whether text begins with the names of its columns; None refuses a first line that looks like a row.
     delimiter, encoding : str or None
-        How text is written; without a delimiter, that of the format, or the one that the header holds most often.
+        Form of the text. The default delimiter is the delimiter of the format, or the one that occurs most often in
+        the header.
 
     Returns
     -------
     tuple of (head, text)
-        The columns, and how text is written, or None for Parquet.
+        The columns, and the form of the text, which is None for Parquet.
 
     Raises
     ------
     BadSource
-        If the file cannot be read, or is none of a raw table.
+        If the file cannot be read, or is not a raw table.
     """
     file = find_files([source])[0]
     try:
@@ -101,7 +100,10 @@ def _head(
 
 
 def read_schema_head(file: SourceFile, kind: str, schema: Schema) -> Head:
-    """Read the head of a file of a format that is written as a schema declares; raise as `read_head`."""
+    """Read the head of a file whose text has the form that a schema declares.
+
+    Raises the errors of `read_head`.
+    """
     if kind == "parquet":
         return _parquet_head(file)
     _refuse_numbers(kind)
@@ -130,7 +132,7 @@ def _text_head(
     line = _first_line(file, text)
     if delimiter is None:
         delimiter = DELIMITERS[kind]
-        if header is not False and kind == "csv":  # names of columns are public, a row is not
+        if header is not False and kind == "csv":  # column names are public, but a row is not
             delimiter = guess_delimiter(line)
     text = text.model_copy(update={"delimiter": delimiter})
     names = _split_names(line, text)
@@ -174,7 +176,7 @@ def _no_names(text: Text) -> BadSource:
 
 
 def _has_a_date(names: Sequence[str]) -> bool:
-    """Tell whether a name of a column is a date or a time of day, as in a row."""
+    """Return whether a column name is a date or a time of day, as in a row."""
     return any(_DATE.fullmatch(name) for name in names)
 
 
@@ -182,18 +184,18 @@ _FIRST = 3
 _SCHEMA = "schema"
 
 type Progress = Callable[[str, int, int, int], None]
-"""A callable of (phase, bytes done, bytes in all, rows done)."""
+"""A callable of (phase, bytes done, bytes in total, rows done)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Violation:
-    """A rule that is broken.
+    """A broken rule.
 
     Attributes
     ----------
-    column : str or None, None where a row, a file or the schema as a whole breaks it
+    column : str or None, None if a row, a file or the schema as a whole breaks the rule
     rule : str, without any value
-    count : int or None, the rows that break it; None where it is of a file or of the schema
+    count : int or None, the number of rows that break the rule; None if a file or the schema breaks it
     first : tuple of str, the file, or the places of the first three rows
     """
 
@@ -209,8 +211,8 @@ class Checked:
 
     Attributes
     ----------
-    rows : int, checked
-    violations : tuple of Violation, of the schema first, then of files, then of rows
+    rows : int, the number of checked rows
+    violations : tuple of Violation, first of the schema, then of files, then of rows
     """
 
     rows: int
@@ -218,7 +220,7 @@ class Checked:
 
 
 class _Counted(Rejects):
-    """Count every violation of each row by column and rule, with the first places."""
+    """Counter of every violation of each row, by column and rule, with the first places."""
 
     is_tolerant = counts_all = True
 
@@ -237,7 +239,7 @@ class _Counted(Rejects):
         self._found[None if column is None else str(column), reason] = count + 1, first
 
     def violations(self) -> Iterator[Violation]:
-        """Yield what was counted, in the order of its first rows."""
+        """Yield the counted violations, in the order of their first rows."""
         for (column, rule), (count, first) in self._found.items():
             yield Violation(column=column, rule=rule, count=count, first=tuple(first))
 
@@ -251,7 +253,8 @@ def check_tables(
 ) -> Checked:
     """Read all rows of a source, and return every rule that the schema, the files or the rows break.
 
-    Columns whose declaration is wrong, or that a file lacks, are reported and left out; the others are checked.
+    Columns with a wrong declaration, and columns missing from a file, are reported and left out; the others are
+    checked.
 
     Parameters
     ----------
@@ -260,14 +263,14 @@ def check_tables(
     schema : str or Path
         A YAML file.
     format : str or None
-        csv, tsv or parquet; by the names of files by default.
+        csv, tsv or parquet; determined by the names of the files by default.
     progress : callable or None
         Called after each batch.
 
     Raises
     ------
     BadSource
-        If no file is there.
+        If there are no files.
     Invalid
         If the schema cannot be read as YAML.
     """
@@ -293,7 +296,7 @@ def check_tables(
 def _read(
     file: SourceFile, declared: Declared, rejects: Rejects, progress: Progress | None, rows: int
 ) -> Iterator[int]:
-    """Read the rows of a file; yield after each batch how many rows were read, those before the file included."""
+    """Read the rows of a file; yield after each batch the number of rows read so far, over all files."""
     with closing(open_file(file, declared)) as reader:
         for batch in reader.batches(rejects):
             rows += len(batch.places)
@@ -303,7 +306,7 @@ def _read(
 
 
 def _matched_file(file: SourceFile, declared: Declared) -> tuple[Schema, list[tuple[str | None, str]]]:
-    """Return the schema of the columns of a file that can be checked, and what is wrong with the others."""
+    """Return the schema of the columns of a file that can be checked, and the faults of the others."""
     assert declared.schema is not None
     with opening():
         head = read_schema_head(file, checked_format(file, declared), declared.schema)
@@ -311,7 +314,10 @@ def _matched_file(file: SourceFile, declared: Declared) -> tuple[Schema, list[tu
 
 
 def _matched(schema: Schema, head: Head) -> tuple[Schema, list[tuple[str | None, str]]]:
-    """Return the schema of the columns that a file has and that their kinds take, and what is wrong with the others."""
+    """Return the schema of the columns that can be checked, and the faults of the others.
+
+    A column can be checked if the file has it and its declared kind accepts the type in the file.
+    """
     names = [name for name, _ in head]
     faults: list[tuple[str | None, str]] = []
     faults += [
@@ -319,7 +325,7 @@ def _matched(schema: Schema, head: Head) -> tuple[Schema, list[tuple[str | None,
         for name in dict.fromkeys(names)
         if names.count(name) > 1
     ]
-    if not schema.text.header and head and head[0][1] is None:  # columns go by their order
+    if not schema.text.header and head and head[0][1] is None:  # columns are matched by order
         return schema, faults
     encoder = Encoder(schema)
     dropped = encoder.dropped(names)

@@ -1,13 +1,14 @@
-"""The numbers of ingests, and the rows of the tables that tell which ingest saw an individual first.
+"""Numbers of ingests, and tables that record in which ingest an individual first appeared.
 
-Ingests are numbered in one sequence of the ledger. A population has one *epoch* at a time: a key, and the segments of
-ids hashed with it, each with the number of the ingest that saw these ids first. `storage.datasets.whole_records` keeps
-the segments' files. An epoch of which anything is missing is lost for good; the next ingest begins another.
+Ingests are numbered in one sequence per ledger. A population has one *epoch* at a time. An epoch consists of a key, and
+of segments of ids that are hashed with the key. Each segment has the number of the ingest in which its ids first
+appeared. `storage.datasets.whole_records` stores the files of the segments. An epoch with a missing part is lost for
+good, and the next ingest begins another epoch.
 
 Notes
 -----
-A segment is planned before its files are written, and recorded after. So a file without a row shows that the database
-is older than the files; what a killed ingest left has a row without a number.
+A segment is planned before its files are written, and recorded afterwards. So a file without a row shows that the
+database is older than the files. The files of a killed ingest have a row without a number.
 """
 
 from collections.abc import Collection
@@ -24,7 +25,11 @@ _EPOCH, _SEGMENT, _ENTRY = tables.arrival_epoch, tables.arrival_segment, tables.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """The ids that one ingest saw first: the name of its folder, its number, and the digest of its marker file."""
+    """The ids that first appeared in one ingest.
+
+    ``id`` is the name of the segment's folder, ``number`` that of the ingest, and ``digest`` the digest of the marker
+    file.
+    """
 
     id: str
     number: int
@@ -32,16 +37,18 @@ class Segment:
 
 
 def next_number(connection: sa.Connection) -> int:
-    """Return the number of an ingest that ends or records its ids now, and keep others from it until the commit."""
+    """Return the number of the ingest that ends or records its ids now, and lock the sequence until the commit."""
     journal.lock(connection)
     taken = (connection.scalar(sa.select(sa.func.max(table.c.number))) for table in (tables.snapshot, _SEGMENT))
     return 1 + max(number or 0 for number in taken)
 
 
 def number_of_snapshot(connection: sa.Connection, recorded: int | None) -> int:
-    """Return the number of a snapshot that is registered now: that of its own segment, unless a later one came first.
+    """Return the number of a snapshot that is registered now.
 
-    So numbers rise in the order of registration, and no id of a snapshot was first seen after the snapshot's number.
+    The number is ``recorded``, the number of the snapshot's own segment, if no snapshot with this or a later number is
+    registered. Otherwise it is the next number. So numbers rise in the order of registration, and no id of a snapshot
+    first appeared after the snapshot's number.
     """
     following = next_number(connection)
     registered = connection.scalar(sa.select(sa.func.max(tables.snapshot.c.number))) or 0
@@ -49,7 +56,7 @@ def number_of_snapshot(connection: sa.Connection, recorded: int | None) -> int:
 
 
 def epoch_of(connection: sa.Connection, population: str) -> str | None:
-    """Return the epoch of a population; None where it has none, or lost it.
+    """Return the current epoch of a population; None where it has none, or has lost it.
 
     Raises
     ------
@@ -63,7 +70,7 @@ def epoch_of(connection: sa.Connection, population: str) -> str | None:
 
 
 def begin_epoch(connection: sa.Connection, *, population: str, epoch: str) -> str:
-    """Begin an epoch, unless another ingest just did; return the population's epoch."""
+    """Begin an epoch, unless another ingest has just begun one; return the population's epoch."""
     journal.lock(connection)
     if (present := epoch_of(connection, population)) is not None:
         return present
@@ -73,7 +80,7 @@ def begin_epoch(connection: sa.Connection, *, population: str, epoch: str) -> st
 
 
 def lose_epoch(connection: sa.Connection, epoch: str) -> None:
-    """Record that an epoch is lost; repeating it changes nothing."""
+    """Record that an epoch is lost; repeating the call changes nothing."""
     journal.lock(connection)
     here = sa.and_(_EPOCH.c.id == epoch, _EPOCH.c.lost_at.is_(None))
     row = connection.execute(sa.select(_EPOCH).where(here)).first()
@@ -83,18 +90,18 @@ def lose_epoch(connection: sa.Connection, epoch: str) -> None:
 
 
 def lose_every_epoch(connection: sa.Connection) -> None:
-    """Record that every epoch is lost: the database is a copy from before, and ids may have come since."""
+    """Record that every epoch is lost, because the database is an older copy and may lack ids of later ingests."""
     for epoch in connection.execute(sa.select(_EPOCH.c.id).where(_EPOCH.c.lost_at.is_(None))).scalars().all():
         lose_epoch(connection, epoch)
 
 
 def segments_of(connection: sa.Connection, epoch: str) -> list[Segment]:
-    """Return the recorded segments of an epoch, by number.
+    """Return the recorded segments of an epoch, ordered by number.
 
     Raises
     ------
     Corrupt
-        When a row of the segments of these people was edited, inserted or removed by hand.
+        When a row of the segments of the epoch's population was edited, inserted or removed by hand.
     """
     people = sa.select(_EPOCH.c.population).where(_EPOCH.c.id == epoch).scalar_subquery()
     every = sa.select(_SEGMENT).join(_EPOCH).where(_EPOCH.c.population == people, _SEGMENT.c.number.is_not(None))
@@ -105,7 +112,7 @@ def segments_of(connection: sa.Connection, epoch: str) -> list[Segment]:
 
 
 def folders_of(connection: sa.Connection, population: str) -> set[str]:
-    """Return the names of all folders that segments of a population may have, planned ones too."""
+    """Return the folder names of all segments of a population, including planned ones."""
     query = sa.select(_SEGMENT.c.id).join(_EPOCH).where(_EPOCH.c.population == population)
     return set(connection.execute(query).scalars())
 
@@ -118,21 +125,21 @@ def plan_segment(connection: sa.Connection, *, epoch: str, segment: str) -> None
 def record_segment(
     connection: sa.Connection, *, epoch: str, segment: str, digest: str, known: Collection[Segment]
 ) -> int | None:
-    """Give a segment its number, if the epoch still has the segments that its ids were compared with.
+    """Give a segment its number, if the epoch still has exactly the segments that its ids were compared with.
 
     Parameters
     ----------
     connection : Connection
     epoch, segment : str
     digest : str
-        SHA-256 of its marker file.
+        SHA-256 of the marker file.
     known : collection of Segment
-        The segments that hold none of its ids.
+        The segments that were compared, and contain none of these ids.
 
     Returns
     -------
     int or None
-        The number; None when the epoch was lost or got another segment since.
+        The number; None when the epoch was lost or got another segment in the meantime.
     """
     number = next_number(connection)
     row = connection.execute(sa.select(_EPOCH).where(_EPOCH.c.id == epoch)).one()

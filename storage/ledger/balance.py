@@ -1,10 +1,8 @@
-"""The balance of a budget, messages of refused charges, and what a release needs of a ledger.
+"""Balance of a budget, explanations of refused charges, and the ledger interface of a release.
 
-The messages of refused charges: the reason, and what the budget still admits, from public numbers.
-
-The balance of a budget, now and over time: allowed, spent and left, read inside the caller's snapshot.
-
-What a release needs of a ledger, whichever process holds the database.
+The balance states what is allowed, spent and left, now and over time. It is read inside the database snapshot of the
+caller. The explanations state the reason of a refusal, and what the budget still admits, from public numbers only.
+`ReleaseLedger` is the interface that a release needs, whichever process has access to the database.
 """
 
 import math
@@ -24,11 +22,11 @@ from storage.ledger.releases import Grant, Release, actors_of, charges_of, relea
 from storage.ledger.step_answers import Reservation
 
 BOUNDS: Mapping[str, str] = {"gdp": "the Gaussian that dominates it", "renyi": "randomised response of its epsilon"}
-"""The mechanism that a filter charges for an event that is known only by its (epsilon, delta)."""
+"""The mechanism by which a filter bounds the charge of an event that is known only as (epsilon, delta)."""
 
 
 def knows_samples(budget: Budget) -> bool:
-    """Tell whether sampled events enter the composition of a budget by their own kind, and take no delta."""
+    """Return whether a budget composes sampled events as such, without using delta."""
     return budget.filter == "renyi" and budget.relation != "replace_one"
 
 
@@ -66,7 +64,7 @@ def refusal(budget: Budget, charged: Charge, charge: Charge, event: Event, asked
 
 
 def _no_failures(budget: Budget, charged: Charge, charge: Charge) -> str:
-    """Say which term of the budget keeps out an event known only as (epsilon, delta), after a Gaussian release."""
+    """Return the reason why the budget refuses an event known only as (epsilon, delta) after a Gaussian release."""
     rules = budget.build_filter()
     asked = f"{rules.failures(charge):.6g}"
     if not budget.failure_delta:
@@ -82,7 +80,7 @@ def _no_failures(budget: Budget, charged: Charge, charge: Charge) -> str:
 
 
 def _exhausted(population: str, *, epsilon: float, delta: float, left: float) -> BudgetExhausted:
-    """Return the error that states the request and the rest of the budget; both are public."""
+    """Return the error that states the request and the remaining budget; both are public."""
     return BudgetExhausted(
         f"budget {population!r} has epsilon {left:.6g} left for one release, {epsilon:g} at delta {delta:g} was asked; "
         "nothing was charged: ask for less, or stop here."
@@ -90,7 +88,7 @@ def _exhausted(population: str, *, epsilon: float, delta: float, left: float) ->
 
 
 def _remedy(budget: Budget, charged: Charge) -> str:
-    """Return the advice after the refusal of an event that is not Gaussian."""
+    """Return the advice for a refused event that is not Gaussian."""
     rules = budget.build_filter()
     if not rules.remaining(charged) > 0:
         return "stop here."
@@ -112,13 +110,13 @@ def _written(value: float, fits: Callable[[float], bool]) -> str:
 
 
 def _is_bounded(budget: Budget, event: Event) -> bool:
-    """Tell whether the composition charges a part of an event by a bound instead of its own kind."""
+    """Return whether the composition charges some part of an event by a bound instead of by its own kind."""
     parts = parts_of(event)
     return bool(parts.approximate or (parts.sampled and not knows_samples(budget)))
 
 
 def _bounded_left(rules: filters.PrivacyFilter, total: Charge, *, delta: float) -> float:
-    """Return the largest epsilon of one more release known only as (epsilon, delta), after a composition began."""
+    """Return the largest epsilon of one more release known only as (epsilon, delta), once a composition has begun."""
     low, high = 0.0, rules.epsilon
     for _ in range(24):
         middle = (low + high) / 2
@@ -135,11 +133,12 @@ def _admits(rules: filters.PrivacyFilter, total: Charge, *, epsilon: float, delt
 class Statement:
     """The allowed, spent and remaining budget, release by release.
 
-    ``spent`` is the composed epsilon at the budget's delta, rounded up; ``remaining`` the largest epsilon of one more
-    Gaussian release at that delta, rounded down so that asking for it fits. They do not add up: composition is not a
-    sum. ``releases`` are all of them or the newest, oldest first, and ``earlier`` tells how many came before these;
-    ``published`` gives the versions of each of their artifacts, such as ``news@3``, by its digest. ``left`` gives what
-    remained after each release that is charged, by its id, where that was asked; ``actors`` names who reserved it.
+    ``spent`` is the composed epsilon at the budget's delta, rounded up. ``remaining`` is the largest epsilon of one
+    more Gaussian release at that delta, rounded down so that a request for it is admitted. The two do not add up to the
+    budget, because composition is not a sum. ``releases`` are all releases or the newest ones, oldest first.
+    ``earlier`` is the number of releases before these. ``published`` maps the digest of each artifact to its versions,
+    such as ``news@3``. ``left`` maps the id of each charged release to what remained after it, if that was requested.
+    ``actors`` maps the id of a release to the user who reserved it.
     """
 
     budget: Budget
@@ -152,13 +151,13 @@ class Statement:
     actors: Mapping[str, str] = field(default_factory=dict)
 
     def after(self, quote: "Quote") -> float:
-        """Return what would remain after a quoted release, or does now where it is refused."""
+        """Return what would remain after a quoted release, or what remains now if the quote is refused."""
         return self.remaining if quote.refusal is not None else self.budget.build_filter().remaining(quote.total)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quote:
-    """The total spent after one more release, as epsilon and as a charge, and the reason if it is not admitted."""
+    """The total spent after one more release, as epsilon and as a charge, and the refusal if it is not admitted."""
 
     spent: float
     total: Charge
@@ -167,11 +166,12 @@ class Quote:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """The equal shares of what a budget has left for so many more Gaussian releases.
+    """The equal shares of a remaining budget for ``runs`` more Gaussian releases.
 
-    ``epsilon_each`` is the largest float at ``delta_each`` of which every one is admitted, 0 when none is; ``after`` is
-    what then remains, and ``remaining`` what does now, as in a `Statement`. ``state`` tells a budget that is
-    ``exhausted`` (not one more release fits) or ``voided`` (by a release without privacy) from an ``open`` one.
+    ``epsilon_each`` is the largest float at ``delta_each`` for which all of the releases are admitted, or 0 when there
+    is none. ``remaining`` is what remains now, as in a `Statement`, and ``after`` is what remains after the releases.
+    ``state`` is ``voided`` after a release without privacy, ``exhausted`` when not one more release fits, and otherwise
+    ``open``.
     """
 
     runs: int
@@ -183,13 +183,16 @@ class Pace:
 
 
 def read_charged(connection: sa.Connection, population: str) -> tuple[Budget, Charge]:
-    """Return a population's budget and what it was charged, so that prices are computed after the snapshot."""
+    """Return a population's budget and its charged total, so that prices are computed outside the database snapshot."""
     budget = read_budget(connection, population)
     return budget, charged_to(connection, budget)
 
 
 def quote_of(budget: Budget, charged: Charge, event: Event, *, epsilon: float, delta: float, void: bool) -> Quote:
-    """Quote an event; a refusal states ``epsilon``; ``void`` admits one without privacy, over any budget."""
+    """Quote the charge of an event.
+
+    A refusal states ``epsilon`` and ``delta``. ``void`` admits an event without privacy, over any budget.
+    """
     rules = budget.build_filter()
     charge = rules.charge_after(charged, event, delta=delta)
     asked = {"epsilon": epsilon, "delta": delta}
@@ -209,12 +212,12 @@ def _refused(
 def admitted_charge(
     connection: sa.Connection, budget: Budget, event: Event, *, epsilon: float, delta: float, void: bool = False
 ) -> tuple[Charge, Charge]:
-    """Return what an event is charged now, under the budget's lock, and the total then; ``void`` as for `quote_of`.
+    """Return the charge of an event and the total after it, under the budget's lock; ``void`` as in `quote_of`.
 
     Raises
     ------
     BudgetExhausted
-        When the budget does not admit it.
+        When the budget does not admit the event.
     """
     charged = ensure_total(connection, budget)
     charge = budget.build_filter().charge_after(charged, event, delta=delta)
@@ -227,11 +230,15 @@ def admitted_charge(
 def statement_of(
     connection: sa.Connection, population: str, *, newest: int | None = None, burn_down: bool = False
 ) -> Statement:
-    """State a population's budget now, with all its releases or as many of the newest, and what each left of it."""
+    """Return a population's statement, with all releases or the ``newest`` ones.
+
+    With ``burn_down``, the statement includes the remaining budget after each release.
+    """
     budget = read_budget(connection, population)
     rules, total = budget.build_filter(), read_total(connection, budget)
     releases = releases_of(connection, population, newest=newest)
     after = history_of(connection, population, newest=newest) if burn_down else ()
+    actors = actors_of(connection, population) if releases else {}
     return Statement(
         budget=budget,
         spent=rules.spent(total.charge),
@@ -239,13 +246,13 @@ def statement_of(
         releases=releases,
         earlier=total.releases - len(releases),
         published=versions_of(connection, releases),
-        actors=actors_of(connection, population) if releases else {},
+        actors={row.id: actors[row.id] for row in releases if row.id in actors},
         left={row["release"]: row["remaining"] for row in after},
     )
 
 
 def pace_of(budget: Budget, charged: Charge, *, runs: int, delta: float | None = None) -> Pace:
-    """Share what is left now among so many Gaussian releases, at the budget's delta if no other is given."""
+    """Share the remaining budget among ``runs`` Gaussian releases, by default at the budget's delta."""
     rules = budget.build_filter()
     delta = budget.delta if delta is None else delta
     each = filters.largest_epsilon(rules, charged, runs=runs, delta=delta)
@@ -265,9 +272,10 @@ def runs_that_fit(budget: Budget, charged: Charge, *, epsilon: float, delta: flo
 
 
 def history_of(connection: sa.Connection, population: str, *, newest: int | None = None) -> list[dict[str, Any]]:
-    """Tell what was spent and left after each release that is charged, oldest first; ticks of a stream are not.
+    """Return the spent and remaining budget after each charged release, oldest first.
 
-    With ``newest``, of as many of the newest.
+    Ticks of streams are left out, because they are not charged. ``newest`` limits the list to as many of the newest
+    releases.
     """
     budget = read_budget(connection, population)
     rules, charged = budget.build_filter(), charges_of(connection, budget, newest=newest)
@@ -281,7 +289,7 @@ def history_of(connection: sa.Connection, population: str, *, newest: int | None
 
 
 class ReleaseLedger(Protocol):
-    """The operations of a ledger that a release and its report are made of; see `storage.ledger.ledger.Ledger`."""
+    """The ledger operations that a release and its report need; see `storage.ledger.ledger.Ledger`."""
 
     id: str
     home: Path

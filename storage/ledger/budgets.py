@@ -1,19 +1,18 @@
-"""Budgets: their terms, the total that they were charged, and alerts when they run low.
+"""Budgets of populations, with their terms, charged totals and alerts.
 
-Budgets: their terms, fixed when they are opened.
+The terms of a budget are fixed when it is opened.
 
-The total that a population's releases were charged, noted so that no request adds up all of them.
+The charged total of a population is cached, so that no request has to add up all releases. Charges are vectors of
+integers, so the cached total equals the sum of all charges exactly. It is written in the transaction of the charge,
+under the lock of the budget. The journal entry of the charge states the same total. A database trigger removes the
+cached total when a release is entered, abandoned or edited; without a cached total the charges are added up. A total
+that differs from the newest journal entry was edited, and no request is admitted on it. `storage.ledger.checks`
+compares the total with the whole journal.
 
-Charges are vectors of integers, so a total that follows each of them is exactly what adding all of them up gives. The
-note is written in the transaction of the charge, under the budget's lock, and the journal's entry of the charge states
-the same. A trigger of the database removes it when a release is entered, given up or edited; without one the charges
-are added up. A note or a sum that differs from that entry was edited, and nothing is admitted by it.
-`storage.ledger.checks` compares it with all of the journal.
-
-Alerts of a budget that runs low: each level is noted once a population, with the charge that reached it.
-
-The note is a journal entry, written in the transaction of the charge under the budget's lock: of several processes
-that charge at once, one reaches a level. Who charged then tells whoever has to know.
+Alerts report that a budget runs low. Each level is recorded once per population, with the charge that reached it. The
+alert is a journal entry, written in the transaction of the charge under the lock of the budget. So when several
+processes charge at once, exactly one of them reaches a level. The process that made this charge sends the
+notifications.
 """
 
 import json
@@ -35,7 +34,7 @@ from storage.ledger import journal
 from storage.ledger.journal import check_rows
 
 RECORDS_AT_MOST = 100_000
-"""The records that deltas are compared with where a dataset declares no bound."""
+"""The assumed number of records of a dataset that declares no bound, for the check of delta."""
 _LOCK = (
     sa.select(tables.budget.c.population)
     .where(tables.budget.c.population == sa.bindparam("population"))
@@ -46,17 +45,17 @@ _TERMS = sa.select(tables.budget).where(tables.budget.c.population == sa.bindpar
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """The terms of a population's budget. They never change.
+    """The terms of a population's budget, which never change.
 
     Attributes
     ----------
-    population : str, the people behind the data
-    epsilon, delta : float, what all releases together may cost
-    failure_delta : float, the part of delta set aside for events that are known only as (epsilon, delta)
-    relation : str, of neighbouring datasets; queries state their sensitivities in it
+    population : str, the people whose data are released
+    epsilon, delta : float, bounds on the privacy loss of all releases together
+    failure_delta : float, the part of delta set aside for events known only as (epsilon, delta)
+    relation : str, the neighboring relation, in which queries state their sensitivities
     filter : str, ``gdp`` or ``renyi``
-    unit : str, the name of the ids whose rows are hidden together, or ``row``
-    rows_per_unit : int or None, the most rows of a unit in a dataset; None is no bound
+    unit : str, the name of the ids whose rows are protected together, or ``row``
+    rows_per_unit : int or None, the maximum number of rows of one unit in a dataset; None is no bound
     """
 
     population: str
@@ -85,35 +84,38 @@ class Budget:
 
     @property
     def privacy_unit(self) -> PrivacyUnit:
-        """The unit, as an object."""
+        """The privacy unit, as an object."""
         return PrivacyUnit(name=self.unit, rows=self.rows_per_unit)
 
     def statement(self, spent: float = 0.0) -> str:
-        """Return the guarantee of all releases together in one sentence; a voided or restored budget may pass it."""
+        """Return the guarantee of all releases in one sentence.
+
+        ``spent`` replaces epsilon where it is larger, as it may be in a voided or restored budget.
+        """
         epsilon, unit = max(self.epsilon, spent), self.privacy_unit
         return privacy_statement(epsilon=epsilon, delta=self.delta, relation=self.relation, unit=unit)
 
     def check_unit(self, dataset: str, unit: PrivacyUnit) -> None:
-        """Check that a dataset has the unit of the budget, and no more rows of one.
+        """Check that a dataset has the privacy unit of the budget, and no more rows of one unit than the budget allows.
 
         Raises
         ------
         Refused
-            When it has another unit; nothing was charged.
+            When the unit of the dataset differs. Nothing is charged.
         """
         if (other := self.other_unit(dataset, unit)) is not None:
             found, remedy = other
             raise Refused(f"{found}; nothing was charged: {remedy}.")
 
     def other_unit(self, dataset: str, unit: PrivacyUnit) -> tuple[str, str] | None:
-        """Return in words how the unit of a dataset differs from the budget's, and what to do; None where it fits."""
+        """Return how a dataset's unit differs from the budget's, and the remedy; None where the unit is covered."""
         if self.privacy_unit.covers(unit):
             return None
         found = f"budget {self.population!r} counts {self.privacy_unit} as the unit of privacy, and dataset {dataset!r}"
         return f"{found} has {unit}", _remedy(self.privacy_unit, unit)
 
     def build_filter(self) -> filters.PrivacyFilter:
-        """Return the filter that decides what is admitted."""
+        """Return the privacy filter that admits or refuses events."""
         return filters.build_filter(
             self.filter,
             epsilon=self.epsilon,
@@ -135,16 +137,16 @@ def open_budget(
     unit: PrivacyUnit,
     allow_large_delta: bool,
 ) -> Budget:
-    """Write the terms of a budget, unless the same ones are stored; return them.
+    """Write the terms of a budget, unless the same terms are stored; return them.
 
-    Without a ``failure_delta`` it is the one that stands, and a tenth of delta in a new budget.
+    Without a ``failure_delta``, an open budget with the same delta keeps its own. A new budget uses a tenth of delta.
 
     Raises
     ------
     Conflict
-        When the budget is open with other terms.
+        When the budget is open with other terms, or another budget's name differs only by case.
     Refused
-        When the delta of a new budget is not below one over the records, and nobody insists.
+        When the delta of a new budget is not below one over the number of records, and ``allow_large_delta`` is unset.
     """
     journal.lock(connection)
     standing = find_budget(connection, population)
@@ -183,13 +185,16 @@ def open_budget(
 
 
 def has_large_delta(connection: sa.Connection, population: str) -> bool:
-    """Tell whether a population has a budget whose delta is not below one over the records that it declares now."""
+    """Return whether a population has a budget whose delta is not below one over its declared number of records."""
     budget = find_budget(connection, population)
     return budget is not None and budget.delta * records_bound(connection, population) >= 1
 
 
 def records_bound(connection: sa.Connection, population: str) -> int:
-    """Return the largest number of records that a population's datasets declare; the usual one where one does not."""
+    """Return the largest number of records that a population's datasets declare.
+
+    A dataset without a declared number counts as `RECORDS_AT_MOST`; so does a population without datasets.
+    """
     table = tables.snapshot
     present = (table.c.population == population) & table.c.removed_at.is_(None)
     newest_last = (table.c.seq.nulls_first(), table.c.created_at, table.c.id)
@@ -209,12 +214,12 @@ def _check_delta(connection: sa.Connection, budget: Budget) -> None:
 
 
 def find_budget(connection: sa.Connection, population: str) -> Budget | None:
-    """Return the terms of a population, if it has any.
+    """Return the terms of a population's budget, or None if it has no budget.
 
     Raises
     ------
     Corrupt
-        When they are not those that the journal states.
+        When the stored terms differ from the journal.
     """
     row = connection.execute(_TERMS, {"population": population}).first()
     if row is None:
@@ -225,7 +230,7 @@ def find_budget(connection: sa.Connection, population: str) -> Budget | None:
 
 
 def read_budget(connection: sa.Connection, population: str) -> Budget:
-    """Return a population's terms, or raise `NotFound`."""
+    """Return the terms of a population's budget, or raise `NotFound`."""
     found = find_budget(connection, population)
     if found is None:
         raise NotFound(
@@ -236,12 +241,12 @@ def read_budget(connection: sa.Connection, population: str) -> Budget:
 
 
 def check_snapshots(connection: sa.Connection, rows: Sequence[sa.Row[Any]]) -> None:
-    """Check that rows of snapshots say what the journal says, before they are used.
+    """Check that rows of snapshots agree with the journal, before they are used.
 
     Raises
     ------
     Corrupt
-        When one was edited, removed or brought back by hand.
+        When a row was edited, removed or restored by hand.
     """
     if rows:
         entry = tables.event.c
@@ -250,11 +255,11 @@ def check_snapshots(connection: sa.Connection, rows: Sequence[sa.Row[Any]]) -> N
         check_rows(connection, "snapshot", rows, registered, (entry.name == "snapshot_removed") & people)
 
 
-_TOGETHER = 1_000  # rows in one statement, whose parameters databases bound
+_TOGETHER = 1_000  # rows in one statement; databases limit the number of its parameters
 
 
 def current_snapshot(connection: sa.Connection, name: str) -> sa.Row[Any] | None:
-    """Return the newest snapshot of a dataset that is not removed, by the journal; raise as `check_snapshots`."""
+    """Return a dataset's newest snapshot that is not removed, checked by `check_snapshots`; None if there is none."""
     table = tables.snapshot
     newest_first = (table.c.seq.desc().nulls_last(), table.c.created_at.desc(), table.c.id.desc())
     rows = connection.execute(sa.select(table).where(table.c.name == name).order_by(*newest_first)).all()
@@ -265,7 +270,7 @@ def current_snapshot(connection: sa.Connection, name: str) -> sa.Row[Any] | None
 
 
 def check_snapshot_unit(connection: sa.Connection, budget: Budget, snapshot_id: str) -> None:
-    """Check that a registered snapshot has the unit of a budget, as `Budget.check_unit`; of others nothing is known."""
+    """Check a registered snapshot by `Budget.check_unit`; the unit of an unregistered snapshot is unknown."""
     query = sa.select(tables.snapshot).where(tables.snapshot.c.id == snapshot_id)
     if (found := connection.execute(query).first()) is not None:
         check_snapshots(connection, [found])
@@ -273,7 +278,10 @@ def check_snapshot_unit(connection: sa.Connection, budget: Budget, snapshot_id: 
 
 
 def other_units(connection: sa.Connection, population: str | None = None) -> dict[str, tuple[str, str]]:
-    """Return, as `Budget.other_unit`, each current dataset of all people or some that its budget does not admit."""
+    """Return the current datasets whose unit their budget does not admit.
+
+    The result maps each dataset to the value of `Budget.other_unit`. ``population`` restricts it to one population.
+    """
     table = tables.snapshot
     columns = (table.c.name, table.c.population, table.c.unit, table.c.rows_per_unit)
     newest_last = (table.c.seq.nulls_first(), table.c.created_at, table.c.id)
@@ -290,19 +298,19 @@ def other_units(connection: sa.Connection, population: str | None = None) -> dic
 
 
 def lock_budget(connection: sa.Connection, budget: Budget) -> None:
-    """Let no one else charge this budget, nor use a run key or a key, until the transaction ends."""
+    """Lock a budget, all run keys and all keys until the transaction ends."""
     connection.execute(_LOCK, {"population": budget.population})
     journal.lock(connection)
 
 
 def check_name(what: str, name: str) -> None:
-    """Check a population or run key, which people read and both databases store."""
+    """Check a name, such as a population or run key, that is displayed and stored in either database."""
     if not name.strip() or len(name) > 500 or not name.isprintable():
         raise Invalid(f"{what} {name!r} must be printable, and at most 500 characters; choose another.")
 
 
 def _remedy(stated: PrivacyUnit, found: PrivacyUnit) -> str:
-    """Return what brings the unit of a dataset to that of a budget."""
+    """Return how to ingest a dataset so that its unit matches the budget."""
     if stated == PrivacyUnit():
         return "ingest it without ids, or open a budget of another population for its unit"
     if stated.name != found.name:
@@ -311,7 +319,7 @@ def _remedy(stated: PrivacyUnit, found: PrivacyUnit) -> str:
 
 
 CHANGES = ("release_reserved", "release_abandoned")
-"""The entries of the journal that change a total, and state it."""
+"""The journal entries that change a total, and state it."""
 
 _TABLE = tables.charged_total
 _NOTE = sa.select(_TABLE).where(_TABLE.c.population == sa.bindparam("population"))
@@ -331,19 +339,19 @@ def _newest_of(name: str) -> sa.Select[tuple[int, str]]:
 
 
 _NEWEST = sa.union_all(*map(_newest_of, CHANGES))
-"""Statements that are built once: a release runs each several times, and building one takes longer than running it."""
+"""A statement that is built once: every release runs it several times, and building it takes longer than running it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChargedTotal:
-    """What a population's releases were charged, abandoned ones apart.
+    """The charged total of a population's releases, without the charges of abandoned ones.
 
     Attributes
     ----------
     population : str
     charge : Charge
-    accounting : str, of a release among them: its family is that of all
-    releases : int, how many there are, abandoned ones among them
+    accounting : str, the accounting of one of the releases; all of them share its family
+    releases : int, the number of releases, including abandoned ones
     """
 
     population: str
@@ -353,17 +361,19 @@ class ChargedTotal:
 
 
 def charged_to(connection: sa.Connection, budget: Budget) -> Charge:
-    """Return what a population's releases were charged, abandoned ones apart."""
+    """Return the charged total of a population's releases, without abandoned ones."""
     return read_total(connection, budget).charge
 
 
 def read_total(connection: sa.Connection, budget: Budget) -> ChargedTotal:
-    """Return the noted total of a budget, else the sum of its charges.
+    """Return the cached total of a budget, or the sum of its charges where none is cached.
 
     Raises
     ------
     Corrupt
-        When the journal states another.
+        When the journal states another total.
+    Refused
+        When a charge is not in the units of the budget's filter; see `check_units`.
     """
     total = _found_note(connection, budget.population) or _added_up(connection, budget)
     check_units(budget, {(total.accounting, len(prices.encode((0,) * len(total.charge))))})
@@ -376,7 +386,7 @@ def read_total(connection: sa.Connection, budget: Budget) -> ChargedTotal:
 
 
 def ensure_total(connection: sa.Connection, budget: Budget) -> Charge:
-    """Return the total of a budget, and note it if it is not yet, under the budget's lock; raise as `read_total`."""
+    """Return the total of a budget and cache it if necessary, under the budget's lock; raise as `read_total`."""
     total = read_total(connection, budget)
     if _found_note(connection, budget.population) is None:
         _note(connection, total)
@@ -384,37 +394,43 @@ def ensure_total(connection: sa.Connection, budget: Budget) -> Charge:
 
 
 def with_release(before: ChargedTotal, charge: Charge) -> ChargedTotal:
-    """Return the total with one more release."""
+    """Return the total with one more release and its charge."""
     return replace(before, charge=prices.add(before.charge, charge), releases=before.releases + 1)
 
 
 def without_charge(before: ChargedTotal, charge: Charge) -> ChargedTotal:
-    """Return the total without the charge of a release, which stays."""
+    """Return the total without the charge of an abandoned release, which is still counted."""
     return replace(before, charge=prices.subtract(before.charge, charge))
 
 
 def note_total(connection: sa.Connection, total: ChargedTotal) -> dict[str, Any]:
-    """Note a total, and return what the journal's entry states of it."""
+    """Cache a total, and return the facts for the journal entry."""
     _note(connection, total)
     return facts_of(total)
 
 
 def facts_of(total: ChargedTotal) -> dict[str, Any]:
-    """Return what the journal states of a total."""
+    """Return the facts of a total that the journal states."""
     return {"total": list(total.charge), "releases": total.releases}
 
 
 def is_charged(budget: Budget) -> sa.ColumnElement[bool]:
-    """Tell which releases a budget is charged for."""
+    """Return the SQL condition that selects the releases charged to a budget."""
     table = tables.release
     return (table.c.population == budget.population) & (table.c.state != "abandoned")
 
 
 def check_units(budget: Budget, found: set[tuple[str, int]]) -> None:
-    """Refuse stored charges (accounting and length) that are not in the units of a budget's filter.
+    """Check that stored charges, given by accounting and length, are in the units of a budget's filter.
 
-    A charge is fixed with its admission (`dpca_tasks.accounting.filters`), so none is priced anew: an accounting names
-    a family, whose units and order of numbers never change, and the version of its prices.
+    A charge is fixed when it is admitted (`dpca_tasks.accounting.filters`) and never priced again. The name of an
+    accounting contains a family and the version of its prices. The units and the order of numbers of a family never
+    change.
+
+    Raises
+    ------
+    Refused
+        When a charge has another family or length.
     """
     rules = budget.build_filter()
     family, length = rules.accounting.partition("-")[0], len(prices.encode(rules.zero))
@@ -445,7 +461,7 @@ def _found_note(connection: sa.Connection, population: str) -> ChargedTotal | No
 
 
 def _told(connection: sa.Connection, budget: Budget) -> dict[str, Any]:
-    """Return the total in the newest entry that changes a population's; before the first one it is zero."""
+    """Return the total in the newest journal entry that changes it, or zero before the first such entry."""
     newest = [tuple(row) for row in connection.execute(_NEWEST, {"population": budget.population})]
     if not newest:
         return {"total": list(budget.build_filter().zero), "releases": 0}
@@ -460,15 +476,15 @@ def _note(connection: sa.Connection, total: ChargedTotal) -> None:
 
 
 LEVELS = (50, 20, 5)
-"""Percent of a budget that are left when an alert is due."""
+"""Percentages of the budget left at which an alert is due."""
 
-_ROUNDING = 1e-6  # a charge that is meant to take half may take a unit less
+_ROUNDING = 1e-6  # a charge that is meant to use half of the budget may use one unit less
 _NAME = "budget_alerted"
 _EVENT = tables.event.c
 _LEVELS = sa.select(_EVENT.detail).where(_EVENT.name == _NAME).order_by(_EVENT.seq)
 _OF_POPULATION = _LEVELS.where(_EVENT.population == sa.bindparam("population"))
 _RESERVED = sa.select(tables.release.c.seq).where(tables.release.c.id == sa.bindparam("release_id")).scalar_subquery()
-_OF_RELEASE = _LEVELS.where(  # the first entries after that of the charge are read, not all
+_OF_RELEASE = _LEVELS.where(  # reads only the first entries after the charge
     _EVENT.seq > _RESERVED,
     _EVENT.seq <= _RESERVED + len(LEVELS) + 1,
     _EVENT.release_id == sa.bindparam("release_id"),
@@ -476,7 +492,7 @@ _OF_RELEASE = _LEVELS.where(  # the first entries after that of the charge are r
 
 
 def note_levels(connection: sa.Connection, budget: Budget, total: Charge, *, release_id: str) -> None:
-    """Note the levels that a total reaches and no earlier one did, under the budget's lock."""
+    """Record the levels that a total is the first to reach, under the budget's lock."""
     percent = 100 * share_left(budget.build_filter(), total)
     reached = [level for level in LEVELS if percent <= level + _ROUNDING]
     if not reached:
@@ -489,7 +505,7 @@ def note_levels(connection: sa.Connection, budget: Budget, total: Charge, *, rel
 
 
 def levels_reached(connection: sa.Connection, release_id: str) -> tuple[int, ...]:
-    """Return the levels that a release was the first to reach, the highest first."""
+    """Return the levels that a release was the first to reach, highest first."""
     return tuple(_levels(connection.execute(_OF_RELEASE, {"release_id": release_id})))
 
 

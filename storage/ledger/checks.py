@@ -1,14 +1,11 @@
-"""Checks of a ledger: the journal against the rows, whole or in parts, streams included.
+"""Complete and incremental checks of a ledger's journal and rows.
 
-The check that every tick is paid for: replayed from the journal, where the order of entries counts.
+An intact journal does not detect changes of other tables. `compare` therefore replays the entries and compares the
+result with the rows. `look_over` continues from what an earlier check found.
 
-A tick is the one release that is charged nothing. So each must be a tick of a stream that was charged, for at least
-that many ticks, before it began, that was not closed then, and whose earlier ticks were settled.
-
-The comparison of the journal with the database rows.
-
-An intact journal does not detect changes of other tables. This check replays the entries and compares the result with
-the rows. `storage.ledger.checks` goes on from what it found.
+`check_ticks` checks that every tick is paid for. It replays the journal, where the order of entries counts. Ticks are
+the only releases that are charged nothing. So each tick must belong to a stream that was charged for at least that many
+ticks before the tick began. The stream must not have been closed then, and its earlier ticks must have been settled.
 
 Examples
 --------
@@ -17,12 +14,12 @@ Examples
     with reading(ledger.engine) as connection:
         compare(connection)
 
-The check of a part of a ledger: all that is new since an earlier look, and the next part of what is old.
-
-What an earlier look found is trusted, because it lies where the keys do. New is what the journal told since, and every
-release that had not ended. Of older entries, the next `PART` are followed and replayed, each release among them with
-all its entries, so as many looks as there are parts read everything again. Whatever its age, every look finds a row
-that is missing or too many, an edited budget or alias, and a charge or state that changes what a population has spent.
+An incremental check reads everything that is new since an earlier check, and the next part of the older entries. The
+result of the earlier check is trusted, because it is stored next to the keys. The new part consists of the
+journal entries since then, and of every release that had not ended. Of the older entries, the next `PART` are verified
+and replayed, together with all entries of the releases among them. After as many checks as there are parts, everything
+has been read again. Whatever the age of the rows, every check detects a missing or surplus row, and an edited budget or
+alias. It also detects an edited charge or state that changes what a population has spent.
 """
 
 import json
@@ -50,7 +47,7 @@ _NEXT = "restore the database from a copy, and accept it with `dpca budget accep
 
 @dataclass(kw_only=True)
 class _Replayed:
-    """What the journal has said so far: events and charges of releases, ends, streams and their ticks."""
+    """The journal replayed so far, with the releases, charges, streams and ticks that `check_ticks` needs."""
 
     events: dict[str, dict[str, object]] = field(default_factory=dict)
     charged: dict[str, bool] = field(default_factory=dict)
@@ -66,8 +63,8 @@ def check_ticks(connection: sa.Connection) -> None:
     Raises
     ------
     Corrupt
-        At the first tick that no live stream paid for, or that is out of order; and at a release that states to be a
-        tick of a stream and is none, or that states not to be one and is.
+        At the first tick that no live stream paid for, or that is out of order. Also at a release whose event and
+        journal entries disagree on whether it is a tick of a stream.
     """
     seen, table = _Replayed(), tables.event
     of_ticks = table.c.name.in_(("stream_charged", "tick_begun"))
@@ -78,7 +75,7 @@ def check_ticks(connection: sa.Connection) -> None:
     for name, release, text in chain.from_iterable(raw_rows(connection, query)):
         match name:
             case "release_reserved" if release not in needed and "stream_tick" not in text and "\\" not in text:
-                pass  # neither a tick, nor what pays for one
+                pass  # neither a tick nor a release that pays for one
             case "release_reserved":
                 detail = json.loads(text)
                 seen.events[release] = detail["event"]
@@ -119,24 +116,24 @@ def _check_tick(seen: _Replayed, release: str, *, stream: str, tick: int) -> Non
 
 
 type Totals = Mapping[str, tuple[int, Charge]]
-"""How many releases each population has, and what all of them but the abandoned ones were charged."""
+"""The number of releases of each population, and the total of their charges without abandoned ones."""
 
 _CHARGED = tuple(tables.release.c[name] for name in ("population", "state", "charge", "id"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compared:
-    """What a ledger held when it was found whole.
+    """The state of a ledger that a check found intact.
 
     Attributes
     ----------
-    entries : int, of the journal
-    head : str, the hash of the last of them
-    read_to : int, the entry up to which old ones were read again, after which the next look goes on
+    entries : int, number of journal entries
+    head : str, hash of the last entry
+    read_to : int, the entry up to which older entries were read again; the next check continues after it
     open : frozenset of str, the releases that had not ended
-    counts : mapping of table to int, its rows
-    aliases : mapping of (name, alias) to the version that it meant
-    totals : of the releases that had ended, by population
+    counts : mapping of table to int, its number of rows
+    aliases : mapping of (name, alias) to the version that it pointed to
+    totals : Totals, of the releases that had ended
     """
 
     entries: int
@@ -149,13 +146,13 @@ class Compared:
 
 
 def compare(connection: sa.Connection) -> Compared:
-    """Check the journal's chain and compare every row with it, in one snapshot or transaction.
+    """Check the journal's chain and compare every row with the journal, in one snapshot or transaction.
 
     Raises
     ------
     Corrupt
         At the first entry or row that was changed, removed or inserted by hand, and at a tick that no charged stream
-        pays for. The message names columns but no values.
+        pays for. The message contains names of columns but no values.
     """
     replay, count, head = Replay(), 0, START
     for entries in journal.entries(connection):
@@ -178,23 +175,23 @@ def compare(connection: sa.Connection) -> Compared:
 
 
 def stored_rows(connection: sa.Connection, name: str, keys: Collection[Key] | None = None) -> Iterable[Row]:
-    """Return the rows of a table that the journal tells of, or those with some keys."""
+    """Return the rows of a table that the journal covers, or those with the given keys."""
     table = tables.metadata.tables[name]
     query = sa.select(table)
     if table is tables.arrival_segment:
-        query = query.where(table.c.number.is_not(None))  # else it was planned
+        query = query.where(table.c.number.is_not(None))  # a row without a number is only planned
     if keys is not None:
         query = query.where(sa.tuple_(*table.primary_key).in_(keys))
     return chain.from_iterable(raw_rows(connection, query))
 
 
 def check_totals(connection: sa.Connection, *, fresh: Collection[str]) -> Totals:
-    """Add up what all releases but the ``fresh`` ones were charged, and check the noted totals of all of them.
+    """Return the totals of all releases except the ``fresh`` ones, after a check of the cached totals of all releases.
 
     Raises
     ------
     Corrupt
-        When a noted total is another one.
+        When a cached total differs from the sum of the charges.
     """
     rows = list(chain.from_iterable(raw_rows(connection, sa.select(*_CHARGED))))
     new = [row for row in rows if row[-1] in fresh] if fresh else []
@@ -208,7 +205,7 @@ def check_totals(connection: sa.Connection, *, fresh: Collection[str]) -> Totals
 
 
 def totals_of(releases: Iterable[Row]) -> Totals:
-    """Add up releases, whose rows begin with population, state and charge."""
+    """Add up the charges of releases, whose rows begin with population, state and charge."""
     charged: defaultdict[str, list[bytes]] = defaultdict(list)
     for population, state, charge, *_ in releases:
         charged[population].append(bytes(len(charge)) if state == "abandoned" else charge)
@@ -219,7 +216,7 @@ def totals_of(releases: Iterable[Row]) -> Totals:
 
 
 def merged(left: Totals, right: Totals) -> Totals:
-    """Add up two parts of the releases."""
+    """Add the totals of two disjoint sets of releases."""
     found = dict(left)
     for population, (count, charge) in right.items():
         before, total = found.get(population, (0, (0,) * len(charge)))
@@ -228,7 +225,7 @@ def merged(left: Totals, right: Totals) -> Totals:
 
 
 def row_counts(connection: sa.Connection, names: Iterable[str]) -> dict[str, int]:
-    """Return how many rows some tables have."""
+    """Return the number of rows of each table that the journal covers."""
     found = {}
     for name in names:
         table = tables.metadata.tables[name]
@@ -240,10 +237,10 @@ def row_counts(connection: sa.Connection, names: Iterable[str]) -> dict[str, int
 
 
 PART = 4096
-"""Old entries that a look reads; with more new ones than that, it reads everything."""
+"""The number of older entries that an incremental check reads; with more new entries than that, it reads everything."""
 
 _WHOLE = ("budget", "arrival_epoch", "alias")
-"""The tables of which every row is compared."""
+"""The tables of which every row is always compared."""
 _OF_WHOLE = ("budget_opened", "snapshot_removed", "arrivals_begun", "arrivals_lost", "ledger_accepted")
 _AT_ONCE = 500
 _EVENT = tables.event.c
@@ -251,12 +248,12 @@ _EVENT = tables.event.c
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LookedOver:
-    """What a look found.
+    """The result of a complete or incremental check.
 
     Attributes
     ----------
-    known : Compared, for the next look
-    part : tuple of int or None, the first and the last of the old entries that were read; None if all were
+    known : Compared, the state to pass to the next check
+    part : tuple of int or None, the first and the last of the older entries that were read; None if all were
     versions : mapping of table to collection of key, the published versions that were read; None if all were
     """
 
@@ -266,7 +263,7 @@ class LookedOver:
 
 
 def look_over(connection: sa.Connection, before: Compared | None) -> LookedOver:
-    """Compare a part of the journal with the rows after an earlier look; where that fails, and without one, all of it.
+    """Check the ledger incrementally after an earlier check, or completely if there is none or the check fails.
 
     Raises
     ------
@@ -274,7 +271,7 @@ def look_over(connection: sa.Connection, before: Compared | None) -> LookedOver:
         As `storage.ledger.checks.compare`.
     """
     if before is not None:
-        with suppress(Corrupt, LookupError, ValueError, TypeError):  # comparing everything says what it is
+        with suppress(Corrupt, LookupError, ValueError, TypeError):  # the complete check reports the cause
             known, replay = compare_part(connection, before)
             versions = {name: replay.told[name].keys() for name in ("version", "joint_version")}
             first, last = part_after(before)
@@ -284,7 +281,7 @@ def look_over(connection: sa.Connection, before: Compared | None) -> LookedOver:
 
 
 def part_after(before: Compared) -> tuple[int, int]:
-    """Return the entries that the next look reads of the old ones: after the first number, up to the second."""
+    """Return the older entries that the next check reads, after the first number and up to the second."""
     first = before.read_to if before.read_to < before.entries else 0
     return first, min(first + PART, before.entries)
 
@@ -296,17 +293,18 @@ def compare_part(connection: sa.Connection, before: Compared) -> tuple[Compared,
     ----------
     connection : sqlalchemy.Connection
     before : Compared
-        What an earlier look found, which nobody else can have made up.
+        The result of an earlier check, from a source that no one else can forge.
 
     Returns
     -------
     tuple of Compared and Replay
-        What is to be known by the next look, and what was read.
+        The state for the next check, and the entries that were read.
 
     Raises
     ------
     Corrupt
-        When anything that is read does not agree, or more is new than a look reads. `compare` says what it is.
+        When anything that is read does not agree, or more is new than an incremental check reads. `compare` reports
+        the cause.
     """
     new = _between(connection, before.entries, before.entries + PART + 1)
     if max(len(new), len(before.open)) > PART:
@@ -315,7 +313,7 @@ def compare_part(connection: sa.Connection, before: Compared) -> tuple[Compared,
         raise Corrupt(f"entry {before.entries} of the journal is another one than before; {NEXT}")
     entries, head = journal.follow(new, count=before.entries, previous=before.head)
     first, last = part_after(before)
-    part = _between(connection, first, min(last + 1, before.entries))  # with the link to the next part
+    part = _between(connection, first, min(last + 1, before.entries))  # one more entry links to the next part
     journal.follow(part, count=first, previous=_hash_of(connection, first))
     releases = before.open.union(entry[2] for entry in chain(part[: last - first], new) if entry[2] is not None)
     replay = Replay()
@@ -352,12 +350,12 @@ def compare_part(connection: sa.Connection, before: Compared) -> tuple[Compared,
 
 
 def _between(connection: sa.Connection, first: int, last: int) -> list[Entry]:
-    """Return the entries after a number, up to another."""
+    """Return the entries after one number, up to another."""
     return list(chain.from_iterable(journal.entries(connection, (_EVENT.seq > first) & (_EVENT.seq <= last))))
 
 
 def _hash_of(connection: sa.Connection, entry: int) -> str:
-    """Return the hash of an entry; before the first one is the start, and one that is gone has none."""
+    """Return the hash of an entry, `START` for entry 0, and "None" for a missing entry."""
     found = connection.execute(sa.select(_EVENT.hash).where(_EVENT.seq == entry)).scalar_one_or_none()
     return START if entry == 0 else str(found)
 
@@ -365,7 +363,7 @@ def _hash_of(connection: sa.Connection, entry: int) -> str:
 def _replayed_before(
     connection: sa.Connection, before: Compared, part: Sequence[Entry], releases: Collection[str]
 ) -> list[Entry]:
-    """Return the old entries to be replayed: of the tables that are compared whole, of some releases, and of a part."""
+    """Return the older entries to replay, of ``part``, of ``releases`` and of the tables that are compared whole."""
     wanted = _EVENT.name.in_(_OF_WHOLE) | _EVENT.release_id.in_(releases)
     found = {entry[0]: entry for entry in part if entry[3] != "alias_moved"}
     for entries in journal.entries(connection, (_EVENT.seq <= before.entries) & wanted):

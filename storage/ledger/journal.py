@@ -1,14 +1,10 @@
-"""The journal: an append-only, hash-chained list of all changes in storage, and its replay.
+"""Journal of a ledger, an append-only, hash-chained list of all changes in storage.
 
-The journal: an append-only, hash-chained list of all changes in storage.
+The hash of an entry covers the entry and the previous hash, so the last hash covers the whole journal;
+`storage.ledger.witness` keeps copies of the last hash.
 
-The hash of an entry covers the entry and the hash before it, so the last hash covers the whole journal;
-`storage.ledger.witness` keeps copies of it.
-
-The replay of journal entries: what they say that each row holds.
-
-The journal has an entry for every budget, snapshot, release, step, stream, tick, version and alias, and for every table
-of arrivals and its segments.
+The journal has an entry for every budget, snapshot, release, step, stream, tick, version and alias. It also has entries
+for every epoch of arrivals and its segments. `Replay` computes from the entries what each row must contain.
 """
 
 import getpass
@@ -30,7 +26,7 @@ from storage.database.engine import raw_rows
 from storage.trail.checkpoints import FIELDS, START, hash_entry, hash_values
 
 TOTAL = ("total", "releases")
-"""The facts of an entry that states what a population was charged in all."""
+"""The facts of an entry that state the charged total of a population."""
 DETAILS: Mapping[str, tuple[str, ...]] = {
     "ledger_created": ("ledger",),
     "ledger_accepted": ("reason", "begun", "others"),
@@ -61,8 +57,9 @@ DETAILS: Mapping[str, tuple[str, ...]] = {
     "joint_version_published": ("name", "version", "digest", "joint", "sites"),
     "alias_moved": ("name", "alias", "from", "to", "why"),
 }
-"""The entries of the journal, with all facts that one may hold: a closed list, because they are exported in hashes, or
-whole. ``docs/explanation/threat-model.md`` states where each comes from, and why it is no function of rows."""
+"""The names of journal entries, with all facts that an entry may contain. The list is closed, because entries are
+exported as hashes or in full. ``docs/explanation/threat-model.md`` states the source of each fact, and why it is no
+function of rows."""
 
 type Entry = tuple[Any, ...]
 """An entry as it is stored: the values of `storage.trail.checkpoints.FIELDS`, then its hash."""
@@ -88,7 +85,7 @@ class Head:
 
 
 def now() -> str:
-    """Return the time in UTC, as it is stored."""
+    """Return the current UTC time in its stored form."""
     return datetime.now(UTC).isoformat(timespec="microseconds")
 
 
@@ -128,7 +125,7 @@ def append(
 
 
 def identify(connection: sa.Connection) -> str:
-    """Return the ledger's random id; a new ledger draws one, and the journal begins with it."""
+    """Return the ledger's random id; for a new ledger, draw the id and begin the journal with it."""
     if connection.dialect.name == "postgresql":
         connection.exec_driver_sql("LOCK TABLE ledger IN SHARE ROW EXCLUSIVE MODE")
     found = find_id(connection)
@@ -140,14 +137,14 @@ def identify(connection: sa.Connection) -> str:
 
 
 def find_id(connection: sa.Connection) -> str | None:
-    """Return the ledger's random id; None where the journal did not begin."""
+    """Return the ledger's random id; None where the journal has not begun."""
     return connection.execute(_ID).scalar_one_or_none()
 
 
 def lock(connection: sa.Connection) -> None:
-    """Let nobody else append, hence charge or publish, until the transaction ends.
+    """Prevent other processes from appending, and so from charging or publishing, until the transaction ends.
 
-    Whoever writes to SQLite holds the one lock that it has from the first statement on.
+    SQLite needs no further lock: a writing transaction holds its only write lock from the first statement on.
     """
     if connection.dialect.name != "sqlite":
         connection.execute(_LOCK)
@@ -160,13 +157,13 @@ def head(connection: sa.Connection) -> Head:
 
 
 def entries(connection: sa.Connection, *where: sa.ColumnElement[bool]) -> Iterator[list[Entry]]:
-    """Yield entries in their order, as the driver returns them: all, or those that meet conditions."""
+    """Yield batches of entries in order, as the driver returns them: all entries, or those that meet the conditions."""
     columns = (tables.event.c[name] for name in (*FIELDS, "hash"))
     return raw_rows(connection, sa.select(*columns).where(*where).order_by(tables.event.c.seq))
 
 
 def verify(connection: sa.Connection) -> int:
-    """Check every hash of the chain; return the number of entries.
+    """Check every hash of the chain, and return the number of entries.
 
     Raises
     ------
@@ -180,12 +177,12 @@ def verify(connection: sa.Connection) -> int:
 
 
 def follow(rows: Iterable[Entry], *, count: int, previous: str) -> tuple[int, str]:
-    """Check the hashes of entries that come after ``count`` others, the last of which has the hash ``previous``.
+    """Check the hashes of entries that follow ``count`` earlier ones, the last of which has the hash ``previous``.
 
     Returns
     -------
     tuple of int and str
-        The number of entries by now, and the hash of the last.
+        The number of entries including these, and the hash of the last.
 
     Raises
     ------
@@ -208,7 +205,7 @@ def _actor() -> str:
 
 
 type Row = tuple[Any, ...]
-"""A row as it is stored, whose primary key comes first."""
+"""A stored row, which begins with its primary key."""
 type Key = tuple[Any, ...]
 """The primary key of a row."""
 
@@ -227,13 +224,13 @@ NAMES: Mapping[str, str] = {
     "joint_version": "{0}@{1}",
     "alias": "{0}@{1}",
 }
-"""The tables whose rows the journal tells of, and how a row is called, by its key."""
+"""The tables that the journal covers, and the name of a row in messages, by its key."""
 NEXT = "restore the database from a copy, and accept it with `dpca budget accept-restored`."
 
 GIVEN_UP = ("abandoned", "closed")
-"""The states of a release of which an operator let nothing more be made."""
+"""The states of a release that an operator gave up."""
 ENDED = ("committed", *GIVEN_UP)
-"""The states of a release that nobody computes any more: its key and its steps go."""
+"""The states of a release that is no longer computed, and whose key and steps are removed."""
 
 _MOVED = {
     "release_begun": "noising",
@@ -243,12 +240,14 @@ _MOVED = {
 }
 """The state of a release after each journal entry."""
 OF_RELEASES = ("release_reserved", *_MOVED)
-"""The entries that tell what the row of a release holds, next to ``ledger_accepted``."""
+"""The entries that, in addition to ``ledger_accepted``, determine the row of a release."""
 _JSON = ("event", "request", "terms", "sites")
 
 
 class Replay:
-    """What entries say that the rows hold, those that are needed to tell it.
+    """The rows that the replayed entries require.
+
+    The entries may be a part of the journal, if it has all entries about the rows in question.
 
     Attributes
     ----------
@@ -259,12 +258,12 @@ class Replay:
         self.told: dict[str, dict[Key, dict[str, Any]]] = {name: {} for name in NAMES}
 
     def take(self, entries: Iterable[Entry]) -> None:
-        """Replay entries, in their order.
+        """Replay entries in order.
 
         Raises
         ------
         Corrupt
-            When one contradicts those before it.
+            When an entry contradicts earlier entries.
         """
         for seq, population, release, name, text, *_ in entries:
             detail, told = json.loads(text), self.told
@@ -321,18 +320,18 @@ class Replay:
 
     @property
     def tells_of_ticks(self) -> bool:
-        """Whether there is a tick, a stream that pays for ticks, or a release that states to be one."""
+        """True if there is a tick, a charge for ticks, or a release whose event states that it is a tick."""
         told = self.told
         stated = any(is_tick(facts["event"]) for facts in told["release"].values())
         return bool(stated or told["tick"] or told["stream_charge"])
 
     def open_releases(self) -> frozenset[str]:
-        """Return the releases that did not end."""
+        """Return the releases that have not ended."""
         return frozenset(key[0] for key, facts in self.told["release"].items() if facts["state"] not in ENDED)
 
 
 def called(name: str, key: Key) -> str:
-    """Return what the row of a table is called in messages."""
+    """Return the name of a row for messages."""
     return NAMES[name].format(*key)
 
 
@@ -342,11 +341,11 @@ def key_of(table: sa.Table, row: Row) -> Key:
 
 
 def facts_of(table: sa.Table, row: Row) -> dict[str, Any]:
-    """Return a stored row as a replay tells it."""
+    """Return the columns of a stored row, decoded as in a replay."""
     facts = dict(zip(table.columns.keys(), row, strict=True))
     for name in _JSON:
         if name in facts:
-            with suppress(ValueError, TypeError):  # what is no JSON equals nothing that was recorded
+            with suppress(ValueError, TypeError):  # a value that is no JSON equals no recorded value
                 facts[name] = json.loads(facts[name])
     if table is tables.release:
         facts["charge"] = bytes(facts["charge"])
@@ -358,12 +357,13 @@ def facts_of(table: sa.Table, row: Row) -> dict[str, Any]:
 
 
 def compare_told(name: str, told: Mapping[Key, Mapping[str, Any]], rows: Iterable[Row], *, every: bool) -> None:
-    """Compare what a replay tells of the rows of a table with these; with ``every``, there is to be no other row.
+    """Compare the replayed rows of a table with the stored ``rows``; with ``every``, no other row may be stored.
 
     Raises
     ------
     Corrupt
-        At the first row that was changed, removed or inserted by hand. The message names columns but no values.
+        At the first row that was changed, removed or inserted by hand. The message contains names of columns, no
+        values.
     """
     table = tables.metadata.tables[name]
     stored = {key_of(table, row): row for row in rows}
@@ -388,26 +388,26 @@ def check_rows(
     every: bool = False,
     first: Collection[str] | None = None,
 ) -> None:
-    """Compare rows that are about to be used with the entries that tell of them.
+    """Compare rows that are about to be used with the journal entries about them.
 
     Parameters
     ----------
     connection : sqlalchemy.Connection
     name : str
-        Of the table.
+        The name of the table.
     rows : iterable of Row
-        With all columns of the table, in its order.
+        The rows, with all columns of the table in its order.
     *where : condition
-        Chooses the entries that tell of these rows, each by an index.
+        Conditions that select the entries about these rows, each by an index.
     every : bool
-        Require a row for all that these entries tell of, too.
+        Also require a row for every key that these entries concern.
     first : collection of str, optional
-        The first column of the keys in question, where the entries may tell of others.
+        The values of the first key column to check, where the entries may concern other rows too.
 
     Raises
     ------
     Corrupt
-        When a row was changed or inserted, or with ``every`` removed, by somebody whom the triggers did not stop.
+        When a row was changed or inserted, or with ``every`` removed, in spite of the triggers.
     """
     table, replay = tables.metadata.tables[name], Replay()
     found = [tuple(row) for row in rows]

@@ -1,8 +1,8 @@
-"""The ledger: one budget a population, one row a release, and the protocol that spends exactly once.
+"""The ledger of budgets and releases, and the protocol that charges each release exactly once.
 
-``reserve`` charges before anything is computed, ``begin`` passes the point of no return, steps are kept as they are
-noised, and ``commit`` publishes in one transaction. A crash anywhere leaves the budget spent and the release
-resumable. The program never refunds.
+The ledger has one budget per population and one row per release. ``reserve`` charges before anything is computed, and
+``begin`` passes the point of no return. Each step is stored as soon as it is noised, and ``commit`` publishes in one
+transaction. A crash at any point leaves the budget charged and the release resumable. The program never refunds.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -53,10 +53,10 @@ __all__ = ["Budget", "Grant", "Ledger", "Release", "Reservation", "Statement"]
 
 
 class Ledger:
-    """Budgets and releases in a database, keys and noised steps in folders beside it.
+    """Budgets and releases in a database, with keys and noised steps in folders outside it.
 
-    `storage.workspace.Workspace` finds all of them through ``DPCA_HOME`` and the settings that move a part elsewhere,
-    and checks that they belong together.
+    `storage.workspace.Workspace` finds the database and the folders through ``DPCA_HOME`` and the settings that move a
+    part elsewhere. It also checks that they belong together.
     """
 
     def __init__(self, engine: sa.Engine, *, home: Path, keys: KeyFolder, witness: Witnesses, ledger_id: str) -> None:
@@ -69,12 +69,12 @@ class Ledger:
 
     @contextmanager
     def transaction(self) -> Iterator[sa.Connection]:
-        """Run one transaction of the record, then let the witness follow the journal.
+        """Run one transaction of the ledger, then copy the new journal head to the witnesses.
 
         Raises
         ------
         Refused
-            When the database was restored while this process was under way. Nothing is written then.
+            When the database was restored while this process was running. Nothing is written then.
         """
         with transaction(self.engine) as connection:
             self._witness.follow(connection)
@@ -85,19 +85,19 @@ class Ledger:
 
     @contextmanager
     def reading(self) -> Iterator[sa.Connection]:
-        """Read one state of the record.
+        """Read one consistent snapshot of the ledger.
 
         Raises
         ------
         Refused
-            When the database was restored while this process was under way.
+            When the database was restored while this process was running.
         """
         with reading(self.engine) as connection:
             self._witness.follow(connection)
             yield connection
 
     def drawing(self) -> AbstractContextManager[None]:
-        """Erase the key of a release that is entered inside, where that fails."""
+        """Return a context that erases the key of a release entered inside it when the context fails."""
         return self._files.drawing(self.engine)
 
     def open_budget(
@@ -113,21 +113,22 @@ class Ledger:
         rows_per_unit: int | None = None,
         allow_large_delta: bool = False,
     ) -> Budget:
-        """Open a population's budget; the same terms again are fine.
+        """Open a population's budget, or return the open budget with the same terms.
 
-        ``failure_delta`` is set aside for events known only as (epsilon, delta): at 0, none is admitted after the first
-        Gaussian release. Left out, it is a tenth of delta, or what stands. ``unit`` names the ids whose rows are hidden
-        together, of which a dataset keeps at most ``rows_per_unit``; without it a unit is one row.
-        ``allow_large_delta`` insists on a delta.
+        ``failure_delta`` is set aside for events known only as (epsilon, delta). At 0, no such event is admitted after
+        the first Gaussian release. By default, it is the value of an open budget with the same delta, or a tenth of
+        delta. ``unit`` names the ids whose rows are protected together, and a dataset keeps at most ``rows_per_unit``
+        rows of one unit. Without ``unit``, a unit is one row. ``allow_large_delta`` admits a delta that is not below
+        one over the number of records.
 
         Raises
         ------
         Invalid
             When a term is outside its domain.
         Conflict
-            When the budget is open with other terms.
+            When the budget is open with other terms, or another budget's name differs only by case.
         Refused
-            When delta is not below one over the records.
+            When delta is not below one over the number of records.
         """
         terms: dict[str, Any] = {"epsilon": epsilon, "delta": delta, "relation": relation, "filter": filter}
         terms |= {"failure_delta": failure_delta, "allow_large_delta": allow_large_delta}
@@ -137,38 +138,41 @@ class Ledger:
 
     @property
     def streams(self) -> Streams:
-        """The streams: releases that are charged once, and published from as often as their ticks."""
+        """The streams of the ledger, each charged once and published tick by tick."""
         return Streams(ledger=self, keys=self._keys, witness=self._witness, forget=self._files.forget)
 
     def budget(self, population: str) -> Budget:
-        """Return a population's terms.
+        """Return the terms of a population's budget.
 
         Raises
         ------
         NotFound
-            When it has no budget.
+            When the population has no budget.
         """
         with reading(self.engine) as connection:
             return read_budget(connection, population)
 
     def statement(self, population: str, *, newest: int | None = None, burn_down: bool = False) -> Statement:
-        """Return what was allowed, spent and left, with all releases or as many of the newest, and what each left."""
+        """Return the allowed, spent and remaining budget, with all releases or the ``newest`` ones.
+
+        With ``burn_down``, the statement includes the remaining budget after each release.
+        """
         with reading(self.engine) as connection:
             return statement_of(connection, population, newest=newest, burn_down=burn_down)
 
     def history(self, population: str, *, newest: int | None = None) -> list[dict[str, Any]]:
-        """Return what was spent and left after each release that is charged, oldest first, or after the newest."""
+        """Return the spent and remaining budget after each charged release, or the ``newest`` ones, oldest first."""
         with reading(self.engine) as connection:
             return history_of(connection, population, newest=newest)
 
     def quote(self, population: str, event: Event, *, epsilon: float, delta: float, void: bool = False) -> Quote:
-        """Tell what `reserve` would say to an event now, and what would then be spent. Nothing is charged."""
+        """Quote the charge of an event and the total then spent, without reserving it."""
         with reading(self.engine) as connection:
             budget, charged = read_charged(connection, population)
         return quote_of(budget, charged, event, epsilon=epsilon, delta=delta, void=void)
 
     def pace(self, population: str, *, runs: int, delta: float | None = None) -> Pace:
-        """Share what is left among so many more Gaussian releases; ``delta`` is the budget's unless given."""
+        """Share the remaining budget among ``runs`` more Gaussian releases, by default at the budget's delta."""
         with reading(self.engine) as connection:
             budget, charged = read_charged(connection, population)
         return pace_of(budget, charged, runs=runs, delta=delta)
@@ -180,22 +184,26 @@ class Ledger:
         return runs_that_fit(budget, charged, epsilon=epsilon, delta=delta)
 
     def alerts(self, release_id: str) -> tuple[int, ...]:
-        """Return the percents left that this release's charge was the first to reach; see `storage.ledger.budgets`."""
+        """Return the percentages left that this release was the first to reach; see `storage.ledger.budgets`."""
         with reading(self.engine) as connection:
             return budgets.levels_reached(connection, release_id)
 
     def find(self, run_key: str, *, population: str | None = None) -> Release | None:
-        """Return the release of a run key; with a population, of its own run key, also one reserved from outside."""
+        """Return the release with a run key, or None if there is none.
+
+        With a population, only its releases count, including one that it reserved under this key through a remote
+        ledger.
+        """
         with reading(self.engine) as connection:
             return find_by_run_key(connection, run_key, population=population)
 
     def release(self, release_id: str) -> Release:
-        """Return a release.
+        """Return the release with this id.
 
         Raises
         ------
         NotFound
-            When there is none of this id.
+            When the ledger has no such release.
         """
         with reading(self.engine) as connection:
             return read_release(connection, release_id)
@@ -213,40 +221,40 @@ class Ledger:
         request: Mapping[str, Any],
         void: bool = False,
     ) -> Grant:
-        """Charge a release, or find the one of this run key.
+        """Charge a release, or return the existing release with this run key.
 
         Parameters
         ----------
         population : str
-            Whose budget pays.
+            The population whose budget is charged.
         run_key : str
-            Names the release: the same key is the same release, also where it was reserved through a remote ledger.
+            The name of the release. The same key is the same release, even if it was reserved through a remote ledger.
         fingerprint : str
-            Digest of everything asked for.
+            Digest of the complete request.
         event : mapping
-            What the release will do, as `dpca_tasks.accounting.events` records it.
+            The event of the release, in the form of `dpca_tasks.accounting.events`.
         epsilon, delta : float
             The nominal guarantee; sampled parts are priced at this delta.
         snapshot_id, request : str and mapping
-            What the release is resumed from.
+            The snapshot and request from which the release is resumed.
         void : bool
-            Insist on an event without privacy. No budget holds it, so it is charged over any budget, for good: spent
-            is infinite from then on, nothing remains, and no private release of these people is admitted any more.
-            The journal says so. For every other event it changes nothing.
+            Admit an event without privacy. No budget can hold such an event, so it is charged over any budget, for
+            good. From then on, the spent epsilon is infinite and nothing remains. No private release of this population
+            is admitted any more, and the journal records that. For every other event the option has no effect.
 
         Raises
         ------
         Conflict
-            When the run key stands for another request.
+            When the run key belongs to another request.
         Refused
-            When the snapshot has another unit of privacy than the budget. Nothing is charged or written.
+            When the snapshot has another privacy unit than the budget. Nothing is charged or written.
         BudgetExhausted
             When the budget does not admit the event. Nothing is charged or written.
         """
         check_name("run key", run_key)
         budget = self.budget(population)
         rules = budget.build_filter()
-        rules.charge_after(rules.zero, event, delta=delta)  # checked and priced before anyone has to wait for the lock
+        rules.charge_after(rules.zero, event, delta=delta)  # checked and priced before others wait for the lock
         with self.drawing(), self.transaction() as connection:
             lock_budget(connection, budget)
             for standing in under_run_key(connection, run_key, population=population):
@@ -271,7 +279,7 @@ class Ledger:
         return Grant(release_id=release_id, state="reserved", is_new=True)
 
     def begin(self, release_id: str) -> Reservation:
-        """Pass the point of no return, or resume a release that passed it.
+        """Begin a release at the point of no return, or resume a release that has begun.
 
         Raises
         ------
@@ -293,16 +301,16 @@ class Ledger:
         return Reservation(release_id=release_id, event=shown_event(row.event), **charged, _steps=steps)
 
     def steps(self, release_id: str) -> LedgerSteps:
-        """Return which answer stands for each step of a release."""
+        """Return the store of the recorded answer of each step of a release."""
         return LedgerSteps(self.transaction, self.reading, release_id)
 
     def key(self, release_id: str) -> bytes:
-        """Return the secret key of a release that began and did not end, for who draws its noise in another process.
+        """Return the secret key of a release under way, for a separate process that draws its noise.
 
         Raises
         ------
         Refused
-            When it did not begin, or was given up; `Finished` when it is committed.
+            When the release has not begun, or was given up; `Finished` when it is committed.
         """
         row = self.release(release_id)
         releases.check_under_way(row)
@@ -311,15 +319,15 @@ class Ledger:
         return self._keys.read(release_id)
 
     def commit[T](self, release_id: str, *, artifact_digest: str, record: Callable[[sa.Connection], T]) -> T:
-        """Commit a release with its artifact, and whatever ``record`` writes, in one transaction.
+        """Commit a release with its artifact and the rows that ``record`` writes, in one transaction.
 
-        Repeating it with the same artifact repeats ``record`` alone, which must then be idempotent: so a release is
-        published under a second name. The key and the staged steps are removed afterwards.
+        A repeated call with the same artifact only repeats ``record``, which must therefore be idempotent. In this way
+        a release is published under a second name. The key and the staged steps are removed after the transaction.
 
         Raises
         ------
         Refused
-            When the release did not begin, or was closed; `Finished` when it was committed with another artifact.
+            When the release has not begun, or was given up; `Finished` when it was committed with another artifact.
         """
         with self.transaction() as connection:
             row = read_release(connection, release_id, lock=True)
@@ -342,19 +350,20 @@ class Ledger:
         return result
 
     def publish_joint[T](self, joint_id: str, *, record: Callable[[sa.Connection], T]) -> T:
-        """Write what ``record`` does of a joint release, none of which is charged here, in one transaction."""
+        """Write the rows that ``record`` writes for a joint release, which is not charged here, in one transaction."""
         with self.transaction() as connection:
             result = record(connection)
             self._witness.note(note_joint_versions(connection, joint_id))
         return result
 
     def abandon(self, release_id: str) -> None:
-        """Give up a reservation that never began. It then costs nothing, and can never begin.
+        """Give up a reservation that never began; it costs nothing, and can never begin.
 
         Raises
         ------
         Refused
-            When it began, or was charged by itself and the composition of later releases began since.
+            When the release has begun. Also when it has a standalone charge and the composition of later releases has
+            begun since.
         """
         self._end(release_id, "reserved", "abandoned", "release_abandoned", check=check_abandon)
 
@@ -363,21 +372,23 @@ class Ledger:
         self._end(release_id, "noising", "closed", "release_closed")
 
     def verify(self) -> int:
-        """Check the journal's chain, up to what the witness saw last, and each row against it; count the events.
+        """Check the journal's chain, each row, and the witnessed head; return the number of journal entries.
 
         Raises
         ------
         Corrupt
-            When an event was changed, or a row does not say what the journal says.
+            When a journal entry was changed, or a row differs from the journal.
         Refused
-            When events are missing at the end.
+            When entries are missing at the end of the journal.
         """
         with reading(self.engine) as connection:
             self._witness.check(connection)
             return compare(connection).entries
 
     def look_over(self, before: Compared | None = None) -> LookedOver:
-        """Check what `verify` does, or after an earlier look the part of it that `storage.ledger.checks` says.
+        """Check the ledger as `verify` does, or incrementally after an earlier check.
+
+        `storage.ledger.checks` states which part of the ledger an incremental check reads.
 
         Raises
         ------
@@ -407,5 +418,5 @@ class Ledger:
         self._files.forget(release_id)
 
     def sweep(self) -> None:
-        """Finish what a crash left beside the database; see `storage.ledger.releases.ReleaseFiles.sweep`."""
+        """Remove files that a crash left outside the database; see `storage.ledger.releases.ReleaseFiles.sweep`."""
         self._files.sweep(self.engine)

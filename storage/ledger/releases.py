@@ -1,15 +1,16 @@
-"""Releases in the ledger: their rows, their run keys, and their secret keys and staged steps until they end.
+"""Releases of a ledger, with their rows, run keys, secret keys and staged steps.
 
-Rows are read inside a transaction of the caller.
+Rows are read inside the transaction of the caller.
 
-*Run keys* are one namespace of a ledger. So that nobody learns or takes those of other people's releases from outside,
-a run key that somebody chose is stored with the population that pays. A run key that names its population and a digest,
-as requests without a choice have, is stored as it is, and so is found wherever the same request is made.
+*Run keys* form one namespace per ledger. Clients of a remote ledger must not learn or take the run keys of other
+populations' releases. So a run key that such a client chose is stored together with a hash of the population that pays.
+A default run key consists of its population and a digest. It is stored unchanged, and is therefore found wherever the
+same request is made.
 
-*Secret keys* of releases are one file each, outside the database and its backups. An old key and the artifact give the
-exact sums, so a key lives from the reservation to the commit and not longer.
+*Secret keys* of releases are stored in one file each, outside the database and its backups. An old key and the artifact
+together reveal the exact sums. So a key exists only from the reservation until the release ends.
 
-Files and folders that killed processes left without a database row are removed.
+`remove_orphans` removes files and folders that killed processes left without a database row.
 """
 
 import hashlib
@@ -52,12 +53,12 @@ from storage.ledger.journal import ENDED, GIVEN_UP, OF_RELEASES, check_rows
 ORPHAN_AFTER = 3600.0
 """Seconds after which a file without a row is an orphan; its writer would add the row within moments."""
 
-_STAGED = re.compile(r"[0-9a-f]{32}")  # a release, a staged artifact
+_STAGED = re.compile(r"[0-9a-f]{32}")  # the name of a release or of a staged artifact
 _HALF_WRITTEN = re.compile(r"\.[0-9a-f]{32}\.tmp")
 
 
 def remove_orphans(folder: Path, *, among: Container[str] = ()) -> None:
-    """Remove what is older than `ORPHAN_AFTER` in a folder: files half written, and the folders and files ``among``."""
+    """Remove half-written files, and the files and folders in ``among``, that are older than `ORPHAN_AFTER`."""
     for name in names_in(folder):
         orphan = name in among and _STAGED.fullmatch(name)
         if orphan or (name[0] == "." and _HALF_WRITTEN.fullmatch(name)):
@@ -65,15 +66,15 @@ def remove_orphans(folder: Path, *, among: Container[str] = ()) -> None:
             with suppress(FileNotFoundError):  # another process may remove it at the same time
                 if time.time() - path.stat().st_mtime > ORPHAN_AFTER:
                     if path.is_dir():
-                        shutil.rmtree(path, ignore_errors=True)  # its writer may live, where a clock jumped: next time
+                        shutil.rmtree(path, ignore_errors=True)  # after a clock jump its writer may live; retried later
                     else:
                         path.unlink()
 
 
 def names_in(folder: Path) -> list[str]:
-    """List the names in a folder, which need not exist."""
+    """List the names in a folder; a missing folder has none."""
     try:
-        return os.listdir(folder)  # noqa: PTH208 - a path a name takes ten times as long
+        return os.listdir(folder)  # noqa: PTH208 - one path object per name takes ten times as long
     except (FileNotFoundError, NotADirectoryError):
         return []
 
@@ -82,7 +83,7 @@ _DIGEST = re.compile("[0-9a-f]{64}(/.*)?")
 
 
 def key_apart(population: str, run_key: str) -> str:
-    """Return what a run key of a population is stored as when it is reserved from outside."""
+    """Return the stored form of a population's run key that is reserved through a remote ledger."""
     own = f"{population}/"
     if run_key.startswith(own) and _DIGEST.fullmatch(run_key.removeprefix(own)):
         return run_key
@@ -98,12 +99,12 @@ def new_key() -> bytes:
 
 
 def release_id_of(key: bytes) -> str:
-    """Name a release after its key, one way: 128 bits of HMAC-SHA256."""
+    """Return the id of the release with this key: 128 bits of HMAC-SHA256, which do not reveal the key."""
     return hmac.new(key, b"dpca release id", hashlib.sha256).digest()[:16].hex()
 
 
 class Keys(Protocol):
-    """The keys of releases under way, wherever they are."""
+    """The keys of releases under way, wherever they are stored."""
 
     def read(self, release_id: str) -> bytes:
         """Return the key of a release under way."""
@@ -116,18 +117,18 @@ class KeyFolder:
     folder: Path
 
     def create(self, release_id: str, key: bytes) -> None:
-        """Write a key durably, before the row that needs it."""
+        """Write a key durably, before the row that refers to it."""
         with writing(self.folder):
             make_folder(self.folder)
             write_atomically(self.folder / release_id, key)
 
     def read(self, release_id: str) -> bytes:
-        """Read the key of a release under way.
+        """Return the key of a release under way.
 
         Raises
         ------
         Corrupt
-            When the file is not the key that the release is named after.
+            When the release id does not match the key in the file.
         """
         try:
             key = (self.folder / release_id).read_bytes()
@@ -141,7 +142,7 @@ class KeyFolder:
         return key
 
     def erase(self, release_id: str) -> None:
-        """Remove a key; a missing one is fine."""
+        """Remove a key, if it exists."""
         path = self.folder / release_id
         with writing(self.folder):
             if path.exists():
@@ -149,7 +150,7 @@ class KeyFolder:
                 sync_folder(self.folder)
 
     def release_ids(self) -> list[str]:
-        """Return the releases that have a key here."""
+        """Return the ids of the releases that have a key here."""
         return [name for name in names_in(self.folder) if re.fullmatch("[0-9a-f]{32}", name)]
 
 
@@ -163,7 +164,7 @@ _ENTER = tables.release.insert()
 _MOVE = tables.release.update().where(
     tables.release.c.id == sa.bindparam("moved"), tables.release.c.state == sa.bindparam("before")
 )
-_FEW = 100  # digests that a query lists; for more of them every row is read
+_FEW = 100  # the most digests that a query lists; for more digests every row is read
 _EVENT = tables.event.c
 _NEWEST_FIRST = (
     tables.release.c.seq.desc().nulls_last(),
@@ -174,7 +175,7 @@ _NEWEST_FIRST = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Release:
-    """One row of the ledger."""
+    """A row of the release table."""
 
     id: str
     population: str
@@ -195,7 +196,7 @@ class Release:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grant:
-    """A reservation: the release's id, its state, and whether it was made just now."""
+    """The result of a reservation; ``is_new`` is False for a release that existed before."""
 
     release_id: str
     state: str
@@ -203,12 +204,12 @@ class Grant:
 
 
 def standing_grant(row: Release, population: str, fingerprint: str) -> Grant:
-    """Return the grant of a release that stands, if the request is the same.
+    """Return the grant of an existing release, if the request is the same.
 
     Raises
     ------
     Conflict
-        When its run key stands for another request.
+        When the release has another population or fingerprint.
     """
     if (row.population, row.fingerprint) != (population, fingerprint):
         raise Conflict(f"run key {row.run_key!r} stands for another request (release {row.id}); use another --run-key.")
@@ -216,12 +217,14 @@ def standing_grant(row: Release, population: str, fingerprint: str) -> Grant:
 
 
 def check_abandon(connection: sa.Connection, release: Release) -> None:
-    """Keep standalone charges once the composition began: its bound was fixed without them.
+    """Check that a reservation may be abandoned.
+
+    A standalone charge must stay once the composition has begun, because the composition's bound is what it left.
 
     Raises
     ------
     Refused
-        When giving a reservation up would move that bound.
+        When abandoning the reservation would move that bound.
     """
     budget = read_budget(connection, release.population)
     lock_budget(connection, budget)
@@ -233,7 +236,10 @@ def check_abandon(connection: sa.Connection, release: Release) -> None:
 
 
 def find_release(connection: sa.Connection, release_id: str, *, lock: bool = False) -> Release | None:
-    """Return a release, if there is one of this id; ``lock`` keeps others from moving it; raise as `check_states`."""
+    """Return a release, or None if there is none with this id; raise as `check_states`.
+
+    ``lock`` prevents other transactions from moving the release.
+    """
     rows = connection.execute(_LOCKED if lock else _BY_ID, {"id": release_id}).all()
     check_states(connection, rows)
     return _release(rows[0]) if rows else None
@@ -248,13 +254,13 @@ def read_release(connection: sa.Connection, release_id: str, *, lock: bool = Fal
 
 
 def check_states(connection: sa.Connection, rows: Sequence[sa.Row[Any]]) -> None:
-    """Check that rows of releases say what the journal says, before they are used.
+    """Check that rows of releases agree with the journal, before they are used.
 
     Raises
     ------
     Corrupt
-        When one was moved, edited or inserted behind the triggers' back: an abandoned one that is reserved again, say,
-        would be released without a charge.
+        When a row was moved, edited or inserted without the triggers. For example, an abandoned release whose row is
+        reserved again would be released without a charge.
     """
     if rows:
         of_these = _EVENT.release_id.in_([row.id for row in rows]) & _EVENT.name.in_(OF_RELEASES)
@@ -262,13 +268,16 @@ def check_states(connection: sa.Connection, rows: Sequence[sa.Row[Any]]) -> None
 
 
 def find_by_run_key(connection: sa.Connection, run_key: str, *, population: str | None) -> Release | None:
-    """Return the release of a run key; with a population, of its own run key, also one reserved from outside."""
+    """Return the release with a run key, or None if there is none.
+
+    With a population, only its releases count, including one that it reserved under this key through a remote ledger.
+    """
     found = under_run_key(connection, run_key, population=population)
     return next((row for row in found if population in (None, row.population)), None)
 
 
 def under_run_key(connection: sa.Connection, run_key: str, *, population: str | None) -> list[Release]:
-    """Return the release of a run key, whose ever it is, then the population's that was reserved from outside by it."""
+    """Return the release with a run key, of any population, then the one that this population reserved remotely."""
     apart = run_key if population is None else key_apart(population, run_key)
     rows = connection.execute(_BY_RUN_KEY, {"given": run_key, "apart": apart}).all()
     check_states(connection, rows)
@@ -276,9 +285,9 @@ def under_run_key(connection: sa.Connection, run_key: str, *, population: str | 
 
 
 def charged_terms(connection: sa.Connection, release: Release) -> dict[str, Any]:
-    """Return the relation of the budget that a release charged, and the content digest of its snapshot, a secret.
+    """Return the relation of the budget that a release charged, and the secret content digest of its snapshot.
 
-    The digest is the registered one, also of a snapshot that was removed; None where none was ever registered.
+    The digest is the registered one, even of a snapshot that was removed; None where none was ever registered.
     """
     relation = read_budget(connection, release.population).relation
     content = connection.execute(_CONTENT, {"id": release.snapshot_id}).scalar_one_or_none()
@@ -291,9 +300,9 @@ def check_under_way(release: Release) -> None:
     Raises
     ------
     Finished
-        When it is committed: whoever did that removed its key and its steps.
+        When the release is committed; its key and steps were removed at the commit.
     Refused
-        When it was given up.
+        When the release was given up.
     """
     if release.state == "committed":
         raise Finished(f"release {release.id} was finished by another process; run the same request to get its result.")
@@ -304,7 +313,7 @@ def check_under_way(release: Release) -> None:
 def enter_release(
     connection: sa.Connection, row: Mapping[str, Any], *, charge: Charge, state: str = "reserved"
 ) -> None:
-    """Write the row of a release that is charged now, with request and event as mappings, and its journal entry."""
+    """Write the row of a release that is charged now, and its journal entry; request and event are mappings."""
     before = read_total(connection, read_budget(connection, row["population"]))
     then = {"created_at": journal.now(), "updated_at": journal.now(), "seq": journal.head(connection).seq + 1}
     written: dict[str, Any] = {name: json.dumps(dict(row[name]), sort_keys=True) for name in ("request", "event")}
@@ -332,7 +341,7 @@ def move_release(
 
 
 def releases_of(connection: sa.Connection, population: str, *, newest: int | None = None) -> tuple[Release, ...]:
-    """Return a population's releases, or as many of its newest, oldest first by the journal."""
+    """Return the releases of a population, or its ``newest`` ones, oldest first in the order of the journal."""
     if newest == 0:
         return ()
     table = tables.release
@@ -341,14 +350,14 @@ def releases_of(connection: sa.Connection, population: str, *, newest: int | Non
 
 
 def actors_of(connection: sa.Connection, population: str) -> dict[str, str]:
-    """Return who reserved each release of a population, by its id: the user's name in the operating system."""
+    """Return the operating-system user who reserved each release of a population, by release id."""
     release, entry = tables.release, tables.event
     query = sa.select(release.c.id, entry.c.actor).join(entry, entry.c.seq == release.c.seq)
     return dict(connection.execute(query.where(release.c.population == population)).tuples().all())
 
 
 def versions_of(connection: sa.Connection, releases: Sequence[Release]) -> dict[str, tuple[str, ...]]:
-    """Return the versions, such as ``news@3``, that artifacts of releases are published as, by digest and in order."""
+    """Return the published versions of the releases' artifacts, such as ``news@3``, by digest and in order."""
     table, digests = tables.published, {row.artifact_digest for row in releases} - {None}
     query = sa.select(table)
     if len(digests) <= _FEW:
@@ -363,15 +372,16 @@ def versions_of(connection: sa.Connection, releases: Sequence[Release]) -> dict[
 
 
 def charge_of(budget: Budget, release: Release) -> Charge:
-    """Return what a release was charged when it was admitted, whatever a later version of the accounting would ask."""
+    """Return the charge of a release at its admission, whatever a later version of the accounting would charge."""
     check_units(budget, {(release.accounting, len(release.charge))})
     return prices.decode(release.charge)
 
 
 def charges_of(connection: sa.Connection, budget: Budget, *, newest: int | None = None) -> list[tuple[str, str, bytes]]:
-    """Return (time, id, stored charge) of a population's releases but abandoned ones, oldest first by the journal.
+    """Return (time, id, stored charge) of a population's charged releases, oldest first in the order of the journal.
 
-    The ticks of a stream are left out, which are charged nothing. With ``newest``, as many of the newest.
+    Abandoned releases are left out, and so are the ticks of streams, which have charge zero. ``newest`` limits the
+    list to as many of the newest releases.
     """
     table, tick = tables.release, tables.tick
     columns = (table.c.created_at, table.c.id, table.c.charge, table.c.accounting)
@@ -412,9 +422,9 @@ class ReleaseFiles:
 
     @contextmanager
     def drawing(self, engine: sa.Engine) -> Iterator[None]:
-        """Sweep where a transaction fails that drew a key, as its commit does on a full disk.
+        """Sweep if a transaction that drew a key fails, for example when its commit meets a full disk.
 
-        A long-lived process may not open its home again.
+        Opening a home sweeps too, but a long-lived process may never open it again.
         """
         before = set(self.keys.release_ids())
         try:
@@ -426,12 +436,12 @@ class ReleaseFiles:
             raise
 
     def sweep(self, engine: sa.Engine) -> None:
-        """Finish what a crash or a full disk left: keys and steps of ended releases, and all that never got a row.
+        """Remove keys and steps that a crash or a full disk left, of ended releases and of those without a row.
 
-        They are listed while no transaction can be drawing a key, and only what was listed goes. So a release that
-        began since keeps its key, however long this process slept, and a key without a row goes at once, whatever a
-        clock says. Staged folders without a row may still be written, and go when they are old. What a row edited by
-        hand would end keeps its key.
+        Keys and folders are listed while no transaction can draw a key, and only listed ones are removed. So a release
+        that began later keeps its key, however long this process was suspended. A key without a row is removed at once,
+        independently of any clock. A staged folder without a row may still be in use, and is removed when it is old. A
+        release whose row was edited by hand to look ended keeps its key.
         """
         drawn, left, known, ended = set[str](), set[str](), set[str](), list[str]()
         if self._listed():

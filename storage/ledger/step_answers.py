@@ -1,13 +1,11 @@
-"""The reservation of a charged release, and its noised steps, stored with one answer each.
+"""Reservation of a charged release, and durable storage of one answer per noised step.
 
-The noised steps of a release, stored durably with one answer per step; the first writer wins.
+The first writer of a step's answer wins.
 
-The journal holds the digest of each step, and the journal leaves the trust boundary. So the digest is an HMAC under the
-key of the release, which is erased when the release ends: it cannot be computed from a guess of the rows, even if the
-answer is published or holds only a part of the noise. A stored step is loaded, and the ledger compared with the
-journal, without the key.
-
-The reservation of a charged release: its event, its key, and its durable answers.
+The journal contains the digest of each step, and the journal leaves the trust boundary. So the digest is an HMAC under
+the key of the release, which is erased when the release ends. The digest cannot be computed from a guess of the rows,
+even if the answer is published or contains only a part of the noise. Loading a stored step, and comparing the ledger
+with the journal, do not need the key.
 """
 
 import hashlib
@@ -37,7 +35,8 @@ logger = logging.getLogger("dpca.storage")
 Arrays = dict[str, NDArray[Any]]
 
 REQUEST = "question"
-"""The array of a step that holds the digest of its request, a function of the rows: stored, but never hashed."""
+"""Name of the array of a step that holds the digest of its request. The digest is a function of the rows, so the array
+is stored, but never part of the step's digest."""
 _CHECKSUM_BYTES = 32
 
 _INSERT = tables.step.insert()
@@ -47,7 +46,7 @@ _DIGEST = sa.select(tables.step.c.digest).where(
 
 
 def step_digest(key: bytes, step: int, arrays: Mapping[str, NDArray[Any]]) -> str:
-    """Return the digest of a step's answer and public inputs under the key of their release, in hex."""
+    """Return the keyed hex digest of a step's answer and public inputs."""
     own = hmac.digest(key, b"dpca step digests", hashlib.sha256)
     hasher = hmac.new(own, step.to_bytes(8, "little"), hashlib.sha256)
     for name, values in sorted(arrays.items()):
@@ -59,53 +58,53 @@ def step_digest(key: bytes, step: int, arrays: Mapping[str, NDArray[Any]]) -> st
 
 
 def _checksum(digest: str, payload: bytes) -> bytes:
-    """Return what the file of a step ends with: a hash of its digest and of all its arrays, the request too."""
+    """Return the checksum at the end of a step's file: a hash of the step's digest and all arrays with the request."""
     hasher = hashlib.sha256(digest.encode())
     hasher.update(payload)
     return hasher.digest()
 
 
 class StepRows(Protocol):
-    """The answer that stands for each step of a release, by its digest, as the ledger's rows say."""
+    """The recorded digest of the answer of each step of a release."""
 
     def check(self) -> None:
-        """Raise `Finished` or `Refused` when the release ended."""
+        """Check that the release has not ended; raise `Finished` or `Refused` otherwise."""
 
     def find(self, step: int) -> str | None:
         """Return the digest of a step's answer; raise as `check`."""
 
     def settle(self, step: int, digest: str) -> str:
-        """Store the digest of a step's answer, and return the stored one, the first; raise as `check`."""
+        """Record the digest of a step's answer unless one is recorded; return the recorded digest; raise as `check`."""
 
 
 @dataclass(frozen=True, slots=True)
 class LedgerSteps:
-    """The rows of one release's steps in a database; see `StepRows`."""
+    """Rows of one release's steps in a database; see `StepRows`."""
 
     transaction: Callable[[], AbstractContextManager[sa.Connection]]
     reading: Callable[[], AbstractContextManager[sa.Connection]]
     release_id: str
 
     def check(self) -> None:
-        """Check that the release did not end."""
+        """Check that the release has not ended."""
         with self.reading() as connection:
             check_under_way(read_release(connection, self.release_id))
 
     def find(self, step: int) -> str | None:
-        """Return the digest of a step's answer in a release that did not end."""
+        """Return the digest of a step's answer in a release that has not ended, or None if none is recorded."""
         with self.reading() as connection:
             check_under_way(read_release(connection, self.release_id))
             return self._digest(connection, step)
 
     def settle(self, step: int, digest: str) -> str:
-        """Store the digest of a step's answer unless one is stored; return the stored one."""
+        """Record the digest of a step's answer unless one is recorded; return the recorded digest."""
         with self.transaction() as connection:
             winner = self._load_or_store(connection, step, digest)
             reached("keep.row_written")
         return winner
 
     def _load_or_store(self, connection: sa.Connection, step: int, digest: str) -> str:
-        """Return the stored digest of a step, or store this one."""
+        """Return the recorded digest of a step, or record this one."""
         row = read_release(connection, self.release_id, lock=True)
         check_under_way(row)
         if row.state != "noising":
@@ -130,9 +129,9 @@ class LedgerSteps:
 
 @dataclass(frozen=True, slots=True)
 class StepStore:
-    """The steps of one release: files in a private staging folder, digests in the ledger.
+    """Steps of one release, with their files in a private staging folder and their digests in the ledger.
 
-    The file of a step is named after its digest, so equal answers of two computations are one file.
+    The file of a step is named after its digest, so equal answers of two computations share one file.
     """
 
     rows: StepRows
@@ -147,16 +146,16 @@ class StepStore:
             return self.keys.read(self.release_id)
 
     def kept(self, step: int) -> Arrays | None:
-        """Return the stored arrays of a step; None when there are none, or their file is gone.
+        """Return the stored arrays of a step; None when no answer is recorded, or its file is missing.
 
-        A lost file can be computed again, because noise is keyed and sums are exact; `keep` checks its digest.
+        A missing file can be computed again, because noise is keyed and sums are exact; `keep` checks its digest.
 
         Raises
         ------
         Finished, Refused
-            When the release ended in the meantime.
+            When the release has ended in the meantime.
         Corrupt
-            When the file is not the one that was stored.
+            When the content of the file differs from the stored answer.
         """
         digest = self.rows.find(step)
         path = self.folder / f"{step}-{digest}.npz"
@@ -182,9 +181,9 @@ class StepStore:
         Raises
         ------
         Corrupt
-            When the step had another answer and that answer is lost; nothing may leave then.
+            When another answer is recorded for the step, and its file is missing. Nothing may leave the curator then.
         Finished, Refused
-            When the release ended in the meantime.
+            When the release has ended in the meantime.
         """
         buffer = io.BytesIO()
         np.savez(buffer, allow_pickle=False, **dict(sorted(arrays.items())))
@@ -215,7 +214,7 @@ class StepStore:
 
     @contextmanager
     def explained(self) -> Iterator[None]:
-        """Name the cause when a key or a folder is gone because the release ended in the meantime."""
+        """Raise the cause when a key or a folder is missing because the release has ended in the meantime."""
         try:
             yield
         except Unavailable:
@@ -227,8 +226,8 @@ class StepStore:
 class Reservation:
     """A release that has begun, with everything that a curator needs to answer its steps.
 
-    ``relation`` is that of the charged budget. ``content`` is the digest of the registered snapshot, or None where the
-    catalog has no such snapshot; only the curator may use it.
+    ``relation`` is the neighboring relation of the charged budget. ``content`` is the digest of the registered
+    snapshot, or None where the catalog has no such snapshot; only the curator may use it.
     """
 
     release_id: str
@@ -239,7 +238,7 @@ class Reservation:
 
     @property
     def key(self) -> bytes:
-        """The secret key, read when noise is drawn or a step is stored; a release with all steps stored needs none."""
+        """The secret key; it is read only when noise is drawn or a step is stored."""
         return self._steps.key
 
     def kept(self, step: int) -> Arrays | None:

@@ -1,18 +1,17 @@
-"""Streams as the ledger's rows say: their ticks, their answers, and the next tick.
+"""Stored streams, with their ticks and answers.
 
-Streams and their ticks as the ledger's rows say, read and entered inside a transaction of the caller.
+All functions that take a connection read and write inside the transaction of the caller.
 
-A stream is a release that is charged beforehand and never computed: it is live while that release, and each one that
-pays for more ticks, has begun and is not closed. A tick is a release of charge zero, and a row that binds it to a slot
-of the schedule and to one snapshot.
+A stream is a release that is charged in advance and never computed. It is live while this release, and each release
+that pays for further ticks, has begun and is not closed. A tick is a release of charge zero, with a row that binds it
+to a slot of the schedule and to one snapshot.
 
-The store of a stream's answers: copies of what its ticks released, on which every later estimate is made.
+The answer store holds copies of the released answers of a stream's ticks; every later estimate uses them. An answer
+cannot be computed again, because its key is erased. So the answer is copied here before its release is committed, as
+the packed integers that left the curator, with 8 bytes per coordinate. An answer is already noised and may be
+published. A copy of this folder is a backup. A tick whose answer is lost counts as closed in the estimates.
 
-An answer cannot be made again, because its key is erased. So it is copied here before its release is committed, as the
-packed integers that left the curator: 8 bytes a coordinate. It is noised already, and may be published; a copy of this
-folder is a backup. A tick whose answer is lost counts as closed in the estimates.
-
-The next tick of a stream: what must hold before it begins, and the rows that bind it to a slot and a snapshot.
+`check_next` and `check_snapshot` check that the next tick may begin; `bind_tick` enters it.
 """
 
 import hashlib
@@ -43,7 +42,7 @@ _ENTRY = tables.event.c
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamCharge:
-    """A release that pays for ticks of a stream: all up to ``ticks``, together with those before it."""
+    """A release that, together with the earlier ones, pays for all ticks of a stream up to ``ticks``."""
 
     release_id: str
     ticks: int
@@ -52,15 +51,15 @@ class StreamCharge:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stream:
-    """One stream.
+    """A stream and its charges.
 
     Attributes
     ----------
-    id : str, of the release that opened it
-    name : str, under which its ticks are published; no two live streams have one
+    id : str, the id of the release that opened it
+    name : str, the name under which its ticks are published; live streams have distinct names
     population : str
     fingerprint : str, digest of the terms
-    terms : mapping, everything that is fixed for the stream's life, as plain JSON values
+    terms : mapping, the settings that are fixed for the stream's life, as plain JSON values
     created_at : str
     charges : tuple of StreamCharge, oldest first
     """
@@ -75,12 +74,12 @@ class Stream:
 
     @property
     def is_live(self) -> bool:
-        """Whether it was charged and is not closed: only then may ticks begin."""
+        """True if the stream is charged and not closed, so that ticks may begin."""
         return bool(self.charges) and all(charge.state == "noising" for charge in self.charges)
 
     @property
     def ticks(self) -> int:
-        """The number of ticks that it is charged for."""
+        """The number of ticks that the stream is charged for."""
         return max((charge.ticks for charge in self.charges), default=0)
 
 
@@ -92,15 +91,14 @@ class Tick:
     ----------
     stream : str
     tick : int, from 1
-    slot : str, of the schedule
+    slot : str, the slot of the schedule
     release_id : str
-    snapshot_id : str, to which it is bound, whatever is ingested later
-    number : int, of that snapshot's ingest; 0 for one that is older than the numbering
-    arrivals : str, what is known of when its records arrived: ``rows``, the id of the table that tells it of ids, or
-        ``unknown``
-    state : str, of its release
+    snapshot_id : str, the snapshot to which the tick is bound, whatever is ingested later
+    number : int, the number of the snapshot's ingest; 0 for a snapshot that is older than the numbering
+    arrivals : str, the source of the arrival times of records: ``rows``, the id of an arrival epoch, or ``unknown``
+    state : str, the state of the release
     artifact_digest : str or None
-    answer : str or None, digest of the copy in the stream's store
+    answer : str or None, digest of the copy in the answer store
     """
 
     stream: str
@@ -116,12 +114,12 @@ class Tick:
 
     @property
     def is_settled(self) -> bool:
-        """Whether it is committed or closed, so that the next one may begin."""
+        """True if the tick is committed or closed, so that the next one may begin."""
         return self.state in ("committed", "closed")
 
 
 def find_stream(connection: sa.Connection, name: str) -> Stream | None:
-    """Return the newest stream of a name, if there is one."""
+    """Return the newest stream with this name, or None if there is none."""
     table = tables.stream
     query = sa.select(table).where(table.c.name == name).order_by(table.c.seq.desc()).limit(1)
     row = connection.execute(query).first()
@@ -129,7 +127,7 @@ def find_stream(connection: sa.Connection, name: str) -> Stream | None:
 
 
 def read_stream(connection: sa.Connection, name: str) -> Stream:
-    """Return the newest stream of a name, or raise `NotFound`."""
+    """Return the newest stream with this name, or raise `NotFound`."""
     found = find_stream(connection, name)
     if found is None:
         raise NotFound(f"no stream is named {name!r}; see `dpca stream list`, or open one with `dpca stream open`.")
@@ -137,7 +135,7 @@ def read_stream(connection: sa.Connection, name: str) -> Stream:
 
 
 def stream_of(connection: sa.Connection, stream_id: str) -> Stream:
-    """Return a stream by its id, or raise `NotFound`."""
+    """Return the stream with this id, or raise `NotFound`."""
     row = connection.execute(sa.select(tables.stream).where(tables.stream.c.id == stream_id)).first()
     if row is None:
         raise NotFound(f"stream {stream_id!r} is not in this ledger; see `dpca stream list`.")
@@ -156,7 +154,7 @@ def ticks_of(connection: sa.Connection, stream_id: str) -> tuple[Tick, ...]:
     Raises
     ------
     Corrupt
-        When a row of them, of their answers or of the last one's release was edited or inserted by hand.
+        When a row of the ticks, of their answers, or of the last tick's release was edited or inserted by hand.
     """
     table, release, answer = tables.tick, tables.release, tables.tick_answer
     _check(connection, table, table.c.stream == stream_id, "tick_begun")
@@ -178,7 +176,7 @@ def ticks_of(connection: sa.Connection, stream_id: str) -> tuple[Tick, ...]:
 
 
 def enter_stream(connection: sa.Connection, row: Mapping[str, Any]) -> None:
-    """Write the row of a stream, whose terms are a mapping, and its journal entry; the caller enters its charge."""
+    """Write the row of a stream, with its terms as a mapping, and its journal entry; the caller enters its charge."""
     terms = json.dumps(dict(row["terms"]), sort_keys=True)
     then = {"created_at": journal.now(), **row, "terms": terms, "seq": journal.head(connection).seq + 1}
     connection.execute(tables.stream.insert().values(**then))
@@ -187,27 +185,27 @@ def enter_stream(connection: sa.Connection, row: Mapping[str, Any]) -> None:
 
 
 def enter_stream_charge(connection: sa.Connection, *, stream: str, ticks: int, release_id: str) -> None:
-    """Write that a release pays for the ticks of a stream up to a number, and the journal entry."""
+    """Record that a release pays for the ticks of a stream up to a number, and write the journal entry."""
     connection.execute(tables.stream_charge.insert().values(stream=stream, ticks=ticks, release_id=release_id))
     journal.append(connection, "stream_charged", release_id=release_id, detail={"stream": stream, "ticks": ticks})
 
 
 def enter_tick(connection: sa.Connection, row: Mapping[str, Any]) -> None:
-    """Write the row of a tick, whose release is entered, and its journal entry."""
+    """Write the row of a tick, whose release is already entered, and its journal entry."""
     connection.execute(tables.tick.insert().values(**row))
     told = {name: value for name, value in row.items() if name != "release_id"}
     journal.append(connection, "tick_begun", release_id=row["release_id"], detail=told)
 
 
 def enter_answer(connection: sa.Connection, *, stream: str, tick: int, release_id: str, digest: str) -> None:
-    """Write the digest of the copy of a tick's answer, and the journal entry."""
+    """Write the digest of the copy of a tick's answer, and its journal entry."""
     told = {"stream": stream, "tick": tick, "digest": digest}
     connection.execute(tables.tick_answer.insert().values(**told))
     journal.append(connection, "tick_answered", release_id=release_id, detail=told)
 
 
 def _check(connection: sa.Connection, table: sa.Table, where: sa.ColumnElement[bool], entry: str) -> None:
-    """Check that the rows of some releases in a table say what the journal says."""
+    """Check that the selected rows of a table agree with their journal entries."""
     rows = connection.execute(sa.select(table).where(where)).all()
     of_these = _ENTRY.release_id.in_(sa.select(table.c.release_id).where(where))
     check_rows(connection, table.name, rows, (_ENTRY.name == entry) & of_these)
@@ -237,7 +235,7 @@ _NAME = re.compile(r"([0-9]{6})-([0-9a-f]{64})\.npy")
 
 
 def keep_answer(place: Place, tick: Tick, answer: NDArray[np.int64]) -> str:
-    """Copy the answer of a tick durably; return the digest of the file."""
+    """Copy the answer of a tick durably, and return the digest of the file."""
     buffer = io.BytesIO()
     np.save(buffer, answer, allow_pickle=False)
     payload = buffer.getvalue()
@@ -248,7 +246,7 @@ def keep_answer(place: Place, tick: Tick, answer: NDArray[np.int64]) -> str:
 
 
 def kept_answers(place: Place, stream_id: str) -> dict[int, set[str]]:
-    """Return the digests in a stream's store by tick, whatever the ledger says of them."""
+    """Return the digests of the files in the answer store of a stream, by tick, without reading the ledger."""
     found: dict[int, set[str]] = {}
     for name in place.names(f"{FOLDER}/{stream_id}"):
         if matched := _NAME.fullmatch(name):
@@ -258,7 +256,7 @@ def kept_answers(place: Place, stream_id: str) -> dict[int, set[str]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answers(Mapping[int, NDArray[np.int64]]):
-    """The answers of ticks that have one in the store, by tick; each is read when it is asked for, and not held.
+    """The stored answers by tick, each read from its file on access.
 
     Parameters
     ----------
@@ -272,7 +270,7 @@ class Answers(Mapping[int, NDArray[np.int64]]):
     _digests: dict[int, str] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        """List the store once."""
+        """List the files of the store once."""
         held = kept_answers(self.place, self.ticks[0].stream) if self.ticks else {}
         found = {
             tick.tick: tick.answer
@@ -295,7 +293,7 @@ class Answers(Mapping[int, NDArray[np.int64]]):
         Raises
         ------
         Corrupt
-            When the file is not the one that was copied.
+            When the file differs from the answer that was copied.
         """
         path = answer_path(self.ticks[0].stream, tick, self._digests[tick])
         payload = self.place.read(path).payload
@@ -309,16 +307,16 @@ class Answers(Mapping[int, NDArray[np.int64]]):
 
 
 def answer_path(stream_id: str, tick: int, digest: str) -> str:
-    """Return the path of the answer of a tick in a place."""
+    """Return the path of a tick's answer in a place."""
     return f"{FOLDER}/{stream_id}/{tick:06d}-{digest}.npy"
 
 
 MECHANISM = "stream"
-"""The mechanism that is stated of streams and their ticks."""
+"""The mechanism name in the requests of streams and their ticks."""
 
 
 def newest_snapshot(connection: sa.Connection, stream: Stream) -> sa.Row[Any]:
-    """Return the newest snapshot of a stream's dataset that is not removed, by the journal, or raise `NotFound`."""
+    """Return the newest snapshot of a stream's dataset, checked by `current_snapshot`, or raise `NotFound`."""
     found = current_snapshot(connection, stream.terms["dataset"])
     if found is None:
         raise NotFound(f"no dataset is named {stream.terms['dataset']!r}; ingest one.")
@@ -326,12 +324,12 @@ def newest_snapshot(connection: sa.Connection, stream: Stream) -> sa.Row[Any]:
 
 
 def as_bound(tick: Tick, snapshot_id: str | None) -> Tick:
-    """Return the tick that a slot has.
+    """Return the tick that a slot already has.
 
     Raises
     ------
     Conflict
-        When it is bound to another snapshot than the one insisted on.
+        When ``snapshot_id`` is given and the tick is bound to another snapshot.
     """
     if snapshot_id not in (None, tick.snapshot_id):
         raise Conflict(
@@ -342,12 +340,12 @@ def as_bound(tick: Tick, snapshot_id: str | None) -> Tick:
 
 
 def check_next(stream: Stream, ticks: tuple[Tick, ...]) -> None:
-    """Check that a stream may have another tick.
+    """Check that a stream may begin another tick.
 
     Raises
     ------
     Refused
-        When it is closed, all its ticks are used, or one is under way.
+        When the stream is closed, all its ticks are used, or a tick is under way.
     """
     if not stream.is_live:
         raise Refused(f"stream {stream.name!r} is closed for good; open a new one, which is charged anew.")
@@ -366,15 +364,15 @@ def check_next(stream: Stream, ticks: tuple[Tick, ...]) -> None:
 def check_snapshot(
     connection: sa.Connection, stream: Stream, ticks: tuple[Tick, ...], newest: sa.Row[Any], *, insisted: str | None
 ) -> None:
-    """Check that the next tick may be bound to a snapshot.
+    """Check that the next tick may be bound to the newest snapshot.
 
     Raises
     ------
     Conflict
-        When it is not the one insisted on.
+        When ``insisted`` is another snapshot.
     Refused
-        When it is older than that of the tick before, which was removed: arrivals never fall; or has another unit of
-        privacy than the budget.
+        When the snapshot is older than that used by the previous tick, which was removed, because arrivals never fall.
+        Also when the snapshot has another privacy unit than the budget.
     """
     if insisted not in (None, newest.id):
         raise Conflict(f"the newest snapshot is {newest.id}, to which the next tick is bound; leave --snapshot out.")
@@ -394,16 +392,17 @@ def number_of(snapshot: sa.Row[Any]) -> int:
 
 
 def epoch_of(snapshot: sa.Row[Any]) -> str | None:
-    """Return the id of the table of ids that the numbers in a snapshot's blocks are from; None where they have none."""
+    """Return the arrival epoch of the first-seen numbers in a snapshot's blocks; None where they have none."""
     epoch: str | None = snapshot.epoch
     return epoch
 
 
 def arrivals_of(stream: Stream, ticks: tuple[Tick, ...], *, epoch: str | None) -> str:
-    """Return what is known of arrivals at the next tick: ``rows``, the table that tells those of ids, or ``unknown``.
+    """Return the source of arrival times at the next tick.
 
-    A stream keeps to the table of its first tick. From the first tick on that has none, or another one, all arrivals
-    are unknown for good: an id could come later by it than it came before.
+    The source is ``rows``, the id of an arrival epoch, or ``unknown``. A stream keeps the arrival epoch of its first
+    tick. From the first tick with no epoch or another one, all arrivals are unknown for good. Otherwise an id could
+    arrive later by the new epoch than by the old one.
     """
     if stream.terms.get("unit") == "rows":
         return "rows"
@@ -420,7 +419,7 @@ def bind_tick(
     snapshot: sa.Row[Any],
     keys: KeyFolder,
 ) -> Tick:
-    """Enter the tick after ``ticks`` as a release of charge zero that began, bound to a slot and a snapshot."""
+    """Enter the tick after ``ticks`` as a begun release of charge zero, bound to a slot and a snapshot."""
     at, key = len(ticks) + 1, releases.new_key()
     release_id = releases.release_id_of(key)
     if releases.find_release(connection, release_id) is not None:
@@ -440,13 +439,13 @@ def bind_tick(
     journal.append(connection, "release_begun", population=stream.population, release_id=release_id)
     bound = {"stream": stream.id, "tick": at, "slot": slot, "release_id": release_id, "snapshot_id": snapshot.id}
     known = arrivals_of(stream, ticks, epoch=epoch_of(snapshot))
-    number = max([number_of(snapshot), *(tick.number for tick in ticks[-1:])])  # a restored ledger may count anew
+    number = max([number_of(snapshot), *(tick.number for tick in ticks[-1:])])  # a restored ledger may restart at 1
     enter_tick(connection, {**bound, "number": number, "arrivals": known})
     return ticks_of(connection, stream.id)[-1]
 
 
 def guarantee_of(connection: sa.Connection, stream: Stream) -> tuple[float, float]:
-    """Return the epsilon and delta that all ticks charged so far have together."""
+    """Return the joint epsilon and delta of all ticks charged so far."""
     rows = [releases.read_release(connection, charge.release_id) for charge in stream.charges]
     delta = rows[0].delta
     if len(rows) == 1:

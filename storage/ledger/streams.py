@@ -1,9 +1,10 @@
-"""Streams: one Gaussian release that is charged beforehand, and published from tick by tick at no further charge.
+"""Streams of releases that share one Gaussian charge, paid in advance.
 
-``open`` charges a stream's event and begins it in one transaction, so that it can never be given back; ``extend``
-charges more ticks in the same way. ``begin_tick`` binds the next tick to a slot of the schedule and to the newest
-snapshot, in one transaction: a slot that fires again finds that tick, whatever was ingested since. Each tick is a
-release with a key of its own, computed and committed as any other. ``answered`` notes the copy of its answer.
+``open`` charges the event of a stream and marks it as begun in one transaction, so that the charge can never be given
+back. ``extend`` charges further ticks in the same way. ``begin_tick`` binds the next tick to a slot of the schedule and
+to the newest snapshot, in one transaction. A slot that fires again gets the same tick, whatever was ingested since.
+Each tick is a release with its own key, computed and committed like any other release, at no further charge.
+``answered`` records the copy of a tick's answer.
 
 Examples
 --------
@@ -55,7 +56,7 @@ from storage.ledger.witness import Witnesses, note_answer, note_release
 
 
 class Transactions(Protocol):
-    """How a ledger is written and read; see `storage.ledger.ledger.Ledger`."""
+    """Transactions of a ledger; see `storage.ledger.ledger.Ledger`."""
 
     def transaction(self) -> AbstractContextManager[sa.Connection]: ...  # noqa: D102
 
@@ -70,12 +71,12 @@ def fingerprint_of(terms: Mapping[str, Any]) -> str:
 
 
 def check_standing(standing: Stream, *, population: str, fingerprint: str, ticks: int) -> None:
-    """Check that a live stream is the one that is asked for.
+    """Check that a live stream matches the requested one.
 
     Raises
     ------
     Conflict
-        When it has other terms, or pays for fewer ticks.
+        When the stream has another population or other terms, or is charged for fewer ticks.
     """
     if (standing.population, standing.fingerprint) != (population, fingerprint) or standing.ticks < ticks:
         raise Conflict(
@@ -86,7 +87,7 @@ def check_standing(standing: Stream, *, population: str, fingerprint: str, ticks
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Streams:
-    """The streams of a ledger; `storage.ledger.ledger.Ledger.streams` makes it."""
+    """The streams of a ledger, as `storage.ledger.ledger.Ledger.streams` returns them."""
 
     ledger: Transactions
     keys: KeyFolder
@@ -104,28 +105,29 @@ class Streams:
         delta: float,
         terms: Mapping[str, Any],
     ) -> Stream:
-        """Charge a stream and begin it, or return the live one of this name with the same terms.
+        """Charge and begin a stream, or return the live stream of this name with the same terms.
 
         Parameters
         ----------
         population : str
-            Whose budget pays.
+            The population whose budget is charged.
         name : str
-            Under which its ticks are published.
+            The name under which the ticks are published.
         ticks : int
-            The ticks that are paid for now.
+            The number of ticks to charge now.
         event : mapping
-            The Gaussian release that all of them together are.
+            The Gaussian event of all these ticks together.
         epsilon, delta : float
             The nominal guarantee of that event.
         terms : mapping
-            What is fixed for the stream's life, as plain JSON values, among it ``dataset``, the ``noise_multiplier`` of
-            a tick, and ``unit``: ``ids``, or ``rows`` where a row of one night is the unit of privacy.
+            The settings that are fixed for the life of the stream, as plain JSON values. They include ``dataset``, the
+            ``noise_multiplier`` of a tick, and ``unit``. The unit is ``ids``, or ``rows`` where one row of one night is
+            the privacy unit.
 
         Raises
         ------
         Conflict
-            When a live stream of this name has other terms, or pays for fewer ticks.
+            When a live stream of this name has other terms, or is charged for fewer ticks.
         BudgetExhausted
             When the budget does not admit the event. Nothing is charged or written.
         """
@@ -153,17 +155,18 @@ class Streams:
         return found
 
     def extend(self, name: str, *, ticks: int, event: Event, epsilon: float, after: int) -> Stream:
-        """Charge a stream for more ticks, up to a number in all; return it as it stands where it is paid for already.
+        """Charge a stream for further ticks, up to the total number ``ticks``.
 
-        ``event`` is the difference between the two Gaussian releases, ``epsilon`` its nominal guarantee at the delta of
-        the stream, and ``after`` the number of ticks that it was computed for.
+        A stream that is already charged for that many ticks is returned unchanged. ``event`` is the difference between
+        the Gaussian events of ``ticks`` and of ``after`` ticks. ``epsilon`` is its nominal guarantee at the delta of
+        the stream. ``after`` is the number of charged ticks for which the event was computed.
 
         Raises
         ------
         Refused
             When the stream is closed.
         Conflict
-            When it is charged for another number of ticks by now.
+            When the stream is by now charged for another number of ticks than ``after``.
         BudgetExhausted
             When the budget does not admit the event. Nothing is charged or written.
         """
@@ -194,26 +197,28 @@ class Streams:
         fingerprint: str,
         snapshot_id: str | None = None,
     ) -> Tick:
-        """Begin the next tick of a live stream for a slot, or return the tick that the slot has.
+        """Begin the next tick of a live stream for a slot, or return the tick that the slot already has.
 
         Parameters
         ----------
         name : str
-            Of the stream.
+            The name of the stream.
         slot : str
-            Of the schedule; a slot has one tick.
+            The slot of the schedule; a slot has one tick.
         fingerprint : str
-            Of the terms that the caller knows.
+            The digest of the terms that the caller expects.
         snapshot_id : str, optional
-            Insist on this snapshot.
+            The snapshot that the tick must be bound to.
 
         Raises
         ------
         Conflict
-            When the terms are others, or the slot's tick is bound to another snapshot than the one insisted on.
+            When the stream has other terms, or when the tick of the slot, or the newest snapshot for a new tick, is
+            not ``snapshot_id``.
         Refused
-            When the stream is closed, its last paid tick is used, the tick before is under way, or the newest snapshot
-            is older than the one of the tick before.
+            When the stream is closed, its last charged tick is used, or the previous tick is under way. Also when the
+            newest snapshot is older than the snapshot of the previous tick, or has another privacy unit than the
+            budget.
         """
         check_name("slot", slot)
         with self.ledger.drawing(), self.ledger.transaction() as connection:
@@ -236,12 +241,12 @@ class Streams:
         return tick
 
     def answered(self, tick: Tick, *, digest: str) -> str:
-        """Note the copy of a tick's answer in the stream's store; return the digest that stands.
+        """Record the digest of the stored copy of a tick's answer, and return the recorded digest.
 
         Raises
         ------
         Conflict
-            When the tick has another answer: one of the two is damaged.
+            When another answer is recorded for the tick: one of the two is damaged.
         """
         with self.ledger.transaction() as connection:
             releases.read_release(connection, tick.release_id, lock=True)
@@ -259,14 +264,16 @@ class Streams:
         return digest
 
     def close_tick(self, name: str, tick: int) -> Tick:
-        """Give up a tick that began; it is used up, and the next one may begin. Its key and its step are erased.
+        """Close a tick that has begun but is not committed, and erase its key and steps.
+
+        The tick is used up, and the next one may begin.
 
         Raises
         ------
         NotFound
             When the stream has no such tick.
         Refused
-            When it is committed.
+            When the tick is committed.
         """
         with self.ledger.transaction() as connection:
             stream = read_stream(connection, name)
@@ -283,7 +290,7 @@ class Streams:
         return closed
 
     def close(self, name: str) -> Stream:
-        """Close a stream for good; what it was charged stays charged. A tick under way is closed with it."""
+        """Close a stream and its tick under way for good; the stream stays charged."""
         with self.ledger.transaction() as connection:
             stream = read_stream(connection, name)
             lock_budget(connection, read_budget(connection, stream.population))
@@ -294,18 +301,18 @@ class Streams:
         return closed
 
     def show(self, name: str) -> tuple[Stream, tuple[Tick, ...]]:
-        """Return the newest stream of a name with its ticks, oldest first."""
+        """Return the newest stream with this name, and its ticks, oldest first."""
         with self.ledger.reading() as connection:
             stream = read_stream(connection, name)
             return stream, ticks_of(connection, stream.id)
 
     def ticks(self, stream_id: str) -> tuple[Tick, ...]:
-        """Return the ticks of a stream, by its id, oldest first."""
+        """Return the ticks of the stream with this id, oldest first."""
         with self.ledger.reading() as connection:
             return ticks_of(connection, stream_id)
 
     def of_tick(self, release_id: str) -> tuple[Stream, tuple[Tick, ...]]:
-        """Return the stream of a tick, by its release, and its ticks up to that one."""
+        """Return the stream of the tick with this release id, and the stream's ticks up to that one."""
         with self.ledger.reading() as connection:
             table = tables.tick
             row = connection.execute(sa.select(table).where(table.c.release_id == release_id)).first()
@@ -332,7 +339,7 @@ class Streams:
         epsilon: float,
         delta: float,
     ) -> None:
-        """Enter a release that pays for ticks, as one that began."""
+        """Enter a release that pays for ticks, in the state ``noising``."""
         if event.get("name") != "gaussian":
             raise Invalid(f"a stream is one Gaussian release, and {event.get('name')!r} is none; take its event.")
         charge, total = admitted_charge(connection, budget, event, epsilon=epsilon, delta=delta)
@@ -346,7 +353,7 @@ class Streams:
         journal.append(connection, "release_begun", population=budget.population, release_id=release_id)
 
     def _locked(self, connection: sa.Connection, name: str) -> Stream:
-        """Return a live stream under the lock of its budget."""
+        """Return a live stream, with the lock of its budget held."""
         stream = read_stream(connection, name)
         lock_budget(connection, read_budget(connection, stream.population))
         stream = stream_of(connection, stream.id)
@@ -356,7 +363,7 @@ class Streams:
 
 
 def close_stream(connection: sa.Connection, stream: Stream) -> list[str]:
-    """Close the charges of a stream, and its tick under way; return the releases that end, whose keys are to go."""
+    """Close the charges of a stream and its tick under way; return the closed releases, whose keys must be erased."""
     ended = [tick.release_id for tick in ticks_of(connection, stream.id) if tick.state == "noising"]
     ended += [charge.release_id for charge in stream.charges if charge.state == "noising"]
     for release_id in ended:

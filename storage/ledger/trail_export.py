@@ -1,8 +1,9 @@
-"""The export of a population's audit trail: its journal entries, and a checkpoint that the ledger signs.
+"""Export of a population's audit trail, with its journal entries and a signed checkpoint of the ledger.
 
-Every checkpoint is stored where artifacts are, so that a journal that was rewritten, together with its witnesses, does
-not agree with what was signed before; and whoever holds an earlier export can tell by that alone. The signing key lies
-in the key folder: a new one is made where there is none, and consumers are told its public half.
+Every checkpoint is stored next to the artifacts. So a journal that was rewritten together with its witnesses does not
+agree with the checkpoints that were signed before. Anyone who has an earlier export can detect this from the export
+alone. The signing key is in the key folder. If there is none, a new key is generated, and consumers must receive its
+public half.
 """
 
 import json
@@ -28,15 +29,15 @@ KEY_FILE = "trail-signing.key"
 
 
 def export_trail(connection: sa.Connection, population: str, *, place: Place, keys: Path) -> dict[str, Any]:
-    """Sign a checkpoint of the journal, store it, and return a population's trail, to be written as JSON.
+    """Sign and store a checkpoint of the journal, and return the trail of a population, to be written as JSON.
 
     Parameters
     ----------
     connection : sqlalchemy.Connection
-        In a transaction of the ledger, which keeps writers away.
+        Inside a transaction of the ledger, which excludes other writers.
     population : str
     place : Place
-        Where checkpoints are stored.
+        The place in which checkpoints are stored.
     keys : Path
         The key folder.
 
@@ -45,9 +46,9 @@ def export_trail(connection: sa.Connection, population: str, *, place: Place, ke
     NotFound
         If the population has no budget.
     Corrupt
-        If the journal does not hold together.
+        If the journal's chain or a stored checkpoint is damaged.
     Refused
-        If it is not the one of which earlier checkpoints were signed, and nobody accepted a restored ledger since.
+        If the journal does not agree with earlier signed checkpoints, and no restored ledger was accepted since.
     """
     journal.lock(connection)
     read_budget(connection, population)
@@ -88,7 +89,7 @@ def export_trail(connection: sa.Connection, population: str, *, place: Place, ke
 
 
 def signing_key(keys: Path) -> Ed25519PrivateKey:
-    """Read the key with which this ledger signs, or make it."""
+    """Read the signing key of this ledger, or create it."""
     path = keys / KEY_FILE
     with writing(keys):
         make_folder(keys)
@@ -103,7 +104,7 @@ def signing_key(keys: Path) -> Ed25519PrivateKey:
 
 
 def public_key(private: Ed25519PrivateKey) -> str:
-    """Return what is published of a signing key, in hex."""
+    """Return the public half of a signing key, in hex."""
     return private.public_key().public_bytes_raw().hex()
 
 
@@ -121,7 +122,7 @@ def _by_subject(rows: Iterable[dict[str, Any]]) -> dict[str, list[dict[str, Any]
 
 
 def _stored(place: Place, ledger: str) -> list[Checkpoint]:
-    """Return the checkpoints that were signed before, the shortest first."""
+    """Return the stored checkpoints, shortest first, after a check of their signatures."""
     folder = f"{FOLDER}/{ledger}"
     found = []
     for name in place.names(folder):
@@ -136,7 +137,7 @@ def _stored(place: Place, ledger: str) -> list[Checkpoint]:
 
 
 def _agrees(checkpoint: Checkpoint, roots: JournalRoots, *, is_accepted: bool) -> bool:
-    """Tell whether a checkpoint is one of this journal; one of what a restored ledger lost is not.
+    """Return whether a checkpoint is one of this journal; one that covers entries lost by a restored ledger is not.
 
     Raises
     ------

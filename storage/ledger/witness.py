@@ -1,10 +1,9 @@
-"""The witnesses of a ledger: copies of its last event and of each release, outside the database.
+"""Witnesses of a ledger, which copy its journal head and its releases outside the database.
 
-The file of a witness: two copies of a journal's head, of which the older is written over.
-
-Each copy fills a page of the file and ends with its checksum, and one sync of a file that exists already makes it
-durable. A write that a crash cut short leaves the other copy, which is the event before: the journal is then one event
-ahead of its witness, as it is between any commit and the write that follows it.
+A witness file holds two copies of a journal's head, of which the older is overwritten. Each copy fills a page of the
+file and ends with its checksum, and one sync of an existing file makes it durable. A crash during a write leaves the
+other copy, which holds the previous head. The journal is then one entry ahead of its witness, as it is between any
+commit and the write that follows.
 
 >>> first, second = (Head(ledger="a", seq=seq, hash=str(seq)) for seq in (1, 2))
 >>> payload = encode(first)
@@ -13,14 +12,13 @@ True
 >>> decode(payload[:_PAGE] + _copy_of(second)) == second
 True
 
-The witnesses of a ledger: copies of its last event, and of each release that began, outside its database.
+A ledger has two witnesses. The first is in the key folder, which all machines that make releases share. The second is
+in this machine's state folder, so that it is not restored or copied with the home. The second also records each release
+that began, with the budget that paid, and each published version. A database without an entry that a witness has seen
+was restored from a copy, or another copy of it was used in the meantime. Such a database is refused, because it
+has lost charges.
 
-One lies beside the keys, where all machines that release share it. One lies apart, in this machine's state folder, so
-that it is not restored with the home or copied along; it also notes each release that began, with the budget that paid,
-and each version that was published. A database that does not contain what a witness saw was restored from a copy, or
-another copy of it went on meanwhile. It is refused: it has un-spent.
-
-The notes for the witness: everything needed to enter a release or a version that a restored copy lacks.
+The recorded notes contain everything needed to enter a release or a version that a restored copy lacks.
 """
 
 import errno
@@ -46,21 +44,21 @@ from storage.ledger.budgets import read_budget
 from storage.ledger.journal import Head
 
 _PAGE = 4096
-"""Bytes that a disk writes whole, or leaves damaged, without harm to the next ones."""
+"""Bytes of one copy: an interrupted write may damage its page, but not the next page."""
 
 
 def encode(head: Head) -> bytes:
-    """Write a new file, both of whose copies are of one head."""
+    """Return the content of a new file, with two copies of one head."""
     return 2 * _copy_of(head)
 
 
 def decode(payload: bytes) -> Head:
-    """Return the newer sound copy.
+    """Return the newer of the intact copies.
 
     Raises
     ------
     TypeError, ValueError
-        When none is sound.
+        When neither copy is intact.
     """
     if len(payload) != 2 * _PAGE:
         raise ValueError("the file has not the length of two copies")
@@ -71,9 +69,9 @@ def decode(payload: bytes) -> Head:
 
 
 def write_next(path: Path, head: Head, *, over: bytes) -> None:
-    """Write a newer head durably, over the older or damaged copy of a file that holds ``over``.
+    """Write a newer head durably over the older or damaged copy of a file with content ``over``.
 
-    The caller holds the writers' lock.
+    The caller must hold the writers' lock.
     """
     first, second = _copies(over)
     is_first = first is None or (second is not None and first.seq <= second.seq)
@@ -96,7 +94,7 @@ def _copies(payload: bytes) -> tuple[Head | None, Head | None]:
     return _sound(payload[:_PAGE]), _sound(payload[_PAGE:])
 
 
-@lru_cache(maxsize=16)  # a release reads both witnesses some thirty times, mostly as they were
+@lru_cache(maxsize=16)  # a release reads both witnesses about thirty times, mostly unchanged
 def _sound(copy: bytes) -> Head | None:
     text, _, checksum = copy.rstrip().rpartition(b" ")
     return Head(**json.loads(text)) if sha256(text).hexdigest().encode() == checksum else None
@@ -107,23 +105,23 @@ _MOST_BYTES = 1 << 16
 _HASH = sa.select(tables.event.c.hash).where(tables.event.c.seq == sa.bindparam("seq"))
 
 Note = Mapping[str, Any]
-"""A release that begins, with its budget's terms, or a version that is published."""
+"""A release that begins, with the terms of its budget; a published version; or the answer of a tick."""
 
 
 @dataclass(frozen=True, slots=True)
 class Witness:
-    """A folder with a copy of the journal's head. It moves forward only; see `storage.ledger.witness`."""
+    """A folder with a copy of the journal's head, which only moves forward; see `storage.ledger.witness`."""
 
     folder: Path
 
     def read(self) -> Head | None:
-        """Return the copy, or None where no ledger has written one."""
+        """Return the copied head, or None where no ledger has written one."""
         found = self._read()
         return None if found is None else found[0]
 
     def _read(self) -> tuple[Head, bytes] | None:
-        """Return the copy, and all that its file holds."""
-        path = f"{self.folder}/{_NAME}"  # no path object: a release reads some thirty times
+        """Return the copied head, and the content of its file."""
+        path = f"{self.folder}/{_NAME}"  # no path object: a release reads this file about thirty times
         try:
             payload = read_file(path, most=_MOST_BYTES)
             return decode(payload), payload
@@ -141,15 +139,15 @@ class Witness:
         return self.folder / _NAME
 
     def advance(self, reached: Head, *, confirm: Callable[[Head], None] | None = None, back: bool = False) -> None:
-        """Copy an event that is committed.
+        """Copy the head of the journal after a commit.
 
         Parameters
         ----------
         reached : Head
         confirm : callable, optional
-            Called with the head that was copied before, and raises when the journal does not hold it.
+            Called with the previously copied head; raises when the journal does not contain it.
         back : bool
-            Let an operator's act move the copy anywhere.
+            Replace the copy unconditionally, as an operator may do.
         """
         with writing(self.folder):
             make_folder(self.folder)
@@ -166,11 +164,11 @@ class Witness:
                     write_next(self._path, reached, over=payload)
 
     def check(self, connection: sa.Connection, current: Head, *, restored: bool = False) -> None:
-        """Compare a database, of which the head was read before, with the copy.
+        """Compare a database with the copy, given the ``current`` head that was read from the database before.
 
-        ``restored`` admits an older state, but no other ledger. The head comes first, since whoever writes event 2 has
-        put down event 1 here before. The copy may be newer than the head for the same reason; then the database is read
-        once more.
+        ``restored`` admits an older state, but no other ledger. The head must be read first: the process that writes
+        entry 2 has copied entry 1 here before, so a missing copy is then an error. The copy, which is read later, may
+        be newer than the head; the database is then read once more.
 
         Raises
         ------
@@ -195,17 +193,20 @@ class Witness:
 
 
 class Witnesses:
-    """Both witnesses of a ledger: ``beside`` its keys, and ``apart`` in a folder of this ledger alone."""
+    """Both witnesses of a ledger: ``beside`` in the key folder, ``apart`` in a state folder for this ledger only."""
 
     def __init__(self, *, beside: Path, apart: Path) -> None:
         self._beside, self._apart = Witness(beside), Witness(apart)
         self._notes = apart / "notes.jsonl"
         self._ours: Head | None = None
         self.is_new = False
-        """Whether a check found none apart: the ledger is new, or comes from another machine."""
+        """True if a check found no witness in the state folder: the ledger is new, or comes from another machine."""
 
     def check(self, connection: sa.Connection, *, restored: bool = False) -> Head:
-        """Compare a database with both, as `Witness.check`, and return its head; there may be none apart."""
+        """Compare a database with both witnesses by `Witness.check`, and return its head.
+
+        The witness in the state folder may be missing.
+        """
         current = journal.head(connection)
         self._beside.check(connection, current, restored=restored)
         self.is_new = self._apart.read() is None
@@ -215,23 +216,24 @@ class Witnesses:
         return current
 
     def follow(self, connection: sa.Connection) -> None:
-        """Check, before anything is written, that the database still has what this process saw last.
+        """Check, before anything is written, that the database still contains the head that this process saw last.
 
         Raises
         ------
         Refused
-            When it does not: it was restored meanwhile, or a replica took over that lacks what was committed.
+            When the head is missing: the database was restored in the meantime, or a replica took over that lacks
+            committed entries.
         """
         if self._ours is not None:
             _require(connection, self._ours)
 
     def advance(self, reached: Head, *, engine: sa.Engine, back: bool = False) -> None:
-        """Copy an event that is committed to both.
+        """Copy the head of the journal after a commit to both witnesses.
 
         Raises
         ------
         Refused
-            When another copy of this ledger has moved a witness; what was just committed must not be acted on then.
+            When another copy of this ledger has moved a witness. The caller must then not act on the committed rows.
         """
         both = self._beside, self._apart
         if not back and reached == self._ours and all(witness.read() == reached for witness in both):
@@ -241,7 +243,7 @@ class Witnesses:
         self._ours = reached
 
     def note(self, notes: Iterable[Note]) -> None:
-        """Add notes, durably; to be called before the transaction that they tell of is committed."""
+        """Append notes durably; must be called before the transaction that they describe is committed."""
         lines = [json.dumps(dict(note), sort_keys=True).encode() for note in notes]
         with writing(self._notes.parent.parent), self._appending() as (file, is_torn):
             file.write(b"\n" * is_torn + b"".join(line + b"\n" for line in lines))
@@ -258,7 +260,7 @@ class Witnesses:
             raise Unavailable(f"{self._notes} cannot be read ({error.strerror}); fix it and try again.") from None
         notes = []
         for line in lines:
-            with suppress(ValueError):  # whoever was killed while writing a line committed nothing
+            with suppress(ValueError):  # a process that was killed while writing a line committed nothing
                 notes.append(json.loads(line))
         return notes
 
@@ -266,14 +268,14 @@ class Witnesses:
     def _appending(self) -> Iterator[tuple[BinaryIO, bool]]:
         make_folder(self._notes.parent)
         with os.fdopen(os.open(self._notes, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600), "ab+") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)  # not the witness's: this one is taken while the database is locked
+            fcntl.flock(file, fcntl.LOCK_EX)  # not the witness's lock: this one is taken while the database is locked
             end = file.seek(0, os.SEEK_END)
             if end:
                 file.seek(end - 1)
             yield file, end > 0 and file.read(1) != b"\n"
 
     def _confirm(self, engine: sa.Engine, seen: Head) -> None:
-        if seen != self._ours:  # another process of this ledger was here, or another copy of it
+        if seen != self._ours:  # another process of this ledger moved the witness, or another copy of the ledger
             with reading(engine) as connection:
                 _require(connection, seen)
 
@@ -306,18 +308,18 @@ _STREAM_FACTS = {
 
 
 def note_release(connection: sa.Connection, release_id: str) -> list[Note]:
-    """Describe a release for the witness: its row, and the terms of its budget."""
+    """Return the notes of a release: its row, and the terms of its budget."""
     rows = connection.execute(_OF_RELEASE, {"id": release_id}).mappings().all()
     return [_release_note(connection, row) for row in rows]
 
 
 def note_answer(*, stream: str, tick: int, digest: str) -> list[Note]:
-    """Describe the answer of a tick for the witness."""
+    """Return the note of the answer of a tick."""
     return [{"answer": {"stream": stream, "tick": tick, "digest": digest}}]
 
 
 def note_versions(connection: sa.Connection, release_id: str) -> list[Note]:
-    """Describe the versions of a release for the witness."""
+    """Return the notes of the versions of a release."""
     return [
         {"version": {name: row[name] for name in ("name", "version", "digest", "release_id", "artifact_digest")}}
         for row in connection.execute(_VERSIONS, {"id": release_id}).mappings()
@@ -325,7 +327,7 @@ def note_versions(connection: sa.Connection, release_id: str) -> list[Note]:
 
 
 def note_joint_versions(connection: sa.Connection, joint_id: str | None = None) -> list[Note]:
-    """Describe the versions of a joint release, or of all of them, for the witness."""
+    """Return the notes of the versions of a joint release, or of all joint releases."""
     table = tables.joint_version
     query = sa.select(table) if joint_id is None else sa.select(table).where(table.c.joint_id == joint_id)
     return [
@@ -340,7 +342,7 @@ def note_joint_versions(connection: sa.Connection, joint_id: str | None = None) 
 
 
 def note_everything(connection: sa.Connection) -> list[Note]:
-    """Describe every release that began, its versions, and those of joint releases, for a new witness."""
+    """Return the notes of all begun releases, all versions and all answers, for a new witness."""
     has_begun = tables.release.c.state.in_(("noising", "committed", "closed"))
     begun = connection.execute(_ROW.where(has_begun)).mappings().all()
     releases = [_release_note(connection, row) for row in begun]
@@ -358,7 +360,7 @@ def _release_note(connection: sa.Connection, row: sa.RowMapping) -> Note:
 
 
 def _stream_facts(connection: sa.Connection, release_id: str) -> dict[str, Any]:
-    """Return the rows by which a release opens a stream, pays for its ticks, or is one of them."""
+    """Return the rows by which a release opens a stream, pays for its ticks, or is one of its ticks."""
     found = {
         name: connection.execute(query, {"id": release_id}).mappings().first() for name, query in _STREAM_FACTS.items()
     }

@@ -1,1 +1,1 @@
-"""The publisher's side of the registry: names, signatures, and what a restore changes."""
+"""Publisher's side of the registry, with names, signatures and recovery after a restore."""

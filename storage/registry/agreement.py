@@ -1,16 +1,16 @@
-"""What the ledger knows of published names, and its comparison with the registry.
+"""Published names in the ledger, and their comparison with the registry.
 
-*Names*: whose a published name is (of populations here, of joint releases, or of another ledger), and the history of
-its aliases: which version each one meant, and since when. The rows of aliases and the pointer files say what an alias
-means now; only the journal keeps what it meant before.
+*Names*: the owner of a published name, and the history of its aliases with the version and time of each move. The owner
+is a set of populations of this ledger, or joint releases, or another ledger. The rows of aliases and the pointer files
+state the current version of an alias. Only the journal contains its earlier versions.
 
-*Rows of pointer files*: versions, aliases and marks of a name, and the number it was signed under. Pointers of a few
-names are read by queries that name them; those of more names by reading every row once.
+*Rows of pointer files*: the versions and aliases of a name, its versions without privacy, and the number of its signed
+pointer. Pointers of a few names are read by queries with these names. For more names, every row is read once.
 
-*Comparison* of ledger and registry: by names at each opening; by every manifest on request; or incrementally, where a
-check reads what is new and a part of what earlier checks have read. Its result is noted beside the keys, where the
-witness is. A writer of the database or the registry who cannot write the key folder cannot forge a note. A check that
-finds a fault notes nothing, so the next one finds the fault too.
+*Comparison* of ledger and registry: by names at each opening, by every manifest on request, or incrementally. An
+incremental check reads what is new and a part of what earlier checks have read. Its result is stored in the key folder,
+like the first witness. An attacker who can write the database or the registry, but not the key folder, cannot forge the
+result. A check that finds a fault stores nothing, so the next check finds the fault too.
 
 Examples
 --------
@@ -48,14 +48,14 @@ from storage.registry.signing import signed_tags
 
 
 def others_of(connection: sa.Connection) -> set[str]:
-    """Return the names that belong to another ledger, as the operator stated when accepting this one."""
+    """Return the names that belong to another ledger, as the operator stated when accepting a restored ledger."""
     table = tables.event
     accepted = sa.select(table.c.detail).where(table.c.name == "ledger_accepted")
     return {name for detail in connection.execute(accepted).scalars() for name in json.loads(detail).get("others", ())}
 
 
 def owners_of(connection: sa.Connection, name: str) -> frozenset[str | None]:
-    """Return the populations that versions of a name are of; None stands for a joint release."""
+    """Return the populations whose releases have versions under a name; None represents a joint release."""
     table, release = tables.published, tables.release
     rows = sa.select(release.c.population).select_from(table.outerjoin(release, table.c.origin == release.c.id))
     return frozenset(connection.execute(rows.where(table.c.name == name)).scalars())
@@ -63,16 +63,16 @@ def owners_of(connection: sa.Connection, name: str) -> frozenset[str | None]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AliasMove:
-    """One move of an alias.
+    """A move of an alias.
 
     Attributes
     ----------
     time : str, ISO 8601 in UTC
     name, alias : str
-    before : int or None, the version it meant until then; None where the alias was new
-    version : int, the version it has meant since
-    actor : str, who moved it, as the operating system names its user
-    why : mapping, public facts that moved it, such as a verdict; empty where somebody moved it by hand
+    before : int or None, the version it pointed to before; None where the alias was new
+    version : int, the version it points to since then
+    actor : str, the operating-system user who moved it
+    why : mapping, public facts that caused the move, such as a verdict; empty where a person moved it
     """
 
     time: str
@@ -87,12 +87,12 @@ class AliasMove:
 def alias_history(
     connection: sa.Connection, name: str | None = None, *, newest: int | None = None
 ) -> tuple[AliasMove, ...]:
-    """Return the moves of aliases, of one name or of all, oldest first; with ``newest``, as many of the newest."""
+    """Return the moves of the aliases of one name or all names, oldest first; ``newest`` limits their number."""
     table = tables.event
     columns = (table.c.at, table.c.actor, table.c.detail)
-    moved = (table.c.name == "alias_moved") & table.c.population.is_(None)  # as the index has them, in order
+    moved = (table.c.name == "alias_moved") & table.c.population.is_(None)  # matches the order of the index
     query = sa.select(*columns).where(moved).order_by(table.c.seq.desc()).limit(newest)
-    if name is not None:  # the detail is JSON with sorted keys, and a name needs no escape in it
+    if name is not None:  # the detail is JSON with sorted keys, in which a name needs no escape
         query = query.where(table.c.detail.contains(f'"name": "{name}"', autoescape=True))
     moves = ((row, json.loads(row.detail)) for row in reversed(connection.execute(query).all()))
     return tuple(
@@ -111,8 +111,8 @@ def alias_history(
 
 
 FEW = 100
-"""Names at most that a query lists; for more of them every row is read."""
-_NON_PRIVATE = '"name": "non_private"'  # in the JSON of an event, which holds no text of users
+"""The most names that a query lists; for more names every row is read."""
+_NON_PRIVATE = '"name": "non_private"'  # in the JSON of an event, which contains no text of users
 _PUBLISHED, _VERSION = tables.published.c, tables.version.c
 _FEW_NAMES: sa.BindParameter[Any] = sa.bindparam("names", expanding=True)
 _NUMBERS = sa.select(tables.signed_pointer.c.name, tables.signed_pointer.c.number)
@@ -137,16 +137,16 @@ _TOLD = (
     (tables.joint_version, "joint_version_published"),
     (tables.alias, "alias_moved"),
 )
-"""The tables that pointers are made of, each with the name of the journal entry for its rows."""
+"""The tables from which pointers are built, each with the name of the journal entry for its rows."""
 
 
 def read_pointer(connection: sa.Connection, name: str) -> Pointer:
-    """Read the pointer of one name, empty where the name has no version; raise as `check_names`."""
+    """Return the pointer of one name, which is empty if the name has no version; raise as `check_names`."""
     return next(iter(read_pointers(connection, [name])), Pointer(name=name, versions={}, aliases={}))
 
 
 def read_pointers(connection: sa.Connection, names: Collection[str] | None) -> list[Pointer]:
-    """Read the pointers of some names, or of all that have a version; raise as `check_names`."""
+    """Return the pointers of some names, or of all names with a version; raise as `check_names`."""
     check_names(connection, names)
     disclosed, versions, aliases = _OF_ALL
     given = dict[str, list[str]]()
@@ -172,12 +172,12 @@ def read_pointers(connection: sa.Connection, names: Collection[str] | None) -> l
 
 
 def check_names(connection: sa.Connection, names: Collection[str] | None) -> None:
-    """Check that versions and aliases of some names, or of all, are those that the journal states.
+    """Check that the versions and aliases of some names, or of all names, agree with the journal.
 
     Raises
     ------
     Corrupt
-        When a row was edited or inserted by hand, or an alias removed.
+        When a row was edited or inserted by hand, or an alias was removed.
     """
     few = None if names is None or len(names) > FEW else list(names)
     for table, entry in _TOLD:
@@ -186,13 +186,13 @@ def check_names(connection: sa.Connection, names: Collection[str] | None) -> Non
         told: sa.ColumnElement[bool] = _ENTRY.name == entry
         if table is tables.version:
             told &= _ENTRY.release_id.in_(sa.select(table.c.release_id).where(named))
-        elif few is not None:  # the detail is JSON, and a name needs no escape in it
+        elif few is not None:  # the detail is JSON, in which a name needs no escape
             told &= sa.or_(sa.false(), *(_ENTRY.detail.contains(f'"name": "{name}"', autoescape=True) for name in few))
         check_rows(connection, table.name, rows, told, every=table is tables.alias, first=few)
 
 
 def read_numbers(connection: sa.Connection, names: Collection[str] | None) -> dict[str, int]:
-    """Read the numbers of the signed pointers that this ledger wrote last, of some names or of all."""
+    """Return the numbers of the signed pointers that this ledger last wrote, of some names or of all names."""
     if names is not None and len(names) <= FEW:
         rows = connection.execute(_FEW_NUMBERS, {"names": list(names)})
     else:
@@ -200,7 +200,7 @@ def read_numbers(connection: sa.Connection, names: Collection[str] | None) -> di
     return {row.name: row.number for row in rows}
 
 
-_AT_ONCE = 500  # keys in a query
+_AT_ONCE = 500  # keys per query
 _JOINT = tables.joint_version.c
 _OF_RELEASES = (
     sa.select(_VERSION.name, _VERSION.version, _VERSION.digest, _VERSION.release_id)
@@ -226,14 +226,14 @@ _SIGNED_TAGS = sa.select(tables.signed_pointer.c.name, tables.signed_pointer.c.t
 
 
 def compare_names(engine: sa.Engine, place: Place) -> None:
-    """Refuse a registry with names that this ledger never published, by one listing of any size.
+    """Check by one listing that this ledger published every name in the registry.
 
-    The rows are read in a snapshot that begins after the listing: the row of a name is there before its file.
+    The rows are read in a snapshot that begins after the listing, because the row of a name is written before its file.
 
     Raises
     ------
     Refused
-        When there is such a name, and no operator said that it belongs to another ledger.
+        When there is another name, and no operator stated that it belongs to another ledger.
     """
     shown = set(read_names(place))
     with reading(engine) as connection:
@@ -241,7 +241,9 @@ def compare_names(engine: sa.Engine, place: Place) -> None:
 
 
 def stale_names(engine: sa.Engine, place: Place) -> set[str]:
-    """Find the names whose pointer file or signed pointer has changed since it was last written, by a listing of each.
+    """Return the names whose pointer or signed pointer must be rewritten, by a listing of each kind of file.
+
+    Such a file is missing, was never written since its rows changed, or has changed since it was last written.
 
     Raises
     ------
@@ -256,9 +258,9 @@ def stale_names(engine: sa.Engine, place: Place) -> set[str]:
 
 
 def damaged_names(engine: sa.Engine, place: Place) -> set[str]:
-    """Find names whose pointer file is damaged or gone; only files that changed since they were written are read.
+    """Return the names whose pointer file is damaged or missing; only files that changed since the last write are read.
 
-    A name whose file is still to be written, since its rows were committed just now, is not among them.
+    A name whose rows were just committed, and whose file is not yet written, is left out.
     """
     shown = read_tags(place)
     with reading(engine) as connection:
@@ -268,7 +270,7 @@ def damaged_names(engine: sa.Engine, place: Place) -> set[str]:
 
 
 def _changed(connection: sa.Connection, place: Place, shown: Mapping[str, str | None]) -> set[str]:
-    """Return the names whose files are not as they were written last; ``shown`` are the tags of the plain ones."""
+    """Return the names whose files differ from the last written ones; ``shown`` contains the tags of plain pointers."""
     noted = {row.name: row.tag for row in connection.execute(_TAGS)}
     written = {name: noted.get(name) for name in _published_names(connection)}
     tags = {row.name: row.tag for row in connection.execute(_SIGNED_TAGS)}
@@ -286,7 +288,7 @@ def _is_sound(place: Place, name: str) -> bool:
 
 
 def _published_names(connection: sa.Connection) -> set[str]:
-    """Return the names that have a version, by one look into the index for each of them, not one for each version."""
+    """Return the names that have a version, with one index lookup per name instead of one per version."""
     return set(connection.execute(_EVERY_NAME).scalars())
 
 
@@ -303,19 +305,19 @@ def _refuse_unknown(connection: sa.Connection, place: Place, unknown: set[str]) 
 def compare_artifacts(
     connection: sa.Connection, place: Place, versions: Mapping[str, Collection[Key]] | None = None
 ) -> int:
-    """Compare the manifest of every version with its release; return the number of versions that were compared.
+    """Compare the manifest of every version with its release, and return the number of compared versions.
 
     Parameters
     ----------
     connection : sqlalchemy.Connection
     place : Place
     versions : mapping of table to collection of key, optional
-        The (name, version) of those to be compared, in each of the two tables of versions; all without it.
+        The keys (name, version) to compare, for both tables of versions; by default all versions.
 
     Raises
     ------
     Corrupt
-        When one is missing, or states another release, event or epsilon than the ledger.
+        When a manifest is missing, or states another release, event or epsilon than the ledger.
     """
     count = 0
     for table, query, check in (
@@ -356,14 +358,14 @@ NOTE = "looked-over.json"
 
 
 class IncrementalCheck:
-    """One check of a home.
+    """A complete or incremental check of a home.
 
     Parameters
     ----------
     ledger : Ledger
     place : Place, of the registry
     keys : Path, the key folder
-    everything : bool, whether to read again what earlier checks found sound
+    everything : bool, whether to read again what earlier checks found intact
     """
 
     def __init__(self, ledger: Ledger, place: Place, *, keys: Path, everything: bool) -> None:
@@ -383,7 +385,7 @@ class IncrementalCheck:
         return self._found
 
     def registry(self) -> int:
-        """Compare manifests with the rows, and note what was found; return how many were compared.
+        """Compare manifests with the rows, store the result of the check, and return the number of compared versions.
 
         Raises
         ------
@@ -397,7 +399,7 @@ class IncrementalCheck:
         return count
 
     def _read(self) -> Compared | None:
-        """Read the note; None where there is none that this version of the program wrote of this ledger."""
+        """Read the stored result; None unless this version of the program wrote it for this ledger."""
         try:
             found = json.loads(self._note.read_bytes())
             if found.pop("writer") != self._writer():

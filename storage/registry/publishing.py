@@ -1,11 +1,11 @@
-"""Publishing: give a release's artifact the next version of a name, move aliases, and write pointer files.
+"""Publication of artifacts as versions of names, with aliases and pointer files.
 
-Rows are the truth and are written in the publisher's transaction; pointer files, which consumers read, are rebuilt
-from the rows after the commit. A row of the table ``pointer`` says that a name's file was written, and its tag: whoever
-changes the name removes that row in the same transaction, and whoever rebuilt the file adds it. So a crash in between
-leaves a name without one, which the next opening finds. Every function takes a connection inside a transaction, and
-makes that transaction wait for other publishers, by the journal's lock: no two transactions then lock the same things
-in opposite orders.
+The rows are authoritative and are written in the publisher's transaction. Consumers read the pointer files, which are
+rebuilt from the rows after the commit. A row of the table ``pointer`` states that the file of a name is written, and
+its tag. A change of a name removes the row in the same transaction, and a rebuild of the file adds it. So a crash in
+between leaves a name without a row, which the next opening finds. Every function takes a connection inside a
+transaction, and makes this transaction wait for other publishers by the journal's lock. So no two transactions lock the
+same objects in opposite orders.
 
 Examples
 --------
@@ -64,10 +64,10 @@ _INSERT = {table.name: table.insert() for table in (tables.pointer, tables.signe
 _ENTER = tables.version.insert()
 
 JOINT = "joint-"
-"""How the id of a joint release begins; no release of a ledger has such an id."""
+"""The prefix of the ids of joint releases; no release of a ledger has such an id."""
 
 type Lineage = Sequence[Mapping[str, Any]]
-"""What is public of the sites' releases that made up a joint release, as plain JSON values."""
+"""The public facts about the sites' releases in a joint release, as plain JSON values."""
 
 
 def add_version(
@@ -88,29 +88,29 @@ def add_version(
     name : str
         A release may be published under any number of names.
     digest : str
-        Of the artifact, as `dpca.artifacts.files.write_artifact` returns it.
+        The digest of the artifact, as `dpca.artifacts.files.write_artifact` returns it.
     release_id : str
-        The release it came from, or the id of a joint release.
+        The id of the artifact's release, or of a joint release.
     sites : sequence of mapping, optional
-        Of a joint release: the releases of its sites, each in a ledger of its own.
+        For a joint release, the releases of its sites, each of which is in the ledger of its site.
     among : collection of str, optional
         The only populations that may have published the name before.
 
     Returns
     -------
     int
-        One more than the highest version of the name (1 for a new name); the existing version when this
-        release is published under this name already.
+        One more than the highest version of the name (1 for a new name). If the release is already published under this
+        name, the existing version.
 
     Raises
     ------
     Invalid
         If the name breaks the rule of names.
     Conflict
-        If the release is published under this name with another digest, a joint one under any name, or another ledger
-        publishes the name.
+        If the release is published under this name with another digest, or a joint release under any name. Also if
+        another ledger publishes the name.
     Refused
-        If others than those ``among`` whom it may be published it.
+        If a population that is not in ``among``, or a joint release, has published under the name.
     """
     check_name(name)
     journal.lock(connection)
@@ -137,7 +137,7 @@ def add_version(
 def record_version(
     connection: sa.Connection, *, name: str, version: int, digest: str, release_id: str, sites: Lineage | None = None
 ) -> None:
-    """Write the row of a version and its journal entry; the caller has checked that the number is free."""
+    """Write the row of a version and its journal entry; the caller must have checked that the number is free."""
     detail: dict[str, Any] = {"name": name, "version": version, "digest": digest}
     row = {**detail, "created_at": journal.now()}
     _leave_to_rebuild(connection, name)
@@ -151,7 +151,7 @@ def record_version(
 
 
 def digest_of_joint(connection: sa.Connection, joint_id: str) -> str | None:
-    """Return the digest of the artifact that a joint release was published with; None where it was not yet."""
+    """Return the digest of the artifact that a joint release was published with; None where it is not yet published."""
     table = tables.joint_version
     return connection.execute(sa.select(table.c.digest).where(table.c.joint_id == joint_id).limit(1)).scalar()
 
@@ -159,14 +159,16 @@ def digest_of_joint(connection: sa.Connection, joint_id: str) -> str | None:
 def promote(
     connection: sa.Connection, *, name: str, version: int, alias: str, why: Mapping[str, Any] | None = None
 ) -> None:
-    """Make an alias of a name point at a version; the journal keeps where it pointed before, and why it moved.
+    """Point an alias of a name at a version.
+
+    The journal records where the alias pointed before, and why it moved.
 
     Raises
     ------
     Invalid
         If the alias breaks the rule of aliases, or is ``latest``.
     NotFound
-        If the name has no such version; the message tells which it has.
+        If the name has no such version; the message lists the existing ones.
     """
     check_alias(alias)
     journal.lock(connection)
@@ -200,10 +202,10 @@ def advance(
     before: int | None,
     why: Mapping[str, Any] | None = None,
 ) -> bool:
-    """Move an alias on to a version that it never meant, from where it was when that was decided; tell whether it did.
+    """Move an alias to a version that it never pointed to, and return whether it moved.
 
-    It stays where the version was its meaning before, as when an operator took it back since, and where it moved
-    since the decision.
+    The alias stays if it pointed to the version before, for example because an operator has moved it back. It also
+    stays if it no longer points at ``before``, the version at the time of the decision.
 
     Raises
     ------
@@ -235,31 +237,33 @@ def rebuild_pointers(
     place : Place
     names : collection of str, optional
     signer : Signer, optional
-        Signs each pointer, before its file is written, and the artifacts that were not signed yet; without one,
-        signatures are left as they are.
+        Signs each pointer before its file is written, and each artifact that is not yet signed. Without a signer,
+        signatures are left unchanged.
     above : int, optional
-        Sign every pointer and artifact anew, each pointer under a number above this and the one that it has.
+        Sign every pointer and artifact again, and number each pointer above this number and its current one.
 
     Raises
     ------
     Unavailable
         If the place cannot be written, or others keep writing there without this ledger's lock.
     Refused
-        If a file shows a version that has no row, or other bytes: what consumers know is never written over.
+        If a file contains a version without a row, or with another digest. A version that consumers know is never
+        overwritten.
 
     Guarantees
     ----------
-    Each file changes whole or not at all. The transaction waits for other publishers, so an older state is
-    never written over a newer one. A file that agrees already is left alone. The tag noted for a file was read
-    after it was written. The number of a signed pointer is higher than any that its file or the database showed.
+    Each file changes as a whole or not at all. The transaction waits for other publishers, so an older state is never
+    written over a newer one. A file that already agrees is left unchanged. The recorded tag of a file was read after
+    the file was written. The number of a signed pointer is higher than any in its file or the database.
 
     Notes
     -----
-    A publisher that lost its connection, hence its lock, may still be about to write. So the file's tag is read before
-    the rows: whoever wrote a newer state got the lock after these rows were read, and changed the tag after it was
-    read, and an object store then refuses the older state. The rows are read anew after a refusal, which fails when
-    the lock is gone. The one case left is a file that meanwhile changed and changed back (an alias moved to and fro);
-    the next opening finds another tag than was noted, and fixes it.
+    A publisher that lost its connection, and therefore its lock, may still be about to write. So the tag of the file is
+    read before the rows. The writer of a newer state got the lock after these rows were read, so it changed the tag
+    after this tag was read. An object store then refuses the older state. After a refusal the rows are read again,
+    which fails when the lock is lost. The one remaining case is a file that changed and changed back in the meantime,
+    because an alias moved to and fro. The next opening then finds another tag than the recorded one, and rewrites the
+    file.
     """
     journal.lock(connection)
     numbers = read_numbers(connection, names)
@@ -267,7 +271,7 @@ def rebuild_pointers(
     signed: list[dict[str, Any]] = []
     read: Mapping[str, Pointer | None]
     if names is not None and len(names) <= FEW:
-        read = {name: None for name in names if _newest_version(connection, name)}  # of few, after their files
+        read = {name: None for name in names if _newest_version(connection, name)}  # read later, after their files
     else:
         read = {pointer.name: pointer for pointer in read_pointers(connection, names)}
     for name, pointer in read.items():
@@ -299,7 +303,7 @@ def _rebuild(
     number: int,
     above: int | None,
 ) -> tuple[str | None, dict[str, Any] | None]:
-    """Write both files until they are read back as the rows have them; return the tag of one and the other's row."""
+    """Write both files until they agree with the rows; return the tag of the pointer and the row of the signed one."""
     path = Pointer.path(name)
     floor: int | None = 0 if above is None else None
     for _ in range(_ATTEMPTS):
@@ -336,7 +340,7 @@ def _rebuild(
 
 
 def _require_all_shown(rows: Pointer, place: Place, signed: SignedPointer | None) -> None:
-    """Check that the rows have every version that the files show; a damaged file shows none."""
+    """Check that the rows contain every version in the files; a damaged file contains none."""
     shown = {} if signed is None else dict(signed.pointer.versions)
     with suppress(Corrupt, NotFound):
         shown |= Pointer.read(place, rows.name).versions

@@ -1,16 +1,13 @@
-"""Resume with a ledger that was restored from a copy, or lost: releases and streams.
+"""Recovery of a ledger that was restored from a copy, or lost, with its releases and streams.
 
-Streams of a restored ledger: enter the ticks that it lacks, and let only those streams go on that lack nothing.
+Two sources contain what an old copy lacks. The witness has recorded every release that began, with its whole row, and
+every version. The registry lists every version, and each artifact's manifest states the release, event and epsilon.
+Both are entered again: releases are charged, and versions keep the numbers that consumers know.
 
-A tick that was answered and is forgotten would be answered again under another key, and be paid for once. The witness
-noted every tick that began, with its whole row; the manifest of a published one states it too; and the store of a
-stream's answers shows which ticks had one. A stream of which one of these knows more than could be entered is closed.
-
-Resume with a ledger that was restored from a copy, or lost: find what it lacks, charge that, and only then unlock.
-
-Two sources know what an old copy lacks. The witness noted every release that began, with its whole row, and every
-version. The registry lists every version, and each artifact's manifest states release, event and epsilon. Both are
-entered again: releases charged, versions under the number that consumers know.
+A stream may continue only if the ledger lacks nothing of it. A tick that was answered, but is missing from the ledger,
+would be answered again under another key, and be paid for once. The witness has recorded every tick that began, with
+its whole row. The manifest of a published tick states it too, and the answer store of a stream shows which ticks were
+answered. A stream is closed if one of these sources contains more than could be entered.
 """
 
 import json
@@ -63,7 +60,7 @@ _LOST = "lost with the ledger"
 
 
 def enter_stream_facts(connection: sa.Connection, note: Note) -> None:
-    """Enter the rows by which a noted release, which is entered, opens a stream or pays for one."""
+    """Enter the rows by which a noted release opens a stream or pays for one; the release is already entered."""
     if "stream" in note:
         enter_stream(connection, {**note["stream"], "terms": json.loads(note["stream"]["terms"])})
     if "stream_charge" in note:
@@ -79,20 +76,20 @@ def make_room(
     name: str,
     facts: Mapping[str, Any],
 ) -> None:
-    """Settle and enter whatever must come before a lost tick: its stream, who pays for it, and the ticks before.
+    """Enter and settle everything that precedes a lost tick, namely its stream, the charges and the earlier ticks.
 
     Parameters
     ----------
     connection : Connection
     event : Event
-        Of the tick.
+        The event of the tick.
     population : str
     digests : mapping of str to str
-        Of the artifacts of releases whose versions the ledger lacks.
+        The artifacts' digests, by release, for versions that the ledger lacks.
     name : str
-        Under which the stream publishes, where no row tells.
+        The name under which the stream publishes, where no row states it.
     facts : mapping
-        What is stated of the tick; ``ticks`` is how many were paid for when it began.
+        The known facts about the tick; ``ticks`` is the number of ticks that were paid for when it began.
     """
     stream_id, at, multiplier = str(event["stream"]), int(event["tick"]), float(event["noise_multiplier"])
     known = connection.execute(sa.select(tables.stream.c.id).where(tables.stream.c.id == stream_id)).first()
@@ -108,7 +105,7 @@ def make_room(
 
 
 def enter_lost_tick(connection: sa.Connection, release_id: str, event: Event, facts: Mapping[str, Any]) -> None:
-    """Enter the row of a lost tick, whose release is entered, from a note or from what its manifest states."""
+    """Enter the row of a lost tick, from its note or manifest; its release is already entered."""
     enter_tick(
         connection,
         {
@@ -124,9 +121,9 @@ def enter_lost_tick(connection: sa.Connection, release_id: str, event: Event, fa
 
 
 def finish_streams(connection: sa.Connection, place: Place, noted: Sequence[Note]) -> None:
-    """Enter the answers that the ledger lacks, and close every live stream that cannot go on.
+    """Enter the answers that the ledger lacks, and close every live stream that cannot continue.
 
-    A stream goes on if the number of each of its ticks is known, and each answer in its store is that of one of them.
+    A stream can continue if its terms and all its ticks are known, and each answer in its store is recorded for a tick.
     """
     told = {
         (note["answer"]["stream"], note["answer"]["tick"]): note["answer"]["digest"]
@@ -153,7 +150,7 @@ def _only(digests: set[str]) -> str | None:
 
 
 def _settle(connection: sa.Connection, tick: Tick, digests: Mapping[str, str]) -> None:
-    """Settle the tick before a lost one: as it is published, else as closed."""
+    """Commit the tick before a lost one if its artifact is published, and otherwise close it."""
     if tick.is_settled:
         return
     row = read_release(connection, tick.release_id, lock=True)
@@ -165,7 +162,7 @@ def _settle(connection: sa.Connection, tick: Tick, digests: Mapping[str, str]) -
 
 
 def _fill(connection: sa.Connection, stream_id: str, tick: int, multiplier: float, *, population: str) -> None:
-    """Enter a tick of which nothing is left but that later ones began."""
+    """Enter and close a tick whose only trace is that later ticks began."""
     release_id, event = secrets.token_hex(16), stream_tick(stream_id, tick, multiplier)
     _enter_tick(
         connection, release_id, event, population=population, run_key=f"stream {stream_id} tick {tick}", charge=None
@@ -184,9 +181,10 @@ def _pay(
     name: str,
     release_id: str,
 ) -> None:
-    """Charge a stream that the ledger lacks, or ticks of one: the whole event once more, of which more is never left.
+    """Charge the whole Gaussian event of a stream again, for a stream or an extension that the ledger lacks.
 
-    An extension is at most to ten times the ticks, which costs less than the stream itself did.
+    The lost charge was never larger. An extension goes to at most ten times the ticks, which costs less than the stream
+    itself did.
     """
     budget, event = read_budget(connection, population), gaussian(multiplier)
     charge = budget.build_filter().charge_after(charged_to(connection, budget), event, delta=budget.delta)
@@ -222,7 +220,7 @@ def _enter_tick(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recharged:
-    """A release that the ledger lacked and is charged again, with the versions that it is published as."""
+    """A release that the ledger lacked and that is charged again, with its published versions."""
 
     release: str
     population: str
@@ -233,7 +231,7 @@ class Recharged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lost:
-    """A version that the ledger lacks, found in the registry or in the witness (which has no manifest)."""
+    """A version that the ledger lacks, found in the registry or in the witness, which has no manifest."""
 
     name: str
     version: int
@@ -241,10 +239,10 @@ class Lost:
     release_id: str | None
     artifact_digest: str
     manifest: Mapping[str, Any] = field(repr=False)
-    sites: Sequence[Mapping[str, Any]] | None = None  # of a joint release, for which no budget here pays
+    sites: Sequence[Mapping[str, Any]] | None = None  # sites of a joint release, which no budget here pays for
 
     def __str__(self) -> str:
-        """Write it as a reference."""
+        """Return the version as a reference, such as ``news@3``."""
         return f"{self.name}@{self.version}"
 
 
@@ -257,33 +255,33 @@ def accept(
     charge_to: str | None = None,
     another_ledger: bool = False,
 ) -> tuple[Recharged, ...]:
-    """Resume with a restored ledger: enter what it lacks, and return what was charged.
+    """Resume a restored ledger by entering what it lacks, and return the releases that were charged.
 
-    What is only reserved in it may have begun since, so it counts as begun. Ids of new individuals may have come
-    since, so the tables of when each came first count as lost.
+    A release that is only reserved in the copy may have begun since, so it counts as begun. New individuals may have
+    arrived since, so every arrival epoch counts as lost.
 
     Parameters
     ----------
     connection : Connection
-        Inside a transaction, which is all or nothing.
+        Inside a transaction, which commits everything or nothing.
     place : Place
-        Where the registry is.
+        The place of the registry.
     noted : sequence
-        What the witness apart noted.
+        The notes of the witness in the state folder.
     reason : str
-        The operator's, for the journal.
+        The operator's reason, for the journal.
     charge_to : str, optional
-        The population whose budget pays for a release that the registry shows under a name unknown here, and of which
-        nothing else is known.
+        The population whose budget pays for releases about which nothing is known, and which the registry contains
+        under a name that is unknown here.
     another_ledger : bool
-        Leave such names alone: another ledger publishes them, and this one never does.
+        Ignore such names: another ledger publishes them, and this one never will.
 
     Raises
     ------
     Refused
-        When there is such a release, and neither was said.
+        When there is such a release, and neither ``charge_to`` nor ``another_ledger`` was given.
     Corrupt
-        When a version has other bytes in the registry than in the ledger, or an artifact cannot be read.
+        When a version has another digest in the registry than in the ledger, or an artifact cannot be read.
     """
     journal.lock(connection)
     pointers = _pointers(connection, place)
@@ -327,14 +325,14 @@ def accept(
 
 
 def accepted_before(connection: sa.Connection) -> str | None:
-    """Return the time in UTC of the acceptance before the last one; None where the ledger was accepted once at most."""
+    """Return the UTC time of the second-to-last acceptance; None if the ledger was accepted at most once."""
     table = tables.event
     times = sa.select(table.c.at).where(table.c.name == "ledger_accepted").order_by(table.c.seq.desc())
     return connection.execute(times.offset(1).limit(1)).scalar()
 
 
 def _pointers(connection: sa.Connection, place: Place) -> list[Pointer]:
-    """Read the registry's pointer files, without the names that belong to another ledger."""
+    """Return the pointers in the registry's files, without the names that belong to another ledger."""
     names = set(Registry(place).names()) - others_of(connection)
     try:
         return [Pointer.read(place, name) for name in sorted(names)]
@@ -346,7 +344,7 @@ def _pointers(connection: sa.Connection, place: Place) -> list[Pointer]:
 
 
 def _lost(connection: sa.Connection, place: Place, pointers: Sequence[Pointer], noted: Sequence[Note]) -> list[Lost]:
-    """Find the versions that the ledger lacks, originals before their refits; the registry has priority."""
+    """Return the versions that the ledger lacks, originals before their refits; the registry has priority."""
     rows = connection.execute(sa.select(tables.published)).all()
     standing = {(row.name, row.version): row.digest for row in rows}
     released = {(row.name, row.origin) for row in rows}
@@ -365,7 +363,7 @@ def _lost(connection: sa.Connection, place: Place, pointers: Sequence[Pointer], 
                     "a version never changes, so two ledgers publish there: give this one a store of its own."
                 )
     remembered = {(note["version"]["name"], note["version"]["version"]): note for note in noted if "version" in note}
-    for at, note in remembered.items():  # the last note of a number: an earlier one's transaction failed
+    for at, note in remembered.items():  # the last note of a number; the transaction of an earlier one failed
         if at not in standing and at not in lost and (at[0], note["version"]["release_id"]) not in released:
             lost[at] = Lost(**note["version"], manifest={})
     return sorted(lost.values(), key=lambda item: (item.digest != item.artifact_digest, item.name, item.version))
@@ -388,7 +386,7 @@ def _shown(place: Place, name: str, version: int, digest: str) -> Lost:
 
 
 def _populations(connection: sa.Connection, noted: Sequence[Note]) -> dict[str, str]:
-    """Return the population of each release, as far as rows and notes record it."""
+    """Return the population of each release for which a row or a note states it."""
     table = tables.release
     known = {note["release"]["id"]: str(note["release"]["population"]) for note in noted if "release" in note}
     return known | {row.id: row.population for row in connection.execute(sa.select(table.c.id, table.c.population))}
@@ -402,7 +400,7 @@ def _explain(
     charge_to: str | None,
     another_ledger: bool,
 ) -> set[str]:
-    """Find out who pays for each release; return the names of another ledger."""
+    """Add the payer of each lost release to ``payers``, and return the names that belong to another ledger."""
     version, release = tables.version, tables.release
     owners: dict[str, set[str]] = {}
     for row in connection.execute(sa.select(version.c.name, release.c.population).join(release).distinct()):
@@ -441,7 +439,7 @@ def _begin_reserved(connection: sa.Connection) -> list[str]:
 
 
 def _from_note(connection: sa.Connection, note: Note) -> dict[str, Any]:
-    """Return the row that was noted; its charge is kept if the budget's terms are unchanged."""
+    """Return the row in a note; its charge is kept if the budget's terms are unchanged."""
     terms = Budget(**note["budget"])
     standing = find_budget(connection, terms.population)
     if standing is None:
@@ -464,7 +462,7 @@ def _from_note(connection: sa.Connection, note: Note) -> dict[str, Any]:
 
 
 def _from_manifest(connection: sa.Connection, shown: Lost, population: str) -> dict[str, Any]:
-    """Build the row of a release from the manifest of its artifact."""
+    """Return the row of a release, built from the manifest of its artifact."""
     privacy = shown.manifest.get("privacy", {})
     try:
         event = privacy["event"]
@@ -500,7 +498,7 @@ def _from_manifest(connection: sa.Connection, shown: Lost, population: str) -> d
 
 
 def _tick_facts(version: Lost) -> Mapping[str, Any]:
-    """Return what a manifest states of a tick of a stream."""
+    """Return the facts about a stream's tick in a manifest."""
     plan = version.manifest.get("plan")
     stated = plan.get("stream") if isinstance(plan, dict) else None
     return stated if isinstance(stated, dict) else {}
@@ -515,7 +513,7 @@ def _enter(
     facts: Mapping[str, Any] | None,
     name: str = "restored",
 ) -> Recharged:
-    """Charge a release that began, even beyond the budget, since it happened; a tick is charged with its stream."""
+    """Enter and charge a lost release, even beyond the budget because it took place; a stream pays for its ticks."""
     if is_tick(row["event"]):
         people = row["population"]
         make_room(connection, row["event"], population=people, digests=digests, name=name, facts=facts or {})

@@ -1,11 +1,10 @@
-"""The publisher's side of signatures: keys, signed pointers, and versions of the root.
+"""Publisher's signing key, signed pointers, and versions of the registry's root.
 
-The publisher's side of signatures: its key, and the signed pointers that it writes before pointer files.
+The signing key is in the key folder, next to the ledger, and is created by the first publication. A new key waits in a
+second file until the root delegates to it. From then on, the new key signs, and the old one is removed.
 
-The key lies in the folder of keys, beside the ledger, and is made by the first publication. A new one waits in a second
-file until the root delegates to it; from then on it signs, and the old one is gone.
-
-The keeper's side of the root: its first version, and later ones with other keys; nothing here needs the ledger.
+`init_root` and `update_root` are for the keeper of the root, who writes its first version and later ones with other
+keys. They do not need the ledger.
 
 Examples
 --------
@@ -47,25 +46,25 @@ if TYPE_CHECKING:
 
 
 NEXT_KEY = "publisher-signing.next.key"
-_MOST_TAKEN_OVER = 1 << 40  # far below what readers accept: whoever may write there cannot use the numbers up
+_MOST_TAKEN_OVER = 1 << 40  # far below the readers' limit, so that another writer cannot use up the numbers
 _ATTEMPTS = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Signer:
-    """Signs for the ledger whose keys lie in a folder.
+    """Signer of pointers and artifacts with the key in a folder.
 
     Attributes
     ----------
     keys : Path
-    days : int or None, after which a signed pointer expires
+    days : int or None, number of days after which a signed pointer expires
     """
 
     keys: Path
     days: int | None = None
 
     def key(self, place: Place) -> "Ed25519PrivateKey":
-        """Return the key that signs now; the next one takes over once the root of a place delegates to it.
+        """Return the current signing key, after promoting the next key if the root of a place delegates to it.
 
         Raises
         ------
@@ -84,7 +83,7 @@ class Signer:
         return read_key(self.keys / PUBLISHERS_KEY)
 
     def rotate(self) -> str:
-        """Make the next key, or find the one that waits already; return its public half."""
+        """Create the next key, or read the one that already waits, and return its public half."""
         if not (self.keys / NEXT_KEY).exists():
             make_key(self.keys / NEXT_KEY)
         return public_name(read_key(self.keys / NEXT_KEY))
@@ -92,9 +91,9 @@ class Signer:
     def agrees(
         self, place: Place, found: SignedPointer | None, pointer: Pointer, payload: bytes, *, above: int
     ) -> bool:
-        """Tell whether a signed pointer says what a pointer does, by the present key and under a number above one.
+        """Return whether the current key signed this pointer, under a number over ``above``.
 
-        ``payload`` is the pointer as its file has it.
+        ``payload`` is the content of the pointer file.
         """
         return (
             found is not None
@@ -114,30 +113,30 @@ class Signer:
         plain: bytes | None,
         number: int,
     ) -> bool:
-        """Sign the artifacts of a name that are not signed yet, then its pointer.
+        """Sign the artifacts of a name that are not yet signed, then its pointer.
 
         Parameters
         ----------
         place : Place
         pointer : Pointer
         over, before : Stored and SignedPointer, or None
-            The signed pointer that stands there, and what it says if it is whole.
+            The existing file of the signed pointer, and its content if it is intact.
         plain : bytes or None
-            The pointer file that stands there.
+            The content of the existing pointer file.
         number : int
-            The new one's.
+            The number of the new signed pointer.
 
         Returns
         -------
         bool
-            False where something else stands there by now, as `Place.write`.
+            False if the file of the signed pointer has changed in the meantime, as for `Place.write`.
         """
         key = self.key(place)
         done = set(before.pointer.versions.values()) if before is not None and before.key == public_name(key) else set()
         self.sign_artifacts(place, set(pointer.versions.values()) - done)
         stood = digest_of(plain)
         if before is not None and stood not in (before.now, before.before):
-            stood = before.now  # what consumers knew, and not what somebody else wrote
+            stood = before.now  # the file that consumers have seen, not one that someone else wrote
         expires = None
         if self.days is not None:
             expires = (datetime.now(UTC) + timedelta(days=self.days)).strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -147,12 +146,12 @@ class Signer:
         return place.write(SignedPointer.path(pointer.name), signed.sign(key), over=over)
 
     def sign_artifacts(self, place: Place, digests: Collection[str]) -> None:
-        """Write the signature of each artifact that has none by the present key.
+        """Write the signature of each artifact that the current key has not signed.
 
         Raises
         ------
         Unavailable
-            If one cannot be written, or keeps changing.
+            If a signature cannot be written, or keeps changing.
         """
         key = self.key(place)
         for digest in sorted(digests):
@@ -177,7 +176,7 @@ def read_key(path: Path) -> "Ed25519PrivateKey":
     Unavailable
         If the file cannot be read.
     Corrupt
-        If it holds no key.
+        If the file contains no key.
     """
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -190,12 +189,14 @@ def read_key(path: Path) -> "Ed25519PrivateKey":
 
 
 def make_key(path: Path) -> "Ed25519PrivateKey":
-    """Write a new private key to a file, and return it, or the one that another process wrote there meanwhile.
+    """Write a new private key to a file, and return the key that the file then contains.
+
+    If another process has written the file in the meantime, its key is returned.
 
     Raises
     ------
     Unavailable
-        If it cannot be written.
+        If the file cannot be written.
     """
     with writing(path.parent):
         make_folder(path.parent)
@@ -204,14 +205,14 @@ def make_key(path: Path) -> "Ed25519PrivateKey":
 
 
 def make_new_key(path: Path) -> "Ed25519PrivateKey":
-    """Write a new private key where no file is, also on a medium that knows no links.
+    """Write a new private key to a new file, even on a medium without hard links.
 
     Raises
     ------
     Conflict
-        If there is one.
+        If the file exists.
     Unavailable
-        If it cannot be written.
+        If the file cannot be written.
     """
     with writing(path.parent):
         make_folder(path.parent)
@@ -236,7 +237,7 @@ def _draw_key() -> bytes:
 
 
 def decoded(name: str, standing: Stored | None) -> SignedPointer | None:
-    """Read the signed pointer of a name; None where there is none, or none that is whole."""
+    """Return the signed pointer of a name; None where there is no intact one."""
     try:
         return None if standing is None else SignedPointer.decode(name, standing.payload)
     except ValueError:
@@ -244,12 +245,12 @@ def decoded(name: str, standing: Stored | None) -> SignedPointer | None:
 
 
 def number_of(found: SignedPointer | None) -> int:
-    """Return the number that a publisher goes on from: that of the signed pointer that stands, else 0."""
+    """Return the number of the existing signed pointer, from which a publisher continues, or 0."""
     return found.number if found is not None and found.number < _MOST_TAKEN_OVER else 0
 
 
 def read_stored(place: Place, path: str) -> Stored | None:
-    """Read a file of a registry, if it is there."""
+    """Read a file of a registry, or return None if there is none."""
     try:
         return place.read(path, most=MOST_BYTES)
     except FileNotFoundError:
@@ -274,18 +275,18 @@ def init_root(
     ----------
     place : Place
     keys : sequence of private keys
-        The root's; all of them sign it.
+        The keys of the root; all of them sign it.
     publishers : mapping of str to Publisher
-        Public keys, in hex, and what each may publish.
+        The publishers' public keys, in hex, with the names that each may publish.
     threshold : int
-        How many of the root's keys a later version needs.
+        The number of the root's keys that must sign a later version.
 
     Raises
     ------
     Conflict
-        If there is one.
+        If the registry has a root.
     Invalid
-        If no such root can be.
+        If the arguments do not make a valid root.
     """
     if newest_root(place) is not None:
         raise Conflict(f"{place.at('registry')} has a root already; change it with `dpca registry root update`.")
@@ -307,30 +308,31 @@ def update_root(
     drop: Collection[str] = (),
     threshold: int | None = None,
 ) -> Root:
-    """Write the next version of a registry's root, signed by enough of the keys before and of its own.
+    """Write the next version of a registry's root, signed by enough keys of the previous and of the new version.
 
     Parameters
     ----------
     place : Place
     keys : sequence of private keys
-        That sign it.
+        The keys that sign it.
     delegate : mapping of str to sequence of str, optional
         Publishers' public keys, and the names that each may publish from now on.
     retire, revoke : collection of str
-        Publishers' keys that sign nothing more, and of which all that they signed stays valid, or becomes invalid.
+        Publishers' keys that sign nothing more. Their earlier signatures stay valid when a key is retired, and become
+        invalid when it is revoked.
     add, drop : collection of str
-        Public keys that the root has besides, or no more.
+        Public keys to add to the root, or to remove from it.
     threshold : int, optional
-        How many of the root's keys a version needs from now on.
+        The number of the root's keys that must sign a version from now on.
 
     Raises
     ------
     NotFound
         If there is no root, or no such key in it.
     Refused
-        If the keys are not enough.
+        If too few keys are given, or a key to delegate to was revoked.
     Invalid
-        If no such root can be.
+        If the arguments do not make a valid root.
     """
     before = newest_root(place)
     if before is None:
@@ -397,6 +399,6 @@ def _write(place: Place, root: Root, keys: Sequence["Ed25519PrivateKey"]) -> Non
 
 
 def _numbers(place: Place, key: str) -> dict[str, int]:
-    """Return the number of the signed pointer of each name that a key has signed last."""
+    """Return the numbers, by name, of the current signed pointers that this key signed."""
     found = (decoded(name, read_stored(place, SignedPointer.path(name))) for name in signed_tags(place))
     return {signed.pointer.name: signed.number for signed in found if signed is not None and signed.key == key}

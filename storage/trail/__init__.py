@@ -1,1 +1,1 @@
-"""The audit trail: what a ledger signs, and its check by others, offline, without a database."""
+"""Audit trail of a ledger, with its signed checkpoints and their offline verification without a database."""

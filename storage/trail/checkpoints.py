@@ -1,13 +1,12 @@
-"""Entries of a journal as they are hashed, and signed checkpoints over them.
+"""Hashes of journal entries, Merkle trees over them, and signed checkpoints of a journal.
 
-Entries of a journal as they are hashed, and roots of Merkle trees over them.
+A checkpoint states the number of entries of the journal, the root over all of them, and the root over the entries of
+each population.
 
 >>> tree_root([]) == hashlib.sha256(b"").hexdigest()
 True
 >>> tree_root(["00" * 32, "11" * 32]) == tree_root(["11" * 32, "00" * 32])
 False
-
-Signed checkpoints of a journal: how many entries it had, the root over them, and over those of each population.
 """
 
 import hashlib
@@ -25,23 +24,23 @@ from dpca.errors import Corrupt
 START = "0" * 64
 """The hash before the first entry."""
 FIELDS = ("seq", "population", "release_id", "name", "detail", "at", "actor", "prev_hash")
-"""What the hash of an entry covers, the hash of the entry before it among them."""
+"""The fields that the hash of an entry covers; they include the hash of the previous entry."""
 LEDGER = ""
 """The subject of entries that concern every population."""
 _encode = json.JSONEncoder().encode
 _OF_THE_LEDGER = ("ledger_created", "ledger_accepted")
 _OF_SPENDING = ("budget_", "release_", "step_", "stream_", "tick_", "version_")
-"""How names of entries begin that say what was spent and released; others may tell when data arrived."""
+"""The prefixes of entry names that concern spending and releases; other entries may reveal when data arrived."""
 
 
 class Subjects:
-    """Tell of each entry of a journal, in its order, which population it is about."""
+    """Assignment of journal entries to populations, in the order of the journal."""
 
     def __init__(self) -> None:
         self._populations: dict[str, str] = {}
 
     def of(self, entry: Mapping[str, Any]) -> str | None:
-        """Return the population that an entry of spending is about, or `LEDGER`; None of any other entry."""
+        """Return the population of an entry about spending, or `LEDGER`; None for any other entry."""
         if entry["name"] in _OF_THE_LEDGER:
             return LEDGER
         if not entry["name"].startswith(_OF_SPENDING):
@@ -53,29 +52,29 @@ class Subjects:
 
 
 def hash_entry(row: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of an entry, in hex; ``detail`` is text, as it is stored."""
+    """Return the SHA-256 of an entry, in hex; ``detail`` is text in its stored form."""
     return hash_values([row[name] for name in FIELDS])
 
 
 def hash_values(values: Sequence[Any]) -> str:
-    """Return the SHA-256 of an entry of which the values of `FIELDS` are given."""
+    """Return the SHA-256 of an entry, in hex, given the values of `FIELDS`."""
     return hashlib.sha256(_encode(values).encode()).hexdigest()
 
 
 def tree_root(hashes: Sequence[str]) -> str:
     """Return the root of the Merkle tree over hashes of entries, in hex.
 
-    Leaves and nodes are told apart by their first byte, and the tree of n leaves is split at the largest power of two
+    The first byte distinguishes leaves from inner nodes. The tree of n leaves is split at the largest power of two
     below n (RFC 9162, section 2.1).
     """
     return tree_roots(hashes, [len(hashes)])[len(hashes)]
 
 
 def tree_roots(hashes: Sequence[str], lengths: Iterable[int]) -> dict[int, str]:
-    """Return the root over the first n hashes for several n, by n, in one pass; an n beyond the last is left out."""
+    """Return the roots over the first n hashes, by n, in one pass; an n beyond the last hash is left out."""
     wanted = set(lengths)
     found = {0: hashlib.sha256(b"").hexdigest()} if 0 in wanted else {}
-    whole: list[bytes] = []  # the roots of full trees that lie side by side so far, the largest first
+    whole: list[bytes] = []  # the roots of the adjacent full trees so far, largest first
     for count, leaf in enumerate(hashes, start=1):
         whole.append(_digest(b"\x00" + bytes.fromhex(leaf)))
         for _ in range((count & -count).bit_length() - 1):  # as many times as two divides the count
@@ -98,16 +97,16 @@ _CONTEXT = b"dpca checkpoint 1\n"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """A statement about a journal, and the signature of the ledger that made it.
+    """A signed statement of a ledger about its journal.
 
     Attributes
     ----------
     ledger : str
     at : str, UTC
-    entries : int, of the whole journal
-    root : str, over their hashes
+    entries : int, number of entries of the whole journal
+    root : str, Merkle root over their hashes
     populations : mapping of `name_in_checkpoint` to the number of entries and the root over them
-        Of each population, and of `storage.trail.checkpoints.LEDGER`.
+        Contains each population, and `storage.trail.checkpoints.LEDGER`.
     key : str, the public Ed25519 key, in hex
     signature : str, in hex
     """
@@ -122,17 +121,17 @@ class Checkpoint:
 
     @property
     def statement(self) -> bytes:
-        """The bytes that are signed."""
+        """The bytes that the signature covers."""
         said = {name: value for name, value in self.to_json().items() if name != "signature"}
         return _CONTEXT + json.dumps(said, sort_keys=True, separators=(",", ":")).encode()
 
     def check_signature(self) -> None:
-        """Check that the stated key signed it.
+        """Check that the stated key signed the checkpoint.
 
         Raises
         ------
         Corrupt
-            When it did not.
+            When the signature is not valid under this key.
         """
         try:
             Ed25519PublicKey.from_public_bytes(bytes.fromhex(self.key)).verify(
@@ -145,12 +144,12 @@ class Checkpoint:
             ) from None
 
     def check_journal(self, roots: "JournalRoots") -> None:
-        """Check that it tells of the first entries of a journal, and of all those of some subjects among them.
+        """Check that the checkpoint covers the first entries of a journal, and all entries of its subjects among them.
 
         Raises
         ------
         Corrupt
-            When the journal is another one, or not all entries of the population are there.
+            When the journal is another one, or some entries of a subject are missing.
         """
         if roots.whole.get(self.entries) != self.root:
             raise Corrupt(
@@ -171,12 +170,12 @@ class Checkpoint:
 
     @classmethod
     def from_json(cls, found: Any) -> Self:
-        """Read a checkpoint from parsed JSON, without checking what it says.
+        """Read a checkpoint from parsed JSON, without a check of its statement.
 
         Raises
         ------
         Corrupt
-            If it has not these fields.
+            If the fields or their types are not those of a checkpoint.
         """
         kinds = {
             "ledger": str,
@@ -195,13 +194,13 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JournalRoots:
-    """The roots over the beginnings of a journal that checkpoints tell of, made in one pass over it.
+    """Merkle roots over the prefixes of a journal that checkpoints cover, computed in one pass.
 
     Attributes
     ----------
-    whole : mapping of a number of entries to the root over so many; a number beyond the journal is not there
-    subjects : mapping of a population, or `storage.trail.checkpoints.LEDGER`, to such a mapping
-        Of the numbers of all entries to the number of its own among them, and the root over those.
+    whole : mapping of a number of entries to the root over them; without numbers beyond the end of the journal
+    subjects : mapping of a population, or `storage.trail.checkpoints.LEDGER`, to a mapping
+        The inner mapping has for each number of entries the number of the subject's entries among them, and their root.
     """
 
     whole: Mapping[int, str]
@@ -209,13 +208,13 @@ class JournalRoots:
 
     @classmethod
     def of(cls, hashes: Sequence[str], subjects: Mapping[str, Sequence[int]], *, lengths: Collection[int]) -> Self:
-        """Compute them.
+        """Compute the roots.
 
         Parameters
         ----------
-        hashes : sequence of str, of the whole journal
-        subjects : mapping of a subject to the numbers of its entries, from 1, in their order
-        lengths : collection of int, of the checkpoints, in entries of the whole journal
+        hashes : sequence of str, hashes of all entries of the journal
+        subjects : mapping of a subject to the numbers of its entries, from 1, in order
+        lengths : collection of int, numbers of entries that the checkpoints cover
         """
         covered = {}
         for subject, numbers in subjects.items():
@@ -233,7 +232,7 @@ def sign_checkpoint(
     hashes: Sequence[str],
     populations: Mapping[str, Sequence[str]],
 ) -> Checkpoint:
-    """Sign a checkpoint of a journal, given the hashes of all its entries, and of those of each population by name."""
+    """Sign a checkpoint of a journal, given the hashes of all its entries, and those of each population by name."""
     facts = {
         name_in_checkpoint(ledger, population): (len(own), tree_root(own)) for population, own in populations.items()
     }
@@ -249,5 +248,5 @@ def sign_checkpoint(
 
 
 def name_in_checkpoint(ledger: str, population: str) -> str:
-    """Return how a checkpoint names a population: a hash, from which a name that is guessed can be confirmed."""
+    """Return the hash by which a checkpoint names a population; anyone can confirm a guess of the name."""
     return hashlib.sha256(f"dpca population\n{ledger}\n{population}".encode()).hexdigest()

@@ -1,8 +1,9 @@
-"""The check of an exported audit trail, from the file alone: no database, no network, none of the ledger's code.
+"""Verification of an exported audit trail from the file alone.
 
-An export holds every entry of one population, the hashes of all other entries, and signed checkpoints. From these it
-follows that no entry was changed, dropped, added or moved since a checkpoint was signed; what was spent is computed
-again from the events of the releases, with the accounting's own arithmetic.
+Verification needs no database, no network, and none of the ledger's code. An export contains every entry of one
+population, the hashes of all other entries, and signed checkpoints. Together they prove that no entry was changed,
+dropped, added or moved since a checkpoint was signed. The spent budget is recomputed from the events of the releases,
+with the arithmetic of the accounting.
 """
 
 import json
@@ -29,7 +30,7 @@ _UNREADABLE = (ArithmeticError, AttributeError, LookupError, MemoryError, Recurs
 
 @dataclass(slots=True)
 class _Replay:
-    """What the entries of a population say, one after the other."""
+    """The state of a budget and its releases after the entries replayed so far."""
 
     rules: PrivacyFilter | None = None
     total: Charge = ()
@@ -51,7 +52,7 @@ class _Replay:
         return privacy_statement(epsilon=epsilon, delta=terms["delta"], relation=terms["relation"], unit=unit)
 
     def move(self, release: str, state: str) -> None:
-        """Move a release to another state; one that is given up before it began is not charged, and never begins."""
+        """Move a release to another state; an abandoned release is no longer charged, and can never begin."""
         before = self.states[release]
         if before == "abandoned" or (state == "abandoned" and before != "reserved"):
             raise ValueError(state)
@@ -66,7 +67,7 @@ def read_trail(path: Path) -> Any:
     Raises
     ------
     NotFound, Corrupt
-        If there is no such file, or it is no JSON.
+        If the file cannot be read, or is no JSON.
     """
     try:
         return json.loads(path.read_bytes())
@@ -79,29 +80,32 @@ def read_trail(path: Path) -> Any:
 
 
 def verify_trail(export: Any, *, key: str | None = None, earlier: Any = None) -> dict[str, Any]:
-    """Check an export and return what it proves, from public facts alone.
+    """Check an export and return the facts that it proves, all of them public.
 
     Parameters
     ----------
     export : parsed JSON
-        As ``dpca budget export`` wrote it.
+        The content of a file that ``dpca budget export`` wrote.
     key : str, optional
-        The public key of the ledger, in hex, as known from elsewhere. Without it the key is whichever signed.
+        The public key of the ledger, in hex, from a trusted source. Without it, the key in the last checkpoint is used.
     earlier : parsed JSON, optional
-        An export of the same population that was got before; this one must continue it.
+        An earlier export of the same population, which this export must continue.
 
     Returns
     -------
     dict
-        ``verdict`` ("valid"), what was ``checked`` against what, ``population``, the terms of its budget, its
-        guarantee as ``statement``, ``spent``, ``remaining``,
-        ``releases`` (number by state), ``entries``, ``signed`` (time of the last checkpoint), ``checkpoints``, ``key``,
-        whether it was given (``pinned``), and the ``actors`` who wrote entries of this population.
+        The result is in ``verdict`` ("valid"), and a description of the checks in ``checked``.
+        The budget is in ``population``, ``ledger``, its terms, ``statement`` (the guarantee), ``spent`` and
+        ``remaining``.
+        The journal is in ``releases`` (number by state), ``restored`` (number of accepted restores) and ``entries``.
+        The signatures are in ``checkpoints`` (their number), ``signed`` (time of the last one), ``key``, and
+        ``pinned`` (whether ``key`` was passed).
+        The users who wrote the entries of this population are in ``actors``.
 
     Raises
     ------
     Corrupt
-        If the export does not hold together, in one line that says where.
+        If a check fails; the message states the place in one line.
     """
     checkpoints, hashes, entries, population = _parsed(export)
     last = checkpoints[-1]
@@ -144,7 +148,7 @@ def verify_trail(export: Any, *, key: str | None = None, earlier: Any = None) ->
 
 
 def _checked(checkpoints: Sequence[Checkpoint], *, entries: int, key: str | None, continues: bool) -> str:
-    """State in words what was compared with what."""
+    """Return a description of the checks that were made."""
     signer = "the key that was given" if key is not None else "the key in the file itself; give --key to know whose"
     return (
         f"{entries} entries against their hashes, {len(checkpoints)} checkpoint{'s' * (len(checkpoints) > 1)} against "
@@ -178,7 +182,7 @@ def _parsed(export: Any) -> tuple[list[Checkpoint], list[str], list[dict[str, An
 
 
 def _subjects(entries: Sequence[Mapping[str, Any]], hashes: Sequence[str], population: str) -> dict[str, list[int]]:
-    """Check that entries stand in the journal where they say; return the numbers of those of each subject."""
+    """Check that entries have their stated places in the journal; return the entry numbers of each subject."""
     subjects = Subjects()
     found: dict[str, list[int]] = {population: [], LEDGER: []}
     before = 0
@@ -266,13 +270,13 @@ def _replay_entry(replay: _Replay, entry: Mapping[str, Any]) -> None:
 
 
 def _charged(replay: _Replay, at: int, detail: Mapping[str, Any]) -> Charge:
-    """Return the charge of a release, if it is what its event is priced at."""
+    """Return the charge of a release, if it matches the price of the release's event."""
     rules, event, delta = replay.rules, detail["event"], detail["delta"]
     if rules is None:
         raise Corrupt(f"entry {at} charges a budget that is not open; {_NEXT}")
     stated = cast(Charge, tuple(detail["charge"]))
     prices = [rules.charge_after(replay.total, event, delta=delta)]
-    if replay.accepted:  # what a restored ledger had forgotten keeps its price, over any budget
+    if replay.accepted:  # a release that a restored ledger lacked keeps its price, over any budget
         prices += [rules.charge_after(rules.zero, event, delta=delta), rules.charge(event, delta=delta)]
     if stated not in prices:
         raise Corrupt(
@@ -285,13 +289,13 @@ def _charged(replay: _Replay, at: int, detail: Mapping[str, Any]) -> Charge:
 
 
 def _check_payer(replay: _Replay, release: str) -> None:
-    """Check that a release that pays for ticks of a stream was charged as a Gaussian one."""
+    """Check that a release that pays for ticks of a stream was charged for a Gaussian event."""
     if replay.events[release]["name"] != "gaussian" or not any(replay.charges[release]):
         raise ValueError(release)
 
 
 def _tick_charge(replay: _Replay, release: str, detail: Mapping[str, Any]) -> Charge:
-    """Return the charge of a tick, nothing, if its stream was charged for it and for all before it, by their noise."""
+    """Return the zero charge of a tick, if its stream was charged for this and all earlier ticks, given their noise."""
     event, stated = detail["event"], cast(Charge, tuple(detail["charge"]))
     stream, earlier = event["stream"], replay.ticks.setdefault(event["stream"], [])
     paid = event["tick"] == len(earlier) + 1 <= replay.paid[stream] and replay.states[stream] == "noising"
@@ -303,10 +307,11 @@ def _tick_charge(replay: _Replay, release: str, detail: Mapping[str, Any]) -> Ch
 
 
 def _is_covered(replay: _Replay, event: Mapping[str, Any]) -> bool:
-    """Tell whether the Gaussian events that pay for a stream cover all its ticks up to one, exactly.
+    """Return whether the Gaussian events that pay for a stream cover all its ticks up to the event's tick, exactly.
 
     Ticks up to t of a stream of noise z, calibrated for h of them, have ``mu^2 = zeta_t^2 / (z^2 zeta_h^2)``. A stream
-    whose terms name no weights, as one that was entered from its versions alone, was charged as a whole at first.
+    whose terms contain no weights was charged for all its ticks at first. A stream that was entered from its versions
+    alone is an example.
     """
     stream, noise = event["stream"], Fraction(event["noise_multiplier"])
     if stream not in replay.streams:

@@ -1,4 +1,4 @@
-"""The attack that tests of mechanisms share, and the table of what it found at the end of ``make audit``."""
+"""Attack shared by the tests of mechanisms, and the table of findings that ``make audit`` prints."""
 
 import dataclasses
 from collections.abc import Callable
@@ -14,7 +14,7 @@ Attack = Callable[..., Finding]
 
 @pytest.fixture
 def attack(record_property: Callable[[str, object], None]) -> Attack:
-    """Audit a mechanism, and keep the finding for the table at the end."""
+    """Audit a mechanism, and record the finding for the final table."""
 
     def audit(mechanism: Any, **settings: Any) -> Finding:
         finding = audit_mechanism(mechanism, **settings)
@@ -25,7 +25,7 @@ def attack(record_property: Callable[[str, object], None]) -> Attack:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Print a row for each finding when audits were asked for."""
+    """Print one row for each finding if audits were selected."""
     if "audit" not in config.option.markexpr.split():
         return
     rows = [("test", *COLUMNS, "outcome")]

@@ -1,13 +1,13 @@
-"""What sees all messages of a joint release learns no more than was charged, and classic mistakes in them are found.
+"""Audits of the joint view of all messages of a joint release.
 
-The viewer has every masked message of every attempt, the opened totals, and all that colluding sites know. Keys come
-from a fixed seed, so what is found once is found always. Over all keys the audits of the claim would fail with
-probability at most 5 % each.
+An observer of all messages learns no more than was charged, and classic mistakes are found. The observer has every
+masked message of every attempt, the opened totals, and everything that colluding sites know. Keys come from a fixed
+seed, so a mistake that is found once is always found. Over all keys, each audit of the claim would fail with
+probability at most 5 %.
 
-What sites tell of a document or a point in both rounds is what they are charged, and classic mistakes are found.
-
-The noise that is drawn and the way that a record moves each sum are read exactly, inside; so nothing here is left to
-chance. Each bug is one patched name on the way from rows to components.
+For tensor releases, the privacy loss of one document or point over both rounds is at most what its site is charged, and
+classic mistakes are found. These tests read the drawn noise and the effect of one record on each sum exactly, from
+inside, so no result depends on chance. Each bug is one patched name on the path from rows to components.
 """
 
 import dataclasses
@@ -53,7 +53,7 @@ def keyed(*parts):
 
 
 def sites_of(roster, sources, *, seed, rounds=1):
-    """Return sites of fresh keys, and their reservations."""
+    """Return sites with fresh keys, and their reservations."""
     event = events.self_composed(events.gaussian(MULTIPLIER), rounds * roster.attempts)
     dealt = deal_masks(roster, secret=keyed(seed, "masks"))
     reservations = {
@@ -66,7 +66,7 @@ def sites_of(roster, sources, *, seed, rounds=1):
 
 
 def joint_epsilon(*, stated, colluding, trials):
-    """Bound from below the epsilon of one record of site a, for a viewer with whom the last sites collude."""
+    """Return a lower bound on the epsilon of one record of site a, when the observer colludes with the last sites."""
     roster = roster_of(SITES, multiplier=MULTIPLIER, colluders=stated)
     moment = SecondMoment(n_features=1, clip_norm=1.0, relation="zero_out", bits=5)
     empty, record = ArrayBlocks(np.zeros((1, 1))), ArrayBlocks(np.ones((1, 1)))
@@ -102,12 +102,12 @@ def test_the_joint_view_keeps_its_claim_and_the_attack_comes_near_it(colluders):
 @pytest.mark.audit
 @pytest.mark.audit_only
 def test_more_colluders_than_the_roster_tolerates_are_found():
-    """Three of four instead of none: half the noise is left."""
+    """With three of four sites colluding and none tolerated, half the noise is left."""
     assert joint_epsilon(stated=0, colluding=3, trials=1000) > TARGET.epsilon
 
 
 def found_in(views):
-    """Return what a viewer finds in the messages of two rounds, a resend, and a smaller roster."""
+    """Return what an observer finds in the messages of two rounds, a resend, and a smaller roster."""
     roster, smaller, words, stored = views
     full = [Address(round=0), Address(round=0, attempt=1)]
     totals = [sum(words[name, address, roster.size] for name in roster.names).view(np.int64) for address in full]
@@ -127,7 +127,7 @@ def found_in(views):
 
 
 def views_of(*, weights=(1, 1, 1, 1)):
-    """Run two rounds, with a resend and a smaller roster of as many honest sites in the first."""
+    """Run two rounds; the first has a resend and a smaller roster with as many honest sites."""
     roster = roster_of(SITES, multiplier=MULTIPLIER, colluders=1, dropouts=1, attempts=2)
     members = tuple(
         dataclasses.replace(one, weight=weight) for one, weight in zip(roster.members, weights, strict=True)
@@ -176,7 +176,7 @@ def test_noise_redrawn_on_a_resend_is_found(monkeypatch):
 
 @pytest.mark.audit
 def test_an_old_share_in_a_smaller_roster_is_found(monkeypatch):
-    """The roster is not part of what the noise belongs to: both rosters have as many honest sites, so one answer."""
+    """If noise is not bound to the roster, both rosters get the same answer, because they have as many honest sites."""
     real = Gate.admit_among
 
     def forgets(gate, steps, query, noise, numbers, *, bound_to):
@@ -201,7 +201,7 @@ def test_masks_used_again_are_found(monkeypatch, forgotten):
 
 @pytest.mark.audit
 def test_a_weight_after_masking_is_found(monkeypatch):
-    """The masks of unlike weights do not cancel, and an even weight takes a bit off every mask."""
+    """The masks of unequal weights do not cancel, and an even weight removes a bit from every mask."""
     real = Site.message
 
     def weighted_late(site, query, *, roster, address):
@@ -224,13 +224,13 @@ def problem_of(model, relation):
 
 
 def common_rows(model):
-    """Rows of two components along the first axes, clear enough for any noise here."""
+    """Return rows of two components along the first axes, clear enough for all noise levels of these tests."""
     scale = 6 if model == "topics" else 1.2
     return np.repeat(np.eye(D)[:2] * scale, [170, 130], axis=0)
 
 
 def pair_of(model, relation):
-    """Rows of the first site with and without, or with another last record: along axes, or opposite ones."""
+    """Return rows of the first site with and without a last record, or with an orthogonal or opposite one."""
     mine = 6 * np.eye(D)[:1] if model == "topics" else 1.5 * np.eye(D)[:1]
     other = {"replace_one": 6 * np.eye(D)[1:2] if model == "topics" else -mine, "zero_out": 0 * mine}
     rows = common_rows(model)
@@ -239,7 +239,7 @@ def pair_of(model, relation):
 
 
 def run(problem, first_rows, *, planned_total=None):
-    """Run the mechanism over sites whose first has these rows; return what was asked, and the noise that was drawn."""
+    """Run the mechanism with these rows at the first site; return the opened sums."""
     plan = MECHANISM.plan([problem] * TENSOR_SITES_SITES, [TENSOR_SITES_TARGET] * TENSOR_SITES_SITES, session="audit")
     parts = [first_rows, *[common_rows(problem.model)] * (TENSOR_SITES_SITES - 1)]
     kept = [
@@ -262,7 +262,7 @@ def run(problem, first_rows, *, planned_total=None):
 
 
 def told_mu(monkeypatch, model, relation):
-    """The mu of one record of the first site in both rounds together, from what moves and what noise is drawn."""
+    """Return the mu of a record of the first site over both rounds, from the shift of the sums and the drawn noise."""
     scales = []
     with monkeypatch.context() as patched:
         for kind in (SymmetricShare, CubeShare):
@@ -311,7 +311,7 @@ def test_the_sensitivity_of_another_relation_is_found(monkeypatch, kinds):
 
 @pytest.mark.audit
 def test_noise_after_whitening_is_found(monkeypatch):
-    """The core of whitened words, twice as long, with the noise of words that are not whitened."""
+    """The core of whitened words, twice as long, with the noise for words that are not whitened."""
     real = word_moments.add_word_cores
 
     def whitened(counts, words, row_ptr, directions, steps, bound, total):
@@ -324,7 +324,7 @@ def test_noise_after_whitening_is_found(monkeypatch):
 
 
 def second_questions(model):
-    """What is asked in the second round of two neighbouring datasets whose first totals were the same to the bit."""
+    """Return the queries of the second round on two neighbouring datasets whose first totals were bitwise equal."""
     problem, unlike_rows = (
         problem_of(model, "replace_one"),
         {
@@ -355,7 +355,7 @@ def test_the_second_question_depends_on_the_first_total_alone(model):
     ("bug", "model"), [("directions", "topics"), ("directions", "mixture"), ("noise_variance", "mixture")]
 )
 def test_directions_or_a_variance_of_the_rows_themselves_are_found(monkeypatch, bug, model):
-    """A hurried engineer has the first site's rows at hand, and takes what is asked next from them."""
+    """The next queries are computed from the private rows of the first site instead of the released total."""
     curated = []
     made, space = Curator.__init__, TensorReleases.space
 
@@ -396,7 +396,7 @@ class OrderedPairs(WordPairs):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Mirrored(Gaussian):
-    """Noise of a symmetric matrix on every entry of a full one."""
+    """Noise of a symmetric matrix, mirrored onto every entry of a full matrix."""
 
     name = "Mirrored"
 

@@ -1,29 +1,26 @@
-"""Every shipped mechanism keeps its claim under attack, by an audit that would notice if it did not.
+"""Audits of every shipped mechanism and of streams, with planted bugs that prove the power of the audits.
 
-Keys come from a fixed seed, so a run of these tests draws nothing new. Over all seeds, a mechanism with exactly the
-noise it claims would fail a row with probability at most 5 % (the confidence of its bound), and by the distance of
-the bounds below from the claim, far less often.
+**Mechanisms.** Every shipped mechanism keeps its claim under attack. Keys come from a fixed seed, so all runs of these
+tests draw the same noise. Over all seeds, a mechanism with exactly the claimed noise would fail a row with probability
+at most 5 %, the confidence of its bound. As the bounds below lie well under the claim, it would fail far less often.
 
-Power: each bound must also reach a part of the claim, stated in the table, so an audit which lost its eyes fails here.
-Over seeds, exact Gaussian noise at a claim of (1, 0.1) is bounded by 0.73 in the median of 4000 trials, and by less
-than 0.55 in one case of 100. ``make test`` makes a sixteenth of the trials, in one relation; what so few can see, its
-planted bugs show.
+**Power.** Each bound must also reach a part of the claim, which the table states, so a blind audit fails here. Over
+seeds, exact Gaussian noise at a claim of (1, 0.1) is bounded by 0.73 in the median of 4000 trials, and by less than
+0.55 in one case of 100. ``make test`` runs a sixteenth of the trials, in one relation. Its planted bugs show what so
+few trials can detect.
 
-An audit that cannot fail shows nothing: each classic mistake, planted in the real path, must be found.
+**Planted bugs.** An audit that cannot fail shows nothing, so each classic mistake, planted in the real path, must be
+found. Each bug is one patched name on the path from rows to answers; everything else runs as shipped. The audit must
+report a bound above the claim. Keys come from a fixed seed, so a bug that is found once is always found. The number of
+trials is chosen so that at least 99 of 100 seeds would find it; the tests above run the same audit without bugs. The
+smallest mistakes, a forgotten ``sqrt 2`` in either place, make the true epsilon 1.84 at a claim of 1.
 
-Every bug below is one patched name on the way from rows to answers; everything around it runs as shipped. The audit
-must report a bound above the claim. Keys come from a fixed seed, so what is found once is found always. The number of
-trials is chosen so that at least 99 of 100 seeds would find it; `test_mechanisms` runs the same audit without bugs.
-
-The smallest mistakes, a forgotten ``sqrt 2`` in either place, make the true epsilon 1.84 at a claim of 1.
-
-All ticks of a stream together keep the claim of one release, and classic mistakes about streams are found.
-
-An attacker has all answers of 16 ticks and tests, with the best linear score, whether a canary's history was there.
-Scores are normal of equal spread in both worlds, so mu is the difference of their means over it, with a standard error
-of ``sqrt(2 / trials)``. Every diagonal entry has a canary of its own, so one stream makes as many trials as there are
-features. Keys come from a fixed seed. Over all seeds a claim that is met exactly would fail a test below, which allows
-three standard errors, once in 740.
+**Streams.** All ticks of a stream together keep the claim of one release, and classic mistakes about streams are found.
+An attacker has all answers of 16 ticks and tests, with the best linear score, whether a canary's history was present.
+Scores are normal with equal spread in both worlds. So mu is the difference of their means divided by the spread, with a
+standard error of ``sqrt(2 / trials)``. Every diagonal entry has its own canary, so one stream yields as many trials as
+there are features. Keys come from a fixed seed. Over all seeds, a claim that is met exactly would fail a test below,
+which allows three standard errors, once in 740.
 """
 
 import dataclasses
@@ -101,7 +98,7 @@ def test_a_relation_without_a_claim_is_not_audited(name, relation):
 
 @pytest.mark.audit_only
 def test_the_attack_comes_near_the_claim_at_a_smaller_delta(attack):
-    """At (1, 1e-3) the best event has probability 0.003 on one side; 8,000 trials see a third or more."""
+    """At (1, 1e-3) the best event has probability 0.003 on one side; 8,000 trials show a third of the claim."""
     target = PrivacyTarget(epsilon=1.0, delta=1e-3, allow_large_delta=True)
     row = TABLE["analyze_gauss"]
     pairs = worst_neighbours("replace_one", n_features=2, clip_norm=1.0)[:1]
@@ -112,7 +109,7 @@ def test_the_attack_comes_near_the_claim_at_a_smaller_delta(attack):
 @pytest.mark.audit_only
 @pytest.mark.parametrize(("records", "reach"), [(1, 0.2), (2, 0.0)], ids=["whole", "sampled"])
 def test_the_fused_form_of_dp_spca_keeps_its_claim(attack, records, reach):
-    """With one record at most, its one step is a plain Gaussian release, and the attack sees as much of it."""
+    """With one record at most, its single step is a plain Gaussian release, and the attack reaches as much of it."""
     mechanism = DpSpca(n_components=1, form="one_row", integrated_time=2.0)
     pairs = worst_neighbours("add_remove", n_features=2, clip_norm=1.0)[:1]
     problem = asked("add_remove", records_at_most=records)
@@ -158,7 +155,7 @@ SUM, POWER = (TABLE[name].audited for name in ("analyze_gauss", "noisy_power"))
 
 
 left_to_audits = pytest.mark.audit_only
-"""The same mistakes elsewhere, and those that take thousands of trials."""
+"""The same mistakes in other mechanisms or relations, and mistakes that take thousands of trials to find."""
 each_mechanism = pytest.mark.parametrize(
     "mechanism", [SUM, pytest.param(POWER, marks=left_to_audits)], ids=lambda mechanism: mechanism.name
 )
@@ -215,7 +212,7 @@ def test_no_clip(attack, monkeypatch, mechanism, relation):
 
 @pytest.mark.audit
 def test_the_clip_norm_is_not_divided_out(attack, monkeypatch):
-    """Records on the unit grid, noise for them, and an answer in data units: only the clip itself forgets C."""
+    """Records and noise on the unit grid, and an answer in data units: only the clip itself ignores C."""
     real = gridding.grid_records
 
     def forgets(values, row_ptr, record_ptr, clip_norm, bound):
@@ -255,7 +252,7 @@ def test_the_factor_of_replaced_records_is_dropped(attack, monkeypatch):
 @pytest.mark.audit
 @left_to_audits
 def test_off_diagonal_noise_is_averaged_away(attack, monkeypatch):
-    """Both halves of the symmetric matrix with noise of their own: whoever averages them has sqrt 2 less."""
+    """Both halves of the symmetric matrix have independent noise, so averaging them reduces the noise by sqrt 2."""
 
     def averaged(order, *, start, stop):
         weights = symmetric_weights(order, start=start, stop=stop)
@@ -268,7 +265,7 @@ def test_off_diagonal_noise_is_averaged_away(attack, monkeypatch):
 
 @pytest.mark.audit
 def test_the_steps_of_a_release_share_their_noise(attack, monkeypatch):
-    """The digest leaves out step and directions: the difference of two answers is exact."""
+    """The digest omits step and directions: the difference of two answers is exact."""
 
     def digest(content, *_, **__):
         return hashlib.sha256(content.encode()).digest()
@@ -281,14 +278,14 @@ def test_the_steps_of_a_release_share_their_noise(attack, monkeypatch):
 
 @pytest.mark.audit
 def test_the_key_is_no_secret(attack, monkeypatch):
-    """Every release has the same key: who knows it can subtract the noise."""
+    """Every release has the same key, so anyone with the key can subtract the noise."""
     monkeypatch.setattr(gate, "subkey", lambda key, *, label, info: subkey(bytes(32), label=label, info=info))
     assert_found(attack(SUM, relation="zero_out", trials=100))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TwoLevels:
-    """One question at two noise levels, which together cost the target."""
+    """One query at two noise levels, which together cost the target."""
 
     n_components: int = 1
     name = "two_levels"
@@ -321,7 +318,7 @@ class TwoLevels:
 @pytest.mark.audit
 @pytest.mark.parametrize("planted", [False, True])
 def test_two_noise_levels_share_their_noise(attack, monkeypatch, planted):
-    """The digest leaves out step and noise level: ``(z2 y1 - z1 y2) / (z2 - z1)`` is exact."""
+    """The digest omits step and noise level: ``(z2 y1 - z1 y2) / (z2 - z1)`` is exact."""
 
     def digest(content, step, query, *_, **__):
         return hashlib.sha256(content.encode() + query.digest()).digest()
@@ -338,7 +335,7 @@ WEIGHTS = choose_weights("sqrt", ticks=TICKS)
 FEW, MANY = 1280, 4000
 STAYS = ((1, 1.0),) * TICKS
 EDITED = (*((1, 1.0),) * 4, *((1, 0.7),) * 4, *((1, 0.0),) * 4, *((1, 1.0),) * 4)
-"""What a canary's record is at each tick: its arrival, and the square of its norm; 0 is erased."""
+"""A canary's record at each tick: its arrival, and its squared norm; 0 means erased."""
 LATE = (*((6, 0.0),) * 5, *((6, 1.0),) * 11)
 MULTIPLIER = 1.0
 
@@ -348,7 +345,7 @@ def keyed(*parts):
 
 
 def answers_of(history, *, world, stream, weights=WEIGHTS, relation="add_remove", horizon=TICKS, seen=None):
-    """The diagonals of all answers of one stream; world 0 has no canary, or another in its place."""
+    """Return the diagonals of all answers of one stream; world 0 has no canary, or another in its place."""
     moment = SecondMoment(n_features=D, clip_norm=1.0, relation=relation, bits=8)
     noise = Symmetric(noise_multiplier=MULTIPLIER)
     found = []
@@ -370,7 +367,7 @@ def answers_of(history, *, world, stream, weights=WEIGHTS, relation="add_remove"
 
 
 def measured(answers, scores, *, trials, relation="add_remove"):
-    """Measure mu over its claim, and its standard error, by scores with given weights of ticks."""
+    """Measure mu relative to its claim, and its standard error, by scores with given weights of ticks."""
     worlds = []
     each = D // 2 if relation == "replace_one" else D
     for world in (0, 1):
@@ -383,7 +380,7 @@ def measured(answers, scores, *, trials, relation="add_remove"):
 
 
 def aged(history, weights=WEIGHTS):
-    """The best scores: what the canary adds to each tick."""
+    """Return the best scores, the canary's contribution to each tick."""
     return np.array([weights.weight(tick - at) * square for tick, (at, square) in enumerate(history, start=1)])
 
 
@@ -431,7 +428,7 @@ def test_a_canary_that_changes_costs_no_more(trials, history):
     ids=["power", "window", "decay"],
 )
 def test_every_strategy_keeps_the_claim(weights):
-    """One charge holds for any number of ticks: 16 of them show nearly all of it."""
+    """One charge covers any number of ticks: 16 ticks reveal nearly all of it."""
     found, error = attack(STAYS, trials=MANY, weights=weights)
     assert found <= 1.0 + 3 * error
     assert abs(found - expected(STAYS, weights)) <= 3 * error
@@ -476,7 +473,7 @@ def test_a_mistake_in_noise_or_weights_is_found(monkeypatch, trials, plant, infl
 @pytest.mark.audit
 @each_size
 def test_an_id_that_comes_back_as_a_newcomer_is_found(trials):
-    """Erased after tick 8, and back at tick 9 with a new arrival."""
+    """The id is erased after tick 8, and returns at tick 9 with a new arrival."""
     scores = np.array([WEIGHTS.weight((tick - 1) % 8) for tick in range(1, TICKS + 1)])
     found, error = attack(STAYS, trials=trials, scores=scores, seen=lambda tick: 1 if tick <= 8 else 9)
     assert found > 1.0 + 3 * error
@@ -485,7 +482,7 @@ def test_an_id_that_comes_back_as_a_newcomer_is_found(trials):
 @pytest.mark.audit
 @each_size
 def test_noise_of_the_right_size_that_is_fresh_each_night_is_found(trials):
-    """Prefix sums, each with the noise that its estimate has, as if the noise were that of the stream."""
+    """Prefix sums, each with noise of the variance of the stream's estimate, but drawn independently."""
     factors = WEIGHTS.factors(TICKS)
 
     def answers(*, world, stream):
@@ -500,7 +497,7 @@ def test_noise_of_the_right_size_that_is_fresh_each_night_is_found(trials):
 @pytest.mark.audit
 @each_size
 def test_rows_of_one_person_that_arrive_every_night_are_found(trials):
-    """Clipped per night and weighted by the row's night, in place of one record a person."""
+    """Clipped per night and weighted by the row's night, instead of one record a person."""
     history = [(1, 1.0)] * TICKS
     summed = np.cumsum(WEIGHTS.weights[:TICKS])
 
@@ -514,7 +511,7 @@ def test_rows_of_one_person_that_arrive_every_night_are_found(trials):
 
 @pytest.mark.audit
 def test_ticks_beyond_the_horizon_need_the_charge_of_their_extension():
-    """Too small a mistake to be seen in few trials: what the canary moves, exactly, against what is charged."""
+    """The mistake is too small for few trials, so this compares the canary's exact effect with the charge."""
     weights = Weights(strategy="sqrt", weights=choose_weights("sqrt", ticks=32).weights, bits=WEIGHTS.bits)
     sensitivity = weights.zeta_squared(TICKS)
     moved = sum(w * w for w in weights.weights[:32]) / 4**weights.bits / sensitivity / MULTIPLIER**2

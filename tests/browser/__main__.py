@@ -1,4 +1,4 @@
-"""Show the pages to a headless Chromium, and hold each against what it must pass; or write the pictures of the guide.
+"""Check the web pages in a headless Chromium, or write the pictures of the guide.
 
 ``python -m tests.browser`` checks; with ``--screenshots FOLDER`` it writes the five main pages as PNG instead.
 """
@@ -42,22 +42,22 @@ VERSIONS, SECONDS = 1000, 1.0
 
 
 class Failed(Exception):
-    """A page does not pass."""
+    """Error: a page fails a check."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chromium:
-    """The browser of the system, which a program of `.venv-tools` drives."""
+    """The browser of the system, driven by a program of `.venv-tools`."""
 
     program: str
 
     def do(self, name: str, *words: str, **options: Any) -> Any:
-        """Have `tests.browser.checks` do one of its jobs, and return the result.
+        """Run a job of `tests.browser.checks`, and return the result.
 
         Raises
         ------
         Failed
-            When a page does not pass.
+            If a page fails a check.
         """
         flags = ["--no-sandbox"] if os.geteuid() == 0 else []
         job = {"program": self.program, "flags": flags, "name": name, "words": words, "options": options}
@@ -69,7 +69,7 @@ class Chromium:
 
 
 def main() -> int:
-    """Run everything in a folder that goes away; the last line counts."""
+    """Run everything in a temporary folder; the last line of the output has the counts."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--screenshots", type=Path, metavar="FOLDER", help="write pictures of the main pages there")
     asked = parser.parse_args()

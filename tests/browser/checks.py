@@ -1,7 +1,8 @@
-"""A program for `.venv-tools`: show pages to a headless Chromium, and check each; the last line printed is the result.
+"""A program for `.venv-tools`: show pages in a headless Chromium, and check each of them.
 
-A page passes without an error, by keyboard alone, by the rules of axe, and without scrolling sideways. A job comes as
-JSON on standard input: the program of the browser, what to do, and its arguments.
+A page must work without an error, by keyboard alone, by the rules of axe, and without horizontal scrolling. A job is
+JSON on standard input: the path of the browser, the name of the job, and its arguments. The last line printed is the
+result.
 """
 
 import json
@@ -26,14 +27,14 @@ _FOCUSED = """() => {
 
 
 class Failed(Exception):
-    """A page does not pass."""
+    """Error: a page fails a check."""
 
 
 @contextmanager
 def clean_page(
     browser: Browser, *, scheme: Literal["light", "dark"] = "light", narrow: bool = False, state: Any = None
 ) -> Iterator[Page]:
-    """Yield a page in which any error of the console, any failed and any foreign request fails the check."""
+    """Yield a page on which any console error, failed request or foreign request fails the check."""
     size = NARROW if narrow else WIDE
     context = browser.new_context(viewport=size, color_scheme=scheme, storage_state=state, reduced_motion="reduce")
     page, wrong = context.new_page(), []
@@ -49,7 +50,7 @@ def clean_page(
 
 
 def log_in(browser: Browser, address: str, token: str) -> Any:
-    """Show the token in the form, by keyboard alone; return the cookies."""
+    """Log in with the token by keyboard alone; return the cookies."""
     context = browser.new_context(viewport=WIDE)
     page = context.new_page()
     page.goto(address)
@@ -63,7 +64,7 @@ def log_in(browser: Browser, address: str, token: str) -> Any:
 
 
 def passes_axe(page: Page) -> int:
-    """Hold a page against the rules of axe, with every table of it open; return how many rules it passes."""
+    """Check a page by the rules of axe, with every table of it open; return the number of passed rules."""
     page.evaluate("document.querySelectorAll('details').forEach(each => { each.open = true; })")
     found = Axe().run(page, options={"resultTypes": ["violations", "passes"]}).response
     for violation in found["violations"]:
@@ -73,14 +74,17 @@ def passes_axe(page: Page) -> int:
 
 
 def fits_narrow(page: Page) -> None:
-    """Check that a page of 320 pixels does not scroll sideways."""
+    """Check that a page of 320 pixels does not scroll horizontally."""
     width = page.evaluate("document.documentElement.scrollWidth")
     if width > NARROW["width"]:
         raise Failed(f"{page.url} is {width} pixels wide on a screen of {NARROW['width']}")
 
 
 def works_by_keyboard(page: Page) -> int:
-    """Go through a page with the keyboard: skip link, order, visible focus, details; return the stops made."""
+    """Check the skip link, the tab order, the visible focus and the details of a page by keyboard.
+
+    Return the number of stops.
+    """
     page.keyboard.press("Tab")
     first = page.evaluate(_FOCUSED)
     if first["order"] != 0 or not first["seen"] or page.evaluate("document.activeElement.className") != "skip":
@@ -93,7 +97,7 @@ def works_by_keyboard(page: Page) -> int:
         page.keyboard.press("Tab")
         at = page.evaluate(_FOCUSED)
         if at["name"] == "BODY" or at["order"] == 0:
-            break  # past the last, and perhaps around
+            break  # after the last stop, and perhaps back at the first
         if at["order"] <= last or not at["seen"] or at["outline"] == "none" or not at["width"] >= 2:
             raise Failed(f"{page.url}: stop {stops} is out of order, out of sight or not outlined ({at})")
         last, stops = at["order"], stops + 1
@@ -107,7 +111,7 @@ def works_by_keyboard(page: Page) -> int:
 
 
 def pictures_are_drawn(page: Page) -> int:
-    """Check that each picture of a page is there; return how many there are."""
+    """Check that each picture of a page is loaded; return their number."""
     sizes = page.evaluate("[...document.images].map(each => each.complete ? each.naturalWidth : 0)")
     if not all(sizes):
         raise Failed(f"{page.url}: a chart is not drawn")
@@ -115,7 +119,7 @@ def pictures_are_drawn(page: Page) -> int:
 
 
 def check_views(browser: Browser, address: str, token: str, *, main: list[str], others: list[str]) -> dict[str, int]:
-    """Check the main pages in every look and the others in one; return how much was seen."""
+    """Check the main pages in every look and the others in one; return the numbers of views, charts and stops."""
     views = charts = stops = 0
     state = log_in(browser, address, token)
     for look in LOOKS:
@@ -147,7 +151,7 @@ def check_files(browser: Browser, *, index: str, links: list[str]) -> None:
 
 
 def time_list(browser: Browser, address: str, token: str, *, path: str, versions: int) -> float:
-    """Return the seconds from the request of a list to its last pixel, the least of a few."""
+    """Return the seconds from the request of a list to its last pixel, the minimum of a few."""
     script = "() => { const [at] = performance.getEntriesByType('navigation'); return at.loadEventEnd - at.startTime; }"
     times = []
     with clean_page(browser, state=log_in(browser, address, token)) as page:
@@ -161,7 +165,7 @@ def time_list(browser: Browser, address: str, token: str, *, path: str, versions
 
 
 def take_pictures(browser: Browser, address: str, token: str, *, paths: dict[str, str], folder: str) -> None:
-    """Write a picture of each page into a folder."""
+    """Write a picture of each page to a folder."""
     Path(folder).mkdir(parents=True, exist_ok=True)
     state = log_in(browser, address, token)
     for name, path in paths.items():
@@ -175,7 +179,7 @@ JOBS = {job.__name__: job for job in (check_views, check_files, time_list, take_
 
 
 def main() -> int:
-    """Do the job of the standard input; return 1, with a line on standard error, where a page fails."""
+    """Run the job from standard input; return 1 and print a line on standard error if a page fails."""
     job = json.load(sys.stdin)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=job["program"], args=job["flags"])

@@ -1,7 +1,7 @@
-"""A home as a curator has after a spring of monthly releases: the same in every run, from rows that hold a canary.
+"""A curator's home after several monthly releases, equal in every run, from rows that contain a canary.
 
-Keys and times are given, so that pages look alike in each run; the rows are drawn at a fixed seed. The record of the
-canary, the exact sums of all rows, and what names the home or its secrets must be on no page.
+Keys and times are fixed, so that pages look alike in each run; the rows are drawn with a fixed seed. The canary record,
+the exact sums of all rows, and anything that identifies the home or its secrets must be on no page.
 """
 
 import hashlib
@@ -35,14 +35,14 @@ _BEGAN = datetime(2026, 1, 31, 2, 0, tzinfo=UTC)
 
 @dataclass(frozen=True, kw_only=True)
 class Secrets:
-    """What no response may hold: numbers that are not noised, and texts."""
+    """Secrets that no response may contain: exact numbers, and texts."""
 
     canaries: Canaries
     texts: tuple[bytes, ...]
 
 
 def rows_of(month: int) -> NDArray[np.float64]:
-    """Draw the rows of a month: three strong directions, one of which turns; the canary is the last record."""
+    """Draw the rows of a month, with three strong directions, one of which turns; the canary is the last record."""
     stream = np.random.default_rng(20260100 + month)
     directions = np.linalg.qr(np.random.default_rng(7).normal(size=(len(FEATURES), len(FEATURES))))[0].T
     turned = np.cos(0.2 * month) * directions[2] + np.sin(0.2 * month) * directions[3]
@@ -53,7 +53,7 @@ def rows_of(month: int) -> NDArray[np.float64]:
 
 @contextmanager
 def environment(root: Path) -> Iterator[None]:
-    """Let every setting be that of the home in a folder."""
+    """Point all settings to the home in a folder."""
     ours = {name: value for name, value in os.environ.items() if not name.startswith("DPCA_")}
     places = {"DPCA_HOME": str(root / "home"), "DPCA_STATE_FOLDER": str(root / "state"), "DPCA_CLUSTER": "none"}
     with patch.dict(os.environ, {**ours, **PREFECT_DEFAULTS, **places}, clear=True):
@@ -61,7 +61,7 @@ def environment(root: Path) -> Iterator[None]:
 
 
 def make_home(root: Path) -> Secrets:
-    """Make the home, inside `environment`; return what must stay in it."""
+    """Create the home, inside `environment`; return its secrets."""
     keys, seconds = count(), count()
 
     def key() -> bytes:
@@ -121,7 +121,7 @@ def _canaries(all_rows: list[NDArray[np.float64]]) -> Canaries:
 
 
 def _texts(root: Path, keys: int) -> tuple[bytes, ...]:
-    """Return the path of the home, keys, and what the ledger keeps to itself: snapshots, digests, run keys."""
+    """Return private texts: the path of the home, its keys, and the ledger's snapshots, digests and run keys."""
     connection = sqlite3.connect(root / "home" / "dpca.sqlite")
     queries = [
         *("SELECT id FROM snapshot", "SELECT content_digest FROM snapshot", "SELECT path FROM snapshot"),

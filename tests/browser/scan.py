@@ -1,4 +1,7 @@
-"""Search of every response for what must stay in the home: rows, exact sums, ids, keys and paths."""
+"""Search of every response for secrets of the home.
+
+The secrets are rows, exact sums, ids, keys and paths.
+"""
 
 import re
 from collections.abc import Iterator
@@ -16,7 +19,7 @@ BEYOND = ("none.html", "names/none.json", "versions/visits-map@99.html", "../../
 
 
 def responses(address: str, token: str) -> Iterator[tuple[str, bytes]]:
-    """Walk over every link from the index, and some addresses that lead nowhere; yield headers with content."""
+    """Follow every link from the index, and some dead addresses; yield headers with content."""
     seen: set[str] = set()
     left = [*BEYOND, "index.html"]
     with httpx.Client(
@@ -36,13 +39,13 @@ def responses(address: str, token: str) -> Iterator[tuple[str, bytes]]:
 
 
 def found_in(content: bytes, secrets: Secrets, shown: frozenset[bytes]) -> list[str]:
-    """Return what a response gives away."""
+    """Return the secrets in a response."""
     hits = [hit for piece in pieces(content) for hit in secrets.canaries.found_in(piece)]
     hits += [repr(text) for text in secrets.texts if text in content]
     return hits + [repr(word) for word in set(re.findall(rb"[0-9][0-9,]*\.[0-9]+", content)) & shown]
 
 
 def as_shown(secrets: Secrets) -> frozenset[bytes]:
-    """Return the secret numbers in the six digits that pages write, as far as so many tell one from another."""
+    """Return the secret numbers in the six-digit format of the pages, where six digits are enough to identify them."""
     words = {number(abs(float(value))).encode() for value in secrets.canaries.numbers}
     return frozenset(word for word in words if sum(map(str(word).count, "0123456789")) >= 6 and b"." in word)

@@ -1,4 +1,4 @@
-"""``dpca serve`` as a process of its own, with a token, for as long as a check needs it."""
+"""``dpca serve`` as a separate process, with a token, for the duration of a check."""
 
 import os
 import signal
@@ -13,7 +13,7 @@ TOKEN = "browser-0123456789abcdef"
 
 @contextmanager
 def served(folder: Path) -> Iterator[str]:
-    """Serve the home of the settings; yield the address. Whatever it prints besides is an error."""
+    """Serve the home of the settings; yield the address. Any other output is an error."""
     token = folder / "token"
     token.write_text(f"{TOKEN}\n")
     token.chmod(0o600)

@@ -1,8 +1,8 @@
-"""A program: install ``requirements-consumer.lock`` and this package alone, and use an artifact with nothing else.
+"""A program that installs ``requirements-consumer.lock`` and this package alone, and uses an artifact with them.
 
-The artifact is signed, and read from a folder, over https and from s3, whose servers run in the environment that made
-it. Then it is tampered with in each place, and must be refused under the pinned key. The command and a short program
-are used in a folder whose own ``storage.py`` and ``flows`` must not be run, and the program's types are checked.
+The artifact is signed, and read from a folder, over https and from s3; the servers run in the environment that made it.
+Then each part of it is tampered with, and must be refused under the pinned key. The command and a short program run in
+a folder whose own ``storage.py`` and ``flows`` must not be imported, and the program's types are checked.
 """
 
 import json
@@ -57,7 +57,7 @@ def make_subspace() -> PrivateSubspace:
 
 
 def publish(address: str | Path, *, home: Path) -> None:
-    """Publish the subspace as ``news@1`` in a place, signed under a root."""
+    """Publish the subspace as ``news@1`` in a place, signed with a root key."""
     place = open_place(address)
     made = Publication(home=home, place=place, signer=Signer(keys=home / "keys"))
     init_root(place, [ROOT_KEY], publishers={made.publisher: Publisher()})
@@ -73,7 +73,7 @@ def flip(place: Place) -> None:
 
 
 def forge(place: Place) -> None:
-    """Let the pointer name another artifact, and its own checksum be right."""
+    """Make the pointer name another artifact, with a correct checksum."""
     put_back(place, {Pointer.path(NAME): Pointer(name=NAME, versions={1: "0" * 64}, aliases={}).encode()})
 
 
@@ -88,11 +88,11 @@ TAMPERED: dict[str, Callable[[Place], None]] = {
     "a forged pointer": forge,
     "a revoked key": revoke,
 }
-"""What is done to a signed registry that a consumer read before; the last cannot be taken back."""
+"""Manipulations of a signed registry that a consumer has read before; the last one cannot be undone."""
 
 
 def refusals(python: Path | str, address: str, place: Place, environment: dict[str, str]) -> dict[str, str]:
-    """Tamper with a registry in each way, and return with which line each was refused, nothing where it was not."""
+    """Tamper with a registry in each way; return the error line of each refusal, or nothing if it was not refused."""
     found = {}
     for kind, tamper in TAMPERED.items():
         sound = files(place, SIGNED_FOLDER, POINTERS)
@@ -125,7 +125,7 @@ def commands_that_install() -> str:
 
 
 def install(folder: Path) -> Path:
-    """Make the consumer's environment by the commands of its page, and return its Python."""
+    """Create the consumer's environment by the commands of its page, and return its Python."""
     with chdir(ROOT):
         hatchling.build.build_wheel(str(folder))
     shutil.copy(CONSUMER, folder)
@@ -135,7 +135,7 @@ def install(folder: Path) -> Path:
 
 
 def use(python: Path | str, address: str, environment: dict[str, str], *options: str) -> dict[str, Any]:
-    """Use the artifact of an address in a process of its own, and return its measures."""
+    """Use the artifact of an address in a separate process, and return its measurements."""
     command = [python, CHILD, address, NAME, PINNED, *options]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr
@@ -144,7 +144,7 @@ def use(python: Path | str, address: str, environment: dict[str, str], *options:
 
 
 def use_by_hand(python: Path, home: Path, folder: Path) -> dict[str, bool]:
-    """Type what a new user would, in a folder with hostile modules, and return what worked."""
+    """Run what a new user would type, in a folder with hostile modules, and return what worked."""
     (folder / "flows").mkdir(parents=True)
     for hostile in ("storage.py", "flows/__init__.py"):
         (folder / hostile).write_text("raise RuntimeError('this was run')\n")
@@ -176,7 +176,7 @@ def use_by_hand(python: Path, home: Path, folder: Path) -> dict[str, bool]:
 
 
 def main() -> int:
-    """Check the environment, print what was found, and return 1 where it is not what it must be."""
+    """Check the environment, print the results, and return 1 if a check failed."""
     expected = make_subspace().transform(np.linspace(-1.0, 1.0, 100).reshape(2, -1))
     with (
         tempfile.TemporaryDirectory() as name,
@@ -199,7 +199,7 @@ def main() -> int:
         )
         with pytest.MonkeyPatch.context() as patch:
             objects.enter(patch)
-            for kind in ("s3", "https"):  # the folder is the one behind https
+            for kind in ("s3", "https"):  # the https server serves the folder
                 place = open_place(addresses["s3" if kind == "s3" else "folder"])
                 lines = refusals(python, addresses[kind], place, variables)
                 sound = sound and all(lines.values())

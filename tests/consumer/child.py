@@ -1,9 +1,9 @@
-"""A program: load, verify and apply an artifact as a consumer does, and print what it took as JSON.
+"""A program that loads, verifies and applies an artifact as a consumer does.
 
     python child.py ADDRESS NAME KEY [--only MODULE,MODULE...]
 
-KEY is the pinned root key, or ``none``. With ``--only`` no other modules can be imported but those and Python's own.
-What is refused is printed as ``refused``.
+KEY is the pinned root key, or ``none``. With ``--only`` only those modules and Python's own can be imported. The
+measurements are printed as JSON; a refusal is printed as ``refused``.
 """
 
 import importlib.util
@@ -20,26 +20,26 @@ UNWANTED = (
 
 
 class Only(MetaPathFinder):
-    """Let nothing be found but some modules and Python's own."""
+    """Import hook that allows only some modules and Python's own."""
 
     def __init__(self, names: set[str]) -> None:
         self.names = names
 
     def find_spec(self, fullname: str, path: object = None, target: object = None) -> None:
-        """Refuse a module of another name."""
+        """Refuse a module with another name."""
         ours = fullname.partition(".")[0] in self.names | sys.stdlib_module_names
-        if not (ours or fullname.startswith("_sysconfigdata")):  # Python's own, named for the platform
+        if not (ours or fullname.startswith("_sysconfigdata")):  # Python's own, named after the platform
             raise ModuleNotFoundError(f"No module named {fullname!r}", name=fullname)
 
 
 def foreign(before: set[str]) -> list[str]:
-    """Name the packages imported since, but for Python's own."""
+    """Return the packages imported since the start, except Python's own."""
     tops = {name.partition(".")[0] for name in set(sys.modules) - before}
     return sorted(tops - sys.stdlib_module_names - {"_uuid"})
 
 
 def main(address: str, name: str, key: str, only: str | None) -> dict[str, Any]:
-    """Use an artifact, and return the measures."""
+    """Use an artifact, and return the measurements."""
     if only is not None:
         sys.meta_path.insert(0, Only(set(only.split(","))))
     import numpy as np

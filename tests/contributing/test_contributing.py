@@ -1,4 +1,4 @@
-"""What CONTRIBUTING says of a new mechanism and of a new format is enough: two files each, and all else follows."""
+"""A new mechanism or format takes two files each, as CONTRIBUTING states, and everything else works."""
 
 import os
 import shutil
@@ -16,7 +16,7 @@ FIT = "subspace fit rows --publish views --epsilon 1 --delta 1e-6 --components 2
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """Return a copy of the tree: folders that a patch touches are copied, so that links to the others stay compiled."""
+    """Return a copy of the tree; only folders that a patch touches are copied, so that other kernels stay compiled."""
     copy = tmp_path / "tree"
     for package in ("dpca", "dpca_tasks", "storage", "flows", "tests"):
         (copy / package).mkdir(parents=True)
@@ -40,7 +40,7 @@ def patched(tree: Path, name: str) -> list[str]:
 
 
 def run(tree: Path, *words: str, home: Path) -> subprocess.CompletedProcess[str]:
-    """Run Python in a tree, on its packages alone."""
+    """Run Python in a tree, with only the packages of that tree."""
     environment = {**os.environ, "PYTHONPATH": str(tree), "DPCA_HOME": str(home), "DPCA_CLUSTER": "none"}
     return subprocess.run([sys.executable, *words], cwd=tree, env=environment, capture_output=True, text=True)
 

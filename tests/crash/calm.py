@@ -1,4 +1,4 @@
-"""What runs do when nothing disturbs them: the places they reach, and the artifacts they publish."""
+"""Undisturbed runs: the crash points that they reach, and the artifacts that they publish."""
 
 import json
 from collections.abc import Sequence
@@ -11,8 +11,8 @@ from tests.crash.world import MECHANISMS, World, attempt, open_budget, request_o
 
 
 def trace(calm: World) -> list[list[Place]]:
-    """Return the places that a run of each mechanism reaches, in order, where there was one before."""
-    world, runs = calm.copy("traced"), range(2 * len(MECHANISMS))  # the first to publish makes the signing key
+    """Return the crash points that a run of each mechanism reaches, in order, in a home with an earlier run."""
+    world, runs = calm.copy("traced"), range(2 * len(MECHANISMS))  # the first run to publish creates the signing key
     open_budget(world, runs)
 
     def body() -> None:
@@ -29,14 +29,14 @@ def trace(calm: World) -> list[list[Place]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Undisturbed:
-    """The artifact digests of runs that nothing disturbs, by release id; made when they are asked for."""
+    """Artifact digests of undisturbed runs by release id, computed on demand."""
 
     calm: World
     name: str
     known: dict[str, str] = field(default_factory=dict)
 
     def digests(self, world: World, runs: Sequence[int]) -> dict[str, str]:
-        """Return the digests of the releases in a world, made with whichever key they drew."""
+        """Return the digests of the releases of a world, made with the keys that it drew."""
         rows = query(world, "SELECT request, id FROM release")
         drawn = {json.loads(request)["clip_norm"]: release for request, release in rows}
         for number in (0, 1):

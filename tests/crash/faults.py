@@ -1,8 +1,8 @@
-"""What goes wrong, and where, in the first attempt of a run, and how it must end.
+"""Faults in the first attempt of a run, and the end that each must have.
 
-The process is killed, the disk fills, the database goes away, a worker is killed; others make the same request, one
-that finishes it while the run waits at a place, or a crowd at once; the clock is set back while rows are ingested; or
-the home is restored from a copy, which must be refused.
+The faults: the process is killed, the disk fills, the database becomes unavailable, or a Dask worker is killed. Other
+processes make the same request: one completes it while the run waits at a crash point, or a crowd makes it at once. The
+clock is set back while rows are ingested. The home is restored from a copy, where the run must be refused.
 """
 
 import json
@@ -28,15 +28,15 @@ from tests.crash.recount import query
 from tests.crash.world import Hook, World, attempt, connect_from_outside, ingest_rows
 
 Kind = Literal["kill", "disk", "database", "worker", "rival", "crowd", "clock", "restored"]
-TORN_AFTER = 16  # bytes of a file that still get written when the disk is full
+TORN_AFTER = 16  # bytes of a file that are still written when the disk is full
 PATIENCE = 0.2  # seconds that SQLite waits for a lock in these tests
-BACK = timedelta(days=1)  # by which the clock is set back
+BACK = timedelta(days=1)  # offset of the clock that is set back
 CROWD = 8  # processes that make the same request at once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """A crash point, and the how-manieth time that a run reaches it."""
+    """A crash point, and the number of times that a run has reached it, counted from 1."""
 
     point: str
     occurrence: int
@@ -44,14 +44,14 @@ class Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """One thing that goes wrong once, in the first attempt of a run."""
+    """One fault, which happens once, in the first attempt of a run."""
 
     kind: Kind
     place: Place
 
 
 def recorder(seen: list[Place]) -> Hook:
-    """Return a hook that notes every place that a run reaches, in order."""
+    """Return a hook that records every crash point that a run reaches, in order."""
     counts: Counter[str] = Counter()
 
     def hook(point: str) -> None:
@@ -70,7 +70,7 @@ class Cluster:
 
 
 def strike(world: World, run: int, fault: Fault, *, cluster: Cluster) -> list[str]:
-    """Make the first attempt at a run and let it go wrong; return what did not happen as it must."""
+    """Make the first attempt at a run with a fault; return the violated expectations."""
     match fault.kind:
         case "worker":
             return _lose_worker(world, run, fault.place, cluster)
@@ -93,7 +93,7 @@ def strike(world: World, run: int, fault: Fault, *, cluster: Cluster) -> list[st
 
 
 def _unlike(who: str, status: int, expected: int) -> list[str]:
-    """Say how somebody ended who had to end otherwise."""
+    """Report an exit status that differs from the expected one."""
     if status == expected:
         return []
     return [
@@ -124,10 +124,10 @@ def _fill_disk() -> None:
 
 
 def _lose_worker(world: World, run: int, place: Place, cluster: Cluster) -> list[str]:
-    """Kill a worker when it has read some blocks; another one must take over."""
+    """Kill a worker after it has read some blocks; another worker must take over."""
 
     def body() -> None:
-        vars(cluster_sum)["HEARTBEAT"] = 0.2  # seconds: with both workers killed, the sum must notice
+        vars(cluster_sum)["HEARTBEAT"] = 0.2  # seconds; with both workers killed, the sum must notice
         attempt(world, run, 0, cluster=cluster.address)
 
     with cluster.fuse.lit(place.occurrence) as has_burnt:
@@ -136,14 +136,14 @@ def _lose_worker(world: World, run: int, place: Place, cluster: Cluster) -> list
 
 
 def _lose_database(world: World, run: int, place: Place) -> list[str]:
-    """Take the database away at a place, from outside, while the run waits there."""
+    """Remove the database from outside while the run waits at a crash point."""
     with ExitStack() as takeaway:
         wrong, status = _meet(world, run, place, lambda: takeaway.enter_context(_dropped(world)), is_patient=False)
     return [*wrong, *_unlike("the run", status, UNAVAILABLE)]
 
 
 def _let_another_finish(world: World, run: int, place: Place) -> list[str]:
-    """Let another process make the same request, from beginning to end, while the run waits at a place."""
+    """Let another process complete the same request while the run waits at a crash point."""
     rival = TIMED_OUT
 
     def finish() -> None:
@@ -157,7 +157,7 @@ def _let_another_finish(world: World, run: int, place: Place) -> list[str]:
 def _meet(
     world: World, run: int, place: Place, act: Callable[[], object], *, is_patient: bool
 ) -> tuple[list[str], int]:
-    """Act while a run waits at a place; return what was missed, and how the run ended."""
+    """Act while a run waits at a crash point; return the violated expectations, and the exit status of the run."""
     ours, theirs = socket.socketpair()
     reached = False
 
@@ -186,7 +186,7 @@ def _meet(
 
 
 def _set_clock_back(world: World, run: int) -> list[str]:
-    """Ingest the rows anew by a clock that was set back, and make the request; it must be of the new snapshot."""
+    """Ingest the rows again with the clock set back, and make the request; it must use the new snapshot."""
 
     def body() -> None:
         vars(journal)["now"] = lambda: (datetime.now(UTC) - BACK).isoformat(timespec="microseconds")
@@ -201,7 +201,7 @@ def _set_clock_back(world: World, run: int) -> list[str]:
 
 
 def _restore_home(world: World, run: int) -> list[str]:
-    """Make the request, and again in a copy of the home from before, which knows nothing of it; then put all back."""
+    """Make the request, repeat it in an older copy of the home, which must refuse it, and put the newest home back."""
     copy, newest = (world.home.with_name(f"{world.home.name}-{which}") for which in ("copy", "newest"))
     shutil.copytree(world.home, copy)
     wrong = _unlike("the run", forked(lambda: attempt(world, run, 0)), 0)
@@ -214,14 +214,14 @@ def _restore_home(world: World, run: int) -> list[str]:
 
 
 def _newest(world: World, name: str) -> dict[str, Any]:
-    """Return what the journal says of the last event of a name."""
+    """Return the detail of the last journal event of a given name."""
     last = "(SELECT max(seq) FROM event AS other WHERE other.name = event.name)"
     found = query(world, f"SELECT detail FROM event WHERE name = '{name}' AND seq = {last}")
     return dict(json.loads(found[0][0])) if found else {"snapshot_id": None}
 
 
 def _crowd(world: World, run: int) -> list[str]:
-    """Make the same request in many processes that start together."""
+    """Make the same request in many processes that start at once."""
     gate, ours = os.pipe()
 
     def body(number: int) -> None:

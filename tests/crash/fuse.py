@@ -1,4 +1,4 @@
-"""A fuse that kills one Dask worker in the middle of a sum, when a given number of blocks has been read."""
+"""Fuse that kills one Dask worker during a sum, after a given number of block reads."""
 
 import fcntl
 import os
@@ -18,18 +18,18 @@ LONGEST = 6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fuse:
-    """A folder that the workers of a cluster share; a file in it named by a number is what is left to burn."""
+    """A folder shared by the workers of a cluster; the name of one file in it is the number of remaining reads."""
 
     folder: Path
 
     def lay(self, client: Client) -> None:
-        """Make the workers of a cluster, and those that replace them, burn this fuse."""
+        """Install the fuse on the workers of a cluster, including replacement workers."""
         self.folder.mkdir()
         client.register_plugin(_BurnsWhenReading(self.folder))
 
     @contextmanager
     def lit(self, reads: int) -> Iterator[Callable[[], bool]]:
-        """Light the fuse, alone; yield what tells whether a worker was killed."""
+        """Arm the fuse under a lock; yield a function that returns whether a worker was killed."""
         with (self.folder / "lock").open("a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             (self.folder / str(reads)).touch()

@@ -1,8 +1,8 @@
-"""A proxy in front of the tests' S3 server that can be told to lie.
+"""Proxy in front of the tests' S3 server that can misbehave on request.
 
-A lie changes what is stored, or what is answered, as stores, caches and load balancers have been seen to do: a listing
-that lags behind, a body that is cut, a write that is acknowledged and lost, an error after a write that succeeded, a
-request that is delivered twice or late, another object's body, a false ETag. Without a lie the proxy is transparent.
+A *lie* changes what is stored or answered, as real stores, caches and load balancers do. Examples are a stale listing,
+a truncated body, and an acknowledged write that is lost. Others are an error after a write that succeeded, a request
+that is delivered twice or late, the body of another object, and a false ETag. Without a lie the proxy is transparent.
 
 >>> sorted(LIES)[:3]
 ['cut', 'doubled', 'error_after']
@@ -23,12 +23,12 @@ from tests.s3 import Server
 
 _HOP_BY_HOP = {"connection", "content-length", "date", "keep-alive", "server", "transfer-encoding"}
 _PAUSE = 0.5  # seconds between the bytes of a slow body
-_SLOW = 100  # bytes at most of a slow body before the connection ends
+_SLOW = 100  # bytes of a slow body, at most, before the connection ends
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What a client sent."""
+    """A client's request."""
 
     method: str
     path: str
@@ -37,12 +37,12 @@ class Request:
 
     @property
     def key(self) -> str:
-        """The object, as ``/bucket/path``."""
+        """The path of the object, as ``/bucket/path``."""
         return unquote(urlsplit(self.path).path)
 
     @property
     def kind(self) -> str:
-        """``list``, ``read``, ``write`` or ``delete``."""
+        """The kind of the request, one of ``list``, ``read``, ``write`` and ``delete``."""
         query = urlsplit(self.path).query
         if self.method == "DELETE" or (self.method == "POST" and re.match("delete", query)):
             return "delete"
@@ -53,7 +53,13 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What is sent back; ``sent`` is how much of the body, after which the connection ends, and ``pause`` is slow."""
+    """An answer to the client.
+
+    Attributes
+    ----------
+    sent : int or None, bytes of the body after which the connection ends
+    pause : float, seconds between the bytes of a slow body
+    """
 
     status: int
     headers: Mapping[str, str]
@@ -64,7 +70,7 @@ class Answer:
 
 @dataclass(kw_only=True)
 class Told:
-    """What a lie needs to have been told: the objects as they were, and the writes that came, since it began."""
+    """Context of a lie: the upstream server, the objects before the lie, and the last writes."""
 
     ask: Callable[[Request], Answer]
     before: dict[str, Answer] = field(default_factory=dict)
@@ -75,7 +81,7 @@ type Lie = Callable[[Request, Told], Answer]
 
 
 def _stale_list(request: Request, told: Told) -> Answer:
-    """Leave out of a listing whatever was written since the lie began."""
+    """Omit from a listing all objects written since the lie began."""
 
     def is_new(key: str, *, whole: bool) -> bool:
         bucket = request.key.strip("/").partition("/")[0]
@@ -96,7 +102,7 @@ def _stale_list(request: Request, told: Told) -> Answer:
 
 
 def _stale_read(request: Request, told: Told) -> Answer:
-    """Answer with the object as it was when the lie began, also when there was none."""
+    """Answer with the object as it was when the lie began, or with its absence."""
     return told.before.get(request.key) or told.ask(request)
 
 
@@ -115,7 +121,7 @@ def _slow(request: Request, told: Told) -> Answer:
 
 
 def _swapped(request: Request, told: Told) -> Answer:
-    """Answer a chunk with the chunk before or after it in the same array, and any other object with no body."""
+    """Answer a chunk with the neighbouring chunk of the same array; answer other objects correctly."""
     found = re.search(r"/c/(\d+)/", request.path)
     if found is None:
         return told.ask(request)
@@ -135,7 +141,7 @@ def _wrong_etag(request: Request, told: Told) -> Answer:
 
 
 def _error_after(request: Request, told: Told) -> Answer:
-    """Do what was asked, and say that it failed."""
+    """Execute the request, and report a failure."""
     told.ask(request)
     return Answer(status=503, headers={}, body=b"<Error><Code>ServiceUnavailable</Code></Error>")
 
@@ -156,7 +162,7 @@ def _doubled(request: Request, told: Told) -> Answer:
 
 
 def _late(request: Request, told: Told) -> Answer:
-    """Deliver the write before this one of the same object once more, after this one."""
+    """Deliver the previous write of the same object once more, after the current write."""
     earlier = told.last.get(request.key)
     answer = told.ask(request)
     if earlier is not None:
@@ -188,11 +194,11 @@ LIES: Mapping[str, tuple[str, Lie]] = {
     "late": ("write", _late),
     "lost_delete": ("delete", _lost_delete),
 }
-"""Each lie by its name, with the kinds of requests that it is told of."""
+"""Each lie by its name, with the kinds of requests to which it applies."""
 
 
 class LyingStore(ThreadingHTTPServer):
-    """The proxy; `lying` tells it to lie for a while."""
+    """The proxy; `lying` makes it misbehave for a while."""
 
     daemon_threads = True
     block_on_close = False
@@ -206,7 +212,7 @@ class LyingStore(ThreadingHTTPServer):
 
     @contextmanager
     def lying(self, lie: str, *, where: str = "", times: int = 1 << 30) -> Iterator[None]:
-        """Tell a lie so many times at most, of objects whose path matches."""
+        """Apply a lie to requests whose path matches, at most a given number of times."""
         self._told, self._where, self._left, self.lies_told = Told(ask=self._ask), re.compile(where), times, 0
         self._lie = LIES[lie]
         try:
@@ -279,24 +285,24 @@ class _Handler(BaseHTTPRequestHandler):
                 self.wfile.write(answer.body[at : at + 1])
                 self.wfile.flush()
                 time.sleep(answer.pause)
-        except OSError:  # the client does not wait
+        except OSError:  # the client disconnected
             pass
         self.close_connection = True
 
     def handle(self) -> None:
-        """Serve a connection; one that its client closes is no error."""
+        """Serve a connection; a client that disconnects is no error."""
         try:
             super().handle()
         except OSError:
             self.close_connection = True
 
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - its name
-        """Keep quiet."""
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the name in the base class
+        """Suppress the log."""
 
 
 @contextmanager
 def lying_store(server: Server) -> Iterator[tuple[LyingStore, Server]]:
-    """Run the proxy; yield it, and the server as its clients reach it."""
+    """Run the proxy; yield it, and the server with the address that clients use."""
     with LyingStore(server) as proxy:
         thread = Thread(target=proxy.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
         thread.start()

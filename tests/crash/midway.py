@@ -1,4 +1,4 @@
-"""A home that becomes read-only, and a clock that jumps, while something is under way."""
+"""Two disturbances during a run: a home that becomes read-only, and a clock that jumps."""
 
 import ctypes
 import time
@@ -13,38 +13,38 @@ from tests.crash.world import Hook, World
 
 _OVERRIDE, _READ_SEARCH, _VERSION_3 = 1, 2, 0x20080522
 UNLOCKED = ("reserve.row_committed", "keep.file_written", "artifact.staged")
-"""Points at which no transaction is open, so that a neighbour need not wait, and something may be half made."""
+"""Crash points with no open transaction, where a second process need not wait and files may be incomplete."""
 LONGEST = timedelta(hours=400)
 JUMPS = tuple(timedelta(hours=hours) for hours in (-72, 3, -1, 30, -400, 399, 0))
 
 
 def obey_modes() -> None:
-    """Make this process, which may be root's, keep to the modes of files and folders."""
+    """Drop the capabilities by which root bypasses the modes of files and folders."""
     header, sets = (ctypes.c_uint32 * 2)(_VERSION_3, 0), (ctypes.c_uint32 * 6)()
     libc = ctypes.CDLL(None, use_errno=True)
     assert libc.capget(header, sets) == 0
-    for place in range(3):  # of the capabilities 0 to 31: effective, permitted and inheritable
+    for place in range(3):  # capabilities 0 to 31: effective, permitted and inheritable
         sets[place] &= ~(1 << _OVERRIDE | 1 << _READ_SEARCH)
     assert libc.capset(header, sets) == 0
 
 
 def lock_folders(root: Path) -> None:
-    """Take the right to write from every folder below a root, and from itself."""
+    """Remove the write permission from a folder and all folders below it."""
     for folder in (*(path for path in root.rglob("*") if path.is_dir()), root):
         folder.chmod(0o500)
 
 
 def unlock_folders(root: Path) -> None:
-    """Give it back."""
+    """Restore the write permission."""
     for folder in (root, *(path for path in root.rglob("*") if path.is_dir())):
         folder.chmod(0o700)
 
 
 def jumping(world: World, jumps: Sequence[timedelta] = JUMPS) -> Hook:
-    """Return a crash hook that moves the clock to the next of some offsets, and lets a neighbour open the home by it.
+    """Return a crash hook that moves the clock to the next offset, and may let a second process open the home.
 
-    The neighbour finishes what it takes for the rests of a crash, so a file that seems old to it must not be one that
-    this process still writes.
+    At points without an open transaction, the second process opens the home with its clock ahead. It completes what it
+    takes for leftovers of a crash. So a file that seems old to it must not be one that this process still writes.
     """
     reached = 0
 
@@ -67,5 +67,5 @@ def jumping(world: World, jumps: Sequence[timedelta] = JUMPS) -> Hook:
 
 
 def stamp(offset: timedelta) -> str:
-    """Return the time by a clock that is wrong by an offset, as the journal writes it."""
+    """Return the time of a clock with an offset, in the format of the journal."""
     return (datetime.now(UTC) + offset).isoformat(timespec="microseconds")

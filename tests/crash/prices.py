@@ -1,4 +1,4 @@
-"""What Gaussian releases cost, in exact fractions and 60 digits, apart from the product's own accounting."""
+"""Independent prices of Gaussian releases, in exact fractions and 60 digits, without the product's accounting."""
 
 from collections.abc import Mapping
 from fractions import Fraction
@@ -8,7 +8,7 @@ import mpmath
 
 
 def mu_squared(event: Mapping[str, Any]) -> Fraction:
-    """Return mu squared of an event as the ledger stores it; no run here makes any other kind."""
+    """Return mu squared of an event as the ledger stores it; all runs of these tests have this kind of event."""
     match event["name"]:
         case "gaussian":
             return 1 / Fraction(event["noise_multiplier"]) ** 2
@@ -19,7 +19,7 @@ def mu_squared(event: Mapping[str, Any]) -> Fraction:
 
 
 def is_private(total: Fraction, *, epsilon: float, delta: float) -> bool:
-    """Tell whether a total of mu squared is (epsilon, delta)-DP (Dong, Roth and Su 2022, Corollary 2.13)."""
+    """Return whether a total of mu squared is (epsilon, delta)-DP (Dong, Roth and Su 2022, Corollary 2.13)."""
     with mpmath.workdps(60):
         mu = mpmath.sqrt(mpmath.mpf(total.numerator) / total.denominator)
         if not mu:
@@ -29,7 +29,7 @@ def is_private(total: Fraction, *, epsilon: float, delta: float) -> bool:
 
 
 def least_epsilon(total: Fraction, *, delta: float) -> float:
-    """Return the least epsilon, up to a part in 10^12 and not below it, that a total amounts to."""
+    """Return the least epsilon of a total, up to a part in 10^12 and not below it."""
     low, high = 0.0, 1.0
     while not is_private(total, epsilon=high, delta=delta):
         low, high = high, 2 * high

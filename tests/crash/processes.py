@@ -1,4 +1,4 @@
-"""Fork, wait and stop: every child has a deadline, and nothing outlives whoever started it."""
+"""Child processes with deadlines: fork, wait and stop. No child outlives its parent."""
 
 import os
 import signal
@@ -12,18 +12,19 @@ from dpca.errors import Refused, Unavailable
 
 DEADLINE = 120.0
 UNAVAILABLE = 75
-"""Exit status of a child that met the one error which a place out of order may raise."""
+"""Exit status of a child that met the one error that an unavailable resource may raise."""
 
 REFUSED = 77
-"""Exit status of a child to which the record refused what it asked."""
+"""Exit status of a child whose request the ledger refused."""
 
 TIMED_OUT = 124
 
 
 def forked(body: Callable[[], None], *, meanwhile: Callable[[], None] | None = None) -> int:
-    """Run a function in a child of this warm process; return its exit status, or minus the signal that ended it.
+    """Run a function in a child forked from this warm process.
 
-    A child that does not end before its deadline is killed, and has the status of ``timeout(1)``.
+    Return its exit status, or minus the signal that ended it. A child that exceeds its deadline is killed, and has the
+    status of ``timeout(1)``.
     """
     pid = start(body)
     try:
@@ -48,7 +49,7 @@ def wait_for(pid: int, *, seconds: float) -> int:
 
 
 def start(body: Callable[[], None], *, group: bool = False) -> int:
-    """Start a child, in a session of its own if asked; return its id, which is then its group's too."""
+    """Start a child, optionally in a new session; return its id, which is then also its group's id."""
     ready, begun = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -58,13 +59,13 @@ def start(body: Callable[[], None], *, group: bool = False) -> int:
         os.close(begun)
         _run_and_exit(body)
     os.close(begun)
-    os.read(ready, 1)  # until the child closes its end: there is no such group to kill before
+    os.read(ready, 1)  # wait until the child closes its end; before that its group does not exist and cannot be killed
     os.close(ready)
     return pid
 
 
 def stop(pid: int, *, group: bool = False) -> None:
-    """Kill a child, or all that it started, and reap it; one that ended already is fine."""
+    """Kill a child, or its whole group, and reap it; a child that has already ended is no error."""
     with suppress(ProcessLookupError, ChildProcessError):
         if group:
             os.killpg(pid, signal.SIGKILL)

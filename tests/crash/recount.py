@@ -1,7 +1,7 @@
-"""Count what crashes did to the record, from outside: plain SQL and files, without the code under test.
+"""Independent count of what crashes did to the ledger, by plain SQL and files, without the code under test.
 
-Budgets are recomputed from the events, in exact fractions; digests from the files; nothing that the ledger stores as
-a charge or a total is believed.
+Budgets are recomputed from the events, in exact fractions, and digests from the files. No charge or total that the
+ledger stores is trusted.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ Row = tuple[Any, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tally:
-    """What is wrong with a world, and how many artifacts are the ones of undisturbed runs."""
+    """Errors found in a world, and the number of artifacts that equal those of undisturbed runs."""
 
     overspent: int = 0
     double: int = 0
@@ -40,13 +40,13 @@ class Tally:
 
 
 def recount(world: World, requests: Sequence[SubspaceRequest], expected: Mapping[str, str]) -> Tally:
-    """Count a world that is at rest.
+    """Count the errors of a world without running processes.
 
     Parameters
     ----------
     world : World
     requests : sequence
-        All that were made in it.
+        All requests that were made in it.
     expected : mapping
         The artifact digest of the undisturbed release, by release id.
     """
@@ -88,7 +88,7 @@ def query(world: World, statement: str) -> list[Row]:
 
 
 def leftovers(home: Path) -> list[Path]:
-    """Return the keys, steps and temporary files that outlived their releases; `dpca doctor` clears the signatures."""
+    """Return keys, steps and temporary files left by releases; `dpca doctor` removes leftover signatures."""
     kept = {"witness.json", ".witness.lock", "publisher-signing.key"}
     keys = [path for path in (home / "keys").iterdir() if path.name not in kept]
     staged = [*(home / "staging").iterdir()] if (home / "staging").exists() else []
@@ -97,7 +97,7 @@ def leftovers(home: Path) -> list[Path]:
 
 
 def digest_of(folder: Path) -> str:
-    """Recompute the digest that names an artifact: SHA-256 over its sorted (path, size, SHA-256)."""
+    """Recompute the digest of an artifact as SHA-256 over its sorted (path, size, SHA-256)."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     entries = sorted(
         (path.relative_to(folder).as_posix(), path.stat().st_size, hashlib.sha256(path.read_bytes()).hexdigest())
@@ -121,7 +121,7 @@ def _request_of(stored: str) -> str:
 
 
 def _stands(home: Path, request: SubspaceRequest, tables: Mapping[str, list[Row]]) -> bool:
-    """Tell whether a request ended in one committed release, with a version that a consumer can find and load."""
+    """Return whether a request has one committed release, with a version that a consumer can find and load."""
     asked = json.dumps(asdict(request), sort_keys=True)
     rows = [row for row in tables["releases"] if _request_of(row[0]) == asked]
     if len(rows) != 1 or rows[0][3] != "committed":

@@ -1,7 +1,7 @@
-"""A history of a home, copied after every step, and what was true of it at its end, told from outside.
+"""A history of a home, copied after every step, and an independent record of its final state.
 
-Every step is real code of storage, some cut short by a fault at a crash point. The truth is not asked of the ledger
-that is restored: it is read from the last database by plain SQL, and priced in exact fractions.
+Every step runs real storage code; some steps are cut short by a fault at a crash point. The record does not rely on the
+restored ledger: plain SQL reads it from the last database, and releases are priced in exact fractions.
 """
 
 import json
@@ -31,17 +31,17 @@ from tests.storage.releasing import POPULATION, begin, open_budget, publish, res
 
 PASSPHRASE = "a dozen words or so"
 NAMES = ("map", "other", "third")
-ROOM = 40.0  # epsilon of each budget: a restored ledger could spend more, were it not charged
+ROOM = 40.0  # epsilon of each budget; unless charged, a restored ledger could spend more
 _FAULTS = ("begin.row_committed", "keep.file_written", "commit.row_written", "commit.row_committed", "pointer.written")
 
 
 class Cut(BaseException):
-    """The process ends here."""
+    """Simulated end of the process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where one copy of the world lives: its home, its state folder, and its database if it is on a server."""
+    """The home, the state folder and the database URL of one copy of the world; the URL is empty for SQLite."""
 
     root: Path
     url: str = ""
@@ -53,11 +53,11 @@ class Place:
 
     @property
     def database_url(self) -> str:
-        """The URL of its database."""
+        """The URL of the database."""
         return self.url or f"sqlite:///{self.home / 'dpca.sqlite'}"
 
     def enter(self) -> None:
-        """Make this process live here."""
+        """Point this process to this location."""
         for name in ("DPCA_DATABASE_URL", "DPCA_KEY_FOLDER", "DPCA_STORE_URL"):
             os.environ.pop(name, None)
         os.environ["DPCA_HOME"], os.environ["DPCA_STATE_FOLDER"] = str(self.home), str(self.root / "state")
@@ -67,14 +67,14 @@ class Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Truth:
-    """What was released and published: mu squared by population, and digests by name and version."""
+    """Releases and published versions: mu squared by population, and digests by name and version."""
 
     spent: dict[str, Fraction]
     versions: dict[tuple[str, int], str]
 
 
 def live(place: Place, copies: Path, *, steps: int) -> Truth:
-    """Live a history of so many steps; after each, copy the home and back it up; return what was true at the end."""
+    """Run a history of the given number of steps, with a copy and a backup after each; return its final state."""
     place.enter()
     place.home.mkdir(parents=True, mode=0o700)
     acts = _acts()
@@ -88,7 +88,10 @@ def live(place: Place, copies: Path, *, steps: int) -> Truth:
 
 
 def read_truth(place: Place, *, begun_only: bool) -> Truth:
-    """Read what a database says, by plain SQL: what it charges, or only what began and may have answered."""
+    """Read spending and versions from a database by plain SQL.
+
+    With ``begun_only``, reserved releases are left out and only those that began, and may have answered, count.
+    """
     engine = sa.create_engine(place.database_url, poolclass=sa.NullPool)
     with engine.connect() as connection:
         releases = connection.exec_driver_sql("SELECT population, event, state FROM release").all()
@@ -100,7 +103,7 @@ def read_truth(place: Place, *, begun_only: bool) -> Truth:
         if state not in free and not is_tick(decoded):
             spent[population] = spent.get(population, Fraction(0)) + mu_squared(decoded)
     versions = {(name, version): digest for name, version, digest in shown}
-    for path in (place.home / "registry" / "names").glob("*.json"):  # what consumers see
+    for path in (place.home / "registry" / "names").glob("*.json"):  # versions as consumers see them
         for version, digest in json.loads(path.read_text())["versions"].items():
             if versions.setdefault((path.stem, int(version)), digest) != digest:
                 versions[path.stem, int(version)] = "two digests"
@@ -108,7 +111,7 @@ def read_truth(place: Place, *, begun_only: bool) -> Truth:
 
 
 def _acts() -> Iterator[Callable[[Ledger, int], Any]]:
-    """Yield what happens, one act a step, over and over with other names."""
+    """Yield the actions of a history, one for each step, repeated with new names."""
     yield lambda ledger, _: open_budget(ledger, epsilon=ROOM)
     yield lambda ledger, _: open_budget(ledger, "others", epsilon=ROOM)
     yield lambda ledger, _: streaming.register(ledger)
@@ -116,7 +119,7 @@ def _acts() -> Iterator[Callable[[Ledger, int], Any]]:
     for around in range(1_000):
         yield lambda ledger, step: publish(ledger, f"run {step}", name=NAMES[step % 3])
         yield lambda ledger, step: reserve(ledger, f"waiting {step}")
-        yield lambda ledger, step: begin(ledger, f"waiting {step - 1}")  # stays under way
+        yield lambda ledger, step: begin(ledger, f"waiting {step - 1}")  # remains in progress
         yield lambda ledger, step: _cut(ledger, step, point=_FAULTS[step % len(_FAULTS)])
         yield lambda ledger, step: publish(ledger, f"run {step}", name=NAMES[step % 2])
         yield lambda _, step: Workspace.open().promote(NAMES[1], version=1, alias=f"alias{step % 3}")
@@ -133,7 +136,7 @@ def _acts() -> Iterator[Callable[[Ledger, int], Any]]:
 
 
 def _cut(ledger: Ledger, step: int, *, point: str) -> None:
-    """Publish, and end the process at a crash point; half of the times the same request is made again."""
+    """Publish, and end the process at a crash point; in every second case repeat the same request."""
     with suppress(Cut), _ending_at(point):
         publish(ledger, f"cut {step}", name=NAMES[step % 3])
     if step % 2:

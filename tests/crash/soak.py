@@ -1,8 +1,8 @@
-"""The soak: crash, resume, and count from outside; the last line of its output is the verdict.
+"""The crash soak: crash releases, resume them, and count the effects from outside.
 
-``python -m tests.crash.soak`` makes 1,000 crashes on SQLite and 200 on PostgreSQL, four of five of them kills. Every
-run is one request that is made once, goes wrong in one way, and is made again until it commits. Each world holds some
-runs and a budget that they use up exactly.
+``python -m tests.crash.soak`` makes 1,000 crashes on SQLite and 200 on PostgreSQL; four of five are kills. Every run is
+one request. Its first attempt has one fault, and it is repeated until it commits. Each world holds some runs and a
+budget that they use up exactly. The last line of the output is the verdict.
 """
 
 import argparse
@@ -40,61 +40,61 @@ from tests.crash.world import World, attempt, found_world, open_budget, recover,
 from tests.postgres import running_server
 
 RUNS = 25
-"""Runs in one world."""
+"""Runs in each world."""
 RESUMES = 3
 LANES = 2
 WALL = 3600.0
 OTHERS: Sequence[Kind] = ("database", "disk", "worker", "rival", "clock", "crowd", "restored")
-"""What goes wrong in every fifth run; in the others the process is killed. A home restored is one with its database."""
+"""Faults of every fifth run; in all others the process is killed. A restored home includes its database."""
 CROWD_EVERY = 41
-"""Of runs that go wrong in every way equally often, each of this number is a crowd: of eight, one is not overtaken."""
+"""With evenly distributed faults, one run in this many is a crowd, of whose eight processes one is not overtaken."""
 
 IN_TRANSACTIONS = (
     *("reserve.key_written", "reserve.row_written", "begin.row_written", "keep.row_written"),
     *("commit.row_written", "pointer.signed", "pointer.written", "pointer.row_written"),
 )
-"""Where a run has a connection that can be lost."""
+"""Crash points at which a run has a connection that can be lost."""
 BETWEEN_TRANSACTIONS = ("record.committed", "keep.file_written", "artifact.staged")
-"""Where a run does not hold the lock of SQLite itself, and will want it."""
+"""Crash points at which a run does not hold the lock of SQLite, but will need it."""
 WARM = ["distributed", "dpca_tasks.sums.exact_sum", "storage.datasets.snapshot_reader"]
-"""What the workers of the cluster import before they are forked."""
+"""Modules that the workers of the cluster import before they are forked."""
 IN_FILES = ("file.synced", "file.renamed", "witness.synced")
-"""What whoever writes a file reaches, with a lock or without."""
+"""Crash points of every file write, with or without a lock."""
 
 
 @dataclass(kw_only=True)
 class Report:
-    """What happened to some worlds."""
+    """Results of some worlds."""
 
     crashes: Counter[str] = field(default_factory=Counter)
     points: Counter[str] = field(default_factory=Counter)
     tally: Tally = field(default_factory=Tally)
 
     def add(self, other: "Report") -> None:
-        """Take another report's counts in."""
+        """Add the counts of another report."""
         self.crashes += other.crashes
         self.points += other.points
         self.tally += other.tally
 
     def to_json(self) -> str:
-        """Write it down for another process."""
+        """Serialize the report for another process."""
         return json.dumps([self.crashes, self.points, asdict(self.tally)])
 
     @classmethod
     def from_json(cls, text: str) -> "Report":
-        """Read what `to_json` wrote."""
+        """Parse the output of `to_json`."""
         crashes, points, tally = json.loads(text)
         return cls(crashes=Counter(crashes), points=Counter(points), tally=Tally(**tally))
 
     @property
     def verdict(self) -> str:
-        """The last line."""
+        """The last line of the output."""
         tally = " ".join(f"{name}={count}" for name, count in asdict(self.tally).items())
         return f"crashes={self.crashes.total()} {tally}"
 
 
 def main() -> int:
-    """Run the soak, print what happened, and end in the verdict."""
+    """Run the soak, print the results, and end with the verdict."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sqlite", type=int, default=1_000, metavar="N", help="crashes on SQLite")
     parser.add_argument("--postgres", type=int, default=200, metavar="N", help="crashes on PostgreSQL")
@@ -103,8 +103,8 @@ def main() -> int:
     parser.add_argument("--server", metavar="URL", help="a PostgreSQL server on which databases may be created")
     asked = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
-    for name in ("distributed", "distributed.client"):  # which need not tell of workers killed on purpose
-        logging.getLogger(name).setLevel(logging.CRITICAL)  # each has a level of its own
+    for name in ("distributed", "distributed.client"):  # do not log workers that were killed on purpose
+        logging.getLogger(name).setLevel(logging.CRITICAL)  # each logger has its own level
     report, wanted, started = Report(), asked.sqlite + asked.postgres, time.monotonic()
     with ExitStack() as stack:
         base = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dpca-soak-", dir=asked.folder)))
@@ -133,7 +133,7 @@ def main() -> int:
 
 
 def plan_kinds(count: int, *, is_even: bool, on_server: bool) -> list[Kind]:
-    """Return what goes wrong in each run: every way in turn, or mostly kills."""
+    """Return the fault of each run: all kinds in turn, or mostly kills."""
     others = [kind for kind in OTHERS if not (on_server and kind == "restored")]
     if is_even:
         ways: Iterator[Kind] = cycle(("kill", *(kind for kind in others if kind != "crowd")))
@@ -142,9 +142,9 @@ def plan_kinds(count: int, *, is_even: bool, on_server: bool) -> list[Kind]:
 
 
 def plan_faults(kinds: Sequence[Kind], size: int, traces: Sequence[Sequence[Place]], *, on_server: bool) -> list[Fault]:
-    """Spread what goes wrong over the places that runs reach: every point first, then every occurrence.
+    """Distribute faults over the crash points that runs reach: every point first, then every occurrence.
 
-    ``size`` is the number of runs in a world; the runs of a world take turns in their mechanism.
+    ``size`` is the number of runs in a world; the runs of a world alternate between the mechanisms.
     """
     used: Counter[tuple[str, int]] = Counter()
     faults = []
@@ -159,25 +159,25 @@ def plan_faults(kinds: Sequence[Kind], size: int, traces: Sequence[Sequence[Plac
 
 def _places(kind: Kind, trace: Sequence[Place], *, on_server: bool) -> list[Place]:
     if kind in ("crowd", "clock", "restored"):
-        return [Place(point="reserve.row_written", occurrence=1)]  # where they show
+        return [Place(point="reserve.row_written", occurrence=1)]  # where these faults have an effect
     if kind == "rival":
         trace = _without_lock(trace)
     if kind == "worker":
         return [Place(point="block.read", occurrence=reads) for reads in range(1, LONGEST + 1)]
-    if kind == "disk":  # after the last of these only the pointer is written
+    if kind == "disk":  # after the last of these points only the pointer is written
         last = max(at for at, place in enumerate(trace) if place.point == "commit.staging_removed")
         trace = trace[: last + 1]
     if kind == "database" and on_server:
         trace = [place for place in trace if place.point in IN_TRANSACTIONS]
-    elif kind == "database":  # after the last of these a run only reads, which no lock keeps it from
+    elif kind == "database":  # after the last of these points a run only reads, which no lock prevents
         trace = [place for place in trace if place.point in BETWEEN_TRANSACTIONS][:-1]
     return sorted(trace, key=lambda place: place.occurrence)
 
 
 def _without_lock(trace: Sequence[Place]) -> list[Place]:
-    """Return the places at which a run may wait for another one: where it holds no lock that the other needs.
+    """Return the crash points at which a run may wait for another run, because it holds no lock that the other needs.
 
-    A file is written with a lock in a transaction, and by the witness, which writes right after one.
+    Files are written under a lock in a transaction, and by the witness right after a transaction.
     """
     free, after, before = [], "", [place.point for place in trace]
     for at, place in enumerate(trace):
@@ -194,7 +194,7 @@ def _without_lock(trace: Sequence[Place]) -> list[Place]:
 def _crash_all(
     template: World, kinds: Sequence[Kind], calm: World, traces: Sequence[Sequence[Place]], cluster: Cluster
 ) -> Report:
-    """Share the worlds out among lanes, each a process group of its own."""
+    """Divide the worlds among lanes, each with its own process group."""
     size = max(1, min(RUNS, -(-len(kinds) // LANES)))
     worlds = list(enumerate(batched(plan_faults(kinds, size, traces, on_server=bool(template.url)), size)))
     parent, report, lanes = os.getpid(), Report(), {}
@@ -246,16 +246,16 @@ def _crash_world(
 
 @contextmanager
 def _running_cluster(base: Path) -> Iterator[Cluster]:
-    """Run a cluster of two worker processes in a group of its own, which every process forked from here may join."""
+    """Run a cluster of two worker processes in a separate group, which every process forked from here may join."""
     fuse, address, parent = Fuse(folder=base / "fuse"), base / "scheduler", os.getpid()
     os.environ.update(issue(base / "tls").settings)
 
     def body() -> None:
-        sys.modules["__main__"] = sys.modules[Fuse.__module__]  # workers import it when they start; it is light
+        sys.modules["__main__"] = sys.modules[Fuse.__module__]  # workers import it when they start, and it is light
         method = "forkserver"
         dask.config.set({"distributed.worker.multiprocessing-method": method})
-        get_mp_context()  # which asks for Dask's own modules
-        get_context(method).set_forkserver_preload(WARM)  # a worker that was killed is soon replaced
+        get_mp_context()  # imports Dask's modules
+        get_context(method).set_forkserver_preload(WARM)  # a killed worker is soon replaced
         security = cluster_security(Settings())
         with (
             dask.config.set(LOCAL_SETTINGS),

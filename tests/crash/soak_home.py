@@ -1,8 +1,8 @@
 """Make a thousand releases in one home, and compare the first fifty with the last fifty.
 
-A release must cost as much processor time and as many bytes after a thousand as at the beginning, and leave nothing:
-no temporary file, no process, no open file. Some releases start a cluster of processes; all are published under five
-names. What is stated to grow is the pointer file of a name, by one line for each version of it.
+After a thousand releases, a release must cost as much processor time and as many bytes as at the beginning. It must
+leave no temporary file, process or open file. Some releases start a cluster of processes; all are published under five
+names. Only the pointer file of a name is documented to grow, by one line for each version.
 """
 
 import argparse
@@ -21,12 +21,12 @@ from tests.crash.recount import leftovers, query
 from tests.crash.world import DELTA, POPULATION, World, attempt, ingest_rows
 
 CLUSTER_EVERY = 100
-"""Of so many releases one starts a cluster, and is not timed."""
+"""One in this many releases starts a cluster, and is not timed."""
 WARM = 3
-"""Releases that are made before, so that everything is imported and compiled."""
+"""Warm-up releases, made first so that everything is imported and compiled."""
 SLOWER_AT_MOST, LARGER_AT_MOST = 1.5, 1.1
 POINTER_LINE = 80
-"""Bytes at most by which a version makes each of the two pointer files of its name longer."""
+"""Maximum growth in bytes, for each version, of each of the two pointer files of its name."""
 PARTS = {
     "database": ("dpca.sqlite",),
     "artifacts": ("registry/artifacts", "registry/signatures"),
@@ -36,13 +36,13 @@ PARTS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """What is there after some releases.
+    """State of the home and of this process after some releases.
 
     Attributes
     ----------
-    seconds : float, of processor time: the median of the releases since the sample before
+    seconds : float, median processor time of the releases since the previous sample
     sizes : mapping of part to bytes
-    files, children, temporary : int, open files, child processes, and temporary files
+    files, children, temporary : int, numbers of open files, child processes, and temporary files
     """
 
     seconds: float
@@ -53,24 +53,24 @@ class Sample:
 
     @classmethod
     def of(cls, world: World, seconds: float) -> "Sample":
-        """Look at a home, and at this process."""
+        """Measure a home and this process."""
         gc.collect()
         sizes = {part: sum(map(_size, (world.home / path for path in paths))) for part, paths in PARTS.items()}
         sizes["witness"] = _size(world.state)
         sizes["rest"] = _size(world.home) - sum(sizes[part] for part in PARTS)
         tasks = Path("/proc/self/task")
         children = sum(len((task / "children").read_text().split()) for task in tasks.iterdir())
-        files = len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - names alone
+        files = len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - only names are needed
         temporary = sum(1 for _ in Path(tempfile.gettempdir()).iterdir())
         return cls(seconds=seconds, sizes=sizes, files=files, children=children, temporary=temporary)
 
 
 def soak(world: World, *, releases: int, few: int) -> list[Sample]:
-    """Make the releases; return a sample before them, after the first few, before the last few, and after all."""
+    """Make the releases; return four samples, which separate the first few and the last few from the rest."""
     world.enter()
     ingest_rows(world.home)
     Workspace.open().ledger.open_budget(POPULATION, epsilon=100.0, delta=DELTA, failure_delta=0.0)
-    for run in range(WARM):  # import and compile
+    for run in range(WARM):  # imports and compiles everything
         attempt(world, run, 0, cluster="none" if run else "local")
     samples: list[Sample] = []
     spent = [0.0]
@@ -88,7 +88,7 @@ def soak(world: World, *, releases: int, few: int) -> list[Sample]:
 
 
 def found(world: World, samples: list[Sample], *, releases: int, few: int) -> list[str]:
-    """Return what grew, or was left, that must not."""
+    """Return everything that grew or was left and must not."""
     start, first, before, last = samples
     wrong = []
     if last.seconds > SLOWER_AT_MOST * first.seconds:
@@ -121,7 +121,7 @@ def _size(path: Path) -> int:
 
 
 def main() -> int:
-    """Make the releases, print what the first and the last few cost, and fail where anything grew."""
+    """Make the releases, print the costs of the first and the last few, and fail if anything grew."""
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--releases", type=int, default=1_000)
     options.add_argument("--few", type=int, default=50, help="how many are compared with how many")

@@ -1,9 +1,9 @@
-"""Let twenty writers and twenty readers use one ledger at once, and count the readers' false alarms.
+"""Let twenty writers and twenty readers use one ledger concurrently, and count the readers' false alarms.
 
 Writers reserve, begin, publish and abandon. Readers open the home, read statements, quotes, histories and the registry,
-and check the whole ledger. Nothing is damaged, so every error is a false alarm. Shortly before the end the noted total
-of one budget is edited by hand, while everybody goes on: from then on each statement of that budget, and each check of
-the whole ledger, must report it.
+and verify the whole ledger. Nothing is damaged, so every error is a false alarm. Shortly before the end, the stored
+total of one budget is edited while all processes continue. From then on each statement of that budget, and each
+verification of the whole ledger, must report the damage.
 """
 
 import argparse
@@ -34,7 +34,7 @@ PEOPLE = tuple(f"people-{number}" for number in range(4))
 DAMAGED = "damaged"
 NAME = f"map.{PEOPLE[0]}"
 EVENT = calibrated(0.01)
-_SHARE = 0.15  # of the time, in which the damage is looked for
+_SHARE = 0.15  # of the time, spent on detecting the damage
 _FORK = multiprocessing.get_context("fork")
 
 
@@ -48,7 +48,7 @@ class _Signals:
 
 
 def soak(world: World, *, writers: int, readers: int, seconds: float) -> Counter[str]:
-    """Run them, each in a process; return the counts of what they did, and each kind of alarm with its text."""
+    """Run writers and readers, each in a process; return counts of their actions and of each kind and text of alarm."""
     world.enter()
     ledger = Workspace.open().ledger
     for population in (*PEOPLE, DAMAGED):
@@ -60,7 +60,7 @@ def soak(world: World, *, writers: int, readers: int, seconds: float) -> Counter
     for worker in crew:
         worker.start()
     time.sleep(seconds * (1 - _SHARE))
-    signals.planted.set()  # from here on nobody checks the whole ledger but those who look for the damage
+    signals.planted.set()  # from now on only the damage detector verifies the whole ledger
     time.sleep(seconds * _SHARE / 3)
     found = _find_damage(ledger, seconds=seconds * _SHARE / 3 * 2)
     signals.ended.set()
@@ -71,13 +71,13 @@ def soak(world: World, *, writers: int, readers: int, seconds: float) -> Counter
 
 
 def is_sound(counts: Counter[str]) -> bool:
-    """Tell whether nothing was a false alarm, and each look at the damage reported it."""
+    """Return whether there were no false alarms, and every check reported the damage."""
     worked = counts["reads"] and counts["writes"] and counts["looks at the damage"]
     return bool(worked) and not counts["alarms"] and counts["reports"] == counts["looks at the damage"]
 
 
 def _find_damage(ledger: Ledger, *, seconds: float) -> Counter[str]:
-    """Damage a total, look at it again and again, and count the looks and the reports."""
+    """Damage a total, check it repeatedly, and count the checks and the reports."""
     total = tables.charged_total
     with ledger.transaction() as connection:
         edited = total.update().where(total.c.population == DAMAGED)
@@ -100,7 +100,7 @@ def _work(act: Callable[[random.Random, str, Event], str], number: int, signals:
         turn += 1
         try:
             counts[act(random.Random(10_000 * number + turn), f"{number} {turn}", signals.planted)] += 1
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is counted
+        except Exception as error:  # noqa: BLE001 - every error is counted
             text = re.sub("[0-9a-f]{32}", "...", str(error))
             counts["alarms"] += 1
             counts[f"{type(error).__name__}: {text[:120]}"] += 1
@@ -109,7 +109,7 @@ def _work(act: Callable[[random.Random, str, Event], str], number: int, signals:
 
 
 def _write(draw: random.Random, run_key: str, planted: Event) -> str:
-    """Reserve, then give up, publish or leave it."""
+    """Reserve, then abandon, publish or leave the release in progress."""
     ledger, population = Workspace.open().ledger, draw.choice(PEOPLE)
     try:
         match draw.randrange(4):
@@ -125,7 +125,7 @@ def _write(draw: random.Random, run_key: str, planted: Event) -> str:
 
 
 def _read(draw: random.Random, run_key: str, planted: Event) -> str:
-    """Read one thing as commands, pages and services do."""
+    """Read one item as commands, pages and services do."""
     workspace = Workspace.read_only() if draw.random() < 0.7 else Workspace.open()
     ledger, population = workspace.ledger, draw.choice(PEOPLE)
     ways: list[Callable[[], object]] = [
@@ -143,7 +143,7 @@ def _read(draw: random.Random, run_key: str, planted: Event) -> str:
 
 
 def main() -> int:
-    """Soak both databases, print the counts, and fail on any alarm, and on damage that was not reported."""
+    """Soak both databases, print the counts, and fail on any alarm and on damage that was not reported."""
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--seconds", type=float, default=60.0, help="for each database")
     options.add_argument("--writers", type=int, default=20)

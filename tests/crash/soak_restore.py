@@ -1,9 +1,9 @@
-"""Restore every combination of database, keys, registry and whole home from every point of a history, and count.
+"""Restore every combination of database, keys, registry and whole home from points of a history, and count errors.
 
-The witness apart, in the state folder, is never restored. Each combination is restored in two ways: as files that
-somebody copied, noise keys among them, and from a backup. Then somebody tries to spend and publish; where the ledger
-is locked, an operator accepts it, and they try again. Counted are restores after which less was spent than in truth,
-and versions that got other bytes.
+The separate witness, in the state folder, is never restored. Each combination is restored in two ways: by copying
+files, noise keys included, and from a backup. Then the soak tries to spend and publish. If the ledger is locked, an
+operator accepts the restored state, and the soak tries again. Two errors are counted: a restored ledger that states
+less spending than the true history, and a version whose bytes changed.
 """
 
 import argparse
@@ -34,12 +34,12 @@ COMBINATIONS = [
     *(found for size in (1, 2, 3) for found in combinations(FILES, size)),
     ("whole home",),
 ]
-_LEAST = 1e-9  # of what was spent, relative: the oracle bisects, the ledger rounds up
+_LEAST = 1e-9  # relative to the spending: the oracle bisects, the ledger rounds up
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
-    """A world at the end of its history, copies of it from before, and the truth about it."""
+    """A world at the end of its history, its earlier copies, and the independent record of it."""
 
     end: Place
     copies: Path
@@ -54,13 +54,13 @@ def soak(
     new_database: Callable[[str], str],
     these: Sequence[tuple[str, ...]] = COMBINATIONS,
 ) -> Counter[str]:
-    """Restore combinations, all of them by default, from each point; return the counts."""
+    """Restore combinations, by default all of them, from each point; return the counts."""
     counts: Counter[str] = Counter()
     for point in points:
         for combination in these:
             for way in ("files", "backup"):
                 if history.end.url and way == "files" and {"database", "whole home"} & set(combination):
-                    continue  # files of a server are the server's
+                    continue  # the files of a server database belong to the server
                 world = _copied(history.end, work, new_database)
                 restored = history.copies / f"{point:03d}"
                 _restore(world, restored, combination, way=way, new_database=new_database)
@@ -70,7 +70,7 @@ def soak(
 
 
 def _try(world: Place, truth: Truth, counts: Counter[str], *, label: str) -> None:
-    """Spend and publish in a restored world, before and after it is accepted, and count what is wrong."""
+    """Spend and publish in a restored world, before and after it is accepted, and count errors."""
     counts["restores"] += 1
     wrong = set()
     try:
@@ -98,7 +98,7 @@ def _spend(ledger: Ledger) -> None:
 
 
 def _wrong(world: Place, truth: Truth) -> set[str]:
-    """Compare a world with the truth, by plain SQL and by what the ledger says of itself."""
+    """Compare a world with the true history, by plain SQL and by the ledger's own statements."""
     found, wrong = read_truth(world, begun_only=False), set()
     ledger = Workspace.read_only().ledger
     for population, spent in truth.spent.items():
@@ -137,7 +137,7 @@ def _copied(end: Place, work: Path, new_database: Callable[[str], str]) -> Place
 
 
 def _databases(server_url: str) -> Callable[[str], str]:
-    """Return what makes a database: empty under a URL, or a new one that is a copy."""
+    """Return a function that creates a database: an empty one at a URL, or a copy under a new name."""
     engine = sa.create_engine(f"{server_url}/postgres", isolation_level="AUTOCOMMIT", poolclass=sa.NullPool)
 
     def new(asked: str) -> str:
@@ -163,12 +163,12 @@ def _histories(folder: Path, *, steps: int, server_url: str) -> Iterator[tuple[s
 
 
 def spread(steps: int, points: int) -> list[int]:
-    """Return so many points of a history, evenly, the first and the last among them."""
+    """Return evenly spaced points of a history, including the first and the last."""
     return sorted({round(at * (steps - 1) / max(1, points - 1)) for at in range(points)})
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run it; the last line counts."""
+    """Run the soak; the last line of the output has the counts."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sqlite", type=int, default=50, help="points on SQLite")
     parser.add_argument("--postgres", type=int, default=6, help="points on PostgreSQL; 0 for no server")

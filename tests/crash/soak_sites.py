@@ -1,13 +1,14 @@
-"""The soak of sites: kill sites and server, lose and repeat what goes between them, and account for every result.
+"""The soak of sites: joint releases with killed sites, a killed server, and lost or repeated messages.
 
-``python -m tests.crash.soak_sites`` makes 200 rounds over three sites as processes on loopback, under secure sums. Each
-is one joint release by an aggregator of its own process, in which something goes wrong at a random call; it is run
-again, undisturbed at last, until it is published and every site has finished it. A round counts as
+``python -m tests.crash.soak_sites`` makes 200 rounds over three sites, each a process on loopback, with secure sums.
+Each round is one joint release by a separate aggregator process, with a fault at a random call. The release is
+repeated, finally without a fault, until it is published and every site has finished it. Every result is accounted for.
+A round counts as
 
-- unaccounted, if it was not published, or what was published is not the sum of the noised integers that the ledgers of
-  its sites hold for charged steps, or a site was charged otherwise than once;
-- hung, if a call lasted beyond the stated timeout, or a run beyond all of its calls;
-- inconsistent, for each ledger that does not verify, or artifact that the registry does not agree with, at the end.
+- unaccounted, if it was not published, or a site was not charged exactly once, or its result is not the sum of the
+  noised integers that the ledgers of its sites hold for charged steps;
+- hung, if a call exceeded the stated timeout, or a run the total of all its calls;
+- inconsistent, for each ledger that does not verify, or artifact that disagrees with the registry, at the end.
 """
 
 import argparse
@@ -57,19 +58,19 @@ from tests.flows.sites.joint import planned_of
 KINDS = ("site killed", "server killed", "request lost", "answer lost", "sent twice", "site cut off", "site stopped")
 TIMEOUT = 5.0
 SLACK = 10.0
-"""Seconds that a busy machine may take beyond the timeout of a call."""
+"""Allowance in seconds beyond the timeout of a call, for a busy machine."""
 CALLS = 60
-"""The most calls of one run, one after the other: a bound on how long it may last."""
+"""Maximum number of sequential calls of one run, which bounds its duration."""
 RUNS = 4
 LAST_CALL = 36
-"""Calls of a run that things go wrong at; an undisturbed one has about as many."""
+"""Last call at which a fault may occur; an undisturbed run has about as many calls."""
 SLOW_CALL = 3
-"""Exit status of a run in which a call lasted too long."""
+"""Exit status of a run in which a call took too long."""
 
 
 @dataclass(kw_only=True)
 class Report:
-    """What happened."""
+    """Counts of faults and of failed rounds."""
 
     struck: Counter[str] = field(default_factory=Counter)
     unaccounted: int = 0
@@ -79,7 +80,7 @@ class Report:
 
 @dataclass(kw_only=True)
 class Fault:
-    """What goes wrong in a run: at which call, before or after it, at which site."""
+    """The kind of a fault, the call at which it occurs, before or after the call, and the site."""
 
     kind: str
     call: int
@@ -88,14 +89,14 @@ class Fault:
 
 
 def main() -> int:
-    """Run the soak, print what happened, and end in the verdict."""
+    """Run the soak, print the results, and end with the verdict."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=200, metavar="N")
     parser.add_argument("--seed", type=int, default=20181109, help="of what goes wrong; noise has none")
     parser.add_argument("--folder", metavar="PATH", help="where the homes are made; /dev/shm spares the disk")
     asked = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
-    logging.getLogger("dpca").setLevel(logging.CRITICAL)  # silence and refusals are what is asked for here
+    logging.getLogger("dpca").setLevel(logging.CRITICAL)  # silent sites and refusals are expected here
     drawn, report, began = random.Random(asked.seed), Report(), time.monotonic()
     with tempfile.TemporaryDirectory(prefix="dpca-sites-", dir=asked.folder) as folder:
         federation = _federation(Path(folder))
@@ -133,7 +134,7 @@ def _request(federation: Federation, number: int) -> SitesRequest:
 
 
 def _disturb(federation: Federation, number: int, drawn: random.Random, report: Report) -> None:
-    """Run one release until it is published; the last run is undisturbed."""
+    """Repeat one release until it is published; the last run is undisturbed."""
     for run in range(RUNS):
         is_last = run == RUNS - 1
         fault = None
@@ -157,7 +158,7 @@ def _disturb(federation: Federation, number: int, drawn: random.Random, report: 
 
 
 def _run(federation: Federation, number: int, fault: Fault | None, *, marks: Path, back: float) -> int:
-    """Run the aggregator in a child; whatever site ended or stopped goes on some time later, in the middle of it."""
+    """Run the aggregator in a child; killed or stopped sites resume after a while, during the run."""
     sites = {name: federation.processes[name].pid for name in federation.names}
 
     def body() -> None:
@@ -188,7 +189,7 @@ def _run(federation: Federation, number: int, fault: Fault | None, *, marks: Pat
 
 
 def _revive(federation: Federation) -> None:
-    """Start killed sites again, and let stopped ones go on."""
+    """Restart killed sites, and resume stopped ones."""
     for name in federation.names:
         process = federation.processes[name]
         with suppress(ProcessLookupError):
@@ -201,7 +202,7 @@ def _revive(federation: Federation) -> None:
 
 @contextmanager
 def _going_wrong(fault: Fault | None, sites: dict[str, int], marks: Path, slow: list[float]) -> Iterator[None]:
-    """Let one fault happen to the calls of this process, and take down which of them lasted too long."""
+    """Inject one fault into the calls of this process, and record the calls that took too long."""
     ask, calls = Caller.ask, 0
 
     def strike(caller: Caller, call: Callable[[], Any]) -> Any:
@@ -254,7 +255,7 @@ def _hit(fault: Fault, sites: dict[str, int]) -> None:
 
 @contextmanager
 def _accounts(federation: Federation, request: SitesRequest) -> Iterator[None]:
-    """Compare each artifact with its sites' ledgers before these are told to commit it."""
+    """Compare each artifact with the ledgers of its sites before the sites commit it."""
     finish = stages.finish_sites
 
     def first_account(asked: SitesRequest, digest: str) -> Any:
@@ -268,7 +269,7 @@ def _accounts(federation: Federation, request: SitesRequest) -> Iterator[None]:
 
 
 class _Given:
-    """Parties that have opened one total already."""
+    """Parties with one total that is already opened."""
 
     def __init__(self, total: Any, roster: Any) -> None:
         self.total, self.roster = total, roster
@@ -278,13 +279,13 @@ class _Given:
 
 
 def _is_unaccounted(federation: Federation, number: int) -> bool:
-    """Say whether a round lacks a result, or its result lacks charged integers that it is the sum of."""
+    """Return whether a round has no result, or a result that is not the sum of charged integers."""
     request = _request(federation, number)
     with aggregator(federation):
         planned = planned_of(request)
         try:
             shown = Registry.open().show(request.publish)
-        except Exception as error:  # noqa: BLE001 - whatever it is, there is no result
+        except Exception as error:  # noqa: BLE001 - any error means no result
             return _tell(number, f"was not published ({type(error).__name__})")
         lineage = {site["site"]: site["release"] for site in shown["manifest"]["plan"]["sites"]}
     for name in federation.names:
@@ -294,7 +295,7 @@ def _is_unaccounted(federation: Federation, number: int) -> bool:
                 for row in workspace.ledger.statement("rows").releases
                 if row.request.get("run_key") == request.run_key and row.state != "abandoned"
             ]
-        if not rows and name not in lineage:  # it was silent from the beginning
+        if not rows and name not in lineage:  # silent from the beginning
             continue
         if len(rows) != 1 or rows[0].event != planned.plan_of(name).event:
             return _tell(number, f"is charged {len(rows)} times at {name}")
@@ -307,12 +308,12 @@ def _is_unaccounted(federation: Federation, number: int) -> bool:
 
 
 def _accounted(federation: Federation, digest: str) -> Path:
-    """Return the file which says that a result is a sum of charged integers."""
+    """Return the marker file of a result that is a sum of charged integers."""
     return federation.folder / f"accounted-{digest}"
 
 
 def _account(federation: Federation, request: SitesRequest, digest: str) -> None:
-    """Take down whether an artifact is the sum of what its sites hold, which is there until they commit."""
+    """Record whether an artifact is the sum of its sites' stored answers, which exist until the sites commit."""
     planned, made = planned_of(request), read_artifact(store(), digest)
     roster = planned.plan.roster
     assert roster is not None
@@ -348,7 +349,7 @@ def _at_home(federation: Federation, name: str) -> Iterator[Workspace]:
 
 
 def _inconsistent(federation: Federation) -> int:
-    """Return the number of ledgers and registries that do not agree with themselves."""
+    """Return the number of ledgers and registries that are inconsistent."""
     found = 0
     for name in ("aggregator", *federation.names):
         with _at_home(federation, name) as workspace:
@@ -356,7 +357,7 @@ def _inconsistent(federation: Federation) -> int:
                 workspace.ledger.verify()
                 with workspace.ledger.transaction() as connection:
                     compare_artifacts(connection, workspace.store)
-            except Exception as error:  # noqa: BLE001 - each is counted
+            except Exception as error:  # noqa: BLE001 - every error is counted
                 print(f"{name}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
                 found += 1
     return found

@@ -1,9 +1,9 @@
-"""Ingest, release, promote, load, back up and restore on an object store that tells every lie in turn.
+"""The soak of a misbehaving object store: ingest, release, promote, load, back up and restore under every lie.
 
-For each lie there is one world, and the lie is told in each step: a few times, as by a store that recovers, or always.
-A step that succeeded while the store lied must be right when it is looked at honestly. A step that failed must have
-said so in one line, and is made again on an honest store. In the end there are one release, one charge and one version,
-and the artifact has the digest of an undisturbed run, byte for byte.
+Each lie has two worlds: one in which it is active a few times in each step, as in a store that recovers, and one in
+which it is always active. A step that succeeded during the lie must prove correct when checked without lies. A step
+that failed must have reported it in one line, and is repeated on an honest store. At the end there are one release, one
+charge and one version, and the artifact has the digest of an undisturbed run, byte for byte.
 """
 
 import argparse
@@ -37,18 +37,18 @@ from tests.s3 import Server, serve
 RUN = 0
 NAME = request_of(RUN).publish
 FEW, ALWAYS = 2, 1 << 30
-"""How often a store lies that recovers, and one that does not."""
-_PATIENCE = "500ms"  # of the client for one request to a store that lies
-_RETRIES = 1  # of the client of a store that lies, in place of its usual ones
+"""Number of lies of a store that recovers, and of one that does not."""
+_PATIENCE = "500ms"  # timeout of the client for one request to a lying store
+_RETRIES = 1  # retries of the client of a lying store, instead of its default
 
 
 class Wrong(Exception):
-    """A lie was believed."""
+    """Error: a lie was believed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scene:
-    """One world, and the store that it is on."""
+    """One world, and the object store that it uses."""
 
     world: World
     prefix: str
@@ -70,7 +70,7 @@ class Scene:
         attempt(self.world, RUN, 0)
 
     def released(self) -> None:
-        """Load what was published, and count."""
+        """Load the published artifact, and count releases, charges and versions."""
         found = Registry.open().verify(f"{NAME}@1")
         if self.expected not in (None, found.digest):
             raise Wrong(f"{found} is not the artifact of an undisturbed run")
@@ -84,32 +84,32 @@ class Scene:
         Workspace.open().promote(NAME, version=1, alias="champion")
 
     def promoted(self) -> None:
-        """Find the version by its alias."""
+        """Resolve the version by its alias."""
         if Registry.open().resolve(f"{NAME}@champion").version != 1:
             raise Wrong("the alias does not show the version")
 
     def load(self) -> None:
-        """Load as a consumer; what is loaded must be what was published."""
+        """Load the artifact as a consumer; it must be the published one."""
         found = Registry.open().verify(f"{NAME}@1")
         if found.digest != self.expected is not None:
             raise Wrong(f"a consumer loaded {found.digest}")
 
     def back_up(self) -> None:
-        """Back up all, rows too."""
+        """Back up everything, including rows."""
         self.start_over()
         if missing := create_backup(self._backup, datasets=True).missing:
             raise Corrupt(f"warning: {len(missing)} files or folders are lost or damaged")
 
     def backed_up(self) -> None:
-        """Look at nothing: `restored` reads all of it."""
+        """Check nothing: `restored` reads the whole backup."""
 
     def restore(self) -> None:
-        """Restore all into an empty home and another prefix of the same store."""
+        """Restore everything into an empty home and another prefix of the same store."""
         self.start_over(backup=False)
         restore_backup(self._backup, into=self._target)
 
     def restored(self) -> None:
-        """Compare what was restored with what was there, file by file."""
+        """Compare the restored files with the originals, file by file."""
         here, there = Workspace.open().store, self._target.place
         for folder in ("datasets", "registry"):
             if (paths := here.paths(folder)) != there.paths(folder):
@@ -119,17 +119,17 @@ class Scene:
                     raise Wrong(f"{folder}/{path} was restored otherwise")
 
     def remove(self) -> None:
-        """Remove the dataset; it may be gone since an attempt that could not see it."""
+        """Remove the dataset; an earlier attempt that could not see its own effect may have removed it."""
         with suppress(NotFound):
             Workspace.open().catalog.remove(DATASET, force=True)
 
     def removed(self) -> None:
-        """Look for rows that are still there."""
+        """Check that no rows remain."""
         if left := Workspace.open().store.paths("datasets"):
             raise Wrong(f"{len(left)} files of a removed dataset are left")
 
     def start_over(self, *, backup: bool = True) -> None:
-        """Do what the messages advise: move away what a failed attempt left, and restore into an empty prefix."""
+        """Follow the error messages: move away what a failed attempt left, and restore into an empty prefix."""
         if backup:
             shutil.rmtree(self._backup, ignore_errors=True)
         shutil.rmtree(self._target.home)
@@ -167,7 +167,7 @@ STEPS: tuple[Step, ...] = (
 
 @dataclass(kw_only=True)
 class Report:
-    """What came of the lies: how many were told, and the lines of those that were noticed."""
+    """Numbers of lies, and the error lines of those that were detected."""
 
     counts: Counter[str] = field(default_factory=Counter)
     lines: dict[str, set[str]] = field(default_factory=dict)
@@ -176,10 +176,10 @@ class Report:
 
 
 def play(proxy: LyingStore, scene: Scene, lie: str, *, often: Iterable[int], report: Report) -> None:
-    """Take every step while the store tells a lie, so often in each, then again without if it failed."""
+    """Run every step while the store lies, then again without lies if it failed."""
     for (name, take, look), times in zip(STEPS, often, strict=False):
         what = f"{name} under {lie}, {'always' if times == ALWAYS else f'{times} times'}"
-        snapshot_reader._open_handles.cache_clear()  # a new process
+        snapshot_reader._open_handles.cache_clear()  # as in a new process
         with proxy.lying(lie, times=times), _impatient():
             try:
                 take(scene)
@@ -189,7 +189,7 @@ def play(proxy: LyingStore, scene: Scene, lie: str, *, often: Iterable[int], rep
                 report.lines.setdefault(lie, set()).add(f"{name}: {error}")
                 if "\n" in str(error):
                     report.wrong.append(f"{what}: more than one line: {error}")
-            except Exception as error:  # noqa: BLE001 - whatever it is, it is counted
+            except Exception as error:  # noqa: BLE001 - every error is counted
                 outcome = "wrong"
                 report.wrong.append(f"{what}: {type(error).__name__}: {error}")
         report.counts["lies"] += proxy.lies_told
@@ -206,7 +206,7 @@ def play(proxy: LyingStore, scene: Scene, lie: str, *, often: Iterable[int], rep
 
 @contextmanager
 def _impatient() -> Iterator[None]:
-    """Let a client that is opened meanwhile give up soon; an honest store may be slow on a busy machine."""
+    """Give clients opened in this context short timeouts; an honest store may be slow on a busy machine."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("AWS_TIMEOUT", _PATIENCE)
         patch.setattr(s3, "_MAX_RETRIES", _RETRIES)
@@ -215,7 +215,7 @@ def _impatient() -> Iterator[None]:
 
 @contextmanager
 def scenes(root: Path, server: Server) -> Iterator[Callable[[str], Scene]]:
-    """Yield a function that makes a new world; the first is undisturbed, and its artifact is expected of the others."""
+    """Yield a function that makes a new world; the first is undisturbed, and the others must have the same artifact."""
     old = dict(os.environ)
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         del os.environ[name]
@@ -242,7 +242,10 @@ def scenes(root: Path, server: Server) -> Iterator[Callable[[str], Scene]]:
 
 
 def soak(root: Path, server: Server, proxy: LyingStore, lies: Iterable[str], *, is_brief: bool) -> Report:
-    """Tell each lie in two worlds, now and then in one and always in the other; or in one, in turn of the steps."""
+    """Play each lie in two worlds: a few times in one, and always in the other.
+
+    A brief soak has one world for each lie, and alternates between the two by step.
+    """
     report, orders = Report(), ((FEW, ALWAYS), (ALWAYS, FEW))
     with scenes(root, server) as make:
         for number, lie in enumerate(lies):
@@ -254,7 +257,7 @@ def soak(root: Path, server: Server, proxy: LyingStore, lies: Iterable[str], *, 
 
 
 def main() -> int:
-    """Tell every lie, print what came of it, and fail where one was believed."""
+    """Play every lie, print the results, and fail if one was believed."""
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--folder", type=Path, help="where the homes are")
     options.add_argument("--lies", nargs="*", choices=[*LIES], default=[*LIES], help="which lies; all by default")

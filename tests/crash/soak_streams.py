@@ -1,9 +1,9 @@
-"""The soak of streams: kill the process at every tick in turn, run its slot again, and count from outside.
+"""The soak of streams: kill the process at every tick, and run the slot of the tick again.
 
-``python -m tests.crash.soak_streams`` opens a stream of 365 ticks on a small dataset, gets new rows every tenth night,
-and runs it twice: undisturbed, and with a kill in every tick, each at another crash point. New rows also come between a
-kill and the next run of its slot. Keys are drawn from the number of the tick, so that both must publish the same bytes.
-The last line of the output is the verdict.
+``python -m tests.crash.soak_streams`` opens a stream of 365 ticks on a small dataset, which gets new rows every tenth
+night. It runs the stream twice: undisturbed, and with a kill in every tick, at varying crash points. New rows also
+arrive between a kill and the next run of its slot. Keys are derived from the number of the tick, so both runs must
+publish the same bytes. The versions and charges are counted from outside. The last line of the output is the verdict.
 """
 
 import argparse
@@ -45,13 +45,13 @@ from tests.crash.world import DATASET, FEATURES, POPULATION, Hook, World, recove
 
 NAME = "nightly"
 EVERY = 10
-"""Nights from one ingest to the next."""
+"""Nights between two ingests."""
 AFTER_BINDING = "tick.row_committed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What the count from outside found."""
+    """Results of the count from outside."""
 
     ticks: int
     versions: int
@@ -59,17 +59,17 @@ class Verdict:
     unequal: int
 
     def __str__(self) -> str:
-        """Write it as the last line."""
+        """Format the result as the last line of the output."""
         return f"ticks={self.ticks} versions={self.versions} charges={self.charges} unequal={self.unequal}"
 
     @property
     def is_clean(self) -> bool:
-        """Whether every tick has its version, the same as undisturbed, for one charge."""
+        """Return whether every tick has its version, equal to the undisturbed one, for one charge."""
         return (self.versions, self.charges, self.unequal) == (self.ticks, 1, 0)
 
 
 def main() -> int:
-    """Run the soak, print what happened, and end in the verdict."""
+    """Run the soak, print the results, and end with the verdict."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ticks", type=int, default=365, metavar="N")
     parser.add_argument("--folder", metavar="PATH", help="where the homes are made; /dev/shm spares the disk")
@@ -93,7 +93,7 @@ def main() -> int:
 
 
 def _found_world(home: Path, *, ticks: int) -> World:
-    """Make a home with a dataset, a budget and an open stream."""
+    """Create a home with a dataset, a budget and an open stream."""
     world = World(home=home)
 
     def body() -> None:
@@ -118,7 +118,7 @@ def _found_world(home: Path, *, ticks: int) -> World:
 
 
 def _ingest(world: World, *, night: int) -> None:
-    """Ingest the rows of a night as a snapshot whose id follows from the night."""
+    """Ingest the rows of a night as a snapshot whose id is derived from the night."""
     source = world.home.with_name(f"{world.home.name}-{night}.npz")
     rows = np.random.default_rng(night).normal(size=(1_000 if night == 0 else 50, FEATURES))
     sparse.save_npz(source, sparse.csr_array(rows * np.geomspace(1.0, 0.1, FEATURES)))
@@ -138,14 +138,14 @@ def _tick(world: World, number: int, *, hook: Hook | None = None) -> None:
 
 
 def _warm_up(world: World) -> None:
-    """Load and compile in this process, once, what its children will need."""
+    """Load and compile, once, everything that the children will need."""
     _tick(world, 1)
     atomic_files.hook = None
     cleanup_resources()  # no thread may be running when this process forks
 
 
 def _run_calm(world: World, *, ticks: int) -> list[Place]:
-    """Run every tick undisturbed; return the places that one reaches."""
+    """Run every tick undisturbed; return the crash points that one tick reaches."""
     told = world.home.with_name("trace")
 
     def body() -> None:
@@ -167,7 +167,7 @@ def _after(world: World, number: int) -> None:
 
 
 def _run_killed(world: World, trace: Sequence[Place], *, ticks: int) -> list[Place]:
-    """Kill the process in every tick, then run the slot again; return where it was killed."""
+    """Kill the process in every tick, then run the slot again; return the crash points of the kills."""
     bound = max(at for at, place in enumerate(trace) if place.point == AFTER_BINDING)
     killed, size = [], len(trace)
     order = sorted(range(size), key=lambda at: trace[at].occurrence)  # every point first, then every occurrence
@@ -189,7 +189,7 @@ def _run_killed(world: World, trace: Sequence[Place], *, ticks: int) -> list[Pla
 
 
 def _go_on(world: World, number: int, *, ingests_early: bool) -> None:
-    """Run the slot of a tick again; new rows come before or after it."""
+    """Run the slot of a tick again, with new rows before or after it."""
     if ingests_early:
         world.enter()
         _after(world, number)

@@ -1,8 +1,7 @@
-"""One crash of every kind, and the proof that the count from outside sees what is wrong.
+"""Crashes of every kind, and proof that the count from outside detects errors.
 
-`make integration` crashes at every point, in every way, on both databases.
-
-A release is charged once, and its bytes are the same, if the home becomes read-only or the clock jumps meanwhile.
+`make integration` crashes at every point, in every way, on both databases. A release is charged once, and its bytes are
+the same, if the home becomes read-only or the clock jumps during it.
 """
 
 import json
@@ -39,14 +38,14 @@ ROOT = Path(__file__).parents[2]
 
 
 WAYS = ("kill", *(kind for kind in OTHERS if kind != "crowd"))
-"""What goes wrong here; a crowd is eight rivals of one run, and left to `make integration`."""
+"""Faults of this test. A crowd is eight rivals of one run, and is left to `make integration`."""
 _OF_DASK = re.compile(r"[\d-]{10} [\d:,]{12} - distributed\.\w+ - (WARNING|ERROR) - Couldn't gather ")
-"""A log line of Dask's about workers that were killed on purpose."""
+"""A log line of Dask about workers that were killed on purpose."""
 
 
 @pytest.mark.audit_only
 def test_every_kind_of_fault_costs_and_loses_nothing() -> None:
-    """The soak ends in an error, as so few kills leave crash points out: what is looked at is its count."""
+    """Its few kills do not reach all crash points, so the soak exits with an error; the test checks its count."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.crash.soak", "--even", "--sqlite", str(len(WAYS)), "--postgres", "0"],
         cwd=ROOT,
@@ -75,7 +74,7 @@ def test_the_soak_of_integration_has_every_way_and_a_kill_for_every_crash_point(
 
 
 class TestRecount:
-    """One release in a hand-made world without triggers, and then one thing wrong with it."""
+    """The count of one release in a hand-made world without triggers, with one error planted at a time."""
 
     def test_a_world_in_order_has_nothing_to_report(self, tmp_path: Path) -> None:
         assert _counted(_world_of_one(tmp_path)) == Tally(digests_equal=1)
@@ -198,7 +197,7 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     """Ingest rows into a home, once, and compile what its releases need."""
     with pytest.MonkeyPatch.context() as patch:
         for name in ("DPCA_HOME", "DPCA_STATE_FOLDER", "DPCA_DATABASE_URL", "DPCA_KEY_FOLDER", "DPCA_STORE_URL"):
-            patch.setenv(name, "")  # what it was comes back afterwards, and so do the keys
+            patch.setenv(name, "")  # the old values are restored afterwards, and so are the keys
         patch.setattr(releases, "new_key", releases.new_key)
         made = found_world(tmp_path_factory.mktemp("midway") / "calm")
         warm_up(made.copy("warm"))
@@ -211,7 +210,7 @@ def undisturbed(calm: World) -> Undisturbed:
 
 
 def disturbed(calm: World, name: str, hook: Callable[[World], Hook], undisturbed: Undisturbed) -> int:
-    """Make a run in a copy of a world with a hook, then again without; return how the first one ended."""
+    """Run once in a copy of a world with a hook, then again without; return the exit status of the first run."""
     world = calm.copy(name)
     open_budget(world, [0])
 
@@ -230,7 +229,7 @@ def disturbed(calm: World, name: str, hook: Callable[[World], Hook], undisturbed
 
 
 def locking(place: Place) -> Callable[[World], Hook]:
-    """Return what makes the hook that makes a home read-only at a place."""
+    """Return a factory of hooks that make a home read-only at a crash point."""
 
     def made(world: World) -> Hook:
         seen: list[Place] = []
@@ -247,7 +246,7 @@ def locking(place: Place) -> Callable[[World], Hook]:
 
 
 def test_a_home_that_becomes_read_only_costs_and_loses_nothing(calm: World, undisturbed: Undisturbed) -> None:
-    """Where a noised step is about to be settled; `make audit` tries every place."""
+    """The crash point precedes the storing of a noised step; `make audit` tries every crash point."""
     place = Place(point="keep.file_written", occurrence=1)
     assert disturbed(calm, "read-only", locking(place), undisturbed) == UNAVAILABLE
 
@@ -264,5 +263,5 @@ def test_a_home_that_becomes_read_only_anywhere_costs_and_loses_nothing(calm: Wo
 def test_a_clock_that_jumps_by_hours_and_weeks_changes_no_charge_and_no_byte(
     calm: World, undisturbed: Undisturbed
 ) -> None:
-    """Forwards and backwards, between any two durable effects; a neighbour with that clock opens the home meanwhile."""
+    """The clock jumps forwards and backwards between any two durable effects, and a second process opens the home."""
     assert disturbed(calm, "jumping", jumping, undisturbed) in (0, UNAVAILABLE)

@@ -1,4 +1,4 @@
-"""Sixty releases in one home cost as much at the end as at the beginning; the count would notice if they did not."""
+"""Sixty releases in one home cost as much at the end as at the beginning, and a planted difference is detected."""
 
 import subprocess
 import sys
@@ -17,14 +17,14 @@ RELEASES, FEW = 60, 15
 
 @pytest.mark.audit_only
 def test_sixty_releases_leave_nothing_and_cost_the_same(tmp_path: Path) -> None:
-    """In a process without other threads: it starts a cluster."""
+    """Run the check in a process without other threads, because it starts a cluster."""
     run = [sys.executable, "-m", "tests.crash.test_soak_home", str(tmp_path / "home")]
     done = subprocess.run(run, cwd=ROOT, capture_output=True, text=True, timeout=500, check=False)
     assert done.returncode == 0, done.stderr
 
 
 def check(home: Path) -> None:
-    """Make the releases, and count them; then count samples that are worse."""
+    """Make and count the releases; then check samples that are worse."""
     world, temporary = World(home=home), home.with_name("temporary")
     for folder in (world.home, temporary):
         folder.mkdir(mode=0o700)

@@ -1,8 +1,8 @@
-"""The soak of readers in small, on both databases; `tests.storage.database.test_reading` plants reads of two states.
+"""Small versions of the soaks, each with planted errors that it must detect.
 
-The soak of restores in small, and the proof that its count sees what is planted.
-
-The soak on a lying store believes nothing, and would notice a believer.
+- The soak of readers runs on both databases; `tests.storage.database.test_reading` plants reads of two states.
+- The count of the soak of restores detects planted errors.
+- The soak on a lying store believes no lie, and would detect a client that does.
 """
 
 from collections import Counter
@@ -29,7 +29,7 @@ from tests.storage.conftest import DATABASES
 @pytest.fixture(params=DATABASES)
 def world(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     for name in ("DPCA_HOME", "DPCA_STATE_FOLDER", "DPCA_DATABASE_URL", "DPCA_KEY_FOLDER"):
-        monkeypatch.setenv(name, "")  # what it was comes back afterwards
+        monkeypatch.setenv(name, "")  # the old value is restored afterwards
     home = tmp_path / "home"
     home.mkdir(mode=0o700)
     if request.param == "sqlite":
@@ -49,11 +49,11 @@ STEPS, POINT = 13, 6
 
 @pytest.fixture(scope="module")
 def history(tmp_path_factory: pytest.TempPathFactory) -> History:
-    """Live a short history on SQLite, once."""
+    """Run a short history on SQLite, once."""
     folder = tmp_path_factory.mktemp("history")
     with pytest.MonkeyPatch.context() as patch:
         for name in ("DPCA_HOME", "DPCA_STATE_FOLDER", "DPCA_DATABASE_URL", "DPCA_KEY_FOLDER", "DPCA_STORE_URL"):
-            patch.setenv(name, "")  # what it was comes back afterwards
+            patch.setenv(name, "")  # the old value is restored afterwards
         truth = live(Place(root=folder / "world"), folder / "copies", steps=STEPS)
     return History(end=Place(root=folder / "world"), copies=folder / "copies", truth=truth)
 

@@ -1,4 +1,4 @@
-"""A world to crash in: a home with one small dataset, and a budget that the requests made in it use up."""
+"""World for crash tests: a home with one small dataset, and a budget that its requests use up."""
 
 import hashlib
 import os
@@ -45,18 +45,18 @@ Hook = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class World:
-    """One ledger with its files; `url` is empty where the ledger is the SQLite file of the home."""
+    """One ledger with its files; `url` is empty if the ledger is the SQLite file of the home."""
 
     home: Path
     url: str = field(default="", repr=False)
 
     @property
     def state(self) -> Path:
-        """Where the witness apart is; a copy of a world has one of its own."""
+        """The folder of the separate witness; each copy of a world has its own."""
         return self.home.with_name(f"{self.home.name}-state")
 
     def enter(self) -> None:
-        """Make this process live here."""
+        """Point this process to the world."""
         os.environ["DPCA_HOME"] = str(self.home)
         os.environ["DPCA_STATE_FOLDER"] = str(self.state)
         os.environ.pop("DPCA_KEY_FOLDER", None)
@@ -65,7 +65,7 @@ class World:
             os.environ["DPCA_DATABASE_URL"] = self.url
 
     def copy(self, name: str) -> "World":
-        """Return a world like this one, in which nobody may be at work."""
+        """Return a copy of the world; no process may be using the original."""
         home = self.home.with_name(name)
         shutil.copytree(self.home, home)
         if not self.url:
@@ -84,7 +84,7 @@ class World:
 
 
 def found_world(home: Path, *, server: str = "") -> World:
-    """Ingest the dataset into a new home, with a database of the same name on a PostgreSQL server if one is given."""
+    """Ingest the dataset into a new home, with a database named after it if a PostgreSQL server is given."""
     url = ""
     if server:
         _administer(make_url(server), "CREATE DATABASE {}", home.name)
@@ -100,7 +100,7 @@ def found_world(home: Path, *, server: str = "") -> World:
 
 
 def ingest_rows(home: Path) -> None:
-    """Ingest the dataset, always the same, in this process, which lives in that home."""
+    """Ingest the dataset, always with the same rows, in this process, whose home must be the given one."""
     source = home.with_name(f"{home.name}.npz")
     rows = np.random.default_rng(20250101).normal(size=(2_000, FEATURES)) * np.geomspace(1.0, 0.1, FEATURES)
     sparse.save_npz(source, sparse.csr_array(rows))
@@ -108,7 +108,7 @@ def ingest_rows(home: Path) -> None:
 
 
 def warm_up(world: World) -> None:
-    """Load and compile in this process, once, what its children will need: make one run of each mechanism here."""
+    """Load and compile, once, everything that the children will need, by one run of each mechanism."""
     open_budget(world, range(len(MECHANISMS)))
     for run in range(len(MECHANISMS)):
         attempt(world, run, 0)
@@ -116,7 +116,7 @@ def warm_up(world: World) -> None:
 
 
 def request_of(run: int) -> SubspaceRequest:
-    """Return the request of a run; no two are equal."""
+    """Return the request of a run; all runs have different requests."""
     mechanism, settings = MECHANISMS[run % 2]
     return SubspaceRequest(
         dataset=DATASET,
@@ -131,16 +131,16 @@ def request_of(run: int) -> SubspaceRequest:
 
 
 def key_of(run: int, attempt: int) -> bytes:
-    """Return the key that a run draws if it is the first attempt, or a later one, that reserves."""
+    """Return the key that a run draws in its first attempt, or in any later attempt that reserves."""
     return hashlib.sha256(f"run {run}, {'first' if attempt == 0 else 'later'} attempt".encode()).digest()
 
 
 def open_budget(world: World, runs: Sequence[int]) -> None:
-    """Open a budget that these runs use up: a run charged twice would not fit."""
+    """Open a budget that exactly fits these runs: a run charged twice would exceed it."""
     problem, target = Problem(n_features=FEATURES, clip_norm=1.0), PrivacyTarget(epsilon=EPSILON, delta=DELTA)
     built = [build_mechanism(SUBSPACE, name, settings, n_components=3) for name, settings in MECHANISMS]
     events = [mechanism.plan(problem, target).event for mechanism in built]
-    unit = Fraction(1, 2**56)  # to which the ledger rounds each charge up
+    unit = Fraction(1, 2**56)  # the unit to which the ledger rounds each charge up
     epsilon = least_epsilon(sum((mu_squared(events[run % 2]) + unit for run in runs), unit), delta=DELTA)
 
     def body() -> None:
@@ -164,7 +164,7 @@ def attempt(world: World, run: int, number: int, *, hook: Hook | None = None, cl
 
 
 def recover(world: World) -> None:
-    """Let the time pass after which orphans count as such, then open the ledger as any command does."""
+    """Age the files until orphans count as such, then open the ledger as any command does."""
     then = time.time() - 2 * ORPHAN_AFTER
     for name in ("keys", "staging", "registry/names", "registry/signed"):
         for path in (world.home / name).rglob("*"):
@@ -187,7 +187,7 @@ def connect_from_outside(url: str) -> psycopg.Connection[Any]:
 
 def _administer(url: Any, statement: str, *names: str) -> None:
     with connect_from_outside(url.set(database="postgres").render_as_string(hide_password=False)) as connection:
-        if "TEMPLATE" in statement:  # a child that has ended may not be gone for the server yet
+        if "TEMPLATE" in statement:  # the server may still have the session of an ended child
             connection.execute(
                 "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", (names[-1],)
             )

@@ -1,6 +1,6 @@
-"""Walk over shipped manifests and list what would cross a network in clear text, leave unhindered, or move a tag.
+"""Check shipped manifests for clear-text traffic, unrestricted egress, and image tags in wrong places.
 
-A program too: ``python -m tests.deployments.clear_text FOLDER`` prints the findings and their number.
+Also a program: ``python -m tests.deployments.clear_text FOLDER`` prints the findings and their number.
 """
 
 import re
@@ -14,7 +14,7 @@ import yaml  # type: ignore[import-untyped]
 from tests.deployments.manifests import FOLDER
 
 TAGS = "images.env"
-"""The one file that names tags of images."""
+"""The only file that may contain image tags."""
 
 _LOOPBACK = r"(?:127\.0\.0\.1|localhost|\[::1\])(?![\w.-])"
 _LINES = {
@@ -32,7 +32,7 @@ _ASYNCPG = "PREFECT_SERVER_DATABASE_SQLALCHEMY_CONNECT_ARGS_TLS_"
 
 
 def findings(folder: Path) -> list[str]:
-    """Return one line per finding: the file, where in it, and what is wrong."""
+    """Return one line for each finding, with the file, the place in it, and the fault."""
     found = []
     tagged = [re.compile(rf"\b{name}:[\w.]*\d") for name in _names(folder)]
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
@@ -59,7 +59,7 @@ def _names(folder: Path) -> set[str]:
 
 
 def _has_tag(line: str) -> bool:
-    """Tell whether a line names an image with a tag or digest, and not by a variable."""
+    """Return whether a line contains an image with a tag or digest instead of a variable."""
     if re.search(r"\bnewTag\b|\bdigest:", line):
         return True
     image = matched["image"] if (matched := _TAGGED.search(line)) else ""
@@ -67,7 +67,7 @@ def _has_tag(line: str) -> bool:
 
 
 def _faults(part: Any, name: str = "") -> Iterator[str]:
-    """Yield the faults of a part of a document, and of all below it."""
+    """Yield the faults of a part of a document, and of everything under it."""
     if isinstance(part, list):
         for item in part:
             yield from _faults(item, name)

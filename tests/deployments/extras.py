@@ -1,8 +1,9 @@
-"""A program: install the wheel with each extra into an environment of its own, and print how much that is.
+"""A program: install the wheel with each extra in a separate environment, and print the installed size.
 
     python -m tests.deployments.extras [EXTRA...]
 
-For each: the number of distributions, their size without byte code, and whether ``pip check`` finds them complete.
+For each extra: the number of distributions, their size without byte code, and whether ``pip check`` finds them
+complete.
 """
 
 import shutil
@@ -15,12 +16,12 @@ from pathlib import Path
 from tests.deployments.materials import ROOT, build_wheel
 
 EXTRAS = ("", "tables", "s3", "local", "estimators", "pipeline", "plots", "units", "postgres", "anndata", "sklearn")
-"""The extras that a user chooses; the empty one is the base."""
+"""The extras for users; the empty one is the base."""
 _TOOLS = {"pip", "setuptools", "wheel"}
 
 
 def measured(extra: str, *, wheel: Path, folder: Path) -> tuple[int, float, bool]:
-    """Install an extra; return the number of distributions, their megabytes, and whether nothing is missing."""
+    """Install an extra; return its number of distributions, its megabytes, and whether it is complete."""
     place = folder / (extra or "base")
     subprocess.run([sys.executable, "-m", "venv", place], check=True)
     python = place / "bin" / "python"
@@ -46,7 +47,7 @@ def measured(extra: str, *, wheel: Path, folder: Path) -> tuple[int, float, bool
 
 
 def main(extras: list[str]) -> int:
-    """Print a row for each extra; return 1 where one is not complete."""
+    """Print a row for each extra; return 1 if one is not complete."""
     with tempfile.TemporaryDirectory() as name:
         folder, sound = Path(name), True
         wheel = build_wheel(ROOT, folder)

@@ -1,4 +1,4 @@
-"""A program: write the image's and the consumer's lock, which are parts of ``requirements.lock``, hashes included."""
+"""A program that writes the locks of the image and the consumer, which are parts of ``requirements.lock``."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -13,27 +13,27 @@ from tests.deployments.manifests import FOLDER
 WHOLE, IMAGE = FOLDER.parent / "requirements.lock", FOLDER / "requirements.lock"
 CONSUMER = FOLDER.parent / "requirements-consumer.lock"
 INSTALLED = {"dpca-pipeline": ("pipeline", "plots", "postgres", "units"), "hatchling": ()}
-"""What the image installs, with its extras; the second builds the first."""
+"""Distributions that the image installs, with their extras; the second builds the first."""
 CONSUMED = {"dpca-pipeline": ("s3",)}
-"""What loads, verifies and applies an artifact, from a folder, https or s3, and has the command."""
+"""Distribution with extras for a consumer: use an artifact from a folder, https or s3, and run the command."""
 CONSUMERS_PYTHONS = ("3.12", "3.13", "3.14")
 
 
 def entries(path: Path) -> dict[str, str]:
-    """Return a lock's entries by distribution."""
+    """Return the entries of a lock by distribution."""
     parts = [part for part in re.split(r"(?m)^(?=[A-Za-z0-9])", path.read_text()) if part]
     return {canonicalize_name(re.split(r"[^\w.-]", part, maxsplit=1)[0]): part for part in parts}
 
 
 def needed(installed: Mapping[str, Sequence[str]], *, pythons: Sequence[str] = ()) -> set[str]:
-    """Return the distributions that some need, as this environment has them.
+    """Return all distributions required by the given ones, by the metadata of this environment.
 
     Parameters
     ----------
     installed : mapping of str to sequence of str
         Distributions, with the extras of each.
     pythons : sequence of str
-        Versions of Python on which they are installed; by default this one.
+        Versions of Python on which they are installed; by default the running one.
     """
     places: list[dict[str, str]] = [
         {"python_version": python, "python_full_version": f"{python}.0"} for python in pythons
@@ -55,12 +55,12 @@ def needed(installed: Mapping[str, Sequence[str]], *, pythons: Sequence[str] = (
 
 
 def image_lock() -> str:
-    """Return the part of the lock that a run needs."""
+    """Return the part of the lock that a run requires."""
     return _part(needed(INSTALLED))
 
 
 def consumer_lock() -> str:
-    """Return the part of the lock that a consumer needs, on each Python that we support."""
+    """Return the part of the lock that a consumer requires, on each supported Python."""
     return _part(needed(CONSUMED, pythons=CONSUMERS_PYTHONS))
 
 

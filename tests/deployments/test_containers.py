@@ -1,4 +1,4 @@
-"""Compose file, Kubernetes set and image: valid by their schemas, and without a secret, a root user or a moving tag."""
+"""Compose file, Kubernetes set and image are valid by their schemas, and have no secret, root user or moving tag."""
 
 import json
 import os
@@ -28,7 +28,7 @@ COMPOSE = read("compose.yaml")
 SERVICES: Tree = COMPOSE["services"]
 RUNNING = [name for name, service in SERVICES.items() if service["restart"] != "on-failure"]
 SECRET = re.compile("PASSWORD|SECRET|AUTH|_KEY$|KEY_ID|ROOT_USER")
-NO_SECRET = re.compile("DPCA_TLS_KEY|DASK_.*__KEY")  # paths of files
+NO_SECRET = re.compile("DPCA_TLS_KEY|DASK_.*__KEY")  # these contain paths of files
 
 
 def _pinned(image: str) -> bool:
@@ -53,7 +53,7 @@ json.dump(faults, sys.stdout)
 
 @pytest.fixture(scope="module")
 def kubernetes_faults() -> dict[str, str]:
-    """Return the fault of each resource, empty where there is none; a planted fault is found."""
+    """Return the fault of each resource, or an empty one; a planted fault is found."""
     given = dict(resources())
     wrong = {**given["work-pool/Job"], "spec": {"template": "none"}}
     faults: dict[str, str] = json.loads(output(_VALIDATE, given=json.dumps({**given, "wrong": wrong})))
@@ -257,7 +257,7 @@ def test_the_witness_has_a_volume_of_its_own_wherever_the_curator_runs() -> None
 
 
 def test_a_database_that_still_sets_itself_up_is_not_ready() -> None:
-    # While it runs the scripts of its first start, it listens on its socket alone.
+    # During the scripts of its first start, the server listens on its socket only.
     probes = [SERVICES["postgres"]["healthcheck"]["test"][1:]]
     database = dict(containers())["postgres/StatefulSet/postgres/postgres"]
     probes += [database[f"{kind}Probe"]["exec"]["command"] for kind in ("startup", "readiness", "liveness")]

@@ -1,8 +1,8 @@
-"""Deployments of flows: each flow has one, its parameters are a form, and no schedule runs before somebody says so.
+"""Prefect deployments, the consumer's lock, and the files published with the wheel.
 
-A consumer needs what the consumer's lock holds and nothing else, wherever the registry is.
-
-What is handed out with the wheel: a bill of materials, licences, and a wheel that two builders make alike.
+- Each flow has a deployment, its parameters are a form, and no schedule is active by default.
+- A consumer requires only the packages of the consumer's lock, wherever the registry is.
+- The wheel has a bill of materials and licences, and two builds give the same wheel.
 """
 
 import importlib
@@ -90,7 +90,7 @@ def test_no_form_offers_what_would_void_a_budget(entrypoint: str) -> None:
 
 
 def _offered(schema: Any) -> Iterator[str]:
-    """Yield the names of all that a form shows, and the words that it lets choose."""
+    """Yield all names that a form shows, and all values that it offers."""
     if isinstance(schema, dict):
         yield from schema.get("properties", {})
         yield from (str(word) for word in schema.get("enum", ()))
@@ -158,7 +158,7 @@ UNWANTED = {"prefect", "dask", "distributed", "sqlalchemy", "alembic", "duckdb",
 
 
 def allowed() -> set[str]:
-    """Name the packages of the locked distributions, and ours."""
+    """Return the packages of the locked distributions, and ours."""
     found = packages_distributions()
     return {"dpca"} | {
         package for package, owners in found.items() if LOCKED & {canonicalize_name(owner) for owner in owners}
@@ -192,7 +192,7 @@ def test_a_consumer_needs_what_is_locked_and_imports_only_the_client_of_its_plac
     addresses, environment = reached
     found = use(sys.executable, addresses[kind], environment, "--only", ",".join(sorted(allowed())))
     scores = make_subspace().transform(np.linspace(-1.0, 1.0, 100).reshape(2, -1))
-    np.testing.assert_allclose(found["scores"], scores, rtol=1e-12)  # products are summed as the processor likes
+    np.testing.assert_allclose(found["scores"], scores, rtol=1e-12)  # summation order varies by processor
     assert found["imported"] == ["dpca"]
     clients = {"folder": set(), "https": {"httpx"}, "s3": {"obstore"}}
     assert {"httpx", "obstore"} & set(found["used"]) == clients[kind]
@@ -254,7 +254,7 @@ def test_a_licence_that_may_not_be_passed_on_is_found() -> None:
 
 @pytest.mark.audit_only
 def test_bill_is_valid_by_the_schema(made: dict[str, Bill]) -> None:
-    """The smaller bill; `make sbom` checks both."""
+    """The smaller of the two bills; `make sbom` checks both."""
     check(made["consumer"])
     with pytest.raises(ValueError, match="specVersion"):
         check({**made["consumer"], "specVersion": 7})

@@ -1,4 +1,4 @@
-"""Small files of the shapes that the guides speak of."""
+"""Small files in the formats that the guides use."""
 
 import gzip
 import shutil
@@ -20,7 +20,7 @@ def visits(folder: Path, *, name: str = "visits", features: int = 40, rows: int 
 
 
 def census(folder: Path) -> None:
-    """Lay the census data that ships with the package where it is in a clone."""
+    """Copy the packaged census data to its location in a clone."""
     (folder / "flows" / "data").mkdir(parents=True)
     with as_file(files("flows") / "data" / "a9a.svm.gz") as source:
         shutil.copy(source, folder / "flows" / "data")
@@ -38,7 +38,7 @@ def films(folder: Path) -> None:
 
 
 def reports(folder: Path) -> None:
-    """Write counts of words of reports about two topics, the list of words, and two new reports."""
+    """Write word counts of reports about two topics, the list of words, and two new reports."""
     rng = np.random.default_rng(2)
     topics = np.array([[0.3, 0.3, 0.3, 0.03, 0.03, 0.04], [0.03, 0.03, 0.04, 0.3, 0.3, 0.3]])
     lines = ["report,word,count"]

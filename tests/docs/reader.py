@@ -1,4 +1,4 @@
-"""What a reader types from a page: its shell blocks, cut into statements, and run in a home of the test."""
+"""Runner for the shell blocks of a page: they are split into statements, and run in a home of the test."""
 
 import os
 import re
@@ -16,9 +16,9 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 FENCED = re.compile(r"^```sh\n(.*?)^```$", flags=re.MULTILINE | re.DOTALL)
 STATEMENT = re.compile(r"^(?:[^\n]*<<'(\w+)'\n.*?^\1|(?:[^\n]*\\\n)*[^\n]+)\n", flags=re.MULTILINE | re.DOTALL)
-"""A line of a script, with those that continue it, or with the text that it is given."""
+"""A line of a script, with its continuation lines or its here-document."""
 FAILS = "# exits with 1"
-"""The comment on a command that fails when it is typed."""
+"""The comment on a command that is expected to fail."""
 HURRY: Mapping[tuple[str, ...], tuple[str, ...]] = {
     ("dataset", "ingest"): ("--direct",),
     ("budget", "accept-restored"): ("--yes",),
@@ -41,8 +41,8 @@ def python_blocks(page: Path) -> list[str]:
 class Reader:
     """A new user with an empty home, who types scripts.
 
-    Commands of ``dpca`` are called in this process, whose libraries are loaded already; all else is given to a shell.
-    A hurried one answers what is asked before a charge, and sums in this process, without Prefect and Dask.
+    Commands of ``dpca`` run in this process, whose libraries are already loaded; all other commands run in a shell. A
+    hurried reader answers confirmation prompts, and sums in this process, without Prefect and Dask.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Reader:
             monkeypatch.setenv("DPCA_CLUSTER", "none")
 
     def types(self, script: str) -> str:
-        """Run a script, and return what it showed on stdout."""
+        """Run a script, and return its standard output."""
         shown = ""
         for statement in (found.group() for found in STATEMENT.finditer(script)):
             command, *words = shlex.split(statement.replace("\\\n", " "), comments=True)
@@ -79,7 +79,7 @@ class Reader:
 
     @staticmethod
     def shell(script: str) -> str:
-        """Run a script in one shell, which keeps what it exports, and return what it showed on stdout."""
+        """Run a script in one shell, which keeps its exported variables, and return its standard output."""
         run = subprocess.run(
             ["bash", "-euo", "pipefail"], input=script, capture_output=True, text=True, check=False, timeout=300
         )

@@ -1,11 +1,9 @@
-"""The documents say what the code does: settings, commands, and a tutorial that works as it is typed.
+"""Agreement of settings, commands, tutorials and operators' pages with the code.
 
-Operators' pages work as they are typed.
-
-They are schedule.md, closed-loop.md, kubernetes.md, object-store-and-postgresql.md and ledger.md.
-
-What starts services (``docker``, ``kubectl``, ``psql``, ``prefect``) is a stand-in here that notes its words and checks
-that the files among them exist: the real ones run in ``tests/integration``, by the same words of ``prefect``.
+The tutorials work as typed. So do the operators' pages schedule.md, closed-loop.md, kubernetes.md,
+object-store-and-postgresql.md and ledger.md. Commands that start services (``docker``, ``kubectl``, ``psql``,
+``prefect``) are stubs here, which record their arguments and check that files among them exist. The real commands run
+in ``tests/integration``, with the same arguments of ``prefect``.
 
 Tables of packages become datasets within three commands, of which at most one fails; see `tests/data/messy`.
 """
@@ -72,7 +70,7 @@ def test_every_command_in_the_documents_exists(page: Path) -> None:
 
 @pytest.mark.parametrize("page", [*sorted(DOCS.rglob("*.md")), ROOT / "README.md"], ids=lambda page: page.stem)
 def test_every_file_that_the_documents_name_exists(page: Path) -> None:
-    made = {"deployments/.env", "deployments/tls", "deployments/sources"}  # by the operator
+    made = {"deployments/.env", "deployments/tls", "deployments/sources"}  # created by the operator
     text = page.read_text(encoding="utf-8")
     named = set(
         re.findall(r"(?<![\w/])(?:deployments|tests|flows|storage|dpca_tasks|benchmarks|\.ci)/[\w./-]*\w", text)
@@ -113,7 +111,7 @@ def test_the_tutorial_works_as_it_is_typed(
 def test_the_tutorial_of_completion_works_as_it_is_typed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Recommended films are others than the user's own, in the order of their predicted ratings."""
+    """Recommended films are films that the user has not rated, in the order of their predicted ratings."""
     monkeypatch.chdir(tmp_path)
     script = "".join(shell_blocks(DOCS / "tutorials" / "completion.md"))
     shown = Reader(tmp_path, monkeypatch, capsys).types(script)
@@ -132,7 +130,7 @@ def test_the_tutorial_of_completion_works_as_it_is_typed(
 def test_the_tutorial_of_topics_works_as_it_is_typed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Each topic that is shown has the words of one that the documents were made of, and weights are near theirs."""
+    """Each topic shown has the words of one true topic of the documents, and its weights are near the true ones."""
     monkeypatch.chdir(tmp_path)
     script = "".join(shell_blocks(DOCS / "tutorials" / "topics.md"))
     shown = Reader(tmp_path, monkeypatch, capsys).types(script)
@@ -196,7 +194,7 @@ FIT = "dpca subspace fit visits --components 2 --epsilon 1 --delta 1e-7 --clip-n
 
 
 class Operator(Reader):
-    """A reader in a folder with the deployments of a clone, whose programs for services are stand-ins."""
+    """A reader in a folder with the deployments of a clone, whose programs for services are stubs."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
         super().__init__(folder, monkeypatch, capsys, hurried=True)
@@ -213,7 +211,7 @@ class Operator(Reader):
 
     @property
     def noted(self) -> list[str]:
-        """What the stand-ins were told, one line a call."""
+        """The arguments of the stubs, one line for each call."""
         return self._noted.read_text().splitlines()
 
 
@@ -268,7 +266,7 @@ def test_containers_start_and_the_curator_types_its_commands_in_them(tmp_path: P
 
 
 def test_an_object_store_and_postgresql_take_the_settings_of_their_page(operator: Operator) -> None:
-    """The settings are spelled as the code reads them; doctor runs with those of this test."""
+    """The settings have the names that the code reads; doctor runs with the settings of this test."""
     script = script_of("object-store-and-postgresql.md")
     *exports, doctor = re.findall(r"^(?:export|dpca) .*\n", script, flags=re.MULTILINE)
     names = {name for line in exports for name in re.findall(r"(\w+)=", line)}
@@ -298,13 +296,13 @@ MESSY = ROOT / "tests" / "data" / "messy"
 
 @dataclass(frozen=True, kw_only=True)
 class Story:
-    """A new user's first schema, as pieces in place of those of the right one, and the columns that the check reports.
+    """A new user's first schema, as replacements in the right one, and the columns that the check reports.
 
     Attributes
     ----------
     guesses : pairs of (piece of the right schema, piece of the first one)
-    reported : columns of which the check reports all that is wrong at once
-    drafts : options of each attempt to draft
+    reported : columns of which the check reports all faults at once
+    drafts : options of each draft command
     ingest : options of the ingest
     rows : of the snapshot
     """
@@ -345,7 +343,7 @@ STORIES = {
 
 @dataclass
 class Shell:
-    """Type commands, and count them and those that failed."""
+    """Runs commands, and records their exit codes."""
 
     capsys: pytest.CaptureFixture[str]
     statuses: list[int] = field(default_factory=list)

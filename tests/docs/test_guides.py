@@ -1,16 +1,12 @@
-"""Guides work as they are typed, on small files of the shapes that they speak of.
+"""Pages of the documents that work as typed, on small files in the formats that they use.
 
-Every page that shows a command is in one of the tables: typed here, typed by another test, or not typed for a reason.
-
-The page consume.md works as it is typed; its commands that install are run by ``make consumer``.
-
-The pages of the estimators work as they are typed, and their numbers are those they name.
-
-Notebooks run from the first cell to the last, in a process of their own, and hold no stale output.
-
-The commands of the page export.md work as they are typed; its other code is run by ``make exports``.
-
-The numbers of the page about streams are those that the program computes.
+- Every page that shows a command is in one of the tables: run here, run by another test, or not run for a stated
+  reason.
+- The page consume.md works as typed; its commands that install are run by ``make consumer``.
+- The pages of the estimators work as typed, and their numbers are the stated ones.
+- Notebooks run from the first cell to the last, in a separate process, and contain no stale output.
+- The commands of the page export.md work as typed; its other code is run by ``make exports``.
+- The numbers of the page about streams agree with the program.
 """
 
 import json
@@ -80,7 +76,7 @@ SITES = "".join(
 
 @dataclass(frozen=True, kw_only=True)
 class Guide:
-    """What a page takes for granted (files, and a script), what is made smaller in it, and what it must show."""
+    """Prerequisites of a page (files, and a script), replacements that make it smaller, and its expected output."""
 
     files: Callable[[Path], None] = field(default=lambda folder: None)
     before: str = ""
@@ -274,7 +270,7 @@ def test_the_page_works_as_it_is_typed(
 
 
 def run(page: str, names: dict[str, Any]) -> dict[str, Any]:
-    """Run the Python of a page, one block after the other."""
+    """Run the Python blocks of a page, one after the other."""
     for block in python_blocks(DOCS / "how-to" / page):
         exec(compile(block, page, "exec"), names)
     return names
@@ -337,7 +333,7 @@ def test_each_family_has_a_notebook() -> None:
     ],
 )
 def test_a_notebook_runs_from_the_first_cell_to_the_last(notebook: Path, tmp_path: Path) -> None:
-    """It shows what is recorded, up to the numbers, which noise draws anew."""
+    """Its output equals the recorded one, up to numbers, which depend on new noise."""
     recorded, made = json.loads(notebook.read_text(encoding="utf-8")), run_notebook(notebook, tmp_path)
     for shown in SHOWS[notebook.stem]:
         assert shown in as_markdown(made)
@@ -409,7 +405,7 @@ ROWS = [
 
 
 def said(value: float, *, places: int = 2) -> str:
-    """A number as the page writes it."""
+    """Format a number as the page does."""
     return f"{value:.{places}f}".removeprefix("0") if value < 1 else f"{value:.{places}f}"
 
 
@@ -464,7 +460,7 @@ def test_instalments_and_extensions() -> None:
 
 
 def share(weights: Weights, *, present: range, tick: int) -> float:
-    """What the estimate at a tick has of a record that arrived at the first of its ticks and was there at these."""
+    """Return a record's weight in the estimate at a tick; the record arrives at the start of ``present``."""
     multipliers = coefficients(weights, kept=range(1, tick + 1))
     return sum(float(multipliers[at - 1]) * weights.weight(at - present[0]) for at in present) / (1 << weights.bits)
 
@@ -498,7 +494,7 @@ def test_arrivals_of_a_lost_answer() -> None:
 
 
 def test_an_arrival_that_is_set_again() -> None:
-    """Gone before tick 181 and back as new at it."""
+    """The record is removed before tick 181, and arrives again at tick 181."""
     squares = YEAR.zeta_squared(180) + YEAR.zeta_squared(185)
     assert f"multiply the loss by {math.sqrt(squares / YEAR.zeta_squared(365)):.2f}" in TEXT
 

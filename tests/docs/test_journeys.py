@@ -1,4 +1,4 @@
-"""The six short paths work as they are typed, within their number of commands, and none of them fails."""
+"""The six short paths work as typed, within their number of commands, and none of the commands fails."""
 
 import os
 import re
@@ -13,7 +13,7 @@ from tests.docs.reader import DOCS, FAILS, ROOT, Reader, python_blocks, shell_bl
 
 PAGE = DOCS / "journeys.md"
 MOST = {"Data engineer": 8, "Consumer": 3, "Recommender": 4, "Sites, and documents": 9, "Privacy officer": 3}
-"""Commands of each path; that of sites and documents is two, of five and four."""
+"""Number of commands of each path; "Sites, and documents" is two paths, with five and four commands."""
 
 
 def sections() -> dict[str, str]:

@@ -7,8 +7,15 @@ from distributed import Client, LocalCluster
 from dpca_tasks.sums import cluster_sum
 
 
+@pytest.fixture
+def client(two_workers):
+    """Two worker processes; waits until workers killed by an earlier test are replaced, so that none joins during a test."""
+    two_workers.wait_for_workers(2, timeout=60)
+    return two_workers
+
+
 @pytest.fixture(scope="package")
-def client():
+def two_workers():
     """A cluster of two worker processes, closed after the last test of this folder."""
     with (
         dask.config.set({"distributed.worker.profile.enabled": False}),

@@ -1,7 +1,7 @@
-"""A program: scikit-learn's checks of our estimators, and our tests of them, on its newest minor versions.
+"""A program that runs scikit-learn's checks of our estimators, and our tests of them, on its newest minor versions.
 
-Each version gets an environment that is thrown away: the wheel of this package and that scikit-learn, before the locked
-packages of ``.venv``. What a subject fails has to be listed with its reason, and what is listed has to fail somewhere.
+Each version gets a temporary environment: the wheel of this package and that scikit-learn, before the locked packages
+of ``.venv``. Each failed check must be listed with its reason, and each listed check must fail in some version.
 """
 
 import json
@@ -23,11 +23,11 @@ from tests.estimators.child import SUBJECTS
 ROOT = Path(__file__).parents[2]
 CHILD = "tests.estimators.child"
 TESTS = ("tests/__init__.py", "tests/flows/estimators", "tests/estimators", "tests/dpca/artifacts/test_subspace.py")
-"""What is copied beside an environment: our tests of estimators, and what they take."""
+"""Files copied next to an environment: our tests of estimators, and the files that they use."""
 VERSIONS = ("1.6", "1.7", "1.8", "1.9")
 """The newest four minor versions."""
 BESIDE = ("polars",)
-"""What our tests use where it is installed."""
+"""Packages that our tests use if they are installed."""
 
 
 def build_wheel(folder: Path) -> Path:
@@ -37,7 +37,7 @@ def build_wheel(folder: Path) -> Path:
 
 
 def install(folder: Path, wheel: Path, version: str) -> Path:
-    """Make the environment of a version, and return its Python."""
+    """Create the environment of a version, and return its Python."""
     subprocess.run([sys.executable, "-m", "venv", folder], check=True)
     python = folder / "bin" / "python"
     pip: list[str | Path] = [python, "-m", "pip", "install", "-qq", "--disable-pip-version-check", "--no-compile"]
@@ -45,12 +45,12 @@ def install(folder: Path, wheel: Path, version: str) -> Path:
     subprocess.run([*pip, *BESIDE], check=True)
     (own,) = folder.glob("lib/python*/site-packages")
     locked = Path(np.__file__).parents[1]
-    (own / "locked.pth").write_text(f"{locked}\n")  # after its own, and without what is editable there
+    (own / "locked.pth").write_text(f"{locked}\n")  # after its own packages, and without editable installs
     return python
 
 
 def copy_tests(folder: Path) -> None:
-    """Copy the tests into a folder without any source of the package."""
+    """Copy the tests to a folder without any source of the package."""
     for name in TESTS:
         place = folder / name
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -58,7 +58,7 @@ def copy_tests(folder: Path) -> None:
 
 
 def check(python: Path, folder: Path) -> dict[str, Any]:
-    """Run scikit-learn's checks, array API included, and return what they came to."""
+    """Run scikit-learn's checks, array API included, and return their outcomes."""
     done = subprocess.run([python, "-m", CHILD], cwd=folder, env=clean(), capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(done.stderr)
@@ -68,12 +68,12 @@ def check(python: Path, folder: Path) -> dict[str, Any]:
 
 
 def run_tests(python: Path, folder: Path) -> str:
-    """Run our tests of estimators in an environment, and return the line of what they came to.
+    """Run our tests of estimators in an environment, and return the summary line.
 
     Raises
     ------
     SystemExit
-        When one fails.
+        If a test fails.
     """
     options = ("-q", "-p", "no:cacheprovider", "-W", "error::flows.estimators.memory.RepeatedFitWarning")
     command: list[str | Path] = [python, "-m", "pytest", *options, "tests/flows/estimators"]
@@ -84,13 +84,13 @@ def run_tests(python: Path, folder: Path) -> str:
 
 
 def clean() -> dict[str, str]:
-    """Return this environment without what would let other packages in, and with what no check is skipped for."""
+    """Return this environment without variables that admit other packages, and with those that avoid skipped checks."""
     kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
     return {**kept, "SCIPY_ARRAY_API": "1"}
 
 
 def unlisted(outcomes: Mapping[str, Sequence[Mapping[str, str]]]) -> list[str]:
-    """Name what was neither passed nor listed, a skipped check included unless its tag leaves it out."""
+    """Return checks neither passed nor listed; a skipped check counts, unless its tag leaves it out."""
     return [
         f"{name}: {result['check']} {result['status']}: {result['error']}"
         for name, results in outcomes.items()
@@ -101,7 +101,7 @@ def unlisted(outcomes: Mapping[str, Sequence[Mapping[str, str]]]) -> list[str]:
 
 
 def not_failed(found: Sequence[Mapping[str, Sequence[Mapping[str, str]]]]) -> list[str]:
-    """Name what is listed and failed in no version."""
+    """Return the listed checks that failed in no version."""
     failed = {
         (name, result["check"])
         for outcomes in found
@@ -118,7 +118,7 @@ def not_failed(found: Sequence[Mapping[str, Sequence[Mapping[str, str]]]]) -> li
 
 
 def main() -> int:
-    """Check every version, print what was found, and return 1 where anything is not as listed."""
+    """Check every version, print the results, and return 1 if any check is not as listed."""
     wrong, found, passed = [], [], 0
     with tempfile.TemporaryDirectory() as name:
         wheel = build_wheel(Path(name))

@@ -1,6 +1,6 @@
-"""A program: hold every estimator against scikit-learn's own checks, and print what each came to as JSON.
+"""A program that runs scikit-learn's own checks on every estimator, and prints the outcomes as JSON.
 
-It is run as a module of a copy of the tests, where no source of the package lies beside them.
+It runs as a module of a copy of the tests, without any source of the package nearby.
 """
 
 import json
@@ -22,7 +22,7 @@ from tests.dpca.artifacts import test_subspace
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """An estimator, made in some ways, the checks that it fails in all of them with the reason, and those left out."""
+    """An estimator with several constructions, the checks that all of them fail with the reason, and those left out."""
 
     makes: Sequence[Callable[[], Any]]
     exceptions: Mapping[str, str] = field(default_factory=dict)
@@ -38,11 +38,11 @@ FRESH_NOISE = {
 NON_DETERMINISTIC = frozenset(
     {"check_pipeline_consistency", "check_transformer_data_not_an_array", "check_transformer_general"}
 )
-"""Checks that scikit-learn leaves out for the tag ``non_deterministic``: they compare two fits too."""
+"""Checks that scikit-learn skips for the tag ``non_deterministic``, because they compare two fits too."""
 
 
 def loaded(width: int) -> PrivateSubspace:
-    """Return a release of so many columns."""
+    """Return a release with the given number of columns."""
     return PrivateSubspace(components=np.eye(1, width), manifest={})
 
 
@@ -68,7 +68,7 @@ SUBJECTS = {
 
 
 def outcomes(subject: Subject) -> list[dict[str, str]]:
-    """Return the name, the status and the error of each check: it is passed if one way to make the subject passes."""
+    """Return name, status and error of each check, which passes if one construction of the subject passes."""
     best: dict[str, dict[str, str]] = {}
     for make in subject.makes:
         found: dict[str, dict[str, str]] = {}
@@ -87,7 +87,7 @@ def outcomes(subject: Subject) -> list[dict[str, str]]:
 
 
 def main() -> dict[str, Any]:
-    """Return the versions, where the package was found, and the outcomes."""
+    """Return the versions, the location of the package, and the outcomes."""
     return {
         "scikit-learn": sklearn.__version__,
         "package": estimators.__file__,

@@ -1,4 +1,4 @@
-"""What ``make estimators`` calls a fault: anything that is not as its table says."""
+"""Faults that ``make estimators`` reports: all deviations from its table."""
 
 from tests.estimators.__main__ import ROOT, TESTS, VERSIONS, not_failed, unlisted
 from tests.estimators.child import NON_DETERMINISTIC, SUBJECTS

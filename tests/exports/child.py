@@ -2,7 +2,8 @@
 
     python child.py CODE FOLDER
 
-The code finds the exported files, ``rows`` (an array) and ``table`` (the same, a data frame where columns have names).
+The code can use the exported files, ``rows`` (an array) and ``table`` (the same, as a data frame if columns have
+names).
 """
 
 import json
@@ -15,7 +16,7 @@ import numpy as np
 
 
 def main(code: Path, folder: Path) -> dict[str, Any]:
-    """Run the code in the folder, and return what it computed."""
+    """Run the code in the folder, and return its results."""
     os.chdir(folder)
     rows = np.load("rows.npy")
     names: list[str] | None = json.loads(Path("names.json").read_text())

@@ -1,4 +1,4 @@
-// Execute docs/javascript/index.html in Node: its import map, its module, and a form that is filled in and sent.
+// Run docs/javascript/index.html in Node: apply its import map, load its module, then fill in and submit its form.
 //
 //     node run_page.mjs PAGE_FOLDER REGISTRY REFERENCE ROWS
 

@@ -71,7 +71,12 @@ def test_ratings_become_embeddings_with_which_a_user_predicts(user_file: Path, d
     unrated = sorted(predicted[1:5], key=lambda row: -row["predicted"])
     assert [row["predicted"] for row in best] == [row["predicted"] for row in unrated[:2]]
     user_file.write_text("item,rating\nzardoz,5\n")
-    assert "item 'zardoz' is unknown" in dpca("recommend", "taste", user_file).complaint(1)
+    assert "rates no item of the release" in dpca("recommend", "taste", user_file).complaint(1)
+    user_file.write_text(f"item,rating\nzardoz,5\n{ITEMS[0]},5\n")
+    for command in (["recommend", "taste"], ["completion", "predict", "taste"]):
+        partly = dpca(*command, user_file)
+        assert partly.status == 0
+        assert partly.err.count("warning: 1 of 2 rated items are unknown to the release") == 1
     user_file.write_text("item,rating\nalien,nan\n")
     assert "not a finite number" in dpca("recommend", "taste", user_file).complaint(1)
     vectors = (user_file.with_name("rows.npy"), "--output", user_file.with_name("scores.npy"))

@@ -39,7 +39,7 @@ def test_the_demo_releases_publishes_and_draws_and_a_second_run_is_free(
     assert "ingested a9a: 32,561 records x 123 features" in first.err
     assert "░█" in first.err
     assert "● marks the 10" in first.err
-    assert "10 of 10 components stand above the noise" in first.err
+    assert "10 of 10 components are above the noise" in first.err
     assert newest_run(prefect, "fit-subspace").state_name == "Completed"
 
     again = dpca("demo", "--home", own, "--json")

@@ -1,4 +1,4 @@
-"""Ways in which a file goes wrong, each a function of its bytes and of a seeded generator."""
+"""Mutations of a file, each a function of its bytes and of a seeded random generator."""
 
 import gzip
 import json
@@ -130,7 +130,7 @@ def _replace_tokens(content: bytes, rng: Random, _: Sequence[bytes]) -> bytes:
 
 
 def _replace_a_number(content: bytes, rng: Random, _: Sequence[bytes]) -> bytes:
-    """Declare something huge where the head of a file declares a number."""
+    """Replace a number in the head of a file, usually by a huge one."""
     found = list(re.finditer(rb"\d+", content[:2000]))
     if not found:
         return content
@@ -139,7 +139,7 @@ def _replace_a_number(content: bytes, rng: Random, _: Sequence[bytes]) -> bytes:
 
 
 def _quote_a_token(content: bytes, rng: Random, _: Sequence[bytes]) -> bytes:
-    """Put a token into quotes, with a line break in it, or with one quote too few."""
+    """Put a token into quotes, possibly with a line break in it or with one quote too few."""
     found = list(re.finditer(rb"[^\s,:\"]+", content))
     if not found:
         return content + b'"'
@@ -164,16 +164,16 @@ TEXT: tuple[Mutation, ...] = (
 
 
 def mutate(content: bytes, rng: Random, others: Sequence[bytes], *, is_text: bool) -> bytes:
-    """Apply a mutation or two; what is packed is changed before or after it is packed.
+    """Apply a mutation or two, before or after compression if the content is compressed.
 
     Parameters
     ----------
     content : bytes
     rng : Random
     others : sequence of bytes
-        Other files, to take pieces from.
+        Other files, from which pieces are taken.
     is_text : bool
-        Whether it holds lines, packed or not.
+        Whether it contains lines, compressed or not.
     """
     unpack, pack = _packing(content)
     if is_text and rng.random() < 0.7:
@@ -200,7 +200,7 @@ def mutate_json(content: bytes, rng: Random) -> bytes:
 
 
 def _holders(value: Any) -> list[Any]:
-    """Find every dict and list that is not empty."""
+    """Return every non-empty dict and list."""
     if not isinstance(value, dict | list) or not value:
         return []
     inner = value.values() if isinstance(value, dict) else value

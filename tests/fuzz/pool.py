@@ -1,4 +1,4 @@
-"""Processes that judge inputs: one that hangs, dies or grows takes nothing with it but its own input."""
+"""Pool of processes that judge inputs; a process that hangs, dies or grows affects no other input."""
 
 import math
 import multiprocessing as mp
@@ -10,17 +10,17 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 
 SECONDS = 60.0
-"""What one input may take, on a busy machine, before it counts as hung."""
+"""Seconds for one input, on a busy machine, before it counts as hung."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What became of one input.
+    """The outcome of one input.
 
     Attributes
     ----------
     kind : str, "accepted", "refused", "partial" (something was left), "hung" or "other" (anything else)
-    detail : str, the message or what is wrong
+    detail : str, the message, or a description of the error
     """
 
     kind: str
@@ -40,12 +40,12 @@ class Worker:
     since: float = math.inf
 
     def give(self, number: int) -> None:
-        """Let it judge an input."""
+        """Send an input to the worker."""
         self.number = number
         self.pipe.send(number)
 
     def answer(self) -> tuple[Verdict | None, bool]:
-        """Return its verdict, or None if it has only begun; and whether it is still there."""
+        """Return the worker's verdict, or None if it has only begun, and whether the worker is alive."""
         try:
             verdict, self.since = self.pipe.recv(), time.monotonic()
             return verdict, True
@@ -54,7 +54,7 @@ class Worker:
             return Verdict(kind="other", detail=f"its process died: {self.process.exitcode}"), False
 
     def stop(self) -> None:
-        """End it."""
+        """Kill the worker."""
         self.process.kill()
         self.process.join()
         self.pipe.close()
@@ -68,7 +68,7 @@ def run[*Given](
     workers: int,
     seconds: float = SECONDS,
 ) -> Iterator[tuple[int, Verdict]]:
-    """Judge inputs in processes of their own; yield each number with its verdict.
+    """Judge inputs in separate processes; yield each number with its verdict.
 
     Parameters
     ----------
@@ -78,7 +78,7 @@ def run[*Given](
     given : tuple
     workers : int
     seconds : float
-        After which a worker that does not answer is killed, and its input is hung.
+        Time limit of an input; the worker is then killed, and the input counts as hung.
     """
     left = iter(numbers)
     at_work = [_start(number, judging, given) for number in islice(left, workers)]
@@ -119,7 +119,7 @@ def _start[*Given](number: int, judging: Callable[[*Given], Iterator[Judge]], gi
 
 
 def _work[*Given](pipe: Connection, judging: Callable[[*Given], Iterator[Judge]], given: tuple[*Given]) -> None:
-    """Judge what comes through the pipe, until the parent ends this process."""
+    """Judge inputs received through the pipe until the parent ends this process."""
     for judge in judging(*given):
         pipe.send(None)
         while True:

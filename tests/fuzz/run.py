@@ -1,7 +1,7 @@
-"""``python -m tests.fuzz.run``: ingest 10,000 malformed inputs; the last line of the output is the verdict.
+"""Ingest 10,000 malformed inputs: ``python -m tests.fuzz.run``. The last line of the output is the verdict.
 
-Input number n is the same in every run with the same ``--base``; ``--only n`` shows what becomes of one. Each worker
-is a process of its own, so that one which hangs, dies or grows takes nothing with it but its own input.
+Input number n is the same in every run with the same ``--base``; ``--only n`` shows the outcome of one. Each worker is
+a separate process, so a worker that hangs, dies or grows affects no other input.
 """
 
 import argparse
@@ -21,12 +21,12 @@ from tests.fuzz.trial import World
 
 BASE = 20_261_121
 MOST_ADDRESSES = 6 << 30
-"""Bytes of address space that a worker may ask for beyond what it has at first: no shape is believed."""
+"""Bytes of address space that a worker may allocate beyond its initial ones, so that no huge shape is trusted."""
 KINDS = ("refused", "accepted", "other", "partial", "hung")
 
 
 def main() -> int:
-    """Judge all inputs, print each that went wrong, and end in the verdict."""
+    """Judge all inputs, print each failed one, and end with the verdict."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--inputs", type=int, default=10_000, metavar="N")
     parser.add_argument("--base", type=int, default=BASE, metavar="SEED")
@@ -54,21 +54,21 @@ def main() -> int:
 
 
 def in_world(folder: Path, seeds: list[Seed], base: int) -> Iterator[Judge]:
-    """Judge in a world of this process, which may not grow without bounds and waits for no disk."""
+    """Yield a judge for this process, with limited memory and without disk synchronization."""
     os.fsync = _do_not_wait
     world = World(Path(tempfile.mkdtemp(dir=folder)), seeds)
-    world.judge(Seed(path=seeds[0].path, declared=seeds[0].declared))  # compiles what is compiled
+    world.judge(Seed(path=seeds[0].path, declared=seeds[0].declared))  # triggers all compilation
     most = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize() + MOST_ADDRESSES
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
     yield lambda number: world.judge(world.make(number, base=base))
 
 
 def _do_not_wait(fd: Any) -> None:
-    """Take the place of ``os.fsync``."""
+    """Replace ``os.fsync``."""
 
 
 def _fast_folder() -> str | None:
-    """Return a folder in memory where there is one: what is fuzzed are readers, not disks."""
+    """Return a folder in memory, if there is one, because the fuzzer tests readers and not disks."""
     return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 
 

@@ -1,4 +1,4 @@
-"""One small valid source of each kind that a reader takes: what the fuzzer starts from."""
+"""Small valid sources of each kind that a reader accepts, from which the fuzzer starts."""
 
 import csv
 import gzip
@@ -38,19 +38,19 @@ type Write = Callable[[Path], dict[str, Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seed:
-    """A valid source: where it lies, and what its user declares."""
+    """A valid source: its path, and its user's declarations."""
 
     path: Path
     declared: dict[str, Any] = field(default_factory=dict)
 
 
 def files_of(path: Path) -> list[Path]:
-    """List the files of a source: itself, or those below it."""
+    """Return the files of a source: the source itself, or all files under it."""
     return [path] if path.is_file() else sorted(found for found in path.rglob("*") if found.is_file())
 
 
 def dense_rows() -> NDArray[np.float64]:
-    """Draw rows of which some are empty."""
+    """Draw rows, some of them empty."""
     rng = np.random.default_rng(3)
     rows = np.round(rng.standard_normal((ROWS, WIDTH)) * (rng.random((ROWS, WIDTH)) < 0.4), 3)
     rows[[0, 7]] = 0.0
@@ -58,10 +58,10 @@ def dense_rows() -> NDArray[np.float64]:
 
 
 def write_seeds(folder: Path) -> list[Seed]:
-    """Write every kind into a folder."""
+    """Write a source of every kind to a folder."""
     folder.mkdir(parents=True)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of anndata's own dependencies
+        warnings.simplefilter("ignore")  # from anndata's dependencies
         return [Seed(path=folder / name, declared=write(folder / name)) for name, write in WRITERS.items()]
 
 
@@ -145,7 +145,7 @@ def _parquet(path: Path) -> dict[str, Any]:
 
 
 def _quoted(path: Path) -> dict[str, Any]:
-    """Write ids and notes in quotes, some of which hold delimiters, quotes and rows that others might have written."""
+    """Write quoted ids and notes, some of which contain delimiters, quotes, and rows like those of other users."""
     notes = ["", "plain", "a, b", 'he said "no"', "\tx", "two\nuser 9,9,x\nlines", "\r\nuser 8\t8\tx\r\n"]
     stream = io.StringIO(newline="")
     writer = csv.writer(stream, delimiter="\t" if ".tsv" in path.name else ",", quoting=csv.QUOTE_ALL)
@@ -161,7 +161,7 @@ def _quoted(path: Path) -> dict[str, Any]:
 
 
 def _indexed(path: Path) -> dict[str, Any]:
-    """Write a frame with its index."""
+    """Write a data frame with its index."""
     frame = pd.DataFrame(dense_rows(), columns=NAMES, index=np.arange(ROWS) // 3 + 0.0)
     if path.suffix == ".csv":
         frame.to_csv(path)
@@ -171,7 +171,7 @@ def _indexed(path: Path) -> dict[str, Any]:
 
 
 def _repeated(path: Path) -> dict[str, Any]:
-    """Write rows in which columns come twice."""
+    """Write rows with repeated columns."""
     row = np.arange(ROWS).repeat(3)
     entries = np.arange(ROWS * 3) / 4, row % WIDTH, np.arange(0, ROWS * 3 + 1, 3)
     if path.suffix == ".npz":

@@ -1,8 +1,8 @@
-"""Malformed inputs are refused in one line or are rows after all; and the fuzzer sees what is neither.
+"""The fuzzer, its pool of workers, and broken schemas.
 
-The pool: whatever becomes of a worker, every input gets a verdict of its own.
-
-Broken schemas are refused in one line by each command that reads one, and leave nothing behind.
+- Malformed inputs are refused in one line, or are valid rows; the fuzzer detects all other outcomes.
+- Every input gets a verdict, even if its worker dies.
+- Every command that reads a schema refuses a broken one in one line, and leaves nothing behind.
 """
 
 import os
@@ -45,7 +45,7 @@ def world(tmp_path: Path, seeds: list[Seed], monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.fixture
 def rows(world: World) -> Seed:
-    """Write a source that is ingested."""
+    """Write a source that can be ingested."""
     np.save(world.home.with_name("x.npy"), np.eye(3))
     return Seed(path=world.home.with_name("x.npy"))
 
@@ -107,7 +107,7 @@ def test_a_snapshot_that_does_not_verify_is_seen(world: World, rows: Seed, monke
 
 
 def fates() -> Iterator[Judge]:
-    """Judge, but die of one input and hang at another."""
+    """Yield a judge that dies on one input and hangs on another."""
 
     def judge(number: int) -> Verdict:
         if number == 2:
@@ -150,7 +150,7 @@ WORDS = (
 
 
 def broken(text: str, rng: random.Random) -> bytes:
-    """Damage a schema at one to three places."""
+    """Damage a schema in one to three places."""
     for _ in range(rng.choice((1, 1, 1, 2, 3))):
         at = rng.randrange(len(text))
         end = min(len(text), at + rng.randint(0, 12))

@@ -1,4 +1,4 @@
-"""One malformed input: made, ingested, judged, and all trace of it removed."""
+"""Creation, ingest, judgement and removal of one malformed input."""
 
 import resource
 import shutil
@@ -24,14 +24,14 @@ from tests.fuzz.structures import rebuild
 
 NAME = "fuzzed"
 MOST_MEMORY = 2_000_000
-"""KiB of resident memory that a process has touched at most."""
+"""Maximum resident memory of a process, in KiB."""
 
 _TEXT = (".svm", ".mtx", ".csv", ".tsv")
 _EXPECTED = (BadSource, Invalid, Conflict)
 
 
 class World:
-    """A folder with valid sources, and a home with a ledger that ingests what is made of them."""
+    """A folder with valid sources, and a home with a ledger that ingests mutations of them."""
 
     def __init__(self, folder: Path, seeds: Sequence[Seed]) -> None:
         self._folder, self._seeds = folder, seeds
@@ -49,7 +49,7 @@ class World:
         self._engine.dispose()
 
     def make(self, number: int, *, base: int) -> Seed:
-        """Make input number `number`: the same in every run with the same base."""
+        """Return input number `number`, which is the same in every run with the same base."""
         rng = Random(f"{base}/{number}")
         seed = self._seeds[number % len(self._seeds)]
         path = self._folder / "source" / seed.path.name
@@ -79,7 +79,7 @@ class World:
             target.write_bytes(mutate(content, rng, self._contents, is_text=is_text))
 
     def judge(self, source: Seed) -> Verdict:
-        """Ingest a source, check what that left behind, and remove it."""
+        """Ingest a source, check the result, and remove it."""
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
             verdict = self._ingest(source)
@@ -107,7 +107,7 @@ class World:
             return Verdict(kind="refused" if is_clear else "other", detail=message)
         except (StorageError, DpcaError) as error:
             return Verdict(kind="other", detail=f"{type(error).__name__}: {error}")
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is counted
+        except Exception as error:  # noqa: BLE001 - every error is counted
             return Verdict(kind="other", detail=_where(error))
         found = {path.name for path in (self.home / "datasets" / NAME).iterdir()}
         if not found <= {report.snapshot, f"{report.snapshot}.rejected.csv"}:
@@ -120,7 +120,7 @@ class World:
         return Verdict(kind="accepted" if is_whole else "partial", detail="")
 
     def _left(self) -> str:
-        """Name what should not be there once the input is gone."""
+        """Describe leftovers of a removed input."""
         table = tables.snapshot
         with transaction(self.catalog.engine) as connection:
             rows = connection.scalar(sa.select(sa.func.count()).where(table.c.removed_at.is_(None)))
@@ -136,7 +136,7 @@ _EMPTY = (("datasets",), ("scratch",), ("keys",))
 
 
 def _of_arrivals(parts: tuple[str, ...]) -> bool:
-    """Tell whether a file is of first-seen ids, or the key of a population's ids: both outlast a dataset."""
+    """Return whether a file contains first-seen ids, or the key of a population's ids; both outlast a dataset."""
     return parts[0] == "arrivals" or (parts[0] == "keys" and parts[1].startswith(("arrivals-", "owners-")))
 
 

@@ -1,6 +1,7 @@
-"""What must hold of every history, judged from outside: plain SQL, files, and what was seen of processes.
+"""Checks of a history from outside.
 
-Nothing of the product's accounting, registry or recovery is used. Each check yields whatever is wrong.
+They use plain SQL, files, and the observed behaviour of processes, and nothing of the product's accounting, registry or
+recovery. Each check yields all violations.
 """
 
 import json
@@ -21,14 +22,14 @@ from tests.histories.violation import Violation
 from tests.histories.worlds import DELTA, NAMES, STREAM, Template
 
 Known = MutableMapping[tuple[str, str, str], str]
-"""The artifact digest of each release that any history made: by database, store and release id."""
+"""Artifact digest of each release of all histories, by database, store and release id."""
 
 LEAST_TOTAL, LEAST_BITS = 10**7, 16
-"""A smaller total, or one of fewer significant bits, is met by chance."""
+"""Smaller totals, or totals with fewer significant bits, occur by chance."""
 
 
 def violations(history: History, template: Template, world: World, known: Known) -> list[Violation]:
-    """Return everything that is wrong with a history; its world is at rest."""
+    """Return all violations of a history whose processes have ended."""
     found = [*history.wrong]
     for check in (
         lambda: equal_requests(history, known),
@@ -45,7 +46,7 @@ def violations(history: History, template: Template, world: World, known: Known)
 
 
 def equal_requests(history: History, known: Known) -> Iterator[Violation]:
-    """Check that equal requests were answered by equal artifacts, in this history and in all before."""
+    """Check that equal requests were answered by equal artifacts, in this history and in all earlier ones."""
     answers: dict[tuple[str, int], set[str]] = defaultdict(set)
     for call in history.calls:
         if call.result and call.what in ("fit", "tick"):
@@ -66,7 +67,7 @@ def equal_requests(history: History, known: Known) -> Iterator[Violation]:
 
 
 def charges(history: History, template: Template, world: World) -> Iterator[Violation]:
-    """Check that charges are those of one budget, one after another, and that what was answered is spent."""
+    """Check that the charges fit one budget in some sequential order, and that every answered release is charged."""
     yield from _linear(history, template, world)
     rows = query(world, "SELECT id, state, event, request FROM release")
     costs = {release: _cost(event) for release, state, event, _ in rows if state != "abandoned"}
@@ -87,7 +88,7 @@ def charges(history: History, template: Template, world: World) -> Iterator[Viol
 
 
 def _linear(history: History, template: Template, world: World) -> Iterator[Violation]:
-    """Check each time between restores by itself: a restored ledger begins with what its copy charges."""
+    """Check each period between restores separately: a restored ledger starts with the charges of its copy."""
     costs: dict[str, Fraction] = {call.act[0]: call.act[1] for call in history.reserves}
 
     def fits(keys: frozenset[str]) -> bool:
@@ -104,7 +105,7 @@ def _linear(history: History, template: Template, world: World) -> Iterator[Viol
 
 
 def _charge(call: Call) -> Charge:
-    """Return what was asked of the ledger; whoever failed, or was killed, was charged by then or never."""
+    """Return a reservation as a charge; a failed or killed one was charged by its end, or never."""
     answer: Answer = None
     if call.result is not None:
         answer = "new" if call.result.is_new else "found"
@@ -114,7 +115,7 @@ def _charge(call: Call) -> Charge:
 
 
 def _entered(world: World, calls: Sequence[Call]) -> list[Charge]:
-    """Return the run keys that acceptances entered, as the journal says: they stand, whatever the operator was told."""
+    """Return the run keys that acceptances entered, by the journal; they count, whatever the operator's call did."""
     keys: dict[str, list[str]] = {}
     reason = ""
     for name, detail, key in query(
@@ -145,16 +146,16 @@ def _fits(total: Fraction, epsilon: float) -> bool:
 
 
 def _number_of(request: str) -> int | None:
-    """Return the number of a stored request; None for what pays for a stream, or is one of its ticks."""
+    """Return the number of a stored request; None for the charge of a stream and for its ticks."""
     clip_norm = json.loads(request).get("clip_norm")
     return None if clip_norm is None else round((clip_norm - 1) * 64)
 
 
-# --- what was written ---
+# --- written content ---
 
 
 def nothing_unnoised(history: History) -> Iterator[Violation]:
-    """Check that no exact sum was written anywhere at any time, and no key but into the folder of keys."""
+    """Check that no exact sum was ever written anywhere, and no key outside the folder of keys."""
     sums = [pattern for total in history.seen.totals for pattern in _patterns(total)]
     keys = [pattern for key in history.seen.keys.values() for pattern in (key, key.hex().encode())]
     said = [f"{call.message} {call.result}".encode() for call in history.calls]
@@ -170,7 +171,7 @@ def nothing_unnoised(history: History) -> Iterator[Violation]:
 
 
 def _patterns(total: int) -> list[bytes]:
-    """Return the forms in which an exact sum would be found: printed, as an integer, as a float of any unit."""
+    """Return the byte patterns of an exact sum as decimal text, as an integer, and as a float of any unit."""
     bits = abs(total).bit_length() - ((abs(total) & -abs(total)).bit_length() - 1) if total else 0
     if abs(total) < LEAST_TOTAL or bits < LEAST_BITS:
         return []
@@ -181,7 +182,7 @@ def _patterns(total: int) -> list[bytes]:
 
 
 def versions(history: History, world: World) -> Iterator[Violation]:
-    """Check that versions are shown once they are recorded, and then never change; aliases move by promotions alone."""
+    """Check that versions are recorded before shown and never change, and that only promotions move aliases."""
     shown: dict[tuple[str, int], str] = {}
     for step, name, content, recorded in history.seen.pointers:
         for number, digest in content["versions"].items():
@@ -220,15 +221,15 @@ def _registry(history: History, world: World) -> Path:
     return world.home / "objects" / "registry" if history.plan.store == "objects" else world.home / "registry"
 
 
-# --- the end ---
+# --- final state ---
 
 
 def finished(history: History, world: World) -> Iterator[Violation]:
-    """Check that what was begun is committed with an artifact that stands, and that nothing is left over."""
+    """Check that every release that began is committed with an intact artifact, and that nothing is left over."""
     rows = query(world, "SELECT id, state, artifact_digest, request FROM release")
     for release, state, digest, request in rows:
         if json.loads(request).get("ticks") is not None:
-            continue  # what pays for a stream stays open as long as the stream
+            continue  # the charge of a stream stays open as long as the stream
         if state == "committed":
             folder = _registry(history, world) / "artifacts" / digest
             if not folder.is_dir() or digest_of(folder) != digest:

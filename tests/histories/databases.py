@@ -1,8 +1,9 @@
-"""Connections of simulated processes: each statement and commit is a step, and a lock is waited for by turns.
+"""Database connections of simulated processes, where each statement and commit is a scheduler step.
 
-SQLite's own waiting is switched off, so that a locked database answers at once; PostgreSQL gives up after a
-millisecond, to a savepoint that keeps the rest of the transaction. Either way the process lets others go on and tries
-again. Connections of a killed process are rolled back at once, as the operating system and the server would.
+SQLite does not wait for locks here: a locked database returns an error at once. PostgreSQL gives up after a
+millisecond, and rolls back to a savepoint that keeps the rest of the transaction. In both cases the process lets others
+continue, and then tries again. Connections of a killed process are rolled back at once, as the operating system and the
+server would do.
 """
 
 import sqlite3
@@ -18,7 +19,7 @@ from tests.histories.scheduler import Process
 
 
 class Observer(Protocol):
-    """What a connection tells of itself, and asks."""
+    """Callbacks of a connection to the scheduler and the recorder."""
 
     @property
     def running(self) -> Process | None: ...
@@ -28,10 +29,10 @@ class Observer(Protocol):
     def wait(self, what: str) -> None: ...
 
     def statement(self, words: str, parameters: Any) -> None:
-        """Take note of a statement; an error that a history planned is raised here."""
+        """Record a statement and its parameters."""
 
     def after_commit(self, error: type[Exception]) -> None:
-        """Take note of a commit; raises ``error`` where the answer to it gets lost."""
+        """Record a commit; raises ``error`` if the plan loses the answer to it."""
 
 
 _BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
@@ -42,7 +43,7 @@ PATIENCE = "-c lock_timeout=1"
 
 @contextmanager
 def stepwise(observer: Observer) -> Iterator[None]:
-    """Make every connection that a simulated process opens one that goes by steps."""
+    """Replace the connections that simulated processes open by stepwise ones."""
     in_file: Any = sqlite3.connect
     to_server: Any = psycopg.connect
 
@@ -82,7 +83,7 @@ class FileConnection(sqlite3.Connection):
         self.observer = observer
 
     def cursor(self, factory: Any = None) -> Any:
-        """Return a cursor that goes by steps."""
+        """Return a stepwise cursor."""
         cursor = super().cursor(FileCursor)
         cursor.observer = self.observer
         return cursor
@@ -110,7 +111,7 @@ class FileCursor(sqlite3.Cursor):
         return _by_turns(self.observer, lambda: super(FileCursor, self).execute(words, parameters))
 
     def executemany(self, words: str, parameters: Any) -> Any:
-        """Execute a statement for each of many parameters."""
+        """Execute a statement for each set of parameters."""
         parameters = list(parameters)
         self.observer.reach(_short(words))
         self.observer.statement(words, parameters)
@@ -147,7 +148,7 @@ class ServerCursor(psycopg.Cursor[Any]):
         return self._step(query, params, lambda: super(ServerCursor, self).execute(query, params, **settings))
 
     def executemany(self, query: Any, params_seq: Any, **settings: Any) -> Any:
-        """Execute a statement for each of many parameters."""
+        """Execute a statement for each set of parameters."""
         rows = list(params_seq)
         return self._step(query, rows, lambda: super(ServerCursor, self).executemany(query, rows, **settings))
 
@@ -192,5 +193,5 @@ def _close_file(connection: sqlite3.Connection) -> None:
 
 def _close_server(connection: psycopg.Connection[Any]) -> None:
     if not connection.closed:
-        connection.pgconn.exec_(b"ROLLBACK")  # the server has let go of the locks when this returns
+        connection.pgconn.exec_(b"ROLLBACK")  # the server has released the locks when this returns
         connection.close()

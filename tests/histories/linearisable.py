@@ -1,8 +1,8 @@
-"""Whether the answers of a ledger to charges at once are those of some order of them, one by one.
+"""Linearizability check for concurrent charges.
 
-The order must be one that could have been: whoever was answered before another one asked comes first. A request that
-got no answer, because its process was killed or the answer was lost, may have been charged while it was asked, or
-never. The search is that of Wing and Gong, with the states that it was in remembered.
+Some sequential order must explain all answers. The order must respect real time: a request that was answered before
+another one was made comes first. A request without an answer, because its process was killed or the answer was lost,
+may have been charged during the call, or never. The search is that of Wing and Gong, with memoized states.
 
 References
 ----------
@@ -26,9 +26,10 @@ Answer = Literal["new", "found", "refused", "entered"] | None
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Charge:
-    """A request to charge, by its run key, between two steps; one without an ``end`` is still being asked.
+    """A request to charge run keys, between two steps; without an ``end`` it is still in progress.
 
-    ``entered`` is what an operator's acceptance of a restored ledger enters, over any budget, of any number of keys.
+    The answer ``entered`` is for the charges that an operator's acceptance of a restored ledger enters: any number of
+    keys, even beyond the budget.
     """
 
     start: int
@@ -37,7 +38,7 @@ class Charge:
     answer: Answer
 
     def follow(self, charged: Keys, fits: Callable[[Keys], bool]) -> list[Keys]:
-        """Return the states that the ledger may be in afterwards; none where it would have answered otherwise."""
+        """Return the possible next states of the ledger; none if it would have answered differently."""
         after = charged | self.keys
         match self.answer:
             case "entered":
@@ -53,7 +54,7 @@ class Charge:
 
 
 def is_explained(asked: Sequence[Charge], *, charged: Keys, fits: Callable[[Keys], bool]) -> bool:
-    """Tell whether some order explains all answers, for a ledger that had charged some keys before."""
+    """Return whether some order explains all answers, for a ledger that had already charged some keys."""
     seen: set[tuple[frozenset[int], Keys]] = set()
     stack = [(frozenset(range(len(asked))), charged)]
     while stack:

@@ -1,6 +1,6 @@
-"""An object store in memory beneath the product's own object place; each request to it is a step.
+"""In-memory object store under the product's own object-store code, where each request is a scheduler step.
 
-Only the client's functions are replaced. Conditional writes, tags and listings are those of obstore's `MemoryStore`.
+Only the client's functions are replaced. obstore's `MemoryStore` implements conditional writes, tags and listings.
 """
 
 import shutil
@@ -21,12 +21,12 @@ from dpca.backends import s3
 ADDRESS = "s3://histories"
 
 Watch = Callable[[str, str, bytes], None]
-"""Called before each request with what it does, its path, and the bytes that it writes."""
+"""Callback before each request, with its operation, its path, and the bytes that it writes."""
 
 
 @dataclass(frozen=True, slots=True)
 class At:
-    """A store below a prefix."""
+    """A store under a prefix."""
 
     store: MemoryStore
     prefix: str
@@ -36,17 +36,17 @@ class At:
         return f"{self.prefix}/{path}".strip("/")
 
     def short(self, path: str) -> str:
-        """Return the path of an object below the prefix."""
+        """Return the path of an object under the prefix."""
         return path.removeprefix(f"{self.prefix}/")
 
     def entry(self, entry: Any) -> dict[str, Any]:
-        """Return what is known of an object, by its path below the prefix."""
+        """Return the metadata of an object, with its path under the prefix."""
         return {**entry, "path": self.short(entry["path"])}
 
 
 @contextmanager
 def in_memory(folder: Path | None, *, watch: Watch = lambda *_: None) -> Iterator[MemoryStore | None]:
-    """Keep objects in memory, filled from a folder and written back to it; without a folder change nothing."""
+    """Keep objects in memory, loaded from a folder and written back to it; without a folder do nothing."""
     if folder is None:
         yield None
         return
@@ -105,20 +105,20 @@ def _requests(watch: Watch) -> SimpleNamespace:
 
 
 class _Listed(list[Any]):
-    """Pages of a listing."""
+    """The pages of a listing."""
 
     def collect(self) -> list[Any]:
-        """Return all of them as one."""
+        """Return all pages as one."""
         return [entry for page in self for entry in page]
 
 
 def _one_by_one[T](function: Callable[[str], T], paths: Iterable[str]) -> list[T]:
-    """Do what the product does several at once, in one thread, which the scheduler knows."""
+    """Run the product's concurrent calls one after another, in the current simulated process."""
     return [function(path) for path in paths]
 
 
 def _zarr_store(place: s3.ObjectPlace) -> Any:
-    """Return what lies below the prefix as a store of Zarr's own."""
+    """Return the objects under the prefix as a store of Zarr."""
     at: Any = place._store
     found = {at.short(path): payload for path, payload in contents(at.store).items() if path.startswith(at.prefix)}
     buffers = {

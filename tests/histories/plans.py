@@ -1,4 +1,4 @@
-"""The plan of a history: who does what, what goes wrong and when; all of it follows from a seed."""
+"""Plan of a history, derived from a seed: the acts of its processes, and the steps of its faults."""
 
 import random
 from collections.abc import Sequence
@@ -12,20 +12,20 @@ Kind = Literal["fit", "tick", "promote", "read", "statement"]
 Wrong = Literal["kill", "jump", "disk", "answer", "copy", "restore", "lose"]
 
 SPAN = 1_600
-"""Steps within which things go wrong; a fit alone makes some 450."""
+"""Steps within which faults occur; a fit alone takes about 450."""
 JUMPS = (-30 * 86_400.0, -86_400.0, -7_200.0, 7_200.0, 86_400.0, 30 * 86_400.0)
-"""Seconds by which clocks jump."""
+"""Clock jumps in seconds."""
 KILLED_AT = (*(*POINTS, *STREAM_POINTS), *("",) * len((*POINTS, *STREAM_POINTS)))
-"""Crash points, and as often none: at any step."""
+"""Crash points of kills, and as many empty entries, which mean any step."""
 RESTORED = ("database", "database and keys")
 LOST = ("keys", "witness beside", "witness apart")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Act:
-    """Something that a process does.
+    """An act of a process.
 
-    ``number`` is that of a request, of a slot or of a version; ``name`` is published under, promoted or read.
+    ``number`` is the number of a request, a slot or a version; ``name`` is the name to publish, promote or read.
     """
 
     kind: Kind
@@ -33,7 +33,7 @@ class Act:
     name: str = ""
 
     def __str__(self) -> str:
-        """Write it as a line of a story."""
+        """Format the act as a line of a story."""
         match self.kind:
             case "fit":
                 return f"fits request {self.number} and publishes it as {self.name}"
@@ -49,10 +49,10 @@ class Act:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """Something that goes wrong at a step: ``by`` seconds of a clock, or ``what`` is restored or lost.
+    """A fault at a step: ``by`` is a clock jump in seconds, or ``what`` is restored or lost.
 
-    A process is killed at that step, or at the crash point ``what`` when one reaches it next. It is followed by one
-    that goes on with its acts if it ``resumes``.
+    A process is killed at that step, or when a process next reaches the crash point ``what``. If it ``resumes``,
+    another process continues its acts.
     """
 
     step: int
@@ -62,7 +62,7 @@ class Fault:
     resumes: bool = True
 
     def __str__(self) -> str:
-        """Write it as a line of a story."""
+        """Format the fault as a line of a story."""
         match self.kind:
             case "kill":
                 who = f"whoever first reaches {self.what} then" if self.what else "whoever runs"
@@ -83,7 +83,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """One history before it is played."""
+    """The complete plan of one history."""
 
     seed: int
     database: Literal["file", "server"]
@@ -93,14 +93,14 @@ class Plan:
     switching: float
 
     def story(self) -> str:
-        """Tell the plan in lines."""
+        """Return the plan as lines of text."""
         acts = [f"process {at}: {', then '.join(map(str, script))}" for at, script in enumerate(self.scripts) if script]
         head = f"seed {self.seed}: database {self.database}, store {self.store}, switching {self.switching:g}"
         return "\n".join([head, *acts, *map(str, self.faults)])
 
 
 def plan_of(seed: int, *, on_server: bool) -> Plan:
-    """Plan a history; every fifth is on a server if there is one, every third keeps its objects in a store."""
+    """Plan a history; every fifth uses a server if there is one, every third keeps its objects in an object store."""
     chance = random.Random(f"plan {seed}")
     numbers = chance.sample(range(REQUESTS), 3)
     scripts = tuple(

@@ -1,6 +1,6 @@
-"""Faults planted in the code while a history is played, never in production: each must be found by its own checks.
+"""Faults planted in the code while a history is played, each of which specific checks must find.
 
-Each is a mistake that the protocol was designed against, and each is put in by replacing one function.
+Each is a mistake that the protocol was designed to prevent, and replaces one function. None is ever in production.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -21,7 +21,7 @@ from tests.histories.violation import Check, Violation
 
 @contextmanager
 def clock() -> Iterator[None]:
-    """Give up a release under way when its key is an hour old, as one of many clocks tells."""
+    """Abandon a release in progress when its key is an hour old, by one of several clocks."""
     original = Ledger.sweep
 
     def sweep(ledger: Ledger) -> None:
@@ -34,14 +34,14 @@ def clock() -> Iterator[None]:
 
 @contextmanager
 def at_once() -> Iterator[None]:
-    """Look for the release of a run key before the lock is taken, and let two rows have one run key."""
+    """Look up the release of a run key before the lock is taken, and allow two rows with one run key."""
     original = Ledger.reserve
 
     def reserve(ledger: Ledger, population: str, *, run_key: str, **terms: Any) -> Any:
         if ledger.find(run_key) is not None:
             return original(ledger, population, run_key=run_key, **terms)
         ledger.budget(population)
-        entered_meanwhile = ledger.find(run_key) is not None  # the table's own rule would refuse an equal key
+        entered_meanwhile = ledger.find(run_key) is not None  # the table's own constraint would refuse an equal key
         return original(ledger, population, run_key=run_key + " again" * entered_meanwhile, **terms)
 
     with patch.object(Ledger, "reserve", reserve):
@@ -50,7 +50,7 @@ def at_once() -> Iterator[None]:
 
 @contextmanager
 def restore() -> Iterator[None]:
-    """Believe a database whatever witnesses and registry say."""
+    """Trust a database regardless of witnesses and registry."""
     with (
         patch.object(Witness, "check", lambda *_args, **_named: None),
         patch.object(witness, "_require", lambda *_: None),
@@ -62,7 +62,7 @@ def restore() -> Iterator[None]:
 
 @contextmanager
 def key() -> Iterator[None]:
-    """Erase the key of a release before it is committed."""
+    """Erase the key of a release before the release is committed."""
     original = Ledger.commit
 
     def commit(ledger: Ledger, release_id: str, **terms: Any) -> Any:
@@ -89,13 +89,13 @@ def pointer() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planted:
-    """A fault, and the checks that are there to find it: what others say of it does not count."""
+    """A fault, and the checks that must find it; violations reported by other checks do not count."""
 
     plant: Plant
     finders: frozenset[Check]
 
     def found_in(self, violations: Iterable[Violation]) -> list[Violation]:
-        """Return what the checks said that must find it."""
+        """Return the violations reported by the checks that must find the fault."""
         return [violation for violation in violations if violation.check in self.finders]
 
 

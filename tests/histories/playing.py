@@ -1,4 +1,4 @@
-"""Play the plan of a history with the real code, and record what every process asked and was told."""
+"""Play the plan of a history with the real code, and record every request and answer of every process."""
 
 import re
 import shutil
@@ -35,12 +35,12 @@ from tests.histories.worlds import POPULATION, SETTINGS, STREAM, Template, dump,
 ALIAS = "champion"
 ATTEMPTS = 6
 LATER = timedelta(days=90)
-"""How far clocks go after the faults: what nobody misses is an orphan then, however far back they were set."""
+"""Final clock jump after the faults, by which any leftover file counts as an orphan despite earlier jumps back."""
 
 
 @dataclass(kw_only=True)
 class Call:
-    """Something asked, when, and the answer; a process that is killed gets none, and asks no longer than that."""
+    """A request with its start and end, and its answer; the death of its process ends a request without an answer."""
 
     process: str
     what: str
@@ -54,18 +54,18 @@ class Call:
 
 @dataclass(kw_only=True)
 class History:
-    """What happened.
+    """The record of a played history.
 
     Attributes
     ----------
     calls : list of Call, the acts of processes
-    reserves : list of Call, what the ledger was asked to charge, with what run key
+    reserves : list of Call, the reservations, with their run keys and costs
     restored : list of (step, run keys that the copy charges)
-    counts : Counter of what went wrong
-    killed_at : Counter of what those who were killed had reached
-    wrong : list of Violation, what is one already while it is played
-    closed : set of the releases that were given up at the end, for want of a key
-    keys_went : bool, whether keys were lost, or put back to those of an earlier step
+    counts : Counter of faults by kind
+    killed_at : Counter of the points at which processes were killed
+    wrong : list of Violation, found during the play
+    closed : set of the releases that were closed at the end because their key was lost
+    keys_went : bool, whether keys were lost, or replaced by those of an earlier step
     """
 
     plan: Plan
@@ -82,11 +82,11 @@ class History:
 
 
 Plant = Callable[[], Any]
-"""A context in which the code has a planted fault."""
+"""A factory of contexts in which the code has a planted fault."""
 
 
 def play(plan: Plan, template: Template, world: World, *, plant: Plant | None = None) -> History:
-    """Play a plan in a world made anew, and finish what was begun; the world is left as it then is."""
+    """Play a plan in a renewed world, and finish all releases in progress; the world keeps its final state."""
     renew(template, world)
     enter(world, objects=plan.store == "objects")
     scheduler = Scheduler(seed=plan.seed, switching=plan.switching)
@@ -96,7 +96,7 @@ def play(plan: Plan, template: Template, world: World, *, plant: Plant | None = 
     with ExitStack() as stack:
         folder = world.home / "objects" if plan.store == "objects" else None
         stack.enter_context(in_memory(folder, watch=partial(_request, surroundings)))
-        Workspace.open()  # an engine is set up once, by nobody of the story: its lock is one of threads
+        Workspace.open()  # set up the engine once, outside all simulated processes, because its lock is a thread lock
         stack.enter_context(surroundings.installed())
         stack.enter_context(_charges_recorded(history))
         if plant is not None:
@@ -107,7 +107,7 @@ def play(plan: Plan, template: Template, world: World, *, plant: Plant | None = 
 
 
 class Player:
-    """The processes of one history and what goes wrong with them."""
+    """Runs the processes and the faults of one history."""
 
     def __init__(self, plan: Plan, world: World, surroundings: Surroundings, history: History) -> None:
         self.plan, self.world, self.history = plan, world, history
@@ -118,7 +118,7 @@ class Player:
         self._is_calm, self._meddled = False, 0
 
     def play(self) -> None:
-        """Play all of it, then let the faults stop and finish."""
+        """Play the whole plan, then stop the faults and finish."""
         for number, script in enumerate(self.plan.scripts):
             self._start(f"p{number}", list(script))
         for fault in self.plan.faults:
@@ -145,7 +145,7 @@ class Player:
     def _guarded(self, body: Callable[[], object]) -> None:
         try:
             body()
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is no answer of ours
+        except Exception as error:  # noqa: BLE001 - any other error is a violation
             where = error.__traceback__
             while where is not None and where.tb_next is not None:
                 where = where.tb_next
@@ -159,7 +159,7 @@ class Player:
             left.pop(0)
 
     def _try(self, name: str, act: Act) -> Call:
-        """Act, again while a place is out of order."""
+        """Perform an act, repeatedly while a resource is unavailable."""
         if act not in self._tried and act.kind in ("fit", "tick"):
             self._tried.append(act)
         for _ in range(ATTEMPTS):
@@ -197,7 +197,7 @@ class Player:
             case "statement":
                 return Workspace.read_only().ledger.statement(POPULATION).spent
 
-    # --- what goes wrong ---
+    # --- faults ---
 
     def _strike(self, fault: Fault) -> None:
         running = self._latest()
@@ -275,12 +275,12 @@ class Player:
             shutil.rmtree(self.world.state, ignore_errors=True)
         self.scheduler.start("operator", partial(self._guarded, self._open))
 
-    # --- the end ---
+    # --- after the faults ---
 
     def _open(self) -> bool:
-        """Open the workspace, as an operator does: where it is locked, accept it; tell whether it is open."""
+        """Open the workspace as an operator does, accepting a locked one; return whether it is open."""
         for why in ("", "a simulated restore", "", "another try"):
-            accepted = f"{why}, call {len(self.history.calls)}" if why else None  # the journal names the call
+            accepted = f"{why}, call {len(self.history.calls)}" if why else None  # the journal contains the number
             call = Call(process="operator", what="open", act=accepted, start=self.scheduler.step)
             self.history.calls.append(call)
             with _answered(call, self.scheduler, self.history):
@@ -291,7 +291,7 @@ class Player:
         return False
 
     def _finish(self) -> None:
-        """Finish everything that was begun, as a fresh process, after the faults have stopped."""
+        """Finish everything in progress, as a new process, after the faults have stopped."""
         self._guarded(self._finish_all)
 
     def _finish_all(self) -> None:
@@ -308,17 +308,17 @@ class Player:
                 self.history.wrong.append(Violation("requests finish", f"{act}: {call.error}: {call.message}"))
         self.surroundings.jump(LATER)
         Workspace.open().ledger.verify()
-        remove_orphans(self.world.home / SIGNATURES)  # as a doctor's look does
+        remove_orphans(self.world.home / SIGNATURES)  # as `dpca doctor` does
 
     def _is_answered(self, act: Act) -> bool:
-        """Tell whether an act was answered since anything was restored or lost."""
+        """Return whether an act was answered since the last restore or loss."""
         return any(call.act == act and call.result and call.start >= self._meddled for call in self.history.calls)
 
     def _is_closed(self, call: Call) -> bool:
         return bool(self.history.closed) and call.error == "Refused" and "close" in call.message
 
     def _give_up(self, call: Call) -> None:
-        """Close a release whose key is lost, as the message advises."""
+        """Close a release whose key is lost, as the error message advises."""
         release_id = call.message.partition("the key of release ")[2].split()[0]
         self.history.closed.add(release_id)
         workspace = Workspace.open()
@@ -348,7 +348,7 @@ def _answered(call: Call, scheduler: Scheduler, history: History) -> Iterator[No
 
 @contextmanager
 def _charges_recorded(history: History) -> Iterator[None]:
-    """Record what the ledger is asked to charge, and how it answers."""
+    """Record the reservations requested from the ledger, and its answers."""
     original = Ledger.reserve
 
     def reserve(ledger: Ledger, population: str, *, run_key: str, **terms: Any) -> Any:
@@ -369,12 +369,12 @@ def _charges_recorded(history: History) -> Iterator[None]:
 
 
 def _recorded(world: World, name: str) -> frozenset[int]:
-    """Return the versions of a name that are committed now."""
+    """Return the currently committed versions of a name."""
     return frozenset(number for (number,) in query(world, f"SELECT version FROM version WHERE name = '{name}'"))
 
 
 def _request(surroundings: Surroundings, what: str, path: str, payload: bytes) -> None:
-    """Make a step of a request to the object store."""
+    """Make a request to the object store a scheduler step."""
     if surroundings.running is None:
         return
     surroundings.reach(f"{what} {path}")

@@ -1,9 +1,10 @@
-"""One scheduler for simulated processes: greenlets, of which one runs at a time, in an order that a seed decides.
+"""Scheduler for simulated processes, which are greenlets; one runs at a time, in an order that a seed decides.
 
-A process stops at each of its steps (a statement, a commit, a file that is opened or renamed, a crash point), and the
-scheduler decides who goes on. A process that would wait for a lock says so instead and is tried again when another one
-has gone on. One that is killed is never continued: no handler of it runs, as after ``kill -9``, and what the operating
-system would do then, such as closing its connections, is done by the functions that it left with its `Process`.
+A process stops at each of its steps, and the scheduler selects the next process. A step is a statement, a commit,
+opening or renaming a file, or a crash point. A process that would wait for a lock reports that it waits, and is tried
+again after another one has made progress. As after ``kill -9``, a killed process is never resumed, and none of its
+handlers runs. Functions registered with its `Process` do what the operating system would then do, such as closing its
+connections.
 
 >>> seen = []
 >>> scheduler = Scheduler(seed=1, switching=1.0)
@@ -26,16 +27,16 @@ from dataclasses import dataclass, field
 from greenlet import getcurrent, greenlet  # type: ignore[import-untyped]
 
 MOST_STEPS = 200_000
-"""Steps of one history at most; one that takes more does not end."""
+"""Maximum steps of one history; a history with more counts as one that does not end."""
 MOST_STALLS = 200
-"""How often in a row a process may be found waiting, before nobody is believed to be able to go on."""
+"""Maximum consecutive turns in which processes only wait, before the history counts as deadlocked."""
 
 _GRAVES: list[greenlet] = []
-"""Killed processes, for as long as this one lives: one that is collected would still run its handlers."""
+"""Greenlets of killed processes, kept alive because the handlers of a collected greenlet would still run."""
 
 
 class Stuck(Exception):
-    """The processes of a history wait for each other, or do not end."""
+    """Error: the processes of a history wait for each other, or do not end."""
 
 
 @dataclass(eq=False, kw_only=True)
@@ -50,21 +51,21 @@ class Process:
 
 
 class Scheduler:
-    """Run simulated processes by turns.
+    """Run simulated processes in turns.
 
     Parameters
     ----------
     seed : int
         Decides every turn.
     switching : float
-        The probability with which a process is interrupted at a step.
+        The probability that a process is interrupted at a step.
 
     Attributes
     ----------
     step : int, the steps made by all processes
-    trace : list of (process, what it reached)
+    trace : list of (process, step description)
     acts : dict of step to function, called outside of all processes when that step is reached
-    acts_at : dict of what is reached to function, called likewise, once
+    acts_at : dict of step description to function, likewise called once
     """
 
     def __init__(self, *, seed: int, switching: float) -> None:
@@ -78,7 +79,7 @@ class Scheduler:
 
     @property
     def running(self) -> Process | None:
-        """The process whose code calls this; None outside of all."""
+        """The process that is running the caller; None outside of all processes."""
         fibre = getcurrent()
         return next((process for process in self._alive if process.fibre is fibre), None)
 
@@ -88,17 +89,17 @@ class Scheduler:
         return tuple(self._alive)
 
     def digest(self) -> str:
-        """Return the digest of the trace: equal histories have equal ones."""
+        """Return the digest of the trace; equal histories have equal digests."""
         return hashlib.sha256(repr(self.trace).encode()).hexdigest()
 
     def start(self, name: str, body: Callable[[], None]) -> Process:
-        """Start a process; it gets its first turn later."""
+        """Start a process, which gets its first turn later."""
         process = Process(name=name, fibre=greenlet(body, parent=self._hub))
         self._alive.append(process)
         return process
 
     def reach(self, what: str) -> None:
-        """Make a step, at which others may get their turn; outside of all processes nothing happens."""
+        """Make a step, at which other processes may get a turn; outside of all processes do nothing."""
         process = self.running
         if process is None:
             return
@@ -113,7 +114,7 @@ class Scheduler:
             self._hub.switch(None)
 
     def wait(self, what: str) -> None:
-        """Let others go on, because this process cannot: somebody else holds the lock that it wants."""
+        """Let other processes continue because another process holds the lock that this one needs."""
         process = self.running
         if process is None:
             raise Stuck(f"{what} is locked by a process that cannot go on")
@@ -122,7 +123,7 @@ class Scheduler:
         self._hub.switch(None)
 
     def kill(self, process: Process) -> None:
-        """End a process where it stands."""
+        """Kill a process at its current step."""
         process.is_killed = True
         _GRAVES.append(process.fibre)
         self._alive.remove(process)
@@ -135,7 +136,7 @@ class Scheduler:
         Raises
         ------
         Stuck
-            When they wait for each other, or do not end.
+            If the processes wait for each other, or do not end.
         """
         stalls = 0
         while self._alive:

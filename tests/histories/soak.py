@@ -1,8 +1,8 @@
-"""The soak of histories: play them with the real code, check each, and find each planted fault; the last line tells.
+"""The soak of histories: play simulated histories with the real code, and find each planted fault.
 
-``python -m tests.histories.soak`` plays 2,000 histories on two lanes, then looks for each planted fault.
-``--seed N`` plays one history alone and tells its story, the answers, and the last steps of its trace. A history
-depends on its seed alone.
+``python -m tests.histories.soak`` plays and checks 2,000 histories on two lanes, then looks for each planted fault. The
+last line of its output is the verdict. ``--seed N`` plays one history alone and prints its story, the answers, and the
+last steps of its trace. A history depends on its seed alone.
 """
 
 import argparse
@@ -35,17 +35,17 @@ from tests.postgres import find_programs, running_server
 
 LANES = 2
 CHUNK = 25
-"""Histories that one process plays before another takes over, with its memory and its files."""
+"""Histories of one child process, which is then replaced to free its memory and files."""
 MOST_PLANTED = 400
-"""Histories at most in which a planted fault must be found."""
+"""Maximum number of histories within which a planted fault must be found."""
 TOLD = 40
-"""Steps of a trace that are told."""
+"""Number of final trace steps that are printed."""
 FAULTS = ("kill", "jump", "restore", "copy", "lose", "disk", "answer")
 
 
 @dataclass(kw_only=True)
 class Report:
-    """What some histories came to."""
+    """Results of some histories."""
 
     histories: int = 0
     steps: int = 0
@@ -57,17 +57,20 @@ class Report:
 
     @property
     def is_found(self) -> bool:
-        """Whether a history was found wrong: that a process died, or that two disagree, finds no planted fault."""
+        """Whether a history has violations.
+
+        A dead process, or two disagreeing histories, do not count as finding a planted fault.
+        """
         return any(seed >= 0 for seed in self.found)
 
     def to_json(self) -> str:
-        """Write it down for another process."""
+        """Serialize the report for another process."""
         found, digests = [*self.found.items()], [*self.digests.items()]
         return json.dumps([self.histories, self.steps, self.counts, self.killed_at, found, self.known, digests])
 
     @classmethod
     def from_json(cls, text: str) -> "Report":
-        """Read what `to_json` wrote."""
+        """Parse the output of `to_json`."""
         histories, steps, counts, killed_at, found, known, digests = json.loads(text)
         return cls(
             histories=histories, steps=steps, counts=Counter(counts), killed_at=Counter(killed_at), found=dict(found),
@@ -75,7 +78,7 @@ class Report:
         )  # fmt: skip
 
     def add(self, other: "Report") -> None:
-        """Take another report's counts in, and hold its artifacts against those known."""
+        """Add the counts of another report, and compare its artifacts with the known ones."""
         self.histories += other.histories
         self.steps += other.steps
         self.counts += other.counts
@@ -89,7 +92,7 @@ class Report:
         self.known = [*known.items()]
 
     def __str__(self) -> str:
-        """Write it as one line."""
+        """Format the report as one line."""
         counts = " ".join(f"{name}={self.counts[name]}" for name in FAULTS)
         return f"histories={self.histories} violations={len(self.found)} steps={self.steps} {counts}"
 
@@ -103,7 +106,7 @@ class Stage:
 
     @property
     def on_server(self) -> bool:
-        """Whether there is a PostgreSQL server."""
+        """Whether a PostgreSQL server is available."""
         return ("server", "folder") in self.templates
 
     def world(self, plan: Plan, lane: int) -> World:
@@ -118,7 +121,7 @@ class Stage:
     def judged(
         self, plan: Plan, lane: int, *, planted: Planted | None, known: Known
     ) -> tuple[History, list[Violation]]:
-        """Play a plan in a lane and check it; of a planted fault only what must find it counts."""
+        """Play a plan in a lane and check it; for a planted fault only its own checks count."""
         template, world = self.templates[plan.database, plan.store], self.world(plan, lane)
         history = play(plan, template, world, plant=planted.plant if planted else None)
         found = violations(history, template, world, known)
@@ -126,7 +129,7 @@ class Stage:
 
 
 def main() -> int:
-    """Run the soak, print what happened, and end in the verdict."""
+    """Run the soak, print the results, and end with the verdict."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--histories", type=int, default=2_000, metavar="N")
     parser.add_argument("--planted", choices=("all", "none", *PLANTS), default="all", help="which faults to plant")
@@ -137,7 +140,7 @@ def main() -> int:
     parser.add_argument("--no-server", action="store_true", help="play all histories on SQLite")
     parser.add_argument("--digests", action="store_true", help="print the digest of each trace")
     asked = parser.parse_args()
-    if os.environ.get("PYTHONHASHSEED") != "0":  # the order of sets is part of a history
+    if os.environ.get("PYTHONHASHSEED") != "0":  # the iteration order of sets is part of a history
         again = [sys.executable, "-m", "tests.histories.soak", *sys.argv[1:]]
         os.execve(sys.executable, again, os.environ | {"PYTHONHASHSEED": "0"})
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
@@ -169,11 +172,11 @@ def main() -> int:
 
 @contextmanager
 def _set(base: Path, *, has_server: bool) -> Iterator[Stage]:
-    """Found the worlds that histories begin with, and let this process load what they need."""
+    """Create the template worlds of all histories, and load everything that this process needs."""
     with ExitStack() as stack:
         server = stack.enter_context(running_server()).url if has_server else ""
         if server:
-            # which takes locks when it likes
+            # autovacuum takes locks at unpredictable times
             _administer(server, "ALTER SYSTEM SET autovacuum = off", "SELECT pg_reload_conf()")
         templates = {}
         for database in ("file", "server") if server else ("file",):
@@ -207,7 +210,7 @@ def _play_all(stage: Stage, seeds: Sequence[int]) -> Report:
 
 
 def _play(stage: Stage, seeds: Sequence[int], lane: int, *, planted: Planted | None = None) -> Report:
-    """Play some histories; with a planted fault, until it is found."""
+    """Play some histories; with a planted fault, stop when it is found."""
     report, known = Report(), dict[tuple[str, str, str], str]()
     for seed in seeds:
         plan = plan_of(seed, on_server=stage.on_server)
@@ -226,7 +229,7 @@ def _play(stage: Stage, seeds: Sequence[int], lane: int, *, planted: Planted | N
 
 
 def _find_planted(stage: Stage, names: Sequence[str]) -> dict[str, tuple[Report, str]]:
-    """Look for each planted fault; return what was found, and the least story of it."""
+    """Look for each planted fault; return the results, and the shortest story of each."""
 
     def job(name: str) -> Callable[[int], Report]:
         def find(lane: int) -> Report:
@@ -248,7 +251,7 @@ def _find_planted(stage: Stage, names: Sequence[str]) -> dict[str, tuple[Report,
 
 
 def _shortest(stage: Stage, seed: int, lane: int, planted: Planted | None) -> str:
-    """Tell the least story of a history that fails."""
+    """Return the shortest story of a failing history."""
 
     def fails(plan: Plan) -> bool:
         return bool(stage.judged(plan, lane, planted=planted, known={})[1])
@@ -257,7 +260,7 @@ def _shortest(stage: Stage, seed: int, lane: int, planted: Planted | None) -> st
 
 
 def _tell(stage: Stage, seed: int, *, name: str) -> int:
-    """Play one history and tell all of it."""
+    """Play one history and print it in full."""
     planted, plan = PLANTS.get(name), plan_of(seed, on_server=stage.on_server)
     history, found = stage.judged(plan, 0, planted=planted, known={})
     print(plan.story())
@@ -275,7 +278,7 @@ def _tell(stage: Stage, seed: int, *, name: str) -> int:
 
 
 def _on_lanes(stage: Stage, jobs: Sequence[Callable[[int], Report]]) -> list[Report]:
-    """Run jobs in children, one on each lane at a time; one whose child dies counts as a violation."""
+    """Run jobs in children, one on each lane at a time; a child that dies counts as a violation."""
     left, running, reports = list(enumerate(jobs)), dict[int, tuple[int, int]](), dict[int, Report]()
     free = list(range(LANES))
     try:
@@ -315,4 +318,4 @@ def _administer(server: str, *statements: str) -> None:
 if __name__ == "__main__":
     status = main()
     sys.stdout.flush()
-    os._exit(status)  # processes that were killed stay as they are
+    os._exit(status)  # leave killed greenlets suspended, without running their handlers

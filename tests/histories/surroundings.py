@@ -1,8 +1,9 @@
-"""The surroundings of simulated processes: files, clocks, chance and databases, each replaced at one place.
+"""Simulated environment of processes.
 
-Files are not replaced but watched: an audit hook of the interpreter sees whatever opens, renames, lists or removes one
-below the world's folder, so no call is forgotten. What a file holds is kept before it goes, for the check that nothing
-un-noised was ever written. Clocks run by steps, and jump when a history says so. Names are drawn from the seed.
+Clocks, randomness and databases are each replaced in one place. Files are not replaced but observed: an audit hook of
+the interpreter sees every call that opens, renames, lists or removes a file under the world's folder, so no call is
+missed. The content of a file is recorded before the file is removed, for the check that no exact sum was ever written.
+Clocks advance by steps, and jump when a history plans it. Names are drawn from the seed.
 """
 
 import errno
@@ -41,15 +42,15 @@ PACKAGES = ("dpca", "dpca_tasks", "flows", "storage")
 FILES = ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.listdir", "os.scandir", "shutil.rmtree")
 WRITING = os.O_WRONLY | os.O_RDWR
 APART = ("datasets", "scratch")
-"""Folders whose content is rows, or none of the record's."""
+"""Folders that contain rows, or nothing of the ledger."""
 
 
 @dataclass(kw_only=True)
 class Seen:
-    """What was seen of a history from outside of the code under test.
+    """Observations of a history from outside the code under test.
 
-    Each of ``pointers`` is the step at which a pointer file was written, its name, what it shows, and the versions of
-    that name that were committed then.
+    Each of ``pointers`` is a step, the name and the content of the pointer file written at that step, and the versions
+    of that name that were then committed.
     """
 
     written: list[tuple[str, bytes]] = field(default_factory=list)
@@ -61,13 +62,13 @@ class Seen:
 
 
 class Surroundings:
-    """What surrounds the processes of one history.
+    """The simulated environment of the processes of one history.
 
     Attributes
     ----------
     seen : Seen
-    errors : dict of kind to number, the failures of disk and database that are still to come
-    labels : dict of process name to the label under which its next keys are drawn
+    errors : dict of kind to number, the remaining failures of disk and database
+    labels : dict of process name to the label from which its next keys are derived
     """
 
     def __init__(
@@ -81,11 +82,11 @@ class Surroundings:
         self._drawn: dict[str, int] = defaultdict(int)
         self._is_looking = False
 
-    # --- what processes do by steps ---
+    # --- steps of processes ---
 
     @property
     def running(self) -> Process | None:
-        """The process whose code calls this; None while these surroundings themselves look at something."""
+        """The process that is running the caller; None during observations of this environment."""
         return None if self._is_looking else self.scheduler.running
 
     def reach(self, what: str) -> None:
@@ -93,26 +94,26 @@ class Surroundings:
         self.scheduler.reach(what)
 
     def wait(self, what: str) -> None:
-        """Let others go on."""
+        """Let other processes continue."""
         self.scheduler.wait(what)
 
     def statement(self, words: str, parameters: Any) -> None:
-        """Keep what a statement hands to the database."""
+        """Record the parameters of a statement."""
         if parameters:
             self.seen.written.append((f"database {words[:40]}", _bytes_of(parameters)))
 
     def after_commit(self, error: type[Exception]) -> None:
-        """Lose the answer to a commit, where that is to come."""
+        """Lose the answer to a commit if the plan requires it."""
         if self.errors["answer"]:
             self.errors["answer"] -= 1
             raise error("the connection was lost")
 
     def jump(self, by: timedelta) -> None:
-        """Set all clocks forward, or back."""
+        """Set all clocks forward or back by ``by``."""
         self._jumped += by
 
     def now(self) -> float:
-        """Return the time on every clock; no two readings are equal."""
+        """Return the time of all clocks; no two readings are equal."""
         self._jumped += timedelta(microseconds=1)
         return self._began + self.scheduler.step * 1e-3 + self._jumped.total_seconds()
 
@@ -120,7 +121,7 @@ class Surroundings:
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """Surround whatever runs inside."""
+        """Install the environment for the duration of the context."""
         with ExitStack() as stack:
             stack.enter_context(_watched(self))
             stack.enter_context(stepwise(self))
@@ -136,7 +137,7 @@ class Surroundings:
             yield
 
     def _clocks_and_names(self) -> Iterator[tuple[ModuleType, str, Any]]:
-        """Find every module of ours that knows a clock, or draws names."""
+        """Yield the clock and name sources of every product module, with their replacements."""
         surroundings = self
 
         class Clock(datetime):
@@ -166,7 +167,7 @@ class Surroundings:
         logger, level = logging.getLogger("dpca"), logging.getLogger("dpca").level
         logger.addHandler(handler)
         logger.setLevel(logging.DEBUG)
-        elsewhere: Any = patch.object(logging.getLogger(), "handlers", [])  # an orchestrator's, to the terminal
+        elsewhere: Any = patch.object(logging.getLogger(), "handlers", [])  # an orchestrator's, for the terminal
         with elsewhere, patch.object(sys, "stderr", said), patch.object(sys, "stdout", said):
             try:
                 yield
@@ -175,7 +176,7 @@ class Surroundings:
                 logger.setLevel(level)
                 self.seen.written.append(("log", said.getvalue().encode()))
 
-    # --- what is replaced ---
+    # --- replacements ---
 
     def _lock(self, original: Any, file: Any, operation: int) -> None:
         process = self.running
@@ -193,7 +194,7 @@ class Surroundings:
                 return
 
     def _new_key(self) -> bytes:
-        """Draw the key of a release: the same for the same request in every history, as often as it is drawn."""
+        """Derive the key of a release from the request's label and the number of draws, equal in every history."""
         process = self.running
         label = self.labels.get(process.name, "nobody") if process else "nobody"
         self._drawn[label] += 1
@@ -207,7 +208,7 @@ class Surroundings:
         return total
 
     def on_file(self, event: str, arguments: tuple[Any, ...]) -> None:
-        """Make a step of whatever touches a file of the world, and keep what is about to go."""
+        """Make every access to a file of the world a step, and record files before they are removed."""
         if self._is_looking or self.running is None:
             return
         within = self._within(arguments[0])
@@ -229,7 +230,7 @@ class Surroundings:
                 self.pointer(Path(target).stem, Path(os.fsdecode(arguments[0])).read_bytes())
 
     def pointer(self, name: str, payload: bytes) -> None:
-        """Note what a pointer file shows from now on, and what of it is committed."""
+        """Record the new content of a pointer file, and the committed versions of its name."""
         with self._looking(), suppress(ValueError):
             self.seen.pointers.append((self.scheduler.step, name, json.loads(payload), self._recorded(name)))
 
@@ -242,7 +243,7 @@ class Surroundings:
             self._is_looking = before
 
     def keep(self, path: Path) -> None:
-        """Keep the content of a file, or of everything in a folder."""
+        """Record the content of a file, or of all files in a folder."""
         for found in [path] if path.is_file() else sorted(path.rglob("*")):
             if found.is_file():
                 within = found.relative_to(self.root).as_posix()
@@ -264,7 +265,7 @@ _is_hooked = False
 
 @contextmanager
 def _watched(surroundings: Surroundings) -> Iterator[None]:
-    """Let the audit hook, which can be installed but never taken away, tell these surroundings."""
+    """Connect the audit hook to this environment; a hook can be installed but never removed."""
     global _watching, _is_hooked
     if not _is_hooked:
         sys.addaudithook(_audit)

@@ -1,12 +1,10 @@
-"""A few simulated histories of the real code, the proof that a seed decides all of one, and that a fault is found.
+"""Simulated histories of the real code, planted faults, and tests of the tools that play and check them.
 
-`make integration` plays more of them, and `make soak-histories` two thousand and every planted fault.
-
-The search for an order that explains the answers of a budget.
-
-The scheduler of simulated processes.
-
-The verdict of the soak: what counts as having found a planted fault; and the commands of histories.md.
+- A few histories are played, a seed determines a whole history, and a planted fault is found. `make integration` plays
+  more histories; `make soak-histories` plays two thousand, and every planted fault.
+- The search for an order that explains the answers of a budget.
+- The scheduler of simulated processes.
+- The verdict of the soak, the criterion for finding a planted fault, and the commands of histories.md.
 """
 
 import os
@@ -40,7 +38,7 @@ from tests.histories.worlds import found_template
 Judged = Callable[..., tuple[History, list[Violation]]]
 
 SEEDS = (1, 4)
-"""Histories on SQLite and in a folder, with kills, jumps of the clock, a full disk and a restored database."""
+"""Histories on SQLite and in a folder, with kills, clock jumps, a full disk and a restored database."""
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +47,7 @@ def judged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Judged]:
     base = tmp_path_factory.mktemp("histories")
     with pytest.MonkeyPatch.context() as patch:
         for name in ("DPCA_HOME", "DPCA_STATE_FOLDER", "DPCA_KEY_FOLDER", "DPCA_DATABASE_URL", "DPCA_STORE_URL"):
-            patch.setenv(name, os.environ.get(name, ""))  # and put back afterwards
+            patch.setenv(name, os.environ.get(name, ""))  # restored afterwards
         template, world = found_template(base / "template" / "home"), World(home=base / "lane" / "home")
         world.home.parent.mkdir()
 
@@ -98,7 +96,7 @@ def test_a_planted_fault_is_found_and_its_story_is_short(judged: Judged) -> None
 
 @pytest.fixture(scope="module")
 def restored(judged: Judged) -> Plan:
-    """Restore a copy that lacks a release which began: an operator's acceptance charges it again."""
+    """Restore a copy that lacks a release which began; the operator's acceptance charges the release again."""
     script = (Act(kind="fit", number=0, name="north"),)
     quiet = Plan(seed=0, database="file", store="folder", scripts=(script,), faults=(), switching=0.0)
     begun = _steps(judged(quiet)[0]).index(("p0", "begin.row_committed")) + 1
@@ -132,7 +130,7 @@ def test_what_nobody_accepted_explains_no_charge(judged: Judged, restored: Plan)
 
 
 def _steps(history: History) -> list[tuple[str, str]]:
-    """Return who reached what at each step, from the first."""
+    """Return the process and the description of each step, from the first."""
     return [(who, what) for who, what in history.scheduler.trace if not what.startswith("waits for ")]
 
 

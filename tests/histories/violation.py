@@ -1,4 +1,4 @@
-"""What may be wrong with a history, by the name of the check that says so."""
+"""Violations of a history, by the name of the check that reports them."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -33,11 +33,11 @@ Check = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """What a check found wrong, in words."""
+    """One violation, described in words."""
 
     check: Check
     told: str
 
     def __str__(self) -> str:
-        """Write it as one line."""
+        """Format the violation as one line."""
         return f"{self.check}: {self.told}"

@@ -1,7 +1,7 @@
-"""The world of histories: one small dataset, one budget that not everything fits into, and one stream.
+"""World of histories, with one small dataset, one stream, and a budget that does not fit all requests.
 
-A world is founded once. Every history then begins with the same bytes at the same place, in a folder and a database
-that are filled anew, so that what this process remembers of a database stays true.
+A world is created once. Every history then starts with the same bytes at the same place. Its folder and database are
+refilled, so that this process's caches about a database stay valid.
 """
 
 import json
@@ -44,12 +44,12 @@ DELTA, FEATURES, RECORDS, TICKS = 1e-7, 3, 60, 12
 NAMES = ("north", "south")
 REQUESTS = 6
 FITTING = 3.5
-"""How many of the dearer requests fit into the budget, beside the stream."""
+"""Number of the more expensive requests that fit into the budget, in addition to the stream."""
 SETTINGS = Settings(cluster="none")
 
 
 def request_of(number: int, *, name: str = NAMES[0]) -> SubspaceRequest:
-    """Return a request by its number; the name under which it is published makes it no other release."""
+    """Return a request by its number; the name to publish does not make it a different release."""
     settings = {"iterations": "2", "oversampling": "1"} if number % 3 == 2 else {}
     return SubspaceRequest(
         dataset=DATASET,
@@ -65,7 +65,7 @@ def request_of(number: int, *, name: str = NAMES[0]) -> SubspaceRequest:
 
 @cache
 def cost_of(number: int) -> Fraction:
-    """Return what a request costs, as the square of mu."""
+    """Return the cost of a request, as mu squared."""
     request = request_of(number)
     assert request.epsilon is not None
     problem = Problem(n_features=FEATURES, clip_norm=float(request.clip_norm))
@@ -76,13 +76,13 @@ def cost_of(number: int) -> Fraction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Template:
-    """What every history begins with.
+    """The initial state of every history.
 
     Attributes
     ----------
-    world : World, founded and left alone
+    world : World, created once and then unchanged
     tables : mapping of table to its rows, of a world on PostgreSQL
-    stream : Fraction, what the stream costs
+    stream : Fraction, the cost of the stream
     epsilon : float, the budget
     """
 
@@ -98,7 +98,7 @@ class Template:
 
 
 def found_template(home: Path, *, url: str = "", objects: bool = False) -> Template:
-    """Found a world in this process, and run each kind of release once elsewhere so that all is loaded and compiled."""
+    """Create a world, and run each kind of release once in another one to load and compile all code."""
     world = World(home=home, url=url)
     home.parent.mkdir(exist_ok=True)
     enter(world, objects=objects)
@@ -134,7 +134,7 @@ def found_template(home: Path, *, url: str = "", objects: bool = False) -> Templ
 
 
 def warm_up(world: World, *, objects: bool = False) -> None:
-    """Load and compile in this process what histories need."""
+    """Load and compile in this process everything that histories need."""
     enter(world, objects=objects)
     with in_memory(world.home / "objects" if objects else None):
         for number in (0, 2):
@@ -145,7 +145,7 @@ def warm_up(world: World, *, objects: bool = False) -> None:
 
 
 def enter(world: World, *, objects: bool) -> None:
-    """Make this process live in a world."""
+    """Point this process to a world."""
     world.enter()
     os.environ.pop("DPCA_STORE_URL", None)
     if objects:
@@ -153,7 +153,7 @@ def enter(world: World, *, objects: bool) -> None:
 
 
 def renew(template: Template, world: World) -> None:
-    """Make a world what the template is."""
+    """Reset a world to the state of the template."""
     for kept, used in ((template.world.home, world.home), (template.world.state, world.state)):
         shutil.rmtree(used, ignore_errors=True)
         shutil.copytree(kept, used)
@@ -165,7 +165,7 @@ def renew(template: Template, world: World) -> None:
 
 
 def dump(world: World) -> Mapping[str, bytes]:
-    """Return a copy of a database at one moment, whoever is at work on it."""
+    """Return a copy of a database at one moment, regardless of concurrent users."""
     if not world.url:
         with closing(sqlite3.connect(world.home / "dpca.sqlite")) as file, closing(sqlite3.connect(":memory:")) as copy:
             file.backup(copy)
@@ -180,7 +180,7 @@ def dump(world: World) -> Mapping[str, bytes]:
 
 
 def load(world: World, tables: Mapping[str, bytes]) -> None:
-    """Put a copy of a database in its place; nobody may be at work on it."""
+    """Restore a copy of a database; no other process may be using it."""
     if not world.url:
         for path in world.home.glob("dpca.sqlite*"):
             path.unlink()
@@ -189,7 +189,7 @@ def load(world: World, tables: Mapping[str, bytes]) -> None:
         path.write_bytes(tables[""])
         return
     with connect_from_outside(world.url) as server, server.transaction():
-        server.execute("SET LOCAL session_replication_role = replica")  # the record's triggers and keys stand aside
+        server.execute("SET LOCAL session_replication_role = replica")  # disables the ledger's triggers and keys
         for table in tables:
             server.execute(sql.SQL("DELETE FROM {}").format(sql.Identifier(table)))
         for table, payload in tables.items():

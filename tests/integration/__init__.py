@@ -1,6 +1,6 @@
-"""The whole pipeline on loopback, with every part real; run it with ``python -m tests.integration``."""
+"""Integration test of the whole pipeline on loopback, with real services; run ``python -m tests.integration``."""
 
 S3_ACCOUNTS = "DPCA_INTEGRATION_S3_ACCOUNTS"
-"""An environment variable of JSON for the S3 server: the two parts of each account's key, by account name."""
+"""Environment variable for the S3 server, JSON that maps each account name to the two parts of its key."""
 
 BUCKET = "dpca"

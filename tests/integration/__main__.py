@@ -1,4 +1,7 @@
-"""Start everything, release until the budget refuses, kill each part, try every door, stop, and watch a terminal."""
+"""Integration test: start all services, release until the budget refuses, and inject faults.
+
+It also tries to access each service with wrong credentials, and times the output of commands in a terminal.
+"""
 
 import os
 import shutil
@@ -11,9 +14,9 @@ from typing import NoReturn
 
 
 def main() -> int:
-    """Run it all; the last line counts."""
+    """Run everything; the last line of the output has the counts."""
     root = Path(tempfile.mkdtemp(prefix="dpca-integration-"))
-    root.chmod(0o711)  # PostgreSQL's own account must get through
+    root.chmod(0o711)  # PostgreSQL's own account must be able to traverse the folder
     tempfile.tempdir = str(root)
     os.environ["PREFECT_HOME"] = str(root / "prefect")  # before prefect is imported
     for asked in (signal.SIGTERM, signal.SIGINT):
@@ -55,7 +58,7 @@ def main() -> int:
         raise
     except Failure as failure:
         return _failed(str(failure), root)
-    except Exception as error:  # noqa: BLE001 - one line for whatever goes wrong
+    except Exception as error:  # noqa: BLE001 - any error is reported in one line
         return _failed(f"{type(error).__name__}: {error}", root)
     for process in left:
         os.kill(process, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""One curator on a machine with others: killed commands leave no process, and no other user gets in at any stage."""
+"""A curator on a shared machine: killed commands leave no process, and other users get no access at any stage."""
 
 import json
 import os
@@ -23,14 +23,14 @@ FIT = (
 
 
 def work_alone(processes: Processes, say: Callable[[str], None]) -> None:
-    """Kill a fit while its server starts and while it computes, then finish it with a stranger beside it."""
+    """Kill a fit while its server starts and while it computes, then finish it while another user tries to get in."""
     root = processes.root
     places = {"DPCA_HOME": str(root / "alone"), "PREFECT_HOME": str(root / "prefect-alone"), "DPCA_LOG": "text"}
     environment = PREFECT_DEFAULTS | places | {"DPCA_CLUSTER": "local", "DPCA_WORKERS": "2"}
     source = write_rows(root / "neighbours.svm", seed=3, features=FEATURES)
     told = ("--name", "neighbours", "--features", str(FEATURES), "--records-at-most", "100000", "--direct")
     processes.expect(BIN / "dpca", "dataset", "ingest", source, *told, environment=environment)
-    terms = ("--epsilon", "0.6", "--delta", "1e-6")  # one release, however often it is tried
+    terms = ("--epsilon", "0.6", "--delta", "1e-6")  # one release, regardless of the number of attempts
     processes.expect(BIN / "dpca", "budget", "open", "neighbours", *terms, environment=environment)
     for stage, reached in {
         "its server starts": lambda log, living: any("server_process" in _command(pid) for pid in living),
@@ -56,7 +56,7 @@ def work_alone(processes: Processes, say: Callable[[str], None]) -> None:
 def _kill(
     processes: Processes, environment: dict[str, str], stage: str, reached: Callable[[Path, list[int]], bool]
 ) -> int:
-    """Kill a fit, and nothing that it started, at a stage; return how many processes that ended."""
+    """Kill a fit, but none of its children, at a stage; return the number of processes that this ended."""
     name, log = f"fit {stage}", processes.root / f"fit-{stage.replace(' ', '-')}.log"
     with log.open("wb") as out:
         fit = subprocess.Popen(

@@ -1,4 +1,7 @@
-"""Files that arrive move the champion unattended; a release of noise is held; a low budget pauses the loop."""
+"""Unattended refresh of the champion by arriving files.
+
+A release of mere noise is held, and a low budget pauses the loop.
+"""
 
 import json
 from pathlib import Path
@@ -12,13 +15,13 @@ from tests.integration.processes import BIN, check, wait_until
 from tests.integration.schedules import Job
 from tests.integration.services import Stack
 
-EPSILON, NOISE, BUDGET = 4.0, 1e-3, 6.0  # one of 4 at this delta leaves 51 percent, two leave 1
+EPSILON, NOISE, BUDGET = 4.0, 1e-3, 6.0  # one release of epsilon 4 at this delta leaves 51 percent, two leave 1
 DEPLOYMENT, AUTOMATIONS = "refresh-subspace/release-arrivals", "deployments/automations.yaml"
 BLOCK = "import sys; from prefect.blocks.system import Secret; Secret(value=sys.argv[1]).save('dpca-webhook-url')"
 
 
 def refresh_unattended(stack: Stack) -> int:
-    """Let a schedule take two files; return how many notices its webhook got."""
+    """Let a schedule process two files; return the number of notices that its webhook received."""
     inbox = stack.root / "inbox"
     arrived = f"arrived-{DATASET}"
     asked: dict[str, Any] = {"inbox": str(inbox), "dataset": arrived, "population": arrived, "features": FEATURES}
@@ -51,7 +54,7 @@ def refresh_unattended(stack: Stack) -> int:
 
 
 def _by_hand(stack: Stack, asked: dict[str, Any], _: Path) -> None:
-    """Take the first file by the command: it has no champion to be compared with."""
+    """Process the first file by the command, because there is no champion to compare it with."""
     stack.dpca(
         *("subspace", "refresh", asked["inbox"], asked["dataset"], "--population", asked["population"]),
         *("--features", FEATURES, "--records-at-most", 4_000, "--components", 2, "--epsilon", EPSILON),
@@ -60,7 +63,7 @@ def _by_hand(stack: Stack, asked: dict[str, Any], _: Path) -> None:
 
 
 def _once(stack: Stack, parameters: dict[str, Any]) -> UUID:
-    """Have the deployment run once; a schedule of noise could leave a run behind, which takes the next file."""
+    """Run the deployment once; a noise-only schedule could leave a run behind, which would take the next file."""
     with stack.client() as client:
         run = client.create_flow_run_from_deployment(_deployed(stack).id, parameters=parameters).id
     return run
@@ -72,7 +75,7 @@ def _champion(stack: Stack, asked: dict[str, Any]) -> int:
 
 
 def _check_notices(hook: Webhook) -> None:
-    """Check what the webhook was told by the runs of the worker; its address is in a block of Prefect alone."""
+    """Check the notices of the worker's runs to the webhook; only a block of Prefect contains the webhook's address."""
     found = [told["event"].removeprefix("dpca.") for told in hook.told]
     check(found.count("release.held") == 1, f"the webhook was told {found}")
     check(found.count("release.promoted") == 1, f"the webhook was told {found}")

@@ -1,4 +1,4 @@
-"""Knock at every door with the wrong key: nobody without the right certificate, password or key gets in."""
+"""Attempts to access each service with wrong credentials: wrong certificate, password or key."""
 
 import gc
 import logging
@@ -19,7 +19,7 @@ from tests.integration.services import Stack
 
 
 def keep_strangers_out(stack: Stack) -> int:
-    """Try all wrong ways in; return how many were tried."""
+    """Try all wrong credentials; return the number of attempts."""
     logging.getLogger("distributed").setLevel(logging.CRITICAL)
     return sum((_knock_at_dask(stack), _knock_at_postgresql(stack), _knock_at_the_store(stack)))
 
@@ -107,7 +107,7 @@ def _refused(who: str, attempt: Callable[[], object], kind: type[Exception]) -> 
         pass
     else:
         raise Failure(f"{who} was let in")
-    gc.collect()  # a client of Dask that was refused closes itself when it is found, which blocks while another starts
+    gc.collect()  # a refused Dask client closes when it is collected, which would block while another one starts
 
 
 def _one_line(told: str, who: str, words: str) -> None:

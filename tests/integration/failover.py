@@ -1,7 +1,7 @@
-"""The ledger on a PostgreSQL primary that is killed under load: what its streaming standby knows, and what it may lack.
+"""Failover of the ledger's PostgreSQL primary under load, to a synchronous and an asynchronous standby.
 
-With a synchronous standby nothing that was acknowledged is lost, and whatever had begun finishes as it would have. With
-an asynchronous one charges may be lost: then the ledger is locked before anything is written, and never overspent.
+With a synchronous standby, no acknowledged change is lost, and all releases in progress finish normally. With an
+asynchronous one, charges may be lost. Then the ledger is locked before anything is written, and is never overspent.
 """
 
 import json
@@ -29,14 +29,14 @@ from tests.postgres import Server, running_server
 SPENDERS = 3
 _COMMITTED = "commit.row_committed"
 POINTS = ("reserve.row_committed", "begin.row_committed", "keep.row_committed", _COMMITTED)
-"""Where the primary dies in a release, between its charge and its version."""
+"""Crash points at which the primary is killed, between the charge of a release and its version."""
 _SENDING = "SELECT count(*) FROM pg_stat_replication WHERE state = 'streaming'"
 _IN_STEP = "SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'sync'"
 _WAITING = "SELECT pid FROM pg_stat_activity WHERE wait_event = 'SyncRep' LIMIT 1"
 
 
 def fail_over(root: Path, say: Callable[[str], None]) -> None:
-    """Kill the primary of a synchronous standby, then that of an asynchronous one."""
+    """Kill the primary of a synchronous standby, then the primary of an asynchronous one."""
     for kind, scene in {"synchronous": _nothing_is_lost, "asynchronous": _a_loss_is_noticed}.items():
         folder = root / f"failover-{kind}"
         folder.mkdir(mode=0o700)
@@ -51,7 +51,7 @@ def fail_over(root: Path, say: Callable[[str], None]) -> None:
 def _kill_at_each_point(
     folder: Path, scene: Callable[["_Loss"], str], *, kind: str, say: Callable[[str], None]
 ) -> None:
-    """Kill the primary at a point between charge and version, again and again, each time with a new standby."""
+    """Kill the primary at each point between charge and version, with a new standby each time."""
     folder.mkdir(mode=0o700)
     with ExitStack() as stack:
         primary, found = stack.enter_context(running_server()), []
@@ -68,7 +68,7 @@ def _kill_at_each_point(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Loss:
-    """One release during which the primary dies."""
+    """One release during which the primary is killed."""
 
     primary: Server
     standby: Server
@@ -77,11 +77,11 @@ class _Loss:
     told: list[dict[str, Any]] = field(default_factory=list)
 
     def tell(self, what: str, **facts: Any) -> None:
-        """Note what the ledger acknowledged."""
+        """Record an acknowledgement of the ledger."""
         self.told.append({"what": what, **facts})
 
     def answers(self) -> dict[int, set[str]]:
-        """Return the answers to each step that left the ledger."""
+        """Return the digests of all answers that the ledger acknowledged, by step."""
         found: dict[int, set[str]] = {}
         for entry in self.told:
             if entry["what"] == "kept":
@@ -89,7 +89,7 @@ class _Loss:
         return found
 
     def lose(self) -> None:
-        """Make the release, and kill the primary at the point."""
+        """Make the release, and kill the primary at the crash point."""
         left = [self.point]
 
         def kill(reached: str) -> None:
@@ -107,11 +107,11 @@ class _Loss:
         check(not left, f"the release did not reach {self.point}")
 
     def finish(self, before: Counter[str]) -> str:
-        """Make the request again, and count what came of both attempts."""
+        """Repeat the request, and count the results of both attempts."""
         spend(Workspace.open(), self.run, self.tell)
         after = _count(self.standby)
         made = after - before
-        if self.point == _COMMITTED and "answers" not in made:  # the standby lacked them, and nothing asks any more
+        if self.point == _COMMITTED and "answers" not in made:  # not on the standby, and never requested again
             made["answers"] = STEPS
         check(made == _ONE, f"{self.point}: one release made {dict(made)} of {dict(_ONE)}")
         check(all(len(digests) == 1 for digests in self.answers().values()), f"{self.point}: a step has two answers")
@@ -123,7 +123,7 @@ class _Loss:
 
 
 def _resume_at(loss: _Loss) -> str:
-    """Lose a primary whose standby has all that was acknowledged, and go on there."""
+    """Lose a primary whose standby has everything that was acknowledged, and resume at the standby."""
     loss.primary.run("postgres", "ALTER SYSTEM SET synchronous_standby_names = '*'", "SELECT pg_reload_conf()")
     wait_until("the standby is synchronous", lambda: loss.primary.run("postgres", _IN_STEP))
     before = _count(loss.primary)
@@ -137,7 +137,7 @@ def _resume_at(loss: _Loss) -> str:
 
 
 def _accept_and_resume_at(loss: _Loss) -> str:
-    """Lose a primary whose standby was cut off before the release: nothing of it may be forgotten that was noised."""
+    """Lose a primary whose standby was cut off before the release; no noised answer may be forgotten."""
     _cut_off(loss.primary, loss.standby)
     before = _count(loss.primary)
     loss.lose()
@@ -148,7 +148,7 @@ def _accept_and_resume_at(loss: _Loss) -> str:
         accepted = Workspace.open(accept_restored="the standby lacked what was acknowledged")
         check(len(accepted.recharged) >= noised, f"{loss.point}: answers left, and were not charged again")
     result = loss.finish(before)
-    loss.primary.start()  # the old one is back, takes writes too, and is named first
+    loss.primary.start()  # the old primary is back, accepts writes too, and is listed first
     _must_be_locked(Workspace.open)
     return result
 
@@ -163,7 +163,7 @@ def _must_be_locked(attempt: Callable[[], object]) -> None:
 
 
 def _cut_off(primary: Server, standby: Server) -> None:
-    """Let a standby have everything until now, and nothing after."""
+    """Let a standby catch up, and then disconnect it."""
     position = primary.run("postgres", "SELECT pg_current_wal_lsn()")
     caught_up = f"SELECT pg_last_wal_replay_lsn() >= '{position}'"
     wait_until("the standby catches up", lambda: standby.run("postgres", caught_up))
@@ -175,7 +175,7 @@ _ONE = Counter({"releases": 1, "charges": 1, "answers": STEPS, "versions": 1})
 
 
 def _count(server: Server) -> Counter[str]:
-    """Count the releases, their charges, the answers to their steps, and the versions."""
+    """Count the releases, their charges, their step answers, and the versions."""
     statements = {
         "releases": "SELECT count(*) FROM release WHERE state <> 'abandoned'",
         "charges": "SELECT count(*) FROM event WHERE name = 'release_reserved'",
@@ -187,7 +187,7 @@ def _count(server: Server) -> Counter[str]:
 
 @contextmanager
 def _settings(folder: Path, primary: Server, standby: Server) -> Iterator[Mapping[str, str]]:
-    """Name the ledger to this process and to others, as the guide does: whichever of the two servers takes writes."""
+    """Configure the ledger as the guide does: its address is whichever of the two servers accepts writes."""
     hosts = "&".join(f"host=127.0.0.1:{server.port}" for server in (primary, standby))
     environment = {
         "DPCA_HOME": str(folder / "home"),
@@ -206,7 +206,7 @@ def _settings(folder: Path, primary: Server, standby: Server) -> Iterator[Mappin
 def _nothing_is_lost(
     processes: Processes, environment: Mapping[str, str], primary: Server, standby: Server, say: Callable[[str], None]
 ) -> None:
-    """Kill the primary under load; the processes go on at the standby, and one that is killed too is resumed."""
+    """Kill the primary under load; the processes continue at the standby, and a killed process is resumed."""
     primary.run("postgres", "ALTER SYSTEM SET synchronous_standby_names = '*'", "SELECT pg_reload_conf()")
     wait_until("the standby is synchronous", lambda: primary.run("postgres", _IN_STEP))
     spenders = _start(processes, environment)
@@ -232,7 +232,7 @@ def _nothing_is_lost(
 def _nothing_is_acknowledged_alone(
     processes: Processes, environment: Mapping[str, str], alone: Server, say: Callable[[str], None]
 ) -> None:
-    """Let a primary wait for a standby that is away, and end the wait by hand: no charge is acknowledged."""
+    """Let a primary wait for an absent standby, and cancel the wait by hand: no charge is acknowledged."""
     alone.run("postgres", "ALTER SYSTEM SET synchronous_standby_names = '*'", "SELECT pg_reload_conf()")
     (processes.root / "stop").unlink()
     told = len(_told(processes.root))
@@ -280,7 +280,7 @@ def _a_loss_is_noticed(
 
 
 def _check_record(folder: Path) -> None:
-    """Finish what had begun, and compare the ledger with all that was acknowledged."""
+    """Finish all releases in progress, and compare the ledger with everything that was acknowledged."""
     entries = _told(folder)
     runs = {entry["run"] for entry in entries if "run" in entry}
 
@@ -333,7 +333,7 @@ def _spender(processes: Processes, environment: Mapping[str, str], number: int) 
 
 
 def _told(folder: Path, what: str | None = None) -> list[dict[str, Any]]:
-    """Return what the spenders wrote down, whole lines alone."""
+    """Return the complete lines that the spenders wrote."""
     lines = [line for path in sorted(folder.glob("*.jsonl")) for line in path.read_text().split("\n")[:-1]]
     return [entry for entry in map(json.loads, lines) if what in (None, entry["what"])]
 

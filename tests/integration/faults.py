@@ -1,4 +1,4 @@
-"""Kill each part while a scheduled run computes, bring it back, and count what that cost: one release, charged once."""
+"""Faults of each service during a scheduled run; after recovery there must be one release, charged once."""
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -28,7 +28,7 @@ FIT: Mapping[str, Any] = {
 
 
 def survive_faults(stack: Stack, say: Callable[[str], None]) -> None:
-    """Kill the worker, the scheduler, PostgreSQL and the store in turn, each during a run of its own."""
+    """Kill the worker, the scheduler, PostgreSQL and the store, each during a separate run."""
     ingest(stack, PEOPLE, write_rows(stack.root / "crowd.svm", seed=9, features=FEATURES), features=FEATURES)
     stack.dpca("budget", "open", PEOPLE, "--epsilon", 4, "--delta", 1e-6)
     job = Job(stack, "fit-subspace/release-weekly", FIT)
@@ -36,7 +36,7 @@ def survive_faults(stack: Stack, say: Callable[[str], None]) -> None:
         run, told = job.fire(), stack.worker.log.stat().st_size
         steps = wait_until("a run computes", partial(_steps, stack, number))
         kill()
-        if part != WORKER:  # whose death nobody is left to notice
+        if part != WORKER:  # no process is left to notice a worker's death
             wait_until(f"the run meets the death of {part}", partial(_noticed, stack, told))
         revive(run)
         ended = job.ending(run)
@@ -47,7 +47,7 @@ def survive_faults(stack: Stack, say: Callable[[str], None]) -> None:
 
 
 def _faults(stack: Stack, job: Job) -> Iterator[tuple[str, Callable[[], None], Callable[[UUID], None]]]:
-    """Yield each part, how it is killed, and what an operator does then for a run."""
+    """Yield each service, the function that kills it, and the operator's recovery for a run."""
 
     def new_worker(run: UUID) -> None:
         stack.worker.start()
@@ -69,7 +69,7 @@ def _noticed(stack: Stack, told: int) -> bool:
 
 
 def _steps(stack: Stack, number: int) -> int | None:
-    """Return the steps that the newest release kept, once there are some and before there are all."""
+    """Return the number of stored steps of the newest release, if it is between zero and all."""
     releases = stack.query("SELECT id FROM release WHERE population = :p ORDER BY seq", p=PEOPLE)
     if len(releases) < number:
         return None
@@ -79,7 +79,7 @@ def _steps(stack: Stack, number: int) -> int | None:
 
 
 def _check_record(stack: Stack, number: int, part: str) -> None:
-    """Compare ledger, registry, store and folders: one committed release a run, and nothing besides."""
+    """Check that ledger, registry, store and folders contain exactly one committed release for each run."""
     releases = stack.query("SELECT id, state, artifact_digest FROM release WHERE population = :p", p=PEOPLE)
     states = [row.state for row in releases]
     check(states == ["committed"] * number, f"killing {part}: the releases are {states}")

@@ -1,4 +1,4 @@
-"""Ten sites as processes on loopback, with a helper and without, release what one process releases, to the bit."""
+"""Ten site processes on loopback, with and without a helper, release bitwise what one process releases."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A ledger in a process of its own is killed while a runner without rights to the database releases: one charge."""
+"""A remote ledger process is killed while a runner without database access releases: one charge."""
 
 import json
 from collections.abc import Callable
@@ -55,7 +55,7 @@ def hold_apart(stack: Stack, say: Callable[[str], None]) -> None:
 
 
 def _runner(stack: Stack, folder: Path, port: int) -> dict[str, str]:
-    """Return the variables of who releases: those of the curator, but a home of its own and nothing of the database."""
+    """Return the variables of the runner: the curator's variables, with another home and without the database."""
     held = ("DPCA_DATABASE_URL", "DPCA_STATE_FOLDER")
     environment = {name: value for name, value in stack.curator.items() if name not in held}
     return {
@@ -70,7 +70,7 @@ def _runner(stack: Stack, folder: Path, port: int) -> dict[str, str]:
 
 
 def _check_rights(stack: Stack) -> None:
-    """Check that no process of the cluster is given the database, and that the runner made none."""
+    """Check that no process of the cluster receives the database's address, and that the runner created no database."""
     for worker in stack.dask_workers:
         for process in stack.processes.marked(worker.name):
             given = Path(f"/proc/{process}/environ").read_bytes()

@@ -1,4 +1,4 @@
-"""Processes with deadlines, each in a session of its own, found by a mark in its environment; none stays behind."""
+"""Processes with deadlines in separate sessions, identified by a mark in the environment; none is left running."""
 
 import os
 import signal
@@ -11,17 +11,17 @@ from pathlib import Path
 from uuid import uuid4
 
 MARK, SERVICE = "DPCA_INTEGRATION_RUN", "DPCA_INTEGRATION_SERVICE"
-PATIENCE = 300.0  # seconds; the machine may be busy
+PATIENCE = 300.0  # seconds, because the machine may be busy
 ROOT = Path(__file__).parents[2]
 BIN = ROOT / ".venv" / "bin"
 
 
 class Failure(Exception):
-    """What was expected did not happen; the text is the one line that is printed."""
+    """An unmet expectation; its text is the one line that is printed."""
 
 
 def wait_until[T](what: str, condition: Callable[[], T | None], *, seconds: float = PATIENCE) -> T:
-    """Ask again until there is an answer; it is an error when there is none in time."""
+    """Poll until there is a result; fail at the deadline."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if answer := condition():
@@ -31,20 +31,20 @@ def wait_until[T](what: str, condition: Callable[[], T | None], *, seconds: floa
 
 
 def check(truth: object, what: str) -> None:
-    """Raise `Failure` unless something holds."""
+    """Raise `Failure` unless a condition holds."""
     if not truth:
         raise Failure(what)
 
 
 def free_port() -> int:
-    """Return a port of loopback that nobody listens at."""
+    """Return an unused port of loopback."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 def answers(port: int) -> bool:
-    """Tell whether somebody listens at a port of loopback."""
+    """Return whether a port of loopback accepts connections."""
     with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
         return True
     return False
@@ -66,7 +66,7 @@ class Processes:
     def run(
         self, *command: str | Path, environment: Mapping[str, str], seconds: float = PATIENCE
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command to its end; return it with what it printed."""
+        """Run a command to its end; return it with its output."""
         try:
             return subprocess.run(
                 command, env=self.base | dict(environment), cwd=ROOT, capture_output=True, text=True, check=False,
@@ -85,19 +85,22 @@ class Processes:
     def service(
         self, name: str, *command: str | Path, environment: Mapping[str, str], ready: Callable[[str], object]
     ) -> "Service":
-        """Start a service and wait until it is ready, which may be told from what it printed."""
+        """Start a service and wait until it is ready, optionally by its output."""
         made = Service(self, name, command, environment, ready)
         self._services.append(made)
         made.start()
         return made
 
     def stop(self) -> None:
-        """Stop all services, the last one first."""
+        """Stop all services in reverse order."""
         for service in reversed(self._services):
             service.stop()
 
     def marked(self, service: str | None = None) -> list[int]:
-        """Return the living processes of this run, or of one service; servers that rewrite theirs show their folder."""
+        """Return the living processes of this run, or of one service.
+
+        Servers that rewrite their environment are recognized by their folder.
+        """
         wanted = [f"{MARK}={self.mark}"] + ([] if service is None else [f"{SERVICE}={service}"])
         found = []
         for folder in Path("/proc").glob("[0-9]*"):
@@ -110,7 +113,7 @@ class Processes:
 
 
 class Service:
-    """One long-running process and whatever it starts."""
+    """One long-running process with its children."""
 
     def __init__(
         self,
@@ -126,11 +129,11 @@ class Service:
 
     @property
     def log(self) -> Path:
-        """Where its output goes."""
+        """The file of its output."""
         return self._processes.root / f"{self.name}.log"
 
     def start(self) -> None:
-        """Start it and wait until it is ready."""
+        """Start the service and wait until it is ready."""
         environment = self._processes.base | {SERVICE: self.name} | dict(self._environment)
         before = self.log.stat().st_size if self.log.exists() else 0
         with self.log.open("ab") as log:
@@ -149,16 +152,16 @@ class Service:
         wait_until(f"{self.name} is ready", is_ready)
 
     def ending(self) -> int:
-        """Wait until it ends by itself; return its status."""
+        """Wait until it ends by itself; return its exit status."""
         assert self._running is not None
         return self._running.wait(PATIENCE)
 
     def kill(self) -> None:
-        """End it and all that it started at once, without a last word."""
+        """Kill it and all its children, without a shutdown."""
         self._end(signal.SIGKILL)
 
     def stop(self) -> None:
-        """Ask it to end, then make it."""
+        """Request it to end, then kill it."""
         self._end(signal.SIGTERM)
         self._end(signal.SIGKILL)
 

@@ -1,4 +1,4 @@
-"""A schedule releases snapshot after snapshot until its budget is spent; others consume what it released."""
+"""A schedule releases each new snapshot until the budget is spent; a consumer uses the releases."""
 
 import json
 import re
@@ -55,7 +55,7 @@ def ingest(stack: Stack, name: str, source: Path, *, features: int = FEATURES, b
 
 
 def release_until_refused(stack: Stack) -> tuple[int, int]:
-    """Let the schedule fire four times, each on a new snapshot; return how many released and how many were refused."""
+    """Let the schedule run four times, each on a new snapshot; return the numbers of releases and of refusals."""
     job = Job(stack, "fit-subspace/release-weekly", FIT)
     snapshots, left, runs, refused = [], [], 0, 0
     for number in range(1, 5):
@@ -84,14 +84,14 @@ def release_until_refused(stack: Stack) -> tuple[int, int]:
 
 
 def consume(stack: Stack, version: int) -> None:
-    """Load the champion in a process that has no way to the database, and only a key that reads the registry."""
+    """Load the champion in a process without database access, whose key only reads the registry."""
     printed = stack.processes.expect(BIN / "python", "-c", _CONSUMER, environment=stack.consumer)
     (row,) = stack.query("SELECT digest FROM version WHERE name = 'people-map' AND version = :version", version=version)
     check(printed.split() == [f"people-map@{version}", row.digest], f"the consumer loaded {printed!r}")
 
 
 def _left(shown: Mapping[str, Artifact]) -> float:
-    """Read what a budget has left from the table that a run attached."""
+    """Read the remaining budget from the table that a run attached."""
     check("budget-people" in shown, f"a run attached {sorted(shown)}")
     found = re.search(r"left for one release ([0-9.]+)", str(shown["budget-people"].description))
     return float(found[1]) if found else -1.0

@@ -1,8 +1,8 @@
-"""A program for `.venv-tools`: an S3 server that outlives its own death, and lets each account do what its policy says.
+"""A program for `.venv-tools`: an S3 server that survives a kill, and enforces the policy of each account.
 
-moto keeps objects in memory. Here each request that changed something is written to a journal before it is answered,
-and a server that starts replays the journal. Accounts and keys come from the environment, policies from
-``deployments/s3``; signatures are verified.
+moto keeps objects in memory. Here each modifying request is written to a journal before it is answered, and the server
+replays the journal when it starts. Accounts and keys come from the environment, policies from ``deployments/s3``;
+signatures are verified.
 """
 
 import base64
@@ -33,14 +33,14 @@ Environ = dict[str, Any]
 
 
 class Journalled:
-    """The server's application, and the requests that it answered."""
+    """The application of the server, with a journal of the requests that it answered."""
 
     def __init__(self, application: Any, journal: BinaryIO) -> None:
         self._application, self._journal = application, journal
         self._one_at_a_time = Lock()
 
     def __call__(self, environ: Environ, start_response: Callable[..., Any]) -> Iterable[bytes]:
-        """Answer one request; one that changed something is on disk before the answer leaves."""
+        """Answer one request; a modifying request is on disk before its answer is sent."""
         body = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
         request = {name: value for name, value in environ.items() if isinstance(value, str)}
         with self._one_at_a_time:
@@ -56,7 +56,7 @@ class Journalled:
         return answer
 
     def replay(self) -> None:
-        """Do again what was done before; what was half written when the server died was never answered."""
+        """Replay the journal; a half-written last entry was never answered."""
         whole, _, _ = self._journal.read().rpartition(b"\n")
         for line in whole.splitlines():
             request = json.loads(line)
@@ -65,7 +65,7 @@ class Journalled:
         self._journal.seek(0, os.SEEK_END)
 
     def create_bucket(self) -> None:
-        """Make the bucket, as its operator; again is fine."""
+        """Create the bucket as the operator, unless it exists."""
         self._ask(
             {
                 "REQUEST_METHOD": "PUT",
@@ -88,7 +88,7 @@ def add_account(name: str, key_id: str, secret: str) -> None:
     accounts.create_user(region_name="us-east-1", user_name=name)
     policy = json.loads((POLICIES / f"{name}.json").read_text())
     for statement in policy["Statement"]:
-        statement.pop("Condition", None)  # moto knows the conditions of trust alone, and denies all others
+        statement.pop("Condition", None)  # moto supports conditions only in trust policies, and denies all others
     accounts.put_user_policy(name, "all", json.dumps(policy))
     key = accounts.create_access_key(name)
     key.access_key_id, key.secret_access_key = key_id, secret

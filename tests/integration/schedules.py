@@ -1,4 +1,4 @@
-"""Schedules of a deployment: activate one, wait for the run that it fires, and see how that run ends."""
+"""Activation of a deployment's schedule, and waiting for the start and the end of its run."""
 
 from collections.abc import Mapping
 from contextlib import suppress
@@ -28,7 +28,7 @@ EVERY, SOON = timedelta(seconds=30), timedelta(seconds=6)  # later than the next
 
 
 class Job:
-    """A deployment and the parameters that its schedule here gives it."""
+    """A deployment and the parameters that its schedule passes."""
 
     def __init__(self, stack: Stack, deployment: str, parameters: Mapping[str, Any]) -> None:
         self._stack, self._parameters = stack, dict(parameters)
@@ -42,7 +42,7 @@ class Job:
         self._seen = {run.id for run in self._started()}
 
     def fire(self) -> UUID:
-        """Schedule the job until one run of it started; return the run."""
+        """Schedule the job until one run of it has started; return the run."""
         schedule = IntervalSchedule(interval=EVERY, anchor_date=datetime.now(UTC) + SOON, timezone="UTC")
         asked = DeploymentScheduleCreate(schedule=schedule, active=True, parameters=self._parameters, slug="often")
         with self._stack.client() as client:
@@ -55,10 +55,10 @@ class Job:
         return run.id
 
     def ending(self, run: UUID) -> FlowRun:
-        """Wait until a run ended; return it."""
+        """Wait until a run has ended; return it."""
 
         def ended() -> FlowRun | None:
-            with suppress(HTTPError), self._stack.client() as client:  # its database may just be starting again
+            with suppress(HTTPError), self._stack.client() as client:  # its database may be restarting
                 found = client.read_flow_run(run)
                 return found if found.state is not None and found.state.is_final() else None
             return None
@@ -66,13 +66,13 @@ class Job:
         return wait_until("a scheduled run ends", ended)
 
     def artifacts(self, run: UUID) -> dict[str, Artifact]:
-        """Return what a run attached, by key."""
+        """Return the artifacts that a run attached, by key."""
         with self._stack.client() as client:
             wanted = ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[run]))
             return {str(artifact.key): artifact for artifact in client.read_artifacts(artifact_filter=wanted)}
 
     def retry(self, run: UUID) -> None:
-        """Do what an operator does about a run whose process is gone: have it run again."""
+        """Retry a run whose process is gone, as an operator would."""
         with self._stack.client() as client:
             client.set_flow_run_state(run, AwaitingRetry(scheduled_time=datetime.now(UTC)), force=True)
 

@@ -1,4 +1,4 @@
-"""The services of the pipeline: PostgreSQL, an S3 store, Prefect and its worker, and a Dask cluster under TLS."""
+"""Services of the pipeline: PostgreSQL, an S3 store, Prefect with its worker, and a Dask cluster under TLS."""
 
 import json
 import os
@@ -31,7 +31,7 @@ _QUIET = {
 
 
 class Stack:
-    """Everything that runs, and how to reach it. Every account has a password or key of its own."""
+    """All running services, and their access data; every account has a separate password or key."""
 
     def __init__(self, processes: Processes, postgres: Server) -> None:
         self.processes, self.postgres = processes, postgres
@@ -53,12 +53,12 @@ class Stack:
         self.worker = self._start_worker()
 
     def database_url(self, role: str, database: str, *, driver: str = "psycopg", password: str | None = None) -> str:
-        """Return how a role reaches a database."""
+        """Return the database URL of a role."""
         shown = quote(self.passwords[role] if password is None else password)
         return f"postgresql+{driver}://{role}:{shown}@127.0.0.1:{self.postgres.port}/{database}"
 
     def store_access(self, account: str) -> dict[str, str]:
-        """Return the variables by which an account reaches the object store."""
+        """Return the variables by which an account accesses the object store."""
         key_id, secret = self.keys[account]
         return {
             "AWS_ENDPOINT_URL": f"http://127.0.0.1:{self.s3_port}",
@@ -69,7 +69,7 @@ class Stack:
         }
 
     def store(self, account: str, *, secret: str | None = None) -> S3Store:
-        """Return a client of the bucket that has an account's key."""
+        """Return a client of the bucket with an account's key."""
         key_id, known = self.keys[account]
         return S3Store(
             BUCKET, endpoint=f"http://127.0.0.1:{self.s3_port}", region="us-east-1", access_key_id=key_id,
@@ -78,12 +78,12 @@ class Stack:
 
     @property
     def dask_address(self) -> str:
-        """Where the scheduler listens."""
+        """The address of the scheduler."""
         return f"tls://127.0.0.1:{self.dask_port}"
 
     @property
     def prefect_access(self) -> dict[str, str]:
-        """Return the variables by which Prefect's server is reached."""
+        """Return the variables by which Prefect's server is accessed."""
         return {
             **_QUIET,
             "PREFECT_HOME": str(self.root / "prefect"),
@@ -92,7 +92,7 @@ class Stack:
 
     @property
     def curator(self) -> dict[str, str]:
-        """Return the variables of who releases: all that a Prefect worker is given."""
+        """Return the variables of the curator, which are all that a Prefect worker receives."""
         return {
             **self.prefect_access,
             **self.store_access("curator"),
@@ -106,15 +106,15 @@ class Stack:
 
     @property
     def consumer(self) -> dict[str, str]:
-        """Return the variables of who consumes artifacts: no database, and a key that reads the registry alone."""
+        """Return the variables of a consumer: no database, and a key that only reads the registry."""
         return {**self.store_access("consumer"), "DPCA_STORE_URL": STORE, "DPCA_HOME": str(self.root / "nobody")}
 
     def client(self) -> SyncPrefectClient:
-        """Return a client of Prefect's server, to be entered."""
+        """Return a client of Prefect's server, as a context manager."""
         return SyncPrefectClient(api=f"http://127.0.0.1:{self.prefect_port}/api")
 
     def query(self, statement: str, **values: object) -> list[sa.Row[tuple[object, ...]]]:
-        """Ask the ledger's database, from outside the program."""
+        """Query the ledger's database without the program's code."""
         engine = sa.create_engine(self.database_url("dpca_curator", "dpca"), poolclass=sa.NullPool)
         with engine.connect() as connection:
             return list(connection.execute(sa.text(statement), values))
@@ -127,13 +127,13 @@ class Stack:
         self.processes.expect(BIN / "prefect", "--no-prompt", *words, environment=self.prefect_access)
 
     def _make_certificates(self) -> Files:
-        """Make the cluster's certificates by the script that is shipped."""
+        """Create the cluster's certificates by the shipped script."""
         folder = self.root / "tls"
         self.processes.expect(ROOT / "deployments" / "certificates.sh", folder, environment={})
         return Files(folder / "ca.pem", folder / "cert.pem", folder / "key.pem")
 
     def _create_roles(self) -> None:
-        """Make both databases and their accounts by the file that is shipped, then ask everybody for a password."""
+        """Create both databases and their accounts by the shipped file, then require passwords."""
         programs = find_programs()
         check(programs, "PostgreSQL's programs are not installed")
         assert programs is not None
@@ -213,9 +213,9 @@ class Stack:
 
 @contextmanager
 def running_stack(root: Path) -> Iterator[Stack]:
-    """Start everything from nothing; stop everything whatever happens."""
+    """Start all services from scratch, and stop them in any case."""
     processes = Processes(root)
-    os.environ[MARK] = processes.mark  # PostgreSQL inherits it
+    os.environ[MARK] = processes.mark  # PostgreSQL inherits the mark
     with running_server() as postgres:
         try:
             yield Stack(processes, postgres)

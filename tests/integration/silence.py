@@ -1,7 +1,7 @@
-"""An ingest of a million rows, a fit and a transform, each at a terminal that is never silent for over three seconds.
+"""Ingest of a million rows, a fit and a transform, each in a terminal that shows progress at least every three seconds.
 
-Every byte that a user sees is timed, from the start of the command's process to its end. A thread beside it, which has
-nothing to do but to wake up, tells how long this machine let nobody run: of a silence, such time does not count.
+Every byte that a user sees is timed, from the start of the command's process to its end. A concurrent idle thread
+measures for how long the machine ran no process. That time is subtracted from each silence.
 
 ``python -m tests.integration.silence`` runs this alone, in about a minute.
 """
@@ -26,7 +26,7 @@ from tests.integration.processes import BIN, PATIENCE, ROOT, Failure, Processes,
 SILENT_AT_MOST = 3.0  # seconds
 ROWS, FEATURES, PER_ROW = 1_000_000, 120, 24
 
-_PULSE = 0.05  # seconds between two wakings of the thread
+_PULSE = 0.05  # seconds between two wake-ups of the thread
 _CONTROL = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x20]")
 _SAYS = {
     "ingest": re.compile(r"reading: [\d,]+ rows, [\d.]+ .?B of [\d.]+ MB, "),
@@ -37,33 +37,33 @@ _SAYS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Silence:
-    """A time in which a terminal showed nothing new, in seconds since the command started."""
+    """A period in which a terminal showed nothing new, in seconds since the command started."""
 
     begin: float
     end: float
     before: str
-    stalled: float  # of it, no process could run
+    stalled: float  # part of it in which no process could run
 
     @property
     def counted(self) -> float:
-        """How long it was, without the time in which nobody could have broken it."""
+        """Its duration, without the time in which no process could run."""
         return self.end - self.begin - self.stalled
 
 
 @dataclass(slots=True)
 class Pulse:
-    """The times at which a thread with nothing to do was late to wake up."""
+    """Delays of an idle thread's wake-ups."""
 
     late: list[tuple[float, float]] = field(default_factory=list)
 
     def within(self, begin: float, end: float) -> float:
-        """Return for how long it was late between two moments of the monotonic clock."""
+        """Return the total delay between two moments of the monotonic clock."""
         return sum(max(0.0, min(end, until) - max(begin, since)) for since, until in self.late)
 
 
 @contextmanager
 def pulse() -> Iterator[Pulse]:
-    """Watch, by a thread, whether this machine lets anybody run."""
+    """Measure, by an idle thread, whether the machine runs processes."""
     seen, over = Pulse(), Event()
 
     def beat() -> None:
@@ -83,7 +83,7 @@ def pulse() -> Iterator[Pulse]:
 
 
 def watch(*command: str | Path, environment: Mapping[str, str]) -> tuple[str, list[Silence]]:
-    """Run a command at a terminal of its own; return what it showed, and its silences."""
+    """Run a command in a separate terminal; return its output and its silences."""
     ours, theirs = pty.openpty()
     shown, silences, last = b"", [], time.monotonic()
     began = last
@@ -105,7 +105,7 @@ def watch(*command: str | Path, environment: Mapping[str, str]) -> tuple[str, li
                 continue
             try:
                 read = os.read(ours, 1 << 16)
-            except OSError:  # nobody has the terminal open any more
+            except OSError:  # no process has the terminal open any more
                 ended = process.wait()
                 break
             if _CONTROL.sub(b"", read):
@@ -119,7 +119,7 @@ def watch(*command: str | Path, environment: Mapping[str, str]) -> tuple[str, li
 
 
 def break_every_silence(processes: Processes, say: Callable[[str], None]) -> None:
-    """Run the three commands as a user does: real Prefect, a cluster of processes, a home that is new."""
+    """Run the three commands as a user does, with Prefect, a cluster of processes, and a new home."""
     root = processes.root / "calm"
     root.mkdir(mode=0o700)
     places = {name: str(root / name.lower()) for name in ("DPCA_HOME", "DPCA_STATE_FOLDER", "PREFECT_HOME")}
@@ -151,7 +151,7 @@ def break_every_silence(processes: Processes, say: Callable[[str], None]) -> Non
 
 
 def main() -> int:
-    """Run this alone."""
+    """Run only the test of silences."""
     root = Path(tempfile.mkdtemp(prefix="dpca-silence-"))
     try:
         break_every_silence(Processes(root), lambda text: print(text, flush=True))
@@ -164,7 +164,7 @@ def main() -> int:
 
 
 def _write_rows(path: Path) -> Path:
-    """Write rows of counts; many are alike, which changes nothing of how long they take."""
+    """Write rows of counts; many rows are equal, which does not affect the run time."""
     lines = []
     for row in range(1000):
         columns = sorted({1 + (row * 31 + step * (7 + row % 11)) % FEATURES for step in range(PER_ROW)})

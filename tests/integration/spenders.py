@@ -1,7 +1,7 @@
-"""A process that releases one thing after another, and writes down whatever the ledger acknowledged to it.
+"""A process that makes releases one after another, and records every acknowledgement of the ledger.
 
-``python -m tests.integration.spenders NUMBER FOLDER`` goes on until ``FOLDER/stop`` is there. A database that is away
-is asked again, for the same request, as an operator or a scheduler would.
+``python -m tests.integration.spenders NUMBER FOLDER`` runs until ``FOLDER/stop`` exists. While the database is
+unavailable, it repeats the same request, as an operator or a scheduler would.
 """
 
 import hashlib
@@ -25,13 +25,13 @@ EVENT: dict[str, Any] = {"name": "gaussian", "noise_multiplier": 40.0}
 EPSILON, DELTA = 0.1, 1e-6
 TERMS: dict[str, float] = {"epsilon": 60.0, "delta": DELTA, "failure_delta": 0.0}
 LOST, REFUSED = 0, 3
-"""How a spender ends: when it was told to stop, and when the ledger refused to go on."""
+"""Exit statuses of a spender: after a stop request, and after a refusal of the ledger."""
 
 type Tell = Callable[..., None]
 
 
 def main() -> int:
-    """Release until told to stop; return how it ended."""
+    """Release until stopped; return the exit status."""
     number, folder = sys.argv[1], Path(sys.argv[2])
     with (folder / f"{number}.jsonl").open("a") as log:
 
@@ -56,7 +56,7 @@ def main() -> int:
 
 
 def spend(workspace: Workspace, run_key: str, tell: Tell) -> None:
-    """Make one release from its charge to its version, or go on with it, and tell of each acknowledgement."""
+    """Make or resume one release from its charge to its version, and report each acknowledgement."""
     ledger, name = workspace.ledger, f"map-{run_key.partition('-')[0]}"
     grant = ledger.reserve(
         PEOPLE, run_key=run_key, fingerprint=run_key, event=EVENT, epsilon=EPSILON, delta=DELTA, snapshot_id="s" * 32,

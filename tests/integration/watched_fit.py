@@ -1,4 +1,4 @@
-"""``dpca`` with a user of another uid beside it, who tries everything at each stage; what gave way is written as JSON.
+"""``dpca`` next to another user, who tries to get access at each stage; successful accesses are written as JSON.
 
 ``python -m tests.integration.watched_fit REPORT WORDS...``
 """
@@ -17,19 +17,19 @@ from flows.reports.terminal import log_event
 from tests.strangers import Stranger, family, listening, stranger
 
 BESIDE = {"began": "computing"}
-"""What goes on after an event, while the stranger tries too."""
+"""Stages that continue after an event, while the stranger tries concurrently."""
 
 
 class Watch:
-    """Lets the stranger try at every event of a fit, and during those that take long."""
+    """Runs the stranger's attempts at every event of a fit, and during its long stages."""
 
     def __init__(self, somebody: Stranger) -> None:
         self.found: dict[str, dict[str, Any]] = {}
         self._somebody, self._beside = somebody, Thread()
 
     def log_event(self, event: str, **facts: Any) -> None:
-        """Take the place of the log: the stranger tries, then the fit goes on."""
-        if event != "summed":  # told in a thread of the cluster, which must go on
+        """Replace the log function: the stranger tries, then the fit continues."""
+        if event != "summed":  # logged in a thread of the cluster, which must continue
             if self._beside.is_alive():
                 self._beside.join()
             self.knock(event)
@@ -39,7 +39,7 @@ class Watch:
         log_event(event, **facts)
 
     def knock(self, stage: str) -> None:
-        """Let the stranger try all that this process and its children have."""
+        """Let the stranger try to access all ports, files and processes of this process and its children."""
         processes = family(os.getpid()) - {self._somebody.pid}
         paths = [
             home(),

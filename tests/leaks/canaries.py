@@ -1,4 +1,4 @@
-"""Numbers that can be recognised wherever they turn up: as text, as bytes, or as numbers."""
+"""Canary values that can be recognized in text, in bytes and in numbers."""
 
 import math
 import re
@@ -10,20 +10,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 RECORD = (0.7390851332151607, 0.5671432904097838, 0.9159655941772190, 0.6180339887498949)
-"""The values of the canary's record, in its first columns."""
+"""The values of the canary record, in its first columns."""
 
-SMALLEST_TOTAL = 10**7  # a smaller number is met by chance
+SMALLEST_TOTAL = 10**7  # smaller numbers occur by chance
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Canaries:
-    """Patterns of bytes, and numbers, that nothing may hold which was left behind."""
+    """Byte patterns and numbers that no leftover may contain."""
 
     pattern: re.Pattern[bytes]
     numbers: frozenset[int | float]
 
     def found_in(self, piece: bytes | int | float) -> list[str]:
-        """Return what a piece of content gives away."""
+        """Return the canaries in a piece of content."""
         if isinstance(piece, bytes):
             return [repr(match) for match in set(self.pattern.findall(piece))]
         near = [number for number in self.numbers if math.isclose(piece, number, rel_tol=1e-9)]
@@ -31,7 +31,7 @@ class Canaries:
 
 
 def canaries_of(values: Iterable[float], totals: Iterable[int] = ()) -> Canaries:
-    """Build the patterns of floating-point values and of whole totals."""
+    """Build the patterns of floating-point values and of integer totals."""
     floats = np.array([*values], np.float64)
     wholes = np.array([total for total in totals if abs(total) >= SMALLEST_TOTAL], np.int64)
     words = [*map(_decimal, floats.tolist()), *map(_whole, wholes.tolist())]
@@ -39,7 +39,7 @@ def canaries_of(values: Iterable[float], totals: Iterable[int] = ()) -> Canaries
         words += _cut(floats.astype(f"{order}f8"), 1)
         words += _cut(wholes.astype(f"{order}f8"), 1)
         words += _cut(wholes.astype(f"{order}i8"), 1)
-        words += _cut(floats.astype(f"{order}f4"), 2)  # four bytes are met by chance, those of two neighbours are not
+        words += _cut(floats.astype(f"{order}f4"), 2)  # four bytes match by chance, those of two neighbours do not
         words += _cut(wholes.astype(f"{order}f4"), 2)
     numbers = frozenset([*floats.tolist(), *wholes.tolist()])
     return Canaries(pattern=re.compile(b"|".join(words), re.DOTALL), numbers=numbers)
@@ -50,7 +50,7 @@ def _cut(numbers: NDArray[Any], length: int) -> list[bytes]:
 
 
 def _decimal(value: float) -> bytes:
-    """Match a value however it was printed, with 8 digits or more after the point."""
+    """Match a value in any printed form, with 8 digits or more after the point."""
     whole, point, digits = f"{abs(value):.17f}".partition(".")
     rounded = f"{abs(value):.8f}".partition(".")[2]
     printed = b"|".join(re.escape((point + text).encode()) for text in sorted({digits[:8], rounded}))

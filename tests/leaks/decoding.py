@@ -1,4 +1,7 @@
-"""Take apart whatever a run may leave: packed, pickled, escaped, encoded, or in tables."""
+"""Recursive decoding of everything that a run may leave.
+
+Content may be packed, pickled, escaped, encoded, or in tables.
+"""
 
 import base64
 import binascii
@@ -29,13 +32,13 @@ _SQLITE = b"SQLite format 3\0"
 
 
 def pieces_of_tree(root: Path, *, without: frozenset[str] = frozenset()) -> Iterator[tuple[str, Piece]]:
-    """Yield the place and content of everything below a folder: names, files and their parts.
+    """Yield the place and content of everything under a folder: names, files and their parts.
 
     Parameters
     ----------
     root : Path
     without : set of str
-        Names at the top of the tree that are left out.
+        Names at the top of the tree to skip.
     """
     for path in sorted(root.rglob("*")):
         place = path.relative_to(root)
@@ -48,7 +51,7 @@ def pieces_of_tree(root: Path, *, without: frozenset[str] = frozenset()) -> Iter
 
 
 def pieces_of_file(path: Path) -> Iterator[Piece]:
-    """Yield a file's content and its parts; a SQLite database is also read row by row, with its log."""
+    """Yield the content and the parts of a file; a SQLite database is also read row by row, with its log."""
     content = path.read_bytes()
     yield from pieces(content)
     if content.startswith(_SQLITE):
@@ -57,7 +60,7 @@ def pieces_of_file(path: Path) -> Iterator[Piece]:
 
 
 def pieces(content: bytes, depth: int = DEPTH) -> Iterator[Piece]:
-    """Yield a content and, recursively, what it can be decoded into."""
+    """Yield content and, recursively, everything that it can be decoded into."""
     yield content
     if depth:
         for inner in _decoded(content):
@@ -141,7 +144,7 @@ def _pickled(content: bytes) -> Iterator[Any]:
 
 
 def _cells(path: Path) -> Iterator[Any]:
-    """Yield every value of every table, from a copy: a reader may change a database that keeps a log."""
+    """Yield every value of every table, from a copy, because reading may change a database that keeps a log."""
     with tempfile.TemporaryDirectory() as folder:
         for sibling in path.parent.glob(f"{path.name}*"):
             shutil.copy(sibling, folder)

@@ -1,9 +1,9 @@
-"""A guess of the whole dataset, tested against everything that leaves a home.
+"""Guessing attack: test a guess of the whole dataset against everything that leaves a home.
 
-The attacker has all rows but the last, a list of candidates for it, and the program. To be safe, the attacker is also
-given every noised answer with its public inputs, and every request but the rows: more than a publication holds. From
-these and a candidate's content digest the attacker rebuilds each digest that a program of this kind could have stored,
-and searches what left for it.
+The attacker has all rows but the last, a list of candidates for the last row, and the program. As a margin of safety,
+the attacker also has every noised answer with its public inputs, and every request except the rows. This is more than a
+publication contains. For each candidate, the attacker computes its content digest and every digest that a program of
+this kind could have stored, and searches the published content for them.
 """
 
 import hashlib
@@ -29,7 +29,7 @@ from storage.datasets.content_digest import ContentDigest
 from storage.ledger.step_answers import StepStore
 
 INSIDE = ("dpca.sqlite", "keys", "staging", "datasets", "arrivals", "scratch", "sources")
-"""What of a home never leaves the trust boundary, by the beginning of its path; everything else is searched."""
+"""Path prefixes inside a home that never leave the trust boundary; all other content is searched."""
 CLIP_NORM = 2.0
 MARKS = (b"", APPLIED, TILED)
 
@@ -38,7 +38,7 @@ hash_request = request.hash_request
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """What the attacker is given: the arrays of every stored step, and the arguments of every request digest."""
+    """The attacker's inputs: the arrays of every stored step, and the arguments of every request digest."""
 
     steps: list[Mapping[str, NDArray[Any]]] = field(default_factory=list)
     asked: dict[bytes, tuple[Any, ...]] = field(default_factory=dict)
@@ -46,7 +46,7 @@ class Recorded:
 
 @contextmanager
 def recording() -> Iterator[Recorded]:
-    """Record all steps and requests of the releases that are made inside."""
+    """Record all steps and requests of the releases made in the context."""
     found, keep = Recorded(), StepStore.keep
 
     def kept(store: StepStore, step: int, arrays: Mapping[str, NDArray[Any]]) -> Any:
@@ -75,7 +75,7 @@ def content_of(rows: NDArray[np.float64]) -> str:
 
 
 def plain_digest(arrays: Mapping[str, NDArray[Any]]) -> str:
-    """Return the SHA-256 of a step's file, a planted name of the step in the journal."""
+    """Return the SHA-256 of a step's file, as a planted identifier of the step in the journal."""
     buffer = io.BytesIO()
     np.savez(buffer, allow_pickle=False, **dict(sorted(arrays.items())))
     return hashlib.sha256(buffer.getvalue()).hexdigest()
@@ -96,7 +96,7 @@ def guesses(content: str, recorded: Recorded) -> Iterator[bytes]:
 
 
 def _of_step(arrays: Mapping[str, NDArray[Any]], question: bytes) -> Iterator[bytes]:
-    """Yield the digests of a step whose request has a digest: of it alone, of the file, and of each array with it."""
+    """Yield the digests of a step with a given request digest: of the request, the file, and each array with it."""
     yield from _written(question)
     yield from _written(hashlib.sha256(question).digest())
     yield from _written(bytes.fromhex(plain_digest({**arrays, DIGEST: np.frombuffer(question, np.uint8)})))
@@ -111,7 +111,10 @@ def _written(digest: bytes) -> Iterator[bytes]:
 
 
 def all_that_left(home: Path, *more: bytes) -> bytes:
-    """Return what a home lets out: its journal, all files outside the trust boundary, and their paths."""
+    """Return everything that leaves a home.
+
+    This is its journal, all files outside the trust boundary, and their paths.
+    """
     with sqlite3.connect(home / "dpca.sqlite") as connection:
         pieces = [json.dumps(row).encode() for row in connection.execute("SELECT * FROM event")]
     connection.close()
@@ -124,7 +127,7 @@ def all_that_left(home: Path, *more: bytes) -> bytes:
 
 
 def distinguished(left: bytes, candidates: Sequence[str], recorded: Recorded) -> list[int]:
-    """Return the candidates, by number, of which something that left holds a digest."""
+    """Return the numbers of the candidates that have a digest in the published content."""
     return [
         number
         for number, content in enumerate(candidates)

@@ -1,8 +1,8 @@
-"""Everything a curator may live through with a dataset, in one process: fits that end well, and fits that do not.
+"""Scenario of a curator's work with a dataset, in one process: successful and failing fits.
 
-Run as ``python -m tests.leaks.scenario FOLDER``; home, Prefect, temporary files and settings come from the
-environment. What the commands print goes to ``FOLDER/printed``, what the Dask schedulers knew to ``FOLDER/dask``,
-how the commands ended to ``FOLDER/endings.json``.
+Run as ``python -m tests.leaks.scenario FOLDER``. The environment sets home, Prefect, temporary files and settings. The
+output of the commands goes to ``FOLDER/printed``, the state of the Dask schedulers to ``FOLDER/dask``, and the exit
+codes to ``FOLDER/endings.json``.
 """
 
 import contextlib
@@ -37,7 +37,7 @@ APART = ("--workers", "1")
 
 
 class Scenario:
-    """Run commands one by one and keep what they print."""
+    """Runs commands one by one, and keeps their output."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -50,7 +50,7 @@ class Scenario:
         self.call(label, lambda: main([*words]))
 
     def call(self, label: str, body: Callable[[], int]) -> None:
-        """Run one function as if it were a command."""
+        """Run one function like a command."""
         out, err = io.StringIO(), io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             self.endings[label] = body()
@@ -58,7 +58,7 @@ class Scenario:
         (self.folder / "printed" / f"{label}.err").write_text(err.getvalue())
 
     def play(self) -> None:
-        """Play the story."""
+        """Run the scenario."""
         ingest = ("--name", "people", "--features", str(FEATURES), "--json")
         self.run("ingest-malformed", "dataset", "ingest", str(self.folder / "malformed.svm"), *ingest)
         self.run("ingest", "dataset", "ingest", str(self.folder / "good.svm"), *ingest)
@@ -95,7 +95,7 @@ class Scenario:
 
 
 def _all_that_is_known(dask_scheduler: Scheduler) -> str:
-    """Write down what a scheduler keeps and a dashboard would show."""
+    """Return everything that a scheduler keeps and a dashboard would show."""
     return "\n".join(
         (
             repr([*dask_scheduler.transition_log]),
@@ -120,7 +120,7 @@ def _damaged_block() -> Iterator[None]:
 
 
 def _failing_after(answers: int) -> Callable[..., Any]:
-    """Return an exact sum that, after some answers, breaks with un-noised sums in its hands and in its mouth."""
+    """Return an exact sum that fails after some answers, with exact sums in its variables and in its error message."""
     seen: list[int] = []
 
     def summed(*arguments: Any, **named: Any) -> Any:
@@ -134,12 +134,12 @@ def _failing_after(answers: int) -> Callable[..., Any]:
 
 
 def _ending_of_flow(**changes: Any) -> int:
-    """Run a fit without the preview that the command makes, so that the flow itself has to refuse."""
+    """Run a fit without the command's preview, so that the flow itself has to refuse."""
     asked = {"epsilon": 1.0, "components": COMPONENTS, **changes}
     request = SubspaceRequest(dataset="people", delta=1e-6, clip_norm=CLIP_NORM, publish="sub", **asked)
     try:
         run_release(request)
-    except Exception as error:  # noqa: BLE001 - whatever it is, its text is searched
+    except Exception as error:  # noqa: BLE001 - the text of every error is searched
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 1
     return 0

@@ -1,4 +1,4 @@
-"""Nothing un-noised is left behind: whole runs, good and bad, on a real cluster, and then a search of everything."""
+"""Search of everything that successful and failing runs leave, on a real cluster, for exact values."""
 
 import json
 import os
@@ -26,7 +26,7 @@ from tests.leaks.scenario import CLIP_NORM, COMPONENTS, FEATURES
 
 pytestmark = pytest.mark.audit_only
 
-DEADLINE, PATIENCE = 480.0, 60.0  # seconds, on a machine that is busy with other things
+DEADLINE, PATIENCE = 480.0, 60.0  # seconds, on a busy machine
 ROWS = np.vstack(
     [
         np.random.default_rng(20261121).uniform(0.05, 0.7, (240, FEATURES)),
@@ -41,12 +41,12 @@ SETTINGS = {
     "PREFECT_LOGGING_LOGGERS_PREFECT_TASK_RUNS_LEVEL": "DEBUG",
     "PREFECT_RESULTS_PERSIST_BY_DEFAULT": "true",
 }
-"""A server that keeps whatever it is told, and is told all; one as shipped keeps a part of it."""
+"""Prefect settings under which a server stores and receives everything; with the defaults it stores a part."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leftovers:
-    """What a scenario left: the folder, and how its commands ended."""
+    """Leftovers of a scenario: the folder, and the exit codes of its commands."""
 
     folder: Path
     endings: dict[str, int]
@@ -57,7 +57,7 @@ class Leftovers:
 
 @pytest.fixture(scope="module")
 def left(tmp_path_factory: pytest.TempPathFactory) -> Leftovers:
-    """Play the scenario in a process of its own, in a place of its own."""
+    """Run the scenario in a separate process and folder."""
     folder = tmp_path_factory.mktemp("story")
     _write_sources(folder)
     places = {
@@ -129,7 +129,7 @@ def _kill_session(session: int) -> None:
 
 @pytest.fixture(scope="module")
 def canaries() -> Canaries:
-    """The canary's record, the exact sums on the grid of the plan, and the same sums in data units."""
+    """The canary record, the exact sums on the grid of the plan, and the same sums in data units."""
     target = PrivacyTarget(epsilon=1.0, delta=1e-6)
     problem = Problem(n_features=FEATURES, clip_norm=CLIP_NORM)
     plan = MECHANISMS["analyze_gauss"](n_components=COMPONENTS).plan(problem, target)
@@ -171,12 +171,12 @@ def test_prefect_kept_what_it_should_so_there_was_something_to_search(left: Left
 
 
 def test_nothing_unnoised_is_left_anywhere(left: Leftovers, canaries: Canaries) -> None:
-    """Sources and datasets aside: home, Prefect, temporary and scratch files, output, what the schedulers knew."""
+    """The search covers home, Prefect, temporary and scratch files, output and schedulers, but no source or dataset."""
     assert _alarms(left.folder / "home", canaries, without=frozenset({"datasets"})) == []
     for place in ("prefect", "tmp", "user", "output", "dask"):
         assert _alarms(left.folder / place, canaries) == [], place
     printed = _alarms(left.folder / "printed", canaries)
-    # The curator who ingests is shown the malformed value itself.
+    # The curator who ingests sees the malformed value itself.
     assert [alarm for alarm in printed if not alarm.startswith("ingest-quoted.err: ")] == []
 
 

@@ -1,9 +1,9 @@
-"""``python -m tests.model.check``: TLC checks every model, and finds each planted fault; the last line is the verdict.
+"""Check every model with TLC, and find each planted fault: ``python -m tests.model.check``.
 
-A *state* is one of the whole model, a *behaviour* a run through it from the first state on. Small constants are checked
-exhaustively: every state, and there are at least as many behaviours, for each state ends one. Larger constants are
-simulated: so many behaviours more, drawn at random. A planted fault is an error that the program had, or could have; a
-model that misses it checks nothing.
+The last line of the output is the verdict. A *state* is a state of the whole model, and a *behaviour* is a run from the
+first state on. Small constants are checked exhaustively: TLC visits every state. There are at least as many behaviours
+as states, because each state ends one. Larger constants are simulated, which adds randomly drawn behaviours. A planted
+fault is an error that the program had, or could have; a model that misses it checks nothing.
 """
 
 import argparse
@@ -20,24 +20,24 @@ from tests.tools import output
 
 MODELS = Path(__file__).parent
 BEHAVIOURS = 1_000
-"""That each module is simulated for, beside those of the exhaustive checks."""
+"""Number of behaviours simulated for each module, in addition to the exhaustive checks."""
 
 type Constants = Mapping[str, object]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Module:
-    """A module, what must hold in it, and the constants that it is checked with.
+    """A TLA+ module, its required properties, and the constants of its checks.
 
     Attributes
     ----------
     name : str
     holds : tuple of str, its invariants
-    follows : tuple of str, properties of two states in turn
-    exhaustive : tuple of mapping, constants of which every state is looked at
-    simulated : mapping, larger ones
-    planted : mapping of str to mapping, of each fault the constants that differ from the first ones
-    ends : tuple of str and mapping, what must happen at last, and the constants it is checked with
+    follows : tuple of str, properties of pairs of consecutive states
+    exhaustive : tuple of mapping, constants for which every state is visited
+    simulated : mapping, larger constants
+    planted : mapping of str to mapping, for each fault the constants that differ from the first exhaustive ones
+    ends : tuple of str and mapping, liveness properties, and the constants of their check
     """
 
     name: str
@@ -50,7 +50,7 @@ class Module:
 
 
 def up_to(number: int) -> str:
-    """Write the set of the numbers from 1."""
+    """Return the set of the numbers from 1, in TLA+ notation."""
     return "{" + ", ".join(str(each + 1) for each in range(number)) + "}"
 
 
@@ -129,7 +129,7 @@ MODULES = (
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What TLC says of one run."""
+    """TLC's result of one run."""
 
     states: int
     distinct: int
@@ -146,7 +146,7 @@ def configuration(
     follows: tuple[str, ...] = (),
     specification: str = "Spec",
 ) -> str:
-    """Write TLC's configuration of one run."""
+    """Return TLC's configuration of one run."""
     lines = [f"SPECIFICATION {specification}", "CONSTANTS"]
     lines += [f"  {name} = {value}" for name, value in {**constants, "Fault": f'"{fault}"'}.items()]
     lines += [f"INVARIANT {name}" for name in holds] + [f"PROPERTY {name}" for name in follows]
@@ -154,12 +154,12 @@ def configuration(
 
 
 def run(module: str, asked: str, *options: str) -> Verdict:
-    """Have TLC check a module as configured.
+    """Run TLC on a module with a configuration.
 
     Raises
     ------
     SystemExit
-        When Java is missing, or TLC fails otherwise than by a violation.
+        If Java is missing, or TLC fails for another reason than a violation.
     """
     java = shutil.which("java")
     if java is None:
@@ -176,12 +176,12 @@ def run(module: str, asked: str, *options: str) -> Verdict:
 
 
 def read(said: str, *, module: str) -> Verdict:
-    """Read what TLC printed.
+    """Parse the output of TLC.
 
     Raises
     ------
     SystemExit
-        When it neither finished nor found a violation.
+        If it neither finished nor found a violation.
     """
     violated = re.search(r"(?:Invariant|property) (\w+) is violated|Temporal properties were violated", said)
     counted = re.findall(r"^(\d+) states generated, (\d+) distinct states found", said, re.M)
@@ -194,7 +194,7 @@ def read(said: str, *, module: str) -> Verdict:
 
 
 def checks(module: Module, *, behaviours: int) -> Iterator[tuple[str, Verdict]]:
-    """Check a module in every way, with what is said of each."""
+    """Check a module in every way; yield the name and the verdict of each check."""
     for constants in module.exhaustive:
         asked = configuration(constants, holds=module.holds, follows=module.follows)
         yield "all states", run(module.name, asked, "-workers", "2")
@@ -218,7 +218,7 @@ def planted(module: Module, *, only: str | None = None) -> Iterator[tuple[str, V
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Check all, print each run and the trace of whatever is violated, and end in the verdict."""
+    """Run all checks, print each result and the trace of each violation, and end with the verdict."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--behaviours", type=int, default=BEHAVIOURS, metavar="N", help="simulated of each module")
     parser.add_argument("--only", choices=[module.name for module in MODULES])

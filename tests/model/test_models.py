@@ -1,4 +1,4 @@
-"""The models name what the program has: its crash points, its functions, and the faults that must be found in each."""
+"""Consistency of the models with the program's crash points and functions, and with the list of planted faults."""
 
 import re
 import shutil

@@ -1,6 +1,6 @@
-"""The environment of programs that tests run: ``make .venv-tools`` builds it from the lock in this folder.
+"""Environment of programs that tests run, built from the lock in this folder by ``make .venv-tools``.
 
-These programs bring dependencies that would change what the product's packages import, so no test imports them.
+These programs have dependencies that would change what the product's packages import, so no test imports them.
 """
 
 import subprocess
@@ -15,7 +15,7 @@ def python() -> Path:
     Raises
     ------
     FileNotFoundError
-        When the environment is not built.
+        If the environment is not built.
     """
     found = _FOLDER / "bin" / "python"
     if not found.exists():
@@ -24,7 +24,7 @@ def python() -> Path:
 
 
 def output(program: str, *words: str | Path, given: str = "") -> str:
-    """Run a program text with a standard input, and return what it prints."""
+    """Run Python code with a given standard input, and return its output."""
     done = subprocess.run([python(), "-c", program, *words], input=given, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout

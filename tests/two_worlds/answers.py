@@ -1,9 +1,9 @@
 """Noise that makes every noised answer equal in two worlds.
 
-The first world keeps each noised answer when the gate computes it. The other world computes its answer from its own
-rows, checks that type and shape are equal, and goes on with the answer of the first world: the noise that it would need
-is the noise of the first world plus the difference of the exact answers, and the harness supplies that noise. Public
-inputs of a step are not replaced, so they must be equal by themselves.
+The first world stores each noised answer when the gate computes it. The other world computes its answer from its own
+rows, and checks that type and shape are equal. Then it continues with the answer of the first world. The noise that
+this requires is the noise of the first world plus the difference of the exact answers, and the harness supplies it.
+Public inputs of a step are not replaced, so they must be equal without help.
 """
 
 import io
@@ -22,7 +22,7 @@ _lock = threading.Lock()
 
 
 class Answers:
-    """The noised answers of one process in the order in which it computes them.
+    """The noised answers of one process in the order of computation.
 
     Parameters
     ----------
@@ -31,7 +31,7 @@ class Answers:
     label : str
         Names the process.
     first : bool
-        Whether this is the first world, which keeps its answers.
+        Whether this is the first world, which stores its answers.
     """
 
     def __init__(self, folder: Path, label: str, *, first: bool) -> None:
@@ -39,7 +39,7 @@ class Answers:
         folder.mkdir(parents=True, exist_ok=True)
 
     def install(self) -> None:
-        """Supply the noise of all answers that this process computes from here on."""
+        """Supply the noise of all answers that this process computes from now on."""
         whole, tile = Gate.load_or_store, Gate.load_or_compute_tile
 
         def load_or_store(gate: Gate, request: Any, compute: Callable[[], Any], **named: Any) -> Any:

@@ -1,10 +1,10 @@
-"""Equal chance and an equal clock in every world.
+"""Equal randomness and an equal clock in every world.
 
-Random bytes that the product draws are a function of the place in the code that draws them and of how often it drew.
-So an identifier, a key or a mask is equal in two worlds unless the worlds did something different before. Libraries
-keep their own random bytes. The product's wall clock stands still at one instant; monotonic clocks run.
+Random bytes that the product draws are a function of the drawing code location and of the number of its draws. So an
+identifier, a key or a mask is equal in two worlds unless the worlds behaved differently before. Libraries keep their
+own random bytes. The product's wall clock is stopped at one instant; monotonic clocks run.
 
-Import this module before the product, because default arguments bind `os.urandom` when a module is read.
+Import this module before the product, because default arguments bind `os.urandom` when a module is imported.
 """
 
 import hashlib
@@ -25,9 +25,9 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 PRODUCT = ("dpca", "dpca_tasks", "storage", "flows")
 _BETWEEN = {"os", "uuid", "secrets", "random", __name__}
-"""Modules that hand random bytes on: their caller is the place that draws."""
+"""Modules that only pass random bytes on; their caller is the drawing location."""
 _REAL_TIME = ("flows.clusters", "flows.parties.certificates")
-"""Certificates must be valid now: TLS compares them with the real clock."""
+"""Modules with the real clock: certificates must be valid now, because TLS compares them with it."""
 
 _system = os.urandom
 _lock = threading.Lock()
@@ -37,7 +37,7 @@ _now = 0.0
 
 
 def begin(seed: str, now: float) -> None:
-    """Start a world: draw equal bytes from here on, and stop the product's clock at ``now`` (seconds since 1970)."""
+    """Start a world: draw equal bytes from now on, and stop the product's clock at ``now`` (seconds since 1970)."""
     global _seed, _now
     _seed, _now = seed.encode(), now
     _drawn.clear()
@@ -70,7 +70,7 @@ def _urandom(size: int) -> bytes:
 
 
 def _drawing_place() -> str | None:
-    """Return the function of the product that draws; None where a library does."""
+    """Return the function of the product that draws, or None if a library draws."""
     frame: Any = sys._getframe(1)
     while frame is not None:
         module = frame.f_globals.get("__name__", "")

@@ -1,4 +1,4 @@
-"""The entry of a site's process: it has the chance, the clock and the noise of the world that started it."""
+"""Entry point of a site's process, with the randomness, the clock and the noise of the world that started it."""
 
 import json
 import os
@@ -10,6 +10,6 @@ from tests.two_worlds.world import enter as enter_world
 
 
 def enter() -> None:
-    """Enter the world that the environment names; the command's configuration file names this process."""
+    """Enter the world given by the environment; the name of the command's configuration file labels this process."""
     terms = Terms(**json.loads(os.environ["TWO_WORLDS"]))
     enter_world(terms, sys.argv[-1].rpartition("/")[2])

@@ -1,4 +1,4 @@
-"""Run a job in two worlds and compare what they show."""
+"""Comparison of the public outputs of a job in two worlds."""
 
 import time
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from tests.two_worlds.world import Terms, run_world
 
 @dataclass(kw_only=True)
 class Worlds:
-    """The worlds of one job, all at one path and at one instant.
+    """The worlds of one job, all at the same path and the same instant.
 
     Parameters
     ----------
@@ -19,14 +19,14 @@ class Worlds:
     environment : dict of str to str
         Variables of every world, such as the address of a Prefect server.
     planted : str or None
-        A leak of `tests.two_worlds.planted` in every world.
+        A leak of `tests.two_worlds.planted`, in every world.
     """
 
     job: str
     folder: Path
     environment: dict[str, str] = field(default_factory=dict)
     planted: str | None = None
-    now: float = field(default_factory=lambda: time.time() + 1800.0)  # no world lasts until then: files stay older
+    now: float = field(default_factory=lambda: time.time() + 1800.0)  # later than any world's end, so files stay older
     outputs: int = 0
     _first: dict[str, bytes] = field(default_factory=dict, repr=False)
 

@@ -1,6 +1,6 @@
-"""Every kind of job that shows something, each played whole in a fresh home.
+"""All kinds of jobs with public outputs, each run completely in a new home.
 
-A job sets its data up inside the trust boundary, and then runs what the public sees. `JOBS` names, for each job, the
+A job sets its data up inside the trust boundary, and then runs the public part. `JOBS` lists, for each job, the
 neighbours that its relation and its reader allow.
 """
 
@@ -65,7 +65,7 @@ SUBSPACE: dict[str, tuple[str, ...]] = {
     "local": ("--mechanism", "local_gaussian"),
     "too dear": ("--epsilon", "99.9"),
 }
-"""Releases of a subspace by their name, and the options in which they differ from `FIT`."""
+"""Releases of a subspace by name, with the options that differ from `FIT`."""
 ENDS = {"share": 1, "too dear": 3}
 """Exit codes of releases that are withheld or refused."""
 
@@ -74,8 +74,8 @@ ENDS = {"share": 1, "too dear": 3}
 class Job:
     """A job and its neighbours.
 
-    `make test` plays the ``quick`` ones. A job that runs under ``prefect`` needs a server, and one with ``charts``
-    draws all charts of the web pages, which takes most of its time.
+    `make test` runs the ``quick`` neighbours. A ``prefect`` job needs a server, and a ``charts`` job draws all charts
+    of the web pages, which takes most of its time.
     """
 
     play: Callable[[World], None]
@@ -86,7 +86,7 @@ class Job:
 
 
 def _ingest(world: World, table: Table, name: str, *words: str, neighbour: bool = True) -> Path:
-    """Ingest a table as a schedule does: no record ends the ingest."""
+    """Ingest a table as a schedule does: no record stops the ingest."""
     path = table.write(world.folder / f"{name}.csv", world.neighbour if neighbour else None)
     given = ("--unattended", "--records-at-most", str(BOUND), "--block-nnz", "40", "--direct")
     world.set_up("dataset", "ingest", path, "--name", name, *words, *given)
@@ -184,7 +184,7 @@ def _sites(world: World) -> None:
 
 
 def _federation(world: World, *, masks: str) -> None:
-    """Release over three sites that are processes; what the aggregator receives is public too."""
+    """Release over three site processes; everything that the aggregator receives is public too."""
     from flows import demo
     from flows.federate import run_sites_fit
     from flows.parties.calling import Caller
@@ -237,12 +237,12 @@ def _federation(world: World, *, masks: str) -> None:
         world.call(lambda: run_sites_fit(asked, direct=True), ends="{'artifact': 'joint@1'")
     for at, message in enumerate(sorted(kept)):
         world.shown[f"message {at}"] = message
-    for log in sorted(federation.folder.glob("*.log")):  # sites answer at once, in any order
+    for log in sorted(federation.folder.glob("*.log")):  # sites answer concurrently, in any order
         world.shown[f"log of {log.stem}"] = b"\n".join(sorted(line[30:] for line in log.read_bytes().splitlines()))
 
 
 def _share_identities(world: World) -> None:
-    """Give the parties the same certificates and ports in all worlds: a roster names both."""
+    """Give the parties the same certificates and ports in all worlds, because a roster contains both."""
     from flows import demo
     from flows.parties.certificates import make_identity
 
@@ -264,7 +264,7 @@ def _share_identities(world: World) -> None:
 
 
 def _loop(world: World, *, direct: bool) -> None:
-    """Two files arrive; the second is a neighbour. Notices go to a webhook.
+    """Refresh a subspace from two arriving files, of which the second is the neighbour; notices go to a webhook.
 
     Another population holds the rows of the base data, and a neighbour has a record beyond the declared bound.
     """
@@ -291,7 +291,10 @@ def _loop(world: World, *, direct: bool) -> None:
 
 
 def _estimators(world: World) -> None:
-    """Fit estimators twice: in memory, on a ledger, and on a ledger under a slot."""
+    """Fit estimators on the base data and on the world's data.
+
+    Each fit is made with an in-memory budget and with a ledger, without and with a slot.
+    """
     from flows.estimators import InMemoryBudget, PrivatePCA
     from storage.workspace import Workspace
 

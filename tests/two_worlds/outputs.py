@@ -1,7 +1,7 @@
-"""All public outputs of a world, and the differences that two worlds may show.
+"""All public outputs of a world, and the differences permitted between two worlds.
 
-`VARYING` is the complete list of what is not compared: instants, durations, ports, and what Prefect draws; see also
-`tests.two_worlds.prefect.DRAWN`.
+`VARYING` is the complete list of values excluded from the comparison: instants, durations, ports, and values that
+Prefect draws; see also `tests.two_worlds.prefect.DRAWN`.
 """
 
 import json
@@ -29,14 +29,14 @@ VARYING: dict[str, re.Pattern[bytes]] = {
 
 
 def normalised(shown: dict[str, bytes]) -> dict[str, bytes]:
-    """Replace what varies by its name."""
+    """Replace each varying value by its name."""
     for what, pattern in VARYING.items():
         shown = {name: pattern.sub(f"<{what}>".encode(), content) for name, content in shown.items()}
     return shown
 
 
 def differences(first: dict[str, bytes], other: dict[str, bytes]) -> list[str]:
-    """Describe every output in which two worlds differ."""
+    """Describe every output that differs between two worlds."""
     found = []
     for name in sorted(first.keys() | other.keys()):
         ours, theirs = first.get(name), other.get(name)
@@ -46,7 +46,10 @@ def differences(first: dict[str, bytes], other: dict[str, bytes]) -> list[str]:
 
 
 def collect(world: "World") -> dict[str, bytes]:
-    """Return all that a world shows, by name: commands' outputs, registry, trail, pages and static site."""
+    """Return all public outputs of a world by name.
+
+    These are the commands' outputs, the registry, the trail, the pages and the static site.
+    """
     shown = dict(world.shown)
     homes = [world.home, *sorted(world.folder.glob("federation/homes/*"))]
     for home in homes:
@@ -98,7 +101,7 @@ def _pages(world: "World") -> dict[str, bytes]:
     built = world.folder / "site"
     world.run("pages", "build", built)
     found = {f"static site {name}": content for name, content in _tree(built)}
-    found |= world.shown  # what `pages build` printed
+    found |= world.shown  # the output of `pages build`
     return found | asyncio.run(_served([name for name, _ in _tree(built)]))
 
 

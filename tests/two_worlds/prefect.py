@@ -1,4 +1,7 @@
-"""What a Prefect server keeps of the runs of one world: states, parameters, logs, artifacts and events."""
+"""Content of a Prefect server about the runs of one world.
+
+This includes states, parameters, logs, artifacts and events.
+"""
 
 import json
 import re
@@ -13,23 +16,23 @@ DRAWN = (
     *("dynamic_key", "idempotency_key", "occurred", "received", "follows", "related", "run_input_keyset", "__parents"),
     "transition_id",
 )
-"""Fields that Prefect draws, or in which it keeps an instant or a duration."""
+"""Fields that Prefect draws, or that contain an instant or a duration."""
 _QUOTED = re.compile(r"(Flow|Task) run '[^']*'")
 _SUFFIX = re.compile(r"-[0-9a-f]{3}$")
-"""What Prefect adds to the name of a task run; it draws the whole name of a flow run."""
+"""Suffix that Prefect adds to the name of a task run; the whole name of a flow run is drawn."""
 _STILL = 3
-"""Readings without a change, a second apart, after which nothing more arrives."""
+"""Number of unchanged readings, a second apart, after which the content counts as complete."""
 _known: set[str] = set()
 
 
 def remember() -> None:
-    """Remember the runs that the server has before this world, so that none of them is taken for one of this world."""
+    """Remember the runs that the server already has, so that none of them is attributed to this world."""
     _known.clear()
     _known.update(str(item.id) for read in _reads() for item in _pages(read))
 
 
 def shown() -> dict[str, bytes]:
-    """Return all that the server keeps of this world's runs, by kind, once nothing more arrives."""
+    """Return the server's content about this world's runs, by kind, when it no longer changes."""
     found, again = _read_all(), 0
     while again < _STILL:  # logs and events are sent in the background
         time.sleep(1.0)
@@ -75,7 +78,7 @@ def _logs() -> Iterator[str]:
 
 
 def _events() -> Iterator[str]:
-    """Yield the product's own events: Prefect's are about states, which are compared already."""
+    """Yield the product's own events; Prefect's events are about states, which are already compared."""
     page = _post("/events/filter", {"filter": {"event": {"prefix": ["dpca."]}}, "limit": 50})
     for event in page["events"]:
         runs = [str(part.get("prefect.resource.id", "")).rpartition(".")[2] for part in event["related"]]
@@ -97,7 +100,7 @@ def _plain(facts: Any) -> str:
 
 
 def _named(kind: str, facts: dict[str, Any]) -> dict[str, Any]:
-    """Take what Prefect draws out of the name of a run."""
+    """Remove the drawn part from the name of a run."""
     if kind == "flow runs":
         return {**facts, "name": "drawn"}
     return {**facts, "name": _SUFFIX.sub("", facts["name"])} if kind == "task runs" else facts

@@ -1,4 +1,4 @@
-"""The server from which worlds are forked: it reads every module of the product once, for all of them."""
+"""Preloaded modules of the fork server: it imports every module of the product once, for all worlds."""
 
 from tests.two_worlds import chance
 

@@ -1,4 +1,4 @@
-"""Small private datasets, and their neighbours: the same data but for one record, wherever that record may be wrong."""
+"""Small private datasets and their neighbours, which differ in one record, also a malformed one."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 FEATURES, RECORDS, AT = 4, 40, 20
-"""Columns, records, and the place of the record in which neighbours differ."""
+"""Columns, records, and the position of the record in which neighbours differ."""
 ITEMS = ("alien", "brazil", "casino", "diva", "eraserhead", "fargo")
 COLUMNS = ("a", "b", "c", "d")
 PER_UNIT = 3
@@ -17,7 +17,7 @@ Lines = list[str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """A kind of dataset: the text of its file, and one edit for each neighbour."""
+    """A kind of dataset: its rows, and one edit for each neighbour."""
 
     header: str
     lines: Callable[[], Lines]
@@ -33,7 +33,7 @@ class Table:
 
 
 def _put(line: str) -> Callable[[Lines], Lines]:
-    """Put a line in the place of the record that differs."""
+    """Return an edit that replaces the differing record by a line."""
     return lambda lines: [*lines[:AT], line, *lines[AT + 1 :]]
 
 
@@ -52,7 +52,7 @@ def _points() -> Lines:
 
 
 def _units() -> Lines:
-    """Two rows for each person."""
+    """Return two rows for each person."""
     return [f"p{at // 2},{line}" for at, line in enumerate(_points())]
 
 

@@ -1,6 +1,6 @@
-"""Two worlds that differ in one record show the same, byte for byte, once their noised answers are equal.
+"""Two worlds that differ in one record have equal public outputs, byte for byte, once their noised answers are equal.
 
-`make test` plays a few jobs, `make audit` all of them, and every planted leak is found.
+`make test` runs a few jobs, `make audit` all of them; every planted leak is found.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,7 +21,7 @@ Found = Callable[[str, bool], Worlds]
 
 @pytest.fixture(scope="session")
 def prefect_address() -> Iterator[str]:
-    """Run one Prefect server for all worlds; each compares the runs that it made."""
+    """Run one Prefect server for all worlds; each world compares its own runs."""
     with temporary_settings({PREFECT_SERVER_ANALYTICS_ENABLED: False}), prefect_test_harness(180):
         yield str(PREFECT_API_URL.value())
 

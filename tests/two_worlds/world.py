@@ -1,6 +1,6 @@
-"""One world: a fresh home in which one job runs with given chance, and everything public that it leaves.
+"""One world: a job with given randomness in a new home, and all public outputs of the job.
 
-A world runs in a process of its own, forked from a server that has read all modules. Its folder is always at the same
+A world runs in a separate process, forked from a server that has imported all modules. Its folder always has the same
 path, so that no path differs.
 """
 
@@ -20,22 +20,22 @@ from typing import Any
 
 PRELOADED = ["tests.two_worlds.chance", "tests.two_worlds.preloaded"]
 DEADLINE = 240.0
-"""Seconds until a world counts as stuck."""
+"""Seconds after which a world counts as stuck."""
 
 
 @dataclass(kw_only=True)
 class World:
-    """Where a job runs, and what it shows.
+    """The location of a job and its public outputs.
 
     Attributes
     ----------
     folder : Path
     shared : Path
-        A folder that all worlds of a job see.
+        A folder shared by all worlds of a job.
     neighbour : str or None
         The name of the neighbouring data; None for the base data.
     first : bool
-        Whether this is the world whose answers all others get.
+        Whether this is the world whose answers all others receive.
     shown : dict of str to bytes
         Public outputs by name.
     """
@@ -60,7 +60,7 @@ class World:
             return main([str(word) for word in words])
 
     def set_up(self, *words: object) -> None:
-        """Run a command inside that must succeed."""
+        """Run a command inside the trust boundary, which must succeed."""
         from flows.cli import main
 
         with self.captured() as output:
@@ -69,22 +69,22 @@ class World:
             raise AssertionError(f"{words}: {output[1].read_text()}")
 
     def run(self, *words: object, status: int = 0) -> None:
-        """Run a command whose output and exit code are public; in the first world it must end with a status."""
+        """Run a command whose output and exit code are public; in the first world its exit code must be ``status``."""
         from flows.cli import main
 
         self.call(lambda: main([str(word) for word in words]), ends=str(status))
 
     def call(self, body: Callable[[], object], *, ends: str = "") -> None:
-        """Run code whose output, warnings and ending are public; in the first world its ending must begin so."""
+        """Run code whose output, warnings and result are public; the first world's result must begin with ``ends``."""
         with self.captured() as output, warnings.catch_warnings(record=True) as warned:
             warnings.simplefilter("always")
             try:
                 ending = repr(body())
-            except Exception as error:  # noqa: BLE001 - whatever it is, a caller sees it
+            except Exception as error:  # noqa: BLE001 - a caller sees every error
                 ending = f"{type(error).__name__}: {error}"
         name = f"run {self.runs}"
         self.runs += 1
-        kept = [each.message for each in warned if not issubclass(each.category, ResourceWarning)]  # of the collector
+        kept = [each.message for each in warned if not issubclass(each.category, ResourceWarning)]  # from `gc`
         said = [f"{type(each).__name__}: {each}" for each in kept]
         self.shown |= {f"{name} ending": "\n".join([ending, *said]).encode()}
         for stream, path in zip(("stdout", "stderr"), output, strict=True):
@@ -94,7 +94,7 @@ class World:
 
     @contextlib.contextmanager
     def captured(self) -> Iterator[tuple[Path, Path]]:
-        """Send what this process and its children print to two files."""
+        """Redirect the output of this process and its children to two files."""
         paths = (self.folder / "stdout", self.folder / "stderr")
         before = [os.dup(1), os.dup(2)]
         sys.stdout.flush(), sys.stderr.flush()
@@ -113,7 +113,7 @@ class World:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """What a world is told: the job, the data, and the chance that both worlds share."""
+    """The job, the data and the shared randomness of a world."""
 
     job: str
     neighbour: str | None
@@ -126,7 +126,7 @@ class Terms:
 
 
 def enter(terms: Terms, label: str) -> Any:
-    """Give this process the chance, the clock and the noise of a world."""
+    """Give this process the randomness, the clock and the noise of a world."""
     from tests.two_worlds import chance
     from tests.two_worlds.answers import Answers
 
@@ -152,7 +152,7 @@ def _blank_keyed_arrivals() -> None:
 
 
 def run_world(terms: Terms) -> dict[str, bytes]:
-    """Run a job in a world of its own; return its public outputs."""
+    """Run a job in a separate world; return its public outputs."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
     ours, theirs = context.Pipe(duplex=False)
@@ -190,7 +190,7 @@ def _play(terms: Terms) -> dict[str, bytes]:
     folder = Path(terms.folder)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    for name in [name for name in os.environ if name.startswith("DPCA_")]:  # of a test during which the server began
+    for name in [name for name in os.environ if name.startswith("DPCA_")]:  # of a test that ran when the server started
         del os.environ[name]
     os.environ.update({**PREFECT_DEFAULTS, **terms.environment})
     os.environ |= {
@@ -201,7 +201,7 @@ def _play(terms: Terms) -> dict[str, bytes]:
         "TWO_WORLDS": json.dumps({name: getattr(terms, name) for name in Terms.__slots__}),
     }
     os.chdir(folder)
-    refresh_global_settings_context()  # the settings of the server that was forked are older than this environment
+    refresh_global_settings_context()  # the forked server's settings are older than this environment
     if "PREFECT_API_URL" in terms.environment:
         prefect.remember()
     enter(terms, "main")

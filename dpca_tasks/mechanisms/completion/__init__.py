@@ -1,4 +1,4 @@
-"""The completion mechanisms: one file each, all with one interface, and the table of their names."""
+"""Completion mechanisms by name, one file each, with a common interface."""
 
 from dpca_tasks.mechanisms.registered import Mechanisms
 

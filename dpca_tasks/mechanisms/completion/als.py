@@ -1,11 +1,11 @@
 """Alternating least squares without privacy, explicit and implicit, as references for private factors.
 
-They are not in the table of mechanisms: they make no claim, so they are not audited, and every check on their way
-requires an acknowledgement. Ratings are counted as for the others, so that only the noise differs. References share the
-acknowledgement, the plan of exact answers, and exact offsets of items.
+These references are not in the table of mechanisms. They claim no guarantee, so they are not audited, and every check
+before their release requires an acknowledgement. Ratings are counted as in the private mechanisms, so that only the
+noise differs. The references share the acknowledgement, the plan of exact answers, and exact offsets of items.
 
-*Implicit*: of all pairs of a user and an item every one counts, those that were chosen more: a rating is a choice, and
-the lowest of the range is none.
+*Implicit*: every pair of a user and an item counts, and chosen pairs count more. A rating is a choice; the lowest
+rating of the range means no choice.
 """
 
 import math
@@ -39,13 +39,13 @@ from dpca_tasks.queries.item_statistics import ItemStatistics
 
 BITS = 14
 _LONGEST = 40.0
-"""The bound of a user's factor in stds of ratings: with a start of std 0.1 they have about ten."""
+"""The bound on a user's factor, in stds of ratings; with a start of std 0.1, factors have about ten stds."""
 
 
 def check_exact(
     name: str, problem: RatingsProblem, target: PrivacyTarget, *, rank: int, rounds: int, positive: Sequence[float]
 ) -> None:
-    """Refuse facts and settings out of their domain, and any target but the one that promises nothing.
+    """Refuse facts and settings out of their domain, and any target except `NO_GUARANTEE`.
 
     Raises
     ------
@@ -62,7 +62,7 @@ def check_exact(
 
 
 def exact_plan(name: str, problem: RatingsProblem, target: PrivacyTarget, *, steps: int) -> Plan:
-    """Plan some answers without noise."""
+    """Plan a number of answers without noise."""
     return Plan(
         mechanism=name,
         problem=problem,
@@ -76,12 +76,12 @@ def exact_plan(name: str, problem: RatingsProblem, target: PrivacyTarget, *, ste
 
 
 def disclosing(curator: Curator, name: str) -> DisclosingCurator:
-    """Return the curator as one that discloses.
+    """Return the curator as a `DisclosingCurator`.
 
     Raises
     ------
     Refused
-        When it is not.
+        When the curator is not a `DisclosingCurator`.
     """
     if not isinstance(curator, DisclosingCurator):
         raise Refused(f"this curator answers with noise alone; {name} needs a DisclosingCurator.")
@@ -91,7 +91,10 @@ def disclosing(curator: Curator, name: str) -> DisclosingCurator:
 def disclose_offsets(
     curator: DisclosingCurator, problem: RatingsProblem, centred: Centring
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Disclose totals of items; return offsets, shrunk as if of noise 0, and numbers of counted ratings."""
+    """Disclose the totals of items; return the shrunk offsets and the numbers of counted ratings.
+
+    The offsets are shrunk as for noise 0.
+    """
     parts = curator.disclose_parts(totals_on_grid(problem, centred, bits=BITS))
     counts = np.maximum(parts["counts"], 1.0)
     return shrunk_offsets(parts["sums"], counts, problem, noise_std=0.0), counts
@@ -108,9 +111,9 @@ def alternate(
     offsets: NDArray[np.float64],
     unobserved: float = 0.0,
 ) -> NDArray[np.float64]:
-    """Return the factors of items after some rounds of exact regressions, from a public random start.
+    """Return the factors of items after a number of rounds of exact regressions, from a public random start.
 
-    Every pair of a user and an item has the weight ``unobserved``, and a rating of 0, besides.
+    In addition, every pair of a user and an item enters with the weight ``unobserved`` and a rating of 0.
     """
     factors = on_grid(random_start(problem.n_features, rank, is_orthonormal=False))
     for _ in range(rounds):
@@ -140,7 +143,7 @@ def alternate(
 
 
 def longest_user(problem: RatingsProblem, *, ridge: float) -> float:
-    """Return a bound of users' factors: of any regression, or `_LONGEST` stds of ratings if that is less."""
+    """Return a bound on users' factors: that of any regression, or `_LONGEST` stds of ratings if this is less."""
     spread = SPREAD * (problem.high - problem.low)
     longest = math.sqrt(problem.n_features) * (problem.high - problem.low) / (2.0 * math.sqrt(ridge))
     return min(longest, _LONGEST * spread)
@@ -155,19 +158,19 @@ class Als:
     rank : int
         r, below the number of items.
     rounds : int
-        How often items are solved for.
+        The number of rounds, each of which solves the item factors once.
     ridge : float
-        Of users' and of items' regressions.
+        The ridge of users' and of items' regressions.
     offsets : bool
-        Whether offsets of items are taken off before.
+        Whether offsets of items are subtracted first.
     centre, user_means, user_prior
         As for `dpca_tasks.mechanisms.completion.item_means.ItemMeans`.
 
     Notes
     -----
-    Its event is ``non_private`` in every step: see `dpca_tasks.mechanisms.subspace.non_private.NonPrivate` for what
-    that does to a budget. A user's factor longer than a public norm, far beyond what ratings of the range call for, is
-    weighed down with its ratings, so that sums stay exact on a grid.
+    The event of every step is ``non_private``: see `dpca_tasks.mechanisms.subspace.non_private.NonPrivate` for its
+    effect on a budget. If a user's factor is longer than a public norm, the factor and the user's ratings are
+    down-weighted, so that sums stay exact on a grid. This norm is far above what ratings in the range require.
     """
 
     rank: int
@@ -198,7 +201,7 @@ class Als:
         Raises
         ------
         Refused
-            When the curator is not one that discloses.
+            When the curator is not a `DisclosingCurator`.
         """
         problem, centred, answers = plan.problem, self._centring(plan.problem), disclosing(curator, self.name)
         offsets, counts = np.zeros(problem.n_features), None
@@ -229,16 +232,16 @@ class Ials:
     rank : int
         r, below the number of items.
     rounds : int
-        How often items are solved for.
+        The number of rounds, each of which solves the item factors once.
     ridge : float
-        Of users' and of items' regressions.
+        The ridge of users' and of items' regressions.
     unobserved : float
         The weight of every pair of a user and an item.
 
     Notes
     -----
-    See `Als` for what it costs. A confidence ``1 + alpha`` of chosen pairs, as
-    the method is first written, is a weight ``1 / alpha`` of all pairs but for constants.
+    See `Als` for the event. The original method gives chosen pairs a confidence ``1 + alpha``. Up to constants, this is
+    a weight ``1 / alpha`` of all pairs.
 
     References
     ----------
@@ -270,7 +273,7 @@ class Ials:
         Raises
         ------
         Refused
-            When the curator is not one that discloses.
+            When the curator is not a `DisclosingCurator`.
         """
         problem, offsets = plan.problem, np.zeros(plan.problem.n_features)
         centred = centring(problem, centre=problem.low, user_means=False, prior=0.0)

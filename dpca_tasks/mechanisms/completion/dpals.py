@@ -1,7 +1,8 @@
-"""Private alternating least squares: noisy statistics of items, from which their factors are solved, round by round.
+"""Private alternating least squares: each round solves item factors from noisy statistics of the items.
 
-Users solve for their own factors with what was released before; of these nothing but the statistics is summed, and no
-factor of a user is published. The noise of every step comes from one target or from the published formula.
+Users solve for their own factors from the numbers released so far. These factors only enter the sums of the item
+statistics, and no user's factor is published. The noise of every step comes from one target or from the published
+formula.
 """
 
 import dataclasses
@@ -44,12 +45,12 @@ from dpca_tasks.queries.item_statistics import Clip, ItemStatistics
 from dpca_tasks.queries.ratings import Coins
 
 CENTRE_SHARE = Fraction(1, 5)
-"""The share of the totals' squared loss that a private centre takes."""
+"""A private centre's share of the totals' squared loss."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundNoises:
-    """The noise of each step, in the order in which they run; None for a step that is left out."""
+    """The noise of each step, in the order of execution; None for a step that is left out."""
 
     centre: JointGaussian | None
     totals: JointGaussian | None
@@ -57,7 +58,7 @@ class RoundNoises:
     rounds: tuple[JointGaussian, ...]
 
     def __iter__(self) -> Iterator[JointGaussian]:
-        """Iterate over the noise of the steps that there are."""
+        """Iterate over the noise of the steps that are not left out."""
         yield from (noise for noise in (self.centre, self.totals, self.start, *self.rounds) if noise is not None)
 
     @property
@@ -76,7 +77,7 @@ def split_noises(
     totals: bool,
     start_share: float | None,
 ) -> RoundNoises:
-    """Split a target exactly: shares for centre, totals and start, where they are asked for, and rounds that grow."""
+    """Split a target exactly over the centre, totals and start, if requested, and the rounds, whose shares grow."""
     share = Fraction(totals_share)
     first = CENTRE_SHARE * share if centre else Fraction(0)
     second = share - first if totals else Fraction(0)
@@ -93,12 +94,12 @@ def split_noises(
 def with_published_rounds(
     noises: RoundNoises, problem: RatingsProblem, target: PrivacyTarget, *, scale: float
 ) -> RoundNoises:
-    """Return noises with the printed noise in every round, which the paper grants the whole target.
+    """Replace the noise of every round by the printed noise; the paper grants the rounds the whole target.
 
     Parameters
     ----------
     noises : RoundNoises
-        Of centre, totals and start, which keep theirs.
+        The noise of the steps; centre, totals and start keep theirs.
     problem, target
         The request.
     scale : float
@@ -107,7 +108,7 @@ def with_published_rounds(
     Raises
     ------
     Refused
-        When a user replaces another, which the theorem does not cover.
+        When the relation is replace_one, which the theorem does not cover.
     """
     if problem.relation == "replace_one":
         raise Refused(
@@ -125,12 +126,12 @@ def with_published_rounds(
     return dataclasses.replace(noises, rounds=(one,) * len(noises.rounds))
 
 
-OUTER_SHARE = 0.41  # noise on H is 1.2 times that on w, each in its units
-PAPER_SHARE = 0.5  # both alike
+OUTER_SHARE = 0.41  # the noise on H is 1.2 times the noise on w, each in its own units
+PAPER_SHARE = 0.5  # equal noise on H and w
 FINEST = 10
-GRAM_SHARE = 0.1  # of the squared loss of a round, where all items have a weight
+GRAM_SHARE = 0.1  # share of a round's squared loss for K, if all items have a weight
 _COINS: Mapping[str, Coins] = {"release": "release", "round": "step"}
-_DISTANT = 3.0  # the expected relative error of the factors from which they are worse than none
+_DISTANT = 3.0  # expected relative error above which factors are worse than no factors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,60 +143,63 @@ class Dpals:
     rank : int
         r, below the number of items.
     rounds : int
-        Rounds T, fixed before any rating is read.
+        T, the number of rounds, fixed before any rating is read.
     clip : {"normalise", "weight", "paper"}
-        How a user's factor is brought to ``user_norm``: always, with its ratings; or only if it is longer, with its
-        ratings or, as published, without.
+        ``normalise`` always scales a user's factor to ``user_norm``, together with the user's ratings; ``weight``
+        scales both only if the factor is longer; ``paper`` scales a longer factor without the ratings, as published.
     user_norm : float
-        Gu, the norm that a user's factor is brought to. With ``normalise`` it has no effect.
+        Gu, the norm to which a user's factor is scaled. With ``normalise`` it has no effect.
     rating_clip : float, optional
-        GM, the bound of what is left of a rating, in multiples of ``user_norm / sqrt(items)`` where factors of items
-        are orthonormal, else in ratings. By default ``1.7 + 0.4 log2(epsilon)``, not below 1; or half the range of
-        ratings.
+        GM, the bound on a residual rating, in multiples of ``user_norm / sqrt(items)`` if item factors are
+        orthonormal, else in ratings. The default is ``1.7 + 0.4 log2(epsilon)``, not below 1, in the first case and
+        half the range of ratings in the second.
     sampling : {"tail", "uniform", "weights"}
-        Of more than K ratings of a user, count those of the least counted items, or a random choice; or count all, with
-        weights that fall with the square root of the items' noisy counts, and whose squares add up to K at most.
+        The choice among more than K ratings of a user: ``tail`` counts the ratings of the least counted items;
+        ``uniform`` counts a random choice; ``weights`` counts all ratings, with weights that fall with the square root
+        of the items' noisy counts, and whose squares sum to at most K.
     offsets : bool
-        Whether noisy offsets of items are taken off before the rounds.
+        Whether noisy offsets of items are subtracted before the rounds.
     frequent : float
-        The share beta of items that get factors, those counted most; 1 for all.
+        The share beta of the items, by falling count, that get factors; 1 for all items.
     totals_share : float
-        The share of the squared loss for counts and offsets, where they are needed, and for a private centre.
+        The share of the squared loss for counts and offsets, if they are needed, and for a private centre.
     growth : float
-        How much more of the squared loss the last round gets than the first.
+        The last round's squared loss over the first round's.
     pooled : int
-        The statistics of how many last rounds are averaged.
+        The number of final rounds whose statistics are averaged.
     orthonormal : bool
-        Whether factors of items are made orthonormal after each round.
+        Whether item factors are made orthonormal after each round.
     user_ridge : float
-        The ridge of users' regressions: in multiples of rank / items where factors are orthonormal.
+        The ridge of users' regressions, in multiples of rank / items if item factors are orthonormal.
     item_ridge : float
-        The ridge of items' regressions, in multiples of the std of the noise on H times ``sqrt(2 rank)``, its spectral
-        norm about. Less, about ``epsilon^(-1/2) / 2``, for ratings that factors determine without an error.
+        The ridge of items' regressions, in multiples of the approximate spectral norm of the noise on H, which is
+        ``sqrt(2 rank)`` times its std. A smaller value, about ``epsilon^(-1/2) / 2``, suits ratings that factors
+        determine without error.
     centre, user_means, user_prior
         As for `dpca_tasks.mechanisms.completion.item_means.ItemMeans`.
     private_centre : bool
-        Whether the centre is a released mean of users' means, where none is declared; it takes a fifth of
+        Whether the centre is a released mean of users' means, if no centre is declared; it takes a fifth of
         ``totals_share``.
     unobserved : float
-        lambda_0: the weight of every pair of a user and an item, rated or not, whose rating is taken to be the user's
-        offset and the item's; for implicit data. It costs a third statistic in every round.
+        lambda_0, the weight of every pair of a user and an item, rated or not, whose rating is taken to be the sum of
+        the user's and the item's offsets; for implicit data. It costs a third statistic in every round.
     start : {"random", "analyze_gauss"}
         Random factors, which cost nothing, or the leading eigenvectors of one noisy moment of the users' rows.
     start_share : float
         The share of the squared loss for the moment of ``start=analyze_gauss``.
     coins : {"release", "round"}
-        Whether choices by chance are made once, or anew in every round, as printed.
+        Whether random choices are made once, or anew in every round, as printed.
     calibration : {"tight", "paper"}
-        Noise of the rounds calibrated exactly; or as printed in Theorem 1, alike for both sums and all rounds: it
-        grants the rounds the whole target, counts one of the two sums, and so costs more. The plan states the cost.
+        ``tight``: the noise of the rounds is calibrated exactly; ``paper``: it is as printed in Theorem 1, equal for
+        both sums and all rounds, and costs more. The printed noise grants the rounds the whole target and counts only
+        one of the two sums. The plan states the cost.
 
     Notes
     -----
-    All steps are Gaussian: a round's H and w are one step with the joint sensitivity of
-    `dpca_tasks.queries.item_statistics`, and the budget is split exactly. The published constant counts one of the two.
-    H is projected to the positive semidefinite matrices before the ridge is added, not after. Random choices buy no
-    privacy, and none is claimed for them.
+    All steps are Gaussian. A round's H and w are one step with the joint sensitivity derived in
+    `dpca_tasks.queries.item_statistics`, and the budget is split exactly. The published constant counts only one of the
+    two sums. H is projected to the positive semidefinite matrices before the ridge is added, not after. Random choices
+    give no privacy, and none is claimed for them.
 
     References
     ----------
@@ -267,7 +271,7 @@ class Dpals:
         )
 
     def run(self, curator: Curator, plan: Plan) -> ItemFactors:
-        """Release totals, where they are needed, and every round; the rest is post-processing."""
+        """Release the totals, if they are needed, and every round; the rest is post-processing."""
         problem, target, centred = plan.problem, plan.target, self._centring(plan.problem)
         noises = self._noises(problem, target)
         offsets = counts = priorities = weights = None
@@ -431,7 +435,7 @@ class Dpals:
         )
 
     def _notes(self, problem: RatingsProblem, noises: RoundNoises) -> tuple[str, ...]:
-        """Note what printed noise leaves out, and where the noise alone makes factors worse than none."""
+        """Return notes on what printed noise omits, and on noise that makes factors worse than no factors."""
         notes = []
         if self.calibration == "paper":
             notes.append("the noise of calibration=paper counts one of the two sums of a round.")

@@ -1,7 +1,6 @@
-"""Private Frank-Wolfe: one direction a round, the leading eigenvector of a noisy moment of what is still unexplained.
+"""Private Frank-Wolfe: each round adds the leading eigenvector of a noisy moment of the residual ratings.
 
-A baseline for `dpals`: it pays for a moment of all pairs of items in every round, and predicts one direction better
-after each.
+A baseline for `dpals`: every round pays for a moment of all pairs of items, and adds one direction to the prediction.
 """
 
 import math
@@ -39,26 +38,27 @@ LOW_EPSILON = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dpfw:
-    """Add up rank-one predictions, each by the leading direction of what users' ratings still differ by.
+    """Sum rank-one predictions, each along the leading direction of the users' residual ratings.
 
     Parameters
     ----------
     rank : int
-        Of the matrix that is sought; it scales ``nuclear_norm``. The result has one factor a round instead.
+        The rank of the sought matrix, which scales ``nuclear_norm``. The result has one factor a round instead.
     rounds : int, optional
-        Rounds T; by default 8 up to epsilon 5, 16 beyond.
+        T, the number of rounds; by default 8 up to epsilon 5, 16 beyond.
     row_norm : float
-        L, the norm that what is left of a user's ratings is clipped to, in multiples of ``spread sqrt(K)``.
+        L, the norm to which a user's residual ratings are clipped, in multiples of ``spread sqrt(K)``.
     nuclear_norm : float
         The bound of the prediction's nuclear norm, in multiples of ``spread sqrt(n m rank)`` with the declared number
-        n of users: that of a matrix of this rank, of entries of std ``spread`` and equal singular values.
+        n of users. That unit is the nuclear norm of a matrix of this rank with entries of std ``spread`` and equal
+        singular values.
     spread : float, optional
         The public std of centred ratings; a quarter of their range by default.
     calibration : {"tight", "paper"}
         ``tight``: the least noise for the target; ``paper``: the std ``L^2 sqrt(64 T ln(1 / delta)) / epsilon`` of a
-        round, whose true epsilon is stated beside the one asked for; without totals.
+        round, without totals; its true epsilon is stated next to the requested one.
     offsets : bool
-        Whether noisy offsets of items are taken off before.
+        Whether noisy offsets of items are subtracted first.
     totals_share : float
         The share of the squared loss for counts and offsets.
     centre, user_means, user_prior
@@ -66,12 +66,12 @@ class Dpfw:
 
     Notes
     -----
-    The method keeps the prediction of a user as a row of the whole matrix, at that user's side. All that a user needs
-    for that row are the public directions and the eigenvalues of the rounds, and the user's own ratings: the row is
-    ``c V^T`` with the directions as columns of V, and the coefficients c follow by the recursion of
-    `dpca_tasks.kernels.ratings.descend`, in training and at prediction alike.
+    In the published method each user keeps a row of the predicted matrix. The user can compute this row from the public
+    directions and eigenvalues of the rounds, and from the user's own ratings. The row is ``c V^T`` with the directions
+    as columns of V. The coefficients c follow from the recursion in `dpca_tasks.kernels.ratings.descend`, both in
+    training and at prediction.
 
-    Noise is isometric with either calibration; the published draw has ``sqrt 2`` more off the diagonal.
+    Noise is isometric with either calibration; the published noise off the diagonal is ``sqrt 2`` times as large.
 
     References
     ----------
@@ -118,7 +118,7 @@ class Dpfw:
         )
 
     def run(self, curator: Curator, plan: Plan) -> ItemFactors:
-        """Release totals, where they are asked for, and the moment of every round; the rest is post-processing."""
+        """Release the totals, if offsets are used, and the moment of every round; the rest is post-processing."""
         problem, centred = plan.problem, self._centring(plan.problem)
         totals, noise = self._noises(problem, plan.target)
         offsets = counts = None

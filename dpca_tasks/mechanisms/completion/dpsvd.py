@@ -1,7 +1,7 @@
-"""Private singular vectors of the ratings, zeros for what is missing: users weighed down by how much they rated.
+"""Private singular vectors of the ratings, with zeros for missing ratings and down-weighted frequent users.
 
-A baseline: the moment of centred rows, each divided by the square root of its number of ratings, as its authors weigh
-them, with noise for a whole user rather than for one rating.
+A baseline: the moment of centred rows, each divided by the square root of its number of ratings, as published. The
+noise protects a whole user rather than one rating.
 """
 
 from collections.abc import Mapping
@@ -15,18 +15,18 @@ from dpca_tasks.privacy.curator import Curator
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dpsvd:
-    """Release the moment of weighted rows with isometric noise; users fold in to its leading eigenvectors.
+    """Release the moment of weighted rows with isometric noise, and fold users in to its leading eigenvectors.
 
     Parameters
     ----------
     rank : int
         r, below the number of items.
     row_norm : float
-        The norm L that weighted rows are clipped to, in multiples of ``spread``.
+        The norm L to which weighted rows are clipped, in multiples of ``spread``.
     spread : float, optional
         The public std of centred ratings; a quarter of their range by default.
     offsets : bool
-        Whether noisy offsets of items are taken off before.
+        Whether noisy offsets of items are subtracted first.
     totals_share : float
         The share of the squared loss for counts and offsets.
     user_ridge : float
@@ -36,9 +36,8 @@ class Dpsvd:
 
     Notes
     -----
-    The published noise protects one rating, and its clip is of entries. Here the norm of a user's weighted row is
-    bounded by L, so that the same noise protects the user: the sensitivity is ``L^2``
-    (`dpca_tasks.queries.ratings`).
+    The published noise protects one rating, and the published method clips entries. Here the norm of a user's weighted
+    row is bounded by L, so the sensitivity is ``L^2`` and the noise protects the user (`dpca_tasks.queries.ratings`).
 
     References
     ----------
@@ -59,11 +58,11 @@ class Dpsvd:
     audited_with: ClassVar[Mapping[str, Any]] = {"user_means": False, "offsets": False}
 
     def plan(self, problem: RatingsProblem, target: PrivacyTarget) -> Plan:
-        """Split the target over totals, if they are needed, and the moment, exactly."""
+        """Split the target exactly between the totals, if offsets are used, and the moment."""
         return self._release(problem).plan(self.name, problem, target)
 
     def run(self, curator: Curator, plan: Plan) -> ItemFactors:
-        """Release totals, where they are asked for, and the moment; the rest is post-processing."""
+        """Release the totals, if offsets are used, and the moment; the rest is post-processing."""
         return self._release(plan.problem).run(curator, plan)
 
     def _release(self, problem: RatingsProblem) -> OneMoment:

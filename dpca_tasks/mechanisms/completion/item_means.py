@@ -1,4 +1,4 @@
-"""Offsets of items alone: the baseline that a factorisation has to beat, and the better choice where users are few."""
+"""Offsets of items alone: the baseline for factorisations, and the better choice if there are few users."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -21,18 +21,18 @@ from dpca_tasks.privacy.curator import Curator
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ItemMeans:
-    """Release a shrunk offset of each item, from one noisy sum and count of each.
+    """Release a shrunk offset of each item, from its noisy sum and count.
 
     Parameters
     ----------
     rank : int
-        Not used: there are no factors. It must be below the number of items all the same.
+        Not used, since there are no factors. It must nevertheless be below the number of items.
     centre : float, optional
-        What is publicly known to be an average rating; the middle of the range by default.
+        The publicly known average rating; the middle of the range by default.
     user_means : bool
-        Whether a user's own mean is taken off that user's ratings.
+        Whether a user's own mean is subtracted from that user's ratings.
     user_prior : float
-        How many ratings at the centre that mean counts in.
+        The number of ratings at the centre that are added to a user's mean.
     """
 
     rank: int
@@ -44,7 +44,7 @@ class ItemMeans:
     audited_with: ClassVar[Mapping[str, Any]] = {"user_means": False}
 
     def plan(self, problem: RatingsProblem, target: PrivacyTarget) -> Plan:
-        """Calibrate the noise of the one step."""
+        """Calibrate the noise of the single step."""
         check_ratings(problem, rank=self.rank)
         check_target(problem, target)
         noise = joint_noise(target, Fraction(1))

@@ -1,7 +1,7 @@
-"""Analyze Gauss on users' rating rows: one noisy moment, whose leading eigenvectors are the factors of items.
+"""Analyze Gauss on users' rating rows: one noisy moment, whose leading eigenvectors are the item factors.
 
-It wins where nearly all pairs of items are rated together by many users, and little of the budget would be left for
-each of several rounds; under skewed popularity the moment is biased by what is missing.
+It is the best choice if many users rate nearly all pairs of items together, and several rounds would each get little of
+the budget. Under skewed popularity, missing ratings bias the moment.
 """
 
 import math
@@ -16,22 +16,23 @@ from dpca_tasks.privacy.curator import Curator
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OneShot:
-    """Release ``X^T X`` of the users' rows with isometric noise; users fold in to its leading eigenvectors.
+    """Release ``X^T X`` of the users' rows with isometric noise, and fold users in to its leading eigenvectors.
 
     Parameters
     ----------
     rank : int
         r, below the number of items.
     scaling : {"normalise", "clip"}
-        Whether every user's row is brought to the same norm, or only longer ones are scaled down to ``row_norm``.
+        Whether every user's row is scaled to the same norm, or only longer rows are scaled down to ``row_norm``.
     row_norm : float
-        The norm L that a row is clipped to, in multiples of ``spread sqrt(K)``. With ``normalise`` it has no effect.
+        The norm L to which a row is clipped, in multiples of ``spread sqrt(K)``. With ``normalise`` it has no effect.
     spread : float, optional
         The public std of centred ratings; a quarter of their range by default.
     diagonal_passes : int
-        How often the diagonal of the moment is replaced with that of its leading part, after the release.
+        The number of times that the diagonal of the moment is replaced with the diagonal of its leading part, after the
+        release.
     offsets : bool
-        Whether noisy offsets of items are taken off before.
+        Whether noisy offsets of items are subtracted first.
     totals_share : float
         The share of the squared loss for counts and offsets.
     user_ridge : float
@@ -41,8 +42,8 @@ class OneShot:
 
     References
     ----------
-    Dwork, Talwar, Thakurta and Zhang (2014), Analyze Gauss, on rows of ratings: a baseline that the paper of `Dpals`
-    does not run.
+    Dwork, Talwar, Thakurta and Zhang (2014), Analyze Gauss, applied to rows of ratings. The paper of `Dpals` does not
+    evaluate this baseline.
     """
 
     rank: int
@@ -61,11 +62,11 @@ class OneShot:
     audited_with: ClassVar[Mapping[str, Any]] = {"user_means": False, "offsets": False, "diagonal_passes": 0}
 
     def plan(self, problem: RatingsProblem, target: PrivacyTarget) -> Plan:
-        """Split the target over totals, if they are asked for, and the moment, exactly."""
+        """Split the target exactly between the totals, if offsets are used, and the moment."""
         return self._release(problem).plan(self.name, problem, target)
 
     def run(self, curator: Curator, plan: Plan) -> ItemFactors:
-        """Release totals, where they are asked for, and the moment; the rest is post-processing."""
+        """Release the totals, if offsets are used, and the moment; the rest is post-processing."""
         return self._release(plan.problem).run(curator, plan)
 
     def _release(self, problem: RatingsProblem) -> OneMoment:

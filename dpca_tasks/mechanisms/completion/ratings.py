@@ -1,15 +1,13 @@
-"""Shared parts of completion mechanisms: facts of ratings, factors of items, and moments of rating rows.
+"""Shared parts of the completion mechanisms.
 
-What mechanisms of matrix completion share: the public facts of ratings, and released totals of items.
+*Ratings*: the public facts of ratings, and released totals of items.
 
-Factors of items: their public grid, and their solution from noisy statistics.
+*Item factors*: their public grid, and their solution from noisy statistics, which is post-processing of released
+numbers. Users compute on the grid, whose unit is the same in training and prediction for every mechanism.
 
-Users compute on the grid: one unit for training and prediction, whatever the mechanism. The solution for the factors of
-all items is post-processing of released numbers.
+*Moments of rating rows*: the query, its noise, and item factors from the released moment.
 
-Shared parts of mechanisms on a moment of rating rows: its query, its noise, and factors of items from it.
-
-Alternating least squares starts with random factors of items, or with the factors of one noisy moment.
+*Starts*: alternating least squares starts with random item factors, or with the factors of one noisy moment.
 """
 
 import dataclasses
@@ -37,12 +35,12 @@ from dpca_tasks.threads import one_thread
 COUNT_SHARE, NUMBER_SHARE = 0.25, 0.25
 FINEST_TOTALS = 16
 SPREAD = 0.25
-"""The std of ratings without both offsets is taken to be a quarter of their range, that of items' offsets an eighth."""
+"""Assumed std of ratings without both offsets, over their range; the assumed std of items' offsets is half as large."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RatingsProblem(Terms):
-    """The public facts of a request to complete a matrix of ratings.
+    """Public facts of a request to complete a matrix of ratings.
 
     Parameters
     ----------
@@ -51,7 +49,7 @@ class RatingsProblem(Terms):
     low, high : float
         The range of ratings.
     ratings_per_user : int
-        How many ratings of one user are counted at most.
+        The largest number of ratings that are counted of one user.
     **others
         As for `Terms`.
     """
@@ -69,19 +67,22 @@ class RatingsProblem(Terms):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Centring:
-    """How a user's own mean is taken off: ``prior`` ratings at ``centre`` count in it, infinite for no own mean."""
+    """Parameters for subtracting a user's own mean.
+
+    ``prior`` ratings at ``centre`` are added to the user's mean; an infinite ``prior`` means no own mean.
+    """
 
     centre: float
     prior: float
 
     @property
     def facts(self) -> dict[str, float | None]:
-        """Both by name, as a user's own step has them: no prior where there is no own mean."""
+        """Centre and prior by name, in the form of ``user_step``: the prior is None if there is no own mean."""
         return {"centre": self.centre, "prior": None if math.isinf(self.prior) else self.prior}
 
 
 def check_ratings(problem: RatingsProblem, *, rank: int) -> None:
-    """Refuse public facts that are no ratings, and a rank that items do not have.
+    """Refuse invalid public facts of ratings, and an invalid rank.
 
     Raises
     ------
@@ -100,7 +101,7 @@ def check_ratings(problem: RatingsProblem, *, rank: int) -> None:
 
 
 def centring(problem: RatingsProblem, *, centre: float | None, user_means: bool, prior: float) -> Centring:
-    """Return how ratings are centred, by default around the middle of their range.
+    """Return the centring of ratings, by default around the middle of their range.
 
     Raises
     ------
@@ -116,7 +117,7 @@ def centring(problem: RatingsProblem, *, centre: float | None, user_means: bool,
 
 
 def asked_of_users(problem: RatingsProblem, centred: Centring) -> dict[str, Any]:
-    """Return what every query of ratings is told of them, by its parameters' names."""
+    """Return the parameters that all queries of ratings share, by name."""
     return {
         "n_features": problem.n_features,
         "clip_norm": 1.0,
@@ -130,13 +131,13 @@ def asked_of_users(problem: RatingsProblem, centred: Centring) -> dict[str, Any]
 
 
 def joint_noise(target: PrivacyTarget, share: Fraction) -> JointGaussian:
-    """Return the noise of a step that takes a share of the squared loss of the target."""
+    """Return the noise of a step with a share of the target's squared loss."""
     multiplier = gaussian_noise_multiplier(epsilon=target.epsilon, delta=target.delta, share=share)
     return JointGaussian(noise_multiplier=multiplier)
 
 
 def totals_query(problem: RatingsProblem, centred: Centring, noise: JointGaussian) -> ItemTotals:
-    """Return the query for totals of items, on the finest grid that is safe under a noise."""
+    """Return the query for totals of items, on the finest grid that is safe for a given noise."""
     coarse = totals_on_grid(problem, centred, bits=1)
     scale = max(part.scale for part in coarse.parts.values()) * noise.noise_multiplier
     bits = min(FINEST_TOTALS, grid_bits(noise_std=scale, degree=ItemTotals.degree))
@@ -162,10 +163,10 @@ def release_totals(
     Returns
     -------
     offsets : float64 array of shape (n_items,)
-        The noisy sum over the noisy count, shrunk toward the centre by what is public: the std of the noise of sums and
-        counts, and the stds of ratings and of offsets, which are taken from the range (`SPREAD`).
+        The noisy sum over the noisy count, shrunk toward the centre. The shrinkage uses public numbers: the std of the
+        noise of the sums, the noisy counts, and the stds of ratings and of offsets assumed from the range (`SPREAD`).
     counts : float64 array of shape (n_items,)
-        Noisy, and not below the std of their noise.
+        The noisy counts, raised to at least the std of their noise.
     """
     query = totals_query(problem, centred, noise)
     parts = curator.release_parts(query, noise)
@@ -177,7 +178,7 @@ def release_totals(
 def shrunk_offsets(
     sums: NDArray[np.float64], counts: NDArray[np.float64], problem: RatingsProblem, *, noise_std: float
 ) -> NDArray[np.float64]:
-    """Return ``sums / counts``, shrunk by what sampling and noise of the sums are expected to add to their spread."""
+    """Return ``sums / counts``, shrunk by the variance that sampling and the noise of the sums are expected to add."""
     rating = SPREAD * (problem.high - problem.low)
     offset = rating / 2.0
     blurred = rating**2 / counts + (noise_std / counts) ** 2
@@ -185,7 +186,7 @@ def shrunk_offsets(
 
 
 def average_query(problem: RatingsProblem, noise: JointGaussian) -> UserMeans:
-    """Return the query for an average rating, on the finest grid that is safe under a noise."""
+    """Return the query for an average rating, on the finest grid that is safe for a given noise."""
     around = Centring(centre=(problem.low + problem.high) / 2.0, prior=math.inf)
 
     def query(bits: int) -> UserMeans:
@@ -201,7 +202,7 @@ def average_query(problem: RatingsProblem, noise: JointGaussian) -> UserMeans:
 
 
 def release_average(curator: Curator, problem: RatingsProblem, noise: JointGaussian) -> float:
-    """Release the mean of users' mean ratings: a noisy sum over a noisy number of users, within the range."""
+    """Release the mean of users' mean ratings: a noisy sum over a noisy number of users, clipped to the range."""
     query = average_query(problem, noise)
     parts = curator.release_parts(query, noise)
     number = max(float(parts["number"][0]), query.parts["number"].scale * noise.noise_multiplier)
@@ -210,7 +211,7 @@ def release_average(curator: Curator, problem: RatingsProblem, noise: JointGauss
 
 
 UNIT = 2.0**-24
-"""One step of the grid of item factors, and of directions of ratings."""
+"""The step of the grid of item factors, and of directions of ratings."""
 
 
 def in_steps(factors: NDArray[np.float64]) -> NDArray[np.int64]:
@@ -228,7 +229,7 @@ type Statistics = tuple[float, NDArray[np.float64], NDArray[np.float64]]
 
 
 def pool(rounds: Sequence[Statistics]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the weighted means of H and of w over some rounds."""
+    """Return the weighted means of H and of w over several rounds."""
     whole = sum(weight for weight, _, _ in rounds)
     outer = sum((weight / whole) * outer for weight, outer, _ in rounds)
     weighted = sum((weight / whole) * weighted for weight, _, weighted in rounds)
@@ -238,15 +239,16 @@ def pool(rounds: Sequence[Statistics]) -> tuple[NDArray[np.float64], NDArray[np.
 def solve_rounds(
     rounds: Sequence[tuple[float, TiledAnswer]], *, rank: int, ridge: float, unobserved: float = 0.0
 ) -> NDArray[np.float64]:
-    """Return the factors of all items from the last rounds, tile by tile: only one tile is held at a time.
+    """Return the factors of all items from the last rounds, holding one tile in memory at a time.
 
     Parameters
     ----------
     rounds : sequence of (float, TiledAnswer)
-        Weights, and the answers with parts ``outer`` and ``weighted``, in the same tiles; ``gram`` where it is asked.
+        Weights, and answers in the same tiles with the parts ``outer`` and ``weighted``, and ``gram`` if it was
+        requested.
     rank : int
     ridge : float
-        Of the items' regressions.
+        The ridge of the items' regressions.
     unobserved : float
         The weight of ``gram``, the second moment of all users' factors, in every item's matrix.
     """
@@ -271,9 +273,9 @@ def solve_items(
     ridge: float,
     shared: NDArray[np.float64] | None = None,
 ) -> NDArray[np.float64]:
-    """Return ``(PSD(H_j) + K + ridge I)^-1 w_j`` for each item; the projection comes first, then the ridge.
+    """Return ``(PSD(H_j) + K + ridge I)^-1 w_j`` for each item; the projection precedes the ridge.
 
-    Where a Cholesky decomposition of ``H_j`` exists, the projection changes nothing, and is left out. K is ``shared``.
+    K is ``shared``. If ``H_j`` has a Cholesky decomposition, the projection would change nothing and is skipped.
     """
     matrices = outer.copy()
     for matrix in matrices:
@@ -286,7 +288,7 @@ def solve_items(
 
 
 def orthonormal(factors: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return ``V (V^T V)^(-1/2)``, which keeps the frame of V; rows of 0 stay 0."""
+    """Return ``V (V^T V)^(-1/2)``, the orthonormal matrix nearest to V; rows of 0 stay 0."""
     values, vectors = np.linalg.eigh(factors.T @ factors)
     roots = np.sqrt(np.maximum(values, 1e-12 * max(values[-1], 1e-300)))
     return np.asarray(factors @ (vectors / roots) @ vectors.T)
@@ -307,7 +309,7 @@ def _is_definite(matrix: NDArray[np.float64]) -> bool:
 
 FINEST = 12
 LARGEST = 1 << 27
-"""Coordinates of a moment: they are held in memory, 8 bytes each."""
+"""The largest number of coordinates of a moment, which is held in memory with 8 bytes each."""
 
 
 def spread_of(problem: RatingsProblem, declared: float | None) -> float:
@@ -316,7 +318,7 @@ def spread_of(problem: RatingsProblem, declared: float | None) -> float:
     Raises
     ------
     InvalidInput
-        When it is not positive.
+        When the std is not positive and finite.
     """
     spread = SPREAD * (problem.high - problem.low) if declared is None else declared
     if not 0 < spread < math.inf:
@@ -325,7 +327,7 @@ def spread_of(problem: RatingsProblem, declared: float | None) -> float:
 
 
 def check_moment(problem: RatingsProblem) -> None:
-    """Refuse more items than a moment is held in memory of."""
+    """Refuse more items than the moment in memory allows."""
     coordinates = problem.n_features * (problem.n_features + 1) // 2
     if coordinates > LARGEST:
         raise InvalidInput(
@@ -345,7 +347,10 @@ def moment_query(
     directions: NDArray[np.float64] | None = None,
     gains: NDArray[np.float64] | None = None,
 ) -> RatingMoment:
-    """Return the query of what is left after directions on the grid, one a row, each with its gain."""
+    """Return the moment query of rating rows, reduced by a descent along given directions.
+
+    The directions are on the grid, one a row, each with its gain.
+    """
     columns = np.zeros((problem.n_features, 0)) if directions is None else directions.T
     return RatingMoment(
         **asked_of_users(problem, centred),
@@ -361,7 +366,7 @@ def moment_query(
 
 
 def moment_bits(query: RatingMoment, noise_multiplier: float) -> int:
-    """Return the finest safe grid of rows, of which outer products are still fast."""
+    """Return the finest safe grid of rows, limited to `FINEST`, up to which outer products are fast."""
     (part,) = query.parts.values()
     return min(FINEST, grid_bits(noise_std=part.scale * noise_multiplier, degree=query.degree))
 
@@ -376,13 +381,13 @@ class OneMoment:
     centred : Centring
     scaling : {"clip", "normalise", "by_count"}
     row_norm : float
-        In ratings.
+        The bound on a row's norm, in ratings.
     totals_share : float, optional
         The share of the squared loss for totals.
     diagonal_passes : int
         As for `leading_factors`.
     ridge : float
-        Of users' regressions.
+        The ridge of users' regressions.
     """
 
     rank: int
@@ -394,7 +399,7 @@ class OneMoment:
     ridge: float
 
     def plan(self, name: str, problem: RatingsProblem, target: PrivacyTarget) -> Plan:
-        """Split the target over totals, if they are asked for, and the moment, exactly."""
+        """Split the target exactly between the totals, if they are requested, and the moment."""
         check_ratings(problem, rank=self.rank)
         check_target(problem, target)
         check_moment(problem)
@@ -419,7 +424,7 @@ class OneMoment:
         )
 
     def run(self, curator: Curator, plan: Plan) -> ItemFactors:
-        """Release totals, where they are asked for, and the moment; the rest is post-processing."""
+        """Release the totals, if they are requested, and the moment; the rest is post-processing."""
         problem, (totals, noise) = plan.problem, self._noises(plan.target)
         offsets = counts = None
         if totals is not None:
@@ -448,11 +453,11 @@ class OneMoment:
 
 
 def leading_factors(moment: NDArray[np.float64], rank: int, *, passes: int) -> NDArray[np.float64]:
-    """Return the leading eigenvectors as columns, of the moment with its diagonal replaced in some passes.
+    """Return the leading eigenvectors of the moment as columns, after replacing its diagonal in ``passes`` passes.
 
-    A rating meets itself on the diagonal but another one elsewhere, so the diagonal is larger than the low rank that is
-    sought by the number of ratings over that of pairs. Each pass replaces it with that of the leading part found so
-    far.
+    An entry on the diagonal sums over single ratings, an entry off the diagonal over pairs of ratings. So the diagonal
+    is too large for the sought low rank by the ratio of ratings to pairs. Each pass replaces the diagonal with the
+    diagonal of the leading part found so far.
 
     References
     ----------
@@ -469,7 +474,7 @@ def leading_factors(moment: NDArray[np.float64], rank: int, *, passes: int) -> N
 
 
 def _leading(matrix: NDArray[np.float64], rank: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return eigenpairs as `leading_eigenpairs` does; of a large matrix by Lanczos, from a public start."""
+    """Return the pairs of `leading_eigenpairs`, computed by Lanczos from a public start if the matrix is large."""
     order = len(matrix)
     if order >= LARGE and rank <= order // 20:
         with one_thread(), suppress(ArpackNoConvergence):
@@ -497,10 +502,10 @@ def start_query(
     *,
     offsets: NDArray[np.float64] | None = None,
 ) -> RatingMoment:
-    """Return the query for the moment of users' rows, all of one norm, on the finest grid that is safe under a noise.
+    """Return the query for the moment of users' rows of equal norm, on the finest grid that is safe for a given noise.
 
-    Its sensitivity is the square of that norm, however many ratings are counted. The published remark states that of
-    one rating.
+    The sensitivity is the square of that norm, however many ratings are counted. The published remark states the
+    sensitivity to one rating.
     """
     row_norm = spread_of(problem, None) * math.sqrt(problem.most)
     coarse = moment_query(problem, centred, bits=1, row_norm=row_norm, scaling="normalise", offsets=offsets)
@@ -517,7 +522,7 @@ def release_start(
     rank: int,
     is_orthonormal: bool,
 ) -> NDArray[np.float64]:
-    """Release the moment; return its leading eigenvectors, or a multiple of the size of a random start."""
+    """Release the moment; return its leading eigenvectors, or a multiple of them with the size of a random start."""
     query = curator.with_stored_inputs(start_query(problem, centred, noise, offsets=offsets))
     factors = leading_factors(curator.release_parts(query, noise)["moment"], rank, passes=_DIAGONAL_PASSES)
     return factors if is_orthonormal else factors * (START_STD * math.sqrt(problem.n_features))

@@ -1,16 +1,15 @@
-"""How much of the variance a released subspace holds: a private estimate, and the curator's own numbers.
+"""Variance captured by a released subspace: a private estimate, and the curator's non-private diagnostics.
 
-A private estimate of how much of the variance a released subspace holds: three noisy sums, one event.
+*Private estimate*: three noisy sums, released as one event.
 
 >>> import numpy as np
 >>> found = estimated_share(np.array([6.0, 3.0, 3.0]), std=0.0, n_components=2)
 >>> found["share"], found["share_beyond_first"]
 (0.75, 0.5)
 
-How good a subspace is on given rows, computed without noise: numbers for the curator alone, which never leave.
-
-They are no release: nothing is stored, charged or published. A mechanism cannot ask for them, since only a curator that
-was built to disclose answers without noise.
+*Diagnostics*: the quality of a subspace on given rows, computed without noise. These numbers are only for the curator
+and are never exported. They are not a release: nothing is stored, charged or published. A mechanism cannot request
+them, since only a `DisclosingCurator` answers without noise.
 """
 
 import math
@@ -41,13 +40,13 @@ from dpca_tasks.queries.second_moment import CONSTANT
 type Array = NDArray[np.float64]
 
 FINEST = 13
-"""The finest grid around a mean; rows around the origin use the same."""
-_TOLD = 2.0  # standard deviations that a denominator has to stand above 0
+"""The finest grid around a mean; rows around the origin use the same grid."""
+_TOLD = 2.0  # standard deviations by which a denominator must exceed 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubspaceTerms(Terms):
-    """The public facts of an evaluation of a subspace."""
+    """Public facts of an evaluation of a subspace."""
 
     n_features: int
     clip_norm: float
@@ -57,16 +56,16 @@ class SubspaceTerms(Terms):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CapturedShare:
-    """Release the squares of the records along the first component, along the others, and off the subspace.
+    """Release the records' squared norms along the first component, along the others, and off the subspace.
 
-    Gaussian noise, or Laplace noise where delta is 0.
+    The noise is Gaussian, or Laplace if delta is 0.
 
     Parameters
     ----------
     components : float64 array of shape (k, d)
-        Released, orthonormal rows.
+        Released components, as orthonormal rows.
     mean : float64 array of shape (d,), optional
-        Released; records are taken around it.
+        Released mean, which is subtracted from the records.
     """
 
     components: Array
@@ -75,7 +74,7 @@ class CapturedShare:
     name: ClassVar[str] = "captured_share"
 
     def plan(self, problem: SubspaceTerms, target: PrivacyTarget) -> Plan:
-        """Calibrate the noise of the one step."""
+        """Calibrate the noise of the single step."""
         check_target(problem, target, pure=True)
         noise = _noise(target)
         check_tail(noise, draws=PARTS, delta=target.delta)
@@ -113,23 +112,24 @@ class CapturedShare:
 
 
 def estimated_share(sums: Array, *, std: float, n_components: int) -> dict[str, Any]:
-    """Estimate parts of the variance from three noisy sums: post-processing.
+    """Estimate parts of the variance from three noisy sums; this is post-processing.
 
     Parameters
     ----------
     sums : array of shape (3,), data units squared
-        Along the first component, along the others, and off all of them.
+        Sums of squares along the first component, along the others, and off all of them.
     std : float, data units squared
-        Of the noise of each sum.
+        The std of the noise of each sum.
     n_components : int
 
     Returns
     -------
     dict
-        ``share`` of all variance that the subspace holds, and ``share_beyond_first``, of what is off the first
-        component that the others hold; each with ``..._std``, to first order in the noise. Both are from 0 to 1, and
-        None where the denominator cannot be told from noise. ``reconstruction_error`` is the sum of squared distances
-        to the subspace and ``total_variance`` that to the origin, or to the mean, with the std of each.
+        ``share`` is the share of all variance that the subspace captures. ``share_beyond_first`` is the share of the
+        variance off the first component that the other components capture. Each has a ``..._std``, to first order in
+        the noise. Both shares are from 0 to 1, and None if the denominator cannot be distinguished from noise.
+        ``reconstruction_error`` is the sum of squared distances to the subspace, and ``total_variance`` the sum of
+        squared distances to the origin or the mean, each with its std.
     """
     first, others, rest = (float(each) for each in sums)
     if n_components == 1:
@@ -150,7 +150,7 @@ def estimated_share(sums: Array, *, std: float, n_components: int) -> dict[str, 
 
 
 def _ratio(held: float, rest: float, *, std: float, draws: int) -> tuple[float | None, float | None]:
-    """Return ``held / (held + rest)`` and its std; the first of them holds the noise of so many draws."""
+    """Return ``held / (held + rest)`` and its std, where ``held`` contains the noise of ``draws`` sums."""
     whole = held + rest
     if not whole > _TOLD * std * math.sqrt(draws + 1.0):
         return None, None
@@ -166,7 +166,7 @@ def _noise(target: PrivacyTarget) -> Gaussian | Laplace:
 
 
 def _spread(noise: Gaussian | Laplace) -> float:
-    """Return the ratio of std and scale."""
+    """Return the ratio of the noise's std to its scale."""
     return math.sqrt(2.0) if noise.norm == "l1" else 1.0
 
 
@@ -178,24 +178,25 @@ BITS = 14
 def diagnose(
     curator: DisclosingCurator, problem: Problem, components: Matrix, *, mean: Matrix | None
 ) -> dict[str, Any]:
-    """Compare a subspace with the best one of the rows.
+    """Compare a subspace with the best subspace of the rows, without privacy.
 
     Parameters
     ----------
     curator : DisclosingCurator
     problem : Problem
-        The clip norm of the release; rows are taken around their own mean, without noise, if it is centred.
+        The facts of the release, including its clip norm. If the problem is centred, the rows are centred at their
+        exact mean.
     components : array of shape (k, d)
     mean : array of shape (d,), optional
-        The released mean; what is off the subspace is measured from it.
+        The released mean, from which the reconstruction error is measured.
 
     Returns
     -------
     dict
-        ``captured_variance`` and ``captured_beyond_first`` over what the best k directions hold, ``share`` and
-        ``share_beyond_first`` of all variance, ``principal_angles`` to the best k directions in degrees, ascending,
-        ``subspace_distance`` from them, ``reconstruction_error`` (the sum of squared distances of records to the
-        subspace) and its mean over records. A number is None where nothing defines it.
+        ``captured_variance`` and ``captured_beyond_first`` are relative to the best k directions, ``share`` and
+        ``share_beyond_first`` to all variance. ``principal_angles`` to the best k directions are in degrees,
+        ascending; ``subspace_distance`` is the distance from them. ``reconstruction_error`` is the sum of squared
+        distances of the records to the subspace. A number is None if it is undefined.
     """
     exact = curator.disclose(moment_query(problem, bits=BITS))
     moment, away = exact, np.zeros(problem.n_features)

@@ -1,4 +1,6 @@
-"""How well item embeddings predict ratings that users hid: exact for the curator, or from four noisy sums, one event.
+"""Prediction quality of item embeddings on ratings that were held out.
+
+The estimate is exact for the curator, or private, from four noisy sums that are released as one event.
 
 >>> import numpy as np
 >>> estimated_scores(np.array([4.0, 30.0, 20.0, 100.0]), std=0.0, width=5.0)["rmse"]
@@ -23,12 +25,12 @@ type Array = NDArray[np.float64]
 
 FINEST = 20
 _FACTOR_BITS = 24
-_TOLD = 2.0  # standard deviations that the number of users has to stand above 0
+_TOLD = 2.0  # standard deviations by which the number of users must exceed 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictionTerms(Terms):
-    """The public facts of an evaluation of item embeddings; ``count`` is the k of Recall@k and NDCG@k."""
+    """Public facts of an evaluation of item embeddings; ``count`` is the k of Recall@k and NDCG@k."""
 
     n_features: int
     low: float
@@ -38,16 +40,18 @@ class PredictionTerms(Terms):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PredictionError:
-    """Release four sums over users: squared errors, Recall, NDCG, and the number of users.
+    """Release four sums over users.
+
+    The sums are the users' mean squared errors, Recall, NDCG, and the number of users.
 
     Parameters
     ----------
     offsets : float64 array of shape (n_items,)
-        Released.
+        Released offsets.
     factors : float64 array of shape (n_items, rank), optional
-        Released.
+        Released factors.
     user_step : dict
-        Public numbers of a user's own step, as the artifact states them.
+        Public numbers with which a user computes a factor and an offset, as in the artifact.
     """
 
     offsets: Array
@@ -57,7 +61,7 @@ class PredictionError:
     name: ClassVar[str] = "prediction_error"
 
     def plan(self, problem: PredictionTerms, target: PrivacyTarget) -> Plan:
-        """Calibrate the noise of the one step."""
+        """Calibrate the noise of the single step."""
         check_target(problem, target)
         multiplier = gaussian_noise_multiplier(epsilon=target.epsilon, delta=target.delta)
         check_tail(Gaussian(noise_multiplier=multiplier), draws=SCORES, delta=target.delta)
@@ -84,7 +88,7 @@ class PredictionError:
         return plan.noise_multiplier * self._query(plan.problem, bits=plan.bits).parts["scores"].scale
 
     def diagnose(self, curator: DisclosingCurator, problem: PredictionTerms) -> dict[str, float | None]:
-        """Compute the same without noise: numbers for the curator alone, which never leave."""
+        """Compute the same scores without noise; they are only for the curator and are never exported."""
         sums = curator.disclose_parts(self._query(problem, bits=FINEST))["scores"]
         found = estimated_scores(sums, std=0.0, width=problem.high - problem.low)
         return {name: value for name, value in found.items() if not name.endswith("_std")}
@@ -121,22 +125,23 @@ class PredictionError:
 
 
 def estimated_scores(sums: Array, *, std: float, width: float) -> dict[str, float | None]:
-    """Estimate the means over users from four noisy sums: post-processing.
+    """Estimate the means over users from four noisy sums; this is post-processing.
 
     Parameters
     ----------
     sums : array of shape (4,)
     std : float
-        Of the noise of each.
+        The std of the noise of each sum.
     width : float
-        That of the range of ratings.
+        The width of the range of ratings.
 
     Returns
     -------
     dict
-        ``rmse``, the root of the mean over users of their mean squared errors, ``recall`` and ``ndcg``, each with
-        ``..._std`` to first order in the noise, and ``users``. None where the number of users cannot be told from
-        noise, and for the std of an error that noise hides.
+        ``rmse`` is the root of the mean over users of their mean squared errors. ``rmse``, ``recall`` and ``ndcg`` each
+        have a ``..._std`` to first order in the noise. They are None if the number of users cannot be distinguished
+        from noise. ``rmse_std`` is also None if the noisy mean squared error is not positive. ``users`` is the noisy
+        number of users, with ``users_std``.
     """
     errors, recall, ndcg, users = (float(each) for each in sums)
     found: dict[str, float | None] = dict.fromkeys(("rmse", "rmse_std", "recall", "recall_std", "ndcg", "ndcg_std"))

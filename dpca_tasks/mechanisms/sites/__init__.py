@@ -1,4 +1,4 @@
-"""Mechanisms over several sites: each holds rows of its own, and only noised or masked sums leave it."""
+"""Mechanisms over several sites: each site holds its own rows, and sends only noised or masked sums."""
 
 from typing import Any
 
@@ -11,8 +11,8 @@ METHODS: dict[str, type[Any]] = {method.name: method for method in (CapePca, Con
 """The methods for a subspace by name."""
 
 TENSOR_METHODS: dict[str, type[Any]] = {method.name: method for method in (CapeAgn, ConvAgn, LocalAgn)}
-"""The methods for components of a model by name."""
+"""The methods for the components of a tensor model by name."""
 
 OVER_ROSTER: dict[str, type[Any]] = {**METHODS, CapeAgn.name: CapeAgn}
-"""Those whose sites may be processes of their own. The others for components ask a site twice for noised sums of its
-own, which is a baseline over datasets alone."""
+"""The methods whose sites may be separate processes. The other tensor methods request noised sums from a site twice;
+they are baselines that run only over local datasets."""

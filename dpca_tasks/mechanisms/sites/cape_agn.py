@@ -1,9 +1,10 @@
-"""capeAGN: components of a model from two totals that sites open: a second moment, then a core along its eigenvectors.
+"""capeAGN: components of a model from two opened totals, a second moment and a core along its eigenvectors.
 
-Both rounds are sums under masks that cancel, with the noise of one owner's release, but for colluders. What the second
-asks, directions and perhaps a variance, follows from the first total alone, and is sent to every site. A site takes no
-other than orthonormal directions, the variance that was declared, if any, and the bound on scores that follows from it:
-the noise of both rounds protects its records whatever is asked, and what is asked is no other statistic.
+Both rounds are sums under masks that cancel. They have the noise of a release by one data owner, plus additional noise
+for tolerated colluders. The public inputs of the second query, directions and perhaps a variance, follow from the first
+total alone and are sent to every site. A site only accepts orthonormal directions, the declared variance, if any, and
+the bound on scores that follows from the variance. So the noise of both rounds protects its records for any query, and
+no other statistic can be requested.
 """
 
 import math
@@ -66,13 +67,14 @@ class CapeAgn:
 
     Notes
     -----
-    Each round has half of what a site's budget allows for, as squares of mu: ``mu^2 / 2``. A second round that some
-    site of the first is missing from goes on with its directions; no message of the first is used again.
+    Each round gets half of the squared mu that a site's budget allows: ``mu^2 / 2``. If a site of the first round is
+    missing from the second round, the second round continues with the same directions. No message of the first round is
+    used again.
 
     References
     ----------
     Imtiaz and Sarwate (2018), Distributed differentially private algorithms using correlated noise, Algorithm 3, with
-    the joint view accounted for, seeds in place of masks of D x D x D, and a second query asked in K dimensions.
+    accounting for the joint view, seeds in place of masks of D x D x D, and a second query in K dimensions.
     """
 
     n_components: int
@@ -126,7 +128,10 @@ class CapeAgn:
         return JointPlan(sites=tuple(sites), total=total, roster=roster)
 
     def inputs(self, plan: JointPlan, *, index: int) -> Mapping[str, NDArray[Any]]:
-        """Return nothing for the second moment; for the core as many directions as it has at most, with its bounds."""
+        """Return the public arrays of a round.
+
+        The second moment has none. The core has the largest number of directions, and its bounds.
+        """
         if index == 0:
             return {}
         problem = plan.total.problem
@@ -178,7 +183,7 @@ class CapeAgn:
         )
 
     def _space(self, directions: NDArray[np.int64], noise_variance: float | None) -> Eigenspace:
-        """Return what a core is asked with, of eigenvalues that it needs none of."""
+        """Return an eigenspace for a core query, with zeros as eigenvalues, which the query does not use."""
         return Eigenspace(
             values=np.zeros(directions.shape[1]),
             directions=directions / 2.0**DIRECTION_BITS,
@@ -189,13 +194,13 @@ class CapeAgn:
 
 
 def core_bits(roster: Roster | None) -> int:
-    """Return the grid of the core, for every number of directions that the second moment may leave."""
+    """Return the grid of the core, which holds for any number of directions that the second moment may give."""
     assert roster is not None
     return share_bits(roster, sensitivity=CORE_SENSITIVITY, degree=1, layout="cube")
 
 
 def check_orthonormal(directions: NDArray[np.int64]) -> None:
-    """Refuse columns that are not orthonormal but for the rounding of their entries.
+    """Refuse columns that are not orthonormal up to the rounding of their entries.
 
     Raises
     ------
@@ -212,11 +217,12 @@ def check_orthonormal(directions: NDArray[np.int64]) -> None:
 
 
 def check_variance(problem: TensorProblem, given: NDArray[np.float64]) -> float:
-    """Return the variance of a mixture's noise, if it is the declared one, or one that clipped points can have.
+    """Return the variance of a mixture's noise, if it is the declared one or possible for clipped points.
 
     Raises
     ------
     InvalidInput
+        When the variance differs from the declared one, or exceeds what clipped points can have.
     """
     value, declared = given.item(), problem.noise_variance
     most = problem.unit / problem.n_features
@@ -227,7 +233,7 @@ def check_variance(problem: TensorProblem, given: NDArray[np.float64]) -> float:
 
 
 def is_same(one: Eigenspace, other: Eigenspace) -> bool:
-    """Tell whether two have the same directions, but for the last bits of a computation."""
+    """Return whether two eigenspaces have the same directions up to rounding errors."""
     ours, theirs = one.directions, other.directions
     return ours.shape == theirs.shape and bool(np.abs(ours - theirs).max() <= _NEAR)
 
@@ -235,10 +241,10 @@ def is_same(one: Eigenspace, other: Eigenspace) -> bool:
 def turned(
     space: Eigenspace, core: NDArray[np.float64], matrix: NDArray[np.float64], *, n_records: float
 ) -> tuple[Eigenspace, NDArray[np.float64]]:
-    """Return eigenpairs of a moment within the span of a core's directions, and the core along them.
+    """Return eigenpairs of a moment within the span of a core's directions, and the core along these eigenvectors.
 
-    A release that goes on may have lost a site in its first round since it asked the second: then the core's directions
-    are not eigenvectors of the present total.
+    This is needed when a resumed release has lost a site of its first round after the second query was sent. The core's
+    directions are then not eigenvectors of the current total.
     """
     directions = space.directions
     within = directions.T @ matrix @ directions - n_records * (space.noise_variance or 0.0) * np.eye(len(core))
@@ -249,12 +255,12 @@ def turned(
 
 
 def check_model(problems: Sequence[TensorProblem]) -> None:
-    """Refuse fewer than two sites, and sites with unlike columns, relations, models or bounds.
+    """Refuse fewer than two sites, and sites with different columns, relations, models or bounds.
 
     Raises
     ------
     InvalidInput
-        With the numbers, all of which are public.
+        The message states the values, all of which are public.
     """
     check_sites(problems)
     for found in ("model", "words_at_most", "clip_norm", "noise_variance"):
@@ -267,5 +273,5 @@ def check_model(problems: Sequence[TensorProblem]) -> None:
 
 
 def counted(roster: Roster) -> int:
-    """Return how many records a total counts, each as often as its site's weight says."""
+    """Return the number of records in a total, each counted with its site's weight."""
     return sum(member.weight * member.records for member in roster.members)

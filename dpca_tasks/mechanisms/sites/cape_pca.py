@@ -1,6 +1,7 @@
-"""capePCA: the sites' second moments under masks that cancel, whose sum alone is opened, then its leading eigenvectors.
+"""capePCA: the leading eigenvectors of the sum of the sites' second moments, which are masked until summed.
 
-Without colluders and dropouts the sum has the noise of one owner's release, sqrt(S) times less than `conv`.
+Only the sum is opened, in which the masks cancel. Without colluders and dropouts it has the noise of a release by one
+data owner, sqrt(S) times less than `conv`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -41,20 +42,20 @@ class CapePca:
     n_components : int
         k, below the number of features.
     colluders : int, optional
-        C, the sites that may tell who adds up all they know; below a third of the others by default.
+        C, the sites that may collude with the aggregator; below a third of the others by default.
     dropouts : int
         D, the further sites whose noise may be missing.
 
     Notes
     -----
-    What a site's budget pays is the view of all messages by C colluders and who adds up, which is the sum with the
-    noise of ``S - C - D`` shares: Gaussian to the last bit of its accounting, though the shares are integers. Sites of
-    unlike epsilon are served by one noise, that of the strictest.
+    A site's budget pays for the joint view of all messages by C colluders and the aggregator. This view is the sum with
+    the noise of ``S - C - D`` shares. It is accounted as Gaussian to the last bit, although the shares are integers.
+    Sites with different epsilons share one noise, the noise of the strictest site.
 
     References
     ----------
-    Imtiaz and Sarwate (2018), Distributed differentially private algorithms using correlated noise, with the joint view
-    accounted for and uniform masks in place of Gaussian ones.
+    Imtiaz and Sarwate (2018), Distributed differentially private algorithms using correlated noise, with accounting for
+    the joint view, and uniform masks in place of Gaussian masks.
     """
 
     n_components: int
@@ -97,7 +98,7 @@ class CapePca:
         return JointPlan(sites=tuple(sites), total=total, roster=roster)
 
     def inputs(self, plan: JointPlan, *, index: int) -> Mapping[str, NDArray[Any]]:
-        """Return nothing: the one round has no public arrays."""
+        """Return an empty mapping, since the single round has no public arrays."""
         return {}
 
     def query(self, plan: JointPlan, *, index: int, public: Mapping[str, NDArray[Any]]) -> RowSum:

@@ -1,7 +1,7 @@
 """DPS-PCA over sites: noisy truncated orthogonal iteration whose products are opened sums of masked shares.
 
-Each round sends d k numbers a site in place of d (d + 1) / 2; the noise of the sum is that of one owner's release, but
-for colluders. A round's directions depend on opened sums alone.
+In each round a site sends d k numbers instead of d (d + 1) / 2. The sum has the noise of a release by one data owner,
+plus additional noise for tolerated colluders. A round's directions depend on opened sums alone.
 """
 
 from collections.abc import Mapping, Sequence
@@ -60,9 +60,9 @@ class DpsPcaOfSites:
 
     References
     ----------
-    Ge, Wang, Wang and Liu (2018), Minimax-optimal privacy-preserving sparse PCA in distributed systems. There all
-    providers add the same draw, so that the server reads differences of their data without noise; here each has its
-    own, under a mask.
+    Ge, Wang, Wang and Liu (2018), Minimax-optimal privacy-preserving sparse PCA in distributed systems. In the paper
+    all providers add the same draw, so the server can compute differences of their data without noise. Here each site
+    draws independent noise, under a mask.
     """
 
     n_components: int
@@ -129,11 +129,11 @@ class DpsPcaOfSites:
 
     @property
     def rounds(self) -> int:
-        """The number of totals that are opened."""
+        """The number of opened totals."""
         return self.iterations
 
     def inputs(self, plan: JointPlan, *, index: int) -> Mapping[str, NDArray[Any]]:
-        """Return directions."""
+        """Return the start directions, whose shape every round's directions have."""
         return self._product(plan, start_directions(plan.total.problem.n_features, self.n_components)).public_inputs()
 
     def query(self, plan: JointPlan, *, index: int, public: Mapping[str, NDArray[Any]]) -> RowSum:
@@ -169,7 +169,10 @@ class DpsPcaOfSites:
         )
 
     def _bits(self, roster: Roster, problem: Problem) -> int:
-        """Return the finest grid on which the shares of all rounds can be drawn, whose sensitivity depends on it."""
+        """Return the finest grid on which the shares of all rounds can be drawn.
+
+        The sensitivity depends on the grid, so the grid is found by iteration.
+        """
         start = start_directions(problem.n_features, self.n_components)
         bits = FINEST
         while True:

@@ -1,9 +1,8 @@
 """The plan of a release over sites, and the noise of sums whose masks cancel.
 
-CAPE: the noise of a sum over sites whose messages carry masks that cancel, accounted for by all messages together.
-
-A site sends its weighted sum, a share of noise, and a mask; all masks add up to 0. Of S sites C may collude with the
-aggregator and D may fall silent, so the shares of the ``H = S - C - D`` others carry the guarantee by themselves.
+*Noise (CAPE)*. A site sends its weighted sum, a share of noise, and a mask; all masks sum to 0. The accounting covers
+the joint view of all messages. Of S sites, C may collude with the aggregator and D may drop out. So the shares of the
+remaining ``H = S - C - D`` sites alone must provide the guarantee.
 
 >>> [round(Cape(sites=10, colluders=colluders).noise(scale=1.0).total_std, 3) for colluders in (None, 0)]
 [1.195, 1.0]
@@ -11,15 +10,15 @@ aggregator and D may fall silent, so the shares of the ``H = S - C - D`` others 
 >>> round(printed.view_mu(), 3)  # one message alone has a mu of 1
 1.348
 
-`masked_messages` makes the messages of one round with Gaussian masks, as published: floating point, from one key, for
-reproductions alone. Real messages are integers under masks of a ring, and no one has all the keys. Floats make no claim
-to the bit.
+`masked_messages` computes the messages of one round with Gaussian masks, as published, in floating point and from one
+key. It is only for reproductions and claims no bit-level guarantee. Real messages are integers under masks of a ring,
+and no one has all the keys.
 
-The plan of a release over sites: one for each site that is charged, and the roster where their noise is shared.
+*Plan*. A `JointPlan` has one plan for each charged site, and a roster if the sites share noise.
 
-Each site of this process has its curator and its masks. Sites are named by their place, 0000, 0001 and so on, unless
-their seats name them. A dealer in this process gives out the seeds of the masks anew in each run: noise, which is what
-protects, does not depend on them.
+*Sites in this process*. Each site has a curator and masks. Sites are named by position, 0000, 0001 and so on, unless
+their `Seats` name them. A dealer in this process distributes new seeds of the masks in each run. The noise, which
+provides the guarantee, does not depend on these seeds.
 """
 
 import math
@@ -48,15 +47,15 @@ type Floats = NDArray[np.float64]
 Masks = Literal["uniform", "gaussian"]
 
 LARGEST_RATIO = 1e12
-"""The variance of Gaussian masks over that of a share, beyond which their sum in float64 is no longer 0."""
+"""The ratio of the variances of Gaussian masks and shares beyond which the masks' sum in float64 is no longer 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedNoise:
     """The variances of a round of messages, in the weighted units of the sum.
 
-    ``share_variance`` is that of each site's own noise; ``mask_variance`` is u, where masks have covariance
-    ``u (I - 1 1^T / S)``, infinite for uniform masks of a ring. ``silent`` sites may be missing from the sum.
+    ``share_variance`` is the variance of each site's share of noise. ``mask_variance`` is u for masks of covariance
+    ``u (I - 1 1^T / S)``, and infinite for uniform masks of a ring. ``silent`` sites may be missing from the sum.
     """
 
     sites: int
@@ -67,17 +66,18 @@ class SharedNoise:
 
     @property
     def total_std(self) -> float:
-        """The std of the sum of all messages, where no site is silent."""
+        """The std of the noise in the sum of all messages, if no site is silent."""
         return math.sqrt(self.sites * self.share_variance)
 
     def view_mu(self, *, distance: float = 1.0, colluders: int | None = None) -> float:
-        """Return mu of all messages together, for a record that moves its site's weighted sum by a distance.
+        """Return the mu of all messages together, for a record that changes its site's weighted sum by a distance.
 
         Parameters
         ----------
         distance : float
         colluders : int, optional
-            Sites whose masks and noise are known to who sees the messages; those that are tolerated by default.
+            The number of sites that reveal their masks and noise to the observer of the messages; by default the
+            tolerated number.
         """
         known = self.colluders if colluders is None else colluders
         honest = self.sites - self.silent - known
@@ -86,7 +86,7 @@ class SharedNoise:
         )
 
     def view_epsilon(self, delta: float, *, distance: float = 1.0, colluders: int | None = None) -> float:
-        """Return the epsilon that all messages together really give at a delta."""
+        """Return the true epsilon of all messages together at a delta."""
         mu = self.view_mu(distance=distance, colluders=colluders)
         return gaussian_epsilon(noise_multiplier=1 / mu, delta=delta)
 
@@ -100,22 +100,23 @@ class Cape:
     sites : int
         S.
     colluders : int, optional
-        C, the sites that may tell the aggregator all they know; below a third of the others by default.
+        C, the sites that may collude with the aggregator; below a third of the others by default.
     dropouts : int
-        D, the sites that may be missing from the sum that is opened.
+        D, the sites that may be missing from the opened sum.
     masks : {"uniform", "gaussian"}
-        ``uniform``: of a ring, which hide perfectly. ``gaussian``: as published, in floating point, for reproductions.
+        ``uniform``: masks of a ring, which hide perfectly. ``gaussian``: as published, in floating point, for
+        reproductions.
     mask_ratio : float
-        The variance of Gaussian masks over that of a share.
+        The variance of Gaussian masks over the variance of a share.
     calibration : {"tight", "paper"}
         ``tight``: the least noise with which all messages together keep the guarantee. ``paper``: share ``t^2 / S`` and
-        mask ``(1 - 1/S) t^2``, where one message alone would keep it with std t; `SharedNoise.view_epsilon` states what
-        all of them give, which is more.
+        mask ``(1 - 1/S) t^2``, where one message alone would keep the guarantee with std t. All messages together have
+        a larger epsilon, which `SharedNoise.view_epsilon` returns.
 
     References
     ----------
-    Imtiaz and Sarwate (2018), Distributed differentially private algorithms using correlated noise. Its masks of the
-    aggregator protect a message on its way only; here messages are encrypted, and there are none.
+    Imtiaz and Sarwate (2018), Distributed differentially private algorithms using correlated noise. The aggregator's
+    masks of the paper only protect a message in transit. Here messages are encrypted, so there are no such masks.
     """
 
     sites: int
@@ -126,7 +127,7 @@ class Cape:
     calibration: Calibration = "tight"
 
     def __post_init__(self) -> None:
-        """Refuse a number of sites of which none would be honest, or a calibration without its masks."""
+        """Refuse parameters that leave no honest site, and a calibration that does not fit the masks."""
         if self.sites < 2:
             raise InvalidInput(f"sites={self.sites} must be at least 2; one owner's noise is fitted by itself.")
         if self.dropouts < 0 or self.tolerated < 0 or self.honest < 1:
@@ -144,21 +145,21 @@ class Cape:
 
     @property
     def tolerated(self) -> int:
-        """C."""
+        """C, the number of tolerated colluders."""
         return usual_colluders(self.sites) if self.colluders is None else self.colluders
 
     @property
     def honest(self) -> int:
-        """H, the sites whose shares carry the guarantee."""
+        """H, the number of sites whose shares provide the guarantee."""
         return self.sites - self.tolerated - self.dropouts
 
     def noise(self, *, scale: float) -> SharedNoise:
-        """Return the variances with which a site's ``distance / mu`` is at least met.
+        """Return variances that give every site at least its required noise ``distance / mu``.
 
         Parameters
         ----------
         scale : float
-            The std of pooled noise: ``distance / mu``, at sites that differ the largest (`least_scale`).
+            The std of pooled noise: ``distance / mu``, or its largest value if the sites differ (`least_scale`).
         """
         if self.calibration == "paper":
             return self._shared(scale**2 / self.sites, scale**2)
@@ -178,17 +179,17 @@ class Cape:
 
 
 def mu_of(*, epsilon: float, delta: float) -> float:
-    """Return the largest mu whose Gaussian is (epsilon, delta)-DP."""
+    """Return the largest mu whose Gaussian mechanism is (epsilon, delta)-DP."""
     return 1 / gaussian_noise_multiplier(epsilon=epsilon, delta=delta)
 
 
 def least_scale(*, weights: Sequence[float], sensitivities: Sequence[float], mus: Sequence[float]) -> float:
-    """Return the std of pooled noise that gives every site its mu: of the site that needs most."""
+    """Return the least std of pooled noise that gives every site its mu, set by the strictest site."""
     return math.sqrt(least_noise(weights=weights, sensitivities=sensitivities, mus=mus))
 
 
 def masked_messages(sums: Floats, noise: SharedNoise, weights: Floats, *, key: bytes) -> Floats:
-    """Return each site's message: its weighted sum, its share of noise, and its mask.
+    """Return the messages of all sites, each the sum of a weighted sum, a share of noise, and a mask.
 
     Parameters
     ----------
@@ -211,21 +212,21 @@ def masked_messages(sums: Floats, noise: SharedNoise, weights: Floats, *, key: b
 
 
 type NoisedPart = Callable[[Curator, Plan], NDArray[np.float64]]
-"""What a site computes of its own noised release, and sends."""
+"""Function that computes the array that a site sends, from the release that the site noised itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seats:
-    """The public facts of a roster that follow from no dataset.
+    """Public facts of a roster that do not depend on any dataset.
 
     Parameters
     ----------
     names : tuple of str
         One for each site, in the order of the plan.
     weights : tuple of int, optional
-        By how much each site multiplies its sum where totals are opened; 1 by default.
+        The factor by which each site multiplies its sum in opened totals; 1 by default.
     attempts : int
-        The charged steps of each round: one for each roster that is tried in it.
+        The charged steps of each round: one for each roster that is tried in the round.
     """
 
     names: tuple[str, ...]
@@ -240,16 +241,17 @@ class Seats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JointPlan:
-    """What each site is to do: public, computed before any row is read.
+    """The public plan of a release over sites, computed before any row is read.
 
     Parameters
     ----------
     sites : tuple of Plan
-        One for each site that takes part, in order; its event is what the site's ledger is charged.
+        One plan for each participating site, in order; the site's ledger is charged its event.
     total : Plan
-        The noise of what is made of all sites, as of one owner's release: its warnings are those of the release.
+        The noise of the joint result, in the form of a plan by one data owner. Its warnings are the warnings of the
+        release.
     roster : Roster, optional
-        Who shares noise and masks, where they do.
+        The sites that share noise and masks, if they do.
     """
 
     sites: tuple[Plan, ...]
@@ -264,7 +266,7 @@ class Parties(Protocol):
         """Open the total of a round over a roster, or over a smaller one; see `dpca_tasks.sites.rounds.open_round`."""
 
     def noised_parts(self, part: NoisedPart, plans: Sequence[Plan]) -> list[NDArray[np.float64]]:
-        """Return what each planned site sends of its own noised release, in the order of the plans."""
+        """Return the array that each planned site sends from its own noised release, in the order of the plans."""
 
 
 class SitesMechanism(Protocol):
@@ -281,46 +283,47 @@ class SitesMechanism(Protocol):
         session: str,
         seats: Seats | None = None,
     ) -> JointPlan:
-        """Turn the public facts of all sites into noise and events; ``session`` names this joint release alone."""
+        """Compute noise and events from the public facts of all sites; ``session`` is unique to this joint release."""
 
     def run(self, parties: Parties, plan: JointPlan) -> Subspace | Components:
-        """Release what is planned, from all planned sites; then post-process the answers."""
+        """Make the planned releases at all planned sites, then post-process the answers."""
 
 
 class SharedSum(SitesMechanism, Protocol):
-    """The interface of those whose sites share noise and masks."""
+    """The interface of mechanisms whose sites share noise and masks."""
 
     @property
     def rounds(self) -> int:
-        """The number of totals that are opened."""
+        """The number of opened totals."""
 
     def inputs(self, plan: JointPlan, *, index: int) -> Mapping[str, NDArray[Any]]:
-        """Return public arrays that a round may have, of the largest shapes."""
+        """Return the public arrays that a round may have, in their largest shapes."""
 
     def query(self, plan: JointPlan, *, index: int, public: Mapping[str, NDArray[Any]]) -> RowSum:
-        """Return what a round sums, from the plan and the round's public arrays alone: a site asks itself this.
+        """Return the query of a round, computed only from the plan and the round's public arrays.
 
-        ``public`` are the `RowSum.public_inputs` of the query. Raises `InvalidInput` where they are not as planned.
+        Each site calls this itself. ``public`` are the `RowSum.public_inputs` of the query. Raises `InvalidInput` if
+        they are not as planned.
         """
 
 
 class SeparateSums(SitesMechanism, Protocol):
-    """The interface of those whose sites noise what they send by themselves."""
+    """The interface of mechanisms whose sites add noise independently to what they send."""
 
     def noised_part(self, curator: Curator, plan: Plan) -> NDArray[np.float64]:
-        """Return what a site sends of its own noised release."""
+        """Return the array that a site sends from its own noised release."""
 
     def is_part(self, part: NDArray[np.float64], plan: Plan) -> bool:
-        """Tell whether an array has a form that a site may send."""
+        """Return whether an array has a form that a site may send."""
 
 
 def check_sites(problems: Sequence[Problem | TensorProblem]) -> None:
-    """Refuse fewer than two sites, unlike numbers of columns, unlike relations, and rows around a mean.
+    """Refuse fewer than two sites, different numbers of columns, different relations, and centred problems.
 
     Raises
     ------
     InvalidInput
-        With the numbers, all of which are public.
+        The message states the values, all of which are public.
     """
     if len(problems) < 2:
         raise InvalidInput(
@@ -342,12 +345,12 @@ def check_sites(problems: Sequence[Problem | TensorProblem]) -> None:
 def check_public(
     public: Mapping[str, NDArray[Any]], expected: Mapping[str, NDArray[Any]], *, index: int, rounds: int
 ) -> None:
-    """Refuse public arrays of another round than the planned ones, or of other names, shapes or types.
+    """Refuse public arrays of an unplanned round, and arrays with unplanned names, shapes or types.
 
     Raises
     ------
     InvalidInput
-        With the names alone.
+        The message states only the names.
     """
     forms = {name: (array.shape, array.dtype) for name, array in public.items()}
     if not 0 <= index < rounds or forms != {name: (array.shape, array.dtype) for name, array in expected.items()}:
@@ -358,7 +361,7 @@ def check_public(
 
 
 def moment_of_total(matrix: NDArray[np.float64], total: Plan, *, bits: int) -> Moment:
-    """Return a total in data units as a released moment, which can be refined: its noise is isometric.
+    """Return a total in data units as a released moment, which can be refined since its noise is isometric.
 
     ``bits`` is the grid of the coarsest site.
     """
@@ -369,7 +372,7 @@ def moment_of_total(matrix: NDArray[np.float64], total: Plan, *, bits: int) -> M
 
 
 def noise_of(total: Plan, *, planned: Roster, answered: Roster) -> Plan:
-    """Return the plan of a total with the noise that a roster's answer has, which may be smaller than the planned."""
+    """Return the plan of a total with the noise of the answering roster, which may be smaller than planned."""
     if answered.size == planned.size:
         return total
     ratio = math.sqrt(answered.size / answered.honest * planned.honest / planned.size)
@@ -381,7 +384,7 @@ def noise_of(total: Plan, *, planned: Roster, answered: Roster) -> Plan:
 
 
 def pooled[P: Problem | TensorProblem](problems: Sequence[P]) -> P:
-    """Return the public facts of all sites' rows together."""
+    """Return the public facts of all sites' rows combined."""
     return replace(
         problems[0],
         records_at_most=sum(problem.records_at_most for problem in problems),
@@ -398,14 +401,14 @@ class LocalParties:
     curators : sequence of Curator
         One for each planned site, in the order of the plan.
     roster : Roster, optional
-        Who shares noise, its members in the same order.
+        The sites that share noise, as members in the same order.
     """
 
     curators: Sequence[Curator] = field(repr=False)
     roster: Roster | None = None
 
     def open[Q: RowSum](self, query: Q, *, roster: Roster, index: int) -> Opened[Q]:
-        """Open the total of a round, under masks that are dealt just now."""
+        """Open the total of a round, under newly dealt masks."""
         assert self.roster is not None
         dealt = deal_masks(self.roster)
         sites = [
@@ -415,12 +418,12 @@ class LocalParties:
         return open_round(sites, query, roster=roster, index=index)
 
     def noised_parts(self, part: NoisedPart, plans: Sequence[Plan]) -> list[NDArray[np.float64]]:
-        """Return what each site sends of the release that it noised."""
+        """Return the array that each site sends from its own noised release."""
         return [part(curator, plan) for curator, plan in zip(self.curators, plans, strict=True)]
 
 
 def seats_of(problems: Sequence[Terms], seats: Seats | None) -> Seats:
-    """Return the seats of sites, named by their place where none are given.
+    """Return the seats of the sites, named by position if none are given.
 
     Raises
     ------
@@ -443,7 +446,7 @@ def shared_roster(
     cape: Cape,
     steps: int,
 ) -> Roster:
-    """Return the roster of sites that share noise: each has its target over so many charged steps."""
+    """Return the roster of sites that share noise; each site has its own target over all charged steps."""
     members = [
         Member(
             name=name,
@@ -463,11 +466,11 @@ def shared_roster(
 
 
 def charged(noise_multiplier: float, *, steps: int) -> events.Event:
-    """Return the event of so many steps of a noise multiplier; that of one step is its own."""
+    """Return the event of ``steps`` steps of a noise multiplier; one step is not wrapped in a composition."""
     event = events.gaussian(noise_multiplier)
     return event if steps == 1 else events.self_composed(event, steps)
 
 
 def weighted_scale(roster: Roster) -> float:
-    """Return the std of pooled noise, over the sensitivity, that gives every site its mu."""
+    """Return the std of pooled noise that gives every site its mu, over the sensitivity."""
     return max(member.weight * member.noise_multiplier for member in roster.members)

@@ -1,8 +1,8 @@
-"""Results of moments that each site noised by itself, without a shared roster.
+"""Results from moments that each site noised by itself, without a shared roster.
 
-For a subspace: the sum of the second moments, the sum of their leading parts, or one of them. For components: the sums
-of the moments, or those of one site. The records of two sites are different people, so each site keeps the whole
-guarantee with the noise of one release of one owner.
+For a subspace: the sum of the second moments, the sum of their leading parts, or the moment of one site. For
+components: the sums of the moments, or the moments of one site. The records of two sites belong to different people. So
+each site keeps the whole guarantee with the noise of a release by one data owner.
 """
 
 import math
@@ -41,7 +41,7 @@ from dpca_tasks.queries.base import RowSum
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conv:
-    """Add the noised second moments: conventional distributed PCA, with sqrt(S) times the std of pooled noise.
+    """Sum the noised second moments: conventional distributed PCA, with sqrt(S) times the std of pooled noise.
 
     Parameters
     ----------
@@ -50,7 +50,7 @@ class Conv:
 
     References
     ----------
-    Imtiaz and Sarwate (2018), whose own baseline divides epsilon by the number of sites; that is not needed.
+    Imtiaz and Sarwate (2018), whose baseline divides epsilon by the number of sites, which is unnecessary.
     """
 
     n_components: int
@@ -65,15 +65,15 @@ class Conv:
         session: str,
         seats: Seats | None = None,
     ) -> JointPlan:
-        """Plan one release at each site; they need no common session."""
+        """Plan one release at each site; the sites need no common session."""
         return _plan(self.name, problems, targets, n_components=self.n_components)
 
     def noised_part(self, curator: Curator, plan: Plan) -> NDArray[np.float64]:
-        """Return a site's moment, packed."""
+        """Return a site's moment in packed form."""
         return pack_symmetric(_released(curator, plan))
 
     def is_part(self, part: NDArray[np.float64], plan: Plan) -> bool:
-        """Tell whether an array may be a packed moment."""
+        """Return whether an array has the form of a packed moment."""
         order = plan.problem.n_features
         return part.shape == (order * (order + 1) // 2,) and bool(np.isfinite(part).all())
 
@@ -89,7 +89,7 @@ class Conv:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DpDis:
-    """Add the leading parts of the noised second moments, each of rank ``2 k`` at most.
+    """Sum the leading parts of the noised second moments, each of rank at most ``2 k``.
 
     Parameters
     ----------
@@ -98,12 +98,12 @@ class DpDis:
 
     Notes
     -----
-    A site sends ``U sqrt(L)``, d by R numbers in place of d (d + 1) / 2. The eigenvalues of noise add up, since each
-    site keeps positive ones only: the sum is biased upward, and directions alone are stated.
+    A site sends ``U sqrt(L)``, d by R numbers instead of d (d + 1) / 2. Each site keeps only positive eigenvalues, so
+    the eigenvalues of noise accumulate and the sum is biased upward. So only directions are returned.
 
     References
     ----------
-    Imtiaz and Sarwate (2018), the baseline of earlier work; R = 2 k is that of their code.
+    Imtiaz and Sarwate (2018), the baseline of earlier work; R = 2 k is taken from their code.
     """
 
     n_components: int
@@ -118,7 +118,7 @@ class DpDis:
         session: str,
         seats: Seats | None = None,
     ) -> JointPlan:
-        """Plan one release at each site; they need no common session."""
+        """Plan one release at each site; the sites need no common session."""
         return _plan(self.name, problems, targets, n_components=self.n_components)
 
     def noised_part(self, curator: Curator, plan: Plan) -> NDArray[np.float64]:
@@ -127,7 +127,7 @@ class DpDis:
         return np.asarray(rows[values > 0] * np.sqrt(values[values > 0])[:, None])
 
     def is_part(self, part: NDArray[np.float64], plan: Plan) -> bool:
-        """Tell whether an array may be the leading part of a moment."""
+        """Return whether an array has the form of the leading part of a moment."""
         order = plan.problem.n_features
         most = min(2 * self.n_components, order)
         return part.ndim == 2 and part.shape[0] <= most and part.shape[1] == order and bool(np.isfinite(part).all())
@@ -199,7 +199,7 @@ def _noise(plan: Plan) -> Symmetric:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConvAgn:
-    """Add the sites' noised moments: conventional, with sqrt(S) times the std of pooled noise in both rounds.
+    """Sum the sites' noised moments: conventional, with sqrt(S) times the std of pooled noise in both rounds.
 
     Parameters
     ----------
@@ -228,7 +228,7 @@ class ConvAgn:
         session: str,
         seats: Seats | None = None,
     ) -> JointPlan:
-        """Plan both releases at each site that is used; they need no common session."""
+        """Plan both releases at each used site; the sites need no common session."""
         check_model(problems)
         used = problems[: self.sites_used]
         sites = []
@@ -248,7 +248,10 @@ class ConvAgn:
         return JointPlan(sites=tuple(sites), total=total)
 
     def run(self, parties: Parties, plan: JointPlan) -> Components:
-        """Release each site's moment, then its core along the eigenvectors of all; the rest is post-processing."""
+        """Release each site's moment, then its core along the eigenvectors of the summed moment.
+
+        The rest is post-processing.
+        """
         releases = self._of(plan.total.problem)
 
         def moment(curator: Curator, site: Plan) -> NDArray[np.float64]:

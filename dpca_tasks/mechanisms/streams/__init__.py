@@ -1,1 +1,1 @@
-"""Streams: releases over time whose noise covers all ticks together, and estimates from their answers."""
+"""Streams: releases over time whose noise covers all ticks together, and estimates from the released answers."""

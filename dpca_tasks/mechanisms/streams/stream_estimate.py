@@ -1,12 +1,12 @@
-r"""Post-processing of a stream's stored answers: estimates, a test for drift, and alignment of versions.
+r"""Post-processing of a stream's stored answers into estimates, a drift test, and aligned versions.
 
-*Estimates* are of all that arrived, of a window, or with weights that halve. Everything here is a public linear map of
-answers that were paid for. An answer weights what arrived s ticks ago by ``c_s``, and ``c_0 = 1``: so tonight's
-arrivals are ``x_t = y_t - sum_{s<t} c_{t-s} x_s`` plus noise, and an estimate is a sum of these. Written as one sum
-over answers it needs one of them in memory at a time.
+*Estimates* cover all arrivals, the arrivals of a window, or all arrivals with weights that halve. Every estimate is a
+public linear map of answers that are already charged. An answer weights the arrivals of s ticks ago by ``c_s``, with
+``c_0 = 1``. So the arrivals of tick t are ``x_t = y_t - sum_{s<t} c_{t-s} x_s`` plus noise, and an estimate is a sum of
+these. Written as one sum over answers, it needs one answer in memory at a time.
 
-A tick whose answer was lost, or that an operator closed, is left out: what arrived at it is then seen, in parts, in the
-answers after it.
+If the answer of a tick was lost, or an operator closed the tick, the tick is left out. Its arrivals still appear, in
+part, in later answers.
 
 >>> from dpca_tasks.accounting.factorisation import choose_weights
 >>> year = choose_weights("sqrt", ticks=365)
@@ -15,24 +15,24 @@ answers after it.
 >>> coefficients(year, kept=[1, 3]).tolist()
 [0.625, 1.0]
 
-*Drift*: a test with a known null, from the answers of a stream alone. Directions V are those of an estimate at tick
-t_0; later answers have noise that is independent of it. If all that arrived up to tick tau has the moment M_1 a record
-and all after it M_2, answers from ``t_0 + 1`` on are ``m1_t M_1 + m2_t M_2 + noise``, with ``m1_t = sum_{j<=tau}
-c_{t-j} n_j`` and ``m2_t`` likewise over later ticks. Least squares give ``D = M_2 - M_1`` as ``sum_t a_t y_t``, and
-where the two are equal, the block of D between V and what is orthogonal to it is noise alone: the sum of its squares
-over its variance is chi-squared with ``k (d - k)`` degrees.
+*Drift* is a test with a known null that uses only the answers of a stream. Its directions V come from an estimate at
+tick t_0; the noise of later answers is independent of that estimate. Suppose that arrivals up to tick tau have the
+moment M_1 per record, and later arrivals M_2. Then the answers from ``t_0 + 1`` on are ``m1_t M_1 + m2_t M_2 + noise``,
+with ``m1_t = sum_{j<=tau} c_{t-j} n_j`` and ``m2_t`` likewise over later ticks. Least squares give ``D = M_2 - M_1`` as
+``sum_t a_t y_t``. If the two moments are equal, the block of D between V and its orthogonal complement is noise alone.
+The sum of its squares over its variance is then chi-squared with ``k (d - k)`` degrees.
 
-Records that are drawn anew differ by chance too. In the mean that adds at most a part rho to the sum, since ``|V^T x|^2
-|V_perp^T x|^2 <= 1/4`` for clipped rows of one record: the p-value is that of the sum over ``1 + rho``. The null of
-equal realised moments is exact; the correction for its tail is a heuristic.
+Newly drawn records also differ by chance. In the mean this adds at most a part rho to the sum, since ``|V^T x|^2
+|V_perp^T x|^2 <= 1/4`` for clipped rows of one record. So the p-value is computed from the sum over ``1 + rho``. The
+null of equal realised moments is exact; the correction for the tail is a heuristic.
 
-What is seen is a turn of the directions. A change that only moves variance among them, or from them to others that are
-orthogonal to them, leaves the block as it is.
+The test detects a rotation of the directions. A change that only moves variance among the directions, or from them to
+directions orthogonal to them, leaves the block unchanged.
 
-*Alignment* with the previous version, so that coordinates of rows do not jump overnight: a subspace has many bases. Of
-the bases of tonight's, the one nearest to last night's aligned basis is the orthogonal Procrustes solution. It spans
-the same subspace and captures the same variance, but its rows are no principal axes any more. Only published directions
-are used.
+*Alignment* with the previous version keeps coordinates of rows from jumping between versions. A subspace has many
+bases. The basis of the new subspace nearest to the previous aligned basis is the orthogonal Procrustes solution. It
+spans the same subspace and captures the same variance, but its rows are no longer principal axes. Only published
+directions are used.
 
 >>> turned = align(np.eye(2, 3)[::-1], np.eye(2, 3), method="procrustes")
 >>> turned.components.tolist(), turned.cosines.tolist(), turned.broke
@@ -64,23 +64,23 @@ def coefficients(
     window: int | None = None,
     half_life: float | None = None,
 ) -> Matrix:
-    """Return what each kept answer is multiplied by in the estimate of the last of their ticks.
+    """Return the multiplier of each kept answer in the estimate at the last kept tick.
 
     Parameters
     ----------
     weights : Weights
     kept : sequence of int
-        The ticks whose answers there are, from 1, rising; the last is the one that is estimated.
+        The ticks with answers, from 1, rising; the estimate is for the last one.
     answer : {"prefix", "window", "decay"}, optional
-        What is estimated: the sum over all arrivals, over those of the last ticks, or one with weights that halve. By
-        default what the strategy is made for.
+        The estimated quantity: the sum over all arrivals, over the arrivals of the last ticks, or over all arrivals
+        with weights that halve. By default the one for which the strategy is designed.
     window, half_life
-        Of the answer, in ticks; by default those of the strategy.
+        Length of the window or the half-life, in ticks; by default the strategy's value.
 
     Returns
     -------
     float64 array of shape (len(kept),)
-        Its norm is the std of the estimate over that of one answer.
+        The multipliers. Their norm is the std of the estimate over the std of one answer.
     """
     check_kept(kept)
     tick, ticks = kept[-1], np.asarray(kept)
@@ -94,18 +94,18 @@ def coefficients(
 
 
 def combined(answers: Iterable[NDArray[Any]], multipliers: Sequence[float] | Matrix) -> Matrix:
-    """Add up answers times multipliers, reading one answer at a time.
+    """Sum answers times multipliers, reading one answer at a time.
 
     Parameters
     ----------
     answers : iterable of array
-        In the order of the multipliers, all in one form: full matrices in data units, or packed ones.
+        Answers in the order of the multipliers, all in one form: full matrices in data units, or packed ones.
     multipliers : sequence of float
 
     Returns
     -------
     float64 array
-        In the form of the answers. Memory: three arrays of their size.
+        The sum, in the form of the answers. Memory: three arrays of the size of one answer.
     """
     total: Matrix | None = None
     for answer, multiplier in zip(answers, multipliers, strict=True):
@@ -121,17 +121,17 @@ def combined(answers: Iterable[NDArray[Any]], multipliers: Sequence[float] | Mat
 def streamed_subspace(
     estimate: Matrix, problem: Problem, *, noise: Mapping[str, Any], multipliers: Matrix, n_components: int
 ) -> Subspace:
-    """Return the leading directions of an estimate, with what is known of its noise: ready to be refined and assessed.
+    """Return the leading directions of an estimate, with the facts about its noise for refinement and assessment.
 
     Parameters
     ----------
     estimate : float64 array of shape (d, d), data units
-        What `combined` returns; of order ``d + 1`` where the problem is centred.
+        The result of `combined`, of order ``d + 1`` if the problem is centred.
     problem : Problem
     noise : mapping
-        What is public about the noise of one answer.
+        The public facts about the noise of one answer.
     multipliers : float64 array
-        Those of the estimate.
+        The multipliers of the estimate.
     n_components : int
         k.
     """
@@ -140,14 +140,14 @@ def streamed_subspace(
 
 
 def check_kept(kept: Sequence[int]) -> None:
-    """Refuse what are no ticks in their order."""
+    """Refuse ticks that are not unique, rising numbers from 1."""
     if not len(kept) or kept[0] < 1 or any(np.diff(np.asarray(kept)) < 1):
         raise InvalidInput("kept must be ticks from 1, each once and in order; pass those whose answers there are.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Contrast:
-    """Which answers are compared, and how: ``D = sum_t multipliers_t y_t``.
+    """Ticks and multipliers of a comparison of answers: ``D = sum_t multipliers_t y_t``.
 
     Parameters
     ----------
@@ -155,8 +155,8 @@ class Contrast:
         The ticks of the answers.
     multipliers : float64 array of shape (len(ticks),)
     drawn : float
-        The sum over arrivals of ``n_j (sum_t a_t c_{t-j})^2``: what records drawn anew add to the square of D, for
-        records of norm 1.
+        The sum over arrivals of ``n_j (sum_t a_t c_{t-j})^2``. This is what newly drawn records add to the square of D,
+        for records of norm 1.
     """
 
     ticks: tuple[int, ...]
@@ -171,13 +171,13 @@ class Drift:
     Parameters
     ----------
     statistic : float
-        Chi-squared where nothing changed.
+        Chi-squared if nothing changed.
     degrees : int
         ``k (d - k)``.
     rho : float
-        The part that records drawn anew may add to the statistic in the mean.
+        The part that newly drawn records may add to the statistic in the mean.
     p : float
-        The probability of so large a statistic over ``1 + rho`` where nothing changed.
+        The probability of at least this statistic over ``1 + rho`` if nothing changed.
     """
 
     statistic: float
@@ -195,19 +195,20 @@ def contrast_of(
     ----------
     weights : Weights
     kept : sequence of int
-        The ticks whose answers there are, rising.
+        The ticks with answers, rising.
     before : int
-        t_0, the tick of the estimate that the directions are from; only later answers are used.
+        t_0, the tick of the estimate that the directions come from; only later answers are used.
     change : int
-        tau, the last tick before the change that is tested for, beyond t_0. Both are chosen before the answers are
-        seen.
+        tau, the last tick before the tested change, beyond t_0. Both ticks are chosen before the answers are seen.
     counts : sequence of float
-        How many records arrived at each tick from 1 to the last: public, or noisy. Negative ones count as 0.
+        The number of records that arrived at each tick from 1 to the last: public, or noisy. Negative numbers count as
+        0.
 
     Raises
     ------
     InvalidInput
-        When the answers do not tell the two moments apart.
+        When the ticks are out of order or the counts incomplete, or when the answers do not distinguish the two
+        moments.
     """
     check_kept(kept)
     ticks = np.array([tick for tick in kept if tick > before])
@@ -242,12 +243,12 @@ def measure_drift(
     Parameters
     ----------
     difference : float64 array of shape (d, d), data units
-        `stream_estimate.combined` of the contrast's answers; without the last row and column where rows were extended.
+        The result of `combined` for the contrast's answers, without the last row and column if rows were extended.
     components : float64 array of shape (k, d)
-        Orthonormal rows, of the estimate at tick t_0.
+        Orthonormal rows, from the estimate at tick t_0.
     contrast : Contrast
     noise_std : float, data units
-        That of one answer off the diagonal.
+        The std of the noise of one answer off the diagonal.
     clip_norm : float, data units
     """
     k, d = components.shape
@@ -264,21 +265,22 @@ def measure_drift(
 Alignment = Literal["procrustes", "signs", "none"]
 
 BROKEN = 0.5
-"""The cosine between two subspaces below which some coordinate of the one has no counterpart in the other."""
+"""The cosine between two subspaces below which some coordinate of one has no counterpart in the other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Aligned:
-    """A version of a subspace in coordinates near those of the version before.
+    """A version of a subspace in coordinates near the coordinates of the previous version.
 
     Parameters
     ----------
     components : float64 array of shape (k, d)
-        Orthonormal rows: ``rotation`` times those that were given.
+        Orthonormal rows: ``rotation`` times the given components.
     rotation : float64 array of shape (k, k)
-        Orthogonal; a row's coordinates in the given components, times its transpose, are those in these.
+        Orthogonal. A row's coordinates in the given components, times the transpose of ``rotation``, are its
+        coordinates in the aligned components.
     cosines : float64 array of shape (k,)
-        Of the principal angles between the two subspaces, falling.
+        The cosines of the principal angles between the two subspaces, falling.
     """
 
     components: Matrix
@@ -287,22 +289,22 @@ class Aligned:
 
     @property
     def broke(self) -> bool:
-        """Whether coordinates broke: some direction has no counterpart in the version before."""
+        """True if some direction has no counterpart in the previous version."""
         return bool(self.cosines[-1] < BROKEN)
 
 
 def align(components: Matrix, before: Matrix, *, method: Alignment) -> Aligned:
-    """Turn components toward those of the version before.
+    """Align components with the components of the previous version.
 
     Parameters
     ----------
     components : float64 array of shape (k, d)
         Orthonormal rows.
     before : float64 array of shape (k, d)
-        The rows of the version before, as they were published.
+        The published rows of the previous version.
     method : {"procrustes", "signs", "none"}
         ``procrustes``: the nearest basis. ``signs``: components stay principal axes, and only their signs are chosen.
-        ``none``: as they are; cosines are computed all the same.
+        ``none``: components stay unchanged; cosines are still computed.
     """
     if method not in get_args(Alignment):
         raise InvalidInput(f"align={method!r} must be one of {', '.join(get_args(Alignment))}; choose one.")

@@ -1,7 +1,7 @@
-"""The plan of a stream, and one of its ticks: an ordinary release whose noise covers all ticks together.
+"""The plan of a stream and the releases of its ticks, whose noise covers all ticks together.
 
-A stream is one Gaussian event, charged once. Its std is z times the joint sensitivity of all its ticks, so every tick
-is one `release` step of the event ``gaussian(z)``, under a key of its own that is erased with the tick.
+A stream is one Gaussian event, charged once. Its std is z times the joint sensitivity of all ticks, so every tick is
+one `release` step of the event ``gaussian(z)``. Each tick has a separate key, which is erased with the tick.
 
 >>> from dpca_tasks.accounting.factorisation import choose_weights
 >>> problem, target = Problem(n_features=123, clip_norm=1.0), PrivacyTarget(epsilon=1.0, delta=1e-6)
@@ -28,11 +28,13 @@ from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.queries.streamed_moment import StreamedMoment
 
 NAME = "stream"
-"""The name of plans of streams, where others have that of their mechanism."""
+"""The mechanism name in plans of streams."""
 
 
 def plan_stream(problem: Problem, target: PrivacyTarget, *, weights: Weights, ticks: int, n_components: int) -> Plan:
-    """Plan a stream: its noise, its one event, its grid, and what can be seen in the estimate of its last tick.
+    """Plan a stream.
+
+    The plan holds its noise, its single event, its grid, and the noise level of the estimate at its last tick.
 
     Parameters
     ----------
@@ -42,14 +44,15 @@ def plan_stream(problem: Problem, target: PrivacyTarget, *, weights: Weights, ti
         The guarantee of all ticks together.
     weights : Weights
     ticks : int
-        How many are charged: the horizon of the noise. Where one charge holds for ever, a number for the forecast.
+        The number of charged ticks, which is the horizon of the noise. If one charge covers an endless stream, the
+        number only serves the forecast.
     n_components : int
-        k of the estimates.
+        The k of the estimates.
 
     Returns
     -------
     Plan
-        ``moment_std`` is that of one answer; ``noise_edge`` and ``level`` are those of the last estimate.
+        ``moment_std`` belongs to one answer; ``noise_edge`` and ``level`` belong to the last estimate.
     """
     check_request(problem, target, n_components=n_components)
     noise = Symmetric(noise_multiplier=gaussian_noise_multiplier(epsilon=target.epsilon, delta=target.delta))
@@ -81,7 +84,7 @@ def plan_stream(problem: Problem, target: PrivacyTarget, *, weights: Weights, ti
 
 
 def tick_query(plan: Plan, *, weights: Weights, horizon: int, tick: int, arrivals: tuple[int, ...]) -> StreamedMoment:
-    """Return the query of a tick of a planned stream; ``horizon`` is the ticks that it was planned for."""
+    """Return the query of one tick of a planned stream; ``horizon`` is the planned number of ticks."""
     return _tick(plan.problem, bits=plan.bits, weights=weights, horizon=horizon, tick=tick, arrivals=arrivals)
 
 
@@ -91,13 +94,13 @@ def release_tick(curator: Curator, plan: Plan, query: StreamedMoment) -> NDArray
     Returns
     -------
     float64 array, data units
-        The noisy weighted moment, a full matrix.
+        The noisy weighted moment, as a full matrix.
     """
     return curator.release(query, Symmetric(noise_multiplier=plan.noise_multiplier))
 
 
 def tick_noise(plan: Plan, query: StreamedMoment) -> dict[str, Any]:
-    """Return what is public about the noise of every answer, as `dpca_tasks.mechanisms.base.Subspace` names it."""
+    """Return the public facts about the noise of every answer, as named in `dpca_tasks.mechanisms.base.Subspace`."""
     return noise_facts(query, Symmetric(noise_multiplier=plan.noise_multiplier), plan.problem)
 
 

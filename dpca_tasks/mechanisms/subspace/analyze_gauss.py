@@ -1,14 +1,14 @@
-"""Analyze Gauss: one noised second moment, then its leading eigenvectors; formed, or as an operator where d is large.
+"""Analyze Gauss: the leading eigenvectors of one noised second moment, formed or as an operator.
 
 The default for (epsilon, delta). The noise is isometric on symmetric matrices: standard deviation s on the
 diagonal and ``s / sqrt 2`` off it. In the orthonormal basis of symmetric matrices an off-diagonal coordinate
-counts ``sqrt 2`` times, so this is isotropic noise for the Frobenius sensitivity; the published
-upper-triangle draw adds ``sqrt 2`` too much off the diagonal.
+counts ``sqrt 2`` times, so this noise is isotropic for the Frobenius sensitivity. The published upper-triangle draw
+adds ``sqrt 2`` too much off the diagonal.
 
-*Matrix-free form*: the same release, without forming the matrix. The client holds only a few blocks of directions, and
-the noise stays on the workers. With ``center=private`` the rows are extended by a public constant, as in
-`dpca_tasks.mechanisms.released_moment`; the matrix's last column gives mean and count, and centring is post-processing
-of every product.
+*Matrix-free form*: for large d, the same release without forming the matrix. The client holds only a few blocks of
+directions, and the noise stays on the workers. With ``center=private`` the rows are extended by a public constant, as
+in `dpca_tasks.mechanisms.released_moment`. The matrix's last column gives mean and count, and centring is
+post-processing of every product.
 """
 
 import dataclasses
@@ -35,7 +35,8 @@ from dpca_tasks.queries.second_moment import CONSTANT
 def decompose_unformed(curator: Curator, plan: Plan, noise: Symmetric, *, n_components: int) -> Subspace:
     """Release the planned second moment as an operator, and return its k leading eigenpairs.
 
-    The pairs of the other columns of the products come as ``further``: refining by ``eb`` shrinks them together.
+    The eigenvectors of the additional columns of the products become ``further``: a refinement by ``eb`` shrinks all
+    of them together.
     """
     problem = plan.problem
     query = moment_query(problem, bits=plan.bits)
@@ -90,7 +91,7 @@ class _CentredOperator:
 
 
 WIDE = 5_000
-"""Features beyond which the matrix is not formed, unless asked for."""
+"""The number of features beyond which ``form="auto"`` does not form the matrix."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,12 +104,12 @@ class AnalyzeGauss:
         k, below the number of features.
     calibration : {"tight", "paper"}
         ``tight``: the least noise that is (epsilon, delta)-DP; ``paper``: the upper-triangle draw with std
-        ``sqrt(2 ln(1.25 / delta)) / epsilon``, proved for epsilon below 1 and one row more or less; the event is
-        that of the Gaussian which it is.
+        ``sqrt(2 ln(1.25 / delta)) / epsilon``, proved for epsilon below 1 and one added or removed row; the charged
+        event is the exact event of this Gaussian.
     form : {"auto", "dense", "operator"}
-        Whether ``X^T X`` plus noise is formed: d^2 numbers, and all eigenpairs at hand; or only applied to directions:
-        d k numbers, and k eigenpairs, right to about 1e-3. Either way it is one release of the same noisy matrix.
-        ``auto`` forms it up to `WIDE` features.
+        Whether ``X^T X`` plus noise is formed (d^2 numbers, all eigenpairs) or only applied to directions (d k numbers,
+        k eigenpairs, accurate to about 1e-3). Both are one release of the same noisy matrix. ``auto`` forms the matrix
+        up to `WIDE` features.
 
     References
     ----------
@@ -133,7 +134,7 @@ class AnalyzeGauss:
         return self._plan(problem, target, multiplier)
 
     def run(self, curator: Curator, plan: Plan) -> Subspace:
-        """Release the noisy second moment once; everything after it is post-processing."""
+        """Release the noisy second moment once; the rest is post-processing."""
         noise = self._noise(plan.noise_multiplier)
         if not self._forms(plan.problem):
             return decompose_unformed(curator, plan, noise, n_components=self.n_components)

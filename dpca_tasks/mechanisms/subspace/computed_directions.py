@@ -1,7 +1,7 @@
-"""Shared parts of mechanisms that add noise to computed directions: eigensolver, certificate, plan and release.
+"""Shared parts of mechanisms that add noise to computed directions.
 
-With ``center=private`` a mean is released first and subtracted from the records
-(`dpca_tasks.mechanisms.noisy_products`).
+These parts are the eigensolver, its certificate, the plan and the release. With ``center=private`` a mean is released
+first and subtracted from the records (`dpca_tasks.mechanisms.noisy_products`).
 """
 
 from dataclasses import dataclass, field
@@ -23,18 +23,18 @@ from dpca_tasks.queries.operator_product import BITS
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OnEigenpairs:
-    """The parameters of a mechanism on computed directions.
+    """Parameters of a mechanism on computed directions.
 
     Parameters
     ----------
     n_components : int
         The number k of components, below the number of features.
     passes : int
-        Passes over the rows, fixed before any row is read; see `Eigensolver`.
+        The number of passes over the rows, fixed before any row is read; see `Eigensolver`.
     oversampling : int
-        Columns of a block beyond k + 1, fixed before any row is read.
+        The number of columns of a block beyond k + 1, fixed before any row is read.
     allow_uncertified : bool
-        Accept an eigensolver that may not converge, so that the guarantee has a condition; see
+        Accept an eigensolver that may not converge, so that the guarantee is conditional; see
         `dpca_tasks.privacy.eigensolver`.
     """
 
@@ -63,7 +63,7 @@ class OnEigenpairs:
         Raises
         ------
         InvalidInput, Refused
-            As for `check_request`; and when the solver may fail to converge, unless the user accepts that.
+            As for `check_request`, and when the solver may fail to converge, unless the user accepts this.
         """
         check_request(problem, target, n_components=self.n_components, pure=pure)
         solver = self.solver(problem)
@@ -87,7 +87,10 @@ class OnEigenpairs:
         needs: float,
         printed: bool = False,
     ) -> Plan:
-        """Plan one release of noised directions, after a mean if any; ``needs`` is an eigengap in records of norm 1."""
+        """Plan one release of noised directions, after a mean if there is one.
+
+        ``needs`` is the required eigengap, in records at the clip norm.
+        """
         solver = self.solver(problem)
         check_tail(noise, draws=solver.layout.size + 1, delta=noise.event["delta"])
         seen = forecast(problem, n_components=self.n_components, level=needs, together=True)
@@ -112,7 +115,7 @@ class OnEigenpairs:
     def release(
         self, curator: Curator, problem: Problem, noise: PerturbationMechanism, *, first: MeanFirst
     ) -> tuple[Eigensolver, NDArray[np.float64]]:
-        """Release the mean, if planned, then noised directions around it; return the solver that was used, too."""
+        """Release the mean, if planned, then noised directions around it; return the solver used and the directions."""
         shift = release_shift(curator, problem, first.noise)
         solver = curator.with_stored_inputs(self.solver(problem, shift))
         return solver, curator.perturb(solver, noise)
@@ -125,5 +128,5 @@ UNCERTIFIED = (
 
 
 def as_components(noised: NDArray[np.float64], n_components: int) -> NDArray[np.float64]:
-    """Return noised directions, a matrix row by row, as orthonormal signed rows in no particular order."""
+    """Return noised directions, given as a matrix row by row, as orthonormal signed rows in no particular order."""
     return signed(orthonormal(noised.reshape(-1, n_components)).T)

@@ -1,8 +1,8 @@
 """DP-SPCA: noisy stochastic gradient ascent on Poisson mini-batches, with averaged projectors.
 
-Sampling saves compute, not privacy noise: Analyze Gauss is more accurate on the same budget wherever d^2 numbers can
-be held. Each batch step is one durable step of the release; the form of one row a step is a single one, of which
-the averaged iterates alone leave.
+Sampling saves computation, not privacy noise: Analyze Gauss is more accurate on the same budget whenever d^2 numbers
+fit in memory. Each batch step is one durable step of the release. The one-row form is a single durable step, which
+returns only the averaged iterates.
 """
 
 import math
@@ -52,37 +52,42 @@ class DpSpca:
     rate : float
         q, the probability with which a record is in a batch.
     steps : int
-        Batches in all, T.
+        The total number of batches, T.
     integrated_time : float
         The number of steps times the step size, ``T eta``, on the second moment over n_ref squared clip norms; ``inf``
-        replaces V by the product in every step. Times the relative gap it should pass ``ln d`` by a few units.
+        replaces V by the product in every step. Times the relative gap, it should exceed ``ln d`` by a few units.
     form : {"batches", "one_row"}
-        ``one_row`` is the paper's: ``q = 1 / n_ref`` and ``T = n_ref``, whatever `rate` and `steps` say, so that a
-        batch has one row on average, none or several at times.
+        ``one_row`` is the published form: ``q = 1 / n_ref`` and ``T = n_ref`` replace `rate` and `steps`, so that a
+        batch has one row on average, sometimes none or several.
     calibration : {"tight", "paper"}
         ``tight``: the least noise whose loss distribution keeps the guarantee; ``paper``: the printed noise, for
-        ``form=one_row``, where its lemma covers the request and its loss distribution agrees; see the notes.
+        ``form=one_row``, if its lemma covers the request and its loss distribution agrees; see the notes.
     mu : float, optional
-        The free mu of the printed noise, in (0, 1); without it, the one of least noise. For ``calibration=paper``.
+        The free mu of the printed noise, in (0, 1); by default, the mu of least noise. For ``calibration=paper``.
 
     Notes
     -----
-    With the gradient ``-x (x^T V)`` of half the squared projection and V orthonormal before each step, one record moves
-    a batch's sum by at most 1, however large V is elsewhere. The multiplier is calibrated on the privacy loss
-    distribution of ``T`` sampled Gaussians; for replaced records, half way to the empty one.
+    The gradient of half the squared projection is ``-x (x^T V)``, and V is orthonormal before each step. So one record
+    changes a batch's sum by at most 1, however large V is elsewhere. The multiplier is calibrated on the privacy loss
+    distribution of ``T`` sampled Gaussians; for replaced records, through the empty record.
 
-    *Noise.* Steps forget a direction that has v of the clip norm's records after ``n_ref T / (integrated_time v)`` of
-    them, so that a squared angle of half the noise of as many steps stays. The level of noise is the v that it equals:
-    at least the noise of all steps averaged, at most that of one.
+    *Noise.* Let a direction have the strength of v records at the clip norm. The iteration forgets its error after
+    ``n_ref T / (integrated_time v)`` steps. So the squared angle that remains is half the averaged squared noise of
+    that many steps, over ``v^2``. The noise level is the v at which this squared angle is 1. It is at least the
+    averaged noise of all steps, and at most the noise of one step.
 
-    *As published.* A variance of ``20 T alpha G^2 / (n^2 epsilon mu)`` with ``alpha = ln(1/delta) / ((1 - mu) epsilon)
-    + 1``, a free mu in (0, 1) that is nowhere stated, and here ``G = 1``. It is refused unless (b) a fourth of it,
-    ``s``, is at least 1.5, and (c) the order fits the subsampling lemma behind it, which the text leaves out:
-    ``alpha <= ln(n / (1 + s))`` or ``alpha - 1 <= 2/3 s ln(n / (alpha (1 + s)))``; and unless the loss distribution of
-    the Poisson steps that are run gives at most epsilon. Unless a mu is stated, of all on a public grid that meet (b)
-    and (c) the one of least noise is taken. The theorem's own condition (a) ``epsilon <= T / n^2``, about 1e-5 at ``T =
-    n``, fails for every usable epsilon; this is a warning and not a condition, since the guarantee is that of the loss
-    distribution.
+    *As published.* The printed variance is ``20 T alpha G^2 / (n^2 epsilon mu)`` with ``alpha = ln(1/delta) /
+    ((1 - mu) epsilon) + 1`` and here ``G = 1``. The paper does not state the free mu in (0, 1). The printed noise is
+    refused unless all of the following hold:
+
+    - (b) a fourth of the variance, ``s``, is at least 1.5;
+    - (c) the order alpha satisfies a condition of the underlying subsampling lemma, which the paper omits: ``alpha <=
+      ln(n / (1 + s))`` or ``alpha - 1 <= 2/3 s ln(n / (alpha (1 + s)))``;
+    - the loss distribution of the executed Poisson steps gives at most epsilon.
+
+    Unless a mu is stated, the one of least noise is chosen from all on a public grid that satisfy (b) and (c). The
+    theorem's own condition (a) ``epsilon <= T / n^2``, about 1e-5 at ``T = n``, fails for every usable epsilon. Its
+    failure is only a warning, since the guarantee rests on the loss distribution.
 
     References
     ----------
@@ -195,7 +200,7 @@ class DpSpca:
         return averaged(iterates, self.n_components)
 
     def _published_multiplier(self, target: PrivacyTarget, steps: int) -> float:
-        """Return the least printed noise whose lemma covers one row a step of as many records."""
+        """Return the least printed noise whose lemma covers ``steps`` steps of one row on as many records."""
         if self.form != "one_row":
             raise Refused("calibration=paper is stated for one row a step; set form=one_row, or use calibration=tight.")
         asked = Settings(epsilon=target.epsilon, delta=target.delta, n_records=steps, steps=steps, mix=self.mu)
@@ -207,7 +212,7 @@ class DpSpca:
         return 1.0 / problem.records_at_most, problem.records_at_most
 
     def _averaged_level(self, problem: Problem, edge: float, steps: int) -> float:
-        """Return the level of noise that steps have together, each of norm ``edge``."""
+        """Return the noise level of all steps together, each with noise of norm ``edge``."""
         forgetting = edge**2 * self.integrated_time / (2.0 * steps * problem.records_at_most)
         return max(edge / math.sqrt(steps), min(forgetting, edge))
 
@@ -221,7 +226,7 @@ class DpSpca:
 
 
 def _checked_noise(multiplier: float, target: PrivacyTarget, inner: PrivacyTarget, steps: int) -> tuple[str, ...]:
-    """Return what to say about printed noise; refuse noise whose steps give more than was asked for."""
+    """Return the notes on printed noise; refuse noise whose true epsilon exceeds the requested one."""
     step = events.poisson_sampled(events.gaussian(multiplier), 1 / steps)
     found = epsilon_bracket(events.self_composed(step, steps), delta=inner.delta).upper
     if found > inner.epsilon and not sampled_gaussian_is_private(

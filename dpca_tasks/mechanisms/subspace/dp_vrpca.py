@@ -1,8 +1,8 @@
-"""DP-VRPCA in a valid design: one full product an epoch, and sampled corrections to it within the epoch.
+"""DP-VRPCA in a valid design: one full product an epoch, and sampled corrections within the epoch.
 
-The published algorithm takes the full product without noise into every inner step. Here it is released once an
-epoch, and the noise of a sampled correction is scaled to the public distance that the directions moved since.
-DP-SPCA on the same budget is more accurate: sampling error is small next to the noise, and this splits the budget.
+The published algorithm uses the full product without noise in every inner step. Here the full product is released once
+an epoch, and the noise of a sampled correction is scaled to the public distance that the directions moved since.
+DP-SPCA is more accurate on the same budget: sampling error is small next to the noise, and DP-VRPCA splits the budget.
 """
 
 import math
@@ -46,39 +46,44 @@ from dpca_tasks.threads import one_thread
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DpVrpca:
-    """Correct a released full product by sampled products of the distance moved, and average the last epoch.
+    """Correct a released full product by sampled products for the moved directions, and average the last epoch.
 
     Parameters
     ----------
     n_components : int
         k.
     epochs : int
-        Epochs m, each with one full release.
+        m, the number of epochs, each with one full release.
     inner_steps : int
-        Steps in an epoch. The first of every later epoch needs no correction: nothing has moved yet.
+        The number of steps in an epoch. The first step of every later epoch needs no correction, since nothing has
+        moved yet.
     rate : float
         q, the probability with which a record is in a correction.
     share : float
-        The part of mu^2 that the full releases take of what the mean leaves, in (0, 1).
+        The full releases' share of the mu^2 that the mean leaves, in (0, 1).
     integrated_time : float
-        The number of inner steps in all times the step size eta, on the second moment over n_ref squared clip norms.
+        The total number of inner steps times the step size eta, on the second moment over n_ref squared clip norms.
     calibration : {"tight", "paper"}
         ``paper`` is refused.
 
     Notes
     -----
-    With Q the rotation that brings the epoch's start ``V~`` nearest to V, and ``D`` the spectral norm of ``V - V~ Q``,
-    a record moves the sum of ``x x^T (V - V~ Q)`` by at most D. The query asks for the product with ``(V - V~ Q) / D``,
-    whose sensitivity is 1, and the answer is multiplied by D, which is public. For replaced records the whole release
-    is calibrated half way to the empty one, the full products and the mean as the corrections: all of them have the
-    noise of an emptied record there, and events that say so. Around a mean, ``s s^T / n`` is taken off both products:
-    linear in what they are products with, and public.
+    *Sensitivity.* Let Q be the rotation that brings the epoch's start ``V~`` nearest to V, and ``D`` the spectral norm
+    of ``V - V~ Q``. One record changes the sum of ``x x^T (V - V~ Q)`` by at most D. The query requests the product
+    with ``(V - V~ Q) / D``, whose sensitivity is 1, and the answer is multiplied by the public D.
 
-    *Noise.* An epoch's steps share the noise of its full product, and move by at most what that and the step sizes
-    make of it, or from one subspace to an orthogonal one; half of the corrections, noised for that distance, average.
+    *Replaced records.* The whole release is calibrated through the empty record: the corrections, the full products and
+    the mean. All of them have the noise of an emptied record, and events that state this.
 
-    The published noise for an inner step has neither D nor the sampling condition of its lemma, and its full product
-    none at all: it holds only if the directions never move.
+    *Centring.* ``s s^T / n`` times the directions is subtracted from both products. It is linear in the directions, and
+    public.
+
+    *Noise.* The steps of an epoch share the noise of its full product. The directions move by at most the integrated
+    time of an epoch times that noise, and by at most the distance of two orthogonal subspaces. The corrections, noised
+    for that distance, average out over half of the steps.
+
+    The published noise for an inner step contains neither D nor the sampling condition of its lemma, and the published
+    full product has no noise at all. The published guarantee holds only if the directions never move.
 
     References
     ----------
@@ -97,7 +102,7 @@ class DpVrpca:
     audited_with: ClassVar[Mapping[str, Any]] = {"epochs": 1, "inner_steps": 2, "rate": 0.5}
 
     def plan(self, problem: Problem, target: PrivacyTarget) -> Plan:
-        """Give the full releases their share exactly, and the corrections the rest by their loss distribution."""
+        """Give the full releases their exact share, and calibrate the corrections to the rest by their privacy loss."""
         check_request(problem, target, n_components=self.n_components)
         if self.calibration == "paper":
             raise refusal(self.name, Settings(epsilon=target.epsilon, delta=target.delta))
@@ -170,7 +175,7 @@ class DpVrpca:
         return averaged(iterates, self.n_components, mean=None if centre is None else centre.mean)
 
     def _noise_level(self, problem: Problem, full: Gaussian, correction: Gaussian) -> float:
-        """Return the level of noise of an epoch: of its full product, and of its corrections."""
+        """Return the noise level of an epoch, from its full product and its corrections."""
         width, halved = self.n_components, is_halved(problem, rate=self.rate)
         stds = (
             product_noise(problem, noise, width=width, rate=rate, halved=halved)
@@ -193,7 +198,7 @@ class DpVrpca:
 def _moved(
     start: NDArray[np.float64], directions: NDArray[np.float64]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], float]:
-    """Return the rotation of the start nearest to the directions, the unit difference, and its spectral norm."""
+    """Return the rotation of the start nearest to the directions, the normalized difference, and its spectral norm."""
     with one_thread():
         left, _, right = np.linalg.svd(start.T @ directions)
         rotation = left @ right

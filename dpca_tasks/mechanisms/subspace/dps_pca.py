@@ -1,4 +1,4 @@
-"""DPS-PCA: noisy truncated orthogonal iteration, for leading directions of which few features have a part.
+"""DPS-PCA: noisy truncated orthogonal iteration, for leading directions that involve few features.
 
 Each round releases the product of clipped messages with row-sparse public directions: d k numbers instead of d^2. The
 one-round form releases the second moment once, and truncates without further noise.
@@ -38,7 +38,7 @@ from dpca_tasks.noise.distributions import Gaussian, Symmetric
 from dpca_tasks.privacy.curator import Curator
 
 FREE_STEPS = 10
-"""Truncated steps on a released matrix, which cost nothing."""
+"""The number of truncated steps on a released matrix; they cost nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,28 +50,30 @@ class DpsPca:
     n_components : int
         k.
     rows_kept : int
-        The number of features that may have a part in the components, public; at most all of them.
+        The public number of features that the components may use; at most all features.
     form : {"rounds", "one_round"}
-        Noisy products of d k numbers, or sparse Analyze Gauss: one noisy second moment of d^2, its leading directions,
-        and `FREE_STEPS` truncated steps without noise.
+        Noisy products of d k numbers, or sparse Analyze Gauss: one noisy second moment of d^2 numbers, its leading
+        directions, and `FREE_STEPS` truncated steps without noise.
     iterations : int
         T, the number of noisy products.
     burn_in : int
-        The products that do not enter the average of directions. From T - 1 on, only the last does, as published.
+        The number of initial products that do not enter the average of directions. From T - 1 on, only the last one
+        enters, as published.
     message_clip : float
-        The bound on the norm of a record's message in squared clip norms; 1 clips nothing. Around a mean it is 1, since
-        centring afterwards needs whole messages.
+        The bound on the norm of a record's message in squared clip norms; 1 clips nothing. With centring it is 1, since
+        centring afterwards needs unclipped messages.
     calibration : {"tight", "paper"}
         ``tight``: T Gaussians composed exactly; ``paper``: std ``2 T sqrt(2 ln(2 T / delta)) / epsilon`` for rows of
-        norm 1, proved for epsilon below T; the event is that of the Gaussians which it is.
+        norm 1, proved for epsilon below T; the charged event is the exact event of these Gaussians.
 
     Notes
     -----
-    The T noisy products are the only contact with the data. The start is public and not truncated: a random start cut
-    to few rows misses the right ones. Truncation, orthonormalisation, the pattern of zeros and the average are
-    post-processing. Clipping changes a Gaussian row's expected product from ``Sigma Q`` to ``Sigma Q M``, M positive
-    definite, and so no direction. It is best where all rows have one norm: ``row_policy=normalise`` leaves the
-    eigenvectors of elliptical rows. The components are in the order of the released products, without eigenvalues.
+    The T noisy products are the only access to the data. The start is public and not truncated, since a random start
+    truncated to few rows misses the right ones. Truncation, orthonormalisation, the pattern of zeros and the average
+    are post-processing. Clipping changes a Gaussian row's expected product from ``Sigma Q`` to ``Sigma Q M`` with M
+    positive definite, so it changes no direction. Clipping works best if all rows have the same norm:
+    ``row_policy=normalise`` preserves the eigenvectors of elliptical rows. The components are in the order of the
+    released products, without eigenvalues.
 
     References
     ----------
@@ -91,7 +93,7 @@ class DpsPca:
     audited_with: ClassVar[Mapping[str, Any]] = {"iterations": 2}
 
     def plan(self, problem: Problem, target: PrivacyTarget) -> Plan:
-        """Calibrate the rounds to the target, or one release."""
+        """Calibrate the rounds, or the one release, to the target."""
         check_request(problem, target, n_components=self.n_components)
         self._check(problem)
         return self._plan_rounds(problem, target) if self.form == "rounds" else self._plan_one(problem, target)

@@ -1,7 +1,7 @@
 """The exponential mechanism of PCA: directions drawn by the variance they capture, without noise on a matrix.
 
-The choice without a delta where eigenvalues are close, below ``(d + 1) / epsilon`` apart, and few components are asked
-for; elsewhere the symmetrised Wishart matrix captures more. No eigenvalue is released, so nothing can be refitted.
+Without a delta, use it if few components are requested and eigenvalues differ by less than ``(d + 1) / epsilon``.
+Otherwise the symmetrised Wishart matrix captures more. No eigenvalue is released, so nothing can be refitted.
 """
 
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ from dpca_tasks.queries.recentred_moment import ShiftedMoment, moment_around
 from dpca_tasks.queries.second_moment import SecondMoment
 
 BITS = 14
-"""The records' grid: the finest one, as no noise limits it; around a mean it has half of its steps."""
+"""The records' grid: the finest one, since no noise limits it; around a mean it has half as many steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,42 +34,45 @@ class Exponential:
     n_components : int
         k, below the number of features.
     sampler : {"peeling", "gibbs"}
-        ``peeling``: one direction after the other, each an exact draw among those orthogonal to the ones before it;
-        ``gibbs``: all at once by a Markov chain, at k times the slope; without a certified guarantee.
+        ``peeling``: one direction after the other, each an exact draw among those orthogonal to the earlier ones;
+        ``gibbs``: all at once by a Markov chain, at k times the slope, without a certified guarantee.
     allow_uncertified : bool
-        Insist on ``gibbs``.
+        Accept ``gibbs``, whose guarantee is not certified.
     calibration : {"tight", "paper"}
         ``tight``: the largest slope that keeps the guarantee; ``paper``: the printed slope of ``epsilon / 2``, for one
         draw of all directions, which costs and is charged half of epsilon unless records are replaced.
 
     Notes
     -----
-    *Score.* ``tr(V^T S V)`` with ``S = X^T X`` of records of norm at most 1. One record more moves it by
-    ``||X_u V||_F^2``, within [0, 1] for every orthonormal V at once; a replaced one by the difference of two such,
-    within [-1, 1]. So a draw with density proportional to ``exp(r tr(V^T S V))`` (``r / 2`` for replace_one) has a
-    privacy loss within an interval of length r that holds 0, on all orthonormal V, or on those of a public subspace.
+    *Score.* The score is ``tr(V^T S V)`` with ``S = X^T X`` of records of norm at most 1. One additional record changes
+    it by ``||X_u V||_F^2``, within [0, 1] for every orthonormal V at once. A replaced record changes it by the
+    difference of two such terms, within [-1, 1]. A draw has density proportional to ``exp(r tr(V^T S V))`` (``r / 2``
+    for replace_one). So its privacy loss lies in an interval of length r that contains 0. This holds on all orthonormal
+    V, and on the orthonormal V of a public subspace.
 
-    *Cost.* Without a delta r is epsilon, divided among the k draws of peeling. With one it is the largest r that
-    `dpca_tasks.accounting.calibration` proves: exact for one draw, and for several the better of a share each and of
-    zCDP. The requested guarantee is charged.
+    *Cost.* Without a delta, r is epsilon divided among the k draws of peeling. With a delta, r is the largest value
+    that `dpca_tasks.accounting.calibration` proves. It is exact for one draw; for several it is the better of an equal
+    split and of zCDP. The requested guarantee is charged.
 
-    *Gibbs.* Its chain tends to one draw from the whole distribution, which costs epsilon once. A chain of finite length
-    has no pure guarantee, and none is known of 40 sweeps: refused unless insisted on, and marked in plan and artifact.
+    *Gibbs.* The chain converges to one draw from the whole distribution, which costs epsilon once. A chain of finite
+    length has no pure guarantee, and no guarantee is known for its 40 sweeps. So it is refused unless explicitly
+    allowed, and marked in plan and artifact.
 
-    *Centring.* The mean is released first (`dpca_tasks.mechanisms.noisy_products`), with Laplace noise where there
-    is no delta; then directions are scored by records from which it was taken off, clipped again, so that the slope
-    stays what the rest of the target allows (that of replace_one for zero_out: `dpca_tasks.queries.recentred_moment`).
+    *Centring.* The mean is released first (`dpca_tasks.mechanisms.noisy_products`), with Laplace noise if there is no
+    delta. Then directions are scored by records from which the mean was subtracted and which were clipped again. So the
+    slope is still the one that the rest of the target allows. For zero_out it is the slope of replace_one
+    (`dpca_tasks.queries.recentred_moment`).
 
-    *Noise.* A draw of scale s with one eigenvalue v above d equal others captures ``1 - d s / 2v`` of it, and nothing
-    below ``d s / 2``: the entropy of directions outweighs the score. That is the level of its noise; at twice as much
-    half of a direction is noise still.
+    *Noise.* Consider a draw of scale s, with one eigenvalue v above d equal others. It captures ``1 - d s / 2v`` of
+    that direction, and nothing if v is below ``d s / 2``, where the entropy of directions outweighs the score. This
+    value is the noise level. At twice this level, half of a direction is still noise.
 
     The components are in the order of their draws; a draw has no eigenvalue.
 
     References
     ----------
     Chaudhuri, Sarwate and Sinha (2013), A near-optimal algorithm for differentially-private principal components: PPCA,
-    whose published ``n epsilon / 2`` is that of replace_one. Kapralov and Talwar (2013): peeling.
+    whose published ``n epsilon / 2`` applies to replace_one. Kapralov and Talwar (2013): peeling.
     """
 
     n_components: int
@@ -119,7 +122,7 @@ class Exponential:
         )
 
     def run(self, curator: Curator, plan: Plan) -> Subspace:
-        """Draw the directions, around a mean if asked; removing the rounding of the grid is post-processing."""
+        """Draw the directions, around a mean if centred; removing the rounding of the grid is post-processing."""
         first = mean_first(plan.problem, plan.target)
         shift = release_shift(curator, plan.problem, first.noise)
         query = curator.with_stored_inputs(_query(plan.problem, shift, bits=plan.bits))

@@ -1,7 +1,7 @@
-"""Laplace noise on the second moment: the plainest pure mechanism, a baseline.
+"""Laplace noise on the second moment: the simplest pure mechanism, a baseline.
 
-The l1 sensitivity of the upper triangle is ``(d + 1) / 2``, so its noise is about ``sqrt d`` times that of the
-symmetrised Wishart matrix, which is what to use without a delta.
+The l1 sensitivity of the upper triangle is ``(d + 1) / 2``, so the noise is about ``sqrt d`` times the noise of the
+symmetrised Wishart mechanism. Without a delta, use the symmetrised Wishart mechanism instead.
 """
 
 import math
@@ -26,8 +26,8 @@ class LaplaceMoment:
 
     Notes
     -----
-    Pure epsilon-DP, for any requested delta, which may be 0. The sampler has finitely many bits: it is within
-    `dpca_tasks.noise.distributions.PURE_TAIL` of the ideal distribution in total variation.
+    Pure epsilon-DP for any requested delta, which may be 0. The sampler has finitely many bits: its distribution is
+    within `dpca_tasks.noise.distributions.PURE_TAIL` of the ideal one in total variation.
 
     References
     ----------
@@ -45,6 +45,6 @@ class LaplaceMoment:
         return plan_moment(self.name, problem, target, noise, n_components=self.n_components, spread=math.sqrt(2.0))
 
     def run(self, curator: Curator, plan: Plan) -> Subspace:
-        """Release the noisy second moment once; everything after it is post-processing."""
+        """Release the noisy second moment once; the rest is post-processing."""
         moment = release_moment(curator, plan, SymmetricLaplace(noise_multiplier=plan.noise_multiplier))
         return decompose(moment, n_components=self.n_components)

@@ -1,6 +1,7 @@
 """Local Gaussian: every record gets noise before it leaves its block, without a trusted aggregator.
 
-The sum of n reports has ``sqrt(2 n)`` times the noise of Analyze Gauss. Use it only without a trusted aggregator.
+The sum of n reports has ``sqrt(2 n)`` times the noise of Analyze Gauss. Use this mechanism only if there is no trusted
+aggregator.
 """
 
 import math
@@ -20,7 +21,7 @@ from dpca_tasks.queries.base import SQRT_2_UP
 from dpca_tasks.queries.locally_noised import LocallyNoised
 
 CAPACITY = 1 << 33
-"""The records that exact sums hold: no dataset has more, so a bound on draws that takes this number holds for all."""
+"""The capacity of exact sums, in records: no dataset has more, so a bound on this many draws holds for every one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,23 +34,23 @@ class LocalGaussian:
         k, below the number of features.
     calibration : {"tight", "paper"}
         ``tight``: the least noise that is (epsilon, delta)-DP; ``paper``: the printed std ``sqrt(2 ln(1.25 / delta)) /
-        epsilon`` on the diagonal, proved for epsilon below 1, and ``sqrt 2`` less off it, which gives the same privacy;
-        the event is that of the Gaussian which it is.
+        epsilon`` on the diagonal, proved for epsilon below 1, and that std over ``sqrt 2`` off the diagonal, which
+        gives the same privacy; the charged event is the exact event of this Gaussian.
 
     Notes
     -----
-    Each report is (epsilon, delta)-DP for any two inputs of one person: std ``sqrt 2`` times the exact multiplier,
-    whatever the relation. The released sum has more noise than that event states. Around a mean, what is reported is
-    the moment of a record that ends in a public constant, and centring is post-processing of the sum
+    Each report is (epsilon, delta)-DP for any two inputs of one person: its std is ``sqrt 2`` times the exact
+    multiplier, whatever the relation. The released sum has more noise than that event states. With centring, a report
+    is the moment of a record that is extended by a public constant, and centring is post-processing of the sum
     (`dpca_tasks.mechanisms.released_moment`).
 
     The guarantee does not use the declared bound on the number of records, which a dataset may exceed: delta covers the
-    draws of `CAPACITY` reports. The bound selects the grid and the forecast alone.
+    draws of `CAPACITY` reports. The bound only selects the grid and the forecast.
 
     References
     ----------
     Wang and Xu (2019), Principal component analysis in the local differential privacy model, with the sensitivity
-    ``sqrt 2`` that any two unit rows have, and exact noise in place of ``sqrt(2 ln(1.25/delta)) / epsilon``.
+    ``sqrt 2`` of any two unit rows, and exact noise in place of ``sqrt(2 ln(1.25/delta)) / epsilon``.
     """
 
     n_components: int
@@ -58,7 +59,7 @@ class LocalGaussian:
     name: ClassVar[str] = "local_gaussian"
 
     def plan(self, problem: Problem, target: PrivacyTarget) -> Plan:
-        """Calibrate one report to the target; the grid holds the noise of the public number of records."""
+        """Calibrate one report to the target; the grid fits the noise of the public number of records."""
         check_request(problem, target, n_components=self.n_components)
         if self.calibration == "tight":
             multiplier = gaussian_noise_multiplier(epsilon=target.epsilon, delta=target.delta)
@@ -94,10 +95,10 @@ class LocalGaussian:
         )
 
     def run(self, curator: Curator, plan: Plan) -> Subspace:
-        """Collect the reports; everything after that is post-processing."""
+        """Collect the reports; the rest is post-processing."""
         noise = Symmetric(noise_multiplier=plan.noise_multiplier)
         reports = curator.release(_query(plan.problem, bits=plan.bits), noise)
-        # The std of all noise together would tell the number of records, so nothing is stated of it.
+        # The std of the summed noise would reveal the number of records, so the noise is not stated.
         return decompose(moment_from(reports, plan.problem), n_components=self.n_components)
 
 

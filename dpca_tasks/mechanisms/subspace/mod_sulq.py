@@ -1,7 +1,7 @@
 """MOD-SULQ: independent noise on the upper triangle of the second moment, a baseline.
 
-Its noise has ``sqrt 2`` more noise off the diagonal than Analyze Gauss needs, and its printed std is about d times
-what its privacy needs (a union bound over the entries).
+The noise off the diagonal is ``sqrt 2`` times the noise of Analyze Gauss. The printed std is about d times the std that
+privacy requires, since it comes from a union bound over the entries.
 """
 
 from dataclasses import dataclass
@@ -30,9 +30,9 @@ class ModSulq:
 
     Notes
     -----
-    The printed std is on ``X^T X / n`` with n public; times n it is ``(d + 1) / epsilon * sqrt(2 ln((d^2 + d) /
-    (2 delta sqrt(2 pi)))) + 1 / sqrt(epsilon)``. The logarithm is positive for every
-    d of at least 2; a std below the exact one is refused.
+    The printed std applies to ``X^T X / n`` with n public. Times n it is ``(d + 1) / epsilon * sqrt(2 ln((d^2 + d) /
+    (2 delta sqrt(2 pi)))) + 1 / sqrt(epsilon)``. The logarithm is positive for every d of at least 2. A printed std
+    below the exact one is refused.
 
     References
     ----------
@@ -60,7 +60,7 @@ class ModSulq:
         return self._plan(problem, target, multiplier)
 
     def run(self, curator: Curator, plan: Plan) -> Subspace:
-        """Release the noisy second moment once; everything after it is post-processing."""
+        """Release the noisy second moment once; the rest is post-processing."""
         moment = release_moment(curator, plan, UpperTriangle(noise_multiplier=plan.noise_multiplier))
         return decompose(moment, n_components=self.n_components)
 

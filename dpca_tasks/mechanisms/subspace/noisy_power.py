@@ -1,7 +1,7 @@
 """The noisy power method: a fixed number of noised products, without ever forming a d x d matrix.
 
-Analyze Gauss dominates it in accuracy (the power method is a post-processing of one symmetric release); use
-it when d^2 is unaffordable. Each iteration is one durable step of the release.
+Analyze Gauss is at least as accurate, since a power method can post-process its one symmetric release. Use the noisy
+power method when d^2 is unaffordable. Each iteration is one durable step of the release.
 """
 
 from collections.abc import Mapping
@@ -42,19 +42,19 @@ class NoisyPower:
     n_components : int
         k.
     iterations : int
-        Noisy products L, fixed before any row is read; the noise multiplier grows like its square root.
+        L, the number of noisy products, fixed before any row is read; the noise multiplier grows like its square root.
     oversampling : int
-        Extra directions carried along, ``p = k + oversampling``.
+        The number of extra directions in the iteration, ``p = k + oversampling``.
     averaging : {"projectors", "last"}
-        The leading directions of the second half's projectors, or of the last product alone, as published.
+        The result: leading directions of the second half's projectors, or of the last product alone, as published.
     calibration : {"tight", "paper"}
         ``paper`` is refused: the published formula protects one entry of the matrix, not a record.
 
     Notes
     -----
     Row-level privacy: noise is calibrated to a whole record's ``||X_u^T X_u V||_F <= 1``. The published
-    noise ``||V||_max sqrt(4 p L ln(1/delta)) / epsilon`` covers a change of 1 in one entry of ``X^T X``; one row
-    moves the product by up to 1, and ``||V||_max`` may be about ``sqrt(ln(d) / d)``. The rotation to leading
+    noise ``||V||_max sqrt(4 p L ln(1/delta)) / epsilon`` covers a change of 1 in one entry of ``X^T X``. One row
+    changes the product by up to 1, while ``||V||_max`` may be about ``sqrt(ln(d) / d)``. The rotation to leading
     directions uses released matrices only.
 
     References
@@ -97,7 +97,7 @@ class NoisyPower:
             event=events.self_composed(noise.event, self.iterations),
             n_components=self.n_components,
             level=level,
-            edge=level / 2.0,  # directions averaged over iterations have little part in the noise of one
+            edge=level / 2.0,  # directions averaged over iterations contain little of one iteration's noise
         )
 
     def run(self, curator: Curator, plan: Plan) -> Subspace:

@@ -1,7 +1,8 @@
-"""The leading directions without privacy, as a reference for private ones.
+"""The leading directions without privacy, as a reference for private mechanisms.
 
-It is not in the table of mechanisms: it makes no claim, so it is not audited, and every check on its way requires
-an acknowledgement. Records are clipped as for the others, so that only the noise differs.
+This reference is not in the table of mechanisms. It claims no guarantee, so it is not audited, and every check before
+its release requires an acknowledgement. Records are clipped as in the private mechanisms, so that only the noise
+differs.
 """
 
 from dataclasses import dataclass
@@ -27,10 +28,10 @@ class NonPrivate:
 
     Notes
     -----
-    Its event is ``non_private``, whose epsilon is infinite: no budget holds it. A ledger that is asked to grant it all
-    the same records it as such, and the budget is void from then on: nobody can promise these people a finite epsilon
-    any more, so no private release is admitted after it. Compare mechanisms on data of another population, or
-    take the private releases first.
+    The event is ``non_private``, whose epsilon is infinite: no budget covers it. If a ledger grants it with an explicit
+    override, it records the event as such and the budget is void from then on. No finite epsilon can be guaranteed to
+    these individuals any more, so no private release is admitted afterwards. Compare mechanisms on data of another
+    population, or make the private releases first.
     """
 
     n_components: int
@@ -69,7 +70,7 @@ class NonPrivate:
         Raises
         ------
         Refused
-            When the curator is not one that discloses.
+            When the curator is not a `DisclosingCurator`.
         """
         if not isinstance(curator, DisclosingCurator):
             raise Refused("this curator answers with noise alone; non_private needs a DisclosingCurator.")

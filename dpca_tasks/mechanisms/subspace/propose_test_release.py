@@ -1,8 +1,8 @@
 """Propose, test, release: the leading directions with noise for an eigengap that was tested privately.
 
-For wide sparse rows where d^2 is unaffordable: O(d k) memory, and a threshold that does not grow with d. A fifth of
-epsilon pays for a released bound of the eigengap. If the bound is too small, the test has failed, the budget is spent,
-and the components are random, as the artifact states.
+For wide sparse rows where d^2 is unaffordable: it needs O(d k) memory, and a threshold that does not grow with d. A
+fifth of epsilon pays for a released bound of the eigengap. If the bound is too small, the test fails: the budget is
+spent and the components are random, as the artifact states.
 """
 
 import math
@@ -23,7 +23,7 @@ GAP_SHARE = 0.2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProposeTestRelease(OnEigenpairs):
-    """Test the eigengap, then add Gaussian noise to the leading directions for the bound that it passed with.
+    """Test the eigengap, then add Gaussian noise to the leading directions, scaled to the released bound.
 
     Parameters
     ----------
@@ -32,10 +32,10 @@ class ProposeTestRelease(OnEigenpairs):
 
     Notes
     -----
-    The proof is that of `dpca_tasks.privacy.noised_directions.ProposedGap`. What it charges is (epsilon, delta) as a
-    whole: the noised directions are private because the bound holds, which it does but for half of delta.
+    The proof is given in `dpca_tasks.privacy.noised_directions.ProposedGap`. The charge is (epsilon, delta) as a whole:
+    the noised directions are private because the bound holds, except with a probability of half of delta.
 
-    Public in the artifact: whether the test failed, the bound, and the noise that follows from it.
+    The artifact publishes whether the test failed, the bound, and the std of the noise that follows from the bound.
 
     References
     ----------
@@ -75,9 +75,10 @@ class ProposeTestRelease(OnEigenpairs):
 
 
 def _needed(noise: ProposedGap, solver: Eigensolver) -> float:
-    """Return the bound up to which the test fails: no directions were added, or noise that is as strong as they are.
+    """Return the bound up to which the test fails.
 
-    Directions have length 1, and noise of std s has ``s sqrt d``, where s falls with the bound.
+    Up to this bound no directions are added to the noise, or the noise is at least as strong as they are. Directions
+    have length 1, and noise of std s has length ``s sqrt d``, where s falls with the bound.
     """
     least = noise.threshold(solver)
     strength = math.sqrt(solver.n_features)

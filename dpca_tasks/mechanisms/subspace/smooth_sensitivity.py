@@ -1,7 +1,8 @@
 """Smooth sensitivity: the leading directions themselves, with as little noise as their eigengap allows.
 
-Where the gap is large, one record can hardly turn the directions, and the noise is as small: as accurate as Analyze
-Gauss in O(d k) memory, without ever forming a d x d matrix. Where it is small, the output is noise, without a warning.
+If the gap is large, one record hardly rotates the directions and little noise is added. The mechanism is then as
+accurate as Analyze Gauss in O(d k) memory, without ever forming a d x d matrix. If the gap is small, the output is
+noise, without a warning.
 """
 
 import math
@@ -29,30 +30,30 @@ from dpca_tasks.privacy.noised_directions import Shape, SmoothNoise
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SmoothSensitivity(OnEigenpairs):
-    """Add noise to the leading directions, scaled to a smooth bound of how far one record turns them.
+    """Add noise to the leading directions, scaled to a smooth bound of their rotation by one record.
 
     Parameters
     ----------
     noise : {"gaussian", "spherical_t", "cauchy"}
-        Gaussian noise is (epsilon, delta)-DP; the others are pure, whatever delta is asked for, which may be 0.
+        Gaussian noise is (epsilon, delta)-DP; the others are pure for any requested delta, which may be 0.
     calibration : {"tight", "paper"}
-        Of Gaussian noise: the exact hockey-stick of two normals, or the constants of Nissim et al., for epsilon < 1,
-        which are charged the epsilon of that hockey-stick. Of Cauchy noise: the exact constants, or the printed ones,
-        which cost and are charged a third of epsilon. Of spherical t none are printed.
+        For Gaussian noise: the exact hockey-stick of two normals, or the constants of Nissim et al., for epsilon < 1,
+        which are charged the epsilon of that hockey-stick. For Cauchy noise: the exact constants, or the printed ones,
+        which cost and are charged a third of epsilon. For spherical t noise none are printed.
     n_components, passes, oversampling, allow_uncertified
         As of `OnEigenpairs`.
 
     Notes
     -----
-    One record turns exact directions by at most L(g), g the eigengap, and the largest of ``e^{-beta j} L(g - j)`` over
-    all j is a bound of it that changes by a factor of at most ``e^beta`` (`dpca_tasks.accounting.smooth_sensitivity`).
-    Directions are multiplied by a random rotation on the right before they are noised
-    (`dpca_tasks.privacy.noised_directions`). Neither the gap nor the scale is ever published: whether the components
-    are good can be seen by their use alone.
+    Let g be the eigengap. One record rotates exact directions by at most L(g). The largest of ``e^{-beta j} L(g - j)``
+    over all j bounds L(g) and changes by a factor of at most ``e^beta`` (`dpca_tasks.accounting.smooth_sensitivity`).
+    Directions are multiplied by a random rotation on the right before noise is added
+    (`dpca_tasks.privacy.noised_directions`). Neither the gap nor the scale is ever published, so the quality of the
+    components only shows in their use.
 
-    Gonen and Gilad-Bachrach take C / g without naming C or its range, without the minimum with the largest distance of
-    two subspaces, and rotate on the left; their bound is not smooth and is not offered. ``paper`` here is the published
-    noise for the bound above.
+    Gonen and Gilad-Bachrach take C / g without naming C or its range, and without the minimum with the largest distance
+    of two subspaces. They also rotate on the left. Their bound is not smooth and is not offered. ``paper`` here is the
+    published noise for the bound above.
 
     References
     ----------

@@ -1,7 +1,7 @@
 """The symmetrised Wishart mechanism: the default without a delta.
 
-A difference of two independent Wishart matrices has a density whose logarithm moves by at most ``t / 2c`` when
-the sum moves by nuclear norm t; `dpca_tasks.noise.pure_matrices` holds the proof.
+A difference of two independent Wishart matrices has a density whose logarithm changes by at most ``t / 2c`` when
+the sum changes by nuclear norm t. The proof is in `dpca_tasks.noise.pure_matrices`.
 """
 
 import math
@@ -28,13 +28,13 @@ class Wishart:
 
     Notes
     -----
-    Pure epsilon-DP, for any requested delta, which may be 0. The noise is made in floats: what that leaves open
-    is said in `dpca_tasks.noise.pure_matrices`, and `laplace` has an exact sampler.
+    Pure epsilon-DP for any requested delta, which may be 0. The noise is sampled in floating point;
+    `dpca_tasks.noise.pure_matrices` describes the remaining gap. `laplace` has an exact sampler.
 
-    The published mechanism adds one Wishart matrix W. It is positive semi-definite, so an output Y with ``Y - S``
-    semi-definite but ``Y - S - x x^T`` not has density zero for one of two neighbours: at ``d + 1`` degrees of
-    freedom and scale ``3 / 2 epsilon`` that happens with probability ``1 - exp(-epsilon / 3)``, which no epsilon
-    covers. Subtracting an independent copy fixes it with less noise.
+    The published mechanism adds one Wishart matrix W, which is positive semi-definite. So an output Y with ``Y - S``
+    semi-definite but ``Y - S - x x^T`` not has density zero for one of two neighbours. At ``d + 1`` degrees of freedom
+    and scale ``3 / 2 epsilon`` this happens with probability ``1 - exp(-epsilon / 3)``, which no epsilon covers.
+    Subtracting an independent copy of W fixes this with less noise.
 
     References
     ----------
@@ -64,6 +64,6 @@ class Wishart:
         )
 
     def run(self, curator: Curator, plan: Plan) -> Subspace:
-        """Release the noisy second moment once; everything after it is post-processing."""
+        """Release the noisy second moment once; the rest is post-processing."""
         moment = release_moment(curator, plan, WishartDifference(epsilon=plan.target.epsilon))
         return decompose(moment, n_components=self.n_components)

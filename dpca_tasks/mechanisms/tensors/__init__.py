@@ -1,4 +1,4 @@
-"""The tensor mechanisms: one file each, all with one interface, and the table of their names."""
+"""Tensor mechanisms by name, one file each, with a common interface."""
 
 from dpca_tasks.mechanisms.registered import Mechanisms
 

@@ -1,7 +1,7 @@
 """AGN: topics or the means of a mixture, from a second and a third moment with Gaussian noise.
 
-The second moment is released in full, the third only along the leading eigenvectors of the first answer: ``K^3``
-numbers, whose noise has the law of noise on all ``D^3`` of them seen along these directions.
+The second moment is released in full, the third moment only along the leading eigenvectors of the first answer. These
+``K^3`` numbers have the same noise law as noise on all ``D^3`` numbers, projected on these directions.
 """
 
 from dataclasses import dataclass, field
@@ -33,25 +33,26 @@ class Agn:
     Parameters
     ----------
     components : int
-        K, below the number of features. Fewer are found where noise hides them; the result says so.
+        K, below the number of features. If noise hides some components, fewer are found, as the result states.
     split : float
         The share of the squared loss for the second moment.
     point_factor : float
-        Of a mixture: ``clip_norm`` over the root mean square of points, ``sqrt(m^2 + D s2)`` for means of norm m and
-        noise of variance s2. From it follows what m is, publicly.
+        For a mixture: ``clip_norm`` over the root mean square of points, ``sqrt(m^2 + D s2)`` for means of norm m and
+        noise of variance s2. It determines m publicly.
     score_factor : float
-        Of a mixture: the bound of a point's K scores over their root mean square, ``sqrt(m^2 + K s2)``. Less clips
-        points, more adds noise.
+        For a mixture: the bound of a point's K scores over their root mean square, ``sqrt(m^2 + K s2)``. A smaller
+        value clips points, a larger value adds noise.
     calibration : {"tight", "paper"}
         ``tight``: the least noise for the target; ``paper``: ``sqrt(2 ln(1.25 / (delta / 2))) / (epsilon / 2)`` in each
-        release, on the upper triangle of the second moment as printed; the plan states the epsilon that it really
-        gives, which is charged, and names the conditions of its theorem that do not hold.
+        release, on the upper triangle of the second moment as printed; the plan states its true epsilon, which is
+        charged, and a violated condition of its theorem.
 
     Notes
     -----
-    The paper adds noise to all ``D^3`` numbers of the third moment, each of one std, and projects them; here the
-    printed std is that of the core, with its law. Its clip of points is to norm 1; here it is to ``clip_norm``. The
-    noise of the third moment is added before it is whitened: whitening may multiply a record without bound.
+    The paper adds noise of one std to all ``D^3`` numbers of the third moment and projects them. Here the printed std
+    applies to the core, which gives the same law. The paper clips points to norm 1; here they are clipped to
+    ``clip_norm``. Noise is added to the third moment before whitening, since whitening may scale a record without
+    bound.
 
     References
     ----------

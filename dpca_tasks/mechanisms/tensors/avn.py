@@ -1,4 +1,4 @@
-"""AVN: topics or the means of a mixture without a delta, from moments with pure noise of a random length."""
+"""AVN: topics or the means of a mixture without a delta, from moments with pure noise of random length."""
 
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -26,7 +26,7 @@ class Avn:
     Parameters
     ----------
     components : int
-        K, below the number of features. Fewer are found where noise hides them; the result says so.
+        K, below the number of features. If noise hides some components, fewer are found, as the result states.
     split : float
         The share of epsilon for the second moment.
     point_factor, score_factor : float
@@ -34,9 +34,9 @@ class Avn:
 
     Notes
     -----
-    Pure epsilon-DP, for any requested delta, which may be 0, with the l2 sensitivities of `Agn` and noise of density
-    ``exp(-|b| / s)``: about ``sqrt(p)`` times as long as a Gaussian's for p coordinates. The notes of
-    `dpca_tasks.noise.pure_matrices` state the limits of the sampler's floating point.
+    Pure epsilon-DP for any requested delta, which may be 0. The l2 sensitivities are the same as for `Agn`. The noise
+    has density ``exp(-|b| / s)``; for p coordinates it is about ``sqrt(p)`` times as long as Gaussian noise. The notes
+    of `dpca_tasks.noise.pure_matrices` state the limits of the sampler's floating point.
 
     References
     ----------

@@ -1,7 +1,8 @@
 """Orthogonal tensor decomposition without privacy, otd: a reference for private components.
 
-It is not in the table of mechanisms: it makes no claim, so it is not audited, and every check on its way requires an
-acknowledgement. Words are counted and points are clipped as for the others, so that only the noise differs.
+This reference is not in the table of mechanisms. It claims no guarantee, so it is not audited, and every check before
+its release requires an acknowledgement. Words are counted and points are clipped as in the private mechanisms, so that
+only the noise differs.
 """
 
 from dataclasses import dataclass, field
@@ -33,8 +34,8 @@ class NonPrivate:
 
     Notes
     -----
-    Its event is ``non_private`` in both steps: see `dpca_tasks.mechanisms.subspace.non_private.NonPrivate` for what
-    that does to a budget.
+    The event of both steps is ``non_private``: see `dpca_tasks.mechanisms.subspace.non_private.NonPrivate` for its
+    effect on a budget.
     """
 
     components: int
@@ -79,7 +80,7 @@ class NonPrivate:
         Raises
         ------
         Refused
-            When the curator is not one that discloses.
+            When the curator is not a `DisclosingCurator`.
         """
         if not isinstance(curator, DisclosingCurator):
             raise Refused("this curator answers with noise alone; otd needs a DisclosingCurator.")

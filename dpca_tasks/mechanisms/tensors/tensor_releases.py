@@ -1,11 +1,16 @@
-r"""Tensor decomposition: the two releases, and the components that follow from them.
+r"""Tensor decomposition: the two releases, and the components computed from them.
 
-Components of topics and mixtures from released moments, by the robust tensor power method.
+A release is a second moment, then the core of the third moment along its eigenvectors. The robust tensor power method
+computes the components of topics and mixtures from both. `TensorProblem` holds the public facts of a request.
 
-*The robust tensor power method* finds the components of a symmetric tensor of order 3 that is nearly orthogonal. A
-tensor ``T = sum_k lambda_k v_k (x) v_k (x) v_k`` with orthonormal ``v_k`` has them as its stable fixed points under
-``u <- T(I, u, u) / |T(I, u, u)|``. From several public random starts the one that reaches the largest ``T(u, u, u)`` is
-polished and subtracted, and so on.
+*Second query.* It depends only on the first answer and on public facts. Its directions are rounded to the public grid
+of step ``2^-24`` and used as rounded from then on. So the only loss is that they are orthonormal up to about ``2^-24
+sqrt(D)``. This causes a relative error of components of the same size, far below the error from any noise.
+
+*The robust tensor power method* finds the components of a symmetric tensor of order 3 that is nearly orthogonal. For a
+tensor ``T = sum_k lambda_k v_k (x) v_k (x) v_k`` with orthonormal ``v_k``, the ``v_k`` are the stable fixed points of
+``u <- T(I, u, u) / |T(I, u, u)|``. Of several public random starts, the one that reaches the largest ``T(u, u, u)`` is
+polished and its component subtracted. Then the next component is sought.
 
 >>> import numpy as np
 >>> v, _ = np.linalg.qr(np.random.default_rng(0).standard_normal((3, 3)))
@@ -13,12 +18,12 @@ polished and subtracted, and so on.
 >>> values.round(12).tolist(), bool(np.allclose(vectors, v.T))
 ([3.0, 2.0, 1.0], True)
 
-*Topics and mixtures*: eigenpairs above the noise, whitening, and back. Of a second moment ``A = sum_k n_k mu_k mu_k^T``
-the leading eigenpairs ``U, L`` give the whitening ``W = U L^(-1/2)``, under which the third moment is ``T(W, W, W) =
-sum_k n_k^(-1/2) v_k (x) v_k (x) v_k`` with orthonormal ``v_k``; then ``mu_k = lambda_k U L^(1/2) v_k`` and the weights
-are proportional to ``lambda_k^(-2)``. Moments are sums over records: their number N cancels, but for the variance of a
-mixture's noise. The core ``T(U, U, U)`` is all that is asked of the third moment. All functions are post-processing of
-released numbers.
+*Topics and mixtures* are computed from the eigenpairs above the noise by whitening. The leading eigenpairs ``U, L`` of
+a second moment ``A = sum_k n_k mu_k mu_k^T`` give the whitening ``W = U L^(-1/2)``. Under W the third moment is
+``T(W, W, W) = sum_k n_k^(-1/2) v_k (x) v_k (x) v_k`` with orthonormal ``v_k``. Then ``mu_k = lambda_k U L^(1/2) v_k``,
+and the weights are proportional to ``lambda_k^(-2)``. Moments are sums over records. Their number N cancels, except in
+the variance of a mixture's noise. Only the core ``T(U, U, U)`` of the third moment is requested. All functions of this
+part are post-processing of released numbers.
 
 >>> import numpy as np
 >>> means, counts = np.array([[0.6, 0.4, 0.0, 0.0], [0.0, 0.2, 0.3, 0.5]]), np.array([400.0, 600.0])
@@ -33,14 +38,6 @@ References
 ----------
 Anandkumar, Ge, Hsu, Kakade and Telgarsky (2014), Tensor decompositions for learning latent variable models,
 Algorithm 1 and Theorem 4.3.
-
-The two releases of a tensor decomposition: a second moment, then the core of the third along its eigenvectors.
-
-`TensorProblem` holds the public facts of a request for the components of a model.
-
-The second query is made of the first answer and of public facts alone. Its directions are rounded to the public grid of
-step ``2^-24`` and used as rounded from then on, so that nothing is lost but that they are orthonormal up to about
-``2^-24 sqrt(D)``: an error of components of that size relative to their own, far below that of any noise.
 """
 
 import math
@@ -72,30 +69,30 @@ type Array = NDArray[np.float64]
 def robust_power_method(
     tensor: Array, *, n_components: int, seed: int = START_SEED, restarts: int = 20, steps: int = 60, polish: int = 20
 ) -> tuple[Array, Array]:
-    """Return the values and vectors of a symmetric tensor, one after the other, each subtracted when it is found.
+    """Return the values and vectors of a symmetric tensor, subtracting each component when it is found.
 
     Parameters
     ----------
     tensor : array of shape (K, K, K)
         Symmetric.
     n_components : int
-        How many are sought at most.
+        The largest number of components to find.
     seed : int
         The public seed of the starts.
     restarts, steps, polish : int
-        Starts of a component; iterations of each; further ones of the best.
+        The starts for a component, the iterations of each start, and further iterations of the best start.
 
     Returns
     -------
     values : float64 array of shape (found,)
-        Positive: the sign of a vector is that of its value. In the order in which they were found.
+        Positive values, in the order in which they were found; the sign of each vector is chosen accordingly.
     vectors : float64 array of shape (found, K)
-        Of norm 1.
+        Vectors of norm 1.
 
     Guarantees
     ----------
-    Fewer than asked are found where no start reaches a positive value, or a number is not finite: what is left then
-    holds no component.
+    Fewer components than requested are found if no start reaches a positive value, or a number is not finite. The
+    remaining tensor then contains no component.
     The same tensor gives the same bits on one machine.
     """
     rest, rng = np.array(tensor, np.float64), np.random.default_rng(seed)
@@ -129,27 +126,28 @@ def _values(tensor: Array, rows: Array) -> Array:
 
 
 def _unit(rows: Array) -> Array:
-    """Return rows of norm 1; a row that vanished stays 0."""
+    """Scale rows to norm 1; a row of zeros stays 0."""
     norms = np.linalg.norm(rows, axis=1, keepdims=True)
     return rows / np.where(norms > 0, norms, 1.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Eigenspace:
-    """The leading eigenpairs of a released second moment that stand above its noise.
+    """The leading eigenpairs of a released second moment that exceed its noise.
 
     Parameters
     ----------
     values : float64 array of shape (K',)
-        Descending; of a mixture without the variance of its noise. Not divided by the number of records.
+        Eigenvalues, descending, not divided by the number of records. For a mixture, the variance of its noise is
+        already subtracted.
     directions : float64 array of shape (D, K')
-        U, its eigenvectors as columns.
+        U, the eigenvectors as columns.
     asked : int
-        K, the components that were asked for; ``K' <= K``.
+        K, the number of requested components; ``K' <= K``.
     floor : float
-        What an eigenvalue had to exceed.
+        The value that eigenvalues had to exceed.
     noise_variance : float, optional
-        Of a mixture: in a coordinate of one record.
+        For a mixture: the variance of its noise in one coordinate of one record.
     """
 
     values: Array
@@ -160,17 +158,17 @@ class Eigenspace:
 
     @property
     def above(self) -> int:
-        """The number of eigenvalues above the floor; the leading pair is kept even if it is not."""
+        """The number of eigenvalues above the floor; the leading pair is kept even if it is below the floor."""
         return int((self.values > self.floor).sum())
 
 
 def moment_floor(order: int, *, noise_std: float) -> float:
-    """Return ``sqrt(2 D) std``, the spectral norm of isometric noise, ``std`` being that of the diagonal."""
+    """Return ``sqrt(2 D) std``, the spectral norm of isometric noise with std ``std`` on the diagonal."""
     return math.sqrt(2.0 * order) * noise_std
 
 
 def eigenspace(matrix: Array, *, n_components: int, floor: float) -> Eigenspace:
-    """Return the leading eigenpairs of the pair moment of documents: K, or those above a floor if these are fewer."""
+    """Return the leading eigenpairs of the pair moment of documents: K, or fewer if fewer exceed a floor."""
     values, rows = leading_eigenpairs(matrix, n_components)
     return _above(values, rows, floor=floor)
 
@@ -184,23 +182,23 @@ def mixture_eigenspace(
     noise_variance: float | None = None,
     most: float = math.inf,
 ) -> Eigenspace:
-    """Return the same of the second moment of points, without the variance of their noise.
+    """Return the leading eigenpairs of the second moment of points, after subtracting the variance of their noise.
 
     Parameters
     ----------
     matrix : array of shape (D, D)
-        Not divided by the number of records.
+        The second moment, not divided by the number of records.
     n_components : int
         K, below D.
     floor : float
-        What an eigenvalue has to exceed when that variance is taken off.
+        The value that an eigenvalue must exceed after the variance is subtracted.
     n_records : float
         N, a public number.
     noise_variance : float, optional
-        As it was declared. By default it is the mean of the ``D - K`` least eigenvalues over N, or 0 if that is
+        The declared variance. By default it is the mean of the ``D - K`` least eigenvalues over N, or 0 if this mean is
         negative.
     most : float
-        The largest that it can be for points of the norm to which they were clipped.
+        The largest variance that is possible for points clipped to their norm bound.
     """
     values, rows = leading_eigenpairs(matrix, n_components)
     if noise_variance is None:
@@ -218,16 +216,17 @@ def components_of(core: Array, space: Eigenspace, *, model: ComponentModel) -> C
         ``T(U, U, U)`` with the directions of the eigenspace.
     space : Eigenspace
     model : {"topics", "mixture"}
-        Topics are put back on the simplex: negative entries become 0, the others sum to 1.
+        Topics are mapped back to the simplex: negative entries become 0, and the others are scaled to sum 1.
 
     Returns
     -------
     Components
-        By falling weight. ``outcome`` counts the components that were ``asked`` for, those ``above`` the noise of the
-        second moment (its ``floor``), and those ``found`` in the third; ``failed`` is whether none was above.
+        By falling weight. ``outcome`` has three numbers of components: the requested ones (``asked``), the ones
+        ``above`` the noise of the second moment (its ``floor``), and the ones ``found`` in the third moment. ``failed``
+        is whether no component was above the noise.
     """
     least = np.maximum(space.values, space.floor)
-    roots = np.sqrt(np.where(least > 0, least, math.inf))  # along a direction that holds nothing, nothing is found
+    roots = np.sqrt(np.where(least > 0, least, math.inf))  # an infinite root excludes a direction without variance
     whitened = core / (roots[:, None, None] * roots[:, None] * roots)
     values, vectors = robust_power_method(whitened, n_components=len(roots))
     components = values[:, None] * ((vectors * roots) @ space.directions.T)
@@ -267,30 +266,30 @@ def _above(values: Array, rows: Array, *, floor: float, noise_variance: float | 
 
 
 LARGEST = 1 << 27
-"""Coordinates of a second moment: they are held in memory, 8 bytes each."""
+"""The largest number of coordinates of a second moment, which is held in memory with 8 bytes each."""
 FEWEST_WORDS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorProblem(Terms):
-    """The public facts of a request for the topics of documents or the means of a mixture.
+    """Public facts of a request for the topics of documents or the means of a mixture.
 
     Parameters
     ----------
     n_features : int
         Declared columns D: words of a vocabulary, or coordinates of a point.
     model : {"topics", "mixture"}
-        Whether a record is a document, all words of which are of one topic, or a point around one of the means, with
-        noise of one variance in every coordinate.
+        Whether a record is a document, all words of which are from one topic, or a point around one of the means, with
+        noise of equal variance in every coordinate.
     words_at_most : int, optional
-        Of topics: the public bound on the words that are counted of a document.
+        For topics: the public bound on the number of words that are counted of a document.
     clip_norm : float, data units, optional
-        Of a mixture: R, the bound on the norm of a point; longer ones are scaled down to it.
+        For a mixture: R, the bound on the norm of a point; longer points are scaled down to R.
     noise_variance : float, squared data units, optional
-        Of a mixture: s2, the variance of its noise, where it is publicly known; else it follows from the release.
+        For a mixture: s2, the variance of its noise, if it is publicly known; otherwise it follows from the release.
     **others
-        As for `Terms`. Of a mixture whose variance is not declared ``records_at_most`` is taken to be the number of
-        records: what is left of the second moment is divided by it.
+        As for `Terms`. For a mixture without a declared variance, ``records_at_most`` is taken as the number of
+        records, by which the remaining second moment is divided.
     """
 
     n_features: int
@@ -301,18 +300,18 @@ class TensorProblem(Terms):
 
     @property
     def unit(self) -> float:
-        """The largest trace of one record's second moment: 1 of a document, ``R^2`` of a point."""
+        """The largest trace of one record's second moment: 1 for a document, ``R^2`` for a point."""
         return 1.0 if self.clip_norm is None else self.clip_norm**2
 
 
 def check_tensor(problem: TensorProblem, *, components: int) -> None:
-    """Refuse facts that are those of no model, and more components than there can be.
+    """Refuse facts that fit no model, and impossible numbers of components.
 
     Raises
     ------
     InvalidInput
-        When a bound of the model is missing or out of its domain, or of the other model; when there are fewer
-        components than one, or not fewer than features.
+        When a bound of the model is missing or out of its domain, or belongs to the other model. When the number of
+        components is below one, or not below the number of features. When the second moment does not fit in memory.
     """
     if not 1 <= components < problem.n_features:
         raise InvalidInput(
@@ -360,15 +359,15 @@ def _check_mixture(problem: TensorProblem) -> None:
 
 POINT_FACTOR, SCORE_FACTOR = 1.3, 1.4
 CORE_SENSITIVITY = 2.0
-"""A bound on the sensitivity of a core in its unit, whatever its directions are, but for rounding."""
+"""A bound on the sensitivity of a core in its unit, for any directions, up to rounding."""
 _GRID_LOSS = 0.01
-_FAR = 16.0  # a draw of random length is hardly ever longer by as many multiples of its scale
+_FAR = 16.0  # margin for draws of random length, in multiples of their scale, which is almost never exceeded
 _LEAST_MARGIN = 1.0 + 2.0**-30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorReleases:
-    """The queries of both releases, and what is made of their answers.
+    """Queries of both releases, and post-processing of their answers.
 
     Parameters
     ----------
@@ -376,9 +375,10 @@ class TensorReleases:
     components : int
         K.
     point_factor : float
-        Of a mixture: the clip norm R over the root mean square of points, ``sqrt(m^2 + D s2)`` for means of norm m.
+        For a mixture: the clip norm R over the root mean square of points, ``sqrt(m^2 + D s2)`` for means of norm m.
     score_factor : float
-        Of a mixture: the bound of scores over their root mean square, ``sqrt(m^2 + K s2)``; m follows from the first.
+        For a mixture: the bound of scores over their root mean square, ``sqrt(m^2 + K s2)``; m follows from
+        ``point_factor``.
     """
 
     problem: TensorProblem
@@ -408,7 +408,7 @@ class TensorReleases:
         return SecondMoment(**self._asked(bits), clip_norm=self.problem.clip_norm)
 
     def moment_bits(self, *, noise_multiplier: float) -> int:
-        """Return the finest grid of the second moment that is safe under a noise, of std relative to sensitivity."""
+        """Return the finest grid of the second moment that is safe for noise of a std relative to sensitivity."""
         coarse = self.moment_query(bits=1)
         return grid_bits(noise_std=noise_multiplier * coarse.sensitivity("l2"), degree=coarse.degree)
 
@@ -418,17 +418,17 @@ class TensorReleases:
         return noise_multiplier * query.sensitivity("l2") * query.unit
 
     def core_bits(self, *, noise_multiplier: float) -> int:
-        """Return the same grid of the core, for any directions."""
+        """Return the finest safe grid of the core, for any directions."""
         return grid_bits(noise_std=noise_multiplier * CORE_SENSITIVITY, degree=1)
 
     def space(self, matrix: Array, *, std: float) -> Eigenspace:
-        """Return the eigenpairs of a released second moment that stand above the noise, on the public grid.
+        """Return the eigenpairs of a released second moment that exceed the noise, with directions on the public grid.
 
         Parameters
         ----------
         matrix : array of shape (D, D)
         std : float
-            Of the noise on its diagonal, in every direction alike.
+            The std of the noise on the diagonal; the noise is isotropic.
         """
         problem, floor = self.problem, moment_floor(self.problem.n_features, noise_std=std)
         if problem.model == "topics":
@@ -457,7 +457,7 @@ class TensorReleases:
         )
 
     def score_norm(self, space: Eigenspace) -> float:
-        """Return the bound on scores of points: R at most, and as much as the query needs for its variance."""
+        """Return the bound on scores of points: at most R, and at least what the query needs for its variance."""
         assert self.problem.clip_norm is not None
         assert space.noise_variance is not None
         kept, s2, clip_norm = len(space.values), space.noise_variance, self.problem.clip_norm
@@ -471,7 +471,7 @@ class TensorReleases:
         return components_of(core, space, model=self.problem.model)
 
     def warnings(self, *, bits: int) -> tuple[str, ...]:
-        """Return what limits the utility, in public terms."""
+        """Return warnings about limits of the utility, in public terms."""
         problem, query = self.problem, self.moment_query(bits=bits)
         if isinstance(query, WordPairs):
             if query.largest_loss <= _GRID_LOSS:
@@ -538,32 +538,32 @@ def run_releases(
 
 
 def asked_along(query: RowSum, space: Eigenspace) -> Eigenspace:
-    """Return an eigenspace with the directions, and the variance, that a core was asked with: perhaps stored ones."""
+    """Return an eigenspace with the directions and the variance of the core query, which may be stored inputs."""
     assert isinstance(query, WordTriples | PointTriples)
     variance = float(np.sum(query.noise_variance)) if isinstance(query, PointTriples) else None
     return replace(space, directions=query.directions / 2.0**DIRECTION_BITS, noise_variance=variance)
 
 
 def spread(noise: NoiseDistribution, order: int) -> float:
-    """Return the std on the diagonal of isometric noise with the spectral norm of a noise, over its multiplier."""
+    """Return the diagonal std of isometric noise with the same spectral norm as ``noise``, over its multiplier."""
     if isinstance(noise, SymmetricRadial | CubeRadial):
         return noise.spread(order)
     return math.sqrt(2.0) if isinstance(noise, UpperTriangle) else 1.0
 
 
 def _largest(noise: NoiseDistribution, order: int) -> float:
-    """Return the std of a noise over the sensitivity, and more where the length of a draw is random."""
+    """Return the std of a noise over the sensitivity, with a margin if the length of a draw is random."""
     is_radial = isinstance(noise, SymmetricRadial | CubeRadial)
     return noise.noise_multiplier * (spread(noise, order) + (_FAR if is_radial else 0.0))
 
 
 def checked_split(split: float) -> Fraction:
-    """Return the share of the second moment.
+    """Return the second moment's share as a fraction.
 
     Raises
     ------
     InvalidInput
-        When it leaves nothing to one of the two releases.
+        When the share leaves nothing for one of the two releases.
     """
     if not 0 < split < 1:
         raise InvalidInput(f"split={split} must be in (0, 1), the share of the second moment; 0.5 is usual.")

@@ -1,23 +1,21 @@
-"""One attempt of a secure sum: both sides, and phases 1 and 2, roster and keys.
+"""One attempt of a secure sum on both sides, with phases 1 (roster) and 2 (keys).
 
-Phase 2, keys: all sites learn each other's keys of this attempt, signed.
+*Phase 1, the roster.* The server proposes a sum, and each site compares it with its local facts.
 
-Site to server: `Keys`, two public keys, a commitment to the seed of the site's own mask, and whose integers of this
-noise it helped to open before, if any. Server to sites: `KeyList`, all frames of `Keys` as they came. A site checks
-every signature, which is over the same context or none, finds its own frame unchanged, and sends each other site a
-share of its mask seed and a share of its masking key, under a cipher that is bound to the list it saw.
+Server to site: `Begin`, the whole context. A site holds the roster that its operator agreed to, plans the query itself,
+and never begins an attempt twice. It answers with its keys, signed for this context. The signatures of all sites prove
+that all were shown the same roster.
 
-Phase 1, the roster: the server proposes a sum, which each site compares with what it knows itself.
+*Phase 2, keys.* All sites receive each other's signed keys of this attempt.
 
-Server to site: `Begin`, all of the context. A site holds the roster that its operator agreed to, plans the query
-itself, and never begins an attempt twice. It answers with its keys, signed for this context: the signatures of all are
-the proof that all were shown the same roster.
+Site to server: `Keys`. It contains two public keys and a commitment to the seed of the site's own mask. If the site
+helped to open a sum under this noise before, it also contains the set of sites of that sum. Server to sites: `KeyList`,
+all frames of `Keys` as received. A site checks that all signatures are over its context, and that its frame is
+unchanged. It then sends each other site a share of its mask seed and a share of its masking key. The cipher of these
+shares is bound to the list that the site saw.
 
-Both sides of one attempt of a secure sum.
-
-A site's side of one attempt: one frame in, one frame out, phase after phase.
-
-The server's side of one attempt: all sites are asked at once, phase by phase, and those that answer go on.
+*One attempt.* On the site's side each frame gets one answer, phase after phase. The server queries all sites
+concurrently, phase by phase, and continues with those that answer.
 """
 
 import hashlib
@@ -78,12 +76,12 @@ class Keys(Telegram):
 
     @classmethod
     def longest(cls, scene: Scene) -> int:
-        """Return the bytes of every body."""
+        """Return the length in bytes of every body."""
         return 3 * KEY_BYTES + scene.bitmap_bytes
 
     @classmethod
     def parse(cls, reader: Reader, scene: Scene) -> Self:
-        """Return the message of a body."""
+        """Parse the message from a body."""
         sealing, masking, commitment = (reader.take(KEY_BYTES) for _ in range(3))
         opened = reader.places(scene)
         return cls(public=PublicKeys(sealing=sealing, masking=masking, commitment=commitment, opened=opened))
@@ -91,7 +89,7 @@ class Keys(Telegram):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyList(Frames[Keys]):
-    """The keys of all sites that sent theirs."""
+    """The keys of all sites that sent them."""
 
     kind: ClassVar[int] = 3
     title: ClassVar[str] = "the list of keys"
@@ -110,7 +108,7 @@ class SiteKeys(SitePhase[KeyList]):
     expects: ClassVar[type[Any]] = KeyList
 
     def answer(self, received: Received[KeyList]) -> tuple[bytes, SitePhase[Any]]:
-        """Share seed and key with the sites of the list."""
+        """Share the seed and the masking key with the sites of the list."""
         scene, place = self.session.scene, self.session.place
         frames = received.message.frames
         self.check_enough(frozenset(frames), KeyList.title)
@@ -183,12 +181,12 @@ class Begin(Telegram):
 
     @classmethod
     def longest(cls, scene: Scene) -> int:
-        """Return the most bytes of a body."""
+        """Return the largest length in bytes of a body."""
         return _LONGEST
 
     @classmethod
     def parse(cls, reader: Reader, scene: Scene) -> Self:
-        """Return the message of a body."""
+        """Parse the message from a body, and check that its context matches its head."""
         context = _parse_context(reader)
         if context != scene.context:
             raise MessageRefused("a proposal says another context than its head; begin another attempt.")
@@ -204,12 +202,12 @@ def propose(scene: Scene) -> bytes:
 
 
 def read_proposal(raw: bytes) -> Context:
-    """Return what a proposal says, before anything is known of it; a site looks up roster and query by that.
+    """Return the context of a proposal before any check, so that a site can look up roster and query by it.
 
     Raises
     ------
     MessageRefused
-        When it is no proposal.
+        When the bytes are not a proposal.
     """
     if raw[5:6] != bytes([Begin.kind]) or not HEAD_BYTES < len(raw) <= HEAD_BYTES + _LONGEST:
         raise MessageRefused(f"{len(raw)} bytes came where a proposal is expected; begin an attempt.")
@@ -223,7 +221,7 @@ class SiteRoster(SitePhase[Begin]):
     expects: ClassVar[type[Any]] = Begin
 
     def receive(self, raw: bytes) -> tuple[bytes, SitePhase[Any]]:
-        """Say which part of a proposal differs from what this site knows, if one does; else answer it."""
+        """Answer a proposal, or refuse it and name the part that differs from this site's local facts."""
         if raw[5:6] == bytes([Begin.kind]):
             said, known = read_proposal(raw), self.session.scene.context
             for part, facts in (
@@ -241,7 +239,7 @@ class SiteRoster(SitePhase[Begin]):
         return SitePhase.receive(self, raw)
 
     def answer(self, received: Received[Begin]) -> tuple[bytes, SitePhase[Any]]:
-        """Remember the attempt, and send keys drawn for it."""
+        """Record the attempt, and send keys drawn for it."""
         session = self.session
         context = session.scene.context
         mark = session.entropy(16)
@@ -288,8 +286,8 @@ logger = logging.getLogger("dpca.sites")
 class SiteMachine:
     """The phases of one attempt at one site.
 
-    Its secrets are in this object alone: when the process ends, the attempt has ended for this site, and another is
-    begun.
+    Its secrets are in this object alone. When the process ends, the attempt has ended for this site, and another one
+    must be begun.
 
     Parameters
     ----------
@@ -298,11 +296,11 @@ class SiteMachine:
 
     def __init__(self, session: SiteSession) -> None:
         self._phase: SitePhase[Any] = SiteRoster(session=session)
-        self._turn = Lock()  # of two frames that come at once, the second finds the phase after the first
+        self._turn = Lock()  # so that of two concurrent frames, the second is processed in the phase after the first
 
     @property
     def longest(self) -> int:
-        """The most bytes that the present phase reads."""
+        """The largest number of bytes that the current phase reads."""
         return self._phase.longest
 
     def receive(self, raw: bytes) -> bytes:
@@ -311,7 +309,7 @@ class SiteMachine:
         Raises
         ------
         MessageRefused
-            When the present phase refuses it; then the phase stays as it was. The refusal is logged, without content.
+            When the current phase refuses the frame and does not change. The refusal is logged, without content.
         """
         with self._turn:
             try:
@@ -323,11 +321,11 @@ class SiteMachine:
 
 
 Line = Callable[[bytes], bytes]
-"""Takes a frame to a site and returns its answer; raises `SiteSilent` where none comes in time."""
+"""Function that sends a frame to a site and returns its answer; raises `SiteSilent` if none arrives in time."""
 
 
 def open_sum(scene: Scene, lines: Mapping[str, Line]) -> Total:
-    """Go through the phases of one attempt.
+    """Run the phases of one attempt.
 
     Parameters
     ----------
@@ -338,14 +336,14 @@ def open_sum(scene: Scene, lines: Mapping[str, Line]) -> Total:
     Returns
     -------
     Total
-        The exact sum of the senders' integers; they are at least as many as the threshold.
+        The exact sum of the senders' integers; the number of senders is at least the threshold.
 
     Raises
     ------
     SiteSilent
-        When fewer than the threshold stayed; nothing is opened.
+        When fewer sites than the threshold stayed; nothing is opened.
     MessageRefused
-        When the shares at hand do not open the sum.
+        When the received shares do not open the sum.
     """
     participants = scene.participants
     everyone = frozenset(range(scene.sites))

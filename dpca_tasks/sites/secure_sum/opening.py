@@ -1,9 +1,9 @@
-"""Phase 5, the opening: with enough signatures on one set, each site gives one share for each site.
+"""Phase 5, the opening, in which each site that sees enough signatures on one set gives one share for each site.
 
-Site to server: `SignedSenders`. Server to sites: `Signatures`, all frames of it as they came. A site that finds as many
-as the threshold on its own set and transcript remembers the set for good, and then sends `OpeningShares`: of each
-sender the share of its mask seed, of each other sharer the share of its masking key. The server takes off the senders'
-own masks and what is left of the masks of pairs.
+Site to server: `SignedSenders`. Server to sites: `Signatures`, all these frames as received. A site checks that at
+least as many signatures as the threshold are on its own set and transcript. It then permanently records the set, and
+sends `OpeningShares`: for each sender a share of its mask seed, for each other sharer a share of its masking key. The
+server subtracts the senders' own masks and the remaining masks of pairs.
 """
 
 from collections.abc import Mapping
@@ -44,7 +44,7 @@ from dpca_tasks.sites.secure_sum.wire import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharesOf:
-    """What a site holds of another's secrets, or of its own."""
+    """A site's shares of the secrets of one site, possibly of itself."""
 
     seed: int = field(repr=False)
     key: int = field(repr=False)
@@ -52,7 +52,7 @@ class SharesOf:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Total:
-    """An opened sum: of the senders' integers, noise included."""
+    """An opened sum of the senders' integers, noise included."""
 
     integers: NDArray[np.int64] = field(repr=False)
     senders: tuple[str, ...]
@@ -75,18 +75,18 @@ class SignedSenders(Telegram):
 
     @classmethod
     def longest(cls, scene: Scene) -> int:
-        """Return the bytes of every body."""
+        """Return the length in bytes of every body."""
         return DIGEST_BYTES + scene.bitmap_bytes
 
     @classmethod
     def parse(cls, reader: Reader, scene: Scene) -> Self:
-        """Return the message of a body."""
+        """Parse the message from a body."""
         return cls(transcript=reader.take(DIGEST_BYTES), senders=reader.places(scene))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Signatures(Frames[SignedSenders]):
-    """The signatures of all sites that gave theirs."""
+    """The signatures of all sites that sent them."""
 
     kind: ClassVar[int] = 9
     title: ClassVar[str] = "signatures"
@@ -95,7 +95,7 @@ class Signatures(Frames[SignedSenders]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpeningShares(Telegram):
-    """One share of each site that shared: the sets of the transcript say of which secret."""
+    """One share of each site that shared; the sets of the transcript determine of which secret."""
 
     shares: dict[int, int] = field(repr=False)
 
@@ -113,12 +113,12 @@ class OpeningShares(Telegram):
 
     @classmethod
     def longest(cls, scene: Scene) -> int:
-        """Return the most bytes of a body."""
+        """Return the largest length in bytes of a body."""
         return 2 + scene.sites * (2 + SHARE_BYTES)
 
     @classmethod
     def parse(cls, reader: Reader, scene: Scene) -> Self:
-        """Return the message of a body."""
+        """Parse the message from a body."""
         pairs = [(reader.place(scene), reader.integer(SHARE_BYTES)) for _ in range(reader.integer(2))]
         check_ascending([place for place, _ in pairs], cls.title)
         if any(share >= PRIME for _, share in pairs):
@@ -137,7 +137,7 @@ class SiteOpening(SitePhase[Signatures]):
     expects: ClassVar[type[Any]] = Signatures
 
     def answer(self, received: Received[Signatures]) -> tuple[bytes, SitePhase[Any]]:
-        """Remember the set, and give the shares that open its sum."""
+        """Record the set, and give the shares that open its sum."""
         scene, senders = self.session.scene, self.signed.senders
         frames = received.message.frames
         self.check_enough(frozenset(frames), Signatures.title)
@@ -157,15 +157,15 @@ class SiteOpening(SitePhase[Signatures]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SiteDone(SitePhase[Never]):
-    """A site that has nothing more to say in this attempt, nor anything left to say it with."""
+    """A site that has finished this attempt and keeps none of its secrets."""
 
     @property
     def longest(self) -> int:
-        """Nothing is read any more."""
+        """Zero, because nothing more is read."""
         return 0
 
     def receive(self, raw: bytes) -> tuple[bytes, SitePhase[Any]]:
-        """Refuse whatever comes."""
+        """Refuse every frame."""
         raise MessageRefused(f"a message of {len(raw)} bytes came after the last of an attempt; begin another.")
 
     def answer(self, received: Received[Never]) -> tuple[bytes, SitePhase[Any]]:
@@ -184,7 +184,7 @@ class ServerSignatures(ServerPhase[SignedSenders]):
     expects: ClassVar[type[Any]] = SignedSenders
 
     def check(self, received: Received[SignedSenders]) -> None:
-        """Check that it is the set that was asked for."""
+        """Check that the signed set is the requested one."""
         if received.message.senders != self.awaited:
             raise MessageRefused(
                 f"site {self.scene.name(received.sender)!r} signed another set than it was asked for; begin another "
@@ -192,7 +192,7 @@ class ServerSignatures(ServerPhase[SignedSenders]):
             )
 
     def close(self) -> tuple[dict[int, bytes], "ServerOpening"]:
-        """Return the signatures for each that signed, and the next phase."""
+        """Return the signatures for each site that signed, and the next phase."""
         self.check_enough()
         frame = encode(Signatures(frames=self.received), self.scene)
         return dict.fromkeys(sorted(self.present), frame), ServerOpening(
@@ -224,9 +224,9 @@ class ServerOpening(ServerPhase[OpeningShares]):
         Raises
         ------
         SiteSilent
-            When too few sent their shares.
+            When too few sites sent their shares.
         MessageRefused
-            When shares do not give the secrets that were committed to. No total is made of them.
+            When shares do not give the committed secrets. No total is computed from them.
         """
         self.check_enough()
         total = np.zeros(self.scene.context.words, np.uint64)
@@ -246,7 +246,7 @@ class ServerOpening(ServerPhase[OpeningShares]):
         return Total(integers=total.view(np.int64), senders=names)
 
     def _recovered(self, place: int) -> SecretKey:
-        """Return the secret that the first shares, as many as the threshold, are of."""
+        """Return the secret given by the first received shares, as many as the threshold."""
         helpers = sorted(self.received)[: self.scene.participants.threshold]
         return SecretKey(recover({helper + 1: self.received[helper].message.shares[place] for helper in helpers}))
 

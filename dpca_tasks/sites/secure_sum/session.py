@@ -1,24 +1,23 @@
-"""A site's session in one secure sum, with the secrets that it shares and the masks that it adds.
+"""A site's session in one secure sum, with its shared secrets and its masks.
 
-Shamir's sharing of a 32-byte secret: any t shares give it back, fewer tell nothing.
+*Secret sharing.* Shamir's scheme shares a 32-byte secret: any t shares recover it, fewer reveal nothing.
 
-Integers modulo the least prime above ``2^256``, exact. A share is the value at a site's place, 1, 2 and so on, of a
-polynomial of degree ``t - 1`` whose other coefficients are uniform.
+The arithmetic is exact, in integers modulo the least prime above ``2^256``. A share is the value at a site's place, 1,
+2 and so on, of a polynomial of degree ``t - 1`` whose other coefficients are uniform.
 
 >>> shares = split(bytes(31) + b"!", threshold=2, places=3)
 >>> recover({2: shares[1], 3: shares[2]})[-1:]
 b'!'
 
-What two sites agree on without the server: the seed of their masks, and the cipher of what they send each other.
+*Pairwise key agreement.* Two sites agree, without the server, on the seed of their masks and on the cipher of their
+messages to each other. Each draws two X25519 keys per attempt. HKDF-SHA256 binds the shared secret of a pair of keys to
+the pair and to the context, which covers session, round, attempt, roster and query.
 
-Each draws two X25519 keys an attempt. HKDF-SHA256 binds what comes of a pair of keys to the context, which covers
-session, round, attempt, roster and query, and to the pair.
+*Masks.* A masked sum has two masks: the pairwise masks, which cancel, and the site's own mask, which is opened with the
+sum.
 
-The two masks of a masked sum: those of pairs, which cancel, and the site's own, which is opened with the sum.
-
-A site's session in one secure sum, and the interface of the phases through which it and the server go.
-
-A phase takes one type of message. Whatever is refused changes nothing: the phase stays, and nothing leaves.
+*Phases.* The phases of a site and of the server have a common interface. A phase takes one type of message. A refused
+message changes nothing: the phase stays, and nothing is sent.
 """
 
 import os
@@ -43,7 +42,7 @@ SECRET_BYTES = 32
 SHARE_BYTES = 33
 
 Entropy = Callable[[int], bytes]
-"""Returns so many random bytes; the operating system's but in tests."""
+"""Function that returns a number of random bytes, from the operating system except in tests."""
 
 
 def split(secret: bytes, *, threshold: int, places: int, entropy: Entropy = os.urandom) -> list[int]:
@@ -60,12 +59,12 @@ def split(secret: bytes, *, threshold: int, places: int, entropy: Entropy = os.u
 
 
 def recover(shares: Mapping[int, int]) -> bytes:
-    """Return the secret of as many shares, by place, as its threshold.
+    """Return the secret from shares by place, as many as its threshold.
 
     Raises
     ------
     MessageRefused
-        When the shares are certainly not of one secret. Whoever knows a hash of the secret compares that too.
+        When the shares certainly do not belong to one secret. A caller with a hash of the secret must compare it too.
     """
     total = 0
     for place, share in shares.items():
@@ -81,7 +80,7 @@ def recover(shares: Mapping[int, int]) -> bytes:
 
 
 def _value(coefficients: list[int], at: int) -> int:
-    """Return a polynomial's value, by Horner's rule, its highest coefficient first."""
+    """Return a polynomial's value by Horner's rule, with the highest coefficient first."""
     value = 0
     for coefficient in coefficients:
         value = (value * at + coefficient) % PRIME
@@ -89,20 +88,20 @@ def _value(coefficients: list[int], at: int) -> int:
 
 
 TAG_BYTES = 16
-"""How much longer a sealed text is."""
-_NONCE = bytes(12)  # of a key that encrypts one message
+"""Bytes by which a sealed text is longer than its plain text."""
+_NONCE = bytes(12)  # constant, because each key encrypts one message
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublicKeys:
-    """What a site shows of its secrets of an attempt.
+    """Public keys and commitment of a site in one attempt.
 
     Parameters
     ----------
     sealing, masking : bytes of length 32
-        The public keys under which others send it shares, and agree with it on masks.
+        The public keys with which others send it shares and agree with it on masks.
     commitment : bytes of length 32
-        That of the seed of its own mask.
+        The commitment to the seed of the site's own mask.
     opened : frozenset of int
         The sites whose integers under this noise it helped to open in an earlier attempt; empty if there was none.
     """
@@ -115,7 +114,7 @@ class PublicKeys:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pairing:
-    """One site's side of its agreements: a private key, and its place."""
+    """One site's side of its key agreements, with its private key and its place."""
 
     scene: Scene
     place: int
@@ -132,11 +131,11 @@ class Pairing:
         return subkey(self._agree(other, public), label="masks of a pair", info=self.scene.context.digest + pair)
 
     def seal(self, text: bytes, *, to: int, public: bytes, bound_to: bytes) -> bytes:
-        """Encrypt the one text that this site sends to another."""
+        """Encrypt the only text that this site sends to another."""
         return self._cipher(self.place, to, public, other=to).encrypt(_NONCE, text, bound_to)
 
     def unseal(self, sealed: bytes, *, sender: int, public: bytes, bound_to: bytes) -> bytes:
-        """Decrypt the one text that another site sent to this one."""
+        """Decrypt the only text that another site sent to this one."""
         try:
             return self._cipher(sender, self.place, public, other=sender).decrypt(_NONCE, sealed, bound_to)
         except InvalidTag:
@@ -174,7 +173,7 @@ class DoubleMasks:
     self_seed: SecretKey = field(repr=False)
     pair_seeds: Mapping[int, SecretKey] = field(repr=False)
     used: int = 0
-    """How often the mask was taken."""
+    """The number of times that the mask was taken."""
 
     def mask(self, address: Address, *, roster: Roster, size: int) -> NDArray[np.uint64]:
         """Return the mask of the attempt."""
@@ -199,7 +198,7 @@ def own_mask_key(self_seed: SecretKey, scene: Scene) -> SecretKey:
 
 
 def sign_of(place: int, other: int) -> int:
-    """Return the sign under which the site at a place adds the mask that it shares with another."""
+    """Return the sign with which the site at a place adds the mask that it shares with another."""
     return 1 if place < other else -1
 
 
@@ -215,23 +214,23 @@ def add_mask(total: NDArray[np.uint64], key: SecretKey, *, sign: int) -> None:
 
 
 Contribute = Callable[[Masks], NDArray[np.uint64]]
-"""Returns a site's noised integers under masks that it is given; it reads the rows, unless they were read before."""
+"""Function that returns a site's noised integers under given masks; it reads the rows unless they were read before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SiteSession:
-    """What a site brings to one secure sum.
+    """The inputs of a site to one secure sum.
 
     Parameters
     ----------
     scene : Scene
-        Participants and context as this site knows them, from its own copy of the roster and its own plan.
+        Participants and context from the site's own copy of the roster and its own plan.
     site : str
     identity : Identity
     memory : Memory
     contribute : callable
     entropy : callable, optional
-        The operating system's; only tests may pass another.
+        The source of randomness, by default the operating system; only tests may pass another.
     """
 
     scene: Scene
@@ -264,7 +263,7 @@ class SiteSession:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SitePhase[T: Telegram](ABC):
-    """What a site waits for; its answer takes it to the next phase."""
+    """A phase of a site, which expects one type of message; its answer leads to the next phase."""
 
     session: SiteSession
 
@@ -272,26 +271,26 @@ class SitePhase[T: Telegram](ABC):
 
     @property
     def longest(self) -> int:
-        """The most bytes of a frame that it reads."""
+        """The largest number of bytes of a frame that it reads."""
         return longest_frame(self.expects, self.session.scene)
 
     def receive(self, raw: bytes) -> tuple[bytes, "SitePhase[Any]"]:
-        """Return the answer to a frame, and the phase after it.
+        """Return the answer to a frame, and the next phase.
 
         Raises
         ------
         MessageRefused
-            When the frame is not the one this phase waits for, or the server lies or asks for too much.
+            When the frame is not the expected one, or the server is dishonest or requests too much.
         """
         received: Received[T] = decode(raw, self.expects, self.session.scene)
         return self.answer(received)
 
     @abstractmethod
     def answer(self, received: Received[T]) -> tuple[bytes, "SitePhase[Any]"]:
-        """Return the answer to a checked message, and the phase after it."""
+        """Return the answer to a checked message, and the next phase."""
 
     def check_enough(self, places: frozenset[int], title: str) -> None:
-        """Refuse a set of sites that is below the threshold or leaves this site out."""
+        """Check that a set of sites includes this site and is at least as large as the threshold."""
         threshold = self.session.scene.participants.threshold
         if len(places) < threshold or self.session.place not in places:
             raise MessageRefused(
@@ -302,7 +301,7 @@ class SitePhase[T: Telegram](ABC):
 
 @dataclass(kw_only=True)
 class ServerPhase[T: Telegram](ABC):
-    """What the server waits for, from which sites; closing it yields what they are sent next."""
+    """A phase of the server, which expects one type of message from some sites; closing it gives the next frames."""
 
     scene: Scene
     awaited: frozenset[int]
@@ -311,18 +310,18 @@ class ServerPhase[T: Telegram](ABC):
     expects: ClassVar[type[Any]]
 
     def receive(self, raw: bytes, *, sender: int) -> None:
-        """Take a site's frame.
+        """Accept a site's frame.
 
         Parameters
         ----------
         raw : bytes
         sender : int
-            The place of the site whose connection it came over.
+            The place of the site whose connection delivered the frame.
 
         Raises
         ------
         MessageRefused
-            When it is not what this phase waits for from that site, or came before.
+            When the frame is not the one that this phase expects from that site, or is a repetition.
         """
         received: Received[T] = decode(raw, self.expects, self.scene)
         if received.sender != sender or sender not in self.awaited - self.received.keys():
@@ -333,8 +332,8 @@ class ServerPhase[T: Telegram](ABC):
         self.check(received)
         self.received[sender] = received
 
-    def check(self, received: Received[T]) -> None:  # noqa: B027 some phases know nothing to compare it with
-        """Check what one message says against what is known."""
+    def check(self, received: Received[T]) -> None:  # noqa: B027 some phases have nothing to compare it with
+        """Compare the content of one message with known facts."""
 
     @property
     def present(self) -> frozenset[int]:
@@ -343,16 +342,16 @@ class ServerPhase[T: Telegram](ABC):
 
     @property
     def missing(self) -> frozenset[int]:
-        """The places of the sites that have not."""
+        """The places of the sites that have not answered."""
         return self.awaited - self.present
 
     def check_enough(self) -> None:
-        """Check that the threshold has answered.
+        """Check that as many sites as the threshold have answered.
 
         Raises
         ------
         SiteSilent
-            When the attempt is void: nothing can be opened.
+            When fewer have: the attempt is void, and nothing can be opened.
         """
         if len(self.present) < self.scene.participants.threshold:
             gone = tuple(name for at, name in enumerate(self.scene.participants.names) if at not in self.present)

@@ -1,16 +1,16 @@
-"""Phases 3 and 4: shares of secrets, and masked sums.
+"""Phases 3 (shares of secrets) and 4 (masked sums) of a secure sum.
 
-Phase 4, masked sums: the server holds them, and says whose it will open.
-
-Site to server: `MaskedSum`, the noised integers under both masks. Server to those sites: `Senders`, the one set whose
-sum is to be opened. A site that is among them, and has helped to open no other set under the same noise, signs set and
-transcript: the context, the list of keys, and who shared with whom.
-
-Phase 3, shares: every site holds a share of the secrets of every other, and then sends its masked sum.
+*Phase 3, shares.* Every site receives a share of the secrets of every other site, and then sends its masked sum.
 
 Site to server: `SealedShares`, one sealed text for each other site of the list. Server to each site: `Delivered`, the
-texts for it. A site opens them all, which proves that their senders saw its own list of keys, draws its masks for the
-sites that it heard of, and sends its noised integers under them.
+texts for it. A site opens them all, which proves that their senders saw the same list of keys. It draws its masks for
+the sites that sent it shares, and sends its noised integers under these masks.
+
+*Phase 4, masked sums.* The server holds the masked sums, and announces which of them it will open.
+
+Site to server: `MaskedSum`, the noised integers under both masks. Server to those sites: `Senders`, the one set whose
+sum is to be opened. A site signs the set and the transcript if it is in the set, and has helped to open no other set
+under the same noise. The transcript is the context, the list of keys, and which site shared with which.
 """
 
 import hashlib
@@ -63,12 +63,12 @@ class MaskedSum(Telegram):
 
     @classmethod
     def longest(cls, scene: Scene) -> int:
-        """Return the bytes of every body."""
+        """Return the length in bytes of every body."""
         return 8 * scene.context.words
 
     @classmethod
     def parse(cls, reader: Reader, scene: Scene) -> Self:
-        """Return the message of a body."""
+        """Parse the message from a body."""
         words = np.frombuffer(reader.take(cls.longest(scene)), "<u8")
         return cls(words=words.astype(np.uint64, copy=False))
 
@@ -89,12 +89,12 @@ class Senders(Telegram):
 
     @classmethod
     def longest(cls, scene: Scene) -> int:
-        """Return the bytes of every body."""
+        """Return the length in bytes of every body."""
         return scene.bitmap_bytes
 
     @classmethod
     def parse(cls, reader: Reader, scene: Scene) -> Self:
-        """Return the message of a body."""
+        """Parse the message from a body."""
         return cls(senders=reader.places(scene))
 
 
@@ -109,7 +109,7 @@ class SiteSums(SitePhase[Senders]):
     expects: ClassVar[type[Any]] = Senders
 
     def answer(self, received: Received[Senders]) -> tuple[bytes, SitePhase[Any]]:
-        """Sign the set."""
+        """Sign the set of senders."""
         scene, senders = self.session.scene, received.message.senders
         self.check_enough(senders, Senders.title)
         if not senders <= self.sharers:
@@ -135,7 +135,7 @@ class ServerSums(ServerPhase[MaskedSum]):
     expects: ClassVar[type[Any]] = MaskedSum
 
     def close(self) -> tuple[dict[int, bytes], ServerSignatures]:
-        """Return the senders for each of them, and the next phase."""
+        """Return the set of senders for each of them, and the next phase."""
         self.check_enough()
         senders = self._settled()
         frame = encode(Senders(senders=senders), self.scene)
@@ -148,7 +148,7 @@ class ServerSums(ServerPhase[MaskedSum]):
         )
 
     def _settled(self) -> frozenset[int]:
-        """Return the set that some site helped to open in an earlier attempt, else all that sent."""
+        """Return the set that some site helped to open in an earlier attempt, or else all sites that sent a sum."""
         for opened in {keys.opened for keys in self.keys.values()} - {frozenset()}:
             if not opened <= self.present:
                 gone = tuple(self.scene.name(place) for place in sorted(opened - self.present))
@@ -177,19 +177,19 @@ class _Sealed(Telegram):
 
     @classmethod
     def longest(cls, scene: Scene) -> int:
-        """Return the most bytes of a body."""
+        """Return the largest length in bytes of a body."""
         return 2 + (scene.sites - 1) * (2 + SEALED_BYTES)
 
     @classmethod
     def parse(cls, reader: Reader, scene: Scene) -> Self:
-        """Return the message of a body."""
+        """Parse the message from a body."""
         pairs = [(reader.place(scene), reader.take(SEALED_BYTES)) for _ in range(reader.integer(2))]
         check_ascending([place for place, _ in pairs], cls.title)
         return cls(sealed=dict(pairs))
 
 
 class SealedShares(_Sealed):
-    """What a site sends to the others, through the server."""
+    """A site's sealed shares for the other sites, sent through the server."""
 
     kind: ClassVar[int] = 4
     title: ClassVar[str] = "sealed shares"
@@ -197,7 +197,7 @@ class SealedShares(_Sealed):
 
 
 class Delivered(_Sealed):
-    """What the others sent to a site."""
+    """The sealed shares of the other sites for one site."""
 
     kind: ClassVar[int] = 5
     title: ClassVar[str] = "delivered shares"
@@ -258,7 +258,7 @@ class ServerShares(ServerPhase[SealedShares]):
     expects: ClassVar[type[Any]] = SealedShares
 
     def check(self, received: Received[SealedShares]) -> None:
-        """Check that there is one for each other site of the list."""
+        """Check that there is a share for each other site of the list."""
         lacking = self.awaited - {received.sender} ^ received.message.sealed.keys()
         if lacking:
             raise MessageRefused(
@@ -267,7 +267,7 @@ class ServerShares(ServerPhase[SealedShares]):
             )
 
     def close(self) -> tuple[dict[int, bytes], ServerSums]:
-        """Return each site's delivery, and the next phase."""
+        """Return the texts for each site, and the next phase."""
         self.check_enough()
         frames = {}
         for place in sorted(self.present):

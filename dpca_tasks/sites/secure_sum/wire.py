@@ -1,8 +1,6 @@
 """The participants of a secure sum, and the exact encoding of their messages.
 
-The participants of a secure sum, and the one sum that a message belongs to.
-
-The sites of a secure sum with their identity keys, and how many of them must stay for a total to be opened.
+*Participants* are the sites with their identity keys, and the number of sites that must stay for a total to be opened.
 
 >>> from dpca_tasks.sites.roster import Member, Roster
 >>> members = tuple(Member(name=name, records=1000, noise_multiplier=4.0) for name in "abcde")
@@ -11,13 +9,13 @@ The sites of a secure sum with their identity keys, and how many of them must st
 >>> Participants(roster=Roster(session="spring", members=members, colluders=1, dropouts=1), keys=keys).threshold
 4
 
-The one sum that a message belongs to, and what a site must remember of it even when it is killed.
+*Context.* Each message belongs to one sum, its context. A site must remember parts of it even if its process is killed.
 
-The exact encoding of messages: fixed fields, one length for each kind and participants, no byte left over.
+*Encoding.* Messages have fixed fields and one length for each kind and set of participants, without extra bytes.
 
-A frame is ``b"dpca"``, a version, the kind, the digest of the context, the place of the sender, and a body; a site's
-frame ends in its signature of all that. A frame is refused by its kind before anything else of it is read, and by its
-length before it is parsed. A refusal tells kinds, lengths and names, never what a message holds.
+A frame is ``b"dpca"``, a version, the kind, the digest of the context, the place of the sender, and a body. A site's
+frame ends with its signature of all preceding bytes. A frame is refused by its kind before anything else of it is read,
+and by its length before it is parsed. A refusal states kinds, lengths and names, never the content of a message.
 """
 
 import hashlib
@@ -43,18 +41,18 @@ MOST_SITES = 1000
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """A site's Ed25519 key, which signs all that it sends; one for all sessions."""
+    """A site's Ed25519 key, which signs all its messages in all sessions."""
 
     secret: SecretKey
 
     @classmethod
     def draw(cls) -> "Identity":
-        """Return a new identity, from the operating system."""
+        """Return a new identity with randomness from the operating system."""
         return cls(SecretKey(os.urandom(KEY_BYTES)))
 
     @property
     def public(self) -> bytes:
-        """The public key, which stands in the roster."""
+        """The public key, which is listed in the roster."""
         return Ed25519PrivateKey.from_private_bytes(self.secret.secret).public_key().public_bytes_raw()
 
     def sign(self, text: bytes) -> bytes:
@@ -64,7 +62,7 @@ class Identity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Participants:
-    """A roster whose sites know each other's identity keys.
+    """A roster whose sites have each other's identity keys.
 
     Parameters
     ----------
@@ -76,7 +74,7 @@ class Participants:
     Raises
     ------
     InvalidInput
-        When a site has no key, two have the same, or the threshold leaves a lying server an opening.
+        When a site has no key, two sites have the same key, or a dishonest server could have two sums opened.
     """
 
     roster: Roster
@@ -104,12 +102,12 @@ class Participants:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the sites, sorted: the place of a site counts from 0 in this order."""
+        """The names of the sites, sorted; the place of a site counts from 0 in this order."""
         return self.roster.names
 
     @property
     def threshold(self) -> int:
-        """The number t of sites without which nothing is opened."""
+        """The least number t of sites with which a sum is opened."""
         return self.roster.size - self.roster.dropouts
 
     @property
@@ -137,7 +135,7 @@ class Participants:
         Raises
         ------
         MessageRefused
-            When it did not.
+            When the site did not sign the text.
         """
         name = self.names[place]
         try:
@@ -150,12 +148,12 @@ class Participants:
 
 
 def check_threshold(size: int, *, colluders: int, dropouts: int) -> None:
-    """Check that a lying server cannot have two sums opened, whatever it tells to whom: ``2 (S - D) > S + C``.
+    """Check ``2 (S - D) > S + C``, under which a dishonest server cannot have two sums opened.
 
     Raises
     ------
     InvalidInput
-        When it could, or there are too many sites.
+        When the condition fails, or there are too many sites.
     """
     if 2 * (size - dropouts) <= size + colluders:
         raise InvalidInput(
@@ -173,18 +171,18 @@ LONGEST_SESSION = 400
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """What a secure sum is about; all keys, masks and signatures are bound to its digest.
+    """The context of a secure sum; all keys, masks and signatures are bound to its digest.
 
     Parameters
     ----------
     session : str
-        That of the roster.
+        The session of the roster.
     address : Address
         The round and the attempt. An attempt is never begun twice at a site.
     participants : bytes of length 32
         The digest of the roster with its identity keys.
     asked : bytes of length 32
-        The digest of the query that every site sums: two queries may want unlike noise.
+        The digest of the query that every site sums, since two queries may need different noise.
     words : int
         The number of integers of the sum.
     """
@@ -196,7 +194,7 @@ class Context:
     words: int
 
     def __post_init__(self) -> None:
-        """Check the bounds that the encoding has."""
+        """Check the bounds of the encoding."""
         if not 0 < len(self.session.encode()) <= LONGEST_SESSION or not 0 < self.words <= MOST_WORDS:
             raise InvalidInput(
                 f"a session name of {len(self.session.encode())} bytes and a sum of {self.words} integers must be "
@@ -207,7 +205,7 @@ class Context:
 
     @property
     def digest(self) -> bytes:
-        """A hash of all of it."""
+        """A hash of all fields."""
         hasher = hashlib.sha256(b"secure sum 1")
         for part in (
             self.session.encode(),
@@ -222,17 +220,17 @@ class Context:
 
 
 class Memory(Protocol):
-    """The interface of what a site remembers for good: it is on disk before `remember` returns."""
+    """The interface of a site's permanent memory, which writes to disk before `remember` returns."""
 
     def recall(self, key: bytes) -> bytes | None:
-        """Return what was remembered first under a key, if anything."""
+        """Return the first value stored under a key, or None."""
 
     def remember(self, key: bytes, value: bytes) -> bytes:
-        """Remember a value under a key unless one is there, atomically; return the value that is there now."""
+        """Store a value under a key atomically, unless there is one, and return the stored value."""
 
 
 def attempt_key(session: str, address: Address) -> bytes:
-    """Return the key under which a site remembers that it began an attempt."""
+    """Return the key under which a site records that it began an attempt."""
     return hashlib.sha256(f"attempt {address.round} {address.attempt} ".encode() + session.encode()).digest()
 
 
@@ -244,9 +242,9 @@ def next_attempt(memory: Memory, *, session: str, round_index: int) -> int:
 
 
 def opened_key(roster_digest: bytes, *, round_index: int) -> bytes:
-    """Return the key under which a site remembers whose integers, under one noise, it helped to open.
+    """Return the key under which a site records the set of sites whose sum, under one noise, it helped to open.
 
-    A roster's digest covers its session, and a site's noise is one for each round of a roster, whatever the attempt.
+    A roster's digest covers its session, and a site's noise is the same for all attempts of a round of a roster.
     """
     return hashlib.sha256(f"opened {round_index} ".encode() + roster_digest).digest()
 
@@ -254,7 +252,7 @@ def opened_key(roster_digest: bytes, *, round_index: int) -> bytes:
 MAGIC = b"dpca"
 VERSION = 1
 SERVER = 0xFFFF
-"""The place that a frame of the server bears."""
+"""Place number of the server in its frames."""
 
 _HEAD = struct.Struct("<4sBB32sH")
 HEAD_BYTES = _HEAD.size
@@ -262,7 +260,7 @@ HEAD_BYTES = _HEAD.size
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scene:
-    """The participants and the context that both ends of a frame agree on."""
+    """The participants and the context, which are the same at both ends of a frame."""
 
     participants: Participants
     context: Context
@@ -274,7 +272,7 @@ class Scene:
 
     @property
     def bitmap_bytes(self) -> int:
-        """The bytes of one bit a site."""
+        """The bytes of a bitmap with one bit per site."""
         return (self.sites + 7) // 8
 
     def name(self, place: int) -> str:
@@ -283,7 +281,7 @@ class Scene:
 
 
 class Reader:
-    """Takes fields off the front of a body."""
+    """Reader of consecutive fields of a body."""
 
     def __init__(self, body: bytes) -> None:
         self._rest = memoryview(body)
@@ -307,25 +305,25 @@ class Reader:
         return place
 
     def places(self, scene: Scene) -> frozenset[int]:
-        """Return the next bitmap as the set of its places."""
+        """Return the places in the next bitmap."""
         bits = self.integer(scene.bitmap_bytes)
         if bits >> scene.sites:
             raise MessageRefused(f"a set of sites names more than the {scene.sites} of the roster; use its places.")
         return frozenset(place for place in range(scene.sites) if bits >> place & 1)
 
     def is_done(self) -> bool:
-        """Say whether nothing is left."""
+        """Return whether nothing is left."""
         return not self._rest
 
 
 class Telegram(ABC):
-    """A message type: its kind, the length of its body, and how that is written and read."""
+    """A message type, with its kind and the encoding of its body."""
 
     kind: ClassVar[int]
     title: ClassVar[str]
-    """How refusals call it."""
+    """The name of the type in refusals."""
     is_signed: ClassVar[bool]
-    """Whether a site sends it, signed."""
+    """Whether a site sends it, with a signature."""
 
     @abstractmethod
     def body(self, scene: Scene) -> bytes:
@@ -334,17 +332,17 @@ class Telegram(ABC):
     @classmethod
     @abstractmethod
     def longest(cls, scene: Scene) -> int:
-        """Return the most bytes of a body."""
+        """Return the largest length in bytes of a body."""
 
     @classmethod
     @abstractmethod
     def parse(cls, reader: Reader, scene: Scene) -> Self:
-        """Return the message of a body; refuse what this encoding would not have written."""
+        """Parse the message from a body, and refuse any body that `body` would not have written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Received[T: Telegram]:
-    """A checked message, the place of its sender, and its bytes as they came."""
+    """A checked message, with the place of its sender and its bytes as received."""
 
     message: T
     sender: int
@@ -352,14 +350,14 @@ class Received[T: Telegram]:
 
 
 def encode(message: Telegram, scene: Scene, *, sender: str | None = None, identity: Identity | None = None) -> bytes:
-    """Return the frame of a message: of the server, or of a site under its identity."""
+    """Return the frame of a message, from the server or from a site with its identity."""
     place = SERVER if sender is None else scene.participants.place(sender)
     raw = _HEAD.pack(MAGIC, VERSION, message.kind, scene.context.digest, place) + message.body(scene)
     return raw + identity.sign(raw) if identity else raw
 
 
 def longest_frame(expected: type[Telegram], scene: Scene) -> int:
-    """Return the most bytes of a frame of a type; a transport reads no more."""
+    """Return the largest length in bytes of a frame of a type; a transport reads no more."""
     return HEAD_BYTES + expected.longest(scene) + SIGNATURE_BYTES * expected.is_signed
 
 
@@ -369,7 +367,7 @@ def decode[T: Telegram](raw: bytes, expected: type[T], scene: Scene) -> Received
     Raises
     ------
     MessageRefused
-        When it is of another type, length, context, sender or encoding, or not signed by who is said to have sent it.
+        When it has another type, length, context, sender or encoding, or lacks the signature of its stated sender.
     """
     if len(raw) < HEAD_BYTES or raw[:5] != MAGIC + bytes([VERSION]):
         raise MessageRefused("a message is cut or not of this protocol's version; use one version of dpca everywhere.")
@@ -409,7 +407,7 @@ def write_places(places: Iterable[int], scene: Scene) -> bytes:
 
 
 def check_ascending(places: Sequence[int], title: str) -> None:
-    """Refuse places that are not in order or come twice."""
+    """Check that places are in ascending order without repetition."""
     if any(one >= other for one, other in itertools.pairwise(places)):
         raise MessageRefused(f"{title} name a site twice or out of order; send each once, in the roster's order.")
 
@@ -421,7 +419,7 @@ def listed(places: Iterable[int], scene: Scene) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frames[T: Telegram](Telegram):
-    """The signed frames of several sites, as they came: what the server shows of one phase to all."""
+    """The signed frames of several sites as received, by which the server shows the messages of one phase to all."""
 
     frames: dict[int, Received[T]]
 
@@ -436,12 +434,12 @@ class Frames[T: Telegram](Telegram):
 
     @classmethod
     def longest(cls, scene: Scene) -> int:
-        """Return the most bytes of a body."""
+        """Return the largest length in bytes of a body."""
         return 2 + scene.sites * longest_frame(cls.of, scene)
 
     @classmethod
     def parse(cls, reader: Reader, scene: Scene) -> Self:
-        """Return the message of a body; every signature is checked."""
+        """Parse the message from a body, and check every signature."""
         frames = [reader.take(longest_frame(cls.of, scene)) for _ in range(reader.integer(2))]
         found = [decode(frame, cls.of, scene) for frame in frames]
         check_ascending([one.sender for one in found], cls.title)

@@ -1,1 +1,1 @@
-"""Schema migrations, run when a database is opened."""
+"""Schema migrations, which run when a database is opened."""

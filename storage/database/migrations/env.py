@@ -1,4 +1,4 @@
-"""Run migrations on the connection that `storage.database.engine.connect` opened."""
+"""Run migrations on the connection that `storage.database.engine.migrate` passes."""
 
 from alembic import context
 

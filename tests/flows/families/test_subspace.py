@@ -241,7 +241,7 @@ def test_a_release_is_refined_says_how_good_it_is_and_is_refined_anew_for_free(d
     ending = dpca(*FIT, "--publish", "sub")
     assert ending.status == 0, ending.err
     report = json.loads(ending.out)
-    assert "components stand above the noise" in report["verdict"]
+    assert "components are above the noise" in report["verdict"]
     found, before = Registry.open().load("sub@1"), spent()
     assert found.matrix is not None
     assert found.manifest["parameters"]["refine"] == "auto"

@@ -1,1 +1,1 @@
-"""The migrations, one file each; a published migration never changes."""
+"""Migrations, one file each; a published migration never changes."""

@@ -1,4 +1,4 @@
-"""The tables of ledger, catalog and registry, and the rules that hold inside the database."""
+"""Tables of the ledger, the catalog and the registry, with the triggers that protect them."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -20,12 +20,12 @@ TAKEN = {
     "tick": "release_id = NEW.release_id OR (stream = NEW.stream AND (tick = NEW.tick OR slot = NEW.slot))",
     "tick_answer": "stream = NEW.stream AND tick = NEW.tick",
 }
-"""The tables whose rows never change, and the rows that a new one would replace."""
+"""The tables whose rows never change, with the condition for rows that a new row would replace."""
 ONCE = {
     "arrival_epoch": "OLD.lost_at IS NULL AND NEW.id = OLD.id AND NEW.population = OLD.population",
     "arrival_segment": "OLD.number IS NULL AND NEW.id = OLD.id AND NEW.epoch = OLD.epoch",
 }
-"""The tables whose rows change once: an epoch is lost, and a segment gets its number."""
+"""The tables whose rows change only once, when an epoch is lost or a segment gets its number."""
 FORWARD = (
     "(OLD.state = NEW.state"
     " OR (OLD.state = 'reserved' AND NEW.state IN ('noising', 'abandoned'))"
@@ -41,21 +41,21 @@ CHARGED = " OR ".join(
         *(f"OLD.{column} <> NEW.{column}" for column in ("charge", "population", "accounting")),
     )
 )
-"""The updates of a release after which triggers compute the total of its population again."""
+"""The updates of a release after which triggers remove the cached total of its population."""
 
 
 def upgrade() -> None:
-    """Create everything."""
+    """Create all tables and triggers."""
     _create_tables()
     same = " AND ".join(f"OLD.{column} = NEW.{column}" for column in FIXED)
     once = "(OLD.artifact_digest IS NULL OR OLD.artifact_digest = NEW.artifact_digest)"
     whole = "((NEW.artifact_digest IS NULL) = (NEW.state <> 'committed'))"
-    rule = f"COALESCE({FORWARD} AND {same} AND {once} AND {whole}, FALSE)"  # a NULL breaks it too
+    rule = f"COALESCE({FORWARD} AND {same} AND {once} AND {whole}, FALSE)"  # a NULL violates the rule too
     if op.get_bind().dialect.name == "postgresql":
         op.create_index("ix_release_newest", "release", ["population", sa.text("seq NULLS FIRST")])
         _postgresql_rules(rule)
     else:
-        op.create_index("ix_release_newest", "release", ["population", "seq"])  # where NULL comes first by nature
+        op.create_index("ix_release_newest", "release", ["population", "seq"])  # SQLite sorts NULL first by default
         _sqlite_rules(rule)
 
 
@@ -231,7 +231,7 @@ def _create_tables() -> None:
 def _sqlite_rules(rule: str) -> None:
     once = dict.fromkeys(ONCE, "id = NEW.id")
     for table, taken in (TAKEN | once | {"release": "id = NEW.id OR run_key = NEW.run_key"}).items():
-        op.execute(  # REPLACE would delete the old row, and fire no trigger of deletion
+        op.execute(  # REPLACE would delete the old row without firing a trigger for the deletion
             f"CREATE TRIGGER {table}_no_replace BEFORE INSERT ON {table} "
             f"WHEN EXISTS (SELECT 1 FROM {table} WHERE {taken}) "
             f"BEGIN SELECT RAISE(ABORT, 'rows of {table} are never replaced'); END"
