@@ -9,7 +9,7 @@ from dpca_tasks.sums import cluster_sum
 
 @pytest.fixture
 def client(two_workers):
-    """Two worker processes; waits until workers killed by an earlier test are replaced, so that none joins during a test."""
+    """Two worker processes; workers killed by an earlier test are replaced first, so none joins during a test."""
     two_workers.wait_for_workers(2, timeout=60)
     return two_workers
 

@@ -316,7 +316,7 @@ class Watched(LocalParties):
 def measure_round(plan: Any, sources: list[Any], index: int, opened: Any, runs: int) -> Measured:
     """Repeat the opening of a round under every key, and measure the noise of the total.
 
-    Each of N sites adds its share. Already the noise of H honest sites hides a record as the charged event does. So the
+    Each of N sites adds its share. The noise of H honest sites alone hides a record as the charged event does. So the
     total has N / H times the variance of that event.
     """
     query, roster, residuals = opened.query, opened.roster, []
