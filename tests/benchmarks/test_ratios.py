@@ -1,14 +1,10 @@
-"""The report of a benchmark run, and in `make audit` a run of every benchmark at toy size so that none rots.
+"""Benchmark reports, models and generators.
 
-The model of a round: the tree of totals is that of the graph, and every constant counts as often as it is paid.
-
-The projection: its arithmetic, and a measurement on a few rows.
-
-Asking the peers' environment, with a small stand-in for it.
-
-The generators make what they declare.
-
-The benchmark of many rows: what its verdict refuses, and its last line.
+Covers the report of a benchmark run and, in `make audit`, a run of every benchmark at toy size, so that none breaks
+unnoticed. In the model of a round, the tree of totals must equal the tree of the graph. Every constant must count as
+often as it is paid. The projection is tested for its arithmetic, with a measurement on a few rows. The peers'
+environment is replaced by a small stand-in, and generators must produce what they declare. For the benchmark of many
+rows, the refusals of its verdict and its last line are tested.
 """
 
 import json
@@ -39,7 +35,7 @@ from dpca_tasks.sums.cluster_sum import NEAR_TOTALS, SMALL_TOTALS, Graph
 
 ROOT = Path(__file__).parent.parent.parent
 ALONE = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")}
-"""The environment of a run of pytest that is nobody's worker: workers time nothing."""
+"""The environment of a pytest run that is not an xdist worker, because workers do not measure time."""
 CLUSTER = re.compile(r"\b(open_cluster|LocalCluster)\(")
 FILES = sorted((ROOT / "benchmarks").glob("bench_*.py"))
 ON_A_CLUSTER = [path for path in FILES if CLUSTER.search(path.read_text(encoding="utf-8"))]
@@ -147,7 +143,7 @@ def test_the_readme_lists_every_benchmark() -> None:
 
 
 def run_at_toy_size(paths: Sequence[Path], folder: Path) -> None:
-    """Run the benchmarks of some files, each of which has to print and to report its ratios."""
+    """Run the benchmarks of some files; each must print and report its ratios."""
     report = folder / "ratios.json"
     run = subprocess.run(
         [sys.executable, "-m", "pytest", *paths, "--toy", "--ratios", report, "-q", "-p", "no:cacheprovider"],
@@ -235,7 +231,7 @@ COSTS = Costs(
     eigenpairs=0.5,
 )
 PROJECTION_LARGE = replace(COSTS, name="large", extents=(1_000_000, 1_000_000, 20_000_000), stored=1e4)
-"""What 10^9 rows of 20 values take on the grid, 176 GB, is more than 30 % of 512 GiB."""
+"""10^9 rows of 20 values take 176 GB on the grid, more than 30 % of 512 GiB."""
 NAMED = [replace(COSTS, name=declared.name) for declared in (A9A_LIKE, SYN, DENSE)]
 
 

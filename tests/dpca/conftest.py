@@ -1,4 +1,4 @@
-"""The fixtures of storage, for the tests of what a consumer loads."""
+"""The storage fixtures, for tests of what a consumer loads."""
 
 from tests.storage.conftest import budget, catalog, database_url, home, ledger, place, sqlite_ledger
 

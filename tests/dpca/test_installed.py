@@ -1,4 +1,8 @@
-"""What is missing or hidden is one line, and loading an artifact needs neither the pipeline nor its packages' names."""
+"""Installation problems and imports.
+
+A missing or hidden package is reported in one line, and loading an artifact needs neither the pipeline nor its
+packages' names.
+"""
 
 import os
 import re
@@ -37,7 +41,7 @@ def _package(place: Path) -> Path:
 
 
 def run(*words: str | Path, at: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run Python in a folder, whose own modules it finds first, and then ours."""
+    """Run Python in a folder whose modules take precedence over the project's modules."""
     environment = {**os.environ, "PYTHONPATH": f"{at}{os.pathsep}{ROOT}", "DPCA_HOME": str(at / "home"), **variables}
     command = [sys.executable, *words]
     done = subprocess.run(command, cwd=at, env=environment, capture_output=True, text=True, check=False, timeout=120)
@@ -46,7 +50,7 @@ def run(*words: str | Path, at: Path, **variables: str) -> subprocess.CompletedP
 
 
 def without(*modules: str) -> str:
-    """Return a program's first lines, after which some modules cannot be found."""
+    """Return the first lines of a program, after which the given modules cannot be imported."""
     return (
         "import sys\n"
         "class Missing:\n"
@@ -59,7 +63,7 @@ def without(*modules: str) -> str:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A working folder, with a home in which ``news@1`` was published."""
+    """Return a working folder with a home in which ``news@1`` was published."""
     home = tmp_path / "home"
     home.mkdir(mode=0o700)
     digest = write_artifact(make_subspace(), home=home, place=LocalPlace(home))

@@ -78,7 +78,7 @@ def test_any_name_gives_one_safe_line_or_is_refused(name: str) -> None:
         return
     said = str(unit)
     assert said.isprintable()
-    assert said.count("`") == 2  # nothing ends the code that the name is
+    assert said.count("`") == 2  # no character ends the code span of the name
     assert f"`{name}`" in said
     assert set(unit.noun).isdisjoint("<>&\"'`*_[]()|#\\")
 

@@ -1,4 +1,4 @@
-"""One small Dask cluster of processes for the tests that need a real one."""
+"""A small Dask cluster of processes for the tests that need one."""
 
 import dask
 import pytest
@@ -9,14 +9,14 @@ from dpca_tasks.sums import cluster_sum
 
 @pytest.fixture
 def client(two_workers):
-    """Two worker processes: one that an earlier test killed is replaced by now, and joins during no test."""
+    """Two worker processes; workers killed by an earlier test are replaced first, so none joins during a test."""
     two_workers.wait_for_workers(2, timeout=60)
     return two_workers
 
 
 @pytest.fixture(scope="package")
 def two_workers():
-    """A cluster of two worker processes, which ends with the last test of this folder."""
+    """A cluster of two worker processes, closed after the last test of this folder."""
     with (
         dask.config.set({"distributed.worker.profile.enabled": False}),
         LocalCluster(
@@ -33,7 +33,7 @@ def two_workers():
 
 @pytest.fixture
 def alone(monkeypatch):
-    """A cluster of one worker process, which is replaced whenever it is killed."""
+    """A cluster of one worker process, which is restarted whenever it is killed."""
     monkeypatch.setattr(cluster_sum, "HEARTBEAT", 0.2)
     with (
         LocalCluster(

@@ -1,10 +1,8 @@
-"""Metrics against their definitions, computed in another way.
+"""Metrics, packed arrays, thread limits and advice.
 
-Packed triangles and cubes, and the matrices and tensors that they stand for.
-
-One thread for as long as anybody needs it, and not longer.
-
-Advice from public facts. Its expectations are compared with runs by ``python -m papers advice``.
+Metrics are compared with their definitions, computed independently. Packed triangles and cubes must match the matrices
+and tensors that they represent. The limit to one thread must last exactly as long as it is in use. Advice from public
+facts is compared with runs by ``python -m papers advice``.
 """
 
 import dataclasses
@@ -159,7 +157,7 @@ def test_a_score_without_a_rank_and_an_empty_list_are_refused():
 
 
 def least_sum(components, truth):
-    """Return the least sum of distances over all ways to match, by trying them."""
+    """Return the smallest sum of distances over all matchings, by enumeration."""
     padded = np.vstack([components, np.zeros((max(len(truth) - len(components), 0), truth.shape[1]))])
     ways = itertools.permutations(range(len(padded)), len(truth))
     return min(float(np.linalg.norm(padded[list(way)] - truth, axis=1).sum()) for way in ways)

@@ -1,4 +1,4 @@
-"""The ``dpca`` command called in this process, on a home of its own; and one Prefect server for the whole session."""
+"""The ``dpca`` command called in this process on a separate home, and one Prefect server per session."""
 
 import hashlib
 import importlib
@@ -37,14 +37,14 @@ Facts = tuple[dict[str, str], dict[str, list[tuple[Any, ...]]]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
-    """How a command ended, and what it printed."""
+    """Exit status and output of a command."""
 
     status: int
     out: str
     err: str
 
     def complaint(self, status: int) -> str:
-        """Check that a command failed as promised, in one line; return the line."""
+        """Check that a command failed with the expected status and one line; return the line."""
         assert (self.status, self.out) == (status, ""), self
         lines = self.err.splitlines()
         assert len(lines) == 1, self
@@ -58,7 +58,7 @@ Command = Callable[..., Ending]
 
 @pytest.fixture(scope="session")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
-    """An authority and a certificate."""
+    """A certificate authority and a certificate."""
     return issue(tmp_path_factory.mktemp("tls") / "ours")
 
 
@@ -69,13 +69,13 @@ def _settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
-    """Where this test's state lives; nothing is there yet."""
+    """The path of this test's home, which does not exist yet."""
     return tmp_path / "home"
 
 
 @pytest.fixture
 def dpca(capsys: pytest.CaptureFixture[str]) -> Command:
-    """The command: give it words, get its ending."""
+    """A function that runs the command with arguments and returns its exit status and output."""
 
     def call(*words: str | Path | float) -> Ending:
         capsys.readouterr()
@@ -108,7 +108,7 @@ def ready_home(tmp_path_factory: pytest.TempPathFactory, rows_file: Path) -> Pat
 
 @pytest.fixture(scope="session")
 def released_home(tmp_path_factory: pytest.TempPathFactory, ready_home: Path) -> Path:
-    """The same with one release, published as ``sub@1``."""
+    """A copy of the ready home with one release, published as ``sub@1``."""
     place = tmp_path_factory.mktemp("released")
     shutil.copytree(ready_home, place, dirs_exist_ok=True)
     with pytest.MonkeyPatch.context() as patch:
@@ -119,14 +119,14 @@ def released_home(tmp_path_factory: pytest.TempPathFactory, ready_home: Path) ->
 
 @pytest.fixture
 def ready(ready_home: Path, home: Path) -> Path:
-    """A copy, for this test, of a home with data and budget."""
+    """A separate copy of a home with data and budget."""
     shutil.copytree(ready_home, home)
     return home
 
 
 @pytest.fixture
 def released(released_home: Path, home: Path) -> Path:
-    """A copy, for this test, of a home with a release."""
+    """A separate copy of a home with a release."""
     shutil.copytree(released_home, home)
     return home
 
@@ -146,16 +146,16 @@ def prefect(_prefect_server: None) -> Iterator[SyncPrefectClient]:
 
 
 def newest_run(prefect: SyncPrefectClient, flow: str) -> FlowRun:
-    """Return the last run of a flow, as the server keeps it."""
+    """Return the last run of a flow, as stored by the server."""
     wanted = FlowFilter(name=FlowFilterName(any_=[flow]))
     runs = prefect.read_flow_runs(flow_filter=wanted, sort=FlowRunSort.START_TIME_DESC)
     return max(runs, key=lambda run: run.created or datetime.min.replace(tzinfo=UTC))
 
 
 def kept_by(prefect: SyncPrefectClient) -> str:
-    """Return all that the server keeps of runs, those of other tests too, as text.
+    """Return everything that the server stores about runs as text, including runs of other tests.
 
-    Runs have random names of English words, "secret" among them: look for words that no run is named by.
+    Runs have random names made of English words, which include "secret": search for words that are in no run name.
     """
     reads: tuple[Callable[..., list[Any]], ...] = (
         prefect.read_flow_runs,
@@ -166,7 +166,7 @@ def kept_by(prefect: SyncPrefectClient) -> str:
 
 
 def _pages(read: Callable[..., list[Any]]) -> Iterator[Any]:
-    """Yield all that the server has; it gives 200 at a time."""
+    """Yield all items of the server, which returns pages of 200."""
     seen = 0
     while page := read(offset=seen):
         yield from page
@@ -174,7 +174,7 @@ def _pages(read: Callable[..., list[Any]]) -> Iterator[Any]:
 
 
 def isolate(patch: pytest.MonkeyPatch, *, home: Path) -> None:
-    """Let no setting of the machine reach a test; compute in this process."""
+    """Remove the machine's settings from the environment of a test, and compute in this process."""
     for name in [name for name in os.environ if name.startswith("DPCA_")]:
         patch.delenv(name)
     for name, value in PREFECT_DEFAULTS.items():
@@ -182,11 +182,11 @@ def isolate(patch: pytest.MonkeyPatch, *, home: Path) -> None:
     patch.setenv("DPCA_HOME", str(home))
     patch.setenv("DPCA_STATE_FOLDER", f"{home}-state")
     patch.setenv("DPCA_CLUSTER", "none")
-    patch.setattr(activity, "PLAIN_EVERY", 3600.0)  # a slow machine adds no lines to those that a test reads
+    patch.setattr(activity, "PLAIN_EVERY", 3600.0)  # a slow machine adds no lines to the output that a test reads
 
 
 def facts_of(home: Path) -> Facts:
-    """Return all that a home says: the content of its files, and the rows of its database."""
+    """Return the observable state of a home: hashes of its files, and the rows of its database."""
     files, rows = {}, {}
     for path in home.rglob("*"):
         if path.is_file() and not path.name.startswith("dpca.sqlite"):
@@ -209,7 +209,7 @@ def inbox(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def hook(monkeypatch: pytest.MonkeyPatch) -> Iterator[Webhook]:
-    """A webhook to which this test's notices go."""
+    """A webhook that receives this test's notices."""
     with listening() as found:
         monkeypatch.setenv("DPCA_WEBHOOK_URL", found.url)
         yield found

@@ -1,7 +1,7 @@
-"""``python -m tests.flows.killing FOLDER (kill MOMENTS|race)``: kill ingests at random moments, look, and ingest again.
+"""``python -m tests.flows.killing FOLDER (kill MOMENTS|race)``: kill ingests at random, inspect, and ingest again.
 
-It stays without threads, so that each ingest is a fork of one warm process. Every line that it prints is one JSON
-object: what a killed ingest left, and what came of the next.
+It runs without threads, so that each ingest is a fork of one warm process. Every printed line is one JSON object: what
+a killed ingest left, and the result of the next ingest.
 """
 
 import json
@@ -30,13 +30,13 @@ from tests.crash.processes import start, stop, wait_for
 
 SEED = 41
 UNDER_WAY = 4
-"""How many ingests are killed once they write a snapshot, one of each kind and action; others at random moments."""
+"""Number of ingests killed while writing a snapshot, one per kind and action; others are killed at random moments."""
 _ROWS, _WIDTH = 800, 30
 _DEADLINE = 120.0
 
 
 def kill_all(folder: Path, moments: int) -> None:
-    """Kill so many ingests, in turn of text and of triplets, to start over and to resume; the first as they write."""
+    """Kill ingests of text and triplets, without and with resuming; the first ones are killed while they write."""
     rng = random.Random(SEED + moments)
     _in_fork(folder, "new", _look)
     words = {kind: _words(folder, kind) for kind in ("text", "triplets")}
@@ -62,7 +62,7 @@ def kill_all(folder: Path, moments: int) -> None:
 
 
 def race(folder: Path) -> None:
-    """Let two processes ingest under one name at once: afresh, where one was killed, and for two populations."""
+    """Race two ingests under one name: from scratch, after a killed ingest, and for two populations."""
     _in_fork(folder, "new", _look)
     words = _words(folder, "text")
     started = time.monotonic()
@@ -74,7 +74,7 @@ def race(folder: Path) -> None:
         while number == 1 and _survived(folder, home, words, 0.6 * 0.9**tries * seconds):
             tries += 1
             home = f"race-{number}-{tries}"
-        already = len(_in_fork(folder, home, _look)["digests"])  # killed, and yet done
+        already = len(_in_fork(folder, home, _look)["digests"])  # killed after it had finished
         first, second = (start(_at_home(folder, home, _ingesting(words + more)), group=True) for more in extra)
         statuses = [wait_for(pid, seconds=_DEADLINE) for pid in (first, second)]
         found = _in_fork(folder, home, _look)
@@ -101,7 +101,7 @@ def _words(folder: Path, kind: str) -> list[str]:
 
 
 def _survived(folder: Path, home: str, words: Sequence[str], seconds: float | None) -> bool:
-    """Kill an ingest after a while, or, for None, while it writes its snapshot; say whether it was faster."""
+    """Kill an ingest after a while, or while it writes if ``seconds`` is None; return whether it finished first."""
     pid = start(_at_home(folder, home, _ingesting(words)), group=True)
     if seconds is None:
         while not _is_written(folder / home) and not _ended(pid):
@@ -118,7 +118,7 @@ def _ended(pid: int) -> bool:
 
 
 def _is_written(home: Path) -> bool:
-    """Tell whether a snapshot is under way: it stands under a hidden name until it is whole."""
+    """Return whether a snapshot is being written: it has a hidden name until it is complete."""
     return any((home / "datasets/x").glob(".*"))
 
 
@@ -143,7 +143,7 @@ def _at_home(folder: Path, home: str, body: Callable[[], None]) -> Callable[[], 
 
 
 def _in_fork(folder: Path, home: str, body: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Return what a function returns in a fork of this process."""
+    """Return the result of a function that runs in a fork of this process."""
     answer = folder / "answer"
     pid = start(_at_home(folder, home, lambda: void(answer.write_text(json.dumps(body())))), group=True)
     try:
@@ -154,7 +154,7 @@ def _in_fork(folder: Path, home: str, body: Callable[[], dict[str, Any]]) -> dic
 
 
 def void(_: object) -> None:
-    """Return nothing."""
+    """Discard the argument."""
 
 
 def _catalog() -> Catalog:
@@ -163,7 +163,7 @@ def _catalog() -> Catalog:
 
 
 def _look() -> dict[str, Any]:
-    """Say what stands: every registered snapshot is read whole."""
+    """Report the state of a home; every registered snapshot is read completely."""
     catalog = _catalog()
     names = sorted(path.name for path in (catalog.home / "datasets/x").glob("*"))
     visible = [name for name in names if not name.startswith(".")]
@@ -180,7 +180,7 @@ def _look() -> dict[str, Any]:
 
 
 def _again(words: Sequence[str]) -> dict[str, Any]:
-    """Look at what a killed ingest left, then ingest and look again."""
+    """Inspect what a killed ingest left, then ingest and inspect again."""
     before = _look()
     with open(os.devnull, "w") as nothing, redirect_stdout(nothing):  # noqa: PTH123
         assert main(list(words)) == 0
@@ -188,7 +188,7 @@ def _again(words: Sequence[str]) -> dict[str, Any]:
 
 
 def _warm_up() -> None:
-    """Import and compile what every fork would."""
+    """Import and compile everything that forks use."""
     build_app()
     rows = SvmlightParser(n_features=3, capacity=64).parse(memoryview(b"1 1:1\n"), first_line=1)
     batch = RowBatch(

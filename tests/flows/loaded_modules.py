@@ -1,4 +1,4 @@
-"""A command in a process of its own, and which modules it loaded."""
+"""A command in a separate process, and the modules that it loads."""
 
 import json
 import subprocess
@@ -16,7 +16,7 @@ sys.exit(status)
 
 
 def loaded_by(*words: str | float, heavy: Iterable[str]) -> tuple[str, list[str]]:
-    """Run a command that ends well; return what it printed, and which of some modules it loaded."""
+    """Run a command that succeeds; return its output, and which of the given modules it loaded."""
     command = [sys.executable, "-c", _CHILD, " ".join(heavy), *map(str, words)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""Files in an inbox of the closed loop: which are taken, set aside or left, and that nobody is told their names."""
+"""Files in an inbox of the closed loop: taken, set aside or left, and their names kept private."""
 
 import dataclasses
 import json
@@ -167,7 +167,7 @@ def test_a_malformed_file_that_waits_alone_is_set_aside_with_one_line_of_the_pri
 
 
 def test_an_inbox_of_many_bad_files_pays_once_for_the_run(inbox: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Opening the home, listing the arrivals and delivering notices are not repeated for each file."""
+    """Opening the home, listing the arrivals and delivering notices are done once, not for each file."""
     open_budget()
     for number in range(40):
         (inbox / f"{number}.npy").write_bytes(b"no array")

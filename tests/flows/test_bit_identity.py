@@ -1,4 +1,4 @@
-"""With its key injected, a release has the same bits wherever, and however often interrupted, it is computed."""
+"""With an injected key, a release has the same bits on any cluster and after any number of interruptions."""
 
 import json
 import os
@@ -56,12 +56,12 @@ class Bench:
     fuse: Fuse
 
     def scale(self, workers: int) -> str:
-        """Give the cluster a number of workers; return its address."""
+        """Scale the cluster to a number of workers; return its address."""
         self.cluster.scale(workers)
         return self.wait_for(workers)
 
     def wait_for(self, workers: int) -> str:
-        """Wait until the cluster has at least so many workers; return its address."""
+        """Wait until the cluster has at least the given number of workers; return its address."""
         self.client.wait_for_workers(workers, timeout=300)
         return str(self.cluster.scheduler_address)
 
@@ -114,7 +114,7 @@ def alone(bench: Bench) -> dict[str, str]:
 
 
 def print_digests(folder: str) -> None:
-    """Release each mechanism in a home of its own, and print the digests."""
+    """Release each mechanism in a separate home, and print the digests."""
     with pytest.MonkeyPatch.context() as patch:
         homes = {mechanism: Path(folder) / f"alone-{mechanism}" for mechanism in REQUESTS}
         print(

@@ -1,4 +1,4 @@
-"""The public functions and classes: what they do as plain calls, and the examples of their docstrings."""
+"""Public functions and classes: plain calls, and the examples of their docstrings."""
 
 import doctest
 import inspect

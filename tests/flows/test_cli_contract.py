@@ -1,4 +1,4 @@
-"""The command's contract: exit codes, one line for every error, JSON alone on stdout, nothing left by a refusal."""
+"""The command's contract: exit codes, one-line errors, JSON alone on stdout, and refusals without side effects."""
 
 import itertools
 import json
@@ -104,7 +104,7 @@ WRITES = (
 READS = (
     ("dataset", "list", "--json"),
     ("budget", "show", "people", "--json"),
-    (*FIT, "--direct", "--yes", "--json"),  # which looks before it charges
+    (*FIT, "--direct", "--yes", "--json"),  # which inspects before it charges
     (*FIT, "--dry-run", "--json"),
 )
 

@@ -1,4 +1,4 @@
-"""Completion from files of ratings to recommendations, and every refusal in one line before anything is charged."""
+"""Completion from files of ratings to recommendations, and one-line refusals before any charge."""
 
 import json
 from pathlib import Path
@@ -26,7 +26,7 @@ COMPLETE = (
 
 @pytest.fixture
 def films(tmp_path: Path, dpca: Command) -> Path:
-    """A dataset of 80 users' ratings of 6 films, with a budget."""
+    """Ingest a dataset of 80 users' ratings of 6 films, and open a budget."""
     rng = np.random.default_rng(2)
     lines = ["user,film,stars"]
     lines += [f"{user},{film},{rng.integers(0, 6)}" for user in range(80) for film in rng.permutation(ITEMS)[:5]]
@@ -129,7 +129,7 @@ def test_a_dry_run_advises_and_auto_follows_the_advice(dpca: Command) -> None:
 def test_a_release_in_tiles_is_charged_once_and_its_record_is_whole(
     dpca: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rounds of six items in tiles of two: a step and three tiles each, all in the ledger."""
+    """Rounds of six items in tiles of two: one step and three tiles each, all in the ledger."""
     monkeypatch.setattr(joint_sum, "TILE", 2 * 5)
     ended = dpca(*COMPLETE, "--settings", "rounds=2")
     assert ended.status == 0, ended.err
@@ -254,7 +254,7 @@ TWICE = "user,film,stars\n" + "".join(f"{user},{film},4\n" for user in range(40)
 def test_ratings_that_were_added_up_or_dropped_are_refused_before_a_charge(
     home: Path, dpca: Command, tmp_path: Path, words: tuple[str, ...], between: str, rule: str | None
 ) -> None:
-    """The options of the ingest decide, so that a refusal reveals nothing about rows."""
+    """The options of the ingest decide, so a refusal reveals nothing about rows."""
     (tmp_path / "twice.csv").write_text(TWICE)
     (tmp_path / "items.txt").write_text("a\nb\nc\n")
     ingest = ("dataset", "ingest", tmp_path / "twice.csv", "--name", "films", "--feature-names", tmp_path / "items.txt")

@@ -1,4 +1,4 @@
-"""Decomposition from files of counts or points to words and weights, and every refusal before anything is charged."""
+"""Decomposition from files of counts or points to words and weights, and refusals before any charge."""
 
 import json
 import shutil
@@ -56,7 +56,7 @@ def ready_tensors(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def reports(ready_tensors: Path, home: Path) -> Path:
-    """A copy of that home for this test."""
+    """A separate copy of the home with reports and points."""
     shutil.copytree(ready_tensors, home)
     return home
 
@@ -161,7 +161,7 @@ def test_what_noise_hides_is_left_out_with_a_warning(dpca: Command) -> None:
 def test_a_release_that_was_stopped_goes_on_with_the_noise_that_it_has(
     dpca: Command, monkeypatch: pytest.MonkeyPatch, stopped_after: int
 ) -> None:
-    """The key is a new one of the operating system, so that noise drawn again would be other noise."""
+    """The key is fresh from the operating system, so noise that is drawn again would differ."""
     released = Curator.release
     answers: list[np.ndarray[Any, Any]] = []
 

@@ -1,6 +1,7 @@
-"""The demo: the shipped data through the real flows, twice, and paid for once.
+"""The demo and the search for settings.
 
-The search for settings: on made ratings alone, ranked by their error, and refused on private rows with its cost.
+The demo runs the shipped data through the real flows twice and pays once. The search uses generated ratings only, ranks
+settings by their error, and is refused on private rows with its cost.
 """
 
 import json
@@ -79,7 +80,7 @@ def test_a_home_of_the_demo_that_cannot_be_written_is_named(dpca: Command, tmp_p
 
 
 def _check_utility() -> None:
-    """The released subspace captures nearly what the best one does: 0.9992 of it on average."""
+    """The released subspace captures nearly as much as the best subspace: 0.9992 of it on average."""
     ledger = Workspace.open().ledger
     catalog = Catalog(ledger.engine, ledger.home)
     dataset = catalog.open(catalog.current("a9a"))

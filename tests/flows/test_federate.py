@@ -1,4 +1,4 @@
-"""One subspace of several datasets: each budget pays its part, all or none, once; and every refusal in one line."""
+"""One subspace of several datasets: all budgets pay their part, once, or none does; refusals are one line."""
 
 import json
 import re
@@ -40,7 +40,7 @@ def ingest(folder: Path, name: str, *words: str, features: int = FEATURES) -> No
 
 @pytest.fixture(scope="module")
 def ready_sites(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three datasets of as many populations with budgets of epsilon 3, and three that do not fit to them."""
+    """A home with three datasets of three populations with budgets of epsilon 3, and three that do not match them."""
     place, folder = tmp_path_factory.mktemp("sites"), tmp_path_factory.mktemp("sources")
     with pytest.MonkeyPatch.context() as patch:
         isolate(patch, home=place)
@@ -55,7 +55,7 @@ def ready_sites(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def sites(ready_sites: Path, home: Path) -> Path:
-    """A copy, for this test, of that home."""
+    """A separate copy of this home."""
     shutil.copytree(ready_sites, home)
     return home
 
@@ -118,7 +118,7 @@ def test_a_budget_that_does_not_admit_its_part_leaves_all_others_uncharged(dpca:
 def test_what_was_reserved_is_given_back_when_a_later_budget_refuses_after_all(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Somebody spends the last site's budget between the question and the charge."""
+    """Another release spends the last site's budget between the quote and the charge."""
 
     def refuse_south(ledger, population, **others):
         if population == "south":

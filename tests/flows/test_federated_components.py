@@ -26,7 +26,7 @@ MIXTURE = ("--model", "mixture", "--clip-norm", 4)
 
 @pytest.fixture(scope="module")
 def ready_documents(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three datasets of documents of two topics, and one whose documents have several lines."""
+    """A home with three datasets of documents of two topics, and one whose documents have several lines."""
     place, folder = tmp_path_factory.mktemp("documents"), tmp_path_factory.mktemp("sources")
     with pytest.MonkeyPatch.context() as patch:
         isolate(patch, home=place)
@@ -45,7 +45,7 @@ def ready_documents(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def documents(ready_documents: Path, home: Path) -> Path:
-    """A copy, for this test, of that home."""
+    """A separate copy of this home."""
     shutil.copytree(ready_documents, home)
     return home
 

@@ -1,6 +1,6 @@
-"""What a stranger who can write to Prefect's API gets by forging states, results, parameters and runs: nothing.
+"""A stranger with write access to Prefect's API gains nothing by forging states, results, parameters and runs.
 
-The ledger decides what is released and charged; what a run returned is handed over in the process that waits for it.
+The ledger decides what is released and charged; a run's result is passed inside the process that waits for it.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -33,13 +33,13 @@ FORGED: tuple[State[Any], ...] = (Completed(), Failed(name="BudgetExhausted"), C
 
 
 def _few(cases: Sequence[Any]) -> list[Any]:
-    """Leave all cases but the last to `make audit`."""
+    """Run only the last case in `make test`, and the others in `make audit`."""
     return [*(pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.audit_only)
               for case in cases[:-1]), cases[-1]]  # fmt: skip
 
 
 class Planted:
-    """Leaves a mark when it is unpickled."""
+    """An object that touches a mark when it is unpickled."""
 
     def __init__(self, mark: Path) -> None:
         self.mark = mark
@@ -50,7 +50,7 @@ class Planted:
 
 
 def forge_result(prefect: SyncPrefectClient, mark: Path) -> None:
-    """Store a result that runs code in its reader, and make the newest run complete with it, as by a plain request."""
+    """Store a result that runs code in its reader, and complete the newest run with it, by a plain request."""
     record = ResultStore(serializer=PickleSerializer()).create_result_record(Planted(mark), key=f"forged-{mark.name}")
     path = Path(str(PREFECT_LOCAL_STORAGE_PATH.value())) / str(record.metadata.storage_key)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -65,7 +65,7 @@ def forge_result(prefect: SyncPrefectClient, mark: Path) -> None:
 
 @contextmanager
 def act_at(patch: pytest.MonkeyPatch, point: str, act: Callable[[], object]) -> Iterator[None]:
-    """Act once when a run reaches a point."""
+    """Run an action once when a run reaches a point."""
     left = [act]
     patch.setattr(atomic_files, "hook", lambda reached: left.pop()() if reached == point and left else None)
     yield
@@ -73,7 +73,7 @@ def act_at(patch: pytest.MonkeyPatch, point: str, act: Callable[[], object]) -> 
 
 
 def count(home: Path) -> tuple[int, int, int]:
-    """Return the numbers of releases, of charges and of versions."""
+    """Return the numbers of releases, charges and versions."""
     workspace = Workspace.read_only()
     with workspace.ledger.engine.connect() as connection:
         charged = connection.exec_driver_sql("SELECT count(*) FROM event WHERE name = 'release_reserved'").scalar_one()
@@ -89,7 +89,7 @@ def test_a_forged_result_is_neither_believed_nor_unpickled(
 
     with act_at(monkeypatch, point, lambda: forge_result(prefect, mark)):
         report = run_release(SubspaceRequest(**REQUEST))
-    assert newest_run(prefect, "fit-subspace").state_name == "Cached"  # the server believes it
+    assert newest_run(prefect, "fit-subspace").state_name == "Cached"  # the server accepts it
     assert not mark.exists()
     assert (report["artifact"], report["digest"]) == ("sub@1", Registry.open().verify("sub@1").digest)
     assert count(ready) == (1, 1, 1)
@@ -120,13 +120,13 @@ def test_a_run_that_is_deleted_under_way_is_finished_all_the_same(
 
 
 def scheduled(prefect: SyncPrefectClient, **parameters: Any) -> UUID:
-    """Create a run as a stranger does: with whatever parameters."""
+    """Create a run as a stranger does, with arbitrary parameters."""
     made = prefect.create_flow_run(fit_subspace, parameters={**REQUEST, **parameters}, state=Scheduled())
     return made.id
 
 
 def state_of(prefect: SyncPrefectClient, run: UUID) -> str | None:
-    """Run what was created, as a worker does; return the name of the state that it ended in."""
+    """Execute a created run as a worker does; return the name of its final state."""
     try:
         state: Any = run_flow(fit_subspace, flow_run=prefect.read_flow_run(run), return_type="state")
     except SignatureMismatchError:

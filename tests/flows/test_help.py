@@ -1,4 +1,4 @@
-"""Help texts: commands and options in groups, whole at 80 columns, with the way to the glossary."""
+"""Help texts: commands and options in groups, complete at 80 columns, with a reference to the glossary."""
 
 from collections.abc import Iterator
 from typing import Any

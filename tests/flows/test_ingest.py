@@ -1,8 +1,8 @@
-"""Ingest through the command and the flow: what it reports, and what it leaves when the source is bad.
+"""Ingest through the command and the flow, killed ingests, and erasure of individuals.
 
-An ingest killed at any moment leaves a consistent catalog, and the next one completes; two at once do no harm.
-
-One individual is erased from a dataset: a new snapshot without their rows, and no trace of their id.
+Covers what an ingest reports, and what it leaves when the source is bad. An ingest killed at any moment leaves a
+consistent catalog, and the next one completes; two concurrent ingests do no harm. The erasure of one individual gives a
+new snapshot without their rows and leaves no trace of their id.
 """
 
 import gzip
@@ -53,7 +53,7 @@ BAD_TEXT = {
 
 
 def ending_of(source: str, name: str, **options: Any) -> str | None:
-    """Run the flow as a deployment calls it; name the state in which it ends."""
+    """Run the flow as a deployment calls it; return the name of its final state."""
     state: Any = ingest_dataset(source, name, **options, return_state=True)
     ended: str | None = state.name
     return ended
@@ -305,7 +305,7 @@ def run(folder: Path, *kind: str) -> list[dict[str, Any]]:
 @pytest.mark.audit_only
 @pytest.mark.parametrize("moments", [8, pytest.param(12, marks=pytest.mark.audit_only)])
 def test_an_ingest_killed_at_random_moments_is_invisible_and_the_next_is_right(tmp_path: Path, moments: int) -> None:
-    """Two moments or three of each kind and action; others in `make audit`."""
+    """Two or three moments of each kind and action; others in `make audit`."""
     found = run(tmp_path, "kill", str(moments))
     assert len(found) == moments
     assert all(ending["right"] for ending in found)
@@ -333,7 +333,7 @@ def test_two_processes_that_ingest_one_name_at_once_do_not_harm_each_other(tmp_p
 UNIT = "SECRET-17"
 PEOPLE = ["7", UNIT, "30", UNIT, "4", "11"]
 ERASE_ROWS = np.arange(1.0, 13.0).reshape(6, 2)
-# anndata
+# set by anndata
 
 
 def schema_table(folder: Path) -> list[str | Path]:
@@ -376,7 +376,7 @@ KINDS = {make.__name__: make for make in (schema_table, unit_column, unit_file, 
 
 
 def records(name: str) -> list[list[float]]:
-    """Return the sum of the rows of each record, as a bag."""
+    """Return the sum of the rows of each record, as a multiset."""
     catalog = Workspace.read_only().catalog
     dataset = catalog.open(catalog.current(name))
     found = []
@@ -396,7 +396,7 @@ def ingest(dpca: Command, folder: Path, kind: str, *words: str) -> dict[str, Any
 
 
 def traces(home: Path) -> list[Path]:
-    """Return the files of a home, and of the state next to it, that hold the id of the individual or are named so."""
+    """Return the files of a home and its state folder whose content or name contains the individual's id."""
     paths = [path for path in home.parent.rglob("*") if home in path.parents or "state" in str(path)]
     known = (UNIT.encode(),)
     return [
@@ -515,7 +515,7 @@ def test_whoever_has_the_rows_and_not_the_key_cannot_test_a_guess_of_an_id(
 
 
 class Killed(BaseException):
-    """The process ends here."""
+    """Simulates a killed process."""
 
 
 @pytest.mark.filterwarnings("ignore:The 'future.infer_string' option", "ignore::FutureWarning")

@@ -1,4 +1,4 @@
-"""Every option of ``dpca dataset ingest`` and ``export``, as a user gives it on the command line."""
+"""Every option of ``dpca dataset ingest`` and ``export``, as given on the command line."""
 
 import json
 from pathlib import Path
@@ -32,7 +32,7 @@ RATINGS = ("--columns", "row=user,column=item,value=rating")
 
 @pytest.fixture
 def visits(tmp_path: Path) -> Path:
-    """Write triplets with ids that are text, and the list of items."""
+    """Write triplets with text ids, and the list of items."""
     (tmp_path / "items.txt").write_text(ITEMS)
     path = tmp_path / "visits.csv"
     path.write_text(VISITS)

@@ -1,4 +1,4 @@
-"""Settings of mechanisms have types in forms: those of the mechanism's own fields, with bounds that it keeps itself."""
+"""Typed settings of mechanisms in forms: the types and bounds of the mechanism's fields."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -27,7 +27,7 @@ PROBLEMS: dict[str, Any] = {
     "tensor": (TensorProblem(n_features=20, model="mixture", clip_norm=1.0), {"components": 2}),
 }
 BESIDE = {"start_share": {"start": "analyze_gauss"}, "mu": {"form": "one_row", "calibration": "paper"}}
-"""What a setting is for, where it is not looked at without."""
+"""Other settings that a setting requires to have an effect."""
 
 
 def _parts(record: type[Any]) -> dict[str, dict[str, Any]]:

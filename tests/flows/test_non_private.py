@@ -1,8 +1,8 @@
-"""A reference result through the command and the flow: insisted on, marked for ever, and the end of a budget.
+"""Non-private references, perturbing mechanisms, and read-only commands.
 
-Smooth sensitivity and propose-test-release through the command: what is charged, published and said.
-
-Commands that only read work on a home folder that is read-only, and on a full disk; others say what is wrong.
+A reference result needs confirmation, is marked permanently, and voids its budget. Smooth sensitivity and
+propose-test-release are tested for charges, publication and messages. Read-only commands work on a read-only home
+folder and on a full disk; others report the problem.
 """
 
 import json
@@ -132,7 +132,7 @@ def test_a_smooth_release_publishes_directions_and_neither_gap_nor_scale(dpca: C
 
 @pytest.mark.usefixtures("opened")
 def test_a_failed_test_is_said_in_one_line_spent_and_published_as_failed(dpca: Command) -> None:
-    """Sixty rows have no gap that a test at epsilon 0.2 could see."""
+    """Sixty rows have no gap that a test at epsilon 0.2 could detect."""
     words = (*FIT, "--mechanism", "propose_test_release", *RUN, "--json")
     ending = dpca(*words)
     assert ending.status == 0, ending.err
@@ -181,7 +181,7 @@ def test_what_is_not_offered_is_refused_before_anything_is_charged(
     assert Workspace.open().ledger.statement("people").spent == 0
 
 
-# A full disk takes no byte more; a read-only folder binds root too, once it lacks the capabilities to pass over modes.
+# A full disk accepts no more bytes; a read-only folder also restricts root without the capabilities to override modes.
 FULL = "import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
 FULL += "resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))\n"
 READ_ONLY = """

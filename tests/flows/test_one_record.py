@@ -1,6 +1,6 @@
-"""No record decides in public how a run of the closed loop ends; a private report names the row.
+"""No single record decides how a run of the closed loop ends in public; a private report names the row.
 
-A second run on equal rows and on rows of which one is changed: versions, charges and entries are the same.
+A second run on equal rows and one on rows with one row changed have the same versions, charges and entries.
 """
 
 import dataclasses
@@ -63,7 +63,7 @@ TRIPLETS = ("--columns", "row=who,column=item,value=rating", "--duplicates", "re
 
 
 def wide(seed: int = 1) -> list[str]:
-    """Return the lines of a wide table, one row a person, most of whose variance is in two columns."""
+    """Return the lines of a wide table, one row per person, most of whose variance is in two columns."""
     rows = np.random.default_rng(seed).normal(size=(PEOPLE, 4)) * [1.0, 0.7, 0.02, 0.02]
     return [
         "who,a,b,c,d",
@@ -72,7 +72,7 @@ def wide(seed: int = 1) -> list[str]:
 
 
 def triplets() -> list[str]:
-    """Return the lines of the same rows as triplets, four lines a person."""
+    """Return the lines of the same rows as triplets, four lines per person."""
     lines = [line.split(",") for line in wide()[1:]]
     return ["who,item,rating", *(f"{who},{item},{cell}" for who, *cells in lines for item, cell in enumerate(cells))]
 
@@ -98,7 +98,7 @@ NEIGHBOURS: dict[str, tuple[tuple[str, ...], Callable[[list[str]], list[str]], s
 def play(
     patch: pytest.MonkeyPatch, home: Path, lines: list[str], options: tuple[str, ...], hook: Webhook, *more: str
 ) -> dict[str, Any]:
-    """Run the loop once in a fresh home; return what is public of it."""
+    """Run the loop once in a fresh home; return its public results."""
     isolate(patch, home=home)
     patch.setenv("DPCA_WEBHOOK_URL", hook.url)
     patch.setenv("DPCA_LOG", "json")
@@ -143,7 +143,7 @@ def report_of(home: Path) -> list[str]:
 
 @pytest.fixture(scope="module")
 def calm(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str, Any]]:
-    """What is public of the loop on the base data, for the options of a table; each is computed once."""
+    """The public results of the loop on the base data, for the options of a table; each is computed once."""
     known: dict[tuple[str, ...], dict[str, Any]] = {}
 
     def base(options: tuple[str, ...], hook: Webhook, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
@@ -193,7 +193,7 @@ def test_a_file_of_nobody_ends_as_a_file_of_one(
 def test_a_release_that_lost_many_records_is_held_by_a_charged_count(
     allowed: str, version: int | None, hook: Webhook, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Half of the records are bad. The share has a std of 0.04, so either fails in fewer than one of 10^6 runs."""
+    """Half of the records are bad. The share has a std of 0.04, so each case fails in fewer than one of 10^6 runs."""
     lines = [line if number % 2 else f"{line},9" for number, line in enumerate(wide(), start=1)]
     found = play(monkeypatch, tmp_path / "home", lines, WIDE, hook, "--hold-if-rejected", allowed)
     assert (found["exit"], found["versions"]) == (0, [("map", version)])
@@ -261,7 +261,7 @@ COMPUTED_HERE = Settings(cluster="none")
 
 
 def store(rows: np.ndarray, name: str) -> None:
-    """Ingest rows; the other site has others, as two populations with equal rows are refused."""
+    """Ingest rows; the second site gets different rows, because two populations with equal rows are refused."""
     workspace, source = Workspace.open(), Workspace.open().home / "source.npy"
     np.save(source, -rows if name == "south" else rows)
     neighbours_ingest(source, name=name, home=workspace.home, engine=workspace.ledger.engine)
@@ -273,7 +273,7 @@ def fit(rows: np.ndarray, number: int) -> Any:
 
 
 def scheduled_fit(rows: np.ndarray, number: int) -> Any:
-    """Run one slot twice."""
+    """Fit one slot, so that the second call repeats it."""
     store(rows, "people")
     return make_release(directly, NEIGHBOURS_FIT, COMPUTED_HERE, slot="night")["artifact"]
 
@@ -296,7 +296,7 @@ def sites(rows: np.ndarray, number: int) -> Any:
 
 
 def refresh(rows: np.ndarray, number: int) -> Any:
-    """Put a file of one name into an inbox again, of one time each, which is public."""
+    """Put a file of the same name into an inbox again, with a public time that depends on the run number only."""
     inbox = Workspace.open().home / "inbox-of-people"
     inbox.mkdir(exist_ok=True)
     np.save(inbox / "rows.npy", rows)
@@ -308,7 +308,7 @@ def refresh(rows: np.ndarray, number: int) -> Any:
 def public_facts(act: Callable[[np.ndarray, int], Any], second: np.ndarray, home: Path) -> list[Any]:
     """Return what two runs publish, what every budget states, and the names of the journal's entries.
 
-    Moves of aliases are left out, which follow from noised answers.
+    Moves of aliases are left out, because they follow from noised answers.
     """
     with pytest.MonkeyPatch.context() as patch:
         isolate(patch, home=home)

@@ -1,4 +1,4 @@
-"""An option that a command and a flow share has one name and one declaration: text and bounds are the same in both."""
+"""An option shared by a command and a flow has one name and one declaration, with equal text and bounds."""
 
 import importlib
 import inspect
@@ -27,11 +27,11 @@ COMMAND_OF = {
     "tick-stream": ("stream", "tick"),
 }
 OF_COMMANDS_ALONE = {"direct", "yes", "as_json", "buys", "i_know_this_is_not_private"}
-"""Options of a person at a terminal."""
+"""Options that only apply to a person at a terminal."""
 ON_ONE_SIDE = {("refresh-subspace", "dry_run"), ("fit-sites", "dry_run")}
-"""Options that only the flow has, or only its command."""
+"""Options that only a flow or only its command has."""
 STATED_TWICE = {("ingest-dataset", "source"), ("refresh-subspace", "inbox")}
-"""Paths are private: a flow takes a reference in their place, with another text."""
+"""Paths are private: a flow takes a reference instead of a path, with another help text."""
 
 
 def _flows() -> dict[str, Flow[..., Any]]:

@@ -1,4 +1,4 @@
-"""Options of an ingest and of a fit are declared once: command, flow, form and storage follow from one record."""
+"""Options of an ingest and of a fit are declared once: command, flow, form and storage are derived from one record."""
 
 import dataclasses
 import inspect
@@ -74,7 +74,7 @@ STORED_FITS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Derived:
-    """A record of options, and what is made from it."""
+    """A record of options, and the interfaces derived from it."""
 
     record: type[Any]
     flow: Any

@@ -1,11 +1,9 @@
-"""A sum over workers behind a network that is cut, heals, stays cut or is slow: the same bits, or one clear error.
+"""Sums on workers behind an unreliable network, missing clusters, and releases through an object store.
 
-Scheduler and workers are in two network namespaces of the test, joined by one link; it is taken down without a word to
-either side, so no connection is reset.
-
-A cluster that is missing is noticed before anything is charged.
-
-The whole way with ``DPCA_STORE_URL``: rows in, workers that read the store, a release that S3 alone serves.
+Over a network that is cut, restored, stays cut or is slow, a sum has the same bits or ends with one clear error.
+Scheduler and workers are in two network namespaces of the test, joined by one link. The link is taken down without a
+message to either side, so no connection is reset. A missing cluster is detected before anything is charged. With
+``DPCA_STORE_URL``, rows are ingested, workers read the store, and the release is served over S3 alone.
 """
 
 import json
@@ -52,7 +50,7 @@ SOON = {
 
 
 class SlowBlocks(ArrayBlocks):
-    """Each block takes a moment to read, so that a sum lasts for some seconds."""
+    """Rows whose blocks are slow to read, so that a sum lasts for some seconds."""
 
     def read(self, block, /):
         time.sleep(0.2)
@@ -61,7 +59,7 @@ class SlowBlocks(ArrayBlocks):
 
 @contextmanager
 def cluster() -> Iterator[tuple[Client, Callable[[str], None]]]:
-    """Start a scheduler here and a worker behind the link; yield a client, and what sets the far end up or down."""
+    """Start a scheduler here and a worker behind the link; yield a client, and a setter of the link state."""
     run("ip", "link", "set", "lo", "up")
     run("ip", "link", "add", "here", "type", "veth", "peer", "name", "there")
     run("ip", "addr", "add", f"{HERE}/24", "dev", "here")
@@ -204,7 +202,7 @@ assert not {"sqlalchemy", "dask", "prefect", "flows"} & set(sys.modules)
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    """A store for this test, by the one setting."""
+    """A store for this test, configured by the one setting."""
     with serve() as server:
         server.enter(monkeypatch)
         monkeypatch.setenv("DPCA_STORE_URL", server.url("some/prefix"))

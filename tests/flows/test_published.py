@@ -1,4 +1,4 @@
-"""Published subspaces: evaluated, exactly for the curator or charged once, and refitted; prepared fits."""
+"""Published subspaces: exact or charged evaluation, refits, and prepared fits."""
 
 import json
 import logging

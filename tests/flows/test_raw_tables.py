@@ -1,4 +1,4 @@
-"""Raw tables go in with a schema alone, and the same raw tables are scored with what is released."""
+"""Raw tables are ingested with a schema alone, and the same tables are scored with the release."""
 
 import json
 import shutil
@@ -53,7 +53,7 @@ def snapshot(name: str) -> Dataset:
 
 
 def record_rows(table: RawTable) -> Any:
-    """Return the rows in the order of their individuals, where there are some."""
+    """Return the rows, in the order of their individuals if there are any."""
     rows = table.rows
     return rows if table.ids is None else rows[np.argsort(np.array(table.ids * REPEATED), kind="stable")]
 

@@ -1,4 +1,4 @@
-"""The closed loop: each file that arrives becomes one release, and the alias moves where the gate lets it."""
+"""The closed loop: each file that arrives becomes one release, and the alias moves if the gate permits."""
 
 import dataclasses
 import json
@@ -117,7 +117,7 @@ def test_a_run_that_died_goes_on_and_the_arrival_is_charged_once(
         patch.setattr(subject, stage, dies)
         with pytest.raises(KeyboardInterrupt):
             refresh(inbox, epsilon=None, releases=10)
-    ledger.reserve(  # another release in between moves what is left, and no share that was charged
+    ledger.reserve(  # another release in between changes the remaining budget, but not a charged share
         DATASET,
         run_key="another",
         fingerprint="f",

@@ -1,6 +1,7 @@
-"""The same request from several processes: each of them returns the one release, wherever it was overtaken.
+"""The same request from several processes, and restored ledgers.
 
-A restored ledger is locked, says why in one line, and goes on, charged, when an operator accepts it.
+Each process returns the one release, wherever another process overtook it. A restored ledger is locked, states the
+reason in one line, and continues with its charges when an operator accepts it.
 """
 
 import json
@@ -41,11 +42,11 @@ REQUEST = SubspaceRequest(
 
 
 class Stopped(Exception):
-    """A process of the tests ends here."""
+    """Simulates a killed process."""
 
 
 def overtaken(monkeypatch: pytest.MonkeyPatch, point: str, act: Callable[[], object]) -> None:
-    """Let something happen once, when this process reaches a point."""
+    """Run an action once when this process reaches a point."""
 
     def hook(reached: str) -> None:
         if reached == point:
@@ -125,7 +126,7 @@ def test_a_flow_that_is_overtaken_ends_well(ready: Path, monkeypatch: pytest.Mon
 def test_a_step_that_another_answered_from_other_directions_is_taken_over(
     ready: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The other's directions differ, as those of another machine may; it answers one step from them, and stops."""
+    """The other process has different directions, as on another machine; it answers one step from them and stops."""
     orthonormal = vars(noisy_power)["orthonormal"]
 
     def stop(reached: str) -> None:

@@ -1,6 +1,7 @@
-"""The privacy unit from the command to everything that leaves: one sentence in each place; no other unit is charged.
+"""The privacy unit and utility warnings in every output.
 
-What limits a release's utility is said wherever the release is: dry run, output, JSON, manifest, statement.
+The privacy unit is stated in one sentence everywhere, from the command to all outputs, and no other unit is charged.
+Warnings on a release's utility appear with the release: dry run, output, JSON, manifest, statement.
 """
 
 import dataclasses
@@ -37,7 +38,7 @@ OWN: dict[str, tuple[str, ...]] = {
         *("--max-rows-per-unit", "3"),
     ),
 }
-"""How a dataset of each budget is ingested."""
+"""The options of the ingest for each budget."""
 VERBS = {"add_remove": "is added or removed", "zero_out": "is emptied", "replace_one": "is replaced by another"}
 FIT = (
     *("subspace", "fit", "visits", "--components", "2", "--epsilon", "0.5", "--delta", "1e-7"),
@@ -47,7 +48,7 @@ FIT = (
 
 @pytest.fixture
 def ingest(dpca: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Ingest 40 rows of 8 patients; a column that is not the ids is a feature."""
+    """Ingest 40 rows of 8 patients; a column that is not the id column is a feature."""
     monkeypatch.chdir(tmp_path)
     rng = np.random.default_rng(3)
     np.save("owners.npy", np.arange(40) // 5)
@@ -209,7 +210,7 @@ BEFORE, AFTER = "all components will be noise", "none of the 2 released eigenval
 
 @pytest.fixture
 def opened_of_warnings(rows_file: Path, dpca: Command) -> None:
-    """Sixty rows, declared as such, and a budget."""
+    """Ingest sixty rows, declared as such, and open a budget."""
     words = ("--name", "people", "--features", FEATURES, "--records-at-most", 60, "--direct")
     assert dpca("dataset", "ingest", rows_file, *words).status == 0
     assert dpca("budget", "open", "people", "--epsilon", "3", "--delta", "1e-4").status == 0

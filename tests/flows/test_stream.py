@@ -1,4 +1,4 @@
-"""Streams through the command: charged once, one version a slot, whatever fires twice, crashes, is lost or closed."""
+"""Streams through the command: one charge and one version per slot, after repeats, crashes, loss or closing."""
 
 import json
 import re
@@ -46,14 +46,14 @@ def write_rows(path: Path, *, night: int, directions: Any = DIRECTIONS, count: i
 
 @pytest.fixture(autouse=True)
 def same_noise_in_every_run() -> Iterator[None]:
-    """Draw this process's keys from their number: estimates are compared with bounds that noise could break."""
+    """Draw this process's keys from a counter, because noise could violate the bounds on estimates."""
     with drawn_keys("key of this test"):
         yield
 
 
 @pytest.fixture(scope="module")
 def opened_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Make a home with a dataset, a budget of epsilon 2, and a stream of 20 ticks."""
+    """Create a home with a dataset, a budget of epsilon 2, and a stream of 20 ticks."""
     place = tmp_path_factory.mktemp("streams") / "home"
     with pytest.MonkeyPatch.context() as patch:
         isolate(patch, home=place)
@@ -87,7 +87,7 @@ def spent() -> float:
 
 @contextmanager
 def drawn_keys(name: str = "key") -> Iterator[None]:
-    """Draw keys from their number, so that two homes draw the same ones."""
+    """Draw keys from a counter, so that two homes draw the same keys."""
     drawn = 0
 
     def draw() -> bytes:
@@ -102,7 +102,7 @@ def drawn_keys(name: str = "key") -> Iterator[None]:
 
 @contextmanager
 def dying_at(point: str) -> Iterator[None]:
-    """Interrupt what runs inside when it first reaches a crash point."""
+    """Interrupt the body when it first reaches a crash point."""
 
     def die(reached: str) -> None:
         if reached == point:
@@ -233,7 +233,7 @@ class TestTicks:
             tick("2026-11-01")
 
     def test_of_people_follow_who_is_removed_and_comes_back(self, opened: Path) -> None:
-        """One person, told by an id, is there on the first night, away on the second, and back on the third."""
+        """One person, identified by an id, is present on night 1, absent on night 2, and back on night 3."""
         nights = ((0, 1, 2, 3), (1, 2, 3), (0, 1, 2, 3, 4))
         for night, people in enumerate(nights, start=1):
             np.save(opened.with_name("ids.npy"), np.repeat(people, 500))

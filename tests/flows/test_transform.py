@@ -1,8 +1,8 @@
-"""Project files of rows onto a published subspace: every format, and every way to get it wrong.
+"""Projection of files onto published subspaces, column names, and published components.
 
-Names of columns reach a release and are matched in every format; ids of rows come out beside their scores.
-
-Published components are shown and weighed for one's own rows; what is no set of them is refused in one line.
+Rows are projected from every format, and every invalid input is refused. Names of columns reach a release and are
+matched in every format, and ids of rows appear next to their scores. Published components are listed, and weighed for
+new rows; artifacts without components are refused in one line.
 """
 
 import json
@@ -146,7 +146,7 @@ def test_a_pipe_is_no_matrix(released: Path, dpca: Command, tmp_path: Path) -> N
     assert "not a .npy matrix" in dpca("transform", "sub", tmp_path / "rows.npy", *words).complaint(1)
 
 
-# by anndata
+# set by anndata
 
 NAMES = ["age", "hours, weekly", "größe", "gain", "a'b", "loss"]
 RANDOM = np.random.default_rng(3)
@@ -155,7 +155,7 @@ ORDER = [5, 2, 0, 4, 1, 3]
 
 
 def write(path: Path, rows: Any, names: list[str], ids: Any = None) -> Path:
-    """Write rows with names of columns, and ids of rows where there are some."""
+    """Write rows with names of columns, and ids of rows where there are any."""
     frame = pd.DataFrame(rows, columns=names)
     if path.suffix in (".h5ad", ".zarr"):
         index = [f"row{number}" for number in range(len(frame))] if ids is None else [str(one) for one in ids]

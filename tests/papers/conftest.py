@@ -1,4 +1,4 @@
-"""The command of the papers, called in this process."""
+"""The ``papers`` command, called in this process."""
 
 from collections.abc import Callable
 
@@ -13,8 +13,8 @@ type Papers = Callable[..., Ending]
 
 @pytest.fixture
 def papers(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Papers:
-    """The command: give it words, get its ending."""
-    monkeypatch.setattr(activity, "PLAIN_EVERY", 3600.0)  # a slow machine adds no lines to those that a test reads
+    """Return a function that runs the command with arguments and returns how it ended."""
+    monkeypatch.setattr(activity, "PLAIN_EVERY", 3600.0)  # a slow machine adds no lines to the output that a test reads
 
     def call(*words: object) -> Ending:
         capsys.readouterr()

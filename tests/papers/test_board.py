@@ -1,4 +1,4 @@
-"""The board: what a cell says of a run, what is not tried, what each method really gives, and the page."""
+"""The board of methods: cells of runs, skipped runs, the real guarantee of each method, and the page."""
 
 import math
 import sys
@@ -31,7 +31,7 @@ ASKED = {
 
 
 class Beside:
-    """Stands for a child: the same functions in this process; OpenDP never comes to an end."""
+    """A replacement for the child process: the same functions run in this process, and OpenDP never finishes."""
 
     def __init__(self, _command: Any) -> None:
         pass
@@ -66,7 +66,7 @@ def test_a_board_states_every_cell_and_writes_a_page(tmp_path: Path) -> None:
     made = board.reproduce(peers=Path("python"), epsilon=[4.0, 1.0], runs=3, limit=5.0, page=page)
     cells = {(cell["method"], cell["epsilon"]): cell for cell in made["cells"]}
     assert {method for method, _ in cells} == ASKED
-    assert cells["analyze_gauss", 1.0]["runs"] == 2  # a third would pass the limit
+    assert cells["analyze_gauss", 1.0]["runs"] == 2  # a third run would pass the limit
     assert cells["analyze_gauss", 4.0]["captured"] > 0.99
     assert cells["analyze_gauss, refined", 4.0]["captured"] > 0.99
     assert [cells["OpenDP", epsilon]["ending"] for epsilon in (1.0, 4.0)] == ["does not finish", "not tried"]
@@ -155,7 +155,7 @@ def test_noise_has_the_std_that_its_zcdp_needs() -> None:
 
 
 def test_rows_are_cut_off_where_the_noise_is_scaled_to() -> None:
-    """Without noise to speak of, what is left are rows of the norm that the noise was scaled to."""
+    """With negligible noise, the result consists of rows of the norm that the noise was scaled to."""
     long = sparse.csr_array(np.repeat([[1.0, 0.0]], 10, axis=0))
     found = covariances._noisy(long, rho=1e12, cut=0.5, rng=np.random.default_rng(3))
     assert found[0, 0] == pytest.approx(0.25, rel=1e-3)

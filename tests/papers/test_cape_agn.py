@@ -1,8 +1,7 @@
-"""The reproduction of capeAGN on few records; the command runs it at the size of the paper, for minutes.
+"""Reproductions of capeAGN, of capePCA, and of the fMRI experiment, at a small size.
 
-The reproduction of capePCA on a small model; the command runs it at the size of the paper, for minutes.
-
-The reproduction on fMRI scans, on made files of their format; the command reads the real ones after make data.
+The command runs the first two at the size of the papers, which takes minutes. The fMRI experiment runs on generated
+files of the same format; the command reads the real ones after ``make data``.
 """
 
 import json
@@ -42,7 +41,7 @@ IDS = [maker.model for maker in SMALL]
 
 
 def as_rows(maker: Maker, records: np.ndarray) -> ArrayBlocks:
-    """Return records as a dataset holds them: documents by the counts of their words."""
+    """Return records in the form of a dataset: documents as the counts of their words."""
     if maker.model == "mixture":
         return ArrayBlocks(records)
     places = np.repeat(np.arange(len(records)), WORDS), records.reshape(-1)
@@ -52,7 +51,7 @@ def as_rows(maker: Maker, records: np.ndarray) -> ArrayBlocks:
 
 @pytest.mark.parametrize("maker", SMALL, ids=IDS)
 def test_records_are_of_the_papers_models(maker: Maker) -> None:
-    """Means of 40,000 records are 5 stds from what is expected with a chance below 1e-5, for a fixed seed."""
+    """Means of 40,000 records deviate by 5 stds with a probability below 1e-5; the seed is fixed."""
     components, records = maker.components(draw=3), maker.records(40_000, draw=3)
     assert maker.weights[-1] / maker.weights[0] == pytest.approx(10 * maker.n_components)
     if maker.model == "topics":
@@ -122,7 +121,7 @@ def test_population_moments_are_recovered(maker: Maker) -> None:
 def test_the_command_prints_its_checks_and_draws_its_figures(
     papers: Papers, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """With few records errors are far from the paper's, so their checks may fail: that of the moments holds."""
+    """With few records errors differ from the paper's and their checks may fail; the moments' check holds."""
     charts = ("error_by_epsilon", "weights_by_records")
     monkeypatch.setattr(cape_agn, "MAKERS", SMALL[:1])
     monkeypatch.setattr(cape_agn, "CHARTS", {name: CHARTS[name] for name in charts})
@@ -203,7 +202,7 @@ def test_images_are_centred_by_those_that_are_public(tmp_path: Path) -> None:
 def test_the_command_prints_at_least_ten_checks_and_draws_every_sweep(
     papers: Papers, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """A small model is far from the paper's energies, so their checks fail: all others hold."""
+    """A small model has energies far from the paper's, so their checks fail; all others hold."""
     monkeypatch.setattr(cape_pca, "Model", lambda: CAPE_PCA_SMALL)
     monkeypatch.setattr(cape_pca, "RECORDS", (40, 60))
     monkeypatch.setattr(cape_pca, "SITES", (5, 10))
@@ -237,7 +236,7 @@ REGIONS, TIMES = 12, 300
 
 
 def write_scan(data: Path, subject: str, **more: Any) -> Path:
-    """Write a scan where the fetched ones are; its regions follow three signals that all subjects share."""
+    """Write a scan at the location of the fetched scans; its regions follow three signals that all subjects share."""
     place = data / "fmri" / subject / "functional" / "scan.mat"
     place.parent.mkdir(parents=True)
     rng = np.random.default_rng(int(subject))
@@ -316,7 +315,7 @@ def test_sites_are_too_few_where_an_arm_is_below_one_subject_without_privacy() -
 def test_the_command_says_what_is_protected_and_where_sites_are_too_few(
     papers: Papers, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Three short scans are far from the expected numbers of seven, so the status says so."""
+    """Three short scans give numbers far from those expected of seven scans, so the status is a failure."""
     monkeypatch.setattr(fmri, "N_COMPONENTS", 3)
     monkeypatch.setattr(fmri, "EPSILONS", (0.5, 10.0))
     for subject in ("10", "20", "30"):

@@ -1,4 +1,4 @@
-"""The reproduction of DPALS at a hundredth of its size: all checks and tables are made; the numbers take minutes."""
+"""Reproduction of DPALS at a hundredth of its size: all checks and tables are made; the full numbers take minutes."""
 
 import json
 from pathlib import Path
@@ -29,7 +29,7 @@ from tests.papers.conftest import Papers
 
 
 def write_movielens(ratings: sparse.csr_array, folder: Path, *, size: str) -> Path:
-    """Write ratings as a folder of a format of `FORMATS`; rows and columns are numbered from 1, times are made up."""
+    """Write ratings as a folder of a format of `FORMATS`; rows and columns are numbered from 1, times are generated."""
     form = FORMATS[size]
     folder.mkdir(parents=True, exist_ok=True)
     rows = 1 + np.repeat(np.arange(ratings.shape[0]), np.diff(ratings.indptr))
@@ -99,7 +99,7 @@ def test_a_chart_is_written_with_its_table(tmp_path: Path) -> None:
 
 @pytest.mark.audit_only
 def test_the_command_makes_every_check_and_table(papers: Papers, tmp_path: Path) -> None:
-    """A hundredth of the users, and a thin ml-100k: all runs, few numbers are as expected, and the status says so."""
+    """A hundredth of the users and a thinned ml-100k: all parts run, and the status reports that few numbers match."""
     write_movielens(skewed(n_users=60, n_items=60, seed=2).train, tmp_path / FETCHED, size="100K, fetched")
     ending = papers("dpals", "--runs", "1", "--share", "0.01", "--data", tmp_path, "--json")
     found = json.loads(ending.out)

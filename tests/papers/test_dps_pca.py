@@ -1,4 +1,4 @@
-"""The model of the DPS-PCA paper at a small size; the settings of the paper take minutes: the command checks them."""
+"""The model of the DPS-PCA paper at a small size; the command checks the paper's settings, which takes minutes."""
 
 import json
 from pathlib import Path
@@ -51,7 +51,7 @@ SMALL = Model(n_features=60, n_records=3_000, n_components=2, n_relevant=4, rows
 
 @pytest.fixture(scope="module")
 def draw() -> Draw:
-    """One draw of the small model."""
+    """Return one draw of the small model."""
     return Draw.of(SMALL, run=1)
 
 
@@ -158,7 +158,7 @@ def test_times_are_taken_of_every_method_and_of_forming_the_covariance(monkeypat
 def test_the_command_prints_its_checks_and_writes_every_figure(
     papers: Papers, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Distances at the seeds of the small model; bounds are well beside them, and far from random."""
+    """Distances at the seeds of the small model; the bounds have a margin, and random directions are far above them."""
     cases = (
         Case(epsilon=2.0, delta=1e-5, distance=0.5),
         Case(epsilon=2.0, delta=1e-5, distance=1.0, tolerance=0.5, arm=PRINTED),

@@ -1,4 +1,4 @@
-"""The shape of a check, commands made of signatures, and how a reproduction ends."""
+"""The form of a check, commands made from signatures, and the exit status of a reproduction."""
 
 import inspect
 import json

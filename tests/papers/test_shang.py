@@ -1,4 +1,4 @@
-"""The reproduction of Shang et al. on tiny data: its protocol, tables, files and artifacts; the whole takes minutes."""
+"""Reproduction of Shang et al. on tiny data: protocol, tables, files and artifacts; a full run takes minutes."""
 
 import csv
 import dataclasses
@@ -44,7 +44,7 @@ def text() -> LabelledRows:
 
 @pytest.fixture
 def tiny(text: LabelledRows, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the reproduction run a few arms on text of 400 records alone."""
+    """Restrict the reproduction to a few arms and to a text data set of 400 records."""
     monkeypatch.setattr(shang, "ARMS", (*COMPARED, REFUSING))
     monkeypatch.setattr(shang, "_loaders", lambda *_: ({"text": lambda: text}, ["MNIST: not here"]))
 
@@ -58,7 +58,7 @@ def test_a_split_reserves_half_and_trains_on_a_tenth_of_the_rest(text: LabelledR
 
 
 def test_accuracy_is_that_of_standardised_scores() -> None:
-    """Two classes that one direction separates and another does not, however differently the two are scaled."""
+    """One direction separates the two classes and another does not, and their scales differ widely."""
     rng = np.random.default_rng(0)
     labels = np.where(rng.random(400) < 0.5, -1.0, 1.0)
     rows = sparse.csr_array(np.stack([1e-6 * labels, rng.standard_normal(400)], axis=1))
@@ -89,7 +89,7 @@ def test_wide_rows_are_decomposed_without_a_matrix(text: LabelledRows, monkeypat
 
 def test_a_smaller_loss_is_told_by_a_paired_test() -> None:
     rng = np.random.default_rng(0)
-    of_split = 10 * rng.standard_normal(8)  # which pairing takes off
+    of_split = 10 * rng.standard_normal(8)  # removed by pairing
     less = of_split + 0.1 * rng.standard_normal(8)
     assert less_lost(less.tolist(), (of_split + 1.0).tolist()) < 1e-4
     assert less_lost((of_split + 1.0).tolist(), less.tolist()) > 0.99
@@ -142,7 +142,7 @@ def test_the_command_writes_tables_and_figures(papers: Papers, tmp_path: Path) -
 @pytest.mark.audit_only
 @pytest.mark.usefixtures("tiny")
 def test_the_commands_of_the_page_shang_md_run(papers: Papers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each with two splits and one draw, on tiny text in place of the data sets, which others fetch by `make data`."""
+    """Each command runs with two splits and one draw, on tiny text instead of the data sets of `make data`."""
     monkeypatch.chdir(tmp_path)
     (block,) = shell_blocks(DOCS / "explanation" / "shang.md")
     fetch, *lines = [shlex.split(line, comments=True) for line in block.splitlines()]
@@ -170,7 +170,7 @@ def test_what_is_left_out_says_how_to_add_it(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def rows() -> Rows:
-    """Rows of norm 1 that lie on three of eight axes, with frequencies of 5, 3 and 1."""
+    """Return rows of norm 1 that lie on three of eight axes, with frequencies of 5, 3 and 1."""
     axes = np.repeat([0, 1, 2], [500, 300, 100])
     return Rows.of(sparse.csr_array(np.eye(8)[np.random.default_rng(0).permutation(axes)]))
 

@@ -1,12 +1,9 @@
-"""What the checks of smooth sensitivity stand on; the slopes and crossings take minutes and are run by hand.
+"""Reproductions of smooth sensitivity, refinement, streams and the advisor.
 
-What refining is reproduced on, and how its checks are made; the table itself takes minutes: the command makes it.
-
-The reproduction of streams: checks that cost little, and arms on few nights.
-
-The table of expected numbers, through the command.
-
-The advisor compared with runs, on data that ship: a9a and rows in random directions.
+For smooth sensitivity, the basis of its checks is tested; the slopes and crossings take minutes and are run manually.
+For refinement, its data and the construction of its checks are tested; the command makes the table, which takes
+minutes. For streams, the cheap checks and arms with few nights are run. The table of expected numbers is made through
+the command. The advisor is compared with runs on data that are shipped: a9a, and rows in random directions.
 """
 
 import dataclasses
@@ -62,7 +59,7 @@ def test_the_foreseen_crossing_makes_both_errors_equal() -> None:
 
 
 def test_the_command_reports_checks_and_tables(papers: Papers, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The constants; slopes and crossings take minutes."""
+    """The constants only; slopes and crossings take minutes."""
     for part in ("slopes", "needed", "crossings", "statements"):
         monkeypatch.setattr(smooth, f"_check_{part}", lambda *_: iter(()))
     ending = papers("smooth", "--json")
@@ -87,7 +84,7 @@ def test_signals_have_the_components_that_they_state(name: str, n_components: in
 def test_the_command_checks_what_is_there_and_names_the_rest(
     papers: Papers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One cell of the table; the whole takes minutes."""
+    """One cell of the table; the whole table takes minutes."""
     monkeypatch.setattr(denoise, "_checks", lambda runs, _fetched: denoise._check_cell(denoise.CELLS[0], A9A, runs))
     ending = papers("denoise", "--runs", "2", "--data", tmp_path, "--json")
     report = json.loads(ending.out)
@@ -148,7 +145,7 @@ def test_the_command_prints_the_checks(papers: Papers, monkeypatch: pytest.Monke
 
 
 def test_a_stream_captures_more_than_separate_releases() -> None:
-    """Eight nights of a ninth of a9a: enough to stand above the noise."""
+    """Every ninth row of a9a over eight nights: enough records to exceed the noise."""
     nights = Nights(rows=a9a_entries()[0][::9], clip_norm=14.0**0.5, ticks=8, run=0)
     means = captured(nights)
     assert means["stream"] > means["tree"] > means["independent releases"] - 0.05

@@ -1,4 +1,4 @@
-"""A fresh ledger for each test, on SQLite and on PostgreSQL."""
+"""A new ledger for each test, on SQLite and on PostgreSQL."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +22,7 @@ DATABASES = ("sqlite", "postgresql") if ON_POSTGRESQL else ("sqlite",)
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Make an empty home the one that `Workspace.open().ledger` finds, with its database in a SQLite file."""
+    """Make an empty home with a SQLite database the configured home of `Workspace.open().ledger`."""
     folder = tmp_path / "home"
     folder.mkdir(mode=0o700)
     monkeypatch.setenv("DPCA_HOME", str(folder))
@@ -44,7 +44,7 @@ def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str
 
 @pytest.fixture
 def place(tmp_path: Path, s3_server: ObjectServer, monkeypatch: pytest.MonkeyPatch) -> Place:
-    """Return an empty prefix of an object store, and make it the store of this process."""
+    """Return an empty prefix of an object store, configured as the store of this process."""
     s3_server.enter(monkeypatch)
     monkeypatch.setenv("DPCA_STORE_URL", s3_server.url(tmp_path.name))
     return store()
@@ -52,7 +52,7 @@ def place(tmp_path: Path, s3_server: ObjectServer, monkeypatch: pytest.MonkeyPat
 
 @pytest.fixture
 def catalog(tmp_path: Path) -> Iterator[Catalog]:
-    """Return an empty catalog of a home of its own, with its database in a SQLite file."""
+    """Return an empty catalog of a separate home with a SQLite database."""
     engine = connect(f"sqlite:///{tmp_path / 'dpca.sqlite'}")
     with transaction(engine) as connection:
         connection.execute(tables.ledger.insert().values(id="a" * 32, created_at="2026-01-01"))
@@ -69,7 +69,7 @@ def ledger(home: Path, database_url: str, monkeypatch: pytest.MonkeyPatch) -> Le
 
 @pytest.fixture
 def sqlite_ledger(home: Path) -> Ledger:
-    """Open a new ledger on SQLite, for tests of what does not depend on the database."""
+    """Open a new ledger on SQLite, for tests that do not depend on the database."""
     return Workspace.open().ledger
 
 
@@ -82,6 +82,6 @@ def budget(ledger: Ledger) -> Ledger:
 
 @pytest.fixture
 def sqlite_budget(sqlite_ledger: Ledger) -> Ledger:
-    """Return the same on SQLite."""
+    """Return the same ledger on SQLite."""
     open_budget(sqlite_ledger)
     return sqlite_ledger

@@ -1,6 +1,6 @@
-"""Eight processes that do one thing at the same moment.
+"""Eight processes that run one function at the same time.
 
-They come from a server process that has imported what they need, which takes seconds, and has opened nothing.
+They are forked from a server process that has imported what they need, which takes seconds, but has opened nothing.
 """
 
 import multiprocessing
@@ -22,12 +22,12 @@ _barrier: Barrier | None = None
 
 @dataclass(frozen=True, slots=True)
 class Contenders:
-    """Fresh processes, which share nothing but the record."""
+    """New processes that share nothing but the record."""
 
     pool: ProcessPoolExecutor
 
     def race[T](self, body: Callable[..., T], *arguments: object) -> list[T]:
-        """Run a function in all of them at once, each with its number first."""
+        """Run a function in all processes at once; its first argument is the process number."""
         runs = [self.pool.submit(_together, body, number, *arguments) for number in range(PROCESSES)]
         return [run.result() for run in runs]
 
@@ -43,19 +43,19 @@ def contenders() -> Iterator[Contenders]:
 
 
 def open_database(_number: int, url: str) -> str | None:
-    """Open a database, which may be the first time; return its layout."""
+    """Open a database, possibly for the first time; return its layout."""
     with connect(url).begin() as connection:
         return str(connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalar_one())
 
 
 def open_ledger(_number: int, environment: Mapping[str, str]) -> str:
-    """Open a ledger, which may be the first time; return its id."""
+    """Open a ledger, possibly for the first time; return its id."""
     os.environ.update(environment)
     return Workspace.open().ledger.id
 
 
 def reserve(number: int, environment: Mapping[str, str], noise_multiplier: float, *, one_key: bool) -> Counter[str]:
-    """Ask for eight releases; count what came of them, and collect the releases that are new."""
+    """Request eight releases; count the outcomes, and collect the new releases."""
     os.environ.update(environment)
     ledger, outcomes = Workspace.open().ledger, Counter[str]()
     for attempt in range(8):

@@ -1,7 +1,7 @@
-"""``python -m tests.storage.hostile FOLDER SEED INPUTS``: load artifacts that another person made, in bounded memory.
+"""``python -m tests.storage.hostile FOLDER SEED INPUTS``: load artifacts from an untrusted source, in bounded memory.
 
-Each input is an artifact and its pointer, of which one is changed: bytes anywhere, or facts of a JSON file. Changed
-files are addressed by their new digest, as whoever makes them would. The last line tells how the loads ended.
+Each input is an artifact and its pointer, one of which is changed: bytes anywhere, or facts of a JSON file. Changed
+files are addressed by their new digest, as their author would address them. The last line reports how the loads ended.
 """
 
 import json
@@ -48,7 +48,7 @@ TEXTS = (
 
 
 def base() -> PrivateSubspace:
-    """Make a subspace that has every array."""
+    """Create a subspace that has every array."""
     basis, values = np.linalg.qr(np.random.default_rng(1).normal(size=(7, 4)))[0].T, np.arange(4.0)[::-1]
     facts = {
         "mechanism": "analyze_gauss",
@@ -70,7 +70,7 @@ def base() -> PrivateSubspace:
 
 
 def change_bytes(payload: bytes, rng: Random) -> bytes:
-    """Flip, cut, repeat or replace."""
+    """Flip, cut, repeat or replace bytes."""
     way, at = rng.randrange(5), rng.randrange(max(len(payload), 1))
     changed = bytearray(payload)
     if way == 0 and changed:
@@ -110,7 +110,7 @@ def change_facts(payload: bytes, rng: Random) -> bytes:
 
 
 def change(files: dict[str, bytes], pointer: bytes, rng: Random) -> tuple[dict[str, bytes], bytes | None]:
-    """Change one file of an artifact, or its pointer; None where the pointer is to be that of the files."""
+    """Change one file of an artifact, or its pointer; return None as the pointer if it is to match the files."""
     ways: tuple[Callable[[bytes, Random], bytes], ...] = (change_bytes, change_facts, change_facts)
     if rng.randrange(4) == 0:
         return files, rng.choice(ways)(pointer, rng)
@@ -124,7 +124,7 @@ def change(files: dict[str, bytes], pointer: bytes, rng: Random) -> tuple[dict[s
 
 
 def end_of(home: Path, use: str) -> str:
-    """Load what was changed, and name the ending."""
+    """Load the changed artifact, and return the name of the outcome."""
     signal.alarm(SECONDS)  # which ends this process
     registry = Registry.open(home)
     try:
@@ -140,7 +140,7 @@ def end_of(home: Path, use: str) -> str:
 
 
 def main(folder: Path, seed: int, inputs: int) -> None:
-    """Judge all inputs."""
+    """Run all inputs."""
     digest = write_artifact(base(), home=folder / "sound")
     files = read_tree(folder / "sound" / "registry" / "artifacts" / digest)
     pointer = Pointer(name="news", versions={1: digest, 2: digest}, aliases={"champion": 1}, not_private=frozenset({2}))

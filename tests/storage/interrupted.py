@@ -1,8 +1,8 @@
-"""A reader of progress that stops an ingest half-way, as a user does."""
+"""A progress callback that stops an ingest halfway, as a user does."""
 
 
 class Interrupted:
-    """Interrupts an ingest once so many batches were read."""
+    """Interrupts an ingest once a given number of batches were read."""
 
     def __init__(self, after: int) -> None:
         self.left = after

@@ -1,4 +1,4 @@
-"""Short ways to make releases in tests of the ledger."""
+"""Shortcuts for making releases in tests of the ledger."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -28,11 +28,11 @@ def calibrated(epsilon: float) -> dict[str, Any]:
 
 
 TENTH = gaussian((1 + 1e-12) * gaussian_noise_multiplier(epsilon=EPSILON, delta=DELTA, releases=10))
-"""An event that fits the usual budget ten times, each charge rounded up on its own, and no eleventh time."""
+"""An event that fits the usual budget exactly ten times, with each charge rounded up separately."""
 
 
 def open_budget(ledger: Ledger, population: str = POPULATION, **terms: Any) -> None:
-    """Open a budget, all of whose delta is for Gaussian releases."""
+    """Open a budget with all of its delta available to Gaussian releases."""
     ledger.open_budget(population, **{"epsilon": EPSILON, "delta": DELTA, "failure_delta": 0.0, **terms})
 
 
@@ -69,7 +69,7 @@ def commit(ledger: Ledger, release_id: str, digest: str = "d" * 64) -> None:
 def publish(
     ledger: Ledger, run_key: str = "run", *, name: str = "map", event: Mapping[str, Any] = TENTH, **asked: Any
 ) -> str:
-    """Release, and publish an artifact that states it under the next version of a name; return the digest."""
+    """Release, and publish a matching artifact under the next version of a name; return the digest."""
     release_id = begin(ledger, run_key, event=event, **asked).release_id
     ledger.begin(release_id).keep(0, ANSWER)
     privacy = {"epsilon": EPSILON, "delta": DELTA, "relation": "add_remove", "event": dict(event)}
@@ -87,7 +87,7 @@ def publish(
 
 
 def event_names(ledger: Ledger) -> list[str]:
-    """Return the names of the journal's events, oldest first."""
+    """Return the names of the journal's entries, oldest first."""
     with ledger.transaction() as connection:
         return list(connection.exec_driver_sql("SELECT name FROM event ORDER BY seq").scalars())
 
@@ -98,7 +98,7 @@ def key_names(ledger: Ledger) -> set[str]:
 
 
 def manifest(ledger: str, *, snapshot: str = "s" * 32) -> Manifest:
-    """Return what an ingest of one row into dataset ``news`` states."""
+    """Return the manifest of an ingest of one row into dataset ``news``."""
     return Manifest(
         snapshot=snapshot,
         dataset="news",

@@ -1,4 +1,4 @@
-"""Short ways to make streams and their ticks in tests of the ledger."""
+"""Shortcuts for making streams and their ticks in tests of the ledger."""
 
 from dataclasses import replace
 from typing import Any
@@ -21,7 +21,7 @@ STREAMED = np.arange(6, dtype=np.int64)
 
 
 def register(ledger: Ledger, letter: str = "s") -> str:
-    """Register a snapshot of dataset ``news``, whose id repeats a letter; return the id."""
+    """Register a snapshot of dataset ``news`` whose id repeats a letter; return the id."""
     snapshot = letter * 32
     made = replace(manifest(ledger.id, snapshot=snapshot), content_digest=letter * 64)
     Catalog(ledger.engine, ledger.home).register(made, path=f"datasets/news/{snapshot}")

@@ -1,6 +1,7 @@
-"""The same matrix through each format is the same dataset, whatever its order, packing and number of files.
+"""One matrix in every format, and regressions found by the fuzzer.
 
-What the fuzzer found once: each is refused in one line that names the cause, before it costs time or memory.
+The same matrix gives the same dataset in each format, for any order, packing and number of files. Each input from the
+fuzzer is refused in one line that names the cause, before it costs time or memory.
 """
 
 import gzip
@@ -49,7 +50,7 @@ NAMES = [f"item {column}" for column in range(WIDTH)]
 
 @pytest.fixture
 def take(tmp_path: Path) -> Iterator[Take]:
-    """Ingest a source into a home of its own, each time under another name, as a dataset keeps its columns."""
+    """Ingest a source into a separate home, each time under another name, because a dataset keeps its columns."""
     numbers = itertools.count()
     engine = connect(f"sqlite:///{tmp_path / 'dpca.sqlite'}")
     with transaction(engine) as connection:
@@ -66,7 +67,7 @@ def take(tmp_path: Path) -> Iterator[Take]:
 
 @pytest.fixture(scope="module")
 def rows() -> sp.csr_array:
-    """Hold 500 rows, some of them empty, with values that need all their digits."""
+    """Return 500 rows, some of them empty, with values that need all their digits."""
     rng = np.random.default_rng(5)
     dense = rng.standard_normal((500, WIDTH)) * (rng.random((500, WIDTH)) < 0.15)
     dense[[0, 7, 499]] = 0.0
@@ -74,7 +75,7 @@ def rows() -> sp.csr_array:
 
 
 def triplets(rows: sp.csr_array, *, items: bool = False, text: bool = False) -> pa.Table:
-    """List the entries in random order; an empty row shows itself by an explicit zero."""
+    """List the entries in random order; an empty row is represented by an explicit zero."""
     entries = rows.tocoo()
     empty = np.flatnonzero(np.diff(rows.indptr) == 0)
     row = np.concatenate((entries.row, empty))
@@ -304,7 +305,7 @@ def test_row_groups_of_parquet_are_not_held_once_they_are_read(tmp_path: Path, m
 
 
 def read(path: Path, *, rejects: Rejects | None = None, **declared: Any) -> int:
-    """Read a source to its end; return the number of rows that were not rejected."""
+    """Read a source to its end; return the number of accepted rows."""
     with closing(open_file(path, Declared(**declared))) as reader:
         batches = reader.batches(Rejects() if rejects is None else rejects)
         flags = [(len(batch.places), batch.rejected) for batch in batches]
@@ -401,7 +402,7 @@ def test_a_table_may_hold_one_bad_cell_among_many(tmp_path: Path) -> None:
 @pytest.mark.parametrize("column", ["column", "value"])
 @pytest.mark.parametrize("is_tolerant", [False, True])
 def test_columns_of_bytes_hold_no_numbers(tmp_path: Path, kind: pa.DataType, column: str, *, is_tolerant: bool) -> None:
-    """Arrow parses bytes as numbers where it can, and fails in a way of its own where it cannot."""
+    """Arrow parses bytes as numbers where it can, and otherwise fails with an error of Arrow."""
     found = {"row": pa.array([0, 1]), "column": pa.array([0, 1]), "value": pa.array([1.0, 2.0])}
     found[column] = pa.array([b"10", b"\xef\xff"], kind)
     pq.write_table(pa.table(found), tmp_path / "x.parquet")

@@ -1,6 +1,6 @@
-"""Whatever is asked in whatever order, the ledger does what a few lines of plain Python say.
+"""The ledger compared with a model in plain Python, and concurrent spending.
 
-Processes that spend one budget at the same time spend it once.
+For any sequence of requests, ledger and model agree. Processes that spend one budget at the same time spend it once.
 """
 
 import os
@@ -38,7 +38,7 @@ MOVES = {
 
 @dataclass(slots=True)
 class Known:
-    """What the model remembers of a release."""
+    """The model's state of a release."""
 
     population: str
     fingerprint: str
@@ -48,7 +48,7 @@ class Known:
 
 
 class LedgerMachine(RuleBasedStateMachine):
-    """Ask a ledger and a model the same, and compare them after each step."""
+    """A state machine that sends the same requests to a ledger and a model, and compares them after each step."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -30,7 +30,7 @@ class Walk:
 
 @option_record
 class Mixed:
-    """An option of each kind that requests and ingests have."""
+    """Options of every kind that requests and ingests have."""
 
     whole: Annotated[int | None, Field(description="A count.", ge=1)] = None
     part: Annotated[float | None, Field(description="A share.", ge=0, le=1)] = None

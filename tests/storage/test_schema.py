@@ -1,4 +1,4 @@
-"""Privacy units, declared schema, and what happens to bad rows."""
+"""Privacy units, declared schemas, and the handling of bad rows."""
 
 import csv
 import stat
@@ -25,7 +25,7 @@ type Take = Callable[..., tuple[IngestReport, Dataset]]
 
 @pytest.fixture
 def take(tmp_path: Path, catalog: Catalog) -> Take:
-    """Ingest text, or files, and open the snapshot."""
+    """Ingest text or files, and open the snapshot."""
 
     def ingest_text(
         source: Any, file: str = "x.csv", dataset: str = "x", **declared: Any
@@ -44,7 +44,7 @@ def take(tmp_path: Path, catalog: Catalog) -> Take:
 
 
 def records(dataset: Dataset) -> list[list[list[tuple[int, float]]]]:
-    """Write the records out: rows of (column, value)."""
+    """Return the records as rows of (column, value)."""
     found = []
     for block in map(dataset.read, range(dataset.n_blocks)):
         rows = [

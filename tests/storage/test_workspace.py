@@ -1,8 +1,8 @@
-"""A workspace is opened with a listing or two, whatever it holds; to read it, nothing is written and nothing locked.
+"""Opening workspaces, retained parts of releases, and refused ledgers.
 
-Directions kept beyond k, a released mean, and shares of a released total.
-
-A ledger restored from a copy, moved without its keys, or edited, is refused.
+A workspace of any size is opened with one or two listings; reading it writes and locks nothing. Directions beyond k, a
+released mean, and shares of a released total are kept. A ledger restored from a copy, moved without its keys, or
+edited, is refused.
 """
 
 import json
@@ -55,7 +55,7 @@ def opened(
 
 
 def name_often(workspace: Workspace, names: Collection[str], *, written: bool = True) -> None:
-    """Publish one release under many names; their pointer files are written or, as after a crash, are not."""
+    """Publish one release under many names; pointer files are written or, as after a crash, missing."""
     ledger = workspace.ledger
     release_id = reserve(ledger).release_id
     if ledger.release(release_id).state == "reserved":
@@ -71,7 +71,7 @@ def name_often(workspace: Workspace, names: Collection[str], *, written: bool = 
 
 @contextmanager
 def counted() -> Iterator[Counter[str]]:
-    """Count what is asked of the store, and the statements of the database."""
+    """Count requests to the store, and the statements of the database."""
     counts: Counter[str] = Counter()
 
     def counting(method: str, original: Callable[..., object]) -> Callable[..., object]:
@@ -290,7 +290,7 @@ def test_parts_that_do_not_fit_are_refused(changes):
 
 @pytest.fixture
 def restored(sqlite_budget: Ledger) -> Ledger:
-    """Return a ledger whose SQLite file was put back to before a release began and was answered."""
+    """Return a ledger whose SQLite file was restored to the time before a release began and was answered."""
     waiting = reserve(sqlite_budget)
     file = sqlite_budget.home / "dpca.sqlite"
     shutil.copy(file, file.with_suffix(".copy"))

@@ -1,12 +1,9 @@
-"""Tags say where an export came from and what it guarantees.
+"""Exports of artifacts: tags, MLflow folder, ONNX file and scikit-learn PCA.
 
-The MLflow folder states signature and lineage, and its loader needs NumPy alone; ``make exports`` runs MLflow.
-
-The ONNX file is read back by a reader of its own, and its graph, evaluated, gives the same scores.
-
-``make exports`` runs it in ONNX Runtime.
-
-The exported PCA of scikit-learn gives the same scores; ``make exports`` writes and reads it with skops.
+Tags must state where an export came from and what it guarantees. The MLflow folder states signature and lineage, and
+its loader needs NumPy alone; ``make exports`` runs MLflow. The ONNX file is read back by an independent reader, and its
+graph, evaluated, must give the same scores; ``make exports`` runs it in ONNX Runtime. The exported PCA of scikit-learn
+must give the same scores; ``make exports`` writes and reads it with skops.
 """
 
 import json
@@ -119,7 +116,7 @@ ONNX_MODEL_ROWS = np.random.default_rng(1).normal(size=(7, 30))
 
 
 def fields(payload: bytes) -> dict[int, list[Any]]:
-    """Return the fields of a message of protocol buffers: numbers, and bytes."""
+    """Return the fields of a protocol buffers message: numbers, and bytes."""
     found: dict[int, list[Any]] = defaultdict(list)
     at = 0
 
@@ -147,7 +144,7 @@ def fields(payload: bytes) -> dict[int, list[Any]]:
 
 
 def shape(value: bytes) -> tuple[str, int, list[Any]]:
-    """Return the name, type and sides of an input or output."""
+    """Return the name, type and dimensions of an input or output."""
     about = fields(value)
     tensor = fields(fields(about[2][0])[1][0])
     sides = [fields(side) for side in fields(tensor[2][0])[1]]
@@ -204,7 +201,7 @@ SCIKIT_MODEL_ROWS = np.random.default_rng(1).normal(size=(7, 30))
 
 @pytest.fixture
 def written(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Stand in for skops, which is not installed here: keep what is written."""
+    """Replace skops, which is not installed here, and keep what is written."""
     kept: list[Any] = []
 
     def dumps(found: Any) -> bytes:

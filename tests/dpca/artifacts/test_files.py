@@ -1,6 +1,7 @@
-"""The files of an artifact are fixed by their digest: written whole or not at all, and refused when damaged.
+"""Files of an artifact: digest, atomic writes and damaged files.
 
-The arrays of an artifact are written as `zarr` writes them, and read back as they were.
+The digest covers all files. They are written completely or not at all, and refused when damaged. Arrays are written as
+`zarr` writes them, and read back unchanged.
 """
 
 import json

@@ -1,8 +1,8 @@
-"""A subspace projects exactly, and refuses bad rows and what is no subspace.
+"""Private subspaces: projection, column names and the scikit-learn interface.
 
-Rows with names of columns give the scores of the same rows in the order of the release, to the bit.
-
-A loaded subspace is a fitted scikit-learn transformer: it goes wherever one goes, and nothing fits it again.
+A subspace projects exactly, and refuses bad rows and invalid subspaces. Rows with column names give bit for bit the
+same scores as the same rows in the order of the release. A loaded subspace is a fitted scikit-learn transformer that
+can be used like any other, but not fitted again.
 """
 
 import copy
@@ -196,7 +196,7 @@ class TestSubspace:
             PrivateSubspace(**{**sound, **changes})
 
 
-# by anndata
+# set by anndata
 
 NAMES = [f"f{column}" for column in range(40)]
 RANDOM = np.random.default_rng(7)
@@ -217,7 +217,7 @@ CENTRES = TensorComponents(
 
 
 class Polars:
-    """A frame with the interface of polars that is used."""
+    """A frame with the parts of the polars interface that are used."""
 
     def __init__(self, rows: NDArray[Any], names: list[str]) -> None:
         self.columns, self._rows = names, rows
@@ -311,7 +311,7 @@ def test_arrays_are_returned_as_they_are() -> None:
     assert rows_by_name(matrix, names=NAMES, noun="subspace") is matrix
 
 
-# by anndata
+# set by anndata
 
 FITTED_TRANSFORMER_NAMES = ["age", "weight", "height", "dose"]
 STREAM = np.random.default_rng(0)
@@ -506,7 +506,7 @@ def test_none_of_it_imports_scikit_learn() -> None:
 
 
 WIDTHS = (1, 2, 3, 4, 5, 10)
-"""The numbers of columns that scikit-learn's checks use; a release has one, so a check counts that passes for one."""
+"""The numbers of columns in scikit-learn's checks; a release has a fixed number, so passing with any one counts."""
 _READ_ONLY = "sets n_components first; a release has the number that it has, and is read-only"
 _FITTED = "asks for what holds before a fit, or for a fit that learns from rows; a release is fitted when it is loaded"
 _WORDS = "wants scikit-learn's own words or type of error; ours says the same, with the rule and the next move"
@@ -526,13 +526,13 @@ EXCEPTIONS = {
     "check_complex_data": _WORDS,
     "check_dtype_object": _WORDS,
 }
-"""The checks of scikit-learn that a fitted release cannot pass, and why."""
+"""The checks of scikit-learn that a fitted release cannot pass, with the reasons."""
 
 
 @pytest.mark.filterwarnings("ignore:The 'future.infer_string' option is deprecated")
 @pytest.mark.filterwarnings("ignore")
 def test_scikit_learns_own_checks_pass_but_for_those_that_are_listed_with_their_reason() -> None:
-    """Checks that are skipped, such as that of the array API where SciPy's is off, do not count."""
+    """Skipped checks do not count, for example the array API check where SciPy's array API is off."""
     failed: dict[str, int] = {}
     for width in WIDTHS:
         subspace = PrivateSubspace(components=np.eye(1, width), manifest={})

@@ -1,8 +1,8 @@
-"""Tensor components: posterior weights and likelihoods are those of a direct computation; what is none is refused.
+"""Tensor components, item embeddings and private estimates as artifacts.
 
-Item embeddings: the user's step is that of training, and what does not fit is refused in one line.
-
-Private estimates as artifacts: written, read back, and closed to anything that is no public fact.
+Posterior weights and likelihoods must equal a direct computation, and invalid components are refused. The user's step
+of item embeddings must be the one of training, and mismatched input is refused in one line. Private estimates are
+written and read back, and accept public facts only.
 """
 
 import copy
@@ -92,7 +92,7 @@ def test_long_documents_and_distant_points_have_weights_that_are_numbers():
 
 
 def test_the_floor_keeps_one_stray_word_from_deciding():
-    document = np.array([[8, 6, 0, 4, 1]])  # the last word has probability 0 in the topic of the others
+    document = np.array([[8, 6, 0, 4, 1]])  # the last word has probability 0 in the topic of the other words
     assert topics().transform(document)[0, 0] > 0.95
 
 
@@ -185,7 +185,7 @@ def test_what_is_no_release_is_refused(wrong):
 
 
 def test_consumers_load_neither_a_database_nor_accounting_nor_a_cluster():
-    """Only what `dpca.artifacts` itself imports is loaded by building, writing words and computing weights."""
+    """Building components, listing words and computing weights must load only what `dpca.artifacts` imports."""
     program = (
         "import sys, json, numpy as np\n"
         "from dpca.artifacts.tensor import TensorComponents\n"
@@ -233,7 +233,7 @@ def test_a_user_folds_in_as_in_training(unobserved):
 
 
 def test_a_user_descends_as_in_training():
-    """Along two directions, with the coefficients that the moment of the next round is computed with."""
+    """Along two directions, with the coefficients of the next round's moment."""
     rng = np.random.default_rng(1)
     ratings = rng.uniform(-1, 7, (20, ITEMS)) * (rng.random((20, ITEMS)) < 0.7)
     query = moment("add_remove")

@@ -1,6 +1,8 @@
-"""Files appear whole or not at all, in the order that survives a crash, and a digest covers every byte.
+"""Atomic files and private homes.
 
-A home is its owner's alone: what is in it is made so, and one that others can enter is refused.
+Files appear completely or not at all, in an order that survives a crash, and a digest covers every byte. A home is
+accessible to its owner only: its content is created with these permissions, and a home that others can access is
+refused.
 """
 
 import hashlib
@@ -33,7 +35,7 @@ from dpca.home import key_folder, writable_home
 from flows.cli import main
 from storage.workspace import Workspace
 
-# Folders are capital and files are not, so that no path is both.
+# Folder names are capitals and file names are not, so that no path is both.
 PATHS = st.tuples(st.sampled_from(["", "X/", "X/Y/"]), st.text("abc", min_size=1, max_size=4)).map("".join)
 TREES = st.dictionaries(PATHS, st.binary(max_size=40))
 

@@ -1,4 +1,7 @@
-"""A folder and an object store are one kind of place: what is written is whole, and what is published never changes."""
+"""Local folders and object stores as places with one interface.
+
+Writes are complete, and published content never changes.
+"""
 
 import pickle
 import re
@@ -201,7 +204,7 @@ def test_a_url_of_a_store_is_its_address(url: str) -> None:
 
 
 def uses(place: Place, staged: Path) -> Iterator[str]:
-    """Yield what each way of using a place says when none works."""
+    """Yield the error message of each operation of a place, all of which must fail."""
     for use in (
         lambda: place.read("a"),
         lambda: place.write("a", b"", over=None),

@@ -1,6 +1,7 @@
-"""Artifacts and pointer files in an object store: whole or invisible, verified, read with S3 alone.
+"""Artifacts and pointer files in an object store.
 
-A store that lies: what it acknowledges is looked at, and what it answers is checked, or put again.
+They are complete or invisible, verified, and readable over S3 alone. Against a store that gives false acknowledgements
+or answers, acknowledged writes are checked and repeated, and answers are verified.
 """
 
 import os
@@ -136,7 +137,7 @@ class TestArtifacts:
 
 
 def interfere(patch: pytest.MonkeyPatch, payloads: Iterator[bytes]) -> None:
-    """Let another write right after each of the next reads."""
+    """Let another writer write right after each of the next reads."""
     read = ObjectPlace.read
 
     def read_too_early(place: ObjectPlace, path: str, **bounds: int) -> Stored:
@@ -251,7 +252,7 @@ def proxy(s3_server: Server) -> Iterator[tuple[LyingStore, Server]]:
 
 @pytest.fixture
 def liar(proxy: tuple[LyingStore, Server], monkeypatch: pytest.MonkeyPatch) -> LyingStore:
-    """The proxy, which this process takes for its store; the client is not patient."""
+    """Return the proxy that this process uses as its store, with a client that does not wait long."""
     proxy[1].enter(monkeypatch)
     monkeypatch.setenv("AWS_TIMEOUT", "2s")
     monkeypatch.setattr(s3, "_MAX_RETRIES", 2)

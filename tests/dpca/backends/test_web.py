@@ -1,4 +1,7 @@
-"""A registry behind a web server: read by name and by GET alone, checked whole, and every failure is one line."""
+"""A registry behind a web server.
+
+It is read by name with GET requests alone, and verified completely; every failure is reported in one line.
+"""
 
 import pickle
 import subprocess
@@ -65,7 +68,7 @@ def publish(home: Path, name: str, digest: str) -> None:
 
 
 def publish_files(home: Path, name: str, files: dict[str, bytes]) -> None:
-    """Publish files under the digest that they have, whatever they hold."""
+    """Publish files under their digest, whatever they contain."""
     digest = digest_files(files)
     for path, payload in files.items():
         target = home / "registry" / "artifacts" / digest / path
@@ -173,7 +176,7 @@ class TestCertificates:
 
 
 def too_long(request: BaseHTTPRequestHandler, _: bytes) -> None:
-    """Declare more than any pointer holds, and send nothing of it."""
+    """Declare more bytes than any pointer has, and send none of them."""
     request.send_response(200)
     request.send_header("Content-Length", str(1 << 40))
     request.end_headers()
@@ -181,7 +184,7 @@ def too_long(request: BaseHTTPRequestHandler, _: bytes) -> None:
 
 
 def endless(request: BaseHTTPRequestHandler, _: bytes) -> None:
-    """Declare nothing, and send more than any description holds."""
+    """Declare no length, and send more bytes than any description has."""
     request.send_response(200)
     request.send_header("Connection", "close")
     request.end_headers()

@@ -1,4 +1,4 @@
-"""A state folder of the test's own, and a signed registry."""
+"""A separate state folder for each test, and a signed registry."""
 
 from tests.storage.registry.conftest import made, publishers_home, state
 

@@ -1,4 +1,4 @@
-"""A consumer finds, verifies and loads artifacts by name with nothing but the folder ``registry``."""
+"""Consumers find, verify and load artifacts by name with nothing but the folder ``registry``."""
 
 import hashlib
 import json
@@ -35,7 +35,7 @@ def point(home: Path, name: str, versions: dict[int, str], aliases: dict[str, in
 
 @pytest.fixture(scope="module")
 def digests(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
-    """Publish ``news`` with versions 1 to 12 over three artifacts, and ``other`` with one."""
+    """Publish ``news`` with versions 1 to 12 over three artifacts, and ``other`` with one version."""
     home = tmp_path_factory.mktemp("home")
     written = [write_artifact(subspace, home=home) for subspace in SUBSPACES]
     versions = {1: written[0], 2: written[1], **{version: written[2] for version in range(3, 13)}}

@@ -1,6 +1,7 @@
-"""With a pinned root key nothing is believed that no publisher in good standing signed, or that is older than seen.
+"""Trust in a registry with a pinned root key.
 
-What a consumer remembers: the keys that it pinned, and the newest that it saw, behind which nobody goes back.
+Content is refused unless a publisher in good standing signed it, and it is not older than what the consumer has seen. A
+consumer remembers the keys that it pinned and the newest content that it saw, and never accepts older content.
 """
 
 import json
@@ -51,7 +52,7 @@ SIGNED, PLAIN = SignedPointer.path(NAME), Pointer.path(NAME)
 
 @dataclass
 class InMemory:
-    """A place without a disk, whose files can be changed one bit at a time."""
+    """An in-memory place whose files can be changed one bit at a time."""
 
     lists: ClassVar[bool] = True
     address: ClassVar[str] = "memory"
@@ -108,7 +109,7 @@ class TestEveryBit:
 
 
 class Forgetful:
-    """A memory of nothing, so that each flip is judged by itself."""
+    """A consumer memory that forgets everything, so that each bit flip is judged independently."""
 
     def root(self) -> None:
         return None
@@ -244,7 +245,7 @@ def elsewhere(
     s3_server: Server,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[tuple[Publication, str]]:
-    """Return a registry, and its address where a consumer reads it over a network."""
+    """Return a registry, and the address at which a consumer reads it over a network."""
     if request.param == "s3":
         s3_server.enter(monkeypatch)
         address = s3_server.url(tmp_path.name)

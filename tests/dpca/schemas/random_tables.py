@@ -1,4 +1,4 @@
-"""Random raw tables: values with their meaning, written as texts, Arrow arrays and Python objects of random types."""
+"""Random raw tables, with values written as texts, Arrow arrays and Python objects of random types."""
 
 import datetime as dt
 import random
@@ -18,12 +18,12 @@ LARGE = (Decimal(10**16), Decimal(2**53), Decimal("1e-7"))
 DAYS = tuple(dt.date(2001, 2, 1) + dt.timedelta(days) for days in (0, 1, 2, 30, 400))
 
 type Cell = Decimal | bool | str | dt.date | None
-"""A value by its meaning. A missing code is one too, and None is no value."""
+"""The meaning of a cell: a value, which may be a missing code, or None for no value."""
 
 
 @dataclass(frozen=True)
 class Column:
-    """A declaration, and cells by their meaning."""
+    """A column declaration with the meaning of its cells."""
 
     declared: dict[str, Any]
     cells: list[Cell]
@@ -33,7 +33,7 @@ class Column:
         return [_spelled(cell, rng, self.declared["kind"], decimal) for cell in self.cells]
 
     def arrow(self, rng: random.Random, *, decimal: str) -> pa.Array:
-        """Return the cells as an Arrow array of a random type that holds them."""
+        """Return the cells as an Arrow array of a random type that can represent them."""
         given = [cell for cell in self.cells if cell is not None]
         if given and all(isinstance(cell, dt.date) for cell in given):
             kinds = (pa.date32(), pa.date64(), *map(pa.timestamp, ("s", "ms", "us", "ns")), pa.timestamp("us", "UTC"))
@@ -50,7 +50,7 @@ class Column:
 
 
 def columns(rng: random.Random, n_rows: int) -> list[Column]:
-    """Return random columns of some rows."""
+    """Return random columns with a given number of rows."""
     made = []
     for place in range(rng.randint(1, 4)):
         kind = rng.choice(("numeric", "categorical", "boolean", "date"))
@@ -114,7 +114,7 @@ def _spelled(cell: Cell, rng: random.Random, kind: str, decimal: str) -> str:
 
 
 def _numbers(cells: list[Cell], given: list[Any], rng: random.Random) -> pa.Array:
-    """Return numbers as an array of a random type that holds each of them."""
+    """Return numbers as an array of a random type that can represent each of them."""
     if all(isinstance(cell, bool) for cell in given) and rng.random() < 0.5:
         return pa.array(cells, pa.bool_())
     values = [Decimal(cell) if isinstance(cell, Decimal | bool) else None for cell in cells]

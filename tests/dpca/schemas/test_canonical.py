@@ -1,6 +1,8 @@
-"""A value is encoded to the same bits in every format, type and path: the table of them, and random tables.
+"""Canonical encoding of values.
 
-A cell of every Arrow type is cast exactly, becomes null, or is refused: none fails in Arrow, none becomes ticks.
+A value is encoded to the same bits in every format, type and path; this is checked for the table of formats and for
+random tables. A cell of every Arrow type is cast exactly, becomes null, or is refused: no cast fails inside Arrow, and
+no timestamp becomes a raw tick count.
 """
 
 import csv
@@ -41,7 +43,7 @@ from tests.docs.reader import DOCS
 from tests.dpca.schemas.random_tables import CODES, columns
 from tests.flows.conftest import isolate
 
-# anndata sets it
+# set by anndata
 
 MISSING = ["NA", "99", "2099-09-09"]
 DAYS = {"kind": "date", "range": ["2020-01-01", "2020-01-11"], "formats": ["%d.%m.%Y", "%Y%m%d", "%Y-%m-%d"]}
@@ -64,7 +66,7 @@ KINDS: dict[str, tuple[dict[str, Any], list[list[float]]]] = {
     "date": (DAYS, [[0.1, 0], [0.5, 0], [0, 1], [1, 0], [0, 1]]),
     "vector": ({"kind": "vector", "length": 1, "range": [0, 1]}, [[0.1, 0], [0.5, 0], [0, 1], [1, 0], [0, 1]]),
 }
-"""The declarations, and what the third row, a missing code, and the fifth, a missing value, become with the others."""
+"""Declarations with the expected encoding of five rows; row 3 has a missing code, row 5 a missing value."""
 
 WHOLE, FRACTION = [1, 5, 99, 10, None], [Decimal("0.1"), Decimal("0.5"), Decimal(99), Decimal(1), None]
 BOOLEANS = [True, False, None, True, None]
@@ -172,7 +174,7 @@ PATHS = {**dict.fromkeys(FILES, ("ingest", "transform")), **dict.fromkeys(FRAMES
 
 
 def holds(form: str, name: str) -> bool:
-    """Return whether a format holds a column of this type."""
+    """Return whether a format can hold a column of this type."""
     kind, array = COLUMNS[name]
     if form in ("csv", "tsv"):
         return name in IS_WRITTEN
@@ -193,7 +195,7 @@ CELLS = [(name, form, path) for name in COLUMNS for form in PATHS if holds(form,
 
 
 class Polars:
-    """A frame with the interface of polars that is used; real ones give the same Arrow arrays."""
+    """A frame with the used parts of the polars interface; real polars frames give the same Arrow arrays."""
 
     def __init__(self, table: pa.Table) -> None:
         self.table, self.columns = table, table.column_names
@@ -213,7 +215,7 @@ class Polars:
 
 
 def _objects(column: pa.ChunkedArray) -> list[Any]:
-    """Return cells as Python objects, those of half and single precision as NumPy's."""
+    """Return cells as Python objects; half and single precision become NumPy scalars."""
     width = {pa.float16(): np.float16, pa.float32(): np.float32}.get(column.type, lambda value: value)
     return [None if value is None else width(value) for value in column.to_pylist()]
 
@@ -325,7 +327,7 @@ def bits(encoder: Encoder, rows: Any) -> bytes:
 
 
 def file_bits(encoder: Encoder, path: Path) -> bytes:
-    """Return the bits of a file's rows as its reader makes them."""
+    """Return the bits of a file's rows as its reader produces them."""
     with closing(open_file(path, Declared(schema=encoder.schema))) as reader:
         parts = [(batch.values, batch.indices, batch.row_ptr) for batch in reader.batches(Rejects())]
     width = len(encoder.feature_names)
@@ -347,7 +349,7 @@ def check_random_table(seed: int, folder: Path) -> None:
 
     def typed(*, halves: bool = True) -> pa.Table:
         arrays = [column.arrow(rng, decimal=decimal) for column in made]
-        if not halves and any(array.type == pa.float16() for array in arrays):  # pandas has no nullable ones
+        if not halves and any(array.type == pa.float16() for array in arrays):  # pandas has no nullable type for these
             return typed(halves=False)
         return pa.table(dict(zip(names, arrays, strict=True)))
 
@@ -388,7 +390,7 @@ def test_a_random_table_has_the_same_bits_in_every_format(seeds: range, tmp_path
 
 
 def table_of_cells() -> list[str]:
-    """Return the lines of the table of kinds, types and formats, for the documents."""
+    """Return the lines of the table of kinds, types and formats for the documentation."""
     rows: dict[tuple[str, tuple[str, ...]], list[str]] = {}
     for name in COLUMNS:
         kind, _, kept = name.partition(": ")

@@ -1,4 +1,4 @@
-"""Encoding follows the declared rules for each kind of cell, row by row, and never leaves the public bound on norms."""
+"""Encoding follows the declared rules for each kind of cell, row by row, within the public bound on norms."""
 
 import datetime as dt
 import json

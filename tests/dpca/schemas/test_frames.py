@@ -1,8 +1,8 @@
-"""The index of a data frame is no feature, whatever holds the frame.
+"""Data frames as input.
 
-Columns are matched by name: any order of them is found, and one that is missing or unknown is one line.
-
-What an array of float64 cannot hold is refused with the name of its column, or is missing where it may be.
+The index of a data frame is never a feature, whichever library the frame comes from. Columns are matched by name in any
+order, and a missing or unknown column is refused in one line. Values that an array of float64 cannot hold are refused
+with the name of their column, or are missing where missing values are allowed.
 """
 
 import datetime as dt
@@ -58,7 +58,7 @@ COLUMNS: list[dict[str, Any]] = [
 
 
 def read(path: Path, **declared: Any) -> tuple[list[str], list[Any] | None]:
-    """Read the names of the features and the ids of a table whose features are 1, 2, 3 and 4, 5, 6."""
+    """Read the feature names and the ids of a table whose features are 1, 2, 3 and 4, 5, 6."""
     with closing(open_file(path, Declared(**declared))) as reader:
         (batch,) = reader.batches(Rejects())
         assert reader.names is not None
@@ -250,7 +250,7 @@ PLAIN_ROWS_NAMES = list("abc")
 
 
 class Quantity(np.ndarray):
-    """Rows with a unit, as astropy has them."""
+    """Rows with a unit, in the form that astropy uses."""
 
     unit = "kg"
 

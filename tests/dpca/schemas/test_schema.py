@@ -1,6 +1,7 @@
-"""A schema that breaks a rule is one line with the place and the rule; one that holds is stated whole.
+"""Schema validation and spellings of ids.
 
-One person is one record, however a file, an option or a schema writes the id.
+A schema that breaks a rule is refused in one line with the place and the rule; a valid schema is stated completely. One
+person is one record, however a file, an option or a schema writes the id.
 """
 
 import csv
@@ -141,14 +142,14 @@ def test_a_name_or_value_that_is_a_number_is_its_digits() -> None:
 
 @pytest.mark.timeout(20)
 def test_an_integer_of_many_digits_of_base_60_is_refused_before_it_is_read() -> None:
-    """Its time would grow with the square of its length: a file of a megabyte took minutes."""
+    """Parsing time would grow with the square of the length: a file of a megabyte took minutes."""
     with pytest.raises(Invalid, match="integer of more than 64 bits"):
         load_yaml("a: " + "1:" * 400_000 + "1")
     assert load_yaml("a: 1:30") == {"a": 90}
 
 
 WHOLE = [7, 8, 7, 10, 8, 7]
-"""The person behind each row; row r holds r + 1."""
+"""The person of each row; row r has the value r + 1."""
 SPELT = [" 7", "8", "7 ", "10.0", "8.00", "\u00a07."]
 NAMED = [str(who) for who in WHOLE]
 SCHEMA = Schema.parse(
@@ -164,7 +165,7 @@ type Take = Callable[..., IngestReport]
 
 @pytest.fixture
 def take(home: Path, tmp_path: Path) -> Take:
-    """Ingest files under a name of their own each time."""
+    """Ingest files, each time under another name."""
     engine, numbers = Workspace.open().ledger.engine, itertools.count()
     (tmp_path / "schema.yaml").write_text(json.dumps(SCHEMA.facts()))
 

@@ -1,10 +1,9 @@
-"""Totals of Gaussian releases amount to exactly the epsilon that a closed form says, and never to less.
+"""Totals, calibrations and the calibration cache of Gaussian releases.
 
-Calibration inverts, fits the units of the budget, and never gives less noise than the exact amount.
-
-The guarantee of discrete Gaussian shares is compared with exact deltas of their sums.
-
-The cache of sampled calibrations: one search, always checked again, and never needed.
+Totals must equal the epsilon of a closed form and never fall below it. Calibration must invert the totals, fit the
+budget's units, and never give less noise than the exact amount. The guarantee of discrete Gaussian shares is compared
+with exact deltas of their sums. The cache must run one search per calibration, check every cached value, and remain
+optional.
 """
 
 import json
@@ -81,7 +80,7 @@ def test_the_largest_total_is_private_and_the_next_is_not(epsilon: float, delta:
 
 
 def is_private_by_many_digits(units: int, *, epsilon: float, delta: float) -> bool:
-    """Evaluate the condition to as many digits as no rounding can touch, whatever the program does."""
+    """Evaluate the condition with 120 digits, so that no rounding affects the result."""
     with mpmath.workdps(120):
         mu, loss = mpmath.sqrt(mpmath.mpf(units) / UNITS), mpmath.mpf(epsilon)
         right = mpmath.exp(loss) * mpmath.ncdf(-mu / 2 - loss / mu)
@@ -132,7 +131,7 @@ BUDGETS = [
     (100000.0, 1e-06, 14108540127312438839339, 0.002259950046706949, 0.007719198954044733),
     (100000.0, 0.001, 14213866598553087078040, 0.002251561225626168, 0.007690545675178331),
 ]
-"""Epsilon, delta, the largest total of units; multipliers of one release, and of seven with 3/5 of mu squared."""
+"""Epsilon, delta, largest total in units, multiplier of one release, and of seven releases with 3/5 of mu squared."""
 
 EPSILONS = [
     (1.0112029823988322, 0.00023204474864185772, 2, 5.376915665908628),
@@ -152,7 +151,7 @@ EPSILONS = [
     (36.86228755733166, 1.1393348526501666e-05, 10, 0.2853289011083548),
     (28.87576267331357, 5.93082261986286e-13, 10, 0.719003336643361),
 ]
-"""A multiplier, delta, releases, and the least epsilon of what they are charged."""
+"""A multiplier, delta, releases, and the smallest epsilon of their charge."""
 
 
 @pytest.mark.parametrize(("epsilon", "delta", "units", "one", "seven"), BUDGETS)
@@ -213,7 +212,7 @@ counts = st.integers(min_value=1, max_value=10_000)
 
 
 def exact_delta(noise_multiplier: float | mp.mpf, epsilon: float, releases: int) -> mp.mpf:
-    """The hockey-stick divergence of two normals at distance 1, by erfc and with 80 digits."""
+    """Return the hockey-stick divergence of two normals at distance 1, by erfc with 80 digits."""
     with mp.workdps(80):
         mu = mp.sqrt(releases) / mp.mpf(noise_multiplier)
         upper = (mp.mpf(epsilon) / mu - mu / 2) / mp.sqrt(2)
@@ -222,13 +221,13 @@ def exact_delta(noise_multiplier: float | mp.mpf, epsilon: float, releases: int)
 
 
 def charge(noise_multiplier: float, releases: int) -> int:
-    """Units of 2^-56 of ``releases / noise_multiplier^2``, rounded up, in integers."""
+    """Return ``releases / noise_multiplier^2`` in units of 2^-56, rounded up, in integer arithmetic."""
     above, below = noise_multiplier.as_integer_ratio()
     return -(-releases * below**2 * 2**56 // above**2)
 
 
 def fits(units: int, epsilon: float, delta: float) -> bool:
-    """Whether units of 2^-56 of mu^2 are within a budget."""
+    """Return whether a number of 2^-56 units of mu^2 fits a budget."""
     with mp.workdps(80):
         return bool(exact_delta(2**28 / mp.sqrt(units), epsilon, 1) <= delta)
 
@@ -388,7 +387,7 @@ def mass(squared_scale, shares, reach=600):
 
 
 def exact_delta_of_discrete_gaussian(masses, shifts, epsilon):
-    """Sum ``max(0, P - e^epsilon Q)`` over all outcomes of one to three coordinates, each moved by a whole number."""
+    """Sum ``max(0, P - e^epsilon Q)`` over all outcomes of one to three coordinates, each shifted by an integer."""
     here, there = np.ones(1), np.ones(1)
     for one, shift in zip(masses, shifts, strict=True):
         padded = np.concatenate([one, np.zeros(shift)])
@@ -407,7 +406,7 @@ def test_no_exact_delta_is_above_that_of_the_gaussian(squared_scale, shares, shi
 
 @pytest.mark.parametrize(("shares", "moved"), [(2, (3, 4)), (3, (0, 5)), (3, (6, 1))])
 def test_coordinates_of_less_weight_are_covered(shares, moved):
-    """Weights 1 and sqrt(1/2): the second coordinate has half the squared scale, and its moves count sqrt 2 times."""
+    """Weights 1 and sqrt(1/2): the second coordinate has half the squared scale, and its shifts count sqrt 2 times."""
     squared_scale, least = 32, np.sqrt(0.5)
     masses = [mass(squared_scale, shares, reach=60), mass(squared_scale // 2, shares, reach=60)]
     mu = shares_mu(
@@ -422,7 +421,7 @@ def test_coordinates_of_less_weight_are_covered(shares, moved):
 
 @pytest.mark.parametrize(("shares", "moved"), [(2, (3, 2, 1)), (2, (0, 0, 4)), (1, (2, 1, 3))])
 def test_coordinates_of_a_cube_are_covered(shares, moved):
-    """Weights 1, sqrt(1/3) and sqrt(1/6), of which equal entries are moved three and six times."""
+    """Weights 1, sqrt(1/3) and sqrt(1/6): entries of the two smaller weights occur three and six times."""
     squared_scale, least = 102, np.sqrt(1 / 6)
     masses = [mass(squared_scale // part, shares, reach=int(75 / part**0.5)) for part in (1, 3, 6)]
     sensitivity = float(np.sqrt(moved[0] ** 2 + 3 * moved[1] ** 2 + 6 * moved[2] ** 2))
@@ -432,7 +431,7 @@ def test_coordinates_of_a_cube_are_covered(shares, moved):
 
 
 def test_what_is_taken_off_is_needed():
-    """Without it a share of scale 6 would be claimed to hide a shift of 5 better than it does."""
+    """Without the subtracted term, a share of scale 6 would claim to hide a shift of 5 better than it does."""
     assert exact_delta_of_discrete_gaussian([mass(36, 1)], [5], 1.0) == pytest.approx(0.07288, abs=1e-5)
     assert gaussian_delta(5 / 6, 1.0) == pytest.approx(0.07271, abs=1e-5)
     assert gaussian_delta(shares_mu(sensitivity=5.0, shares=1, squared_scale=36), 1.0) > 0.07288
@@ -458,7 +457,7 @@ def test_shares_for_which_the_proof_does_not_hold_are_refused(changes):
         shares_mu(**{"sensitivity": 1.0, "shares": 2, "squared_scale": 16.0} | changes)
 
 
-@pytest.mark.timeout(20)  # steps of 2 are lost in the rounding of such a float
+@pytest.mark.timeout(20)  # steps of 2 are lost in the rounding of a float of this size
 def test_an_enormous_scale_is_found_too():
     scale = shares_squared_scale(sensitivity=1e6, shares=1, mu=1e-9)
     assert 1e30 <= scale <= 1e30 * (1 + 1e-12)
@@ -470,13 +469,13 @@ FORGED = [b"no json", b"{}", b'{"noise_multiplier": 0.3}', b'{"noise_multiplier"
 
 @pytest.fixture(scope="module")
 def found():
-    """What the search finds."""
+    """Return the result of the search."""
     return sampled_gaussian_noise_multiplier(**TERMS)
 
 
 @pytest.fixture
 def searches(found, monkeypatch):
-    """Let a search find at once what it is known to find; what is kept is checked as ever. Return the searches made."""
+    """Replace the search by its known result and record its calls; cached values are still checked."""
     made: list[dict[str, Any]] = []
 
     def search(**asked: Any) -> Any:

@@ -1,6 +1,7 @@
-"""Events are plain data, and their steps can be counted, found and walked without a list of them.
+"""Events as plain data: traversal, counting and validation of their parts.
 
-An event is of the closed table, or it is refused; its parts are counted, however they are nested.
+Steps are counted, found and traversed without expanding them into a list. Events outside the closed table are refused,
+and parts are counted at any depth of nesting.
 """
 
 import itertools
@@ -181,7 +182,7 @@ def test_sampling_everyone_is_no_sampling() -> None:
 
 
 def test_a_sample_of_all_stays_one_where_records_are_replaced() -> None:
-    """Its multiplier is that for an emptied record: as a Gaussian of replaced ones it would cost too little."""
+    """Its multiplier is calibrated for an emptied record; a charge as a Gaussian of replaced records is too small."""
     ((rate, _),) = parts_of({**SAMPLED, "rate": 1.0}, replaced=True).sampled
     assert rate == 1.0
     event = {"name": "poisson_sampled", "rate": 1.0, "event": core.gaussian(10.0)}
@@ -189,7 +190,7 @@ def test_a_sample_of_all_stays_one_where_records_are_replaced() -> None:
         build_filter("gdp", epsilon=1.0, delta=1e-6, failure_delta=5e-7, replaced=True).charge(event, delta=1e-7)
         for event in (event, core.gaussian(10.0))
     )
-    assert whole[2] > 3.9 * plain[2]  # two steps of mu 1 / 10 add up to 2 / 10, by itself dearer still
+    assert whole[2] > 3.9 * plain[2]  # two steps of mu 1 / 10 give 2 / 10; the standalone charge is even higher
 
 
 def test_laplace_noise_is_pure_and_its_epsilon_not_rounded_down() -> None:

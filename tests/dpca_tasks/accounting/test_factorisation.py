@@ -1,4 +1,4 @@
-"""Weights of a stream: published and exact numbers, events that add up, and what is refused."""
+"""Weights of a stream: published and exact numbers, additivity of events, and refusals."""
 
 import itertools
 import math
@@ -73,7 +73,7 @@ def test_the_weights_of_a_year_are_those_of_the_sheet():
     ],
 )
 def test_one_charge_holds_for_ever_at_the_published_factor(settings, bits, answer, factor):
-    """Rounding takes the tail of a slow series off, so it may also gain."""
+    """Rounding cuts off the tail of a slowly decaying series, so the factor may also decrease."""
     weights = choose_weights(**settings)
     ticks = settings.get("longest", 3650)
     assert weights.endless
@@ -87,7 +87,7 @@ def test_one_charge_holds_for_ever_at_the_published_factor(settings, bits, answe
     [("window", {"window": 7}, 40_000, 1.77832), ("decay", {"half_life": 30.0}, 3000, 1.8828)],
 )
 def test_exact_coefficients_divide_into_their_own_answer(strategy, terms, length, published):
-    """``b = a / c`` is c again: the factor is the square of zeta."""
+    """``b = a / c`` equals c, so the factor is the square of zeta."""
     series = coefficients_of(strategy, length, **terms)
     assert (series**2).sum() == pytest.approx(published, rel=1e-4)
     wanted = STRATEGIES[strategy].wanted(500, strategy, **terms)
@@ -112,7 +112,7 @@ def test_the_tree_has_the_published_factors():
 
 
 def test_the_estimator_of_the_tree_is_the_best_linear_one():
-    """Against generalised least squares over all complete nodes, at every tick of 12."""
+    """Compares with generalised least squares over all complete nodes, at each of 12 ticks."""
     for tick in range(1, 13):
         nodes = [(start, 1 << h) for h in range(4) for start in range(0, tick - (1 << h) + 1, 1 << h)]
         design = np.array([[start <= at < start + size for at in range(tick)] for start, size in nodes], float)
@@ -160,7 +160,7 @@ def test_the_sensitivity_is_rounded_up_by_less_than_a_last_place(weights):
 
 
 def test_replacing_costs_more_than_root_two_where_weights_have_signs():
-    """The published ratios, for arrivals a window apart."""
+    """The published ratios, for arrivals one window apart."""
     for window, ratio in ((7, 1.54), (30, 1.57), (90, 1.59)):
         weights = choose_weights("window", window=window)
         assert weights.signed

@@ -1,8 +1,8 @@
-"""Filters charge every event enough, admit whole budgets, and are not talked out of delta.
+"""Privacy filters: sound charges, adaptive analysts, budget shares and history.
 
-A share of a budget is the largest that every run gets: all are admitted, and with the next float the last is not.
-
-A budget's history says what its numbers of the day said, in time that grows with the releases alone.
+Filters charge enough for every event, admit whole budgets, and keep delta against adaptive analysts. A share of a
+budget is the largest epsilon that all runs can get: all runs are admitted, and with the next larger float the last is
+not. A budget's history reproduces the numbers stated at the time, in time linear in the number of releases.
 """
 
 import functools
@@ -110,9 +110,9 @@ def test_what_remains_fits_and_a_hundredth_more_does_not(
 
 
 def pld_epsilon(events: Sequence[Mapping[str, Any]], delta: float) -> float:
-    """Compose privacy loss distributions, rounded to fine steps towards less loss, for a bound from below.
+    """Return a lower bound on epsilon by composing privacy loss distributions, rounded on a fine grid toward less loss.
 
-    It is the same for every filter, and takes a second.
+    The result is cached because it does not depend on the filter and takes a second.
     """
     return _pld_epsilon(json.dumps(events), delta)
 
@@ -218,10 +218,11 @@ def test_delta_that_was_set_aside_is_spent_to_the_last(kind: str) -> None:
 
 
 def test_no_choice_made_after_an_answer_reaches_beyond_delta() -> None:
-    """Play the game that breaks a filter whose division of delta may be chosen along the way.
+    """Play the adaptive game that breaks a filter whose division of delta may be chosen along the way.
 
-    A Gaussian takes half of mu squared; seeing its privacy loss, the analyst takes whichever gains more of one event
-    that fails with all the delta that is left, or the rest of mu squared. If both were admitted, 1.9 delta is reached.
+    A Gaussian takes half of mu squared. After observing its privacy loss, the analyst chooses whichever gains more: one
+    event that fails with all the remaining delta, or the rest of mu squared. If both were admitted, 1.9 delta would be
+    reached.
     """
     epsilon, delta = 1.0, 1e-5
 
@@ -254,7 +255,7 @@ OPENINGS: list[Mapping[str, Any]] = [PURE, LAPLACE, ROUGH, sampled(0.01, 1.5, 10
 
 
 def play(rules: PrivacyFilter, events: Sequence[Mapping[str, Any]], *, delta: float) -> tuple[int, ...]:
-    """Charge one event after the other, as the ledger does."""
+    """Charge the events one after the other, as the ledger does."""
     total = rules.zero
     for event in events:
         total = add(total, rules.charge_after(total, event, delta=delta))
@@ -262,7 +263,7 @@ def play(rules: PrivacyFilter, events: Sequence[Mapping[str, Any]], *, delta: fl
 
 
 searched_multiplier = functools.cache(sampled_gaussian_noise_multiplier)
-"""The search, which does not depend on the filter that is asked."""
+"""The cached search, whose result does not depend on the filter."""
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -319,10 +320,10 @@ def test_nothing_is_charged_by_itself_once_the_composition_began(kind: str, even
 
 
 def test_no_choice_after_an_opening_answer_reaches_beyond_delta() -> None:
-    """Seeing an opening answer, the analyst takes the better of all that is then admitted.
+    """After an opening answer, the analyst takes the best event that is still admitted.
 
-    The opening release is randomised response that fails, and tells everything, with its delta. After it the analyst
-    may take the composition whole, or spend what is left by itself; each answer has its own best choice.
+    The opening release is randomised response that fails with its delta and then reveals everything. After it, the
+    analyst may take the whole composition or one standalone charge of the rest. Each answer has its own best choice.
     """
     epsilon, delta = 1.0, 1e-5
     own, failure = 0.3, 4e-6
@@ -410,7 +411,7 @@ TERMS = {
 
 
 def charged(rules: PrivacyFilter, before: list[dict[str, Any]]) -> prices.Charge:
-    """Return the total after those events that are admitted."""
+    """Return the total charge of the events that are admitted."""
     total = rules.zero
     for event in before:
         after = prices.add(total, rules.charge_after(total, event, delta=DELTA))
@@ -419,7 +420,7 @@ def charged(rules: PrivacyFilter, before: list[dict[str, Any]]) -> prices.Charge
 
 
 def one_by_one(rules: PrivacyFilter, total: prices.Charge, *, epsilon: float, delta: float) -> int:
-    """Count the runs as the ledger would admit them."""
+    """Count how many runs the ledger would admit."""
     event = {"name": "gaussian", "noise_multiplier": gaussian_noise_multiplier(epsilon=epsilon, delta=delta)}
     for count in itertools.count():
         total = prices.add(total, rules.charge_after(total, event, delta=delta))
@@ -463,7 +464,7 @@ def test_runs_that_fit_are_those_that_are_admitted_one_by_one(kind: str, epsilon
 
 
 def test_a_single_run_may_be_charged_by_itself_where_the_composition_is_dearer() -> None:
-    """The Renyi filter admits a first Gaussian of the whole budget alone, which its orders would not."""
+    """The Renyi filter admits a single first Gaussian of the whole budget, which its composition would not."""
     rules = build_filter("renyi", epsilon=4.0, delta=DELTA)
     assert filters.largest_epsilon(rules, rules.zero, runs=1, delta=DELTA) >= 4.0 * (1 - 1e-12)
     assert filters.largest_epsilon(rules, rules.zero, runs=2, delta=DELTA) < 3.0

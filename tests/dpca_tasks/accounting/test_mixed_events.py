@@ -1,4 +1,4 @@
-"""Histories of mixed events: what a filter admits never passes the budget when it is composed exactly."""
+"""Histories of mixed events: no admitted history exceeds the budget when it is composed exactly."""
 
 import itertools
 import math
@@ -41,7 +41,7 @@ nested = st.builds(
 
 
 def steps_of(event: Event, count: int = 1) -> Iterator[tuple[Event, int]]:
-    """Yield the Gaussian and the (epsilon, delta) steps of an event, each with how often it happens."""
+    """Yield the Gaussian and the (epsilon, delta) steps of an event, each with its multiplicity."""
     if event["name"] == "self_composed":
         yield from steps_of(event["event"], count * event["count"])
     elif event["name"] == "composed":
@@ -52,11 +52,11 @@ def steps_of(event: Event, count: int = 1) -> Iterator[tuple[Event, int]]:
 
 
 def exact_delta(history: Sequence[Event], epsilon: float) -> Any:
-    """Compose the worst mechanisms of a history exactly, to 60 digits; return their delta at epsilon.
+    """Compose the worst-case mechanisms of a history exactly, to 60 digits; return the delta at epsilon.
 
-    The worst (e, d) mechanism fails with probability d and else answers by randomised response: its loss is e with
-    probability 1 / (1 + exp(-e)), and -e otherwise. It is worse than Laplace noise of scale 1 / e. Given its answers,
-    the rest is one Gaussian; and given the answer of a sampled step, which is integrated over, too.
+    The worst (e, d) mechanism fails with probability d and otherwise answers by randomised response: its loss is e with
+    probability 1 / (1 + exp(-e)), and -e otherwise. It is worse than Laplace noise of scale 1 / e. Given these answers,
+    the rest is one Gaussian. The answer of a sampled step is integrated over as well.
     """
     with mpmath.workdps(60):
         square, works, losses = mpmath.mpf(0), mpmath.mpf(1), {mpmath.mpf(0): mpmath.mpf(1)}
@@ -93,7 +93,8 @@ def exact_delta(history: Sequence[Event], epsilon: float) -> Any:
 def _over_sample(event: Event, missed: Callable[[Any], Any], sign: int) -> Any:
     """Integrate over the answer of a sampled Gaussian, with a record added (1) or removed (-1).
 
-    The answer without the record is N(0, z^2), with it that or N(1, z^2). Its loss is smooth: 15 digits are 15 digits.
+    The answer is N(0, z^2) without the record, and a mixture of N(0, z^2) and N(1, z^2) with it. The integrand is
+    smooth, so 15 digits are reliable.
     """
     z, rate = mpmath.mpf(event["event"]["noise_multiplier"]), mpmath.mpf(event["rate"])
 
@@ -113,7 +114,7 @@ def _gaussian_delta(epsilon: Any, mu: Any) -> Any:
 
 
 def admitted(rules: PrivacyFilter, asked: Sequence[Event]) -> tuple[list[Event], Charge]:
-    """Ask for events in turn, then for the failures and the Gaussian that use up the rest; return what was admitted."""
+    """Request events in turn, then failures and the Gaussian that use up the rest; return what was admitted."""
     total, history = rules.zero, []
 
     def ask(event: Event, *, delta: float = DELTA / 4) -> None:
@@ -155,10 +156,11 @@ histories = st.tuples(openings, st.lists(wide, max_size=3), st.lists(sampled, ma
 
 
 def stated_epsilon(rules: PrivacyFilter, history: Sequence[Event], own: Charge) -> Any:
-    """Return the epsilon that a filter states of a composition after standalone charges, from the mathematics.
+    """Return the epsilon that a filter states for a composition after standalone charges, computed independently.
 
-    By `dpca_tasks.accounting.filters`: (epsilon, delta) events by the Gaussian, or at each order by the randomised
-    response, that dominates them, with their deltas set aside; sampled ones by their divergence.
+    Follows the definitions in `dpca_tasks.accounting.filters`. An (epsilon, delta) event is represented by its
+    dominating Gaussian, or at each order by its dominating randomised response, and its delta is set aside. Sampled
+    events are represented by their divergence.
     """
     steps = list(itertools.chain.from_iterable(map(steps_of, history)))
     with mpmath.workdps(60):
@@ -182,7 +184,7 @@ def stated_epsilon(rules: PrivacyFilter, history: Sequence[Event], own: Charge) 
 
 
 def _pure(event: Event) -> Any:
-    """Return the epsilon of a step that is no Gaussian."""
+    """Return the epsilon of a non-Gaussian step."""
     return 1 / mpmath.mpf(event["noise_multiplier"]) if event["name"] == "laplace" else mpmath.mpf(event["epsilon"])
 
 
@@ -202,7 +204,7 @@ def _divergence(event: Event, order: Any) -> Any:
 
 
 def fill(rules: PrivacyFilter, asked: Sequence[Event]) -> tuple[list[Event], list[Event], Charge]:
-    """Ask for events in turn, then for the largest Gaussian; return what was admitted, what of it composed, and all."""
+    """Request events in turn, then the largest Gaussian; return admitted events, composed ones, and the total."""
     total, history, composed = rules.zero, [], []
     left_over = None
     for event in [*asked, None]:
@@ -219,7 +221,7 @@ def fill(rules: PrivacyFilter, asked: Sequence[Event]) -> tuple[list[Event], lis
 
 
 def check_the_brim(kind: str, asked: list[Event], aside: float) -> None:
-    """Fill a budget; what is in it has the budget's exact delta at most, and one more release, even small, has not."""
+    """Check that a filled budget stays within its exact delta, and that one more small release does not fit."""
     rules = build_filter(kind, epsilon=EPSILON, delta=DELTA, failure_delta=aside)
     history, composed, total = fill(rules, asked)
     assert exact_delta(history, EPSILON) <= DELTA
@@ -329,7 +331,7 @@ def test_a_gaussian_charges_its_mu_squared_beside_an_approximate_event() -> None
 
 
 def conversion(order: float, delta: Any) -> Any:
-    """Return what a Renyi divergence costs on top (Canonne, Kamath and Steinke 2020, Proposition 12)."""
+    """Return the term for converting Renyi divergence to epsilon (Canonne, Kamath and Steinke 2020, Proposition 12)."""
     return mpmath.log(1 - 1 / mpmath.mpf(order)) - (mpmath.log(delta) + mpmath.log(order)) / (order - 1)
 
 

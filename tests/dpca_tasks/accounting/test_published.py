@@ -1,6 +1,7 @@
-"""Printed formulas give the numbers of their papers, and their events tell what is true of them.
+"""Published noise formulas and the epsilons that their events really have.
 
-The table of truth: both ends of every row agree, and other accountants say the same.
+Formulas must reproduce the numbers printed in their papers. In the table of stated and true epsilons, both ends of
+every row must agree with each other and with other accountants.
 """
 
 import dataclasses
@@ -173,7 +174,7 @@ def test_dp_vrpca_hides_its_full_products_and_not_its_corrections() -> None:
 
 @pytest.mark.parametrize("epochs", [1, 4, 9])
 def test_dp_vrpca_pays_for_the_steps_of_every_epoch(epochs: int) -> None:
-    """Theorem 3 has the square root of all steps; its events are as many full products, and as many corrections."""
+    """Theorem 3 has the square root of all steps; its events are one full product and one correction per step."""
     asked = dataclasses.replace(A9A, epochs=epochs)
     expected = math.sqrt(epochs * 32561 * math.log(1e3)) / (32561 * 0.1)
     assert FORMULAS["dp_vrpca"].noise(asked) == pytest.approx(expected, rel=1e-12)
@@ -215,12 +216,12 @@ def test_a_smoothness_for_one_row_is_too_large_for_many() -> None:
 
 @pytest.fixture(scope="module")
 def table() -> tuple[Truth, ...]:
-    """Compute the table, without the rows that have only other numbers of records than a9a."""
+    """Compute the table without the rows that differ from a9a only in the number of records."""
     return tuple(truth_of(case) for case in CASES if not case.words.startswith(("MNIST", "real-sim")))
 
 
 def row(table: tuple[Truth, ...], formula: str, claimed: float, delta: float, words: str = "") -> Truth:
-    """Return the only row of a formula, a claim, and words that its settings end in."""
+    """Return the only row with this formula, this claimed epsilon, and a description that ends in ``words``."""
     (found,) = (
         row
         for row in table
@@ -286,7 +287,7 @@ def test_all_messages_of_correlated_noise_together_give_more_than_one(
 @pytest.mark.parametrize(("sites", "colluders"), [(4, 0), (7, 2)])
 def test_the_view_of_an_aggregator_is_that_of_explicit_covariances(sites: int, colluders: int) -> None:
     honest = sites - colluders
-    share, mask = 1 / sites, 1.0  # a mask before its mean is taken off; a message has variance 1
+    share, mask = 1 / sites, 1.0  # a mask before its mean is subtracted; a message has variance 1
     covariance = share * np.eye(honest) + mask * (np.eye(honest) - 1 / honest)  # given the colluders' masks
     mean = np.eye(honest)[0]
     expected = math.sqrt(mean @ np.linalg.solve(covariance, mean))
@@ -332,7 +333,7 @@ def test_gaussian_rows_agree_with_another_accountant(table: tuple[Truth, ...]) -
 
 
 def sampled_event(found: Truth) -> dp_accounting.DpEvent:
-    """Return the same event in the words of the other library."""
+    """Return the same event as an event of dp-accounting."""
     parts = []
     for leaf, count in leaves(FORMULAS[found.formula].event(found.settings)):
         inner = leaf["event"] if leaf["name"] == "poisson_sampled" else leaf
@@ -365,7 +366,7 @@ def test_renyi_divergences_bound_sampled_rows_from_above(table: tuple[Truth, ...
 
 @pytest.mark.parametrize("size", [1, 2, 30])
 def test_the_largest_ratio_of_cauchy_densities_is_found(size: int) -> None:
-    """Places are searched, and divisions of the shift among equal coordinates."""
+    """The search covers positions and divisions of the shift among equal coordinates."""
     shift, smoothness = 0.4, 0.5 / size
     found = smooth_cauchy_bracket(shift=shift, smoothness=smoothness, size=size)
 

@@ -1,4 +1,4 @@
-"""Local and smooth sensitivity under attack, and their calibrations against quadrature."""
+"""Local and smooth sensitivity under attack, and their noise calibrations against quadrature."""
 
 import itertools
 import math
@@ -33,13 +33,13 @@ EDGES = [(5, 50.0, 1e-15), (123, 1e-5, 1e-12), (123, 50.0, 1e-24), (7840, 8.0, 1
 
 
 def hockey_stick_by_quadrature(log_scale, shift, *, epsilon, size):
-    """Integrate over the first coordinate; the others enter as a central chi-square."""
+    """Integrate over the first coordinate; the others enter as a central chi-square variable."""
     weight, more = math.exp(-2 * log_scale), math.expm1(-2 * log_scale)
     constant = (2 * (epsilon - size * log_scale) - weight * shift**2) / more
     slope = 2 * weight * shift / more
     tail = chi2(size - 1).sf if log_scale < 0 else chi2(size - 1).cdf
 
-    def rest(x):  # what the squares of the others have to pass
+    def rest(x):  # threshold for the sum of squares of the other coordinates
         return constant + slope * x - x * x
 
     roots = np.roots([-1.0, slope, constant])
@@ -61,7 +61,7 @@ def hockey_stick_by_quadrature(log_scale, shift, *, epsilon, size):
 @pytest.mark.filterwarnings("ignore::scipy.integrate.IntegrationWarning")
 @pytest.mark.parametrize(("size", "epsilon", "delta"), GRID + EDGES)
 def test_gaussian_noise_has_its_delta_and_nearly_all_of_it(size, epsilon, delta):
-    """Quadrature at the corners, and between them, where no case may be worse."""
+    """Quadrature at the corners of the range and at points between them, where no case may be worse."""
     shift, smoothness = gaussian_shift(epsilon=epsilon, delta=delta, size=size)
     assert shift**2 <= 2 * epsilon
     worst = 0.0
@@ -81,7 +81,7 @@ def test_the_scale_alone_takes_no_more_than_half_of_what_it_may(size, epsilon):
 
 
 def test_the_calibration_is_that_of_the_sheet():
-    """The eigengaps above which it is useful, at delta 1e-3."""
+    """The eigengaps above which the method is useful, at delta 1e-3."""
     sheet = ((123, 1, 0.1, 5500), (123, 1, 1.0, 600), (1230, 10, 0.1, 23000), (7840, 10, 1.0, 6600))
     for size, k, epsilon, gap in sheet:
         _, smoothness = gaussian_shift(epsilon=epsilon, delta=1e-3, size=size)
@@ -91,7 +91,7 @@ def test_the_calibration_is_that_of_the_sheet():
 
 def test_a_shift_beyond_the_proof_and_a_noncentrality_beyond_the_library_are_not_private():
     assert not is_gaussian_pair_private(0.2, 0.02, epsilon=1e-3, delta=0.9, size=1)
-    assert hockey_stick(-3e-7, 0.12, epsilon=0.1, size=5) == 1.0  # scipy says .143, the truth is .0444
+    assert hockey_stick(-3e-7, 0.12, epsilon=0.1, size=5) == 1.0  # scipy returns .143, the true value is .0444
 
 
 def test_epsilons_beyond_any_float_cost_noise_and_not_privacy():
@@ -121,7 +121,7 @@ def log_density(shape, points):
 @pytest.mark.parametrize("shape", ["spherical_t", "cauchy"])
 @pytest.mark.parametrize("size", [2, 30])
 def test_pure_noise_has_no_loss_above_epsilon_and_comes_near_it(shape, size):
-    """Shifts of norm U in all directions and scales in both, at points near and far."""
+    """Shifts of norm U in all directions and scale changes in both, at points near and far."""
     epsilon = 1.0
     shift, smoothness = tailed_shift(epsilon=epsilon, size=size)
     rng = np.random.default_rng(0)
@@ -140,14 +140,14 @@ def test_pure_noise_has_no_loss_above_epsilon_and_comes_near_it(shape, size):
 
 
 def turned(rows, neighbour, k):
-    """Return the distance of the leading k directions of two datasets, and the eigengap of the first."""
+    """Return the distance between the leading k directions of two datasets, and the eigengap of the first."""
     (values, one), (_, two) = (np.linalg.eigh(matrix) for matrix in (rows, neighbour))
     angles = np.clip(np.linalg.svd(one[:, -k:].T @ two[:, -k:], compute_uv=False), 0.0, 1.0)
     return math.sqrt(2 * (k - angles.sum())), float(values[-k] - values[-k - 1])
 
 
 def unit_record(rng, d):
-    """Return X^T X of a record of one row or several, of Frobenius norm 1."""
+    """Return X^T X of a record of one or two rows with Frobenius norm 1."""
     rows = rng.standard_normal((int(rng.integers(1, 3)), d))
     rows *= rng.random(d) < 0.7
     return rows.T @ rows / max(float((rows * rows).sum()), 1e-9)
@@ -177,7 +177,7 @@ def test_no_neighbour_turns_the_directions_by_more_than_the_local_sensitivity(re
 @pytest.mark.parametrize(("relation", "factor"), [("add_remove", 1.0), ("replace_one", 2.0)])
 @pytest.mark.parametrize("gap", [2.1, 5.0, 400.0])
 def test_the_local_sensitivity_is_attained(relation, factor, gap):
-    """A record in the plane of two directions, at the best of all angles."""
+    """A record in the plane of two directions, at the worst-case angle."""
     best = 0.0
     for angle in np.linspace(0.0, np.pi, 4001):
         x = np.array([math.cos(angle), math.sin(angle)])
@@ -202,7 +202,7 @@ def test_the_sensitivity_falls_with_the_gap_and_ends_at_its_cap():
 
 
 def exactly(gap, *, smoothness, relation, tolerance):
-    """Evaluate every j."""
+    """Evaluate the maximum over every j directly."""
     movement = computed_movement(relation) if tolerance else gap_movement(relation)
     j = np.arange(math.ceil(gap / movement) + 1)
     sensitivities = local_sensitivity(
@@ -212,7 +212,7 @@ def exactly(gap, *, smoothness, relation, tolerance):
 
 
 def steepest(bound, *, movement, upto=40.0):
-    """Search for the largest change of the logarithm of a bound when the gap moves by what one record can."""
+    """Return the largest change of a bound's logarithm when the gap moves by at most what one record can cause."""
     rng = np.random.default_rng(2)
     worst = 0.0
     gaps = np.concatenate([rng.uniform(0, upto, 700), np.arange(1, int(upto)) + 1e-4, np.arange(1, int(upto)) - 1e-4])
@@ -253,7 +253,7 @@ def test_a_bound_without_the_term_before_the_cap_is_found_out():
 
 
 def test_a_bound_without_the_cap_is_found_out(monkeypatch):
-    """Gonen and Gilad-Bachrach print C / g, which explodes where the gap closes."""
+    """Gonen and Gilad-Bachrach print C / g, which diverges as the gap closes."""
 
     def uncapped(gap, **_):
         return 3.0 / np.maximum(gap, 1e-9)

@@ -1,6 +1,6 @@
-"""Which trials of an audit choose, and which are counted.
+"""Trials of an audit: selection trials, counted trials, and statistical bounds.
 
-The statistics of an audit, against scipy and by their own promise.
+Bounds are compared with scipy and with their own stated error rates.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ CHOOSING = 2 * HALF * len(PAIRS)
 
 
 class Scripted:
-    """A mechanism whose result says whether a script gives a sign in that run; every run is on the next dataset due."""
+    """A mechanism whose result is 1 in the scripted runs and 0 otherwise; each run is on the next scheduled dataset."""
 
     name = "scripted"
 
@@ -36,7 +36,7 @@ class Scripted:
 
 
 def left_runs(pair):
-    """Return the runs on the left dataset, if this pair is the chosen one: those that choose, those counted."""
+    """Return the runs on the left dataset if this pair is chosen: selection trials and counted trials."""
     return {*range(2 * HALF * pair, 2 * HALF * pair + HALF)}, {*range(CHOOSING, CHOOSING + TRIALS - HALF)}
 
 
@@ -59,7 +59,7 @@ def test_only_the_pair_that_the_first_half_tells_apart_is_run_further(pair):
 
 @pytest.mark.parametrize("pair", [0, 1])
 def test_a_sign_in_the_trials_that_choose_proves_nothing(pair):
-    """However sure they are: what chose a pair or an event is never counted."""
+    """Even certain signs prove nothing: trials that selected a pair or an event are never counted."""
     choosing, _ = left_runs(pair)
     assert audit(Scripted(choosing)).bound == 0.0
 
@@ -81,7 +81,7 @@ def test_the_bounds_are_those_of_clopper_and_pearson(miss):
 
 @pytest.mark.parametrize("chance", [0.0, 0.003, 0.2, 0.5, 0.999, 1.0])
 def test_each_bound_misses_no_more_often_than_it_says(chance):
-    """Exact: the chance of a miss is added up over all counts."""
+    """Exact: the probability of a miss is summed over all counts."""
     counts = np.arange(201)
     low, high = proportion_bounds(counts, trials=200, miss=0.025)
     weights = binom.pmf(counts, 200, chance)
@@ -91,7 +91,7 @@ def test_each_bound_misses_no_more_often_than_it_says(chance):
 
 def test_nothing_seen_proves_nothing():
     assert epsilon_bound(0, 0, trials=1000, delta=0.01, miss=0.025) == 0.0
-    assert epsilon_bound(12, 0, trials=1000, delta=0.02, miss=0.025) == 0.0  # delta explains it
+    assert epsilon_bound(12, 0, trials=1000, delta=0.02, miss=0.025) == 0.0  # explained by delta
 
 
 def test_certain_events_prove_as_much_as_their_number_allows():
@@ -102,7 +102,7 @@ def test_certain_events_prove_as_much_as_their_number_allows():
 
 @pytest.mark.parametrize("upwards", [True, False])
 def test_the_event_is_found_in_either_direction(upwards):
-    """One in ten trials on one side is told by its value, the others are alike."""
+    """One in ten trials on one side has an extreme value of the statistic; all other values have one distribution."""
     rng = np.random.default_rng(5)
     alike = rng.uniform(-1.0, 1.0, (2, 1000))
     alike[0 if upwards else 1, :100] = 9.0 if upwards else -9.0

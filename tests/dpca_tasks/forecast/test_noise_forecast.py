@@ -1,12 +1,9 @@
-"""Declared spectra: parts of all variance, descending, 1 in sum.
+"""Noise forecasts and declared spectra, compared with simulated releases.
 
-Forecasts from public facts.
-
-Expected overlaps compared with draws. All seeds are fixed; tolerances are five standard errors or more.
-
-The forecast of completion mechanisms: against measured errors, and the advice that follows.
-
-The forecast of components agrees with simulated releases, whose noise is drawn as it is assumed.
+Declared spectra are fractions of the total variance, descending, with sum 1. Forecasts use public facts only. Expected
+overlaps are compared with draws; all seeds are fixed, and tolerances are five standard errors or more. Forecasts for
+completion mechanisms are compared with measured errors, together with the resulting advice. Forecasts of components are
+compared with simulated releases whose noise follows the assumed law.
 """
 
 import dataclasses
@@ -121,7 +118,7 @@ def test_few_records_can_show_no_more_components_than_they_hold_the_level():
 @pytest.mark.parametrize("spectrum", SPECTRA)
 @pytest.mark.parametrize("name", UNSAMPLED)
 def test_with_the_epsilon_or_the_records_that_it_names_the_kth_component_stands_above_the_noise(name, spectrum):
-    """Without local noise, which grows with the records, and without samples, whose plans take seconds."""
+    """Without local noise, which grows with the records, and sampled mechanisms, whose plans take seconds."""
     mechanism, problem = MECHANISMS[name](n_components=4), dataclasses.replace(FEW, spectrum=spectrum)
     seen = found(mechanism, problem, epsilon=0.3)
     assert seen.above_noise < 4
@@ -138,7 +135,7 @@ def test_with_the_epsilon_or_the_records_that_it_names_the_kth_component_stands_
 
 
 def test_a_component_of_the_stated_level_is_seen_in_about_half_of_all_releases():
-    """Between a quarter and nine tenths of 60; a right level leaves that with probability 1e-3 at the most."""
+    """Between a quarter and nine tenths of 60 releases; a correct level fails this with probability at most 1e-3."""
     plan = planned(AnalyzeGauss(n_components=1), Problem(n_features=200, clip_norm=1.0, records_at_most=1_000))
     signal = np.zeros((200, 200))
     signal[0, 0] = plan.level / plan.moment_std
@@ -225,7 +222,7 @@ def test_directions_drawn_one_by_one_capture_what_is_expected(strengths, scale):
 
 
 def test_components_without_variance_are_drawn_as_well():
-    """Two directions hold everything, and the scale is such that the draws find a fifth of it."""
+    """Two directions hold all the variance, and at this noise scale the draws find a fifth of it."""
     strengths = np.where(np.arange(40) < 2, 20.0, 0.0)
     peeling = Peeling(n_components=2, epsilon=1.0, delta=0.0)
     found = []
@@ -285,7 +282,7 @@ def missed(name, problem, epsilon, **others):
     ],
 )
 def test_the_error_of_one_moment_is_foreseen(users, rated, measured):
-    """Measured on ratings of rank 5 without noise, of std 1: one run each, of all the budget on the moment."""
+    """Compared with one run on ratings of rank 5 and std 1 without noise, with the whole budget spent on the moment."""
     problem = dataclasses.replace(PAPER, records_at_most=users, ratings_per_user=rated)
     for epsilon, error in measured.items():
         assert missed("one_shot", problem, epsilon, signal=1.0) == pytest.approx(error, rel=0.15)
@@ -300,7 +297,7 @@ def test_the_error_of_alternation_is_foreseen_where_it_has_converged():
 
 @pytest.mark.parametrize("signal", [None, 1.0, 0.5])
 def test_one_moment_is_advised_but_for_many_users_and_much_budget(signal):
-    """As measured: one_shot wins in 15 of the 16 settings of the task of rank 5, dpals in the last."""
+    """As measured: one_shot wins in 15 of the 16 settings of the rank-5 task, dpals in the last."""
     for users, rated in SETTINGS.items():
         problem = dataclasses.replace(PAPER, records_at_most=users, ratings_per_user=rated)
         advised = {epsilon: ranked(problem, epsilon, signal=signal)[0].mechanism for epsilon in (1, 5, 10, 20)}
@@ -337,13 +334,13 @@ COLUMNS, RECORDS, RUNS = 60, 10_000, 6
 
 
 def symmetric(rng, order, std, *, axes):
-    """Isometric noise: an array of independent numbers, averaged over the orders of its axes."""
+    """Return isometric noise: an array of independent numbers, averaged over all permutations of its axes."""
     noise = rng.standard_normal((order,) * axes) * std
     return sum(noise.transpose(axis) for axis in itertools.permutations(range(axes))) / math.factorial(axes)
 
 
 def found_share(seed, count, *, moment_std, core_std):
-    """Release moments of orthonormal centres of equal weight; return the share of centres that is found."""
+    """Release moments of orthonormal centres of equal weight; return the share of centres that are found."""
     rng = np.random.default_rng(seed)
     centres = np.linalg.qr(rng.standard_normal((COLUMNS, count)))[0].T
     moment = RECORDS / count * centres.T @ centres + symmetric(rng, COLUMNS, moment_std, axes=2)
@@ -366,7 +363,7 @@ def found_share(seed, count, *, moment_std, core_std):
     ids=["room", "room in the third", "none in the second", "little in the third"],
 )
 def test_components_are_found_where_there_is_room(count, above_moment, above_core, low, high):
-    """Means of six draws from fixed seeds, with margins beyond any of thirty draws that were looked at."""
+    """Means of six draws from fixed seeds; the margins exceed the values of thirty other draws."""
     edge = RECORDS / count / above_moment
     overlap = overlap_of(RECORDS / count, edge)
     moment_std = edge / math.sqrt(2 * COLUMNS)
@@ -394,7 +391,7 @@ def test_more_records_leave_more_room_and_nobody_leaves_none():
 
 
 def test_the_largest_value_of_noise_of_order_three_is_that_of_the_spherical_model():
-    """The best of 40 starts, of three draws; finite sizes stay below the limit, by less than a sixth at 20."""
+    """The best of 40 starts for each of three draws; at order 20 the value is below the limit by less than a sixth."""
     rng, order, largest = np.random.default_rng(3), 20, []
     for _ in range(3):
         noise = symmetric(rng, order, 1.0, axes=3).reshape(order, -1)
@@ -410,7 +407,7 @@ def test_the_largest_value_of_noise_of_order_three_is_that_of_the_spherical_mode
 
 @pytest.mark.parametrize("overlap", [1.0, 0.87, 0.0])
 def test_rows_of_released_directions_are_about_as_long_as_assumed(overlap):
-    """Topics of words of their own, evenly used; directions off by the stated cosine, at random."""
+    """Topics with disjoint words of equal weight; directions deviate at random by the stated cosine."""
     rng, features, count = np.random.default_rng(4), 200, 5
     topics = np.kron(np.eye(count), np.ones(features // count)) * math.sqrt(count / features)
     noise = np.linalg.qr(rng.standard_normal((features, count)))[0].T
@@ -421,7 +418,7 @@ def test_rows_of_released_directions_are_about_as_long_as_assumed(overlap):
 
 
 def of_model(model, rng):
-    """Return the terms of a model, and 3,000 records of three components that are as it is assumed."""
+    """Return the facts of a model, and 3,000 records of three components that follow the model."""
     which = rng.integers(0, 3, 3000)
     if model == "topics":
         chances = np.kron(np.eye(3), np.ones(4)) / 4
@@ -440,7 +437,7 @@ def of_model(model, rng):
     ids=["agn", "avn", "paper"],
 )
 def test_the_noise_that_is_forecast_is_that_of_the_release(mechanism, relation, model):
-    """That of the second moment exactly; that of the third as far as the length of rows of directions is known."""
+    """Noise of the second moment is exact; noise of the third depends on the estimated row length of the directions."""
     facts, rows = of_model(model, np.random.default_rng(5))
     problem = TensorProblem(**facts, relation=relation, records_at_most=3000)
     plan = mechanism.plan(problem, PrivacyTarget(epsilon=5.0, delta=1e-5))

@@ -1,4 +1,4 @@
-"""The kernels against Python's integers, and against each other: the same bits from every one of them."""
+"""Kernels compared with Python's integers and with each other: all of them return the same bits."""
 
 import math
 import os
@@ -26,7 +26,7 @@ FEATURES = 11
 
 
 def gridded_rows(*, n_features=FEATURES, largest=LARGEST, max_rows=9):
-    """Rows of integers, many of them 0, some at the largest that a grid has; no bound on a row's norm."""
+    """Return integer rows with many zeros, some with the largest entry of a grid, and no bound on a row's norm."""
     entries = st.one_of(st.just(0), st.sampled_from([largest, -largest, 1]), st.integers(-largest, largest))
     shapes = st.integers(0, max_rows).map(lambda n: (n, n_features))
     return shapes.flatmap(lambda shape: hnp.arrays(np.int64, shape, elements=entries))
@@ -64,7 +64,7 @@ def test_outer_products_are_those_of_integers(kernel, rows):
 
 @pytest.mark.parametrize("n_features", [1, 2, 5, 255, 256, 257, 600, outer_products.WIDE, outer_products.WIDE + 3])
 def test_full_rows_of_any_width_give_the_same_bits(n_features):
-    """Widths on both sides of a panel, of the four rows that the loop takes at once, and of strips."""
+    """Widths around the size of a panel, of the loop's groups of four rows, and of strips."""
     rows = np.random.default_rng(n_features).integers(-LARGEST, LARGEST + 1, (7, n_features))
     expected = packed(rows.T @ rows)
     for kernel in OUTER:
@@ -72,7 +72,7 @@ def test_full_rows_of_any_width_give_the_same_bits(n_features):
 
 
 def test_more_values_than_are_put_in_order_at_a_time_add_up():
-    """Five rows of seven are empty, the last of all too."""
+    """Five of every seven rows are empty, including the last row."""
     rng = np.random.default_rng(1)
     n_rows, n_features = 16_000, 260
     rows = rng.integers(-LARGEST, LARGEST + 1, (n_rows, n_features)).astype(np.int32)
@@ -109,7 +109,7 @@ def test_packed_rows_of_any_width_give_the_same_bits(n_features, density):
 @pytest.mark.parametrize("largest", [PACKED, outer_products.LARGE + 1, outer_products.LARGE, 3000, 2047])
 @pytest.mark.parametrize("every", [1, 7, 16])
 def test_sums_of_packed_rows_leave_before_they_overflow(largest, every):
-    """A thousand rows, of which some or all have an entry so large; all pull the sums the same way."""
+    """A thousand rows, some or all with the largest allowed entry, all with the same sign of contribution."""
     rows = np.ones((1000, 20), np.int64)
     rows[::every, 3:5] = largest
     rows[::every, 7] = -largest
@@ -137,7 +137,7 @@ def test_packed_rows_add_to_what_is_there():
     np.testing.assert_array_equal(total, packed(rows.T @ rows) + 5)
 
 
-@pytest.mark.audit_only  # the kernels are compiled anew, in five seconds
+@pytest.mark.audit_only  # the kernels are recompiled, which takes five seconds
 def test_packed_rows_give_the_same_bits_on_a_processor_that_multiplies_no_pairs(tmp_path):
     program = """
 import numpy as np
@@ -180,7 +180,7 @@ def moment_products(kernel, rows, sizes, directions, direction_bits, longest=UNL
 
 
 def expected_products(rows, sizes, directions, direction_bits, most=4**BITS):
-    """Follow the definition with Python's integers, one record after another."""
+    """Compute the products by their definition in Python's integers, one record after another."""
     total = np.zeros(directions.shape, object)
     stop = 0
     for size in sizes:
@@ -247,7 +247,7 @@ def test_panels_add_the_same_at_every_width_and_flush_of_their_floats(width, mon
 
 
 def test_panels_are_chosen_by_sizes_alone():
-    """Near directions, and blocks of as many stored values as features."""
+    """Near directions, and blocks with as many stored values as features."""
     directions = np.zeros((products.FAR // 8 - 1, 8), np.int64)
     assert products.is_near(len(directions), directions)
     assert not products.is_near(len(directions) - 1, directions)
@@ -266,7 +266,7 @@ def test_records_longer_than_a_strip_are_whole():
 
 
 def expected_long_product(record, directions, direction_bits):
-    """Round one record's product: to nearest, or scaled down and toward zero where that is longer than 1."""
+    """Round one record's product: to nearest, or scaled down and toward zero if it is longer than 1."""
     exact = record.T.astype(object) @ (record.astype(object) @ directions.astype(object))
     rounded = (exact + 2 ** (direction_bits - 1)) // 2**direction_bits
     if (rounded**2).sum() <= 16**BITS:
@@ -279,7 +279,7 @@ def expected_long_product(record, directions, direction_bits):
 @pytest.mark.parametrize("largest", [900, LARGEST])
 @pytest.mark.parametrize("kernel", PRODUCTS, ids=lambda kernel: kernel.__name__)
 def test_records_of_many_rows_are_rounded_once_and_no_other_is_touched(kernel, largest):
-    """Scaled ones may differ by a step, since squares are added up in another order."""
+    """Scaled products may differ by a step because squares are added in a different order."""
     rng = np.random.default_rng(9)
     sizes, longest = [1, 4, 3, 0, 9, 3, 2], 3
     rows, directions = rng.integers(-largest, largest, (sum(sizes), FEATURES)), on_grid(rng, FEATURES, 3, 24)

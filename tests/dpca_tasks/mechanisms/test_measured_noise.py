@@ -1,11 +1,11 @@
-"""The noise of every mechanism, measured coordinate by coordinate, is the noise of the event that was charged.
+"""Measured noise of every mechanism, coordinate by coordinate, against the charged event.
 
-A mechanism is run once, and its requests recorded. Each request is then released 400 times through the gate, under keys
-of a fixed seed, and every coordinate's distance from the exact answer is mapped to a standard normal by the law of the
-charged event, written here from the mathematics. Sums of squares are compared with chi-square bounds: coordinate by
-coordinate, which shows a coordinate without noise, and over independent coordinates together: over twelve of them, a
-scale that is off by a tenth fails. Over all seeds, exact noise fails any of these tests with probability at most 1e-6,
-by Bonferroni.
+A mechanism is run once, and its requests are recorded. Each request is then released 400 times through the gate, under
+keys of a fixed seed. Every coordinate's distance from the exact answer is mapped to a standard normal by the law of the
+charged event, which is implemented here from the mathematics. Sums of squares are compared with chi-square bounds in
+two ways. Each single coordinate is tested, which reveals a coordinate without noise. All independent coordinates are
+also tested together: with twelve of them, a scale that is off by a tenth fails. Over all seeds, exact noise
+fails any of these tests with probability at most 1e-6, by Bonferroni.
 """
 
 import dataclasses
@@ -45,11 +45,11 @@ from tests.mechanism_table import FORMS
 RUNS, FALSE_ALARMS, SITES = 400, 1e-6, 3
 RELATION: Relation = "replace_one"
 WIDENED = ("subspace", "completion", "tensor")
-"""Families whose audited mechanisms take more features than two: more coordinates show a smaller error."""
+"""Families whose audited mechanisms accept more than two features: more coordinates reveal a smaller error."""
 
 
 class Step(NamedTuple):
-    """A request of a run: the way out, the query and its noise, the charged event, and the rows."""
+    """A request of a run: the curator method, the query and its noise, the charged event, and the rows."""
 
     way: str
     query: Any
@@ -59,7 +59,7 @@ class Step(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """Standard normals, a column for a coordinate; and sums of chi-squares over coordinates that are independent."""
+    """Standard normals, one column per coordinate, and the chi-square sum over independent coordinates."""
 
     normals: np.ndarray
     together: float
@@ -67,7 +67,7 @@ class Measured(NamedTuple):
 
 
 class Recorder(Curator):
-    """A curator that records its requests with the event that was charged for each."""
+    """A curator that records each request with its charged event."""
 
     def __init__(self, source, event, relation):
         super().__init__(source, InMemoryReservation(event=event, relation=relation, key=bytes(32)))
@@ -94,7 +94,7 @@ def keys(label: str, runs: int = RUNS) -> Iterator[bytes]:
 
 
 def family_steps(family: Any, name: str) -> list[Step]:
-    """Run a family's audited mechanism once, and return what it asked."""
+    """Run a family's audited mechanism once, and return its requests."""
     problem = family.audit.problem("zero_out")
     if family.name in WIDENED:
         problem = dataclasses.replace(problem, n_features=6)
@@ -108,7 +108,7 @@ def family_steps(family: Any, name: str) -> list[Step]:
 
 
 def tick_steps(strategy: Any) -> list[Step]:
-    """Release three ticks of a stream."""
+    """Release three ticks of a stream, and return their requests."""
     weights = choose_weights(strategy, ticks=3)
     problem = Problem(n_features=6, clip_norm=2.0, relation=RELATION)
     plan = plan_stream(problem, TARGET, weights=weights, ticks=3, n_components=2)
@@ -123,7 +123,7 @@ def tick_steps(strategy: Any) -> list[Step]:
 
 
 def run_steps() -> list[Step]:
-    """Return a fused run of sampled steps, of which the states before and after the first and the fifth leave."""
+    """Return a fused run of sampled steps that outputs the states before and after the first and the fifth step."""
     terms: dict[str, Any] = {"n_features": 6, "clip_norm": 2.0, "relation": RELATION, "bits": 12}
     product = MomentProduct(directions=on_direction_grid(np.eye(6)[:, :2]), **terms)
     noise = Gaussian(noise_multiplier=3.0)
@@ -141,7 +141,7 @@ TESTS = len(FAMILY_CASES) + 2 * len(SITE_CASES) + 3
 
 
 def weights_of(kind: str, order: int) -> np.ndarray:
-    """The stds of packed coordinates of isotropic noise: 1 over the root of how often each is in the full tensor."""
+    """Return the stds of packed coordinates of isotropic noise: 1 / sqrt(number of occurrences in the full tensor)."""
     if kind == "symmetric":
         return np.array([1.0 if i == j else math.sqrt(1 / 2) for i in range(order) for j in range(i, order)])
     if kind == "cube":
@@ -164,12 +164,12 @@ def packed(answer: np.ndarray, kind: str) -> Any:
 
 
 def from_tails(tails: np.ndarray) -> Any:
-    """Map probabilities of larger magnitudes to magnitudes of standard normals."""
+    """Map tail probabilities of magnitudes to magnitudes of standard normals."""
     return -special.ndtri(tails / 2)
 
 
 def wishart_tails(values: np.ndarray, shape: float, scale: float) -> Any:
-    """The tails of a difference of two Gamma variates, by its density on a fine grid."""
+    """Return the tails of a difference of two Gamma variates, from its density on a fine grid."""
     grid = np.linspace(0.0, 200.0, 400_001)[1:]
     order = shape - 0.5
     density = grid**order * special.kv(order, grid) / (math.sqrt(math.pi) * special.gamma(shape) * 2**order)
@@ -182,7 +182,7 @@ def independent(normals: np.ndarray) -> Measured:
 
 
 def additive(step: Step, residuals: np.ndarray) -> Measured:
-    """Map what was added to a sum, in data units, to standard normals, by the charged event."""
+    """Map the additive noise of a sum, in data units, to standard normals, using the charged event."""
     query, law, event = step.query, step.law, dict(step.event)
     event = event.get("event", event)
     sensitivity = query.sensitivity(law.norm) * query.unit
@@ -209,7 +209,7 @@ def additive(step: Step, residuals: np.ndarray) -> Measured:
             normals = np.empty_like(residuals)
             normals[:, is_diagonal] = from_tails(wishart_tails(residuals[:, is_diagonal], freedom / 2, 2 * c))
             normals[:, ~is_diagonal] = from_tails(wishart_tails(residuals[:, ~is_diagonal], freedom, c))
-            diagonal = normals[:, is_diagonal]  # columns of A are independent, so the diagonal is
+            diagonal = normals[:, is_diagonal]  # columns of A are independent, so diagonal entries are, too
             return Measured(normals, float((diagonal**2).sum()), diagonal.size)
     pytest.fail(f"no law is written here for {law.name} under {event}")
 
@@ -226,7 +226,7 @@ def measure_parts(step: Step, answers: list[dict[str, np.ndarray]]) -> Measured:
 
 
 def measure_directions(step: Step, answers: list[np.ndarray]) -> Measured:
-    """Measure noise on one direction, whose sign is random and known from the answer: the noise is far smaller."""
+    """Measure the noise on one direction; its random sign follows from the answer, because the noise is far smaller."""
     solver, law = step.query, step.law
     pairs = solver.solve(step.source, subkey(bytes(32), label="start", info=b""))
     found, columns, stds = np.array(answers), [], np.empty((len(answers), 1))
@@ -248,7 +248,7 @@ def measure_directions(step: Step, answers: list[np.ndarray]) -> Measured:
 def measure(step: Step) -> Measured:
     """Release a request under every key and measure the noise."""
     query, source, event = step.query, step.source, step.event
-    if isinstance(query, PoissonSampled):  # of rows without entries, every sample has the same sum
+    if isinstance(query, PoissonSampled):  # if all rows are empty, every sample has the same sum
         source = ArrayBlocks(np.zeros((2, query.n_features)))
     if step.way == "sequential":
         event = events.self_composed(event, query.steps)
@@ -275,7 +275,7 @@ def measure(step: Step) -> Measured:
 
 
 def check(found: list[Measured]) -> None:
-    """Compare with chi-square bounds that all tests together pass with probability at least 1 - 1e-6."""
+    """Check chi-square bounds that all tests together pass with probability at least 1 - 1e-6."""
     assert found, "nothing was measured"
     comparisons = sum(each.normals.shape[1] + 1 for each in found)
     alarm = FALSE_ALARMS / TESTS / comparisons / 2
@@ -301,7 +301,7 @@ def test_the_measured_noise_of_a_fused_run_is_what_was_charged() -> None:
 
 
 class Watched(LocalParties):
-    """Parties that keep what was opened, by the round."""
+    """Parties that record every opened total with its round."""
 
     @property
     def opened(self) -> Any:
@@ -314,10 +314,10 @@ class Watched(LocalParties):
 
 
 def measure_round(plan: Any, sources: list[Any], index: int, opened: Any, runs: int) -> Measured:
-    """Open a round again under every key: the sum of all shares is noised as if each honest site had its part.
+    """Repeat the opening of a round under every key, and measure the noise of the total.
 
-    Of N sites, H are counted on for noise that hides a record as the charged event does, so the total has N / H times
-    its variance.
+    Each of N sites adds its share. The noise of H honest sites alone hides a record as the charged event does. So the
+    total has N / H times the variance of that event.
     """
     query, roster, residuals = opened.query, opened.roster, []
     exact = sum(exact_sum(source, query) for source in sources)

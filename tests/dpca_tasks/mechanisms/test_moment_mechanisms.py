@@ -1,8 +1,8 @@
-"""Mechanisms on one noised second moment: what they charge, refuse, center and keep.
+"""Mechanisms on one noised second moment, whole releases, and mechanisms with data-dependent sensitivity.
 
-Whole releases, from rows to what is published of them: edge cases, bits, and the order and signs of columns.
-
-Smooth sensitivity and propose-test-release: results, refusals, outcomes, and planted bugs.
+The first are tested for charges, refusals, centring and stored answers. Whole releases, from rows to published facts,
+are tested for edge cases, reproducible bits, and invariance to the order and signs of columns. Smooth sensitivity and
+propose-test-release are tested for results, refusals, outcomes, and planted bugs.
 """
 
 import json
@@ -44,7 +44,7 @@ LARGE = PrivacyTarget(epsilon=0.1, delta=1e-3, allow_large_delta=True)
 
 
 def rows(n=4000, shift=0.0):
-    """Rows of norm below 1, spread along the first axis, around a mean along the second."""
+    """Return rows of norm below 1, spread along the first axis, around a mean along the second."""
     rng = np.random.default_rng(7)
     made = rng.standard_normal((n, D)) * np.array([0.3, 0.02, 0.1, 0.02, 0.02, 0.02])
     made[:, 1] += shift
@@ -126,7 +126,7 @@ ALL = [*MOMENT, NoisyPower(n_components=1), NoisyPower(n_components=1, averaging
 
 @pytest.mark.parametrize("mechanism", ALL, ids=repr)
 def test_the_leading_direction_is_found(mechanism):
-    """A gap of 320 against noise below 40: a miss would be 5 std for the worst of these."""
+    """A gap of 320 against noise below 40: a miss would be a deviation of 5 std for the worst of these mechanisms."""
     found = run(mechanism, problem(), TARGET, ArrayBlocks(rows()))
     assert abs(found.components[0, 0]) > 0.9
 
@@ -160,7 +160,7 @@ def test_a_smaller_k_of_the_same_key_is_the_head_of_a_larger():
 
 
 def test_normalised_rows_all_count_alike():
-    """A few huge records along the first axis against many small ones along the second."""
+    """A few very large records along the first axis against many small ones along the second."""
     made = np.zeros((3000, D))
     made[:100, 0] = 1.0
     made[100:, 1] = 1e-3
@@ -177,7 +177,7 @@ KEY = bytes(range(32))
 
 
 def release(rows, *, mechanism="analyze_gauss", k=1, epsilon=1.0, center="none", relation="add_remove"):
-    """Release under a fixed key; return what the mechanism returns."""
+    """Release under a fixed key; return the mechanism's result."""
     problem = Problem(
         n_features=rows.shape[1], clip_norm=1.0, center=center, relation=relation, records_at_most=100_000
     )
@@ -196,7 +196,7 @@ def published(raw, *, k, method="auto"):
 
 
 def spiky(features, n_rows=4_000):
-    """Rows of norm at most 1 with three directions of a few features each."""
+    """Return rows of norm at most 1 with three directions of a few features each."""
     rng, directions = np.random.default_rng(2), np.zeros((3, features))
     for direction in directions:
         direction[rng.choice(features, min(6, features), replace=False)] = 1.0
@@ -232,7 +232,7 @@ def test_every_edge_case_of_a_release_publishes_plain_numbers(mechanism, feature
 
 
 def test_without_a_signal_a_release_says_nothing_of_the_best_subspace():
-    """The keys are fixed; another would show a component in one of a hundred."""
+    """Keys are fixed; one in a hundred other keys would show a component."""
     told = published(release(np.zeros((50, 30)), k=3), k=3).outcome
     assert told["above_noise"] == 0
     assert told["cv"] is told["cv_low"] is None
@@ -258,7 +258,7 @@ def test_a_release_is_published_with_the_same_bytes_twice_and_on_one_and_two_thr
 
 
 def test_order_signs_and_unit_of_columns_change_the_columns_and_no_fact():
-    """Noise is part of the released matrix, which is moved as a whole."""
+    """The columns of the released matrix, including its noise, are permuted, reflected and scaled."""
     raw, rng, unit = release(spiky(80), k=4), np.random.default_rng(3), 7.3
     assert raw.released is not None
     places, signs = rng.permutation(80), rng.choice([-1.0, 1.0], 80)
@@ -281,7 +281,7 @@ def test_order_signs_and_unit_of_columns_change_the_columns_and_no_fact():
 
 
 def test_the_size_of_the_noise_that_a_release_states_is_that_of_its_matrix():
-    """Of 5,000 draws off the diagonal of a release of nothing: a deviation of 1 %, and five are allowed."""
+    """The std of 5,000 off-diagonal draws of an empty release has an error of 1 %; five times that is allowed."""
     raw = release(np.zeros((50, 101)), k=3)
     assert raw.released is not None
     drawn = raw.released[np.triu_indices(101, 1)]
@@ -413,7 +413,7 @@ def test_noise_that_is_too_small_is_found(attack, monkeypatch, mechanism, law, m
 
 @pytest.mark.audit
 def test_a_gap_that_is_published_with_little_noise_is_found(attack, monkeypatch):
-    """On neighbours whose gaps differ by one, and whose directions do not."""
+    """The neighbours' gaps differ by one, and their directions are equal."""
     monkeypatch.setattr(noised_directions, "laplace_noise_multiplier", lambda *, epsilon: 0.1)
     rows = np.repeat(np.eye(2), [201, 20], axis=0)
     pair = Neighbours(name="widened", left=ArrayBlocks(rows), right=ArrayBlocks(rows[1:]))
@@ -422,7 +422,7 @@ def test_a_gap_that_is_published_with_little_noise_is_found(attack, monkeypatch)
 
 
 def test_a_replaced_record_takes_twice_the_noise():
-    """In the squared distance a factor of 4; over keys the mean of thirty is within a fifth of its value."""
+    """A factor of 4 in the squared distance; the mean over thirty keys is within a fifth of its value."""
     claim = PrivacyTarget(epsilon=1.0, delta=1e-3, allow_large_delta=True)
     spread = {}
     for relation in ("add_remove", "replace_one"):

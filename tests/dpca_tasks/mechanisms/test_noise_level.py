@@ -1,9 +1,8 @@
-"""Noise is not sold as a result: what plans say beforehand, and releases afterwards.
+"""Warnings about releases of mostly noise, before and after the release, and a private clip norm.
 
-All draws have fixed keys. A release of noise alone passes its edge with probability 0.01 at most (measured below 0.01
-for every mechanism), so that the cases here, which are fixed, cannot alternate.
-
-A clip norm chosen privately, then a mechanism at it: two steps, one epsilon.
+All draws have fixed keys. A release of noise alone exceeds its edge with probability at most 0.01 (measured below 0.01
+for every mechanism). The cases here are fixed, so their outcomes do not vary. A clip norm chosen privately and a
+mechanism that uses it are two steps under one epsilon.
 """
 
 import dataclasses
@@ -52,7 +51,7 @@ def says_noise(plan):
 
 
 def dense_rows(n_rows, n_features):
-    """Dense rows of norm 2 with a spectrum that falls slowly."""
+    """Return dense rows of norm 2 with a slowly decaying spectrum."""
     rng = np.random.default_rng(4)
     rows = rng.standard_normal((n_rows, n_features)) / np.arange(10, n_features + 10) ** 0.25
     return 2.0 * rows / np.linalg.norm(rows, axis=1, keepdims=True)
@@ -60,7 +59,7 @@ def dense_rows(n_rows, n_features):
 
 @each_mechanism
 def test_few_dense_records_of_many_columns_are_warned_of_before_anything_is_spent(name):
-    """At most 500 records of 300 columns, ten components, (1, 1e-6): the most they could be is 50 records each."""
+    """At most 500 records of 300 columns, ten components, (1, 1e-6): at most 50 records per component."""
     (warning,) = MECHANISMS[name](n_components=10).plan(problem(), COMMON_TARGET).warnings[:1]
     assert NOISE in warning
     assert "records_at_most=500" in warning
@@ -100,7 +99,7 @@ def test_many_records_of_few_columns_are_not_warned_of(name, center, relation):
 @pytest.mark.parametrize("declared", [True, False], ids=["declared", "undeclared"])
 @each_mechanism
 def test_the_usual_release_of_a_benchmark_has_no_false_alarm(name, declared):
-    """The rows are a9a's 32,561 of 123 columns; the local model alone has noise above them."""
+    """The rows are the 32,561 of a9a with 123 columns; only in the local model does the noise exceed the signal."""
     row = TABLE[name]
     facts = problem(
         n_features=123,
@@ -139,7 +138,7 @@ def test_a_release_with_signal_says_nothing_more(name, a9a):
 )
 @pytest.mark.parametrize("components", [1, 10])
 def test_noise_alone_is_called_noise_afterwards(name, components, center):
-    """No row holds anything, and the declared number of records promises plenty."""
+    """All rows are empty, although the declared number of records suggests a strong signal."""
     mechanism = MECHANISMS[name](n_components=components)
     facts = problem(n_features=60, records_at_most=200 if name == "local_gaussian" else 20_000, center=center)
     plan = mechanism.plan(facts, COMMON_TARGET)
@@ -150,7 +149,7 @@ def test_noise_alone_is_called_noise_afterwards(name, components, center):
 
 
 def test_fewer_records_than_columns_are_warned_of_twice():
-    """No eigenvalue of ten stands above the noise, and together they are more than the released total."""
+    """None of ten eigenvalues exceeds the noise, and their sum exceeds the released total variance."""
     mechanism, facts = AnalyzeGauss(n_components=10), problem(n_features=255, records_at_most=230)
     plan = mechanism.plan(facts, COMMON_TARGET)
     found = run(mechanism, plan, dense_rows(230, 255))
@@ -170,7 +169,7 @@ def test_the_edge_is_in_the_units_of_a_clip_norm_chosen_privately():
 
 
 class TestProposeTestRelease:
-    """A test that passes has noise weaker than what it is on."""
+    """Propose-test-release: in a release that passes its test, the noise is weaker than the directions."""
 
     MECHANISM = ProposeTestRelease(n_components=2)
     FACTS = problem(n_features=120, clip_norm=1.0, records_at_most=50_000)
@@ -181,7 +180,7 @@ class TestProposeTestRelease:
         return rows
 
     def test_a_bound_below_its_need_is_a_failure(self):
-        """Half of the gap needed passes the threshold, and has noise twice as strong as the directions."""
+        """Half of the needed gap passes the threshold, but its noise is twice as strong as the directions."""
         plan = self.MECHANISM.plan(self.FACTS, COMMON_TARGET)
         needed = int(plan.warnings[0].split("above about ")[1].split()[0])
         outcomes = {gap: run(self.MECHANISM, plan, self.rows(gap)) for gap in (needed // 2, 4 * needed)}
@@ -216,10 +215,10 @@ def test_counts_within_the_noise_are_none_and_the_largest_stays_where_all_are():
 @pytest.mark.parametrize("quantile", [0.5, 0.9, 0.99])
 @pytest.mark.parametrize("epsilon", [0.03, 0.1, 1.0])
 def test_the_noise_of_empty_bins_does_not_move_the_clip_norm(quantile, epsilon):
-    """Of 400 draws on 32,561 records of norms as a9a's and MNIST's, at most one in 100 is over 1.5 times too large.
+    """400 draws on 32,561 records with norms as in a9a and MNIST: at most one in 100 exceeds 1.5 times the truth.
 
-    A false alarm: each draw is too large with probability below .005, so more than four of 400 are with below .06; the
-    seed is fixed.
+    False alarms: each draw is too large with probability below .005, so more than four of 400 are too large with
+    probability below .06. The seed is fixed.
     """
     stream, edges = np.random.default_rng(11), norm_grid()
     scale = 1.0 / min(epsilon / 32, 1 / 16)
@@ -249,7 +248,7 @@ def test_a_budget_of_the_target_admits_the_release(epsilon):
 
 @pytest.mark.parametrize("mechanism", [AnalyzeGauss(n_components=2), Wishart(n_components=2)])
 def test_the_clip_norm_is_the_quantile_and_the_components_follow(mechanism):
-    """Norms 4 for 95 % of the records along the first axis, 1000 for the rest along the second."""
+    """Norm 4 for 95 % of the records, along the first axis, and norm 1000 for the rest, along the second."""
     rows = np.zeros((20_000, 4))
     rows[:19_000, 0], rows[19_000:, 1] = 4.0, 1000.0
     wrapped = QuantileClip(mechanism=mechanism, quantile=0.9)

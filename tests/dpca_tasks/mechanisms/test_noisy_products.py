@@ -1,6 +1,7 @@
-"""A mean bought first: what it costs, what directions around it are, what is kept, and what is refused.
+"""Components around a private mean, and truncation to the longest rows.
 
-Truncation keeps the longest rows, whatever a library would choose.
+Releases that first buy a mean are tested for cost, the directions around it, stored answers and refusals. Truncation
+must keep the longest rows, whatever the default of the library is.
 """
 
 import dataclasses
@@ -70,7 +71,7 @@ def run(mechanism, target, *, rows=ROWS, steps=None, key=bytes(32), **changes):
 def test_components_are_those_of_the_covariance(mechanism, target):
     """The largest second moment is along the mean, the largest variances along the first two axes.
 
-    Uncentred, two directions capture at most 0.7 of what the best two do. Data of another scale have the same.
+    Uncentred, two directions capture at most 0.7 of the variance of the best two. Rescaled data give the same result.
     """
     covariance = np.cov(ROWS.T, bias=True)
     best = np.linalg.eigvalsh(covariance)[-K:].sum()
@@ -85,7 +86,7 @@ def test_components_are_those_of_the_covariance(mechanism, target):
 
 @pytest.mark.parametrize("mechanism", [Exponential(n_components=K), SmoothSensitivity(n_components=K)])
 def test_with_little_noise_they_are_those_of_records_clipped_around_the_mean(mechanism):
-    """Half of the records are beyond the clip norm once the mean is off: numpy does the same to all of them."""
+    """A sixth of the records exceed the clip norm after centring; numpy clips all records in the same way."""
     rows = np.where(np.arange(2000)[:, None] % 2, [0.9, 0.1, 0, 0, 0, 0, 0], [-0.8, 0, 0.5, 0, 0, 0, 0])
     rows = np.vstack([rows, [[0.95, 0, 0.05, 0, 0, 0, 0]] * 4000])
     found = run(mechanism, PrivacyTarget(epsilon=1e5, delta=1e-6), rows=rows, relation="add_remove")
@@ -97,7 +98,7 @@ def test_with_little_noise_they_are_those_of_records_clipped_around_the_mean(mec
 
 
 def test_a_mean_that_noise_makes_too_long_is_cut_to_the_clip_norm():
-    """At fixed keys, under most of which it is too long before it is cut."""
+    """Keys are fixed; under most of them the mean is longer than the clip norm before it is cut."""
     target = PrivacyTarget(epsilon=0.01, delta=0.0)
     found = [run(Exponential(n_components=1), target, rows=ROWS[:3], key=bytes([name] * 32)) for name in range(8)]
     lengths = np.array([np.linalg.norm(one.mean) for one in found])
@@ -105,7 +106,7 @@ def test_a_mean_that_noise_makes_too_long_is_cut_to_the_clip_norm():
     assert (lengths > 0.99).sum() >= 4
 
 
-# What it costs.
+# The cost.
 
 
 @settings(max_examples=60, deadline=None)
@@ -116,7 +117,7 @@ def test_a_mean_that_noise_makes_too_long_is_cut_to_the_clip_norm():
     kind=st.sampled_from(["gdp", "renyi"]),
 )
 def test_both_parts_together_never_pass_the_target(epsilon, delta, pure, kind):
-    """In exact numbers; so a fresh budget of the target admits them, whatever its filter."""
+    """In exact arithmetic, so a fresh budget of the target admits them under any filter."""
     target = PrivacyTarget(epsilon=epsilon, delta=delta, allow_large_delta=True)
     first = mean_first(problem(), target, pure=pure)
     without = pure or not delta
@@ -167,7 +168,7 @@ def test_a_private_clip_norm_and_a_mean_are_bought_one_after_the_other():
     np.testing.assert_allclose(found.mean, 5.0 * ROWS.mean(axis=0), atol=0.3)
 
 
-# One release, one answer to each step.
+# One release, one answer per step.
 
 
 class NoRows(ArrayBlocks):
@@ -177,7 +178,7 @@ class NoRows(ArrayBlocks):
 
 @pytest.mark.parametrize("mechanism", [Exponential(n_components=K), ProposeTestRelease(n_components=K)])
 def test_a_resumed_release_goes_on_from_the_mean_that_was_kept(mechanism, monkeypatch):
-    """From the mean alone, then from all; the second time whatever the mean's rounding is on that machine."""
+    """First resume from the mean alone, then from all steps, where the mean is rounded as on another machine."""
     whole: dict[int, Any] = {}
     first = run(mechanism, CLAIM, steps=whole)
     again = run(mechanism, CLAIM, steps={0: whole[0]})
@@ -198,7 +199,7 @@ def test_another_mean_is_another_question(mechanism):
         run(mechanism, CLAIM, steps=steps)
 
 
-# What it withstands.
+# Attacks.
 
 
 def around_mean(relation):
@@ -206,7 +207,7 @@ def around_mean(relation):
 
 
 def opposite(relation):
-    """Four hundred records at one end of the first axis, and at the other end one, or what a neighbour has there."""
+    """Return neighbours: 400 records at one end of the first axis, and one differing record at the other end."""
     many, one = np.repeat([[-1.0, 0.0]], 400, axis=0), np.array([[1.0, 0.0]])
     instead = {"add_remove": one[:0], "zero_out": 0.0 * one, "replace_one": one[:, ::-1]}[relation]
     sources = (ArrayBlocks(np.vstack([many, last])) for last in (one, instead))
@@ -240,7 +241,7 @@ def test_records_that_are_not_clipped_again_are_found(attack, monkeypatch):
 @pytest.mark.audit_only
 @pytest.mark.parametrize("planted", [False, True])
 def test_noise_that_is_too_small_around_a_mean_is_found(attack, monkeypatch, planted):
-    """The variance along the first axis is that of 196 records; the one that differs is half-way to the second."""
+    """The variance along the first axis is 196; the record that differs is halfway to the second axis."""
     real = SmoothNoise.scale
     if planted:
         monkeypatch.setattr(SmoothNoise, "scale", lambda self, *given: real(self, *given) / 6)
@@ -252,7 +253,7 @@ def test_noise_that_is_too_small_around_a_mean_is_found(attack, monkeypatch, pla
     assert finding.passed is not planted
 
 
-# What is refused, with the reason and the next move.
+# Refusals, with the reason and the suggested action.
 
 
 @pytest.mark.parametrize(

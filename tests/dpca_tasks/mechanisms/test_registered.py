@@ -1,4 +1,4 @@
-"""Mechanisms are found by the names of their files, and say themselves what their settings are."""
+"""Registered mechanisms: lookup by file name, and settings described by each mechanism's docstring."""
 
 import subprocess
 import sys

@@ -69,7 +69,7 @@ def run(mechanism, asked, *, source=None, key=bytes(32), reservation=None):
     ids=repr,
 )
 def test_the_leading_plane_is_found_and_runs_repeat(mechanism, relation):
-    """By the median of five keys: local noise hides the second direction in about one of ten."""
+    """By the median of five keys, because local noise hides the second direction for about one key in ten."""
     found, again = (run(mechanism, problem(relation=relation)) for _ in range(2))
     others = [run(mechanism, problem(relation=relation), key=bytes([at] * 32)) for at in range(1, 5)]
     assert np.median([np.linalg.norm(each.components[:, :2]) ** 2 for each in (found, *others)]) > 1.4
@@ -86,7 +86,7 @@ def test_blocks_are_a_performance_setting(form):
 
 
 def test_eigenvalues_of_a_one_row_run_are_near_those_of_the_data():
-    """They are means over 1500 steps of noisy quotients; the second is 270 here, its noise about 60."""
+    """They are means of noisy quotients over 1500 steps; the second is 270 here, with noise of about 60."""
     found = run(DpSpca(n_components=2, form="one_row", integrated_time=50.0), problem())
     exact = np.linalg.eigvalsh(ROWS.T @ ROWS)[::-1][:2]
     np.testing.assert_allclose(found.eigenvalues, exact, atol=250)
@@ -165,7 +165,7 @@ def test_dp_spca_as_published_is_refused_by_the_condition_that_fails(changes, na
 
 
 def test_what_dp_spca_as_published_really_gives_is_no_matter_of_a_grid():
-    """About 0.0044; one grid of a thousandth of the nominal epsilon said 0.0513."""
+    """The true value is about 0.0044; a grid of a thousandth of the nominal epsilon gave 0.0513."""
     mechanism = DpSpca(n_components=2, form="one_row", calibration="paper")
     plan = mechanism.plan(problem(records_at_most=32561), PrivacyTarget(epsilon=1.0, delta=1e-6))
     assert plan.real_epsilon is not None
@@ -201,7 +201,7 @@ def test_replaced_records_go_through_the_empty_one():
 
 @pytest.mark.parametrize("records", [1, 1000, 10**9])
 def test_the_delta_of_local_reports_covers_more_records_than_are_declared(records):
-    """2,000 columns and 2^33 reports have too many draws for a delta of 1e-12, whatever bound is declared."""
+    """2,000 columns and 2^33 reports need too many draws for a delta of 1e-12, whatever bound is declared."""
     asked = problem(n_features=2000, relation="zero_out", records_at_most=records)
     mechanism = LocalGaussian(n_components=2)
     with pytest.raises(Refused, match="draws of Symmetric"):
@@ -220,7 +220,7 @@ def test_who_takes_part_is_public_in_the_local_model():
 def test_local_reports_have_the_noise_of_all_their_people():
     """The trace of the noise has variance 2 n d z^2; eight keys, a two-sided chi-square at 1e-4.
 
-    Few rows are beyond the bound; what clipping takes is far below the noise.
+    Few rows exceed the bound, so the effect of clipping is far below the noise.
     """
     plan = LocalGaussian(n_components=2).plan(problem(relation="zero_out"), TARGET)
     traces = []
@@ -253,7 +253,7 @@ def test_a_fused_run_needs_all_its_steps_reserved_and_is_kept():
 
 @pytest.mark.parametrize(("records", "rate"), [(3000, 1 / 3000), (50, 0.3), (1, 0.5), (7, 1.0), (0, 0.5)])
 def test_tosses_by_gaps_are_independent_coins(records, rate):
-    """Heads in all and steps with none, against their binomials; fixed key, each refused with probability 1e-6."""
+    """Total heads and empty steps against their binomials; fixed key, each test rejects with probability 1e-6."""
     steps = 2000
     bounds, who = toss(subkey(bytes(32), label="coins", info=b""), steps=steps, records=records, rate=rate)
     assert bounds[0] == 0
@@ -267,7 +267,7 @@ def test_tosses_by_gaps_are_independent_coins(records, rate):
 
 
 def full_stds(mechanism: Mechanism[Any], asked: Problem, target: PrivacyTarget) -> list[float]:
-    """The stds of what is asked of all records, in units of the clip norm."""
+    """Return the noise stds of the queries over all records, in units of the clip norm."""
     plan = mechanism.plan(asked, target)
     reservation = InMemoryReservation(event=plan.event, key=bytes(32), relation=asked.relation)
     curator = RecordingCurator(ArrayBlocks(ROWS), reservation)
@@ -295,7 +295,7 @@ def test_what_is_asked_of_all_records_half_way_has_the_noise_of_an_emptied_one(c
 @pytest.mark.parametrize("components", [1, 3])
 @pytest.mark.parametrize("mechanism", [NoisyPower, DpSpca, DpVrpca], ids=lambda kind: kind.name)
 def test_replaced_records_take_the_noise_that_is_proved_for_them_and_no_more(mechanism, components):
-    """Without samples, nearly sqrt 2 times that of an emptied one, or as much for one direction; it was twice."""
+    """Without sampling, the ratio to an emptied record is nearly sqrt 2, or 1 for one direction; it was 2 before."""
     settings: dict[str, Any] = {"oversampling": 0} if mechanism is NoisyPower else {"rate": 1.0}
     small = mechanism(n_components=components, **settings)
     replaced, emptied = (full_stds(small, problem(relation=it), TARGET)[0] for it in ("replace_one", "zero_out"))

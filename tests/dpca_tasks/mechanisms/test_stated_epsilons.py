@@ -1,8 +1,8 @@
-"""Every stated epsilon against the loss distribution of the complete event, by dp-accounting alone, in closed forms.
+"""Stated epsilons, printed noise, and the contract of every mechanism.
 
-Printed noise where it is offered: its size, what it is charged, and what it says of itself.
-
-What every mechanism owes the curator, the ledger and its users, checked over the table of mechanisms.
+Every stated epsilon is compared with the loss distribution of the complete event, by dp-accounting alone and in closed
+forms. Where printed noise is offered, its size, charge and warnings are checked. The obligations of every mechanism to
+the curator, the ledger and its users are checked over the table of mechanisms.
 """
 
 import dataclasses
@@ -119,7 +119,7 @@ def kind_of(step: events.Event) -> Kind:
 
 @cache
 def losses(kinds: Kinds, *, pessimistic: bool) -> Any:
-    """Return the loss distribution of additive noise, both directions of samples in one."""
+    """Return the loss distribution of additive noise; for samples, it covers both directions."""
     grid = {"value_discretization_interval": 2e-4}
     ways: dict[str, Any] = {**grid, "pessimistic_estimate": pessimistic, "use_connect_dots": pessimistic}
     found = PLD.identity(**grid, pessimistic_estimate=pessimistic)
@@ -131,7 +131,7 @@ def losses(kinds: Kinds, *, pessimistic: bool) -> Any:
 
 
 def delta_at(kinds: Kinds, epsilon: float, *, pessimistic: bool) -> float:
-    """Return the delta of an event, whose parts known as (epsilon, delta) are two losses and a failure each."""
+    """Return the delta of an event; each (epsilon, delta) part has two possible losses and a failure."""
     known = [kind for kind, count in kinds for _ in range(count) if kind[0] == "approximate"]
     noise = losses(tuple(each for each in kinds if each[0][0] != "approximate"), pessimistic=pessimistic)
     total = 0.0
@@ -153,9 +153,10 @@ def least(holds: Callable[[float], bool]) -> float:
 
 
 def ends(plan: Plan) -> tuple[float, float]:
-    """Return what the epsilon of a plan's event is at least and at most.
+    """Return a lower and an upper bound on the epsilon of a plan's event.
 
-    A replaced record of a sample goes through the empty one, so what its epsilon is at least is that of the empty one.
+    A replaced record of a sample is handled through the empty record, so the lower bound is the one of an emptied
+    record.
     """
     counted: Counter[Kind] = Counter()
     for step, count in events.leaves(plan.event):
@@ -352,7 +353,7 @@ def asked(row, **changes):
 
 
 def run(mechanism, plan, source, *, key=bytes(range(32)), event=None):
-    """Run under an injected key; return the result and all that the curator let out."""
+    """Run under an injected key; return the result and all recorded releases of the curator."""
     curator = RecordingCurator(
         source,
         InMemoryReservation(event=plan.event if event is None else event, relation=plan.problem.relation, key=key),
@@ -477,7 +478,7 @@ def test_a_delta_that_allows_publishing_rows_is_refused_unless_insisted_on(row):
 
 @pytest.mark.parametrize("row", (TABLE | FORMS).values(), ids=TABLE | FORMS)
 def test_a_plan_reads_no_rows(row):
-    """It is a function of public facts alone: given nothing else, equal for equal facts, without arrays."""
+    """A plan depends on public facts alone: same inputs give the same plan, and it holds no arrays."""
     mechanism = small(row)
     assert list(inspect.signature(mechanism.plan).parameters) == ["problem", "target"]
     plan = mechanism.plan(asked(row), COMMON_TARGET)
@@ -486,10 +487,10 @@ def test_a_plan_reads_no_rows(row):
 
 
 def _spent(row, *, epsilon, delta, center):
-    """Return what a plan spends of what its target allows, both exact.
+    """Return the amount that a plan spends and the amount that its target allows, both exact.
 
-    Gaussian steps by mu^2; a step that is known as (epsilon, delta) alone, and pure ones, as the ledger prices them: a
-    fresh budget of the target admits them.
+    Gaussian steps are measured by mu^2. Pure steps and steps known as (epsilon, delta) alone are priced as in the
+    ledger: a fresh budget of the target admits them.
     """
     if row.sampled:
         row = dataclasses.replace(row, audited=dataclasses.replace(row.audited, rate=1.0))
@@ -532,11 +533,11 @@ def a9a():
 @pytest.mark.parametrize("row", (TABLE | FORMS).values(), ids=TABLE | FORMS)
 @pytest.mark.parametrize("claim", [0, pytest.param(1, marks=pytest.mark.audit_only)], ids=["common", "paper"])
 def test_three_releases_of_a9a_capture_its_variance(row, a9a, claim):
-    """Keys are fixed, so the mean is too; components are looked at as they are released and, where they are, refined.
+    """Keys are fixed, so the mean is fixed; components are examined as released and, where applicable, as refined.
 
-    The floors lie five standard errors of three runs below the mean of 24 keys: other keys would fail a row with
-    probability 3e-7, each of the two. The range of local noise at the claim of the paper is wide: its floor lies three
-    below, 1e-3.
+    The floors are five standard errors of three runs below the mean of 24 keys: other keys would fail a row with
+    probability 3e-7, for each of the two. Local noise at the claim of the paper varies widely, so its floor is three
+    standard errors below, 1e-3.
     """
     target = (COMMON_TARGET, PAPER_TARGET)[claim]
     problem = asked(row, n_features=123, clip_norm=A9A_CLIP_NORM, records_at_most=40_000)

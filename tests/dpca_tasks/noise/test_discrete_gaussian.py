@@ -1,15 +1,11 @@
-"""Draws from discrete Gaussians, narrow and wide, are exact.
+"""Discrete Gaussians, narrow and wide, exact rounding to integers, and directions of the exponential mechanism.
 
-Draws follow the discrete Gaussian. The key is fixed; over all keys such a test fails by chance once in 10,000.
+Draws follow the discrete Gaussian: keys are fixed; over all keys, tests of narrow draws fail once in 10,000, and tests
+of wide draws once in 1,000. Every integer has its ideal mass exactly, whatever floats propose. Directions are compared
+with their density, integrated independently, and the classic mistakes must be detected.
 
-Wide draws follow one discrete Gaussian. The key is fixed; over all keys a test fails by chance once in 1,000.
-
-Integers decided exactly: the mass of every integer is the ideal one, whatever floats propose.
-
-Draws of directions against their density, integrated by other means; and the classic mistakes, which must show.
-
-Histograms: ``n`` draws in ``m`` bins lie within total variation ``sqrt(m / n) / 2`` of the truth on average, and a draw
-moves that by at most ``1 / n``, so by McDiarmid they pass ``sqrt(m / n) / 2 + sqrt(log(1e6) / 2 n)`` with
+Histograms: ``n`` draws in ``m`` bins lie within total variation ``sqrt(m / n) / 2`` of the truth on average, and one
+draw changes that by at most ``1 / n``. By McDiarmid, they exceed ``sqrt(m / n) / 2 + sqrt(log(1e6) / 2 n)`` with
 probability below 1e-6. Keys are fixed.
 """
 
@@ -79,7 +75,7 @@ def test_frequencies_are_those_of_the_distribution(squared_scale):
 
 @pytest.mark.parametrize("squared_scale", [40_000, LARGEST])
 def test_wide_draws_are_normal_to_the_eye_of_a_chi_square(squared_scale):
-    """Fifty bins of equal mass; the discrete one differs from the normal by far less than this shows."""
+    """Fifty bins of equal mass; the discrete law differs from the normal by far less than this test can detect."""
     drawn = draws(60_000, squared_scale)
     edges = stats.norm.ppf(np.linspace(0, 1, 51)[1:-1], scale=np.sqrt(squared_scale))
     cells = np.searchsorted(np.ceil(edges - 0.5) + 0.5, drawn)
@@ -125,7 +121,7 @@ PARTS = [(1, 2), (2, 2), (1, 6), (3, 6), (6, 6)]
 @pytest.mark.parametrize(("part", "parts"), PARTS)
 @pytest.mark.parametrize(("coarse", "grain"), [(192, 4), (402, 8)])
 def test_a_coarse_and_a_fine_draw_are_the_discrete_gaussian_of_their_sum(coarse, grain, part, parts):
-    """The exact masses of ``c y + z`` for small scales, against those of one draw."""
+    """The exact masses of ``c y + z`` for small scales, against the masses of a single draw."""
     u, v = coarse // part, FINE[parts] * grain**2 // part
     reach = 12 * int(np.sqrt(grain**2 * u + v))
     points = np.arange(-reach, reach + 1)
@@ -186,18 +182,18 @@ both = pytest.mark.parametrize("standard", [NORMAL, LAPLACE], ids=["normal", "la
 
 
 def words_of(bits: list[int]) -> tuple[Words, Further]:
-    """A random word of each magnitude's 191 bits, with the sign +, and what gives the two further ones."""
+    """Return a random word for each magnitude's 191 bits, with sign +, and a function for the two further words."""
     high, middle, low = (np.array([(h >> shift) % WORD for h in bits], np.uint64) for shift in (128, 64, 0))
     return high << np.uint64(1), lambda places: (middle[places], low[places])
 
 
 def decided(standard: Standard) -> Rule:
-    """The rule in use."""
+    """Return the rule in use."""
     return lambda bits, scale: standard.of_words(*words_of(bits), np.full(len(bits), scale))
 
 
 def rounded(standard: Standard) -> Rule:
-    """Floats, rounded: what the rule would be without decisions."""
+    """Return the rule that only rounds floats, without exact decisions."""
 
     def rule(bits: list[int], scale: float) -> NDArray[np.float64]:
         made, _ = uniforms_of(*words_of(bits))
@@ -208,12 +204,12 @@ def rounded(standard: Standard) -> Rule:
 
 
 def beyond(standard: Standard, edge: mp.mpf) -> mp.mpf:
-    """``P(|Z| > edge)``."""
+    """Return ``P(|Z| > edge)``."""
     return mp.erfc(edge / mp.sqrt(2)) if standard is NORMAL else mp.exp(-edge)
 
 
 def count_above(rule: Rule, integer: int, scale: float) -> int:
-    """How many of the 2^191 magnitudes give more than an integer: those below one that bisection finds."""
+    """Return how many of the 2^191 magnitudes round above an integer, by bisection of the monotone rule."""
     low, high = 0, 1 << UNIFORM_BITS
     while low < high:
         middle = (low + high) // 2
@@ -237,7 +233,7 @@ def ideal_mass(standard: Standard, integer: int, scale: float) -> mp.mpf:
 @pytest.mark.parametrize("scale", [1000.0, NEAREST_INTEGERS_FINE / math.sqrt(2), LARGEST_SCALE])
 @pytest.mark.parametrize("std", [0.0, 1e-3, 1.0, 7.0])
 def test_every_integer_has_its_mass(standard: Standard, scale: float, std: float) -> None:
-    """Rounded floats miss by up to 1e-7 of it at 2^28 steps; the bound is a few of 2^191 magnitudes."""
+    """Rounded floats deviate by up to 1e-7 of the mass at 2^28 steps; the bound is a few of 2^191 magnitudes."""
     integer = int(std * scale)
     with mp.workdps(120):
         error = abs(mass_of_nearest_integers(decided(standard), integer, scale) - ideal_mass(standard, integer, scale))
@@ -245,7 +241,7 @@ def test_every_integer_has_its_mass(standard: Standard, scale: float, std: float
 
 
 def test_rounded_floats_miss_the_masses() -> None:
-    """What the rule before this one did, and what this file would catch."""
+    """The previous rule had this error, and this file would detect it."""
     with mp.workdps(120):
         errors = [
             abs(
@@ -284,7 +280,7 @@ def test_rational_functions_of_the_quantile_are_right_everywhere(
     """AS 241 in exact arithmetic, at 128 Chebyshev points of each branch: of q, and of ``sqrt(-log(u / 2))``.
 
     The relative error is analytic around a branch, in an ellipse of rho above 2. So between the points it is at most
-    ``1 + 2 / pi ln 128`` times what it is at them, and ``2^-128`` of its size on the ellipse.
+    ``1 + 2 / pi ln 128`` times its value at the points, plus ``2^-128`` of its size on the ellipse.
     """
     first, last = branch
     magnitude = {0.0: keystream._central_magnitude, 1.6095: keystream._tail_magnitude, 5.0: keystream._far_magnitude}[
@@ -304,7 +300,7 @@ def test_rational_functions_of_the_quantile_are_right_everywhere(
 
 @both
 def test_doubtful_proposals_are_few_and_the_others_are_right(standard: Standard) -> None:
-    """Decide every draw of a sample exactly: floats were trusted where they are right, at 20,000 fixed draws."""
+    """Decides 20,000 fixed draws exactly: floats were accepted only where they are right."""
     draw = normals if standard is NORMAL else laplaces
     scales = np.full(20_000, NEAREST_INTEGERS_FINE)
     made = standard.nearest(NEAREST_INTEGERS_KEY, start=0, scales=scales)
@@ -349,14 +345,14 @@ def matrix_of(eigenvalues):
 
 
 def drawn(eigenvalues, *, scale=1.0, draws=DRAWS):
-    """Draws in the coordinates of the eigenvectors."""
+    """Return draws in the coordinates of the eigenvectors."""
     matrix = matrix_of(eigenvalues)
     made = np.array([draw_direction(key(number), matrix, scale=scale) for number in range(draws)])
     return made @ rotation(eigenvalues.size)
 
 
 def distance_on_the_circle(draws, eigenvalues):
-    """Total variation between 24 arcs' frequencies and their integrals."""
+    """Return the total variation between the frequencies of 24 arcs and their integrals."""
     angles = np.arctan2(draws[:, 1], draws[:, 0])
     counts = np.histogram(angles, bins=24, range=(-np.pi, np.pi))[0]
     fine = (np.arange(2400) + 0.5) / 2400 * 2 * np.pi - np.pi
@@ -366,7 +362,7 @@ def distance_on_the_circle(draws, eigenvalues):
 
 
 def distance_on_the_sphere(draws, eigenvalues):
-    """Total variation between 48 cells' frequencies and their integrals; cells in height and longitude."""
+    """Return the total variation between frequencies and integrals of 48 cells in height and longitude."""
     longitude = np.arctan2(draws[:, 1], draws[:, 0])
     counts = np.histogram2d(draws[:, 2], longitude, bins=(6, 8), range=((-1, 1), (-np.pi, np.pi)))[0]
     height, around = (np.arange(600) + 0.5) / 300 - 1, (np.arange(800) + 0.5) / 400 * np.pi - np.pi
@@ -378,7 +374,7 @@ def distance_on_the_sphere(draws, eigenvalues):
 
 
 def distances(draws=DRAWS):
-    """The two distances as parts of their bounds."""
+    """Return the two distances divided by their bounds."""
     circle = distance_on_the_circle(drawn(EIGENVALUES_2, draws=draws), EIGENVALUES_2)
     sphere = distance_on_the_sphere(drawn(EIGENVALUES_3, draws=draws), EIGENVALUES_3)
     return circle / BOUND_2, sphere / BOUND_3
@@ -390,7 +386,7 @@ def test_draws_have_their_density():
 
 
 def inverted(u, *, width, order):
-    """The power of the envelope in the denominator, as two libraries have it."""
+    """Put the power of the envelope in the denominator, as two libraries do."""
     return log_acceptance(u, width=width, order=order) - order * np.log1p(2.0 * u / width)
 
 
@@ -420,7 +416,7 @@ def test_a_scale_off_by_two_is_seen(factor):
 
 @pytest.mark.audit_only
 def test_any_width_of_the_envelope_gives_the_same_law(monkeypatch):
-    """The width decides how many proposals are accepted, and nothing else."""
+    """The width affects only how many proposals are accepted."""
     monkeypatch.setattr(bingham, "envelope_width", lambda excess: 0.6 * envelope_width(excess))
     assert max(distances()) <= 1.0
 
@@ -432,7 +428,7 @@ def test_both_signs_are_alike():
 
 
 def test_a_peeled_direction_has_its_conditional_law():
-    """In the plane across the first direction twice the angle to the leading axis is von Mises; KS, miss 1e-6."""
+    """In the plane orthogonal to the first direction, twice the angle to the leading axis is von Mises (KS, 1e-6)."""
     matrix = matrix_of(EIGENVALUES_3)
     law = Peeling(n_components=2, epsilon=2.0, delta=0.0)
     quantiles = []
@@ -447,7 +443,7 @@ def test_a_peeled_direction_has_its_conditional_law():
 
 
 def test_a_chain_tends_to_its_law():
-    """Across k = 2 directions of three lies one, drawn by the score of -S; means of 60 have a std below 0.045."""
+    """The direction orthogonal to the k = 2 drawn ones has the law of -S; means of 60 draws have a std below 0.045."""
     law = GibbsChain(n_components=2, epsilon=1.0, delta=0.0)
     matrix, across = matrix_of(EIGENVALUES_3), []
     for number in range(60):
@@ -485,7 +481,7 @@ def test_the_width_solves_its_equation(excess):
 
 @pytest.mark.parametrize("order", [2, 10, 123, 500])
 def test_a_batch_without_an_accepted_proposal_is_rare(order):
-    """The worst spectra known: one direction leads by far. Mean acceptance is known to within 5 % here."""
+    """The worst known spectra: one direction leads by far. The mean acceptance is known to within 5 % here."""
     excess = np.r_[0.0, np.full(order - 1, 1e3 * order)]
     width = envelope_width(excess)
     points = np.random.default_rng(0).standard_normal((4000, order)) / np.sqrt(1.0 + 2.0 * excess / width)
@@ -501,7 +497,7 @@ def density(matrix, points):
 
 
 def evenly_on(order):
-    """Points of equal area on the circle or the sphere."""
+    """Return points of equal area on the circle or the sphere."""
     if order == 2:
         angles = np.arange(20_000) / 20_000 * 2 * np.pi
         return np.column_stack([np.cos(angles), np.sin(angles)])
@@ -512,7 +508,7 @@ def evenly_on(order):
 
 
 def neighbouring_scores(order, *, replaced):
-    """Sums of outer products of unit rows, and the outer products by which neighbours differ: worst cases too."""
+    """Yield sums of outer products of unit rows for pairs of neighbours, including the worst cases."""
     rng = np.random.default_rng(order)
     axes = np.eye(order)
     for common in (np.zeros((order, order)), 3 * np.outer(axes[0], axes[0]), matrix_of(rng.uniform(0, 20, order))):
@@ -526,7 +522,7 @@ def neighbouring_scores(order, *, replaced):
 @pytest.mark.parametrize("replaced", [False, True])
 @pytest.mark.parametrize(("epsilon", "delta"), [(0.5, 0.0), (2.0, 0.0), (1.0, 0.05), (3.0, 1e-3)])
 def test_densities_of_neighbours_keep_the_guarantee(order, replaced, epsilon, delta):
-    """Normalised on 20,000 points or more, which leave an error below 1e-4."""
+    """Normalised on at least 20,000 points, with an error below 1e-4."""
     law = Peeling(n_components=1, epsilon=epsilon, delta=delta)
     scale = law.noise_multiplier * (2.0 if replaced else 1.0)
     points, worst_loss, worst_delta = evenly_on(order), 0.0, 0.0
@@ -544,7 +540,7 @@ def test_densities_of_neighbours_keep_the_guarantee(order, replaced, epsilon, de
 
 
 def test_the_densities_would_show_a_scale_that_is_too_small():
-    """The same search finds a loss above epsilon when a replaced record is taken for an added one."""
+    """The same search finds a loss above epsilon when a replaced record is charged as an added one."""
     law, points = Peeling(n_components=1, epsilon=1.0, delta=0.0), evenly_on(2)
     losses = [
         np.log(density(here / law.noise_multiplier, points) / density(there / law.noise_multiplier, points)).max()

@@ -1,12 +1,9 @@
-"""Each law: integers by key and place, the right covariance in every direction, the right event and norm.
+"""Noise distributions on vectors, symmetric matrices and tensors.
 
-Noise on stacks of matrices.
-
-Noise on stacks of symmetric matrices: its moments, and that any range of it can be drawn alone.
-
-Weights are one over the root of the number of entries that a packed coordinate stands for.
-
-Pure noise of an exponential length and a uniform direction. Keys are fixed: over all, a test fails once in 1,000.
+Each law must give integers determined by key and index, the right covariance in every direction, and the right event
+and norm. Noise on stacks of symmetric matrices must have the right moments, and any range of it can be drawn
+separately. A packed coordinate's weight is one over the root of the number of entries that it represents. Pure noise
+has an exponential length and a uniform direction. Keys are fixed: over all keys, a test fails once in 1,000.
 """
 
 import itertools
@@ -64,13 +61,13 @@ def key(index: int = 0) -> SecretKey:
 
 
 def draws(law: NoiseDistribution, order: int, count: int) -> NDArray[np.float64]:
-    """Independent draws, one a key, in units of the scale."""
+    """Return independent draws, one per key, in units of the scale."""
     scale = 2.0**20
     return np.array([law.draw(key(i), order, scale_in_steps=scale) for i in range(count)]) / scale
 
 
 def full_tensor(packed: NDArray[np.float64], law: NoiseDistribution, order: int) -> NDArray[np.float64]:
-    """All entries of a packed tensor, flat."""
+    """Return all entries of a packed tensor, flattened."""
     indices = {"vector": 1, "symmetric": 2, "cube": 3}[law.layout]
     full = np.empty((order,) * indices)
     corners = itertools.combinations_with_replacement(range(order), indices)
@@ -137,7 +134,7 @@ def test_keys_scales_and_only_they_change_the_noise(law: NoiseDistribution) -> N
 
 @pytest.mark.parametrize(("law", "variance"), [(LAWS[0], 1.0), (LAWS[1], 1.0), (LAWS[2], 1.0), (LAWS[3], 2.0)])
 def test_noise_has_the_same_variance_in_every_direction(law: NoiseDistribution, variance: float) -> None:
-    """<M, E> for unit tensors M (Frobenius); fixed keys, a right law is refused with probability 1e-4."""
+    """<M, E> for unit tensors M (Frobenius); fixed keys, a correct law is rejected with probability 1e-4."""
     order, count = 3, 4000
     directions = np.random.default_rng(1)
     noise = np.array([full_tensor(sample, law, order) for sample in draws(law, order, count)])
@@ -164,7 +161,7 @@ def test_symmetric_noise_is_unitarily_invariant() -> None:
     "law", [Cube(noise_multiplier=1.0), CubeRadial(noise_multiplier=1.0)], ids=["normal", "radial"]
 )
 def test_a_cube_seen_along_orthonormal_directions_has_the_law_of_a_smaller_cube(law: NoiseDistribution) -> None:
-    """Normal by KS for each coordinate, the other by its variances: fixed keys, a right law fails once in 1e4."""
+    """KS for each coordinate's normality, and a test of its variances; fixed keys, a correct law fails once in 1e4."""
     order, count = 4, 3000
     columns = np.linalg.qr(np.random.default_rng(5).normal(size=(order, 2))).Q
     whole = [unpack_cube(sample, order) for sample in draws(law, order, count)]
@@ -199,7 +196,7 @@ def test_wishart_difference_has_the_stated_spread() -> None:
 def test_wishart_difference_of_one_column_is_pure_dp() -> None:
     """At d = 1 it is c times a difference of two chi-squares of 2 degrees: a Laplace law of scale 2c.
 
-    So a move by 1 changes the density (by quadrature) by at most exp(1 / 2c); the draws follow it (KS).
+    So a shift by 1 changes the density (by quadrature) by at most exp(1 / 2c); the draws follow it (KS).
     """
     c = 1.5
     part = stats.chi2(2, scale=c)
@@ -291,7 +288,7 @@ def test_the_noise_is_isometric_in_every_matrix():
     stack = unpack_stack(drawn, ORDER)
     assert (stack == stack.transpose(0, 2, 1)).all()
     stds = stack.std(axis=0)
-    # the relative error of a std of 5,000 draws is 0.01: five of them, false alarm below 1e-5 for all six
+    # the std of 5,000 draws has a relative error of 0.01; at five times that, false alarm below 1e-5 for all six
     assert stds == pytest.approx(np.where(np.eye(ORDER), 1.0, 0.5**0.5), rel=0.05)
 
 
@@ -342,7 +339,7 @@ every_law_of_radial_laplace = pytest.mark.parametrize("law", RADIAL_LAPLACE_LAWS
 
 
 def isometric(law, order, count):
-    """Independent draws in the coordinates of an orthonormal basis, in units of the scale."""
+    """Return independent draws in the coordinates of an orthonormal basis, in units of the scale."""
     size = Layout(kind=law.layout, order=order).size
     weights = WEIGHTS[law.layout](order, start=0, stop=size)
     keys = (subkey(bytes(32), label="test", info=f"{law.name} {index}".encode()) for index in range(count))
@@ -352,7 +349,7 @@ def isometric(law, order, count):
 @every_law_of_radial_laplace
 @pytest.mark.parametrize("order", [1, 2, 4])
 def test_the_length_is_of_the_stated_density_and_the_direction_uniform(law, order):
-    """By KS: the length is Gamma(p), and the cosine of the angle to any direction that of a uniform direction."""
+    """By KS: the length is Gamma(p), and the cosine of the angle to any axis has the law of a uniform direction."""
     noise = isometric(law, order, 1500)
     p = noise.shape[1]
     lengths = np.linalg.norm(noise, axis=1)
@@ -366,7 +363,7 @@ def test_the_length_is_of_the_stated_density_and_the_direction_uniform(law, orde
 
 @pytest.mark.parametrize("p", [1, 3, 10])
 def test_a_normal_of_random_length_has_the_exponential_density(p):
-    """So a move by Delta changes it by at most ``exp(Delta / s)``: by quadrature, at lengths from 0.1 to 30."""
+    """So a shift by Delta changes it by at most ``exp(Delta / s)``: by quadrature, at lengths from 0.1 to 30."""
     radius = stats.chi(p + 1)
 
     def log_density(length):

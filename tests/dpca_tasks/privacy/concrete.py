@@ -1,4 +1,4 @@
-"""All classes of the product that can be made of an abstract one."""
+"""All concrete classes of the package that derive from an abstract class."""
 
 import importlib
 import inspect
@@ -12,14 +12,14 @@ FOLDER = str(Path(inspect.getfile(errors)).parent)
 
 
 def concrete(base):
-    """Return the subclasses that the product defines and that are not abstract."""
+    """Return the subclasses that the package defines and that are not abstract."""
     for module in pkgutil.walk_packages([FOLDER], "dpca_tasks."):
         importlib.import_module(module.name)
     found, left = [], [base]
     while left:
         kind = left.pop()
         left += kind.__subclasses__()
-        stands = getattr(sys.modules[kind.__module__], kind.__name__, None) is kind  # dataclasses are made twice
+        stands = getattr(sys.modules[kind.__module__], kind.__name__, None) is kind  # slots create two classes
         if stands and kind.__module__.startswith("dpca_tasks.") and not inspect.isabstract(kind):
             found.append(kind)
-    return [kind for kind in dict.fromkeys(found) if not kind.__name__.startswith("_")]  # once of several bases
+    return [kind for kind in dict.fromkeys(found) if not kind.__name__.startswith("_")]  # found once per base

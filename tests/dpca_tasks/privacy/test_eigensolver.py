@@ -1,8 +1,8 @@
-"""Eigenpairs against dense linear algebra, on spectra of every kind; what is not found counts as no gap.
+"""Private eigensolver and noised directions.
 
-Noised directions: the law of the noise, the rotation, the tested gap, and what the curator lets out.
-
-Keys are fixed; each statistical test states how often it would fail over keys.
+Eigenpairs are compared with dense linear algebra on spectra of every kind; directions that are not found count as no
+gap. For noised directions, the law of the noise, the rotation, the tested gap, and the curator's outputs are checked.
+Keys are fixed; each statistical test states its failure rate over keys.
 """
 
 import dataclasses
@@ -49,7 +49,7 @@ def dense(rows):
 
 
 def copies(counts):
-    """Return rows along axes, each as often as told."""
+    """Return unit rows along the axes, each repeated the given number of times."""
     return np.repeat(np.eye(len(counts)), counts, axis=0)
 
 
@@ -75,7 +75,7 @@ def test_directions_and_gap_are_those_of_the_second_moment(rows, passes):
 
 @pytest.mark.parametrize("passes", [1, 3])
 def test_around_a_mean_they_are_those_of_the_records_less_it(passes):
-    """As exact: the gap of the gridded records is bounded as it is around the origin."""
+    """Equally exact: the gap of the centred records on the grid is bounded as in the uncentred case."""
     rows = SPECTRA["decaying"] + np.full(D, 0.2)
     shift = on_shift_grid(np.full(D, 0.2))
     moment = ShiftedMoment(n_features=D, clip_norm=1.0, relation="add_remove", bits=BITS, shift=shift)
@@ -102,7 +102,7 @@ def test_a_key_gives_the_same_bits_for_any_blocks():
 
 @pytest.fixture
 def incomplete(monkeypatch):
-    """Let no basis be completed by width alone."""
+    """Treat every basis as incomplete, however wide it is."""
     monkeypatch.setattr(eigensolver, "COMPLETE_UP_TO", 0)
 
 
@@ -137,7 +137,7 @@ def test_the_basis_is_complete_up_to_a_public_number_of_features():
 
 
 def test_the_number_of_passes_is_that_of_the_plan():
-    """It reads every block as often on hard data as on easy ones."""
+    """Every block is read as often on hard data as on easy data."""
 
     class Counting(ArrayBlocks):
         reads = 0
@@ -176,7 +176,7 @@ def test_any_parameter_changes_the_question():
 
 
 def test_every_entry_of_the_mean_is_a_part_of_the_question():
-    """Of all of them, also where an array is too long to be printed in full."""
+    """Also where an array is too long to be printed in full."""
     shift = np.zeros(3000, np.int64)
     one = solver(n_features=3000, shift=shift)
     shift = shift.copy()
@@ -222,13 +222,13 @@ TESTED = ProposedGap(gap_epsilon=0.2, gap_delta=0.05, noise_multiplier=2.5, epsi
     ("shape", "law"), [("gaussian", stats.norm()), ("spherical_t", None), ("cauchy", stats.cauchy())]
 )
 def test_noise_has_its_shape_and_the_scale_of_the_smooth_bound(shape, law):
-    """Kolmogorov and Smirnov over 40 draws of 39 coordinates behind the direction; fails for one key in 10,000."""
+    """Kolmogorov and Smirnov over 40 draws of 39 orthogonal coordinates; fails for one key in 10,000."""
     law_of_noise, found = smooth(shape), pairs(gap=30.0)
     scale = law_of_noise.scale(solver_of_noised_directions(), found)
     draws = np.array(
         [law_of_noise.draw(keyed(number), solver_of_noised_directions(), found)[1:] / scale for number in range(40)]
     )
-    if law is None:  # the squared length of D - 1 of D coordinates, over the chi-square in common
+    if law is None:  # the squared length of D - 1 of D coordinates, divided by the common chi-square
         squares = (draws**2).sum(axis=1) / (NOISED_DIRECTIONS_D - 1)
         assert stats.kstest(squares, stats.f(NOISED_DIRECTIONS_D - 1, NOISED_DIRECTIONS_D).cdf).pvalue > 1e-4
         assert stats.kstest(draws.ravel(), stats.t(NOISED_DIRECTIONS_D).cdf).pvalue > 1e-4
@@ -244,7 +244,7 @@ def test_a_smaller_gap_has_more_noise_and_none_the_most():
 
 @pytest.mark.parametrize("planted", [False, True])
 def test_signs_and_rotations_of_the_solver_do_not_show(monkeypatch, planted):
-    """Signs in 200 draws: fair coins leave 60 to 140 but for one key in 10^8. Without rotation all are alike."""
+    """Signs in 200 draws: fair coins leave 60 to 140 except for one key in 10^8. Without rotation all signs agree."""
     if planted:
         monkeypatch.setattr(noised_directions, "random_rotation", lambda key, order: np.eye(order))
     quiet, found = smooth(shift=1e6), pairs(gap=1e6)
@@ -253,7 +253,7 @@ def test_signs_and_rotations_of_the_solver_do_not_show(monkeypatch, planted):
 
 
 def test_rotations_are_uniform_among_orthogonal_matrices():
-    """Angles of the first column and determinants of 2 x 2 ones; each test fails for one key in 10,000."""
+    """Angles of the first column and determinants of 2 x 2 rotations; each test fails for one key in 10,000."""
     rotations = np.array([random_rotation(keyed(number), 2) for number in range(400)])
     np.testing.assert_allclose(
         rotations @ rotations.transpose(0, 2, 1), np.broadcast_to(np.eye(2), rotations.shape), atol=1e-12
@@ -307,7 +307,7 @@ def test_the_noise_of_a_passed_test_follows_from_its_bound():
 
 
 def test_a_failed_test_shows_nothing_but_its_bound():
-    """Other directions, the same gap: the same answer, of noise alone."""
+    """Different directions with the same gap give the same answer, which consists of noise alone."""
     one = TESTED.draw(keyed(0), solver_of_noised_directions(), pairs(gap=0.0))
     other = TESTED.draw(
         keyed(0), solver_of_noised_directions(), Eigenpairs(directions=np.eye(NOISED_DIRECTIONS_D)[:, 3:4], gap=0.0)
@@ -363,7 +363,7 @@ class TestCurator:
 
 
 def test_laws_of_equal_cost_and_unlike_noise_are_unlike_questions():
-    """Half the noise under the same event, with the same key: the answer must not be of the same stream."""
+    """Half the noise under the same event and key: the answer must not come from the same noise stream."""
     reservation = InMemoryReservation(event=smooth().event, key=bytes(32))
     Curator(ArrayBlocks(ROWS), reservation).perturb(ASKED, smooth())
     with pytest.raises(StepMismatch, match="another request"):

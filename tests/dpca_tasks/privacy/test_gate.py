@@ -1,6 +1,7 @@
-"""The gate: its tables say what there is, and what is in no table does not pass.
+"""The gate between rows and released answers.
 
-The trust boundary: reserved steps only, one answer a step, noise bound to the question.
+Its tables list exactly what exists, and whatever is in no table does not pass. At the trust boundary, only reserved
+steps are released, each step has one answer, and noise is bound to the query.
 """
 
 import dataclasses
@@ -43,14 +44,14 @@ SECRETS = StepSecrets(
 
 
 def stated_ways():
-    """The rows at the head of the gate: the way out, and the columns behind it."""
+    """Return the rows of the table in the gate's docstring: the method and its other columns."""
     lines = gate.__doc__.split("\n")
     bounds = [at for at, line in enumerate(lines) if line.startswith("====")]
     edges = [match.span() for match in re.finditer("=+", lines[bounds[0]])]
     found: dict[str, list[str]] = {}
     for line in lines[bounds[1] + 1 : bounds[2]]:
         name, *others = (line[first : last + 2].strip() for first, last in edges)
-        at = name.strip("`") or list(found)[-1]  # a line without a name goes on with the row above
+        at = name.strip("`") or list(found)[-1]  # a line without a name continues the row above
         found[at] = [f"{old} {new}".strip() for old, new in zip(found.get(at, [""] * 3), others, strict=True)]
     return found
 
@@ -112,7 +113,7 @@ def test_a_query_takes_its_secrets_and_no_others():
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Curious(SecondMoment):
-    """Writes down the secrets that it is given."""
+    """A query that records the secrets that it receives."""
 
     given: list[StepSecrets] = field(default_factory=list, repr=False)
 
@@ -142,9 +143,10 @@ def test_privacy_asks_no_query_and_no_distribution_for_its_class():
 
 
 class Raced(InMemoryReservation):
-    """A reservation that shows no stored step, and stores each one only where another process has not.
+    """A reservation that simulates another process writing first.
 
-    So it is for a process that looks, computes, and writes after another one wrote.
+    It reports no stored step, but keeps an answer only if the step was not yet stored. A process that reads, computes
+    and writes after another process's write sees the same.
     """
 
     def kept(self, step, /):
@@ -216,7 +218,7 @@ JOINT = {
 @pytest.mark.parametrize("case", JOINT)
 @pytest.mark.parametrize("multiplier", [0.5, 4.0, 31.0])
 def test_the_noise_of_all_parts_together_spends_what_one_gaussian_is_charged(case, multiplier):
-    """Each part spends the square of its bound over its std, its share of ``mu^2 = 1 / multiplier^2``."""
+    """Each part spends the square of its bound over its std, which is its share of ``mu^2 = 1 / multiplier^2``."""
     query = JOINT[case]
     scales = part_scales_in_steps(query, JointGaussian(noise_multiplier=multiplier))
     spent = [
@@ -238,7 +240,7 @@ def reserved(event=LAW.event, *, key=KEY, **terms):
 
 
 def noise_of(query=QUERY, law=LAW, rows=CURATOR_ROWS, *, key=KEY, skip=0):
-    """Release and subtract the exact sum: what the noise was, in units of the clip norm."""
+    """Return the noise of a release in units of the clip norm, by subtracting the exact sum."""
     event = events.self_composed(law.event, skip + 1)
     curator = Curator(ArrayBlocks(rows), reserved(event, key=key, relation=query.relation))
     for _ in range(skip + 1):
@@ -249,7 +251,7 @@ def noise_of(query=QUERY, law=LAW, rows=CURATOR_ROWS, *, key=KEY, skip=0):
 
 def test_the_answer_is_the_exact_sum_plus_noise_of_the_stated_size():
     noise = noise_of()
-    assert np.abs(noise).max() < 6 * 4.0  # 15 draws beyond 6 std: 3e-8 for an unlucky key, fixed here
+    assert np.abs(noise).max() < 6 * 4.0  # 15 draws beyond 6 std: probability 3e-8 over keys; the key is fixed
     assert np.abs(noise).max() > 0.5
 
 
@@ -272,7 +274,7 @@ def test_the_same_question_under_the_same_key_has_the_same_noise():
     ids=str,
 )
 def test_any_change_of_the_question_gives_unrelated_noise(change):
-    """A shared stream would correlate at 1; unrelated ones pass 0.9 over 15 draws with chance below 1e-5."""
+    """A shared stream would correlate at 1; unrelated noise exceeds 0.9 over 15 draws with probability below 1e-5."""
     upper = np.triu_indices(5)
     assert abs(np.corrcoef(noise_of()[upper], noise_of(**change)[upper])[0, 1]) < 0.9
 
@@ -290,7 +292,7 @@ def product_noise(query):
 
 
 def test_any_change_of_the_directions_gives_unrelated_noise():
-    """One step of the public grid in one entry is enough; unrelated noise passes 0.9 over 10 draws at 4e-4."""
+    """One grid step in one entry suffices; unrelated noise exceeds 0.9 over 10 draws with probability 4e-4."""
     directions = np.linalg.qr(np.random.default_rng(0).standard_normal((5, 2)))[0]
     moved = directions.copy()
     moved[0, 0] += 2.0**-24
@@ -361,7 +363,7 @@ def test_a_resumed_step_goes_on_from_the_kept_public_inputs():
     first = Curator(ArrayBlocks(CURATOR_ROWS), reservation)
     answer = first.release(first.with_stored_inputs(product(0.0)), law)
     again = Curator(ArrayBlocks(CURATOR_ROWS), reservation)
-    settled = again.with_stored_inputs(product(2.0**-23))  # other last bits, as another machine would give
+    settled = again.with_stored_inputs(product(2.0**-23))  # other last bits, as on another machine
     np.testing.assert_array_equal(settled.directions, product(0.0).directions)
     np.testing.assert_array_equal(again.release(settled, law), answer)
 

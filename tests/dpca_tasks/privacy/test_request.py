@@ -1,8 +1,8 @@
-"""Stored digests of requests stay as they are, whatever classes are called: a release under way can be finished.
+"""Requests: stored digests, the table of sensitivities, and charged terms.
 
-The closed table: every query and every distribution has its rows, and the rows say what the queries prove.
-
-Every way out of the curator keeps to the relation and the snapshot that were charged.
+Stored digests must not change when classes are renamed, so that a release in progress can be finished. Every query and
+every distribution must have rows in the closed table, and the rows must match what the queries prove. Every method of
+the curator must use the relation and the snapshot that were charged.
 """
 
 import dataclasses
@@ -60,7 +60,7 @@ from tests.dpca_tasks.queries.query_table import (
 from tests.dpca_tasks.queries.rating_queries import averages, moment, scores, statistics, totals
 
 STORED = json.loads((Path(__file__).parent / "stored_digests.json").read_text())
-"""What the version before queries and distributions stated their names stored, by request."""
+"""Digests by request, as stored by the version before queries and distributions stated their names."""
 
 RELATIONS = ("add_remove", "zero_out", "replace_one")
 ROWS = np.arange(12.0).reshape(4, 3) / 10
@@ -97,7 +97,7 @@ def sampled(query, rate):
 
 
 def queries(relation):
-    """Every query that is asked of a curator, by a name of its own here, and what it is asked under."""
+    """Yield every query of a curator with a name used here, and the methods and distributions it is released with."""
     terms = facts(relation)
     product = MomentProduct(**terms, directions=DIRECTIONS)
     replaced = ReplacedProduct(**terms, directions=DIRECTIONS)
@@ -131,7 +131,7 @@ def requests(relation):
 
 
 def stored_digest(way, query, distribution):
-    """Ask for a request, and return the digest that is stored with its answer."""
+    """Execute a request, and return the digest that is stored with its answer."""
     event = events.non_private()
     if distribution is not None:
         summed = query.query if way == "sequential" else query
@@ -154,7 +154,7 @@ def test_a_request_has_the_digest_that_was_stored_before_names_were_stated(relat
 
 
 def renamed(thing):
-    """The same query or distribution, of a class that has another name."""
+    """Return the same query or distribution as an instance of a class with another name."""
     kind = type(thing)
     other = type("Renamed", (kind,), {"__slots__": (), "__qualname__": "Elsewhere.Renamed"})
     changed: Any = object.__new__(other)
@@ -190,7 +190,7 @@ def test_names_and_versions_tell_all_queries_and_distributions_apart():
 
 
 NO_QUERY_YET = {"SymmetricStack"}
-"""Distributions of a layout that no query has, or only parts of joint ones."""
+"""Distributions of a layout that no query has, or that occurs only in parts of joint queries."""
 
 DISTRIBUTIONS = {
     kind.name: kind
@@ -201,7 +201,7 @@ NO_LAYOUT = (NoNoise.name, JointGaussian.name, "SmoothNoise", "ProposedGap")
 
 
 def asked(relation):
-    """Every query by its kind, samples of those that are released elsewhere included."""
+    """Return every query by its kind, including samples of queries that are released in another form elsewhere."""
     found: dict[str, Any] = {}
     for _, query, ways in queries(relation):
         found.setdefault(query.kind, query)
@@ -366,7 +366,7 @@ def test_a_kept_answer_is_not_read_back_for_other_terms():
 
 
 def test_replaced_records_have_sqrt_2_times_the_noise_and_no_less_is_accepted():
-    """One key, fixed: the spread of 20,100 draws is within 3 % of its own with chance all but 1e-8."""
+    """One fixed key: the spread of 20,100 draws is within 3 % of its expectation with probability 1 - 1e-8."""
     rows, wide, spread = np.zeros((3, 200)), {"n_features": 200}, {}
     for relation in ("add_remove", "replace_one"):
         query = dataclasses.replace(moment_of_charged_terms(relation), **wide)
@@ -411,7 +411,7 @@ def test_normalised_rows_are_of_the_snapshot_that_they_are_made_from():
     ids=lambda query: query.name,
 )
 def test_a_query_in_another_has_its_public_terms(wrapped, change):
-    """Noise goes by the outer one: a coarser grid outside would noise the inner one's steps too little."""
+    """Noise follows the grid of the outer query: a coarser outer grid would add too little noise to the inner query."""
     with pytest.raises(InvalidInput, match=f"differ in {next(iter(change))}"):
         dataclasses.replace(wrapped, **change)
 

@@ -1,4 +1,4 @@
-"""A site gives away masked shares alone: one noise for one roster, charged as the noise of all honest sites."""
+"""Sites release masked shares only: one noise per roster, charged as the noise of all honest sites."""
 
 import dataclasses
 import hashlib
@@ -35,7 +35,7 @@ STORED = {
     4: ["6be1606f767f0ab5", "d0978f940e458c97", "2a491bac8643ed65", "bddefa18ca2991cb"],
     10: ["6be1606f767f0ab5", "8dd51809bbd6d5f2", "683720a455ee6b6d", "06b18a71a5eedc02"],
 }
-"""Hashes of what the first version of shares made, by the bits of the grid."""
+"""Hashes of the results of the first version of shares, by the bits of the grid."""
 
 
 def product(seed):
@@ -52,7 +52,7 @@ def reservations_of(roster, rounds=1):
 
 
 def sites_of(roster, reservations):
-    """Sites as after a restart: nothing is left of an earlier run but rows and reservations."""
+    """Return sites as after a restart, with only rows and reservations left from an earlier run."""
     dealt = deal_masks(roster)
     return [
         Site(name=name, curator=Curator(SOURCES[name], reservations[name]), seeds=dealt[name]) for name in roster.names
@@ -197,7 +197,7 @@ def test_only_proved_statistics_with_room_and_own_seeds_are_shared():
 
 @pytest.mark.parametrize(("colluders", "excess"), [(0, 1.0), (1, 1.5)])
 def test_the_total_has_the_noise_of_a_pooled_release_or_of_the_honest_sites_part(colluders, excess):
-    """500,500 coordinates of empty rows; 1 % is five times the error of a variance over so many."""
+    """500,500 coordinates of empty rows; 1 % is five times the standard error of a variance over this many."""
     roster = roster_of(3, colluders=colluders)
     facts = {**FACTS, "n_features": 1000, "bits": 10}
     moment, empty = SecondMoment(**facts), ArrayBlocks(np.zeros((1, 1000)))
@@ -229,7 +229,7 @@ def begun(ledger, name, event):
 
 
 def test_a_restarted_site_answers_its_next_round_from_its_ledger(tmp_path, monkeypatch):
-    """Rounds 0 to 2, then another process: round 3 and a resend of round 2, each charged once and in advance."""
+    """Rounds 0 to 2, then another process runs round 3 and resends round 2, each charged once and in advance."""
     home = tmp_path / "home"
     home.mkdir(mode=0o700)
     monkeypatch.setenv("DPCA_HOME", str(home))
@@ -261,7 +261,7 @@ def test_a_restarted_site_answers_its_next_round_from_its_ledger(tmp_path, monke
 
 @pytest.mark.parametrize("bits", [4, 10], ids=["one draw", "two draws"])
 def test_a_stored_share_is_the_one_of_the_version_that_stored_it(bits):
-    """Roster, request, noise and mask of fixed keys: a joint release under way can be finished by a later version."""
+    """Fixed roster, request, noise and mask: a later version must be able to finish a joint release in progress."""
     roster = roster_of(3, colluders=1, attempts=2)
     reservations = reservations_of(roster)
     dealt = deal_masks(roster, secret=bytes(32))
@@ -274,7 +274,7 @@ def test_a_stored_share_is_the_one_of_the_version_that_stored_it(bits):
 
 
 def test_ten_sites_open_equal_bits_under_masks_of_a_dealer_and_of_a_secure_sum():
-    """The noised integers are of the key and the roster alone, and either kind of masks is gone from the total."""
+    """The noised integers depend on key and roster alone, and both kinds of masks cancel in the total."""
     roster, address = roster_of(10, colluders=3), Address(round=0)
     sources = {name: ArrayBlocks(np.random.default_rng(ord(name)).normal(size=(30, 5))) for name in roster.names}
     totals = []
@@ -295,7 +295,7 @@ def test_ten_sites_open_equal_bits_under_masks_of_a_dealer_and_of_a_secure_sum()
 
 
 def secure_total(sites, query, *, roster, address):
-    """What ten machines and a server open, each machine with a site's own rows, ledger and noise."""
+    """Return the total opened by one machine per site and a server; each machine has its site's rows and ledger."""
     participants = Participants(roster=roster, keys={name: identity_of(name).public for name in sites})
     size = query.layout.size
     context = Context(

@@ -1,8 +1,8 @@
-"""Noise that is never formed: the matrix that the law draws, times integers, exactly, wherever and however often.
+"""Tiled noise: exact products with a noise matrix that is never formed.
 
-One noised matrix that is never formed: every product belongs to the one that a release would have kept.
-
-A step in tiles: one event, one noise stream, one stored answer a tile, whatever happens between them.
+Products with integers equal those with the matrix that the law draws, on any machine and in any order. Every product
+belongs to the matrix that a formed release would have stored. A step in tiles has one event, one noise stream and one
+stored answer per tile, also after interruptions.
 """
 
 import dataclasses
@@ -46,7 +46,7 @@ each_law = pytest.mark.parametrize("law", LAWS, ids=lambda law: type(law).__name
 
 
 def drawn(law, order):
-    """The matrix by the law itself."""
+    """Return the matrix that the law draws directly."""
     matrix = np.zeros((order, order), np.int64)
     matrix[np.triu_indices(order)] = law.draw(KEY, order, scale_in_steps=SCALE)
     return matrix + np.triu(matrix, 1).T
@@ -92,7 +92,7 @@ def test_strips_and_memory_are_performance_settings(monkeypatch, inner, entries,
     for name, value in (("INNER", inner), ("STRIP_ENTRIES", entries), ("OWN_MEMORY", own)):
         monkeypatch.setattr(tiled_noise, name, value)
     noise = operator(LAWS[0], 60)
-    for _ in range(2):  # drawn, then kept or drawn again
+    for _ in range(2):  # drawn, then either stored or drawn again
         np.testing.assert_array_equal(noise.begin(directions(60, 5))(), expected)
 
 
@@ -129,7 +129,7 @@ def test_noise_lost_with_the_last_worker_is_drawn_again(alone):
 
 
 def test_noise_has_variance_one_on_the_diagonal_and_a_half_beside_it():
-    """Chi-square of the sums of squares at a fixed key: a right law is refused with probability 1e-4, twice."""
+    """Chi-square of the sums of squares at a fixed key: a correct law is rejected with probability 1e-4, twice."""
     order = 300
     matrix = operator(LAWS[0], order).begin(np.eye(order, dtype=np.int64))() / SCALE
     np.testing.assert_array_equal(matrix, matrix.T)
@@ -176,7 +176,7 @@ def directions_of_released_operator(width=6, seed=0, order=D):
 
 
 class Changed(ArrayBlocks):
-    """Other rows under the same content: what a fault or a program that changed would make of a snapshot."""
+    """Different rows with the same content digest, as after a fault or a program change."""
 
     def __init__(self):
         super().__init__(np.vstack([ROWS[:-1], ROWS[:1]]))
@@ -239,7 +239,7 @@ def test_what_is_kept_does_not_grow_with_the_products():
 
 @pytest.mark.parametrize("resumed", [False, True])
 def test_a_product_from_other_rows_does_not_leave(resumed):
-    """Equal noise on two unlike sums would give their difference."""
+    """Two different sums with equal noise would reveal their difference."""
     reservation = reserved()
     first = curator(reservation)
     operator = first.release_operator(QUERY, LAW)
@@ -322,7 +322,7 @@ def curator_of_released_tiles(reservation=None, *, block_records=16, **options):
 
 @pytest.fixture
 def tiny(monkeypatch):
-    """Tiles of two items."""
+    """Use tiles of two items."""
     monkeypatch.setattr(joint_sum, "TILE", 2 * OF_ITEM + 1)
 
 
@@ -362,7 +362,7 @@ def test_no_sum_is_larger_than_a_tile(monkeypatch):
 
 
 class Crashing(InMemoryReservation):
-    """A reservation whose process ends before, or just after, it stores its n-th answer."""
+    """A reservation whose process ends just before or just after storing its n-th answer."""
 
     __slots__ = ()
 

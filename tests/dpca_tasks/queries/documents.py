@@ -1,4 +1,4 @@
-"""Documents of every awkward kind, and what the exact arithmetic of fractions says of them."""
+"""Documents with all kinds of edge cases, and their statistics in exact fractions."""
 
 import itertools
 from fractions import Fraction
@@ -23,7 +23,7 @@ EXTREME: dict[str, list[float]] = {
 }
 """Counts of five words."""
 NO_DOCUMENT = (-1.0, 0.5, np.nan, np.inf, -np.inf, 2.0**41)
-"""Numbers that are no counts: a document with one adds nothing."""
+"""Invalid counts: a document with one of them adds nothing."""
 
 
 def total(query, rows, **others):
@@ -31,7 +31,7 @@ def total(query, rows, **others):
 
 
 def triples(counts):
-    """The shares of the ordered triples of words of one document, as exact fractions, of shape D x D x D."""
+    """Return the shares of a document's ordered word triples, as exact fractions of shape D x D x D."""
     counts = [Fraction(int(count)) for count in counts]
     length, found = sum(counts), np.full((len(counts),) * 3, Fraction(0))
     for i, j, k in itertools.product(range(len(counts)), repeat=3):
@@ -46,7 +46,7 @@ def pairs(counts):
 
 
 def furthest(query, records):
-    """The longest way between any two records' contributions, and the longest contribution."""
+    """Return the largest distance between two records' contributions, and the norm of the longest contribution."""
     points = np.stack([full(query, total(query, record)) for record in records])
     moved = points[:, None] - points
     return np.sqrt(np.square(moved).sum(axis=tuple(range(2, moved.ndim)))).max(), max(map(np.linalg.norm, points))

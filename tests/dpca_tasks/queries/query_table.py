@@ -21,7 +21,7 @@ from dpca_tasks.queries.words import PointTriples, WordPairs, WordTriples
 D = 4
 RELATIONS = ("add_remove", "zero_out", "replace_one")
 HALVES = np.array([[0.0, 0.0], [0.5, 0.5], [0.5, 0.5], [0.5**0.5, -(0.5**0.5)]])
-"""Orthonormal, with scores of the shortest rows on a grid just where they are rounded away from 0."""
+"""Orthonormal; the scores of the shortest rows of a grid are just large enough to be rounded away from 0."""
 
 
 def facts(relation, bits):
@@ -72,7 +72,7 @@ def barely_clipped_product(relation, bits):
 
 
 def half_of(query):
-    """The last record is the one that differs, so the coins of all others are the same for both neighbours."""
+    """Only the last record differs between neighbours, so the coins of all other records are equal."""
     made = cast(PoissonSampled, sampled(query, rate=0.5))
     return dataclasses.replace(made, coin_key=subkey(bytes(32), label="coins", info=bytes([query.bits])))
 
@@ -95,7 +95,7 @@ def sample_of_all(relation, bits):
 
 
 def shifted_moment(relation, bits):
-    """Around a mean at the bound, along an axis, as many of the rows that are tried are."""
+    """Around a mean at the bound along an axis; many of the tried rows lie along an axis, too."""
     return ShiftedMoment(shift=on_shift_grid(np.eye(D)[0]), **facts(relation, bits))
 
 
@@ -120,7 +120,7 @@ def energies_of_halves(relation, bits):
 
 
 def energies_of_all(relation, bits):
-    """Along directions that are far from orthonormal: every record lies along all of them."""
+    """Along directions that are far from orthonormal: every record has a component along all of them."""
     return CapturedEnergies(directions=on_direction_grid(np.ones((D, 2))), **facts(relation, bits))
 
 
@@ -138,17 +138,17 @@ def word_pairs(relation, bits):
 
 
 def word_triples(relation, bits):
-    """Along directions of which a row has norm 1, so that a core attains its bound."""
+    """Along directions with one row of norm 1, so that a core attains its bound."""
     return WordTriples(directions=on_direction_grid(HALVES[::-1]), **word_facts(relation, bits))
 
 
 def triples_of_short_rows(relation, bits):
-    """Along directions whose rows are so short that two cores are never sqrt 2 apart."""
+    """Along directions whose rows are so short that the distance of two cores is always below sqrt 2."""
     return WordTriples(directions=on_direction_grid(np.full((D, 1), 0.5)), **word_facts(relation, bits))
 
 
 def triples_of_long_directions(relation, bits):
-    """Along directions that are far from orthonormal, and longer than 1 in some rows: cores are scaled down."""
+    """Along directions that are far from orthonormal, with some rows longer than 1: cores are scaled down."""
     return WordTriples(directions=on_direction_grid(np.ones((D, 2))), **word_facts(relation, bits))
 
 
@@ -158,7 +158,7 @@ def point_triples(relation, bits):
 
 
 def point_triples_of_one(relation, bits):
-    """Along one direction, with a noise for which the longest points do not move the sum the furthest."""
+    """Along one direction, with a noise variance for which the longest points do not move the sum the furthest."""
     terms = {"score_norm": 1.0, "noise_variance": 0.45, "n_features": D, "relation": relation, "bits": bits}
     return PointTriples(directions=on_direction_grid(np.eye(D)[:, :1]), **terms)
 
@@ -168,7 +168,7 @@ SIGNED = Weights(strategy="window", weights=(4, 2, -1), bits=2, window=2)
 
 
 def streamed(moment, weights, tick):
-    """A tick at which records of unknown arrival, of tick 1, are tried: its own weight is part of the joint bound."""
+    """A tick at which records of unknown arrival are tried, as arrived at tick 1; its weight enters the joint bound."""
     return StreamedMoment.of_moment(moment, weights=weights, horizon=3, tick=tick, arrivals=(0,) * tick)
 
 
@@ -189,7 +189,7 @@ def streamed_centred_with_signs(relation, bits):
 
 
 class Report(LocallyNoised):
-    """A local report without its noise: what the noise has to cover."""
+    """A local report without its noise, so that its contribution can be compared with the noise's sensitivity."""
 
     def map(self, block):
         return self.moment.map(block)
@@ -211,7 +211,7 @@ def full(query, packed):
 
 
 def widest_scores(query, packed):
-    """Return the longest interval that holds 0 and by how much the scores of some number of directions move."""
+    """Return the longest interval that contains 0 and the score changes, over all numbers of directions."""
     values = np.linalg.eigvalsh(query.matrix(packed))
     least, most = np.cumsum(values), np.cumsum(values[::-1])
     return max(max(high, 0.0) - min(low, 0.0) for low, high in zip(least, most, strict=True))
@@ -264,17 +264,17 @@ OF_WORDS = (word_pairs, word_triples, triples_of_short_rows, triples_of_long_dir
 
 
 def norms_of(build):
-    """The norms of a query's rows."""
+    """Return the norms of a query's rows in the table."""
     kind = build("zero_out", 12).kind
     return tuple(norm for norm in NORMS if any((row.query, row.norm) == (kind, norm) for row in request.TABLE))
 
 
 TABLE = {build: norms_of(build) for build in BUILDERS}
-"""Every query that the product's table has rows of, by the norms of these rows."""
+"""The norms of every query's rows in the package's table of sensitivities."""
 SAMPLED = (sampled_moment, sampled_product, sampled_replaced, sample_of_all)
-"""A sampled record is replaced through the empty one, so their sensitivity is that of an emptied record there."""
+"""A sampled record is replaced through the empty one, so these queries have the sensitivity of an emptied record."""
 
 
 def bounds_of(build):
-    """The relations that a query accepts."""
+    """Return the relations that a query accepts."""
     return RELATIONS[1:] if build in (local_report, local_report_of_rows) else RELATIONS

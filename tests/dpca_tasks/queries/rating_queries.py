@@ -81,7 +81,7 @@ def scores(relation, **changes):
 
 
 def moved(query, left, right):
-    """The change of a sum between two datasets, each part divided as the joint norm says: at most 1 is stated."""
+    """Return the change of a sum between two datasets in the joint norm, in which the stated bound is 1."""
     change = exact_sum(ArrayBlocks(left), query) - exact_sum(ArrayBlocks(right), query)
     return joint_norm(query, change)
 

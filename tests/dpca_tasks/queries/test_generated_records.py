@@ -1,11 +1,12 @@
-"""Generated records of up to 4^bits rows never move a sum beyond its stated sensitivity, in whole grid steps.
+"""Generated records against the stated sensitivity of every query, and counts of rejected records.
 
-Rows list columns several times, sorted or not, with values from subnormal to infinite, near the bound of the record or
-far beyond it. In l1, l2 and the joint norm, moves are compared with the statement in exact integers.
+Records of up to 4^bits rows must never move a sum beyond its stated sensitivity, in whole grid steps. Rows list columns
+several times, sorted or not, with values from subnormal to infinite, near the record's bound or far beyond it. In the
+l1, l2 and joint norms, changes are compared with the statement in exact integers. An adversarial search looks for
+neighbours that move a query further than it states.
 
-Counts of rejected and accepted records: exact, attacked in every relation, and noised before they leave.
-
-Adversarial search for neighbours that move a query further than it states.
+Counts of rejected and accepted records must be exact, withstand attacks in every relation, and be noised before they
+are released.
 """
 
 import dataclasses
@@ -56,7 +57,7 @@ VALUES = ("even", "one column", "far", "awkward", "half a step", "signs")
 
 
 def values_of(kind, rng, *, count, rows, bits):
-    """Values of a record: of norm about 1 together, of one column, far beyond the bound, awkward, or just rounded."""
+    """Return a record's values: of total norm about 1, in one column, far beyond the bound, or other edge cases."""
     length = 1 / np.sqrt(rows)
     if kind == "even":
         return rng.standard_normal(count) * length
@@ -78,7 +79,7 @@ def counts_of(rng, *, count):
 
 
 def record(rng, kind, *, rows, bits, width=D, is_sorted, is_counted=False):
-    """A record of so many rows, each of up to twice as many entries as there are columns."""
+    """Return a record with the given number of rows, each with up to twice as many entries as columns."""
     sizes = rng.integers(0, 2 * width + 1, rows)
     count = int(sizes.sum())
     columns = np.zeros(count, np.int32) if kind == "one column" else rng.integers(0, width, count, dtype=np.int32)
@@ -96,7 +97,7 @@ def emptied(block):
 
 
 def occurrences(layout):
-    """How often each packed coordinate is in the full matrix or tensor."""
+    """Return how often each packed coordinate occurs in the full matrix or tensor."""
     span = range(layout.order)
     if layout.kind in ("symmetric", "stack"):
         one = [1 if i == j else 2 for i in span for j in span if i <= j]
@@ -108,12 +109,12 @@ def occurrences(layout):
 
 
 def squared(layout, steps):
-    """The exact square of the l2 norm, in squared grid steps."""
+    """Return the exact square of the l2 norm, in squared grid steps."""
     return sum(times * int(step) ** 2 for times, step in zip(occurrences(layout), steps, strict=True))
 
 
 def is_within(query, norm, steps):
-    """Tell whether a move is within the stated sensitivity: exactly, where that is a matter of integers."""
+    """Return whether a change is within the stated sensitivity, exactly where integers allow it."""
     if norm == "joint":
         parts = query.split(steps)
         of_all = sum(
@@ -130,7 +131,7 @@ def is_within(query, norm, steps):
 
 
 def check_pair(query, norms, relation, one, other):
-    """Compare one record with none, an emptied or another one."""
+    """Compare one record with no record, its emptied record or another record, depending on the relation."""
     here, there = (query.map(query.grid(block)) for block in (one, other))
     gone = {"add_remove": np.zeros_like(here), "zero_out": query.map(query.grid(emptied(one))), "replace_one": there}
     for norm in norms:
@@ -224,7 +225,7 @@ class Flagged(ArrayBlocks):
 
 
 def counts(relation, flags):
-    """The exact counts of records that were rejected (1) or not (0)."""
+    """Return the exact counts of rejected (1) or accepted (0) records."""
     query = RejectedRecords(n_features=2, clip_norm=1.0, relation=relation, bits=3)
     block = CsrBlock(
         values=np.empty(0),
@@ -276,7 +277,7 @@ def test_a_norm_or_a_clip_norm_without_meaning_is_refused():
 )
 @pytest.mark.parametrize("relation", RELATIONS)
 def test_the_share_is_released_within_the_target_and_is_near_the_truth(mechanism, relation):
-    """The estimate is within six of its own standard deviations: an alarm in 10^8 runs, with a fixed key."""
+    """The estimate is within six of its standard deviations: a false alarm in 10^8 runs; the seed is fixed."""
     rows, rejected = np.tile(np.eye(4), (1000, 1)), np.arange(4000) < 1000
     rows[rejected] = 0.0
     wrapped = RejectedShare(mechanism=mechanism)
@@ -301,7 +302,7 @@ def test_a_budget_of_the_target_admits_counts_and_mechanism(epsilon):
 
 
 def test_the_noise_of_the_counts_is_that_of_their_epsilon():
-    """Laplace noise of scale 16 at epsilon 2 / 32, twice that where a record may leave one count for the other."""
+    """Laplace noise of scale 16 at epsilon 2 / 32, twice that where a record may move from one count to the other."""
     assert counts_std(PROBLEM, TARGET) == pytest.approx(16 * np.sqrt(2))
     replaced = Problem(n_features=4, clip_norm=1.0, relation="replace_one")
     assert counts_std(replaced, TARGET) == pytest.approx(32 * np.sqrt(2))
@@ -323,7 +324,7 @@ CASES = [
 
 
 def neighbours(relation, record_rows, common, mine, other):
-    """The two datasets of a relation: mine, and in its place nothing, an empty or another record."""
+    """Return the datasets of a relation: with ``mine``, and with no, an empty or another record instead."""
     first = np.vstack([common, mine])
     counts = [1] * len(common) + [record_rows]
     if relation == "add_remove":
@@ -340,7 +341,7 @@ def total(query, dataset):
 def search_of_sensitivity(build, norm, relation, data):
     """Try one pair of neighbours.
 
-    A sampled record is replaced through the empty one, so the sensitivity is that of an emptied record there.
+    A sampled record is replaced through the empty one, so its sensitivity there is the one of an emptied record.
     """
     query = build(relation, data.draw(st.sampled_from([2, 6, 12])))
     record_rows = data.draw(st.sampled_from([1, 2]))
@@ -385,7 +386,7 @@ def test_the_second_moments_sensitivity_is_attained(relation, attained):
 
 @pytest.mark.parametrize("relation", ["add_remove", "zero_out"])
 def test_the_record_means_l1_sensitivity_is_attained(relation):
-    """By a row of equal entries at the bound; the count goes with it where the record is removed."""
+    """Attained by a row of equal entries at the bound; where the record is removed, the count changes as well."""
     query, mine = record_mean(relation, 12), np.full((1, D), 1 / np.sqrt(D))
     left, right = neighbours(relation, 1, np.empty((0, D)), mine, mine)
     moved = NORMS["l1"](query, total(query, left) - total(query, right))

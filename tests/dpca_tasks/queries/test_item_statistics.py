@@ -1,4 +1,4 @@
-"""Attacks on the statistics of items: users removed, emptied and replaced, and bugs planted to be caught."""
+"""Attacks on the statistics of items, with users removed, emptied and replaced, and detection of planted bugs."""
 
 import dataclasses
 import itertools
@@ -35,7 +35,7 @@ STRANGERS = {
     "has a vanishing factor": user([0, 1], [3.0 - 0.5 + 1e-9, 3.0]),
     "rates one item": user([6], [1.0]),
 }
-"""The last row of a dataset; it differs, so the coins of all others are the same for both neighbours."""
+"""The last row of a dataset; only this row differs, so all other rows have the same coins in both neighbours."""
 
 
 def neighbours(relation, mine, other):
@@ -79,7 +79,7 @@ def test_random_users_do_not_either(relation):
 
 @pytest.mark.parametrize("form", [*RULES, *FORMS])
 def test_the_sensitivity_of_a_removed_user_is_attained(form):
-    """A user with K ratings at the bound, of a factor as long as the bound: both parts are moved as far as stated."""
+    """A user with K ratings at the bound and a factor at the bound moves both parts as far as stated."""
     factors = np.zeros((ITEMS, 1), np.int64)
     factors[:, 0] = 1 << 24
     query = statistics(
@@ -96,7 +96,7 @@ def test_the_sensitivity_of_a_removed_user_is_attained(form):
 
 
 def test_a_replaced_user_costs_one_and_a_half_times_as_much_as_two_and_a_search_gets_close():
-    """With equal shares the square is 4.5 K in units in which a removed user moves it by 2 K: 2.25 times as much."""
+    """With equal shares the square is 4.5 K, in units in which a removed user causes 2 K: 2.25 times as much."""
     bounds = [statistics(relation).parts["outer"].bound for relation in ("zero_out", "replace_one")]
     assert (bounds[1] / bounds[0]) ** 2 == pytest.approx(2.25, rel=1e-12)
     rng, best = np.random.default_rng(3), 0.0
@@ -114,7 +114,7 @@ def test_a_replaced_user_costs_one_and_a_half_times_as_much_as_two_and_a_search_
 
 
 def planted(monkeypatch, bug):
-    """Break the code as a hurried engineer might."""
+    """Plant a typical programming mistake."""
     scale = user_factors.grid_ratings
     if bug == "clip with max":
 
@@ -176,7 +176,7 @@ def test_blocks_do_not_matter(rule):
 
 
 def test_only_the_first_row_of_a_record_counts():
-    """So a record of any number of rows moves a sum as little as one of one row."""
+    """So a record of any number of rows moves a sum as little as a record of one row."""
     query = statistics("add_remove")
     rows = sparse.vstack([STRANGERS["rates one item"], STRANGERS["rates everything at the end"]]).tocsr()
     both = exact_sum(ArrayBlocks(rows, record_rows=[2]), query)
@@ -186,7 +186,7 @@ def test_only_the_first_row_of_a_record_counts():
 
 
 def test_the_sums_are_what_the_method_says():
-    """A second implementation, in floats, of what is on the grid."""
+    """A second implementation, in floats, of the computation on the grid."""
     query = statistics("add_remove", clip="weight", user_norm=2.0, rating_clip=1.0, ratings_per_user=ITEMS)
     rng = np.random.default_rng(6)
     ratings = rng.integers(1, 6, (30, ITEMS)) * (rng.random((30, ITEMS)) < 0.7)
@@ -210,7 +210,7 @@ def test_the_sums_are_what_the_method_says():
 
 
 def test_weights_and_the_term_of_all_items_are_what_the_method_says():
-    """A second implementation, in floats: all ratings with scaled weights, and users solved with the term."""
+    """A second implementation, in floats: all ratings with scaled weights, and users solved with the extra term."""
     rng, term = np.random.default_rng(6), 0.5 * np.eye(RANK)
     query = statistics("add_remove", bits=10, weights=WEIGHTS["weights"], unobserved=term, gram_share=0.2, ridge=0.2)
     ratings = rng.integers(1, 6, (30, ITEMS)) * (rng.random((30, ITEMS)) < 0.7)
@@ -228,12 +228,12 @@ def test_weights_and_the_term_of_all_items_are_what_the_method_says():
             np.sqrt(min(MOST, rated.size) / (weights**2).sum()) * weights[:, None, None] * np.outer(unit, unit)
         )
     packed = outer[:, *np.triu_indices(RANK)].ravel()
-    assert got["outer"] / query.parts["outer"].steps_per_unit == pytest.approx(packed, abs=0.3)  # 2^-6 a rating
+    assert got["outer"] / query.parts["outer"].steps_per_unit == pytest.approx(packed, abs=0.3)  # 2^-6 per rating
     assert got["gram"] / 4.0**10 == pytest.approx(gram[np.triu_indices(RANK)], abs=0.02)
 
 
 def test_a_term_of_all_items_makes_replacement_dearer_by_as_much_as_if_it_were_part_of_h():
-    """A search over lengths, cosines and shares of common items stays below the stated bound, and comes close."""
+    """A search over lengths, cosines and shares of common items stays below the stated bound and approaches it."""
     h, g = 0.3, 0.2
     w = 1 - h - g
     factor = (statistics("replace_one", outer_share=h, gram_share=g).parts["gram"].bound) ** 2
@@ -261,7 +261,7 @@ def test_chance_chooses_by_the_key_and_the_users_ordinal():
         counts.append(query.split(exact_sum(ArrayBlocks(rows), query))["counts"] >> query.bits)
     assert counts[0].sum() == counts[1].sum() == 400
     assert (counts[0] != counts[1]).any()
-    # each item is one of 2 in 7: 57.1 of 200, std 6.4; within five of them, false alarm below 1e-5 for all 14
+    # each item is one of 2 in 7: 57.1 of 200, std 6.4; within five std, false alarm below 1e-5 for all 14
     assert np.abs(np.array(counts) - 400 / 7).max() < 32
 
 
@@ -298,7 +298,7 @@ def test_the_digest_covers_every_parameter_and_no_coins():
 
 
 def test_a_statistic_keeps_its_digest():
-    """A stored step is found by it."""
+    """A stored step is looked up by this digest."""
     assert statistics("zero_out").digest().hex() == "163f44f9ccd7ea74e20af085e044ab3d299b7e088ba4275324724a0cefe7b14f"
     assert totals("zero_out").digest().hex() == "16c7f3fe5d33bc6cfae8af4e42e6a6485441e58562d4fe0af3612521cf8b1eb7"
     assert totals("zero_out", coins="step").digest() != totals("zero_out").digest()
@@ -308,8 +308,8 @@ def test_a_statistic_keeps_its_digest():
 def test_other_coins_for_one_sum_than_for_the_other_move_both_further_than_stated(monkeypatch, planted_coins):
     """Two users agree in their factor, and disagree on the one item that both rate.
 
-    With K = 1, w may count that item and H two others, one of each user: ``2 h + 4 w`` where ``2 h + 2 w + w^2 / 2h``
-    is stated.
+    With K = 1 and separate coins, w may count that item and H two others, one of each user. This moves the sums by ``2
+    h + 4 w`` where ``2 h + 2 w + w^2 / 2h`` is stated.
     """
     if planted_coins:
         own = ItemStatistics.add
@@ -324,7 +324,7 @@ def test_other_coins_for_one_sum_than_for_the_other_move_both_further_than_state
 
         monkeypatch.setattr(ItemStatistics, "add", twice)
     factors = np.full((ITEMS, 1), 1 << 24)
-    factors[1] = 1  # the common item says nothing of its raters
+    factors[1] = 1  # the common item hardly affects the factors of its raters
     worst = 0.0
     for info in range(40):
         query = statistics(

@@ -1,11 +1,9 @@
-"""Records of many rows, up to more than a grid has steps, against every query's sensitivity, after all rounding.
+"""Records of many rows against every query's sensitivity, extended rows and samples, and running totals.
 
-A record of m rows is rounded m times, and at about ``4^bits`` rows each of them is as short as the grid: what rounding
-does is then as large as the record. On every grid the same records are tried as neighbours of each other, all pairs.
-
-Extended rows, norm histograms and samples, against plain numpy.
-
-Running totals: what a query adds is what it returns, and the declared density moves no bit.
+A record of m rows is rounded m times. At about ``4^bits`` rows each of them is as short as a grid step, so the effect
+of rounding is as large as the record. On every grid the same records are compared as neighbours, over all pairs.
+Extended rows, norm histograms and samples are compared with plain numpy. Running totals must return what a query adds,
+and the declared density must not change any bit.
 """
 
 import itertools
@@ -53,23 +51,23 @@ from tests.dpca_tasks.queries.query_table import (
 
 FINEST = 14
 AROUND_A_MEAN = (shifted_moment, shifted_along_all, energies_around_a_mean)
-"""Queries whose finest grid is a bit coarser."""
+"""Queries whose finest grid has one bit less."""
 IN_TESTS = (*range(1, 7), 9, 13, 14)
-"""Grids of `make test`: all on which a record of `LONGEST` rows may have more rows than steps, and three finer ones."""
+"""Grids of `make test`: all grids with fewer steps than a record of `LONGEST` rows has rows, and three finer ones."""
 LONGEST = 3000
 SHORTEST = [(1, 0, 0, 0), (0, 1, 0, 0), (1, 1, 0, 0), (-1, 0, 1, 0), (0, -1, 1, 0), (1, 1, 1, 1)]
 PARTS = (0.25, 0.5, 0.8, 0.999, 1.0, 1.05)
 
 
 def sizes(query):
-    """Numbers of rows near every threshold of a grid."""
+    """Return numbers of rows near every threshold of a grid."""
     turning = getattr(query, "longest", 1)
     near = [1, 2, 5, turning, turning + 1, *(round(part * 4**query.bits) for part in PARTS)]
     return sorted({size for size in near if 1 <= size <= LONGEST})
 
 
 def rows_of(size, bits):
-    """One row of a record of equal rows: at the bound, beyond it, just rounded up, and of one or two steps."""
+    """Yield one row of a record of equal rows: at the bound, beyond it, just rounded up, and one or two steps long."""
     length, step = size**-0.5, 2.0**-bits
     directions = [np.array(point) / np.linalg.norm(point) for point in SHORTEST]
     yield from (scale * length * direction for direction in directions for scale in (1.0, 9.0))
@@ -78,7 +76,7 @@ def rows_of(size, bits):
 
 
 def block_of(row, size, *, alone=False):
-    """A record of ``size`` equal rows; or of one such row before rows that are empty."""
+    """Return a record of ``size`` equal rows, or of one such row followed by empty rows."""
     stored = 1 if alone else size
     lengths = np.where(np.arange(size) < stored, D, 0)
     return CsrBlock(
@@ -92,7 +90,7 @@ def block_of(row, size, *, alone=False):
 
 @cache
 def contributions(build, relation, bits):
-    """What records add, and what emptied ones do: all of the table's records on one grid."""
+    """Return the contributions of all the table's records on one grid, and of emptied records."""
     query = build(relation, bits)
     added, emptied = [], [np.zeros(query.layout.size, np.int64)]
     for size in sizes(query):
@@ -104,7 +102,7 @@ def contributions(build, relation, bits):
 
 
 def furthest(query, norm, some, others):
-    """The longest way between any of some contributions and any of others."""
+    """Return the largest distance between a contribution of the first set and one of the second."""
     if norm == "l1":
         points = [packed / query.steps_per_unit for packed in (some, others)]
         return np.abs(points[0][:, None] - points[1]).sum(axis=-1).max()
@@ -127,9 +125,9 @@ def attacked(query, relation, norm, added, emptied):
 
 
 def test_every_row_of_a_sum_that_is_asked_is_attacked():
-    """Of eigenpairs the movement is proved, and attacked by the audit.
+    """Eigensolvers are left out: their gap movement is proved, and attacked by the audit.
 
-    Statistics of items are of users of one row, and attacked in `test_item_statistics`.
+    Statistics of items concern users of one row, and are attacked in `test_item_statistics`.
     """
     attacked = {build("zero_out", 12).kind for build in TABLE}
     names = ("statistics", "totals", "averages", "moment", "scores")
@@ -150,7 +148,7 @@ def test_every_row_of_a_sum_that_is_asked_is_attacked():
     ids=lambda case: getattr(case, "__name__", case),
 )
 def test_no_record_of_many_rows_moves_a_sum_beyond_its_sensitivity(build, bits):
-    """A sampled record is replaced through the empty one; a report covers any two records, whatever the relation."""
+    """A sampled record is replaced through the empty one; a report covers any two records under any relation."""
     for relation, norm in itertools.product(bounds_of(build), TABLE[build]):
         query, added, emptied = contributions(build, relation, bits)
         halved = build in SAMPLED and relation == "replace_one"
@@ -167,7 +165,7 @@ def test_a_histogram_of_any_grid_counts_a_record_once(bits):
 
 
 def constant_moved(build, norm, bits):
-    """All records of equal rows that a grid allows, with the constants of so many rows, as multiples of one row."""
+    """Return the largest change for records of equal rows with constants, each computed as a multiple of one row."""
     query = build("zero_out", bits)
     square = 4**bits
     added: list[np.ndarray] = []
@@ -197,7 +195,7 @@ def constant_moved(build, norm, bits):
     ids=lambda case: getattr(case, "__name__", case),
 )
 def test_an_emptied_record_of_any_length_keeps_no_more_than_its_constants(build, norm, bits):
-    """Any two numbers of rows: the constants of one do not cover those of the other, and no bound needs that."""
+    """For any two numbers of rows, one record's constants do not cover the other's, and no bound requires it."""
     moved, bound = constant_moved(build, norm, bits)
     assert moved <= bound * (1 + 1e-12)
     assert moved > 0.4 * bound
@@ -205,7 +203,7 @@ def test_an_emptied_record_of_any_length_keeps_no_more_than_its_constants(build,
 
 @pytest.mark.parametrize("size", [65_536, 65_537, 209_715, 261_881, 262_144, 262_200])
 def test_an_emptied_record_of_as_many_rows_as_the_grid_has_steps_is_within_the_bound(size):
-    """On the grid of 20 features at epsilon 0.01: beside a full row, constants were rounded away that it kept alone."""
+    """Constants were once rounded away next to a full row but kept if emptied (20 features, epsilon 0.01)."""
     query = centred_moment("zero_out", 9)
     full, emptied = (
         query.map(query.grid(block_of(scale * np.eye(D)[0], size, alone=True)))[None] for scale in (1.0, 0.0)
@@ -216,7 +214,7 @@ def test_an_emptied_record_of_as_many_rows_as_the_grid_has_steps_is_within_the_b
 
 
 def test_rounded_scores_of_many_rows_are_why_the_products_differ():
-    """By `MomentProduct` two records are nearly sqrt 3 apart on any grid; rounded as one product, sqrt 2 at most."""
+    """By `MomentProduct` two records are nearly sqrt 3 apart on any grid; rounded as one product, at most sqrt 2."""
     for bits in (4, 5):
         found = {}
         for build in (product_of_halves, replaced_product_of_halves):
@@ -243,7 +241,7 @@ def test_longer_directions_and_grids_of_few_steps_have_the_bound_of_the_triangle
     fine = replaced_product_of_halves("replace_one", 12)
     kind, facts = type(fine), {"n_features": D, "clip_norm": 1.0, "relation": "replace_one"}
     assert kind(directions=fine.directions, bits=1, **facts).sensitivity("l2") == 2.0
-    same = np.full((D, 2), 1 << 23)  # two equal columns of norm 1: as long as sqrt 2
+    same = np.full((D, 2), 1 << 23)  # two equal columns of norm 1: singular value sqrt 2
     assert kind(directions=same, bits=12, **facts).sensitivity("l2") == 2.0
     assert moment_product("replace_one", 12).sensitivity("l2") == 2.0
     assert second_moment("replace_one", 12).sensitivity("l2") < 1.4143
@@ -274,7 +272,7 @@ def test_an_extended_moment_holds_second_moment_sum_and_count(counts):
 
 
 def scales(counts):
-    """What clipping to norm 2 leaves of each record."""
+    """Return the factor by which clipping to norm 2 scales each record."""
     bounds = np.concatenate([[0], np.cumsum(counts)])
     norms = [np.linalg.norm(ROWS[start:stop]) for start, stop in itertools.pairwise(bounds)]
     return np.minimum(1, 2.0 / np.maximum(norms, 1e-9))
@@ -325,7 +323,7 @@ def with_coins(key=b"k" * 32, rate=0.3):
 
 
 def chosen(query, *, n=20_000, block_records=4096):
-    """Which records are in: each is a one in the first column, and alone in its block of the sum of squares."""
+    """Return which records are sampled: each is a single row of ones, and nonempty if sampled."""
     source = ArrayBlocks(np.ones((n, 5)), block_records=block_records)
     blocks = [query.grid(source.read(at)) for at in range(source.n_blocks)]
     return np.concatenate([np.diff(block.row_ptr[block.record_ptr]) > 0 for block in blocks])

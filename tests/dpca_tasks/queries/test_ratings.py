@@ -1,8 +1,7 @@
-"""The average rating: what a user moves of it, by removing, emptying and replacing users of every kind.
+"""Attacks on the average rating and the moment of rating rows, and scores of predictions of hidden ratings.
 
-Attacks on the moment of rating rows: users removed, emptied and replaced, and bugs planted to be caught.
-
-Scores of predictions of hidden ratings: equal to the metrics of what the artifact predicts, and within bounds.
+Users of every kind are removed, emptied and replaced, and planted bugs must be detected. Scores must equal the metrics
+of the artifact's predictions and stay within their bounds.
 """
 
 import dataclasses
@@ -46,7 +45,7 @@ def test_a_user_counts_once_however_many_ratings_there_are():
 
 
 def test_the_published_centring_moves_them_further_than_stated(monkeypatch):
-    """It adds up ratings and counts them, as if a user gave one."""
+    """It sums ratings and counts them as if every user gave one rating."""
 
     def published(self, block):
         above = 2.0 * block.values / 2.0**16 - 1.0
@@ -91,14 +90,14 @@ def test_no_user_moves_a_moment_beyond_the_stated_sensitivity(relation, scaling,
 
 @pytest.mark.parametrize("relation", RELATIONS)
 def test_the_sensitivity_is_attained(relation):
-    """By a user with a row at the bound, and by the replacement of one with other items."""
+    """Attained by a user with a row at the bound, and by replacing this user by one with other items."""
     query = built(relation, "normalise", **NOTHING_BEFORE, prior=math.inf, offsets=np.zeros(ITEMS))
     mine, other = user([0, 1], [5.0, 1.0]), user([2, 3], [5.0, 1.0])
     assert 0.99 < moved(query, *neighbours(relation, mine, other)) <= 1.0
 
 
 def planted(monkeypatch, bug):
-    """Break the code as a hurried engineer might."""
+    """Plant a typical programming mistake."""
     if bug == "a row is not clipped":
         free = lambda values, *_: np.rint(values * 1024 / 1.5).astype(np.int32)  # noqa: E731
         monkeypatch.setattr(rating_moment, "grid_records", free)
@@ -134,7 +133,7 @@ def test_at_most_k_ratings_of_a_user_are_counted():
 
 @pytest.mark.parametrize("scaling", SCALINGS)
 def test_the_moment_is_what_the_method_says(scaling):
-    """A second implementation, in floats, of what is on the grid."""
+    """A second implementation, in floats, of the computation on the grid."""
     query = moment("add_remove", scaling=scaling, ratings_per_user=ITEMS)
     rng = np.random.default_rng(6)
     ratings = rng.integers(1, 6, (30, ITEMS)) * (rng.random((30, ITEMS)) < 0.7)
@@ -193,7 +192,7 @@ OFFSETS = {"factors": np.zeros((ITEMS, 0), np.int64)}
 
 
 def predicting(query):
-    """The artifact with which a consumer predicts."""
+    """Return the artifact with which a consumer predicts."""
     step = {"centre": query.centre, "prior": query.prior, "rating_bound": query.rating_bound}
     step |= {"gains": query.gains.tolist(), "row_norm": query.row_norm} if query.gains.size else {"ridge": query.ridge}
     step |= {"unobserved": 0.3} if query.unobserved is not None else {}

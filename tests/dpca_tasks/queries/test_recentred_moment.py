@@ -1,6 +1,6 @@
-"""Records around a public mean: what each stands for is short in exact integers, and what is summed is their moment.
+"""Records around a public mean: bounded centred rows in exact integers, their moment, and captured energies.
 
-Squares along and off directions: whole parts of each record's norm, as in dense arithmetic, within their bounds.
+Energies along and off directions are whole parts of each record's norm, equal to dense arithmetic within their bounds.
 """
 
 import dataclasses
@@ -36,7 +36,7 @@ def query(mean=MEAN, **changes):
 
 
 def stands_for(asked, source):
-    """Return the rows that each gridded record stands for, in Python's integers: steps of ``2^-(bits + 16)``."""
+    """Return the centred rows that each gridded record represents, in Python integers: steps of ``2^-(bits + 16)``."""
     shift, found = asked.shift.astype(object), []
     for block in (asked.grid(source.read(at)) for at in range(source.n_blocks)):
         dense = np.zeros((block.row_ptr.size - 1, asked.n_features + 1), object)
@@ -56,7 +56,7 @@ def stands_for(asked, source):
     data=st.data(),
 )
 def test_no_record_stands_for_more_than_the_bound_whatever_the_mean_and_the_grid(made, bits, data):
-    """The mean is any, that of the rows the other way round, or these themselves: where distances are 2 or 0."""
+    """Means are arbitrary, equal to the rows, or equal to the negated rows, where distances are 0 or 2."""
     entry = st.one_of(entries(finite=True), st.sampled_from(sorted({*made.ravel(), *-made.ravel()})))
     mean = data.draw(hnp.arrays(np.float64, made.shape[1], elements=entry).filter(lambda m: np.isfinite(m).all()))
     with np.errstate(over="ignore"):
@@ -76,7 +76,7 @@ def test_a_mean_on_its_grid_is_never_longer_than_one_clip_norm(mean):
 @pytest.mark.parametrize("counts", [[1] * 90, [1, 5] * 15, [0, 9] * 10], ids=["rows", "records", "empty"])
 @pytest.mark.parametrize("scale", [1.0, 4.0], ids=["within", "clipped"])
 def test_the_matrix_is_the_moment_of_clipped_records_around_the_mean(counts, scale):
-    """Records of norm up to ten, twice the clip norm and more, of one row or of several."""
+    """Records have norms up to ten, twice the clip norm and more, and one or several rows."""
     asked = query(MEAN * 0.7)
     expected = np.zeros((D, D))
     for record in np.split(ROWS * scale, np.cumsum(counts)[:-1]):
@@ -122,7 +122,7 @@ def product(**changes):
 
 
 def test_products_around_a_mean_are_exact():
-    """Against Python's integers; the only rounding is that to floats, at the end."""
+    """Compared with Python's integers; the only rounding is the conversion to floats at the end."""
     source, asked = ArrayBlocks(ROWS, block_records=11), product()
     exact = np.zeros(DIRECTIONS.shape, object)
     for record in stands_for(asked.plain, source):
@@ -142,7 +142,7 @@ def test_directions_are_lifted_without_rounding():
 
 
 def test_limbs_of_the_largest_records_stay_small():
-    """So that 2^33 rows fit: records, mean and direction along one axis, in either sign."""
+    """So that 2^33 rows fit: records, mean and direction along one axis, with either sign."""
     for sign, row in itertools.product((1, -1), (1, -1)):
         along = np.zeros((D, 1), np.int64)
         along[0] = sign << EIGENSOLVER_DIRECTION_BITS
@@ -187,13 +187,13 @@ def test_what_could_round_or_overflow_is_refused():
 
 @pytest.mark.parametrize("norm", ["l1", "l2", "nuclear"])
 def test_a_sum_of_extended_records_is_not_to_be_noised(norm):
-    """Its records have norm up to 2: it is what they stand for that is bounded."""
+    """Its extended records have norm up to 2; only the centred rows that they represent are bounded."""
     with pytest.raises(InvalidInput, match="centred_moment"):
         query().sensitivity(norm)
 
 
 def test_an_emptied_record_moves_the_scores_by_more_than_a_removed_one():
-    """At 60 degrees from a mean of norm 1, one clip norm away from it, by the square root of 3."""
+    """For a record at 60 degrees from a mean of norm 1, at a distance of one clip norm: by the square root of 3."""
     asked = query([1.0, 0.0], clip_norm=1.0, relation="zero_out")
     here, there = (
         asked.matrix(exact_sum(ArrayBlocks(np.array([row])), asked)) for row in ([0.5, np.sqrt(0.75)], [0.0, 0.0])

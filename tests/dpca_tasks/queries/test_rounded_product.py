@@ -1,10 +1,9 @@
-"""The product with public directions, against plain linear algebra.
+"""Products of the moment with public directions: rounded, clipped, exact and unrounded.
 
-Clipped contributions: the bound for a replaced record is attained and never exceeded; a clip of 1 is none.
-
-The moment's own matrix, applied: exact for any rows, any blocks, and sums beyond 64 bits.
-
-The unrounded product: the same integers as plain arithmetic of any size, for any blocks.
+Rounded products are compared with plain linear algebra. For clipped contributions, the bound for a replaced record must
+be attained and never exceeded, and a clip of 1 must have no effect. The moment's matrix is applied exactly for any
+rows, any blocks, and sums beyond 64 bits. The unrounded product must give the same integers as arbitrary-precision
+arithmetic, for any blocks.
 """
 
 import dataclasses
@@ -59,7 +58,7 @@ def test_it_agrees_with_the_float_product_up_to_the_grid():
 def test_directions_outside_the_unit_range_or_of_another_height_are_refused():
     with pytest.raises(InvalidInput, match="magnitude at most 1"):
         query(np.full((3, 1), 1.5))
-    least = np.full((3, 1), np.iinfo(np.int64).min)  # whose magnitude is no int64
+    least = np.full((3, 1), np.iinfo(np.int64).min)  # its magnitude does not fit an int64
     with pytest.raises(InvalidInput, match="magnitude at most 1"):
         dataclasses.replace(query(np.eye(3)), directions=least)
     with pytest.raises(InvalidInput, match="rows"):
@@ -91,7 +90,7 @@ def contribution(query, record):
 
 
 def worst_rows(clip, *, width=WIDTH):
-    """Unit rows whose scores have norm c and cosine u, and whose other parts are equal: the proof's worst case."""
+    """Return two unit rows of the proof's worst case: scores of norm c and cosine u, and equal other parts."""
     cosine = max(-1.0, -(1 - clip**2) / (2 * clip**2)) if width > 1 else -1.0
     scores = clip * np.array([[1.0, 0.0], [cosine, math.sqrt(1 - cosine**2)]])
     rows = np.zeros((2, D))
@@ -111,14 +110,14 @@ def test_the_bound_for_a_replaced_record_is_attained(clip):
 
 
 def stretched(rng, mean):
-    """A record of some rows, long or short along the directions."""
+    """Return a record of some rows, long or short along the directions."""
     record = rng.standard_normal((rng.integers(1, 4), D)) * np.exp(rng.normal(0.0, 2.0, D)) + mean
     return record / np.linalg.norm(record) * rng.choice([0.3, 1.0, 1.0, 5.0])
 
 
 @pytest.mark.parametrize("clip", CLIPS)
 def test_no_pair_of_records_of_any_rows_is_further_apart(clip):
-    """Records of several rows as well: the proof holds for all positive semi-definite moments of trace at most 1."""
+    """Covers records of several rows: the proof holds for all positive semi-definite moments of trace at most 1."""
     rng, query = np.random.default_rng(3), clipped(clip)
     worst = worst_rows(clip)
     found = 0.0
@@ -177,7 +176,7 @@ def moment(kind=SecondMoment, *, bits=12, relation="add_remove"):
 
 
 def value(words):
-    """The integers that two words stand for, of any size."""
+    """Return the integers that two words represent, in arbitrary precision."""
     return words[0].astype(object) * 2**32 + words[1].astype(object)
 
 
@@ -290,7 +289,7 @@ def query_of_eigensolver_product(directions=EIGENSOLVER_PRODUCT_DIRECTIONS, **ch
 
 
 def integers(asked, source):
-    """Add up ``x^T (x V)`` in Python's integers."""
+    """Return the sum of ``x^T (x V)`` in Python's integers."""
     total = np.zeros(asked.directions.shape, object)
     for at in range(source.n_blocks):
         block = asked.grid(source.read(at))
@@ -322,7 +321,7 @@ def test_the_product_does_not_depend_on_blocks():
 
 
 def test_limbs_of_the_largest_rows_stay_small():
-    """So that 2^33 rows fit: a row and a direction along one axis, in either sign."""
+    """So that 2^33 rows fit: a row and a direction along one axis, with either sign."""
     for sign in (1, -1):
         along = np.zeros((EIGENSOLVER_PRODUCT_D, 1), np.int64)
         along[0] = sign * 2**EIGENSOLVER_DIRECTION_BITS

@@ -1,4 +1,4 @@
-"""All ticks of a stream together move by no more than is stated, whatever happens to one individual's record."""
+"""Joint sensitivity of all ticks of a stream: changes stay within the stated bound for any history of a record."""
 
 import dataclasses
 import itertools
@@ -46,7 +46,7 @@ def tick_of(moment, weights, tick, *, horizon=TICKS, arrivals=None):
 
 
 def answer(query, records):
-    """The sum over records, each (first seen, rows); None stands for an unknown arrival."""
+    """Return the sum over records, each (first seen, rows); None represents an unknown arrival."""
     total = np.zeros(query.layout.size, np.int64)
     for seen, rows in records:
         source = ArrayBlocks(rows, record_rows=[len(rows)], first_seen=None if seen is None else [seen])
@@ -55,13 +55,13 @@ def answer(query, records):
 
 
 def squared_norm(query, packed):
-    """The squared Frobenius norm of a packed matrix of integers, exactly, in squared units."""
+    """Return the squared Frobenius norm of a packed integer matrix, exactly, in squared units."""
     matrix = unpack_symmetric(packed.astype(float), query.layout.order)
     return Fraction(sum(int(entry) ** 2 for entry in matrix.ravel()), query.steps_per_unit**2)
 
 
 def moved(moment, weights, mine, others):
-    """The square of what all ticks move together; a history is (first seen, rows at each tick or None)."""
+    """Return the squared joint change over all ticks; a history is (first seen, rows at each tick or None)."""
     total = Fraction(0)
     for tick in range(1, TICKS + 1):
         query = tick_of(moment, weights, tick)
@@ -79,7 +79,7 @@ RECORDS = (None, np.array([[1.0, 0.0]]), np.array([[0.0, 1.0]]), np.array([[0.6,
 
 
 def step_table(weights, relation):
-    """What every tick, arrival and record of `RECORDS` adds, in units: shape (ticks, arrivals, records, 2, 2)."""
+    """Return what each tick, arrival and record of `RECORDS` adds, in units: (ticks, arrivals, records, 2, 2)."""
     found = np.zeros((TICKS, TICKS, len(RECORDS), D, D))
     for tick, arrival, (at, rows) in itertools.product(range(TICKS), range(TICKS), enumerate(RECORDS)):
         if rows is not None:
@@ -92,7 +92,7 @@ def step_table(weights, relation):
 @each_strategy
 @each_relation
 def test_no_pair_of_histories_moves_a_stream_further_than_stated(weights, relation):
-    """All histories of four ticks, with every change of record, absence and return, and all pairs of them."""
+    """Covers all pairs of histories of four ticks, with every change of record, absence and return."""
     table = step_table(weights, relation)
     apart = np.square(table[:, :, :, None, None] - table[:, None, None]).sum(axis=(-2, -1))
     histories = np.array(list(itertools.product(range(len(RECORDS)), repeat=TICKS)))
@@ -124,7 +124,7 @@ histories = st.tuples(
 @settings(max_examples=25, deadline=None)
 @given(data=st.data())
 def test_the_program_keeps_the_joint_bound_for_any_rows(relation, data):
-    """Records of many rows, short as the grid, edited, gone and back, or replaced by another history."""
+    """Records of many rows, as short as the grid, edited, removed and restored, or replaced by another history."""
     weights = data.draw(st.sampled_from(sorted(CHOSEN)).map(CHOSEN.get))
     kind = data.draw(st.sampled_from([SecondMoment, CentredMoment]))
     moment = kind(**facts(relation, bits=data.draw(st.sampled_from([1, 3, 10]))))
@@ -144,7 +144,7 @@ def test_a_record_that_arrives_first_and_stays_attains_the_bound(weights):
 
 
 def test_an_id_that_comes_back_with_a_new_arrival_would_break_the_bound():
-    """The planted mistake that the table of ids is for."""
+    """The table of ids exists to prevent this planted mistake."""
     weights = CHOSEN["sqrt"]
     row = np.eye(D)[:1]
     total = sum(
@@ -158,7 +158,7 @@ def test_an_id_that_comes_back_with_a_new_arrival_would_break_the_bound():
 @each_strategy
 @each_relation
 def test_numbers_that_are_given_up_at_some_tick_cost_nothing(weights, relation):
-    """From then on all arrivals are 1: every arrival of either history, every such tick."""
+    """From that tick on all arrivals are 1; covers every arrival of either history and every such tick."""
     query = tick_of(SecondMoment(**facts(relation)), weights, 1)
     for mine, other, last in itertools.product(range(1, TICKS + 1), repeat=3):
         worst = 0.0
@@ -179,7 +179,7 @@ def test_the_arrival_is_the_first_tick_whose_snapshot_is_not_older():
 
 
 def test_a_records_arrival_does_not_depend_on_rows_or_policies_around_it():
-    """The number of a block goes with it through every step that makes other blocks of it."""
+    """The number of a block is preserved by every step that makes other blocks of it."""
     moment = SecondMoment(**facts())
     tick = tick_of(moment, CHOSEN["sqrt"], 3)
     rows = np.array([[0.5, 0.5], [1.0, 0.0]])

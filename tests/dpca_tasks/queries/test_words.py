@@ -1,8 +1,8 @@
-"""Pairs of words: exact shares, rounded toward zero, of documents that are counted by rules of their own.
+"""Word pairs and triples of documents, and third moments of points along public directions.
 
-Triples of words along public directions: the projection of the whole tensor, within bounds kept in integers.
-
-Third moments of points along public directions: exact in integers, furthest moved by opposite points.
+Word pairs are exact shares, rounded toward zero; documents have separate rules for counts. Triples are the projection
+of the whole tensor, within bounds kept in integers. Third moments are exact in integers, and opposite points move them
+furthest.
 """
 
 import dataclasses
@@ -60,7 +60,7 @@ def test_a_document_that_is_not_made_of_counts_adds_nothing():
 
 
 def test_a_long_document_is_cut_to_the_bound_by_its_own_words_alone():
-    """Shares of words stay as they are, to less than one word."""
+    """Shares of words are preserved to within one word."""
     query, rng = asked(words_at_most=17), np.random.default_rng(8)
     for _ in range(50):
         counts = rng.integers(0, 200, 5)
@@ -126,7 +126,7 @@ def asked_of_word_triples(relation="replace_one", **changes):
 
 
 def projected(counts, directions):
-    """The whole tensor of D x D x D along the directions, from exact fractions."""
+    """Return the whole D x D x D tensor along the directions, from exact fractions."""
     whole, columns = triples(counts).astype(np.longdouble), directions / 2.0**24
     return np.einsum("abc,ai,bj,ck->ijk", whole, columns, columns, columns)
 
@@ -181,7 +181,7 @@ def test_short_directions_have_the_bound_of_the_triangle_and_opposite_ones_attai
 
 
 def test_a_core_that_rounding_makes_too_long_is_rounded_toward_zero(monkeypatch):
-    """Without it documents of one word are beyond the bound on many grids."""
+    """Without this rule documents of one word exceed the bound on many grids."""
     directions = on_direction_grid(np.full((5, 3), 3**-0.5))
     beyond = []
     for bits in range(2, 20):
@@ -231,7 +231,7 @@ def asked_of_point_triples(relation="replace_one", *, width=2, share=0.1, **chan
 
 
 def core(scores, variance):
-    """``y y y - variance Sym3(y)``."""
+    """Return ``y y y - variance Sym3(y)``."""
     beside = np.einsum("i,jk->ijk", scores, np.eye(scores.size))
     sym = beside + beside.transpose(1, 0, 2) + beside.transpose(2, 1, 0)
     return np.einsum("i,j,k->ijk", scores, scores, scores) - variance * sym
@@ -254,7 +254,7 @@ def test_a_core_is_that_of_the_clipped_scores_rounded_toward_zero(width, bits):
 @pytest.mark.parametrize("relation", RELATIONS)
 @pytest.mark.parametrize(("width", "share"), [(1, 0.0), (1, 0.2), (1, 0.5), (2, 0.0), (2, 0.5), (3, 0.1), (3, 0.4)])
 def test_no_point_moves_the_sum_beyond_the_stated_sensitivity_and_one_attains_it(relation, width, share):
-    """Points along one axis and along all, of every length up to twice the bound, and opposite ones."""
+    """Points along one axis and along all axes, of every length up to twice the bound, and opposite points."""
     query = asked_of_point_triples(relation, width=width, share=share)
     columns = query.directions / 2.0**24
     axes = [columns[:, 0], columns.sum(axis=1) / width**0.5]
@@ -309,7 +309,7 @@ def test_the_noise_variance_lies_on_a_grid_of_its_own_rounded_down():
 
 
 def test_what_was_released_before_is_stored_with_the_answer_as_the_directions_are():
-    """So a resumed release asks for the same, though it may compute these numbers with other last bits."""
+    """A resumed release must send the same request, although it may compute these numbers with other last bits."""
     query = asked_of_point_triples(share=0.1)
     assert {name: array.dtype.kind for name, array in query.public_inputs().items()} == {
         "directions": "i",

@@ -1,6 +1,7 @@
-"""Records on the grid: the clip bound in integers, canonical form, and independence from neighbours.
+"""Records on the grid, and generated ratings.
 
-Made ratings have the stated shape: rank and std, activity, skew, and means as of their sheet.
+Records must respect the clip bound in integers, have a canonical form, and be independent of their neighbours.
+Generated ratings must have the documented rank, std, activity, skew and means.
 """
 
 import itertools
@@ -78,7 +79,7 @@ def test_a_record_at_the_bound_is_rounded_again_toward_zero():
 @pytest.mark.parametrize("count", [39, 64, 65, 128, 1000])
 @pytest.mark.parametrize("size", [1.0, -1.0, 1e300])
 def test_many_long_entries_on_the_finest_grid_do_not_wrap_around(count, size):
-    """Rounded as they stand, squares of 2^56 and more would add up past 2^63 from 128 entries on."""
+    """Rounded without prior scaling, squares of 2^56 and more would add up past 2^63 from 128 entries on."""
     (block,) = gridded(np.full((1, count), size), bits=28)
     assert (block.values.astype(object) ** 2).sum() <= 4**28
     np.testing.assert_allclose(block.values * math.sqrt(count) / 2**28, np.sign(size), rtol=1e-6)
@@ -132,7 +133,7 @@ def test_rows_are_canonical_exactly_when_their_ids_increase_strictly_inside_the_
     st.booleans(),
 )
 def test_no_record_moves_a_sum_by_more_than_its_bound_whatever_its_columns(columns, drawn, bits, one_record):
-    """Entries of one row and column act as their sum, so the bound is on the squares of these sums."""
+    """Entries of one row and column act as their sum, so the bound applies to the squares of these sums."""
     row_ptr = np.concatenate([[0], np.cumsum([len(row) for row in columns])]).astype(np.int64)
     record_ptr = np.array([0, len(columns)]) if one_record else np.arange(len(columns) + 1)
     indices = np.array([column for row in columns for column in row], np.int64)
@@ -226,7 +227,7 @@ def test_the_low_rank_task_has_rank_five_std_one_and_the_stated_density() -> Non
 
 
 def test_the_skewed_task_has_the_activity_skew_and_errors_of_its_sheet() -> None:
-    """At 4,000 users, the errors are within 0.01 of .986 and .924; items' counts scale with users."""
+    """At 4,000 users, the errors are within 0.01 of .986 and .924; item counts scale with the number of users."""
     made = skewed(n_users=4_000, seed=0)
     whole = made.train.nnz + made.held.nnz
     assert made.held.nnz / whole == pytest.approx(0.1, abs=0.002)

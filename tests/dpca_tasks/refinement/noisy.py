@@ -1,4 +1,4 @@
-"""Noisy second moments of known signals, and copies of modules with a fault planted in them."""
+"""Noisy second moments of known signals, and copies of modules with a planted fault."""
 
 import importlib.util
 import inspect
@@ -24,7 +24,7 @@ def noisy(signal, *, seed, noise_std=1.0):
 
 
 def signal(columns, *strengths):
-    """Return a signal with the directions of columns, orthonormalised in their order."""
+    """Return a signal along the given columns, orthonormalised in their order."""
     directions = np.linalg.qr(columns)[0]
     moment = (directions * np.array(strengths)) @ directions.T
     return (moment + moment.T) / 2
@@ -35,12 +35,12 @@ def held(second_moment, rows):
 
 
 def captured(second_moment, rows):
-    """Return the variance that rows capture, over what the best ones do."""
+    """Return the variance that rows capture, divided by the variance of the best rows."""
     return held(second_moment, rows) / float(np.linalg.eigvalsh(second_moment)[-len(rows) :].sum())
 
 
 def planted(module: ModuleType, *changes: tuple[str, str]) -> ModuleType:
-    """Return a copy of a module in which pieces of text, each there once, are replaced."""
+    """Return a copy of a module with pieces of its text replaced; each piece occurs once."""
     source = inspect.getsource(module)
     for before, after in changes:
         assert source.count(before) == 1, before

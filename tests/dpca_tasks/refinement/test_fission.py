@@ -1,9 +1,8 @@
-"""A few products find what stands above the noise, in either precision; what they cannot find is decomposed.
+"""Approximate eigenpairs, and scores of refinement methods.
 
-Scores are unbiased, and each fault that could be planted in them shows.
-
-A bias is compared with its standard error over fixed draws; a correct score passes 4 standard errors with probability
-6e-5 per statistic.
+A few products must find all components above the noise, in either precision; what they cannot find is decomposed.
+Scores must be unbiased, and every plausible planted fault must be detected. A bias is compared with its standard error
+over fixed draws; a correct score exceeds 4 standard errors with probability 6e-5 per statistic.
 """
 
 import inspect
@@ -92,7 +91,7 @@ def error_in_standard_errors(errors):
 
 
 def eigenvalue_errors(module, *, stated_std=1.0, draws=300, moment=noisy):
-    """Return score less what the leading three eigenvectors hold, for many draws."""
+    """Return the score minus the variance held by the leading three eigenvectors, for many draws."""
     errors = []
     for seed in range(draws):
         standard = standardised(moment(KNOWN, seed=seed))
@@ -105,7 +104,7 @@ def eigenvalue_errors(module, *, stated_std=1.0, draws=300, moment=noisy):
 
 
 def fission_errors(module, *, draws=80, share=0.5, second_moment=KNOWN):
-    """Return scores less what subspaces found at more noise hold, with probes of their own for each draw."""
+    """Return scores minus the variance held by subspaces found at higher noise, with fresh probes for each draw."""
     methods: tuple[Method, ...] = ("none", "spikes")
     errors: dict[Method, list[float]] = {method: [] for method in methods}
     order = len(second_moment)
@@ -137,7 +136,7 @@ def few_probes(monkeypatch):
 def test_the_score_by_eigenvalues_is_unbiased():
     errors = eigenvalue_errors(leading_pairs)
     assert abs(error_in_standard_errors(errors)) < SURE
-    assert errors.std() / math.sqrt(len(errors)) < 0.3  # so that a bias of 1.2 would show
+    assert errors.std() / math.sqrt(len(errors)) < 0.3  # so that a bias of 1.2 is detectable
 
 
 def test_the_stated_deviation_of_that_score_is_that_of_its_error():
@@ -154,7 +153,7 @@ def test_the_stated_deviation_of_that_score_is_that_of_its_error():
 
 
 def report_errors(module, *, draws=40):
-    """Return the errors of scores of what spikes find, and the deviations that these state."""
+    """Return the errors of scores of the spikes method, and the standard deviations that the scores state."""
     errors, stated = [], []
     for seed in range(draws):
         standard = standardised(noisy(KNOWN, seed=seed))
@@ -221,7 +220,7 @@ def test_probes_with_one_sign_are_caught_by_the_spread(few_probes):
 
 
 def test_scores_of_a_rule_that_does_not_converge_are_unbiased(few_probes):
-    """Of 300 columns probes see what a few products find, and many of them are at the edge of the noise."""
+    """With 300 columns, probes use a few products only, and many components are at the edge of the noise."""
     assert depth(len(WIDER), width(len(WIDER), 3))
     for errors in fission_errors(leading_pairs, draws=24, second_moment=WIDER).values():
         assert abs(error_in_standard_errors(errors)) < SURE
@@ -229,7 +228,7 @@ def test_scores_of_a_rule_that_does_not_converge_are_unbiased(few_probes):
 
 
 def test_a_rule_that_starts_from_the_release_is_caught(few_probes, monkeypatch):
-    """The release's own eigenvectors hold its noise, which the other part has as well."""
+    """The release's own eigenvectors contain its noise, which the other part of the fission contains, too."""
     errors = []
     for seed in range(8):
         standard = standardised(noisy(WIDER, seed=seed))
@@ -243,7 +242,7 @@ def test_a_rule_that_starts_from_the_release_is_caught(few_probes, monkeypatch):
 
 
 def test_probes_that_know_the_noise_are_caught(few_probes, monkeypatch):
-    """With a probe in place of the release's own noise, one part is the signal itself, and the other is louder."""
+    """If the probe equals the release's own noise, one part is the signal itself, and the other has more noise."""
     errors = []
     for seed in range(30):
         standard = standardised(noisy(KNOWN, seed=seed))
@@ -292,7 +291,7 @@ def test_noise_that_is_no_isometric_normal_is_refused():
 
 
 def test_the_published_upper_triangle_is_topped_up_on_its_diagonal(monkeypatch):
-    """Each draw has a top-up of its own: a constant one has an error of its own."""
+    """Each draw has its own top-up, because a constant one would contribute a constant error."""
 
     def upper_triangle(second_moment, *, seed):
         monkeypatch.setattr(noisy_moment, "PUBLIC_SEED", seed)

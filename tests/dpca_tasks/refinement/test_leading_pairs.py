@@ -1,6 +1,6 @@
-"""Refined pairs: what they gain, where they lose and auto does not, and what changes nothing. All draws are fixed.
+"""Refined eigenpairs: gains, losses that auto avoids, and invariances.
 
-Refining from the pairs that an artifact kept.
+Covers refinement from the pairs that an artifact stored. All draws are fixed.
 """
 
 import math
@@ -37,7 +37,7 @@ def few_features(order=400, loaded=12):
 
 
 def ruinous():
-    """Return the signal whose weak components live on features that the strong one avoids."""
+    """Return a signal whose weak components lie on features where the strong component is zero."""
     rng, columns = np.random.default_rng(5), np.zeros((400, 7))
     columns[:40, 0] = rng.standard_normal(40)
     columns[40:, 1:] = rng.standard_normal((360, 6))
@@ -45,7 +45,7 @@ def ruinous():
 
 
 def avoiding():
-    """Return a strong component on half of the features, and three weak ones of which two are on the other half."""
+    """Return a strong component on half of the features, and three weak ones, two of them on the other half."""
     rng, columns = np.random.default_rng(5), np.zeros((600, 4))
     columns[:300, [0, 3]] = rng.standard_normal((300, 2))
     columns[300:, [1, 2]] = rng.standard_normal((300, 2))
@@ -100,7 +100,7 @@ def test_controls_gain_and_lose_nothing():
 
 
 def scores_of_what_is_the_same(monkeypatch):
-    """Return the four scores where all methods find the same, and would not be scored."""
+    """Return the scores of four methods that find the same subspace, which are not scored by default."""
     monkeypatch.setattr(leading_pairs, "ALIKE", -1.0)
     equal = signal(hadamard(128)[:, [0, 5, 77]] / math.sqrt(128), 400.0, 170.0, 100.0)
     scores = list(refine(noisy(equal, seed=1), n_components=3).scores.values())
@@ -160,7 +160,7 @@ def test_another_size_of_noise_changes_what_is_captured(factor):
 
 @cache
 def rank_one_draw(seed, order=500, loaded=50):
-    """Return a column of norm 1, a release of 45 times its square, and the leading eigenpair of that."""
+    """Return a column of norm 1, a release of 45 times its outer product, and the release's leading eigenpair."""
     rng, column = np.random.default_rng((seed, 1)), np.zeros(order)
     column[:loaded] = rng.standard_normal(loaded)
     column /= np.linalg.norm(column)
@@ -169,7 +169,7 @@ def rank_one_draw(seed, order=500, loaded=50):
 
 
 def noise_of_a_step(module):
-    """Return the std of what a step of message passing adds to a signal of rank one."""
+    """Return the std of the noise that a step of message passing adds to a signal of rank one."""
     noise = []
     for seed in range(12):
         column, matrix, values, rows = rank_one_draw(seed)
@@ -321,7 +321,7 @@ def test_auto_tries_nothing_where_no_direction_stands_above_the_noise(strength, 
 
 
 def test_auto_tries_nothing_where_a_signal_is_alike_in_all_directions(monkeypatch):
-    """Eigenvalues pass the edge of the noise, and no direction is to be seen; the mean of all has to be taken off."""
+    """Eigenvalues pass the edge of the noise, but no direction is distinguished once their mean is subtracted."""
     moment = noisy(3.0 * np.eye(100), seed=6)
     assert moment.standard.eigenvalues[0] > moment.standard.edge
     assert refine(moment, n_components=2).scores == {}
@@ -330,7 +330,7 @@ def test_auto_tries_nothing_where_a_signal_is_alike_in_all_directions(monkeypatc
 
 
 def test_centring_is_part_of_what_is_refined():
-    """The mean of rows is not a component; chosen pairs are those of the centred matrix."""
+    """The mean of rows is not a component; the chosen pairs belong to the centred matrix."""
     rng = np.random.default_rng(2)
     spread = few_features(100, 8)
     mean = 3.0 * rng.standard_normal(100)

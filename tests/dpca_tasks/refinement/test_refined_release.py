@@ -1,9 +1,7 @@
-"""What releases say of themselves is true: bounds hold, ratios add up, and nothing is said that is not known.
+"""Statements of refined releases: valid bounds, consistent ratios, and no statement about unknown quantities.
 
-All draws are fixed. A bound that holds in 97.5 of 100 releases fails 3 times or more in 30 with
-probability 4 %.
-
-Post-processing of a release: to the bit the mechanism's where nothing is refined; refusals in one line.
+All draws are fixed. A bound that holds in 97.5 of 100 releases fails 3 times or more in 30 with probability 4 %.
+Post-processing must return the mechanism's result bit for bit where nothing is refined, and state refusals in one line.
 """
 
 import math
@@ -50,7 +48,7 @@ def bounds(second_moment, told, rows):
 
 
 def coverage(*, method="spikes", draws=DRAWS):
-    """Return in which part of draws each lower bound holds; one that is not stated holds."""
+    """Return the fraction of draws in which each lower bound holds; a bound that is not stated counts as holding."""
     holds: dict[str, list[bool]] = {}
     for seed in range(draws):
         moment = noisy(KNOWN, seed=seed)
@@ -68,7 +66,7 @@ def wishart_noise(order, *, seed):
 
 
 def is_plain(told):
-    """Whether all is None or a finite number, ratios are from 0 to 1, and bounds are below what they bound."""
+    """Return whether values are None or finite, ratios are from 0 to 1, and bounds are below their estimates."""
     numbers = [value for value in asdict(told).values() if value is not None and not isinstance(value, tuple)]
     numbers += told.explained_variance_ratio or ()
     ratios = [getattr(told, name) for name in RATIOS if getattr(told, name) is not None]
@@ -112,7 +110,7 @@ def test_bounds_on_noise_that_is_not_normal_hold():
 
 @pytest.mark.usefixtures("_one_thread")
 def test_raw_ratios_pass_one_where_honest_ones_do_not():
-    """Few records: the leading eigenvalues alone are more than the trace."""
+    """With few records, the leading eigenvalues alone exceed the trace."""
     second_moment = np.diag(np.concatenate([[25.0], np.full(79, 0.5)]))
     moment = noisy(second_moment, seed=2)
     refinement = refine(moment, n_components=10)
@@ -127,7 +125,7 @@ def test_raw_ratios_pass_one_where_honest_ones_do_not():
 
 @pytest.mark.usefixtures("_one_thread")
 def test_components_above_the_noise_are_counted_and_noise_is_not():
-    """At 1 %, more than 6 of 200 pass the edge with probability 0.4 %."""
+    """With an edge at 1 %, more than 6 of 200 releases pass it with probability 0.4 %."""
     three = np.diag(np.concatenate([[60.0, 40.0, 30.0], np.zeros(37)]))
     edge = standardised(noisy(three, seed=0)).edge
     for seed in range(3):
@@ -187,7 +185,7 @@ def test_a_coarse_grid_or_other_noise_gets_bounds_and_no_estimate():
 
 @pytest.mark.usefixtures("_one_thread")
 def test_the_edge_of_a_centred_matrix_is_wider_along_the_mean():
-    """Rows all alike, far from the origin: centred, nothing is left but noise, and none of it is above its edge."""
+    """All rows are equal and far from the origin: centring leaves only noise, and none of it exceeds its edge."""
     over = {"right": 0, "plain": 0}
     total = 4_000.0
     for seed in range(40):
@@ -210,7 +208,7 @@ def test_mechanisms_that_release_no_matrix_say_nothing():
 
 @pytest.mark.usefixtures("_one_thread")
 def test_the_best_k_directions_hold_no_less_where_the_signal_has_no_others():
-    """With three components and no more, all of the trace is theirs, and its estimate must not cut them short."""
+    """With exactly three components, the whole trace is theirs, and its estimate must not reduce their share."""
     three, short = np.diag(np.concatenate([[90.0, 70.0, 50.0], np.zeros(57)])), 0
     for seed in range(60):
         moment = noisy(three, seed=seed)
@@ -257,7 +255,7 @@ def test_the_lower_bound_of_a_share_grants_the_trace_its_noise(order, strength, 
 def test_a_share_is_stated_from_1_645_standard_deviations_of_the_trace_on(std, noise):
     order = 32
     for factor, stated in ((0.99, False), (1.01, True)):
-        rest = np.linspace(0.3, -0.3, order - 1)  # distinct, and nothing in sum
+        rest = np.linspace(0.3, -0.3, order - 1)  # distinct, with sum zero
         diagonal = np.concatenate([[1.645 * factor * math.sqrt(2.0 * order)], rest])
         moment = NoisyMoment(matrix=std * np.diag(diagonal), noise_std=std, noise=noise)
         told = assess(moment, refine(moment, n_components=2, method="none"))
@@ -324,14 +322,14 @@ def test_auto_tries_no_rule_where_the_eigenvectors_hold_nearly_everything():
 
 
 def unformed(second_moment: np.ndarray, *, seed: int, count: int, kept: int) -> Subspace:
-    """Return what the operator form returns: leading pairs, those beyond ``count`` as further ones."""
+    """Return a subspace in operator form: leading pairs, with those beyond ``count`` as further pairs."""
     values, rows = leading_eigenpairs(noisy(second_moment, seed=seed).matrix, kept)
     further = rows[count:] if kept > count else None
     return Subspace(components=rows[:count], eigenvalues=values[:count], spectrum=values, further=further, noise=NOISE)
 
 
 def test_posterior_means_of_a_matrix_that_is_not_formed_use_the_further_pairs():
-    """Seeds are fixed. The mean gain of eight is .011, its standard error .006; without further pairs it is 0."""
+    """Seeds are fixed. The mean gain over eight is .011, its standard error .006; without further pairs it is 0."""
     second_moment, gains = four_columns(), []
     for seed in range(8):
         pairs, more = (

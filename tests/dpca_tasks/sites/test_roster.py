@@ -1,8 +1,7 @@
-"""A roster is public, checked once, and has one digest.
+"""Rosters, masks and opened totals.
 
-Masks cancel to the bit, hide what they cover, and never come twice. Seeds are fixed.
-
-An opened total is the sum of the sites' integers, whatever the order, or it is refused.
+A roster is public, checked once, and has one digest. Masks cancel exactly, hide what they cover, and are never reused;
+seeds are fixed. An opened total is the sum of the sites' integers in any order, or it is refused.
 """
 
 import dataclasses
@@ -86,7 +85,7 @@ def test_a_stranger_is_no_member():
 
 
 FALSE_ALARM = 1e-3
-"""Over all keys, the chance that a statistical test here fails without cause."""
+"""The probability, over all keys, that a statistical test here raises a false alarm."""
 FIRST = Address(round=0)
 
 
@@ -96,7 +95,7 @@ def masks_of(roster, address=FIRST, *, size=50, secret=bytes(32)):
 
 
 def byte_test(words):
-    """The least p-value of a chi-square test of each byte, times their number."""
+    """Return the smallest p-value of a chi-square test of each byte, times the number of tests."""
     table = words.view(np.uint8).reshape(-1, 8)
     return 8 * min(stats.chisquare(np.bincount(table[:, at], minlength=256)).pvalue for at in range(8))
 
@@ -127,7 +126,7 @@ def test_masks_differ_by_round_attempt_roster_session_and_dealing():
 
 
 def test_a_million_masked_words_are_uniform():
-    """Whatever they cover: here zeros, and one site's sum, which an unmasked message would show."""
+    """Independent of the masked values: here zeros, and one site's sum, which an unmasked message would reveal."""
     roster = roster_of(3)
     integers = np.arange(1_000_000) - 500_000
     words = masked(integers, masks_of(roster, size=integers.size)["b"])
@@ -139,7 +138,7 @@ def test_a_million_masked_words_are_uniform():
 def test_masks_of_two_sites_are_unrelated_beside_their_sum():
     masks = masks_of(roster_of(3), size=200_000)
     assert byte_test(masks["a"] - masks["b"]) > FALSE_ALARM
-    assert byte_test(masks["a"] + masks["b"]) > FALSE_ALARM  # the third one, with its sign
+    assert byte_test(masks["a"] + masks["b"]) > FALSE_ALARM  # the third mask, with its sign
 
 
 def test_a_site_without_a_seed_or_outside_the_roster_has_no_mask():

@@ -1,6 +1,7 @@
-"""Shares of noise add up to what every site's mu needs, and to no more. Keys are fixed.
+"""Shares of noise and rounds of a joint release.
 
-A round asks one roster again without charge, then a smaller one with fresh noise, and opens no void attempt.
+Shares must add up to the noise that every site's mu needs, and no more; keys are fixed. A round repeats a request to
+the same roster without charge, then uses a smaller roster with fresh noise, and opens no void attempt.
 """
 
 import dataclasses
@@ -106,7 +107,7 @@ def test_the_grid_is_the_finest_that_holds_noise_and_total():
 
 @dataclass
 class Scripted:
-    """Answers with its integer, fresh for each roster, unless the script says that it is silent."""
+    """A site that answers with its integer, which depends on the roster, unless its script makes it silent."""
 
     name: str
     seeds: MaskSeeds
@@ -178,7 +179,7 @@ def test_a_resumed_round_asks_with_the_stored_inputs_of_any_site():
 
 
 def test_a_round_may_be_opened_otherwise_by_the_same_rules():
-    """Who is named as silent in two attempts is left out of the next roster, and who was lost since of the answer."""
+    """A site silent in two attempts leaves the next roster; a site lost later is missing from the answer."""
     roster, asked = roster_of(4, attempts=2), []
 
     def sum_over(query, *, roster, address):

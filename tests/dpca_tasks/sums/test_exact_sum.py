@@ -1,10 +1,9 @@
-"""Sums are exact: any cut, order and cluster gives the same bits, and nothing is lost or counted twice.
+"""Exact sums over partitions, locally and on a cluster.
 
-Where partitions begin and where they live: balanced, complete, and stable.
-
-Workers that die again and again, killed or out of memory: the sum is exact, or ends in one line after a limit.
-
-On a cluster: rows that stay, workers that go, and one thread a task. None of it moves a bit.
+Any partition, order and cluster must give the same bits, and nothing may be lost or counted twice. Partition bounds and
+placement must be balanced, complete and stable. When workers die repeatedly, killed or out of memory, the sum must be
+exact or end after a limit with a one-line error. Clusters are tested for rows that stay on their workers, workers that
+leave, and one thread per task; none of it changes a bit.
 """
 
 import dataclasses
@@ -60,7 +59,7 @@ QUERY = SecondMoment(n_features=7, clip_norm=1.5, relation="add_remove", bits=12
 
 
 class KillsOneWorker(ArrayBlocks):
-    """Kills the process that reads its last block, once."""
+    """A source that kills the process that reads its last block, once."""
 
     def __init__(self, rows, *, mark, **cut):
         super().__init__(rows, **cut)
@@ -101,7 +100,7 @@ def test_a_cluster_gives_the_bits_of_one_process(client, block_records):
         progress=lambda *at: seen.append(at),
     )
     np.testing.assert_array_equal(found, exact_sum(ArrayBlocks(ROWS), QUERY))
-    assert {count for _, count in seen} <= {8}  # partitions, a public number: four a worker
+    assert {count for _, count in seen} <= {8}  # partitions, a public number: four per worker
 
 
 def test_a_killed_worker_changes_no_bit(client, tmp_path):
@@ -192,7 +191,7 @@ def test_partitions_settle_evenly_on_the_workers_there_are(homes, workers):
     assert len(settled) == len(homes)
     assert set(settled) <= set(workers)
     assert max(settled.count(worker) for worker in workers) <= most
-    for worker in workers:  # nobody moves who need not
+    for worker in workers:  # partitions move only where necessary
         stay = sum(before == after == worker for before, after in zip(homes, settled, strict=True))
         assert stay == min(homes.count(worker), most)
 
@@ -216,12 +215,12 @@ def test_rows_fit_by_the_declared_memory_alone():
 KILLED_WORKERS_ROWS = np.random.default_rng(8).standard_normal((211, 7))
 MOMENT = SecondMoment(relation="add_remove", n_features=7, clip_norm=1.5, bits=12)
 LIMIT = 2
-"""Workers that a task may lose here; the program's clusters allow 10."""
+"""Number of workers that a task may lose here; clusters outside tests allow 10."""
 MEMORY = 1 << 29
 
 
 class Deadly(ArrayBlocks):
-    """Kills the process that reads block 3, as often as there are marks, or makes it use up its memory."""
+    """A source whose block 3 kills its reader, or exhausts its memory, once per mark."""
 
     def __init__(self, rows, *, marks, how, **cut):
         super().__init__(rows, **cut)
@@ -300,7 +299,7 @@ def product(seed):
 
 
 class Watched(ArrayBlocks):
-    """Leaves a mark for every block read, in whatever process."""
+    """A source that leaves a mark for every block read, in any process."""
 
     def __init__(self, rows, *, marks, **cut):
         super().__init__(rows, **cut)
@@ -318,7 +317,7 @@ class Watched(ArrayBlocks):
 
 
 class KillsOneWorkerClusterSum(Watched):
-    """Kills the process that reads while a mark stands."""
+    """A source that kills the reading process while a mark exists."""
 
     def read(self, block, /):
         if (self.marks / "kill").exists():
@@ -328,7 +327,7 @@ class KillsOneWorkerClusterSum(Watched):
 
 
 class Threads(ArrayBlocks):
-    """Two tasks read at once and look at the threads of linear algebra."""
+    """A source that lets two tasks read at once and records their linear-algebra threads."""
 
     meeting = threading.Barrier(2, timeout=30)
     seen: list[int] = []  # noqa: RUF012 - of the class, since the source travels
@@ -342,7 +341,7 @@ class Threads(ArrayBlocks):
 
 
 class Opened(ArrayBlocks):
-    """Leaves a mark in each process that unpickles it."""
+    """A source that leaves a mark in each process that unpickles it."""
 
     def __init__(self, rows, *, marks):
         super().__init__(rows)
@@ -366,7 +365,7 @@ def in_process(**settings):
 
 @pytest.fixture
 def lonely():
-    """A scheduler without a worker."""
+    """Return a scheduler without a worker."""
     with in_process(n_workers=0) as cluster, Client(cluster, set_as_default=False) as client:
         yield client
 

@@ -1,4 +1,4 @@
-"""Clusters of tests: in this process, and settings that name them."""
+"""Test clusters: in this process, and settings that name them."""
 
 from typing import Any
 
@@ -22,5 +22,5 @@ def in_process(*, n_workers: int) -> LocalCluster:
 
 
 def under_tls(address: str, files: Files, **others: Any) -> Settings:
-    """Name a cluster, and the certificate to show it."""
+    """Return settings that name a cluster and the certificate to present to it."""
     return Settings(cluster=address, tls_ca=files.ca, tls_cert=files.cert, tls_key=files.key, **others)

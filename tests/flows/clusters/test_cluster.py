@@ -1,4 +1,4 @@
-"""Where rows are allowed to go, and what workers are not allowed to do with them."""
+"""Cluster security: where rows may go, and what workers must not do with them."""
 
 import os
 import time
@@ -27,7 +27,7 @@ from tests.flows.clusters.local_clusters import in_process, under_tls
 
 @pytest.fixture
 def spilling() -> Iterator[str]:
-    """The address of a cluster in this process whose workers may spill, as Dask's defaults have it."""
+    """The address of a cluster in this process whose workers may spill to disk, as in Dask's defaults."""
     with in_process(n_workers=1) as cluster:
         yield cluster.scheduler_address
 
@@ -35,7 +35,7 @@ def spilling() -> Iterator[str]:
 def test_a_local_cluster_neither_spills_nor_profiles_nor_listens_outside(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ALLOCATOR:  # what an earlier cluster of this process left would win
+    for name in ALLOCATOR:  # values left by an earlier cluster of this process would take precedence
         monkeypatch.delenv(name, raising=False)
 
     def seen() -> dict[str, Any]:
@@ -153,7 +153,7 @@ def test_a_scheduler_without_workers_is_named(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.fixture
 def encrypted(files: Files) -> Iterator[str]:
-    """The address of a cluster that asks for certificates."""
+    """The address of a cluster that requires certificates."""
     settings = under_tls("tls://127.0.0.1:0", files)
     with (
         LocalCluster(
@@ -249,7 +249,7 @@ def test_a_client_that_dies_of_reconnecting_ends_the_sum(monkeypatch: pytest.Mon
     monkeypatch.setitem(dask.config.config["distributed"]["comm"]["timeouts"], "connect", "1s")
 
     async def die(*_: object, **__: object) -> None:
-        raise ValueError("IOStream is not idle; cannot convert to SSL")  # Tornado's words for a connection cut early
+        raise ValueError("IOStream is not idle; cannot convert to SSL")  # as Tornado reports an early cut
 
     def lose(address: str) -> None:
         with connect(address, Settings(encrypted_scratch=True)) as client:
@@ -296,7 +296,7 @@ def test_settings_come_from_the_environment_and_a_number_of_workers_wins(monkeyp
 
 
 class _Shown:
-    """A client of a cluster, as far as its dashboard goes."""
+    """A cluster client that has only a dashboard link."""
 
     def __init__(self, link: str | None) -> None:
         self._link = link

@@ -1,6 +1,7 @@
-"""Clusters that others start: one for a run, that neither spills nor talks in clear text, and ends with it.
+"""Launched clusters and access by other users.
 
-Another user of this machine gets nowhere: neither into the local cluster nor into Prefect's server of a command.
+A launched cluster serves one run, neither spills nor communicates in clear text, and ends with the run. Another user of
+the machine has no access to the local cluster or to Prefect's server of a command.
 """
 
 import os
@@ -30,7 +31,7 @@ from tests.strangers import NEEDS_ROOT, ROOT, Stranger, family, listening, stran
 
 
 class _Started:
-    """A stand-in for a cluster of any library: real workers in this process, and what it was asked for."""
+    """A replacement for a cluster of any library: real workers in this process, and the recorded arguments."""
 
     asked: ClassVar[dict[str, Any]] = {}
     name = "a-cluster"
@@ -56,7 +57,7 @@ class _Started:
 
 
 class _Gateway:
-    """A stand-in for a gateway of one cluster."""
+    """A replacement for a gateway of one cluster."""
 
     standing: _Started
 
@@ -86,7 +87,7 @@ FAKES = {
 
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every library of launchers, in effigy."""
+    """Install a replacement for every launcher library."""
     for module, fake in FAKES.values():
         monkeypatch.setitem(sys.modules, module.partition(".")[0], ModuleType(module))
         monkeypatch.setitem(sys.modules, module, fake)
@@ -179,7 +180,7 @@ def test_a_cluster_that_cannot_be_started_is_one_clear_line(monkeypatch: pytest.
 
 
 HARMLESS = {f"GET http {path}" for path in ("/api/health", "/api/ready", "/docs", "/openapi.json", "/ui-settings")}
-"""Whether Prefect's server runs, the manual of its version, and where a browser would find its API."""
+"""Public requests: health of Prefect's server, its API documentation, and the API address for a browser."""
 _PROGRAM = """
 import sys
 from pathlib import Path

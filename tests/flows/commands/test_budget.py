@@ -1,4 +1,4 @@
-"""``dpca budget open`` and ``show``: default terms, what they exclude in words, and deltas that are too large."""
+"""``dpca budget open`` and ``show``: default terms, stated exclusions, and deltas that are too large."""
 
 import getpass
 import json

@@ -1,4 +1,7 @@
-"""``dpca schema``: drafts come from names and types alone. ``dpca dataset``: arrived files are listed, and retried."""
+"""``dpca schema`` and ``dpca dataset``.
+
+Schema drafts are derived from names and types alone. Arrived files are listed, and retried.
+"""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What ``dpca backup`` says on the terminal."""
+"""Terminal output of ``dpca backup``."""
 
 from pathlib import Path
 

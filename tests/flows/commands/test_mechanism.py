@@ -1,4 +1,7 @@
-"""``dpca mechanism`` and ``dpca audit``: public facts, without a home or data; ``--mechanism auto`` is planned once."""
+"""``dpca mechanism`` and ``dpca audit``.
+
+They use public facts, without a home or data, and ``--mechanism auto`` is planned once.
+"""
 
 import copy
 import json

@@ -1,7 +1,7 @@
-"""A program: fits with a slot in children that are killed, and in two children at once; prints the latter as JSON.
+"""A program that fits with a slot in killed children, and in two concurrent children; prints the latter as JSON.
 
-It is run as a module with a folder for signals, in a home that has a budget ``patients``. One process is warmed up for
-all of these children, and has no threads.
+It is run as a module with a folder for signals, in a home that has a budget ``patients``. One process without threads
+is warmed up and forks all children.
 """
 
 import json

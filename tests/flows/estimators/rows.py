@@ -1,4 +1,4 @@
-"""Rows that the tests of estimators share, and the estimator that they fit."""
+"""Rows and the estimator shared by the tests of estimators."""
 
 from typing import Any
 
@@ -14,5 +14,5 @@ TERMS: dict[str, Any] = {"epsilon": 2.0, "delta": 1e-6}
 
 
 def model(**changed) -> PrivatePCA:
-    """Return an estimator of two components, with an unbounded budget where none is given."""
+    """Return an estimator of two components, with an unbounded budget by default."""
     return PrivatePCA(**{"n_components": 2, "clip_norm": 30.0, "budget": InMemoryBudget(), **TERMS, **changed})

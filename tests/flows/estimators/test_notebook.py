@@ -1,4 +1,4 @@
-"""Estimators in a notebook: scores, a picture, what was released as HTML, and warnings of what no guarantee covers."""
+"""Estimators in a notebook: scores, a picture, the release as HTML, and warnings about fits outside any guarantee."""
 
 from typing import Any
 

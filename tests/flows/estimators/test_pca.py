@@ -1,8 +1,8 @@
-"""What estimators share: what a fitted one holds, whatever it was fitted to.
+"""Fitted estimators and scikit-learn's conventions.
 
-Principal components by scikit-learn's conventions: what a fit says, what it refuses, and what it holds.
-
-Factors of items by scikit-learn's conventions: ratings in any container, users folded in, refusals in one line.
+No estimator holds raw values, whatever it was fitted to. Principal components are tested for the results of a fit,
+refusals, and attributes. Item factors are tested for ratings in any container, folding in of users, and one-line
+refusals.
 """
 
 import os
@@ -78,7 +78,7 @@ def held_bytes(thing: object, seen: set[int]) -> Iterator[bytes]:
 
 
 def words_of(held: bytes) -> set[int]:
-    """Return all runs of eight bytes, at whatever place they begin."""
+    """Return all runs of eight bytes, at any offset."""
     octets = np.frombuffer(held, np.uint8)
     if octets.size < 8:
         return set()
@@ -91,7 +91,7 @@ def test_a_fitted_estimator_holds_no_raw_value_and_no_key(kind: str, monkeypatch
 
     def noted(size: int) -> bytes:
         made = real(size)
-        if size != 16:  # a UUID: names of files, as those of code that is compiled for the first time
+        if size != 16:  # UUIDs, for example in file names of code that is compiled for the first time
             keys.append(made)
         return made
 
@@ -108,7 +108,7 @@ def test_a_fitted_estimator_holds_no_raw_value_and_no_key(kind: str, monkeypatch
 
 
 def test_the_search_for_raw_values_finds_one() -> None:
-    """Of an estimator that keeps one of its rows, in an attribute of an attribute."""
+    """The estimator keeps one of its rows in an attribute of an attribute."""
     fitted = model(budget=InMemoryBudget(**TERMS)).fit(FRAME)
     fitted.kept_ = {"row": [ROWS[3:4].copy()]}
     raw = {int(word) for word in ROWS[3].view("<u8")}
@@ -122,7 +122,7 @@ PCA_FRAME = pd.DataFrame(ROWS, columns=NAMES, index=pd.RangeIndex(len(ROWS)) + 1
 
 @pytest.mark.filterwarnings("ignore::flows.estimators.RepeatedFitWarning")
 def test_scikit_learn_finds_no_fault_but_that_two_fits_differ() -> None:
-    """One check skips itself without a variable of the environment; `make estimators` sets it."""
+    """One check skips itself unless an environment variable is set, which `make estimators` does."""
     results = check_estimator(PrivatePCA(), on_skip=None, expected_failed_checks=FRESH_NOISE)
     found = {(result["check_name"], result["status"]) for result in results if result["status"] != "passed"}
     left_out = {(check, "skipped") for check in (*NON_DETERMINISTIC, "check_array_api_input")}
@@ -133,7 +133,7 @@ def test_scikit_learn_finds_no_fault_but_that_two_fits_differ() -> None:
 
 
 def test_variances_and_mean_are_those_of_pca_up_to_noise() -> None:
-    """Fits of a hundredfold weaker noise than signal: relative errors of 0.1 are beyond twenty standard deviations."""
+    """The noise is a hundredfold weaker than the signal: relative errors of 0.1 exceed twenty standard deviations."""
     private, plain = model(epsilon=50.0).fit(ROWS), PCA(2).fit(ROWS)
     assert private.explained_variance_ == pytest.approx(plain.explained_variance_, rel=0.1)
     assert private.explained_variance_ratio_ == pytest.approx(plain.explained_variance_ratio_, rel=0.1)
@@ -173,7 +173,7 @@ def test_scores_come_in_the_container_that_was_set(container: str) -> None:
 
 
 def test_columns_have_the_names_and_the_order_of_the_fit() -> None:
-    """As scikit-learn has it: columns in another order, or without one, are refused, never matched in silence."""
+    """As in scikit-learn, columns in another order, or a missing column, are refused and never matched silently."""
     fitted = model().fit(PCA_FRAME)
     assert fitted.feature_names_in_.tolist() == list(fitted.artifact_.manifest["feature_names"]) == NAMES
     with pytest.raises(ValueError, match="Feature names must be in the same order"):
@@ -198,7 +198,7 @@ def test_a_search_over_a_pipeline_is_one_release_for_each_fit() -> None:
 
 
 def test_one_slot_for_a_whole_search_is_refused_at_its_second_candidate() -> None:
-    """Its folds would all have the release of the first, rows that are held out there included."""
+    """Otherwise all folds would get the release of the first fit, which includes rows held out later."""
     pipeline = make_pipeline(model(slot="search"), LogisticRegression())
     search = GridSearchCV(pipeline, {"privatepca__n_components": [1, 2]}, cv=2, error_score="raise")
     with pytest.raises(Conflict, match=r"slot 'search' was charged with other terms \(n_components\)"):
@@ -255,7 +255,7 @@ def test_rows_that_are_not_finite_are_refused(value: float) -> None:
 
 
 def test_a_clip_norm_of_a_quantile_is_a_release_that_is_paid_for() -> None:
-    """The norm is within a bin of the rows' own, and its epsilon is in the event that is charged."""
+    """The norm is within one histogram bin of the rows' quantile, and its epsilon is part of the charged event."""
     budget = InMemoryBudget(**TERMS)
     fitted = model(clip_norm="quantile:0.9", budget=budget).fit(ROWS)
     ratio = fitted.clip_norm_ / np.quantile(np.linalg.norm(ROWS, axis=1), 0.9)
@@ -270,7 +270,7 @@ ITEMS = [f"film{number}" for number in range(12)]
 
 
 def made_ratings() -> tuple[np.ndarray, np.ndarray]:
-    """Return whole ratings from 0 to 5 of 600 users, and which of them are known: a half; none of the last user."""
+    """Return complete ratings from 0 to 5 of 600 users, and a mask of the known half; the last user has none."""
     rng = np.random.default_rng(3)
     taste = rng.normal(size=(600, 2)) @ rng.normal(size=(2, 12))
     known = rng.random((600, 12)) < 0.5
@@ -296,7 +296,7 @@ def model_of_factorization(**changed: Any) -> PrivateMatrixFactorization:
 
 
 def stored(dense: np.ndarray) -> sparse.csr_array:
-    """Return a sparse matrix of which every entry is stored: zeros, and NaN for what is missing."""
+    """Return a sparse matrix that stores every entry: zeros, and NaN for missing values."""
     return sparse.csr_array((dense.ravel(), np.indices(dense.shape).reshape(2, -1)), shape=dense.shape)
 
 
@@ -338,7 +338,7 @@ def test_predictions_are_those_of_offsets_and_factors_of_users_and_items() -> No
 
 
 def test_unknown_ratings_of_new_users_are_predicted_better_than_by_offsets_alone() -> None:
-    """Trained on 500 users; of the other hundred the unknown half is predicted, at a guarantee that leaves signal."""
+    """Trained on 500 users at a low noise level; predicts the unknown half of the other hundred users."""
     fitted = model_of_factorization(epsilon=50.0).fit(SPARSE[:500])
     new, unknown = SPARSE[500:], ~KNOWN[500:]
     errors = (fitted.predict(new) - FULL[500:])[unknown]

@@ -1,4 +1,4 @@
-"""An estimator on a ledger: a release follows from arguments and never from rows; a slot is charged once."""
+"""Estimators on a ledger: releases depend on arguments and never on rows; a slot is charged once."""
 
 import json
 import os
@@ -59,7 +59,7 @@ def content_of(rows: np.ndarray) -> str:
 def test_neighbours_have_equal_versions_charges_and_warnings(
     slot: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A second fit on the same rows, and on rows of which one is changed, with all that the ledger states of them."""
+    """The second fit is on the same rows or with one row changed; all statements of the ledger are compared."""
     found: list[list[Any]] = []
     for name, second in (("same", ROWS.copy()), ("changed", NEIGHBOUR)):
         monkeypatch.setenv("DPCA_HOME", str(tmp_path / name))
@@ -97,7 +97,7 @@ def snapshots(budget: PopulationBudget) -> list[Path]:
 def test_a_slot_is_one_release_here_and_in_another_process_whatever_the_rows(
     budget: PopulationBudget, tmp_path: Path
 ) -> None:
-    """Rows that would be refused are not looked at. The other process loads neither Prefect nor Dask."""
+    """Rows that would be refused are not read. The other process loads neither Prefect nor Dask."""
     first = model(slot="night", budget=budget).fit(ROWS)
     assert first.published_ == "subspace.patients@1"
     spent = budget.statement().spent
@@ -117,7 +117,7 @@ def test_a_slot_is_one_release_here_and_in_another_process_whatever_the_rows(
 
 @pytest.fixture(scope="module")
 def forks(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, str], Any]:
-    """Return the settings of a home in which children fitted with slots, and what two of them printed."""
+    """Return the settings of a home in which children fitted with slots, and the output of two of them."""
     folder = tmp_path_factory.mktemp("forks")
     settings = {"DPCA_HOME": str(folder / "home"), "DPCA_STATE_FOLDER": str(folder / "state")}
     with pytest.MonkeyPatch.context() as patch:
@@ -146,7 +146,7 @@ def of_slot(budget: PopulationBudget, slot: str) -> Release:
 def test_a_slot_whose_process_was_killed_is_finished_from_the_rows_that_were_charged(
     forked_budget: PopulationBudget, point: str
 ) -> None:
-    """Later rows vary along another axis, and later terms are refused before it is finished."""
+    """Later rows vary along another axis, and other terms are refused before the slot is finished."""
     budget, spent = forked_budget, forked_budget.statement().spent
     release = of_slot(budget, point)
     assert release.state == ("reserved" if point.startswith("reserve") else "noising")
@@ -164,7 +164,7 @@ def test_a_slot_whose_process_was_killed_is_finished_from_the_rows_that_were_cha
 def test_processes_with_one_slot_at_once_are_one_release_and_keep_one_snapshot(
     forks: tuple[dict[str, str], Any], forked_budget: PopulationBudget
 ) -> None:
-    """Both have stored their rows, which differ, before either is charged."""
+    """Both processes have stored their rows, which differ, before either is charged."""
     first, second = forks[1]
     assert first == second
     assert of_slot(forked_budget, TOGETHER).state == "committed"

@@ -1,6 +1,7 @@
-"""Whatever holds the rows, they are the same rows; and what need not be in memory as a whole never is.
+"""Containers of rows, and tables without usable rows.
 
-Tables that hold no numbers, or no rows, are refused by one line, by every estimator and by what they release.
+Results do not depend on the container, and data that need not be in memory as a whole never are. Tables that hold no
+numbers, or no rows, are refused in one line, by every estimator and by its releases.
 """
 
 import functools
@@ -31,7 +32,7 @@ from tests.flows.estimators.rows import ROWS, TERMS, model
 NAMES = pd.Index(list("abcde"))
 FRAME = pd.DataFrame(ROWS, columns=NAMES)
 CHUNKED = da.from_array(ROWS, chunks=(1_000, 2))
-# anndata sets it
+# set by anndata
 
 
 def annotated(rows: Any) -> anndata.AnnData:
@@ -109,7 +110,7 @@ def test_equal_rows_are_the_same_rows_with_equal_scores_whatever_holds_them(kind
 
 
 class Watched:
-    """Rows that are made on demand, chunk by chunk, and noted."""
+    """Rows that are computed on demand, chunk by chunk, with the largest computed chunk recorded."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.most, real = 0, da.Array.compute
@@ -277,13 +278,13 @@ def fitted() -> tuple[PrivatePCA, PrivateMatrixFactorization]:
 
 
 @pytest.mark.filterwarnings(
-    "ignore:The 'future.infer_string' option",  # anndata sets it
+    "ignore:The 'future.infer_string' option",  # set by anndata
     "ignore:X has feature names",
 )
 @pytest.mark.parametrize("rows", STRANGE.values(), ids=STRANGE)
 @pytest.mark.parametrize("method", ["fit", "transform", "predict", "artifact"])
 def test_what_is_no_table_of_numbers_is_refused_by_one_line(rows: Any, method: str) -> None:
-    rows = rows() if callable(rows) else rows  # AnnData warns where it is made
+    rows = rows() if callable(rows) else rows  # raised by AnnData on creation
     pca, factors = fitted()
     calls: dict[str, list[Callable[[Any], Any]]] = {
         "fit": [clone(pca).fit, clone(factors).fit],
@@ -291,7 +292,7 @@ def test_what_is_no_table_of_numbers_is_refused_by_one_line(rows: Any, method: s
         "predict": [pca.inverse_transform, factors.predict, factors.inverse_transform],
         "artifact": [pca.artifact_.transform, pca.artifact_.inverse_transform],
     }
-    if method == "artifact" and getattr(rows, "shape", ()) == (0, 5):  # what was released has scores for no row, too
+    if method == "artifact" and getattr(rows, "shape", ()) == (0, 5):  # the artifact gives scores for no row
         assert pca.artifact_.transform(rows).shape == (0, pca.n_components_)
         return
     for call in calls[method]:
@@ -302,7 +303,7 @@ def test_what_is_no_table_of_numbers_is_refused_by_one_line(rows: Any, method: s
 
 
 @pytest.mark.filterwarnings(
-    "ignore:The 'future.infer_string' option",  # anndata sets it
+    "ignore:The 'future.infer_string' option",  # set by anndata
     "ignore:X has feature names",
 )
 @pytest.mark.parametrize("kind", [Decimal, Fraction, str, int])

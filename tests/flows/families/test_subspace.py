@@ -1,14 +1,10 @@
-"""The forecast before spending: a dry run, a question, and a request that refuses noise.
+"""The subspace family through the command.
 
-The gate reads nothing but two published subspaces: the verdict of one, and the directions of both.
-
-Post-processing of a published release through the command: free, or refused where its artifact does not allow it.
-
-The upper triangle of a released matrix: kept up to a size, and read back to the bit.
-
-How much noisier an estimate of a stream is than a single release.
-
-A family is planned without an orchestrator and without a cluster's library.
+Covers the forecast before spending: a dry run, a confirmation, and a request that refuses noise. The gate reads only
+two published subspaces: the verdict of one, and the directions of both. Post-processing of a published release is free,
+or refused where its artifact does not allow it. The upper triangle of a released matrix is kept up to a size, and read
+back bit for bit. The noise of a stream's estimate is compared with a single release. A family is planned without an
+orchestrator and without a cluster library.
 """
 
 import json
@@ -54,7 +50,7 @@ WORDS = (
 
 @pytest.fixture
 def few(rows_file: Path, dpca: Command) -> None:
-    """Sixty rows, declared as such, and a budget."""
+    """Ingest sixty rows, declared as such, and open a budget."""
     words = ("--name", "people", "--features", 6, "--records-at-most", 60, "--direct")
     assert dpca("dataset", "ingest", rows_file, *words).status == 0
     assert dpca("budget", "open", "people", "--epsilon", "3", "--delta", "1e-4").status == 0
@@ -89,7 +85,7 @@ def test_a_request_that_refuses_noise_charges_nothing_and_says_what_would_do(dpc
     assert releases() == []
     assert dpca(*WORDS, "--direct", "--yes").status == 0
     assert len(releases()) == 1
-    assert dpca(*WORDS, "--on-noise", "refuse", "--direct", "--yes").status == 0  # paid for before
+    assert dpca(*WORDS, "--on-noise", "refuse", "--direct", "--yes").status == 0  # already charged
     assert len(releases()) == 1
 
 
@@ -145,7 +141,7 @@ def test_forecasts_are_no_part_of_what_a_release_is(changes: dict[str, str]) -> 
 
 
 class _Terminal:
-    """A stream that somebody sits at."""
+    """A stream that looks like an interactive terminal."""
 
     isatty: Callable[[], bool] = staticmethod(lambda: True)
     write: Callable[[str], int] = staticmethod(len)
@@ -198,7 +194,7 @@ def test_what_stands_above_the_noise_and_holds_the_champions_directions_passes(
 
 
 def test_random_directions_lack_what_the_docstring_says() -> None:
-    """The mean over 400 draws lies within 0.03 of 1 - k/d: five of its standard deviations, from seed 0."""
+    """The mean over 400 draws, from seed 0, is within 0.03 of 1 - k/d, which is five standard deviations."""
     draws = np.random.default_rng(0)
     champion, found = subspace(0, 1), []
     for _ in range(400):
@@ -214,7 +210,7 @@ def test_signs_and_order_do_not_matter() -> None:
 
 
 def test_directions_within_the_noise_of_a_release_hold_nothing_of_the_champion() -> None:
-    """By chance, noise directions hold a part of any others: all of them, where there are as many as columns."""
+    """By chance, noise directions contain a part of any others: everything, with as many directions as columns."""
     candidate = subspace(0, 1, 2, 3, 4, 5, above=1)
     assert drift_from(candidate, subspace(0, 1, 2, above=3)) == pytest.approx(2 / 3)
     assert not judge(candidate, subspace(0, 1, 2, above=3), drift_at_most=0.5).passes
@@ -233,7 +229,7 @@ def spent() -> float:
 
 @pytest.fixture
 def wide(tmp_path: Path, dpca: Command) -> None:
-    """Six hundred rows of 24 columns, two of them strong, and a budget."""
+    """Ingest 600 rows of 24 columns, two of them strong, and open a budget."""
     source = np.random.default_rng(4).normal(size=(600, WIDE)) * np.r_[2.0, 1.0, np.full(WIDE - 2, 0.05)]
     np.save(tmp_path / "wide.npy", source)
     assert dpca("dataset", "ingest", tmp_path / "wide.npy", "--name", "wide", "--direct").status == 0
@@ -291,7 +287,7 @@ def test_without_its_matrix_an_artifact_gives_eb_with_a_warning_and_no_more(dpca
 
 @pytest.mark.usefixtures("wide")
 def test_an_artifact_of_a_version_that_knew_no_refinement_gives_eb_from_its_pairs_and_says_so(dpca: Command) -> None:
-    """Its manifest is that of such a version: without outcome, matrix and refinement; the plan alone has the noise."""
+    """The manifest of an older version has no outcome, matrix or refinement; only the plan states the noise."""
     assert dpca(*FIT, "--publish", "sub", "--refine", "none").status == 0
     found = Registry.open().load("sub@1", PrivateSubspace)
     facts = {name: fact for name, fact in found.manifest.items() if name != "outcome"}

@@ -1,5 +1,7 @@
-"""A new family costs its own file and its rows: a toy runs through plan, charge, release, artifact, registry, command
-and audit, and no other room knows of it.
+"""A toy family from plan to audit: a new family needs only one file and its table rows.
+
+It is planned, charged, released, stored as an artifact, registered, used from the command and audited, and no other
+module refers to it.
 """
 
 import json
@@ -38,7 +40,7 @@ PROFILE = (
 
 @pytest.fixture(autouse=True)
 def _rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The rows of the tables: a family, its flow, a kind of artifact, a sensitivity, and a command."""
+    """Add the table rows: a family, its flow, a kind of artifact, a sensitivity, and a command."""
     monkeypatch.setitem(FAMILIES, toy.ToyFamily.name, f"{toy.__name__}:TOY")
     monkeypatch.setitem(FLOWS, toy.ToyFamily.name, toy.profile_columns)
     monkeypatch.setitem(KINDS, toy.ToyProfile.kind, f"{toy.__name__}:ToyProfile")
@@ -101,9 +103,9 @@ def test_the_audit_command_attacks_it_too(dpca: Command) -> None:
 def test_an_attack_finds_a_part_whose_bound_is_too_small(
     divisor: float, trials: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A third of the noise gives three times the epsilon and more; with all of it the claim holds.
+    """A third of the noise gives at least three times the epsilon; with all of it the claim holds.
 
-    Of eight seeds, all find the planted bound in 300 trials, at an epsilon of 1.7 or more.
+    All of eight seeds find the planted bound in 300 trials, at an epsilon of 1.7 or more.
     """
     parts = toy.ColumnProfile.parts.fget  # type: ignore[attr-defined]
 
@@ -133,7 +135,7 @@ def test_parts_are_summed_exactly_and_noised_by_their_own_bounds() -> None:
         for name, part in QUERY.parts.items():
             residuals[name] += list(noisy[name] - exact[name] * part.unit / part.steps_per_unit)
     stds = {name: float(np.std(values)) for name, values in residuals.items()}
-    # 1,200 draws each: a std is off by more than 9 % once in 10^5 at most
+    # 1,200 draws each: a std is off by more than 9 % at most once in 10^5
     assert stds["energies"] == pytest.approx(3.0 * 4.0 / 0.75**0.5, rel=0.09)
     assert stds["counts"] == pytest.approx(3.0 * 3.0**0.5 / 0.25**0.5, rel=0.09)
     both = np.corrcoef(residuals["energies"], residuals["counts"])[0, 1]
@@ -142,7 +144,7 @@ def test_parts_are_summed_exactly_and_noised_by_their_own_bounds() -> None:
 
 @pytest.mark.parametrize("relation", ["add_remove", "zero_out", "replace_one"])
 def test_no_record_moves_a_part_by_more_than_its_bound(relation: str) -> None:
-    """Records at random, with several rows, duplicates and huge values: 300 pairs of neighbours in each relation."""
+    """Random records, some with duplicates and huge values: 300 pairs of neighbours in each relation."""
     query = toy.ColumnProfile(n_features=3, clip_norm=2.0, relation=relation, bits=toy.BITS)  # type: ignore[arg-type]
     random = np.random.default_rng(5)
     worst = dict.fromkeys(query.parts, 0.0)

@@ -1,6 +1,6 @@
-"""A family that lives in the tests: noisy energies and counts of columns, by a statistic of two unlike parts.
+"""A family that exists only in the tests: noisy energies and counts of columns, from a two-part statistic.
 
-Everything that a new family writes is in this file, as it would be in its files of the packages.
+This file contains everything that a new family needs, as it would be in its files of the packages.
 """
 
 import math
@@ -41,8 +41,8 @@ class ColumnProfile(JointSum):
 
     Notes
     -----
-    Sensitivity. The squares of a clipped record add up to at most 1 in units of the squared clip norm, so they move by
-    at most 1 in l1 and l2, and by at most ``sqrt 2`` when one record replaces another. A record occurs in at most d
+    Sensitivity. The squares of a clipped record add up to at most 1 in units of the squared clip norm. So they change
+    by at most 1 in l1 and l2, and by at most ``sqrt 2`` when one record replaces another. A record occurs in at most d
     columns, once in each: ``sqrt d`` in l2, also between two records.
     """
 
@@ -52,7 +52,7 @@ class ColumnProfile(JointSum):
 
     @property
     def parts(self) -> Mapping[str, Part]:
-        """Energies on the grid of squares, counts on one of their own."""
+        """Return energies on the grid of squares, and counts on a separate grid."""
         columns = Layout(kind="vector", order=self.n_features)
         energy = math.sqrt(2.0) if self.relation == "replace_one" else 1.0
         return {
@@ -73,7 +73,7 @@ class ColumnProfile(JointSum):
         }
 
     def map(self, block: RowBlock) -> NDArray[np.int64]:
-        """Add up squares, and columns that occur."""
+        """Sum squares, and columns that occur."""
         total = np.zeros(self.layout.size, np.int64)
         parts = self.split(total)
         np.add.at(parts["energies"], block.indices, block.values.astype(np.int64) ** 2)
@@ -96,7 +96,7 @@ class ProfileTerms(Terms):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """What the mechanism returns."""
+    """The result of the mechanism."""
 
     energies: NDArray[np.float64]
     counts: NDArray[np.float64]
@@ -104,7 +104,7 @@ class Profile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JointProfile:
-    """The mechanism: one release of both parts."""
+    """The mechanism: one joint release of both parts."""
 
     rounded: bool = False
     name: ClassVar[str] = "toy_joint"
@@ -135,7 +135,7 @@ class JointProfile:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ToyProfile(Artifact):
-    """The artifact: no subspace."""
+    """The artifact of a profile, which is not a subspace."""
 
     kind = "toy_profile"
     noun = "profile"

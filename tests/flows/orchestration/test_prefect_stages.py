@@ -1,6 +1,7 @@
-"""Stages: what Prefect is allowed to keep of them, for every flow and every task there is.
+"""Stages under Prefect.
 
-A run has one progress card, and none after its end: done, refused, failed or killed.
+Restrictions on what Prefect may store are checked for every flow and every task. A run has one progress card, and none
+after its end: done, refused, failed or killed.
 """
 
 import ast
@@ -47,7 +48,7 @@ SCALARS = (str, int, float, bool, types.NoneType)
 
 
 def _stages() -> dict[str, Callable[..., Any]]:
-    """Find every function that a job hands to its runner: ``run(stage, ...)``."""
+    """Return every function that a job passes to its runner: ``run(stage, ...)``."""
     found = {}
     for module in MODULES:
         for node in ast.walk(ast.parse(inspect.getsource(module))):
@@ -64,7 +65,7 @@ FLOWS = {thing.name: thing for module in MODULES for thing in vars(module).value
 
 
 def _is_public(kind: Any) -> bool:
-    """Tell whether a type can hold names and numbers only."""
+    """Return whether a type can hold names and numbers only."""
     if typing.get_origin(kind) in (typing.Union, types.UnionType):
         return all(map(_is_public, typing.get_args(kind)))
     if typing.get_origin(kind) in (dict, Mapping):
@@ -79,8 +80,8 @@ def _is_public(kind: Any) -> bool:
 
 
 def _is_public_result(kind: Any) -> bool:
-    """Tell whether a stage may return this: names, numbers, or the facts of a report, checked elsewhere."""
-    kind = getattr(kind, "__value__", kind)  # of an alias
+    """Return whether a stage may return this type: names, numbers, or the facts of a report, checked elsewhere."""
+    kind = getattr(kind, "__value__", kind)  # resolves a type alias
     if typing.get_origin(kind) is tuple:
         return all(map(_is_public, typing.get_args(kind)))
     return kind in (dict[str, Any], list[dict[str, Any]]) or _is_public(kind)
@@ -121,7 +122,7 @@ def test_a_stage_takes_and_returns_names_and_public_numbers(name: str) -> None:
 
 
 def test_tasks_are_made_in_one_place() -> None:
-    """A task or a result made elsewhere would escape the walk above."""
+    """A task or a result made elsewhere would escape the checks above."""
     for path in Path(FOLDER).rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ImportFrom) and node.module == "prefect":
@@ -133,7 +134,7 @@ def test_tasks_are_made_in_one_place() -> None:
 
 
 class _Odd(BaseException):
-    """Not even an `Exception`."""
+    """An exception that does not derive from `Exception`."""
 
 
 @pytest.mark.parametrize(
@@ -284,7 +285,7 @@ def _cards(prefect: SyncPrefectClient) -> list[Artifact]:
 
 @pytest.fixture
 def seen(prefect: SyncPrefectClient, monkeypatch: pytest.MonkeyPatch) -> list[list[Artifact]]:
-    """The cards that are there while a release is computed."""
+    """The cards that exist while a release is computed."""
     found: list[list[Artifact]] = []
     finish = running.finish_release
 
@@ -331,7 +332,7 @@ def test_a_failed_run_leaves_no_card(
 def test_the_card_of_a_killed_run_is_removed_by_the_next(
     prefect: SyncPrefectClient, seen: list[list[Artifact]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with monkeypatch.context() as patch:  # as if the process died before it could remove it
+    with monkeypatch.context() as patch:  # as if the process was killed before it could remove the card
         patch.setattr(SyncPrefectClient, "delete_artifact", lambda *_: None)
         run_release(_request())
     (left,) = _cards(prefect)
@@ -392,7 +393,7 @@ def test_a_direct_run_shows_none(prefect: SyncPrefectClient, seen: list[list[Art
 
 
 def test_a_report_that_is_under_way_when_the_run_ends_leaves_no_card(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cluster reports from threads: one is in a call of Prefect while the run fails, another comes after the end."""
+    """A cluster reports from threads: one report is inside Prefect while the run fails, another comes after the end."""
     cards, calling = set[str](), Event()
 
     def create(*_: Any, **__: Any) -> str:

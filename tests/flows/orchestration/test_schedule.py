@@ -1,8 +1,8 @@
-"""Slots of a schedule: each is one release, however often, late, or after whatever news it is tried.
+"""Scheduled runs and deployments under Prefect.
 
-What Prefect names a run by, and shows of it, is of the run's own dataset, population and published name alone.
-
-A deployment on a real server: its form, runs with parameters of before, dry runs, and what its form then tells.
+Each slot of a schedule is one release, for any number of attempts, delays or data changes. Names and displays of a run
+in Prefect depend on the run's dataset, population and published name alone. On a real server, a deployment's form, runs
+with old parameters, dry runs, and the form's text are checked.
 """
 
 import asyncio
@@ -104,7 +104,7 @@ def test_a_key_of_ones_own_wins_over_the_slot(ready: Path) -> None:
 
 
 def _slots(patch: pytest.MonkeyPatch, schedule: Any, *, name: str, start: datetime, count: int) -> list[str]:
-    """Return the slots of the runs that a schedule of Prefect plans, each as its run derives it."""
+    """Return the slots of the runs that a Prefect schedule plans, as derived by each run."""
     terms, found = StreamTerms(facts={"schedule": name}, plan=cast(Any, None), weights=cast(Any, None)), []
     for date in schedule._get_dates_generator(n=count, start=start):
         key = f"scheduled {uuid4()} {uuid4()} {date}"  # as the scheduler of Prefect names a run
@@ -121,7 +121,7 @@ ZONES = ("Europe/Berlin", "America/New_York", "Australia/Lord_Howe", "Asia/Kolka
 @pytest.mark.parametrize("clock", ["0 0", "30 0", "30 1", "30 2", "30 3", "30 19", "30 20", "59 23"])
 def test_each_local_day_has_one_slot_when_clocks_change(monkeypatch: pytest.MonkeyPatch, zone: str, clock: str) -> None:
     local = ZoneInfo(zone)
-    for month in (2, 9):  # 75 days hold the change of the clocks of every zone here
+    for month in (2, 9):  # 75 days include a clock change in every zone here
         start = datetime(2026, month, 20, tzinfo=local)
         planned = CronSchedule(cron=f"{clock} * * *", timezone=zone)
         found = _slots(monkeypatch, planned, name="daily", start=start, count=75)
@@ -172,7 +172,7 @@ def test_every_hour_has_one_slot_when_clocks_change(monkeypatch: pytest.MonkeyPa
 
 
 def test_the_scheduler_of_prefect_states_the_local_time_in_the_key_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The server builds the key; a version that builds it otherwise fails here, and `planned_time` refuses its runs."""
+    """The server builds the key; if a version builds it differently, this fails and `planned_time` refuses its runs."""
     planned = CronSchedule(cron="30 1 * * *", timezone="Europe/Berlin")
     stub = SimpleNamespace(id=uuid4(), schedule=planned, slug="nightly", parameters={})
     monkeypatch.setattr(deployments, "read_deployment_schedules", AsyncMock(return_value=[stub]))
@@ -290,7 +290,7 @@ def test_no_name_tag_card_or_limit_of_a_run_is_of_another_population(
 
 
 def _shown(prefect: SyncPrefectClient, run: FlowRun) -> str:
-    """Return all that Prefect keeps of a run, of its tasks and of its artifacts, as text."""
+    """Return all that Prefect stores about a run, its tasks and its artifacts, as text."""
     of_run = FlowRunFilter(id=FlowRunFilterId(any_=[run.id]))
     artifacts = prefect.read_artifacts(flow_run_filter=of_run)
     found = [run, *prefect.read_task_runs(flow_run_filter=of_run), *artifacts]
@@ -306,7 +306,7 @@ OF_BEFORE: dict[str, Any] = {
     **{"settings": {"calibration": "tight"}, "allow_large_delta": False, "run_key": None},
     **{"mechanism": "analyze_gauss", "workers": None},
 }
-"""Parameters as deployments gave them before settings had types, and when forms offered more."""
+"""Parameters of deployments from before settings had types, when forms had more fields."""
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""A service at loopback with few connections, and parties with certificates to call it."""
+"""A service on loopback with few connections, and parties with certificates that call it."""
 
 import contextlib
 import socket
@@ -29,7 +29,7 @@ MOST, FLOOD = 24, 120
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Party:
-    """A service's side of TLS, and those who may call it, by their numbers."""
+    """A service's side of TLS, and its callers by number."""
 
     context: ssl.SSLContext
     names: Mapping[str, str]
@@ -37,12 +37,12 @@ class Party:
     callers: tuple[Path, ...]
 
     def shown(self, by: int = 0) -> ssl.SSLContext:
-        """Return the context of a connection with a caller's certificate."""
+        """Return the TLS context of a connection with a caller's certificate."""
         path = self.callers[by]
         return calling_context(certificate=path, key=path.with_suffix(".key"), peer=self.certificate)
 
     def caller(self, address: str, *, by: int = 0) -> Caller:
-        """Return what calls the service at an address."""
+        """Return a caller of the service at an address."""
         path = self.callers[by]
         post = Post(name="the service", address=f"https://{address}", certificate=self.certificate)
         return Caller(post, certificate=path, key=path.with_suffix(".key"), timeout=20)
@@ -57,7 +57,7 @@ class Party:
 
 @pytest.fixture
 def parties(tmp_path: Path) -> Callable[[int], Party]:
-    """Return what makes a service for a number of callers."""
+    """Return a function that creates a service for a number of callers."""
 
     def made(count: int) -> Party:
         names = [f"caller {number}" for number in range(count)]
@@ -75,7 +75,7 @@ def parties(tmp_path: Path) -> Callable[[int], Party]:
 
 @pytest.fixture
 def serving(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., str]]:
-    """Return what serves an application at loopback, with few connections, and returns its address."""
+    """Return a function that serves an application on loopback, with few connections, and returns its address."""
     monkeypatch.setattr(listening, "MOST", MOST)
     with ExitStack() as stack:
 
@@ -95,7 +95,7 @@ def serving(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., str]]:
 
 @pytest.fixture
 def flood() -> Iterator[Callable[..., list[socket.socket]]]:
-    """Return what opens many connections to an address, and sends the same bytes at each."""
+    """Return a function that opens many connections to an address, and sends the same bytes on each."""
     with ExitStack() as stack:
 
         def opened(address: str, sent: bytes = b"", *, count: int = FLOOD) -> list[socket.socket]:

@@ -1,4 +1,4 @@
-"""Bytes that no client of ours sends: broken HTTP, other protocols, and frames that grow when they are read.
+"""Bytes that no regular client sends: broken HTTP, other protocols, and frames that grow when they are read.
 
 Each is sent over a connection with a valid certificate, as a hostile party would.
 """
@@ -28,7 +28,7 @@ def _sized(path: bytes, body: bytes) -> bytes:
 
 
 def raw_requests(path: str) -> Mapping[str, bytes]:
-    """Return what is sent, by its name, to a service that answers at a path."""
+    """Return all requests by name, for a service that answers at a path."""
     at, sound, chunked = path.encode(), _framed(b"{}"), b"Transfer-Encoding: chunked"
     smuggled = b"POST " + at + b" HTTP/1.1\r\n" + _HOST + b"Content-Length: 11\r\n\r\n" + sound
     entries = [{"name": str(number), "type": "<i8", "shape": [0], "rows": None} for number in range(1000)]
@@ -82,7 +82,7 @@ def raw_requests(path: str) -> Mapping[str, bytes]:
         "two hosts": _post(at, b"Host: y", b"Content-Length: 11", body=sound),
         "noise": bytes(range(256)) * 64,
         "a handshake inside the connection": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(512),
-        # addresses that mean another place elsewhere
+        # addresses with another meaning elsewhere
         "a path upwards": _sized(b"/v1/../../etc/passwd", sound),
         "an encoded path upwards": _sized(b"/v1/%2e%2e/%2e%2e/etc/passwd", sound),
         "a zero byte in a path": _sized(at + b"%00", sound),
@@ -107,7 +107,7 @@ def raw_requests(path: str) -> Mapping[str, bytes]:
 
 
 def exchanged(address: str, context: ssl.SSLContext, sent: bytes, *, patience: float = 20.0) -> bytes:
-    """Send bytes; return what comes back until the service closes the connection, or sends nothing for long."""
+    """Send bytes; return the response until the service closes the connection, or sends nothing for long."""
     host, _, port = address.removeprefix("https://").rpartition(":")
     came = b""
     with (
@@ -124,5 +124,5 @@ def exchanged(address: str, context: ssl.SSLContext, sent: bytes, *, patience: f
 
 
 def statuses(came: bytes) -> list[int]:
-    """Return the statuses of the answers in what came back."""
+    """Return the status codes in a response."""
     return [int(status) for status in re.findall(rb"HTTP/1\.1 (\d{3})", came)]

@@ -1,10 +1,9 @@
-"""A caller is told one line of a refusal, not where things are; one that is slow or greedy keeps nobody waiting.
+"""Services under load and attack, and the frame format.
 
-Whoever connects and asks is answered, however many others connect and say nothing, or only begin to.
-
-What no client of ours sends gets no answer but a refusal, does nothing, and leaves others answered.
-
-Frames come back as they went, and whatever is cut, longer, or of another form is refused whole.
+A caller gets a one-line refusal without paths or addresses, and a slow or greedy caller does not delay others. A caller
+with a complete request is answered, however many other connections are silent or incomplete. Requests that no regular
+client sends are refused, have no effect, and leave others answered. Frames are decoded as they were encoded, and a
+frame that is cut, extended, or of another form is refused completely.
 """
 
 import asyncio
@@ -56,7 +55,7 @@ HIDDEN: dict[str, tuple[Exception, int]] = {
 
 
 def client(*routes: Route, by: str = "a print") -> httpx.AsyncClient:
-    """Return who asks at some routes, with a certificate."""
+    """Return a client of some routes, with a certificate."""
     inside = application(list(routes), names=NAMES)
 
     async def shown(scope: Scope, receive: Receive, send: Send) -> None:
@@ -140,7 +139,7 @@ def test_who_stops_in_a_message_gives_the_place_back(monkeypatch: pytest.MonkeyP
 
 
 def test_one_caller_keeps_no_other_waiting() -> None:
-    """However much one asks at once, no more of it is read than its places."""
+    """However many requests it sends at once, no more than its places are read."""
     route = Route(path="/act", callers=frozenset({"runner", "reader"}), answer=lambda *_: encode({}))
     inside = application([route], names=NAMES)
     begun: list[str] = []
@@ -287,7 +286,7 @@ def test_the_number_of_connections_follows_the_limit_of_open_files(monkeypatch: 
 
 type Serve = Callable[..., str]
 ANSWERED = {"many empty arrays", "half a surrogate", "one key many times", "bare line feeds", "a folded header"}
-"""Odd, but sound at this layer: what a route does with such facts is tested at the services."""
+"""Unusual but valid at this layer; the tests of the services check how a route handles such facts."""
 
 
 def serve_party(serving: Serve, party: Party, answer: Callable[..., bytes], *, most: int = 0) -> str:
@@ -329,7 +328,7 @@ def test_no_bytes_of_a_party_do_anything_but_be_refused(
 def test_a_message_that_trickles_gives_its_place_back(
     serving: Serve, parties: Callable[[int], Party], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each byte comes in time, and the whole would take two days."""
+    """Each byte arrives in time, but the whole request would take two days."""
     monkeypatch.setattr(listening, "PATIENCE", 0.6)
     monkeypatch.setattr(listening, "HEAD", 0.5)
     party = parties(1)
@@ -356,7 +355,7 @@ def test_a_message_that_trickles_gives_its_place_back(
 def test_callers_who_ask_at_all_their_connections_leave_room_for_another(
     serving: Serve, parties: Callable[[int], Party]
 ) -> None:
-    """No connection that is answered is ended for another one, so all callers together may not hold every place."""
+    """Active connections are never closed in favour of others, so callers together must not occupy every place."""
     four_and_one = parties(5)
     address = serve_party(serving, four_and_one, lambda *_: encode({}), most=1 << 20)
     with contextlib.ExitStack() as stack:
@@ -368,7 +367,7 @@ def test_callers_who_ask_at_all_their_connections_leave_room_for_another(
         began = time.monotonic()
         with contextlib.closing(four_and_one.caller(address, by=4)) as calling:
             assert calling.ask("/act", {}).facts == {}
-        assert time.monotonic() - began < listening.HEAD  # who waits for a place waits for that, or for longer
+        assert time.monotonic() - began < listening.HEAD  # waiting for a place takes at least HEAD
 
 
 MATRIX = np.zeros((1000, 5), np.int64)
@@ -391,7 +390,7 @@ def test_facts_and_arrays_come_back_to_the_bit_and_aligned() -> None:
 
 
 def test_of_a_matrix_with_few_rows_only_these_are_sent() -> None:
-    """8 k s + 4 s bytes for s rows kept of k columns."""
+    """8 k s + 4 s bytes for s nonzero rows of k columns."""
     dense = encode({}, {"directions": MATRIX + 1})
     assert len(encode({}, {"directions": MATRIX})) - len(dense) == (50 * 5 * 8 + 50 * 4) - MATRIX.nbytes - 2
 
@@ -439,7 +438,7 @@ def opened(frame: bytes) -> tuple[dict[str, Any], bytes]:
 
 
 def test_a_forged_head_is_refused_or_read_exactly_as_it_stands() -> None:
-    """No part of a head is passed over, and no form of an array is read that the head does not state."""
+    """No part of a head is ignored, and every array is read in the form that the head states."""
     honest, body = opened(encode({"round": 3, "names": ["a", "b"]}, ARRAYS))
     other, _ = opened(encode({"round": 4, "names": ["c"]}, {"shares": np.ones((2, 3)), "words": np.zeros(8, np.int64)}))
     count = 0

@@ -1,8 +1,8 @@
-"""A fit plans once: what was agreed to is charged, what was charged is stored, and what is stored is computed.
+"""Stages of a release, their progress, and notices.
 
-Who hears how many partitions of a sum are done.
-
-Notices: told once, sent until they are taken, signed, and to nobody but the webhook.
+A fit plans once: the confirmed plan is charged, the charged plan is stored, and the stored plan is computed. The
+progress of a sum in partitions reaches the terminal, the display and the log. Notices are created once, sent until they
+are accepted, signed, and sent to the webhook only.
 """
 
 import errno
@@ -72,7 +72,7 @@ FINGERPRINTS = {
     "smooth_sensitivity": "5d1cbb0de1046df6",
     "wishart": "5fae633681e229a2",
 }
-"""The first digits of the digest of `REQUEST` under each mechanism: a charged release is found by it."""
+"""The first digits of the digest of `REQUEST` per mechanism; a charged release is looked up by this digest."""
 BUDGET = Budget(
     population="people",
     epsilon=9.0,
@@ -88,7 +88,7 @@ LEDGER: Any = SimpleNamespace(budget=lambda _population: BUDGET)
 
 @pytest.fixture
 def plans(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Every problem that a mechanism planned for."""
+    """Return a list that collects every problem for which a mechanism plans."""
     seen: list[Any] = []
     plan: Callable[..., Any] = AnalyzeGauss.plan
 
@@ -281,7 +281,7 @@ def test_a_notice_that_was_told_and_taken_is_never_told_again_by_one_who_was_slo
     faster = list[bool]()
 
     def slow(path: Path, payload: bytes) -> bool:
-        """Let another process tell the same just before."""
+        """Let another process create the same notice just before."""
         monkeypatch.setattr(running, "claim_file", claim_file)
         faster.append(give(tmp_path))
         return claim_file(path, payload)

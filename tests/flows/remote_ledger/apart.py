@@ -1,4 +1,4 @@
-"""A remote ledger in this process: its own workspace behind the routes of the service, and calls that may be cut."""
+"""An in-process remote ledger: a separate workspace behind the service's routes, and calls that may be cut."""
 
 import json
 import shutil
@@ -24,7 +24,7 @@ SECRET = "private"
 
 
 def move_away(home: Path, place: Path) -> dict[str, str]:
-    """Move database and keys of a home to a place of the ledger's own; return the settings that find them."""
+    """Move database and keys of a home to a separate folder; return the settings that find them."""
     place.mkdir(mode=0o700)
     shutil.move(home / "keys", place / "keys")
     for path in home.glob("dpca.sqlite*"):
@@ -38,7 +38,7 @@ def move_away(home: Path, place: Path) -> dict[str, str]:
 
 
 class Loopback(Caller):
-    """Calls of a service in this process; the first answer of each route in ``cut`` is lost after the act."""
+    """Calls of an in-process service; the first answer of each route in ``cut`` is lost after the operation."""
 
     def __init__(self, service: LedgerService, name: str) -> None:
         self.name, self._routes = name, {route.path: route for route in service.routes()}
@@ -54,7 +54,7 @@ class Loopback(Caller):
         *,
         most: int = 0,
     ) -> Frame:
-        """Knock at a route as the listener does, and lose the answer where that is asked."""
+        """Call a route as the listener does, and lose the answer where requested."""
         route = self._routes[path]
         if self.name not in route.callers:
             raise Refused("this certificate may not ask that here.")
@@ -72,7 +72,7 @@ class Loopback(Caller):
 
 
 class Apart:
-    """The ledger of a home, opened as a service would, and the connections of its clients."""
+    """The ledger of a home, opened as by a service, and the connections of its clients."""
 
     def __init__(self, home: Path, place: Path, patch: pytest.MonkeyPatch) -> None:
         with pytest.MonkeyPatch.context() as opened:
@@ -97,7 +97,7 @@ class Apart:
             patch.setenv(f"DPCA_LEDGER_{name}", value)
 
     def ask(self, route: str, /, *, by: str = "runner", **asked: Any) -> Any:
-        """Ask as a client does."""
+        """Send a request as a client does."""
         return Connection(Loopback(self.service, by)).ask(route, Answer[Any], **asked)
 
     def journal(self) -> list[str]:
@@ -108,6 +108,6 @@ class Apart:
             return list(connection.execute(text("SELECT name FROM event ORDER BY seq")).scalars())
 
     def told(self) -> str:
-        """Return all that the ledger says of its population, to compare before and after."""
+        """Return the ledger's state of its population, to compare before and after."""
         statement = self.ledger.statement(PEOPLE)
         return json.dumps([statement.spent, [(row.id, row.state, row.updated_at) for row in statement.releases]])

@@ -1,4 +1,4 @@
-"""A home with data and budget, whose ledger is apart."""
+"""A home with data and budget whose ledger is remote."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What a remote ledger prices for others is bounded, and what is not is refused before anything is computed."""
+"""Bounds on what a remote ledger prices for others; larger requests are refused before any computation."""
 
 import json
 from typing import Any
@@ -50,7 +50,7 @@ COSTLY: dict[str, Event] = {
 
 @pytest.fixture
 def asked(apart: Apart) -> dict[str, Any]:
-    """A reservation as the runner asks for it."""
+    """A reservation request as sent by the runner."""
     planned = plan_request(open_workspace(), REQUEST)
     return {
         **{"population": PEOPLE, "run_key": planned.run_key, "fingerprint": planned.fingerprint},
@@ -79,7 +79,7 @@ def test_what_costs_too_much_is_refused_before_it_is_priced(
             apart.ask(route, **facts | {"event": event})
         assert "\n" not in str(refused.value)
         assert len(str(refused.value)) < 300
-    with pytest.raises(Invalid, match="a remote ledger takes"):  # neither where the run key stands
+    with pytest.raises(Invalid, match="a remote ledger takes"):  # not even for an existing run key
         apart.ask("reserve", **begun | {"event": event})
     assert (apart.told(), apart.journal()) == before
 
@@ -110,7 +110,7 @@ def test_what_mechanisms_plan_is_inside() -> None:
 
 
 def test_a_delta_beside_the_losses_asks_for_no_endless_grid(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At a delta of nearly all the mass an epsilon is tiny, and a thousandth of it would be a grid of any size."""
+    """At a delta of nearly all the mass epsilon is tiny; a grid step relative to it has no lower bound."""
     asked: list[float] = []
 
     def noted(priced: events.Parts, *, interval: float) -> Any:

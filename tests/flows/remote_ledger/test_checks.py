@@ -1,4 +1,4 @@
-"""A stored request is compared with what follows from dataset, budget and charge, for mechanisms of all families."""
+"""Stored requests are compared with values derived from dataset, budget and charge, for all families."""
 
 import json
 from types import SimpleNamespace
@@ -44,7 +44,7 @@ LEDGER: Any = SimpleNamespace(budget=lambda _: BUDGET)
 
 
 def reservation(request: Request) -> Asked:
-    """Return how a runner asks for a release."""
+    """Return a function that requests a reservation as a runner does."""
     planned = plan_on(LEDGER, ENTRY, request)
     return Asked(
         population="people",

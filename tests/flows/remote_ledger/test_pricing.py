@@ -1,4 +1,4 @@
-"""Whatever others ask of a remote ledger, and however long its price takes, a client's quote is quick."""
+"""Quotes of a client stay fast, whatever others request from a remote ledger and however long its pricing takes."""
 
 import os
 import signal
@@ -27,12 +27,12 @@ HOSTILE = tuple(f"hostile-{number}" for number in range(4))
 
 
 def long(at: float) -> dict[str, Any]:
-    """Return an event whose price takes half a minute: 32 different steps on samples."""
+    """Return an event whose price takes half a minute to compute: 32 different sampled steps."""
     return dict(events.composed(*(on_samples(0.8 + at + part / 100, rate=0.001, steps=100) for part in range(32))))
 
 
 def short(at: float) -> dict[str, Any]:
-    """Return a usual event on samples."""
+    """Return a usual sampled event."""
     return on_samples(4.0 + at, rate=0.01, steps=10)
 
 
@@ -50,7 +50,7 @@ def processes() -> Iterator[Pricing]:
 
 @pytest.fixture
 def service(apart: Apart, processes: Pricing) -> LedgerService:
-    """Return a service with hostile clients and an honest one, of whom each has a budget."""
+    """Return a service with hostile clients and an honest one, each with a budget."""
     clients = [
         Client(name=name, certificate="", role=RUNNER, populations=frozenset({name})) for name in (*HOSTILE, "honest")
     ]
@@ -63,7 +63,7 @@ def service(apart: Apart, processes: Pricing) -> LedgerService:
 
 
 class Unable(Pricing):
-    """No process can be started."""
+    """A pricing service that must not start any process."""
 
     def start(self) -> socket.socket:
         raise AssertionError("a process was started")
@@ -83,9 +83,9 @@ def seconds(service: LedgerService, event: dict[str, Any]) -> float:
 def test_four_hostile_clients_keep_no_honest_one_waiting(
     service: LedgerService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who waits behind a hostile price waits for its deadline, five seconds; nobody waits for four.
+    """A request behind one hostile price waits for its deadline, five seconds; none waits for four deadlines.
 
-    The bar is a second, and on a machine that is busy with other work eight times what a quote takes without them.
+    The limit is one second; on a machine busy with other work, eight times the duration of a quote without attackers.
     """
     quiet = median(seconds(service, short(1.0 + 0.01 * turn)) for turn in range(3))
     monkeypatch.setattr(pricing, "DEADLINE", 5.0)
@@ -126,7 +126,7 @@ def test_a_price_is_stopped_at_its_deadline_for_good(service: LedgerService, mon
 
 
 def computing() -> list[str]:
-    """Return the processes that compute a price: grandchildren of this one."""
+    """Return the processes that compute a price, which are grandchildren of this process."""
     (parent,) = (
         child
         for child in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
@@ -145,7 +145,7 @@ def test_a_killed_process_is_started_again(service: LedgerService) -> None:
 
 
 def test_the_process_that_forks_is_started_again_while_a_price_is_computed(service: LedgerService) -> None:
-    """The price under way holds no end of the killed process's socket, in which the next request would wait."""
+    """Otherwise the running price would hold an end of the killed process's socket, and the next request would wait."""
     quote(service, "honest", short(0.0))
     with ThreadPoolExecutor(1) as pool:
         attack = pool.submit(quote, service, HOSTILE[0], long(0.0))
@@ -156,7 +156,7 @@ def test_the_process_that_forks_is_started_again_while_a_price_is_computed(servi
         process.wait()
         quote(service, "honest", short(0.25))
         assert not attack.done()
-        while not attack.done():  # a killed price is tried once more
+        while not attack.done():  # a killed price is retried once
             for child in {*children, *computing()}:
                 with suppress(ProcessLookupError):
                     os.kill(int(child), signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""A remote ledger checks all that it can, tells clients nothing of others, and charges nothing for what it refuses."""
+"""Checks of a remote ledger: it reveals nothing about other clients, and charges nothing for refused requests."""
 
 import dataclasses
 import json
@@ -33,7 +33,7 @@ REQUEST = SubspaceRequest(dataset=PEOPLE, components=2, epsilon=1.0, delta=1e-6,
 
 @pytest.fixture
 def asked(apart: Apart) -> dict[str, Any]:
-    """A reservation as the runner asks for it."""
+    """A reservation request as sent by the runner."""
     planned = plan_request(open_workspace(), REQUEST)
     return {
         **{"population": PEOPLE, "run_key": planned.run_key, "fingerprint": planned.fingerprint},
@@ -43,7 +43,7 @@ def asked(apart: Apart) -> dict[str, Any]:
 
 
 def refusal(apart: Apart, route: str, /, *, by: str = "runner", **facts: Any) -> Exception:
-    """Return the refusal of a request: one line, after which the ledger says what it said before."""
+    """Return the one-line refusal of a request, and check that the ledger's state is unchanged."""
     before = apart.told(), apart.journal()
     with pytest.raises((StorageError, DpcaError)) as refused:
         apart.ask(route, by=by, **facts)
@@ -84,7 +84,7 @@ def test_the_event_is_priced_here(apart: Apart, asked: dict[str, Any]) -> None:
 
 
 def test_a_release_is_charged_for_what_it_states(apart: Apart, asked: dict[str, Any]) -> None:
-    """Its artifact states the epsilon of the request, so an event that costs less, or nothing, is not of it."""
+    """The artifact states the epsilon of the request, so an event with a smaller or no charge is refused."""
     for event in (events.approximate(0.0, 0.0), events.composed(asked["event"], events.approximate(0.0, 0.0))):
         assert "is charged nothing" in str(refusal(apart, "reserve", **asked | {"event": dict(event)}))
     for cheap in (events.gaussian(50.0), events.approximate(1e-300, 0.0)):
@@ -171,7 +171,7 @@ def test_a_name_that_others_publish_is_theirs(apart: Apart, asked: dict[str, Any
 def test_a_name_that_others_take_meanwhile_is_theirs(
     apart: Apart, asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whose a name is is looked up in the transaction that publishes."""
+    """The owner of a name is looked up in the transaction that publishes."""
     apart.ledger.open_budget("others", epsilon=2.0, delta=1e-6)
     terms = {name: asked[name] for name in ("fingerprint", "event", "epsilon", "delta", "request")}
     theirs = apart.ledger.reserve("others", **terms, run_key="theirs", snapshot_id=asked["snapshot"]).release_id
@@ -245,7 +245,7 @@ def test_nobody_is_told_of_the_releases_of_others(apart: Apart, asked: dict[str,
 
 
 def test_a_run_key_is_of_a_population(apart: Apart, asked: dict[str, Any]) -> None:
-    """Nobody learns by a run key that others use it, nor takes it from them."""
+    """A run key does not reveal that others use it, and cannot take over their release."""
     apart.ledger.open_budget("others", epsilon=2.0, delta=1e-6)
     terms = {name: asked[name] for name in ("event", "epsilon", "delta", "request", "fingerprint")}
     theirs = apart.ledger.reserve("others", **terms, run_key="weekly", snapshot_id=asked["snapshot"]).release_id
@@ -261,7 +261,7 @@ def test_a_run_key_is_of_a_population(apart: Apart, asked: dict[str, Any]) -> No
 
 
 def test_a_run_key_that_two_populations_of_a_client_use_is_found_in_each(apart: Apart, asked: dict[str, Any]) -> None:
-    """The plain key is that of the ledger's own process, the other one was reserved from outside."""
+    """The plain key belongs to the ledger's own process, the other one was reserved remotely."""
     apart.ledger.open_budget("others", epsilon=2.0, delta=1e-6)
     terms = {name: asked[name] for name in ("event", "epsilon", "delta", "request", "fingerprint")}
     theirs = apart.ledger.reserve("others", **terms, run_key="weekly", snapshot_id=asked["snapshot"]).release_id
@@ -368,7 +368,7 @@ def configured(folder: Path, **others: Any) -> Path:
         if not (folder / f"{name}.pem").exists():
             make_identity(name, folder)
     content = {"listen": "127.0.0.1:0", "key": "ledger.key", "clients": [CLIENT], **others}
-    (folder / "ledger.yaml").write_text(yaml.safe_dump(json.loads(json.dumps(content))))  # no aliases
+    (folder / "ledger.yaml").write_text(yaml.safe_dump(json.loads(json.dumps(content))))  # no YAML aliases
     return folder / "ledger.yaml"
 
 

@@ -1,6 +1,7 @@
-"""A runner releases through `dpca ledger serve`, and nothing that it opens lies where database and keys are.
+"""Releases through `dpca ledger serve`.
 
-A release with a remote ledger is the same as with a local one, whatever answers are lost and wherever it stops.
+The runner opens no file next to the database and the keys. A release with a remote ledger equals one with a local
+ledger, whatever answers are lost and wherever it stops.
 """
 
 import json
@@ -37,7 +38,7 @@ from tests.flows.remote_ledger.apart import PEOPLE, SECRET, Apart, Loopback, mov
 
 @dataclass(frozen=True, kw_only=True)
 class Served:
-    """A home whose ledger another process holds, and what that holds alone."""
+    """A home whose ledger is held by another process, and the private files of that process."""
 
     home: Path
     keys: Path
@@ -75,7 +76,7 @@ def served(tmp_path_factory: pytest.TempPathFactory, ready_home: Path) -> Iterat
 
 @pytest.fixture
 def become(served: Served, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
-    """Let this process be a client: its settings name the ledger and its own key, and nothing of the database."""
+    """Configure this process as a client: its settings name the ledger and its own key, but no database."""
     opened = []
     connect = remote_workspace.connect.__wrapped__
 
@@ -226,7 +227,7 @@ ROUTES = (
 
 
 class Stopped(Exception):
-    """The process was killed."""
+    """Simulates a killed process."""
 
 
 def test_every_answer_may_be_lost_once(apart: Apart, dpca: Command) -> None:
@@ -359,7 +360,7 @@ def test_a_ledger_that_stays_silent_is_unavailable(apart: Apart, dpca: Command) 
 def test_what_is_asked_for_is_published_under_another_name_too(
     apart: Apart, dpca: Command, more: tuple[str, ...]
 ) -> None:
-    """What an artifact states is compared with what is worked out here, for whatever a request asks."""
+    """For every request, the facts that an artifact states must equal the facts derived by the ledger."""
     done = dpca(*FIT, *more, "--direct", "--yes")
     assert done.status == 0, done
     again = dpca(*FIT, *more, "--publish", "other", "--direct", "--yes")

@@ -1,8 +1,7 @@
-"""What is told to whoever waits.
+"""Progress reports, the terminal line, and budget shares.
 
-The process that moves one line on a terminal.
-
-Shares of a budget, proven by reserving them: every run is admitted, and with the next float the last is refused.
+Covers what is reported to waiting callers, and the process that updates one line on a terminal. Shares of a budget are
+proven by reserving them: every run is admitted, and with the next larger float the last is refused.
 """
 
 import io
@@ -36,7 +35,7 @@ from tests.flows.conftest import Command
 
 
 class Clock:
-    """Seconds that pass when a test says so."""
+    """A clock that a test sets."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -67,7 +66,7 @@ def test_parts_are_counted_and_the_time_left_follows_from_those_done(
     seen.step("summing")
     seen.parts(1, 4)
     clock.now = 10.0
-    seen.step("summing")  # said again, it began when it began
+    seen.step("summing")  # a repeated step keeps its start time
     seen.parts(2, 4)
     seen.parts(4, 4)
     seen.parts(5, None)
@@ -229,7 +228,7 @@ def reserve(ledger: Ledger, population: str, event: Any, *, epsilon: float, delt
 
 
 def run(ledger: Ledger, population: str, *, epsilon: float, delta: float) -> None:
-    """Reserve one Gaussian release as a mechanism would ask for it."""
+    """Reserve one Gaussian release as a mechanism would request it."""
     event = gaussian(gaussian_noise_multiplier(epsilon=epsilon, delta=delta))
     reserve(ledger, population, event, epsilon=epsilon, delta=delta)
 
@@ -268,7 +267,7 @@ def test_all_runs_are_admitted_and_with_the_next_float_the_last_is_refused(
 
 
 def test_shares_that_are_computed_anew_before_every_run_stay_what_they_were(ledger: Ledger) -> None:
-    """Each run asks for its share of what is left then; none is refused, and none is starved."""
+    """Each run requests its share of the remaining budget; all are admitted, and the shares stay equal."""
     ledger.open_budget("people", epsilon=4.0, delta=DELTA)
     shares = []
     for left in range(12, 0, -1):

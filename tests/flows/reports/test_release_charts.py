@@ -1,8 +1,7 @@
-"""The colours of charts: readable on their ground, and apart for every eye.
+"""Charts of released numbers.
 
-Charts of released numbers: what they say in words, and that they draw what they are given.
-
-The largest loadings of a component.
+Colours must be readable on their background, and distinguishable for all types of colour vision. Charts must draw the
+given numbers, and state them in words. The largest loadings of a component are selected correctly.
 """
 
 import itertools
@@ -30,7 +29,7 @@ from flows.reports.release_charts import (
 from flows.reports.spectrum import Spectrum, top_loadings
 
 LEAST_CONTRAST = 4.5  # WCAG 2, text of any size
-APART = 20.0  # a difference of colours (CIE 1976) that is seen at a glance; 2.3 is just noticed
+APART = 20.0  # a colour difference (CIE 1976) that is seen at a glance; 2.3 is just noticeable
 
 # Machado, Oliveira and Fernandes 2009, severity 1, on linear RGB
 SIGHT = {

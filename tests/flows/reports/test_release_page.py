@@ -1,4 +1,4 @@
-"""`registry show` is a page to read: the verdict first, then each fact with its label and meaning."""
+"""`registry show` prints a readable page: the verdict first, then each fact with its label and meaning."""
 
 import json
 from pathlib import Path

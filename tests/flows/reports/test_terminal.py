@@ -1,8 +1,7 @@
-"""What is printed where, and who may agree to spend.
+"""Output streams, consent, and log lines.
 
-What a run says: one line an event, with the release it is about.
-
-What a command that spends says first and last.
+Covers which output goes where, and who may consent to spending. A run logs one line per event, with the release that it
+concerns. The first and last lines of a spending command are checked.
 """
 
 import io

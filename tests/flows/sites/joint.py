@@ -1,4 +1,4 @@
-"""Short ways to ask a federation, and to look into the homes of its sites as only a test can."""
+"""Shortcuts for requests to a federation, and for inspecting its sites' homes, which only a test can do."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -36,14 +36,14 @@ METHODS: dict[str, dict[str, Any]] = {
     "dp_dis": {"method": "dp_dis"},
     "local": {"method": "local"},
 }
-"""What is asked for, by its name in tests; the first ones share noise."""
+"""Requests by their name in tests; the first ones share noise."""
 TOPICS = METHODS["cape_agn of topics"] | {"epsilon": 30.0}
-"""What finds the topics of three sites of 150 documents."""
+"""A request that finds the topics of three sites of 150 documents."""
 SHARED = tuple(METHODS)[:5]
 
 
 def documents(rng: np.random.Generator, records: int, features: int) -> Callable[[], NDArray[np.float64]]:
-    """Return what draws a site's rows: counts of six words, of one of two topics that share no word."""
+    """Return a function that draws a site's rows: counts of six words, each row of one of two disjoint topics."""
     topics = np.kron(np.eye(2), np.ones(features // 2) / (features // 2))
 
     def draw() -> NDArray[np.float64]:
@@ -66,7 +66,7 @@ def at_home(federation: Federation, name: str) -> Iterator[Workspace]:
 
 
 def released_alone(federation: Federation, planned: PlannedJoint, releases: dict[str, str]) -> Subspace | Components:
-    """Return what the one-process form releases of the same rows, under the keys that the sites drew."""
+    """Return the one-process release of the same rows, under the keys that the sites drew."""
     curators = []
     for (name, release), plan in zip(releases.items(), planned.plan.sites, strict=True):
         with at_home(federation, name) as workspace:
@@ -86,7 +86,7 @@ def planned_of(asked: SitesRequest) -> PlannedJoint:
 
 
 def computed(federation: Federation, asked: SitesRequest) -> tuple[dict[str, str], Any]:
-    """Reserve and compute; return the sites' releases, which are not finished yet, and the artifact."""
+    """Reserve and compute; return the sites' unfinished releases, and the artifact."""
     with aggregator(federation):
         releases = stages.reserve_sites(asked)
         digest = stages.compute_sites(asked, releases, "")
@@ -94,7 +94,7 @@ def computed(federation: Federation, asked: SitesRequest) -> tuple[dict[str, str
 
 
 def silent(name: str, *, first: int = 0) -> Callable[..., Any]:
-    """Return `Caller.ask` with a site that sends no message from a round on."""
+    """Return a `Caller.ask` in which one site sends no message from a given round on."""
     ask = Caller.ask
 
     def answer(caller: Caller, path: str, facts: Any, *others: Any, **more: Any) -> Any:
@@ -107,13 +107,13 @@ def silent(name: str, *, first: int = 0) -> Callable[..., Any]:
 
 
 def check_topics(found: Any) -> None:
-    """Compare found topics with those of `documents`: most of each is in the words of its own."""
+    """Check that each found topic has most of its weight on the words of one topic of `documents`."""
     in_halves = found.components.reshape(2, 2, -1).sum(axis=2)
     np.testing.assert_allclose(in_halves[np.argsort(in_halves[:, 1])], np.eye(2), atol=0.3)
 
 
 def check_same(artifact: Any, alone: Subspace | Components) -> None:
-    """Compare the released arrays to the bit."""
+    """Compare the released arrays bit for bit."""
     for name in ("components", "spectrum", "weights", "eigenvalues", "noise_variance"):
         expected = getattr(alone, name, None)
         if expected is not None:

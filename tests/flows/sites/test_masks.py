@@ -1,4 +1,4 @@
-"""The masks of sites: the helper deals each pair one seed, and secure sums agree without it, remembering what began."""
+"""Masks of sites: the helper deals one seed per pair, and secure sums agree without it and remember attempts."""
 
 from collections.abc import Iterator
 from itertools import combinations
@@ -149,7 +149,7 @@ def test_processes_without_a_helper_release_the_arrays_of_one_process(participan
 def test_a_site_that_is_killed_in_any_phase_voids_or_leaves_the_attempt_and_another_is_begun(
     participants: Federation, monkeypatch: pytest.MonkeyPatch, phase: int
 ) -> None:
-    """Of three sites one may be lost; a second attempt has all of them, under the same noise."""
+    """One of three sites may be lost; a second attempt includes all of them, with the same noise."""
     name = participants.names[1]
     asked = request(participants, run_key=f"killed-in-{phase}")
     ask, seen = Caller.ask, []
@@ -177,7 +177,7 @@ def test_a_site_that_is_killed_in_any_phase_voids_or_leaves_the_attempt_and_anot
 def test_components_of_a_secure_sum_that_a_site_is_lost_in(
     participants: Federation, monkeypatch: pytest.MonkeyPatch, lost_in: int
 ) -> None:
-    """Of three sites one may be lost in the middle: the sum is that of the others, under the same noise."""
+    """One of three sites may be lost during a sum: the result is the sum of the others, with the same noise."""
     name = participants.names[1]
     monkeypatch.setattr(Caller, "ask", silent(name, first=lost_in))
     with aggregator(participants):

@@ -1,4 +1,4 @@
-"""Sites as processes release what one process does, to the bit; charged once, whoever is lost or runs again."""
+"""Sites in separate processes: the same bits as in one process, and a single charge after losses and reruns."""
 
 import json
 from pathlib import Path
@@ -45,7 +45,7 @@ def test_processes_with_a_helper_release_the_arrays_of_one_process(federation: F
 def test_the_server_receives_masked_messages_alone_whose_sum_is_that_of_the_kept_integers(
     federation: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Everything that reaches the aggregator is kept; a word is one of the site's integers by a chance of 1e-15."""
+    """Everything that reaches the aggregator is recorded; a word equals a site's integer with probability 1e-15."""
     transcript = []
     ask = Caller.ask
 
@@ -121,7 +121,7 @@ def test_an_aggregator_that_was_killed_goes_on_without_new_noise_or_charge(
 
 
 def test_a_lost_site_is_left_out_with_fresh_noise_and_a_restarted_one_answers_again(federation: Federation) -> None:
-    """Attempts and dropouts were reserved up front: the smaller roster is charged already."""
+    """Attempts and dropouts were reserved in advance, so the smaller roster is already charged."""
     lost = federation.names[2]
     asked = request(federation, run_key="lost", publish="lost")
     with aggregator(federation):
@@ -141,7 +141,7 @@ def test_a_lost_site_is_left_out_with_fresh_noise_and_a_restarted_one_answers_ag
 
 
 def test_a_site_whose_answer_to_the_reservation_was_lost_takes_part_and_is_listed(federation: Federation) -> None:
-    """It is charged and answers, so its release is stated: the same request finds it."""
+    """It is charged and takes part, so its release is listed: the same request finds it."""
     lost, ask = federation.names[1], Caller.ask
     answers: list[Frame] = []
 
@@ -162,7 +162,7 @@ def test_a_site_whose_answer_to_the_reservation_was_lost_takes_part_and_is_liste
 
 @pytest.mark.parametrize("lost_in", [0, 1])
 def test_components_without_a_site_that_is_lost_in_either_round(federation: Federation, lost_in: int) -> None:
-    """The first round takes a smaller roster from its start; the second keeps the directions of the first."""
+    """The first round uses a smaller roster from its start; the second keeps the directions of the first."""
     others, lost = federation.names[:2], federation.names[2]
     asked = request(federation, **TOPICS, run_key=f"lost-in-{lost_in}", publish="lost")
     with aggregator(federation), pytest.MonkeyPatch.context() as patch:

@@ -180,7 +180,7 @@ def rosters(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def digest(rosters: Path, content: Any) -> str | None:
-    """Return the digest of a roster, or nothing for one that is refused."""
+    """Return the digest of a roster, or None if it is refused."""
     path = rosters / "roster.yaml"
     path.write_text(yaml.safe_dump(content))
     try:
@@ -212,7 +212,7 @@ def test_addresses_and_the_timeout_are_all_that_the_digest_leaves_out(rosters: P
 
 
 def test_every_fact_of_a_roster_changes_its_digest() -> None:
-    """The digest that a site's noise and every masked message are bound to; only the order of the members is free."""
+    """A site's noise and every masked message are bound to this digest; only the order of members is free."""
     members = tuple(Member(name=name, records=10, noise_multiplier=4.0, weight=2) for name in "abcd")
     roster = Roster(session="spring", members=members, colluders=1, dropouts=1, attempts=2)
     assert replace(roster, members=members[::-1]).digest == roster.digest

@@ -1,7 +1,8 @@
-"""A site answers the aggregator alone, as planned and once a dealing; all else is refused in one line.
+"""Services of sites.
 
-A site whose home is rolled back between two rounds answers nothing until the newest home is back. It runs on: it has
-the release's curator in memory and a certificate that everybody knows.
+A site answers only the aggregator, as planned and once per dealing; all other requests are refused in one line. A site
+whose home is rolled back between two rounds answers nothing until the newest home is back. It keeps running, with the
+release's curator in memory and an accepted certificate.
 """
 
 import dataclasses
@@ -49,7 +50,7 @@ def caller(federation: Federation, name: str = "site-0", *, shown: str = "aggreg
 
 
 def test_who_the_roster_does_not_name_as_the_aggregator_is_refused(federation: Federation) -> None:
-    """A stranger and an expired certificate end in the handshake, and so do another site's and the helper's."""
+    """The handshake refuses unknown and expired certificates, and also those of another site and of the helper."""
     make_identity("stranger", federation.folder)
     for shown in ("stranger", "site-1", "helper"):
         with pytest.raises((Refused, SiteSilent), match="certificate"):  # the reason, or a closed connection
@@ -68,7 +69,7 @@ def test_a_site_with_the_certificate_of_another_is_not_asked(federation: Federat
 
 
 def test_an_expired_certificate_is_refused_on_either_side(tmp_path: Path) -> None:
-    """Two contexts that pin each other's certificate, in memory; one of the two ended a minute ago."""
+    """Two in-memory contexts that pin each other's certificates, one of which expired a minute ago."""
     make_identity("sound", tmp_path)
     make_identity("old", tmp_path, lifetime=-timedelta(minutes=1))
     from flows.parties.certificates import listening_context
@@ -169,7 +170,7 @@ def test_a_dealing_is_answered_once_and_a_resend_has_the_same_integers_under_ano
 
 
 def test_sites_that_are_told_unlike_attempts_answer_nothing_under_one_dealing(federation: Federation) -> None:
-    """The helper deals for one attempt: a server that equivocates between two sites gets one of the two answers."""
+    """The helper deals for one attempt: a server that equivocates between two sites gets only one of two answers."""
     planned = reserved(federation, "equivocation")
     path = f"/v1/releases/{planned.place}/message"
     smaller = planned.plan.roster.without("site-2")
@@ -182,7 +183,7 @@ def test_sites_that_are_told_unlike_attempts_answer_nothing_under_one_dealing(fe
 def test_what_a_server_broadcasts_is_taken_as_planned_alone_and_by_all_sites_of_a_dealing(
     federation: Federation,
 ) -> None:
-    """Directions, variance and bound of the second round of components, of which each site knows form and range."""
+    """Directions, variance and bound of the second round of components; each site checks their form and range."""
     planned = reserved(federation, "broadcasts", **METHODS["cape_agn of a known variance"])
     path, asking = f"/v1/releases/{planned.place}/message", caller(federation)
     fine = dict(planned.mechanism.inputs(planned.plan, index=1))
@@ -304,7 +305,7 @@ SITE = "site-1"
 
 @contextmanager
 def rolled_back(federation: Federation, copy: Path) -> Iterator[None]:
-    """Put a copy in the place of the site's home, and the home back at the end."""
+    """Replace the site's home by a copy, and restore the home at the end."""
     home = federation.home(SITE)
     newest = home.with_name("newest")
     home.rename(newest)

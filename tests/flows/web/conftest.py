@@ -1,4 +1,4 @@
-"""A home with versions of every family, for each test a copy of it."""
+"""A home with versions of every family, and a copy of it for each test."""
 
 import shutil
 from pathlib import Path
@@ -12,7 +12,7 @@ from tests.flows.web.sample_home import make_sample
 
 @pytest.fixture(scope="session")
 def sample_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Make the home once."""
+    """Create the home once."""
     place = tmp_path_factory.mktemp("sample") / "home"
     with pytest.MonkeyPatch.context() as patch:
         isolate(patch, home=place)
@@ -22,7 +22,7 @@ def sample_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def sample(sample_home: Path, home: Path) -> Path:
-    """A copy of it, which this test may break."""
+    """A copy of the home that this test may modify."""
     shutil.copytree(sample_home, home)
     shutil.copytree(f"{sample_home}-state", f"{home}-state")
     return home
@@ -37,5 +37,5 @@ def shared(sample_home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def site(shared: Path) -> Site:
-    """The pages of that home, as they are served."""
+    """The pages of that home, as served."""
     return Site(live=True)

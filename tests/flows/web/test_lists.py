@@ -1,4 +1,4 @@
-"""The main list of a page is filtered, ordered and downloaded, and the first screen of a version answers."""
+"""Lists of pages can be filtered, ordered and downloaded, and the first screen of a version states its key facts."""
 
 import csv
 import getpass

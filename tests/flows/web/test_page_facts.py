@@ -1,10 +1,9 @@
-"""Lineage says where a version came from, and nothing that a site or the ledger keeps to itself.
+"""Facts of pages.
 
-Lists come from rows: a thousand versions cost the same few queries as three, and no artifact is read for them.
-
-Charts of pages: drawn once, in the colours of either theme.
-
-Differences are those of a direct computation on what was released, on the features that both versions name.
+Lineage states where a version came from, and nothing private to a site or the ledger. Lists are built from rows: a
+thousand versions need the same few queries as three, and no artifact is read for them. Charts are drawn once, in the
+colours of either theme. Differences equal a direct computation on the released arrays, on the features that both
+versions name.
 """
 
 import json
@@ -146,7 +145,7 @@ def test_a_damaged_pointer_is_marked_in_the_rows_of_its_own_name_alone(sample: P
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
-    """Count statements of the database and files of the store that are read."""
+    """Count the database statements and the files read from the store."""
     counts: Counter[str] = Counter()
     read = LocalPlace.read
 
@@ -169,7 +168,7 @@ def test_a_thousand_versions_are_listed_with_the_queries_of_three_and_no_file(
     sample: Path, asked: Counter[str], page: str
 ) -> None:
     site = Site(live=True)
-    add_versions("visits-map", 1)  # which leaves no note of the total, as those below
+    add_versions("visits-map", 1)  # like those added below, it leaves no note of the total
     asked.clear()
     assert site.answer(page).status == 200
     few = asked.copy()
@@ -224,7 +223,7 @@ BUDGET = {"population": "people", "epsilon": 4.0, "delta": 1e-6, "remaining": 3.
 
 
 def without_ids(chart: bytes) -> bytes:
-    """Drop the names of parts, which Matplotlib makes of their content, and so of their colours."""
+    """Drop the names of parts, which Matplotlib derives from their content, and so from their colours."""
     return re.sub(rb'(id="|url\(#|href="#)[A-Za-z0-9_]+', rb"\1", chart)
 
 

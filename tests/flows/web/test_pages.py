@@ -1,6 +1,7 @@
-"""Every page is whole: facts and JSON agree, links lead somewhere, nothing comes from elsewhere, trouble has a page.
+"""Pages and the static site.
 
-The static site is the served one as files: whole or not at all, with links that lead to files of it.
+Facts and JSON agree, links are valid, nothing is loaded from elsewhere, and errors have a page. The static site
+consists of the served pages as files: complete or absent, with links to its own files.
 """
 
 import json
@@ -55,7 +56,7 @@ class Page(HTMLParser):
 
 
 def addresses(site: Site) -> Iterator[tuple[str, Page]]:
-    """Walk from the index along every link, and yield each page."""
+    """Follow every link from the index, and yield each page."""
     seen, left = set(), ["index.html"]
     while left:
         path = left.pop()
@@ -231,7 +232,7 @@ def test_what_is_not_there_has_a_page_that_says_so(site: Site, path: str, status
 
 
 def told(content: bytes, *, is_json: bool = False) -> str:
-    """Return the sentence of a page of trouble, which holds no path and no traceback."""
+    """Return the sentence of an error page, and check that it holds no path and no traceback."""
     assert os.environ["DPCA_HOME"].encode() not in content
     assert b"Traceback" not in content
     if is_json:

@@ -1,4 +1,4 @@
-"""A home in which everything has happened that a backup holds, and another one to restore it into."""
+"""A home that contains everything that a backup holds, and other homes to restore it into."""
 
 import shutil
 from collections.abc import Callable
@@ -21,21 +21,21 @@ Move = Callable[..., Path]
 
 @pytest.fixture
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Give the test a state folder of its own."""
+    """Give the test a separate state folder."""
     monkeypatch.setenv("DPCA_STATE_FOLDER", str(tmp_path / "state"))
     return tmp_path / "state"
 
 
 @pytest.fixture
 def filled(state: Path, ledger: Ledger) -> Ledger:
-    """Publish versions and a tick, sign a checkpoint, and leave releases reserved and under way."""
+    """Publish versions and a tick, sign a checkpoint, and leave releases reserved and in progress."""
     fill(ledger)
     return ledger
 
 
 @pytest.fixture(scope="session")
 def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Fill a home with its database in a SQLite file, and its state folder, once for all tests."""
+    """Fill a home with a SQLite database, and its state folder, once for all tests."""
     folder = tmp_path_factory.mktemp("filled")
     with pytest.MonkeyPatch.context() as patch:
         for name in ("DPCA_DATABASE_URL", "DPCA_KEY_FOLDER", "DPCA_STORE_URL"):
@@ -48,13 +48,13 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def filled_on_sqlite(template: Path, tmp_path: Path, state: Path, home: Path) -> Ledger:
-    """Return a copy of the filled home, for what does not depend on the database."""
+    """Return a copy of the filled home, for tests that do not depend on the database."""
     shutil.copytree(template, tmp_path, dirs_exist_ok=True)
     return Workspace.open().ledger
 
 
 def fill(ledger: Ledger) -> None:
-    """Publish, stream, sign, and leave releases under way."""
+    """Publish, stream, sign, and leave releases in progress."""
     open_budget(ledger)
     streaming.register(ledger)
     streaming.open_stream(ledger)
@@ -77,14 +77,14 @@ def sign(folder: Path, contents: Contents, *, keys: Path | None = None, passphra
 
 
 def list_anew(folder: Path, contents: Contents) -> Contents:
-    """Return the contents with the files that are there now."""
+    """Return the contents with a new list of the files that exist now."""
     files = {path: told for path, told in list_files(folder).items() if path not in (MANIFEST, SIGNATURE)}
     return replace(contents, files=files)
 
 
 @pytest.fixture
 def move(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Move:
-    """Return what makes this process live on another machine: an empty home, with a state folder of its own or not."""
+    """Return a function that simulates another machine: an empty home, with or without a separate state folder."""
 
     def move(name: str, *, database_url: str = "", state: bool = True) -> Path:
         home = tmp_path / name

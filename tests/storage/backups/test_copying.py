@@ -1,12 +1,10 @@
-"""A backup is of one point of the journal, whole or not there, closed to others, and holds no key that adds noise.
+"""Creating, rehearsing and verifying backups, and sealing their keys.
 
-A rehearsal proves that a backup restores, finds what was changed in it, and leaves nothing behind.
-
-Every part of a backup counts: each field of manifest and signature, and each file, also of another valid backup.
-
-Only keys that sign are sealed, only the passphrase opens them, and only for their ledger.
-
-A backup is used as its ledger wrote it: no change without the key or the passphrase goes unseen.
+A backup describes one point of the journal, exists completely or not at all, is private, and holds no key that
+generates noise. A rehearsal proves that a backup restores, finds changes, and leaves nothing behind. Every part of a
+backup is changed: each field of manifest and signature, and each file, also to one of another valid backup. Only
+signing keys are sealed, only the passphrase opens them, and only for their ledger. No change made without the key or
+the passphrase goes undetected.
 """
 
 import hashlib
@@ -125,7 +123,7 @@ def test_a_small_file_that_is_lost_is_listed_and_those_beside_it_are_backed_up(
 
     def read_others(place: LocalPlace, path: str) -> Stored:
         if path == lost:
-            raise FileNotFoundError(path)  # it went after it was listed
+            raise FileNotFoundError(path)  # removed after it was listed
         return read(place, path)
 
     monkeypatch.setattr(LocalPlace, "read", read_others)
@@ -246,7 +244,7 @@ def test_another_spent_than_was_stated_is_found(filled_on_sqlite: Ledger, tmp_pa
 
 
 def is_refused(folder: Path, key: str) -> bool:
-    """Tell whether it is refused in one line."""
+    """Return whether it is refused in one line."""
     try:
         open_backup(folder, key=key)
     except StorageError as refused:
@@ -307,7 +305,7 @@ def test_only_keys_that_sign_are_taken_of_a_key_folder(tmp_path: Path) -> None:
 
 
 def test_the_passphrase_alone_opens_them_and_for_their_ledger_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(signatures, "_MEMORY", 1 << 10)  # fast; the rest is as it is
+    monkeypatch.setattr(signatures, "_MEMORY", 1 << 10)  # for speed; all other parameters are unchanged
     sealed = seal(KEYS, passphrase=PASSPHRASE, ledger="a" * 32)
     assert not any(key in sealed or key.hex().encode() in sealed for key in KEYS.values())
     assert unseal(sealed, passphrase=PASSPHRASE, ledger="a" * 32) == KEYS
@@ -340,7 +338,7 @@ READ: dict[str, Callable[..., Any]] = {
 
 
 def erase(folder: Path) -> None:
-    """Take all rows and entries of the last release out of a backup."""
+    """Remove all rows and entries of the last release from a backup."""
     rows = folder / "database" / "release.jsonl"
     *others, last = rows.read_text().splitlines()
     rows.write_text("\n".join([*others, ""]))
@@ -350,7 +348,7 @@ def erase(folder: Path) -> None:
 
 
 def forge(folder: Path, thief: Path, **signed: str) -> None:
-    """Erase a release from rows and digests together, and sign that with a key of one's own."""
+    """Remove a release from both rows and digests, and sign the result with another key."""
     contents = Contents.decode(Contents.read_bytes(folder), folder)
     erase(folder)
     thief.mkdir(mode=0o700)

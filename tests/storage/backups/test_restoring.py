@@ -1,4 +1,7 @@
-"""A restored backup is the home as it was, on either database; it is locked, and goes on with the same numbers."""
+"""Restored backups.
+
+A restored home equals the original, on either database. It is locked, and continues with the same numbers.
+"""
 
 import json
 import os
@@ -34,7 +37,7 @@ PASSPHRASE = "a dozen words or so"
 
 @pytest.fixture
 def other_url(filled: Ledger, request: pytest.FixtureRequest) -> Iterator[str]:
-    """Return an empty database of the other kind than the one that is backed up."""
+    """Return an empty database of the kind that is not backed up."""
     if not ON_POSTGRESQL or filled.engine.dialect.name == "postgresql":
         yield ""
         return
@@ -113,7 +116,7 @@ def test_what_was_spent_since_is_charged_where_the_witness_is_still_there(
     assert [item.versions for item in accepted.recharged] == [("map@2",), ()]
     assert accepted.ledger.statement(POPULATION).spent == spent
     with pytest.raises(Corrupt, match="cannot be read"):
-        Registry.open().load("map@2")  # its bytes were in no backup; the number is never given again
+        Registry.open().load("map@2")  # its bytes were in no backup; the number is never reused
     publish(Workspace.open().ledger, "seventh")
     assert shown().keys() == {*consumers, "map@3"}
 

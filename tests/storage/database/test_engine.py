@@ -1,6 +1,7 @@
-"""A stage has one connection to SQLite, and no transaction runs on one whose files or process are not its own.
+"""Database connections and schema.
 
-Both databases have the schema that the code believes in, and enforce what is never to change.
+A stage has one connection to SQLite, and no transaction runs on a connection whose files or process are not its own.
+Both databases have the schema that the code expects, and enforce immutability where it is required.
 """
 
 import os
@@ -33,7 +34,7 @@ from tests.storage.streaming import answer_tick, begin_tick, open_stream, regist
 
 @pytest.fixture
 def engine(tmp_path: Path) -> sa.Engine:
-    """Make a database with one empty table, of small numbers."""
+    """Create a database with one empty table of small numbers."""
     made = connect(f"sqlite:///{tmp_path}/ledger.sqlite")
     with transaction(made) as connection:
         connection.exec_driver_sql("CREATE TABLE noted (number INTEGER CHECK (number < 10))")
@@ -113,7 +114,7 @@ NEVER = (
 )
 
 OF_EACH_DIALECT = ("ix_release_newest",)
-"""The indexes that are written in other words on each database."""
+"""The indexes whose definition differs between the databases."""
 
 
 @pytest.fixture
@@ -125,14 +126,14 @@ def filled(ledger: Ledger) -> Ledger:
 
 @pytest.fixture
 def ledger_on_postgresql(postgres: Server, home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ledger]:
-    """Open a new ledger on PostgreSQL, for tests of what the other has not."""
+    """Open a new ledger on PostgreSQL, for tests of features that SQLite lacks."""
     with postgres.database() as url:
         monkeypatch.setenv("DPCA_DATABASE_URL", url)
         yield Workspace.open().ledger
 
 
 def fill(ledger: Ledger) -> None:
-    """Put a row into every table that never changes, and a release of every state that is not given up."""
+    """Put a row into every immutable table, and a release in every state except abandoned."""
     open_budget(ledger)
     reserve(ledger, "reserved")
     begin(ledger, "noising")
@@ -404,8 +405,8 @@ if "postgresql" in DATABASES:
             )
         with pytest.raises(Unavailable, match=r"committed and warned .not replicated.: a failover may lose it"):
             open_budget(ledger)
-        open_budget(ledger)  # it stands
-        assert reserve(ledger).is_new  # what is said before the commit is none of its business
+        open_budget(ledger)  # it was committed
+        assert reserve(ledger).is_new  # warnings before the commit do not matter
 
     def test_an_address_names_several_servers_and_the_one_that_takes_writes_is_found(
         ledger_on_postgresql: Ledger, monkeypatch: pytest.MonkeyPatch
@@ -418,7 +419,7 @@ if "postgresql" in DATABASES:
 
 
 class _BusyAtFirst:
-    """A connection that is refused as SQLite refuses one of two that switch a file at once."""
+    """A connection that fails as SQLite fails when two connections switch a file's mode at once."""
 
     def __init__(self, code: int) -> None:
         self.code, self.asked = code, 0

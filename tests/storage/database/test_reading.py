@@ -1,4 +1,8 @@
-"""Reads see one state and wait for nobody; writers hold the lock from their first statement; nothing else connects."""
+"""Read and write transactions.
+
+Reads see one state and wait for no one. Writers hold the lock from their first statement. No other code connects to the
+database.
+"""
 
 import ast
 from collections.abc import Callable, Iterator
@@ -178,7 +182,7 @@ def test_a_restored_database_is_refused_by_reads_that_decide_what_leaves(used: L
 
 
 def connects(path: Path) -> Iterator[str]:
-    """Yield each way in which a file reaches a database other than through `reading` and `transaction`."""
+    """Yield each way in which a file accesses a database other than through `reading` and `transaction`."""
     text = path.read_text()
     for node in ast.walk(ast.parse(text)) if "engine" in text or "begun" in text else ():
         found = set[str]()

@@ -1,8 +1,8 @@
-"""The catalog: which snapshot a name stands for, and when one may go.
+"""Catalog, exports and chained nights.
 
-What we export, others read, and so do we: nothing is lost on the way.
-
-Rows of several nights as one source: each row once, at the age of its night, whatever the partition.
+The catalog defines the snapshot of a name, and when a snapshot may be removed. Exports can be read by other programs
+and by dpca without loss. Rows of several nights form one source: each row once, at the age of its night, for any
+partition.
 """
 
 import pickle
@@ -44,7 +44,7 @@ def catalog_of_catalog(tmp_path: Path) -> Iterator[Catalog]:
 
 
 def add(catalog: Catalog, home: Path, name: str, *, population: str | None = None) -> IngestReport:
-    """Ingest rows of the name's own people."""
+    """Ingest rows of the population of this name."""
     (home / "rows.svm").write_text(f"1 1:1 2:2\n1 2:{ord(name[-1])}\n")
     return ingest(
         home / "rows.svm",
@@ -288,7 +288,7 @@ NIGHTS = [np.random.default_rng(night).integers(-3, 4, size=(40 + night, 3)) for
 
 @pytest.fixture
 def nights(tmp_path: Path, catalog: Catalog) -> list[Entry]:
-    """Ingest the rows of three nights without ids, in blocks of other sizes each night."""
+    """Ingest the rows of three nights without ids, with different block sizes each night."""
     catalog.home.mkdir(mode=0o700)
     for night, rows in enumerate(NIGHTS):
         np.save(tmp_path / "rows.npy", rows)
@@ -329,7 +329,7 @@ def test_every_row_comes_once_with_the_number_of_its_night(catalog: Catalog, nig
 
 
 def test_sums_are_those_of_each_night_by_itself_at_its_age(catalog: Catalog, nights: list[Entry]) -> None:
-    """However the rows are cut into blocks: the three nights were cut differently, and each alone differently again."""
+    """Independent of blocks: the three nights were cut differently, and each single night differently again."""
     weights = choose_weights("sqrt", ticks=7)
     apart = [released(chained(catalog, [entry]), (entry.number or 0,)) // weights.weight(0) for entry in nights]
     expected = sum(weights.weight(2 - age) * moment for age, moment in enumerate(apart))
@@ -337,7 +337,7 @@ def test_sums_are_those_of_each_night_by_itself_at_its_age(catalog: Catalog, nig
 
 
 def test_a_snapshot_bound_to_several_ticks_is_read_once(catalog: Catalog, nights: list[Entry]) -> None:
-    """An empty night brings no row again: it would count twice."""
+    """An empty night adds no rows; reading a snapshot twice would count its rows twice."""
     first, second, _ = nights
     source = chained(catalog, [first, first, second, second])
     assert source.n_records == len(NIGHTS[0]) + len(NIGHTS[1])
@@ -380,7 +380,7 @@ def test_a_pickle_holds_addresses_and_numbers_alone(catalog: Catalog, nights: li
 
 
 def test_removed_snapshots_are_looked_at_together(tmp_path: Path, catalog: Catalog) -> None:
-    """A dataset that was emptied every night for a year costs no statement for each night."""
+    """A dataset that was emptied every night for a year must not cost a statement per night."""
     for _ in range(12):
         add(catalog, tmp_path, "ab")
         catalog.remove("ab")

@@ -1,4 +1,7 @@
-"""Which ingest saw an individual first: told once, kept for ever, and safe when it is not known."""
+"""First-seen numbers: the ingest that saw an individual first.
+
+Each number is determined once and kept for ever, and unknown numbers are handled safely.
+"""
 
 import json
 import os
@@ -28,13 +31,13 @@ type Take = Callable[..., IngestReport]
 
 @pytest.fixture
 def take(tmp_path: Path, catalog: Catalog) -> Take:
-    """Ingest one row an individual, with the value that belongs to each id."""
+    """Ingest one row per individual, with the value that belongs to each id."""
     catalog.home.mkdir(mode=0o700)
 
     def ingest_people(*ids: object, name: str = "x", population: str = "people", **declared: Any) -> IngestReport:
         source = tmp_path / f"rows-{len(ids)}-{ids[0]}.csv"
         rows = "who,a\n" + "".join(f"{who},{value_of(who)}\n" for who in ids)
-        if not source.exists() or source.read_text() != rows:  # a file that was written again is not resumed
+        if not source.exists() or source.read_text() != rows:  # an ingest does not resume after a rewrite of its file
             source.write_text(rows)
         options = IngestOptions(features=1, unit_column="who", population=population, **declared)
         return ingest(source, name=name, home=catalog.home, engine=catalog.engine, options=options)
@@ -47,7 +50,7 @@ def value_of(who: object) -> int:
 
 
 def seen(catalog: Catalog, report: IngestReport) -> dict[int | None, list[float]]:
-    """Return the values of the individuals by the number of the ingest that saw them first."""
+    """Return the values of individuals, grouped by the ingest that saw them first."""
     dataset = catalog.open(catalog.entry(report.snapshot))
     assert dataset.verify() == report.content_digest
     found: dict[int | None, list[float]] = {}
@@ -57,7 +60,7 @@ def seen(catalog: Catalog, report: IngestReport) -> dict[int | None, list[float]
 
 
 def expected(numbered: Mapping[int | None, str]) -> dict[int | None, list[float]]:
-    """Return what `seen` returns of individuals with ids of one letter."""
+    """Return the expected result of `seen` for individuals with ids of one letter."""
     return {number: [float(value_of(who)) for who in ids] for number, ids in numbered.items()}
 
 
@@ -178,7 +181,7 @@ def test_ids_are_stored_as_hashes_under_a_key_of_the_population(catalog: Catalog
 
 
 def test_nothing_tells_how_many_came(catalog: Catalog, take: Take) -> None:
-    """The journal says of an ingest that brought three, and of one that brought nobody, the same."""
+    """The journal entries of an ingest with three new individuals and of one with none have the same form."""
     take(*"abc")
     report = take(*"abc")
     with catalog.engine.begin() as connection:
@@ -218,7 +221,7 @@ def change_marker(catalog: Catalog) -> None:
 
 
 def add_segment(catalog: Catalog) -> None:
-    """Put a segment there that the database does not know, as where it was restored from a copy."""
+    """Add a segment that the database does not know, as after a restore from a copy."""
     (folders(catalog)[0].with_name("f" * 32)).mkdir()
 
 
@@ -335,7 +338,7 @@ def test_an_ingest_killed_between_blocks_is_resumed_with_the_same_numbers(catalo
 
 
 def test_blocks_of_a_killed_ingest_are_not_taken_for_those_of_other_arrivals(catalog: Catalog, take: Take) -> None:
-    """The rows come in the same order as before, and what was one block would hold two numbers."""
+    """The rows arrive in the same order as before, but the former single block would hold two numbers."""
 
     def die() -> None:
         from storage.datasets import ingest as ingesting
@@ -353,7 +356,7 @@ def test_blocks_of_a_killed_ingest_are_not_taken_for_those_of_other_arrivals(cat
 
 
 def ingest_at_once(number: int, url: str, home: str, ids: str) -> tuple[int | None, dict[int | None, list[float]]]:
-    """Ingest the same people and one more under a name of its own; return the number, and who was seen when."""
+    """Ingest the same people plus one, under a separate name; return the number, and who was seen when."""
     from storage.database.engine import connect
 
     catalog = Catalog(connect(url), Path(home))

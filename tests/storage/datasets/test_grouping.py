@@ -1,10 +1,9 @@
-"""Pieces of rows come together in the order that DuckDB gives all of them at once, whatever fits into memory.
+"""Grouping, sorting and hashing of ids.
 
-Entries of any number of parts, pieces and batches come sorted, and every batch holds whole records.
-
-Ids that fill several batches have one rank for each text, and the ranks have no gap.
-
-The keyed hash of ids is the published one, whatever an array looks like in memory.
+Pieces of rows must be merged in the order that DuckDB gives all rows at once, for any memory size. Sorted entries of
+any number of parts, pieces and batches must be in order, and every batch must hold whole records. Ids that fill several
+batches have one rank per text, without gaps. The keyed hash of ids is the published one, independent of an array's
+memory layout.
 """
 
 import doctest
@@ -51,7 +50,7 @@ KINDS = [("integer", None), ("text", None), (None, "integer"), (None, "text"), (
 
 
 def ids(kind: str | None, count: int, rng: np.random.Generator) -> pa.Array | None:
-    """Draw ids of a kind, with spellings and values at the edge."""
+    """Draw ids of a kind, with edge-case spellings and values."""
     if kind is None:
         return None
     drawn = rng.integers(12, size=count)
@@ -61,7 +60,7 @@ def ids(kind: str | None, count: int, rng: np.random.Generator) -> pa.Array | No
 
 
 def batches(kinds: tuple[str | None, str | None], seed: int) -> list[RowBatch]:
-    """Draw batches of rows, some of them empty, with columns that fall and repeat."""
+    """Draw batches of rows, some of them empty, with decreasing and repeated columns."""
     rng = np.random.default_rng(seed)
     found = []
     for _ in range(rng.integers(1, 7)):
@@ -98,7 +97,7 @@ def rows_of(grouped: Iterator[RowBatch]) -> list[tuple[int | None, list[list[tup
 def expected(
     added: list[RowBatch], *, most: int | None = None, number_of: Callable[[Any], int | None] = lambda unit: None
 ) -> list[tuple[int | None, list[list[tuple[int, float]]]]]:
-    """Let DuckDB sort all entries at once."""
+    """Return all entries sorted by DuckDB in one step."""
     table: dict[str, list[Any]] = {name: [] for name in ("number", "unit", "line", "piece", "place", "col", "val")}
     piece = 0
     for batch in added:
@@ -157,7 +156,7 @@ def test_individuals_seen_earlier_come_first(kinds: tuple[str | None, str | None
     added = batches(kinds, 1)
     key = bytes(range(KEY_BYTES))
     units = pa.concat_arrays([batch.unit_ids for batch in added]).unique()
-    numbers = {unit.as_py(): (place * 7) % 5 for place, unit in enumerate(units)}  # the ingest at hand is number 4
+    numbers = {unit.as_py(): (place * 7) % 5 for place, unit in enumerate(units)}  # the current ingest has number 4
     with Grouping(tmp_path, rejects=Rejects(), max_rows_per_unit=2, part=part) as grouping:
         for batch in added:
             grouping.add(batch)
@@ -196,7 +195,7 @@ def check(folder: Path, added: list[NDArray[np.void]], *, most: int, by_line: bo
 
 
 def drawn(sizes: list[int], rng: np.random.Generator) -> NDArray[np.void]:
-    """Draw the entries of units of these sizes, in random order; each value tells its place."""
+    """Draw the entries of units of these sizes, in random order."""
     entries = np.zeros(sum(sizes), ENTRY)
     entries["unit"] = rng.permutation(np.repeat(np.arange(len(sizes)), sizes))
     entries["line"] = rng.integers(-2, 3, len(entries))
@@ -241,7 +240,7 @@ def test_a_record_longer_than_a_batch_is_one_batch(tmp_path: Path) -> None:
 
 
 BATCH = 2048
-"""Texts of a batch here, which is the least that DuckDB gives; an ingest reads many more."""
+"""Texts per batch in this test, the minimum of DuckDB; an ingest reads many more."""
 
 
 @pytest.mark.parametrize("copies", [1, 3])
@@ -281,7 +280,7 @@ OPENSSL = {
     "x" * 16: "a71a96f473c4d7ccc4f747bf7f54247f",
     "a" * 300: "1007a2d3dd88a7971ac0f5391d346560",
 }
-"""By ``openssl mac -macopt hexkey:000102...0f -macopt size:16 SIPHASH``."""
+"""Computed by ``openssl mac -macopt hexkey:000102...0f -macopt size:16 SIPHASH``."""
 
 
 def hexadecimal(ids: pa.Array, *, key: bytes = KEY) -> list[str]:

@@ -1,6 +1,7 @@
-"""The inbox: which files are taken, in which order, and that each has one token, on a disk and in an object store.
+"""Inboxes, and snapshots in an object store.
 
-Snapshots in an object store: whole or invisible, verified, and without a private fact in a pickle.
+For an inbox on a disk or in an object store, the tests check which files are taken, in which order, and that each has
+one token. Snapshots in an object store are complete or invisible, verified, and have no private fact in a pickle.
 """
 
 import io
@@ -37,7 +38,7 @@ Put = Callable[..., str]
 
 @pytest.fixture
 def inbox(tmp_path: Path) -> Inbox:
-    """Return the inbox of a dataset in a home of its own."""
+    """Return the inbox of a dataset in a separate home."""
     return Inbox(tmp_path / "home", "people")
 
 
@@ -51,7 +52,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def put(tmp_path: Path, s3_server: Server, monkeypatch: pytest.MonkeyPatch) -> Put:
-    """Return what puts an object below a prefix of its own, and returns the prefix."""
+    """Return a function that puts an object below a separate prefix, and returns the prefix."""
     s3_server.enter(monkeypatch)
     prefix = s3_server.url(tmp_path.name)
 
@@ -117,7 +118,7 @@ class TestFolder:
         arrival, status, secret = inbox.arrival(token), path.stat(), tmp_path / "secret" / "rows.npy"
         secret.parent.mkdir()
         secret.write_bytes(rows(2))
-        os.utime(secret, ns=(status.st_atime_ns, status.st_mtime_ns))  # size and time are those of the file
+        os.utime(secret, ns=(status.st_atime_ns, status.st_mtime_ns))  # equal to the size and time of the file
         if swapped == "linked folder":
             path.parent.rename(folder / "old")
             path.parent.symlink_to(secret.parent)
@@ -222,7 +223,7 @@ class TestObjectStore:
         names = ["z.npy", "a b.npy", "100%.npy", "month=1;x.npy", "ü[1].npy"]
         for name in names:
             put(name, rows())
-            time.sleep(1.0 if name == "z.npy" else 0.0)  # the server tells times in seconds
+            time.sleep(1.0 if name == "z.npy" else 0.0)  # the server reports times in seconds
         prefix = put("deeper/c.npy", rows())
         put("d.npy.part", rows())
         put("nothing/", b"")
@@ -247,7 +248,7 @@ class TestObjectStore:
         prefix = put("rows.npy", rows(1))
         (first,) = inbox.waiting(prefix, settled=0.0).tokens
         assert inbox.waiting(prefix, settled=0.0).tokens == (first,)
-        time.sleep(1.05)  # the server tells times in seconds
+        time.sleep(1.05)  # the server reports times in seconds
         put("rows.npy", rows(1))
         (second,) = inbox.waiting(prefix, settled=0.0).tokens
         assert second != first
@@ -273,7 +274,7 @@ ROWS = "1 1:1 2:2\n1 2:1\n1 1:3\n"
 
 @contextmanager
 def catalog_in(home: Path, place: Place) -> Iterator[Catalog]:
-    """Open the catalog of a home, with a ledger in it."""
+    """Open the catalog of a home that has a ledger."""
     engine = connect(f"sqlite:///{home / 'dpca.sqlite'}")
     with transaction(engine) as connection:
         if connection.scalar(sa.select(tables.ledger.c.id)) is None:
@@ -396,7 +397,7 @@ class TestSnapshots:
 
 class TestFirstSeen:
     def test_two_machines_share_the_table_of_a_store(self, catalog: Catalog, place: Place, tmp_path: Path) -> None:
-        """They share database, store and keys, and nothing else: each has a home of its own."""
+        """They share database, store and keys only; each machine has a separate home."""
         source, firsts = tmp_path / "rows.csv", []
         for machine, ids in enumerate(("ab", "bc", "abcd")):
             source.write_text("who,a\n" + "".join(f"{who},{ord(who)}\n" for who in ids))

@@ -1,6 +1,7 @@
-"""Ingest: one snapshot, whole and registered, or none and one clear line.
+"""Ingest, including killed ingests.
 
-A killed ingest leaves nothing that anybody sees, and the next one goes on or starts over.
+An ingest gives one complete and registered snapshot, or none and one clear line. A killed ingest leaves nothing
+visible, and the next one resumes or starts over.
 """
 
 import errno
@@ -326,11 +327,11 @@ def test_a_full_disk_keeps_the_blocks_that_are_whole(
 def test_an_ingest_stops_at_the_batch_that_passes_the_declared_number_of_records(
     catalog: Catalog, parts: list[Path]
 ) -> None:
-    """Six parts of 500 rows; the second passes 700, so that the third is never read."""
+    """Six parts of 500 rows; the second exceeds 700, so that the third is never read."""
     read: list[int] = []
     with pytest.raises(BadSource, match="more than the declared 700 records"):
         take(catalog, parts, records_at_most=700, progress=lambda phase, done, size, rows: read.append(done))
-    assert len(read) == 1  # told of a batch once the next is asked for
+    assert len(read) == 1  # a batch is reported when the next is requested
     assert hidden(catalog) == []
     assert take(catalog, parts, records_at_most=3000).records == 3000
 
@@ -373,7 +374,7 @@ def test_rows_that_changed_are_noticed(catalog: Catalog, parts: list[Path], chan
 
 
 def _restore_time(left: Path, part: Path) -> None:
-    """Give a file the time that the killed ingest saw."""
+    """Reset a file's time to the time that the killed ingest saw."""
     seen = {path: int(when) for path, _, when in json.loads((left / ".request").read_text())["files"]}
     os.utime(part, ns=(seen[str(part)], seen[str(part)]))
 

@@ -1,6 +1,7 @@
-"""A new snapshot has the columns of its dataset: another order is mapped by name, and anything else is refused.
+"""Columns of a dataset, and duplicate ratings.
 
-Ratings: what several values of one user and item become, zeros that stay, and triplets without values.
+A new snapshot must have the columns of its dataset: another order is mapped by name, and other columns are refused. For
+ratings, the tests check duplicate values of one user and item, stored zeros, and triplets without values.
 """
 
 import math
@@ -30,7 +31,7 @@ from storage.formats.declared import Declared
 from storage.workspace import Workspace
 from tests.storage.test_schema import Take, records, take
 
-# anndata sets it
+# set by anndata
 ROWS = {"a": [1.0, 4.0], "b": [2.0, 5.0], "c": [3.0, 6.0]}
 SCHEMA = """
 text: {text}

@@ -1,6 +1,7 @@
-"""Snapshots on disk: what is written is what is read, however blocks are cut, and damage is noticed.
+"""Snapshots on disk and their content digest.
 
-The content digest: blind to how rows are cut into pieces, and to nothing else.
+Rows are read back as written, for any block size, and damage is detected. The digest ignores how rows are cut into
+pieces, and nothing else.
 """
 
 import pickle

@@ -1,4 +1,7 @@
-"""An unattended ingest never ends for a record: a bad record becomes empty, all others stay as they are, to the bit."""
+"""Unattended ingests never fail because of a record.
+
+A bad record becomes empty, and all others are unchanged, bit for bit.
+"""
 
 import itertools
 from collections.abc import Callable
@@ -36,7 +39,7 @@ def catalog(home: Path) -> Catalog:
 
 @pytest.fixture
 def take(catalog: Catalog, tmp_path: Path) -> Callable[..., Dataset]:
-    """Ingest a file unattended, under a name of its own each time."""
+    """Ingest a file unattended, each time under another name."""
     numbers = itertools.count()
 
     def call(content: bytes, suffix: str = "csv", **options: Any) -> Dataset:
@@ -86,7 +89,7 @@ BAD = {
     "label": (SVMLIGHT, b"1 1:3", b"\xff 1:3", "svm", {"features": 2}, 1, "2"),
     "overlong line": (SVMLIGHT, b"1 1:3", b"1 1:" + b"3" * (5 << 20), "svm", {"features": 2}, 1, "2"),
 }
-"""What a record's bytes become, which record that is, and which line is reported."""
+"""Source, bytes of a good record, bad replacement, format, options, number of the record, and reported line."""
 
 
 @pytest.mark.parametrize("fault", BAD)
@@ -127,7 +130,7 @@ def test_a_row_whose_individual_cannot_be_read_is_an_empty_record_behind_the_oth
 
 
 def test_random_bytes_in_lines_change_no_other_record(take: Callable[..., Dataset]) -> None:
-    """Two hundred lines of noise, each before a good one: every good record is there with its bits."""
+    """Two hundred lines of noise, each before a good line: every good record is present, bit for bit."""
     draw, lines = np.random.default_rng(39), [b"who,a,b"]
     for number in range(200):
         lines.append(bytes(draw.choice(list(b'v2,"5\r;x.\xff\xc3e-+ \x00'), size=draw.integers(1, 12))))

@@ -1,6 +1,7 @@
-"""Files as other programs write them are read, or refused by a line that says what to do.
+"""Files as other programs write them, and line breaks in quoted fields.
 
-A record with a line break in quotes is one bad row; no line of it is a row, and no unknown end is guessed.
+Files are read, or refused by one line that states what to do. A record with a line break in quotes is one bad row. None
+of its lines becomes a row, and an unknown end is never guessed.
 """
 
 import csv
@@ -34,14 +35,14 @@ from storage.formats.files import LocalFile, find_files
 from storage.formats.sources import FilesReader, open_file
 from storage.workspace import Workspace
 
-# anndata
+# set by anndata
 
 WIDE, TRIPLETS = "x,y\n1,2\n3,4\n", "row,column,value\na,0,1\nb,1,2\n"
 MTX = "%%MatrixMarket matrix coordinate {} general\n3 2 2\n1 1 5\n2 2 7\n"
 
 
 def rows_of(path: Path, **declared: Any) -> np.ndarray:
-    """Return the rows of a file, whose rows are whole, as a dense array."""
+    """Return the valid rows of a file as a dense array."""
     parts = []
     with closing(open_file(LocalFile(path), Declared(**{"n_features": 2, **declared}))) as reader:
         n_rows = reader.n_rows if reader.scattered else None
@@ -272,7 +273,7 @@ SCHEMA = Schema.parse(
 
 
 def read(path: Path, rejects: Rejects | None = None, schema: Schema = SCHEMA) -> list[tuple[str | None, float]]:
-    """Read ids and values of all rows, None and 0 where a row is bad."""
+    """Read ids and values of all rows; bad rows give None and 0."""
     found: list[tuple[str | None, float]] = []
     with closing(open_file(path, Declared(schema=schema))) as reader:
         for batch in reader.batches(Rejects() if rejects is None else rejects):
@@ -284,7 +285,7 @@ def read(path: Path, rejects: Rejects | None = None, schema: Schema = SCHEMA) ->
 
 
 def quarantined(folder: Path, content: bytes, *, schema: Schema = SCHEMA) -> tuple[list[Any], list[str]]:
-    """Read a text and go on behind bad rows; return its rows and the lines of the bad ones."""
+    """Read a text, skipping bad rows; return its rows and the line numbers of the bad ones."""
     path = folder / "x.csv"
     path.write_bytes(content)
     rejects = Quarantine()
@@ -399,7 +400,7 @@ def test_a_line_too_long_to_follow_its_quotes_is_refused(tmp_path: Path, monkeyp
 
 
 def drawn(seed: int) -> list[list[str]]:
-    """Draw rows whose notes hold quotes, delimiters, line breaks and rows that others might have written."""
+    """Draw rows whose notes contain quotes, delimiters, line breaks and text that looks like other rows."""
     rng = Random(seed)
     parts = ['"', '""', ",", "\n", "\r\n", " ", "x", "é", "\nu9,9,9\n", '\n"u9",9,9\n', "\t", ""]
     return [
@@ -412,7 +413,7 @@ def drawn(seed: int) -> list[list[str]]:
 def test_no_line_of_a_written_record_becomes_a_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quoting: Any, packing: Callable[[bytes], bytes]
 ) -> None:
-    """Twenty random tables, in pieces of any size: rows without line breaks are read, others are one bad row."""
+    """Twenty random tables, in pieces of any size: rows without line breaks are read, others become one bad row."""
     for seed in range(20):
         monkeypatch.setattr(text, "PIECE", Random(seed).choice([8, 64, 1 << 20]))
         stream, rows = io.StringIO(newline=""), drawn(seed)

@@ -1,10 +1,9 @@
-"""Rows that break a rule are set aside at a cost that does not grow with their share, and are counted.
+"""Rejected rows, packed text, contradictory headers, and new formats.
 
-Raw text of any encoding, packed or not, gives the same rows; broken text is one line; a stopped ingest resumes.
-
-A header that contradicts the data is refused in one line, in every format that has headers.
-
-A new format is a reader and one entry of the registry; a name without an entry is refused everywhere.
+Rows that break a rule are set aside and counted, at a cost that does not grow with their share. Raw text of any
+encoding, packed or not, gives the same rows; broken text is reported in one line, and a stopped ingest resumes. A
+header that contradicts the data is refused in one line, in every format with headers. A new format needs a reader and
+one registry entry; a name without an entry is refused everywhere.
 """
 
 import gzip
@@ -68,7 +67,7 @@ def calls_of(module: str, path: Path, rejects: Quarantine) -> tuple[int, int]:
 
 @pytest.fixture
 def rejects(tmp_path: Path) -> Iterator[Quarantine]:
-    """Return a quarantine whose notes are open."""
+    """Return a quarantine with open notes."""
     quarantine = Quarantine()
     quarantine.open(tmp_path / "notes")
     yield quarantine
@@ -226,7 +225,7 @@ ARRAYS = {"indptr": CSR.indptr, "indices": CSR.indices, "data": CSR.data}
 
 
 def read(path: Path, rejects: Rejects | None = None) -> list[float]:
-    """Read a source to its end; return the values of the rows that are not rejected, in file order."""
+    """Read a source to its end; return the values of accepted rows, in file order."""
     found: list[float] = []
     with closing(open_file(path, Declared())) as reader:
         for batch in reader.batches(Rejects() if rejects is None else rejects):
@@ -279,7 +278,7 @@ def test_symmetric_files_that_scipy_writes_are_read(tmp_path: Path) -> None:
 
 
 def npz(path: Path, members: Mapping[str, Any], *, twice: str | None = None) -> None:
-    """Write the arrays of an archive, one of them perhaps two times."""
+    """Write the arrays of an archive, optionally one of them twice."""
     with zipfile.ZipFile(path, "w") as archive:
         for name, value in (*members.items(), *([(twice, members[twice])] if twice else [])):
             stream = io.BytesIO()
@@ -324,7 +323,7 @@ def test_a_second_array_in_an_npy_is_refused(tmp_path: Path) -> None:
 
 
 def store(path: Path, arrays: Mapping[str, Any], attributes: Mapping[str, Any], frames: Mapping[str, int]) -> None:
-    """Write a store whose X is an array, or a group of arrays; frames have an index of so many names."""
+    """Write a store whose X is an array or a group of arrays; frames have an index of the given length."""
     root: Any = h5py.File(path, "w") if path.suffix == ".h5ad" else zarr.open_group(path, mode="w")
     write: Any = (
         (lambda place, name, data: place.create_dataset(name, data=data))
@@ -433,7 +432,7 @@ type Take = Callable[..., IngestReport]
 
 
 class ToyReader(SvmlightReader):
-    """Read svmlight text of three columns, none of them twice."""
+    """A reader of svmlight text with three columns, none of them repeated."""
 
     repeats = False
 

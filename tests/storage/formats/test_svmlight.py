@@ -1,6 +1,7 @@
-"""The svmlight parser: exact values, the stated grammar, and the number of the line that breaks it.
+"""The svmlight parser, and sources in an object store.
 
-Sources in an object store are read as those on a disk are, or refused in one clear line.
+The parser reads exact values, accepts the documented grammar, and reports the number of a line that breaks it. Sources
+in an object store are read like files on a disk, or refused in one clear line.
 """
 
 import io
@@ -45,7 +46,7 @@ def same_bits(a: float, b: float) -> bool:
 
 
 def numerals() -> st.SearchStrategy[str]:
-    """Decimal text of every shape: short, long, half way, and what repr and the usual formats write."""
+    """Decimal text of every form: short, long, halfway, and as written by repr and the usual formats."""
     halves = st.builds(lambda m, k: str((2 * m + 1) << k), st.integers(2**52, 2**53 - 1), st.integers(0, 6))
     floats = st.floats(allow_nan=False, allow_infinity=False)
     formatted = st.builds(format, floats, st.sampled_from((".16g", ".17g", ".6g", ".3f", ".12e", "")))
@@ -205,7 +206,7 @@ def _client(s3_server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def seeds(tmp_path_factory: pytest.TempPathFactory, s3_server: Server) -> dict[str, Seed]:
-    """Put every seed where the test's server has it too."""
+    """Copy every seed to the location that the test's server reads."""
     seeds = write_seeds(tmp_path_factory.mktemp("sources") / "seeds")
     for seed in seeds:
         for path in files_of(seed.path):

@@ -1,8 +1,8 @@
-"""What a budget's default terms are, what they exclude, and what a refusal says of it.
+"""Terms of budgets, their noted totals, and alerts.
 
-The noted total of a budget is what its releases add up to, to the last unit, and nothing leaves one that is not.
-
-A level of a budget is alerted once a population, by the charge that reaches it, however many charge at once.
+Covers the default terms of a budget, what they exclude, and how a refusal states this. The noted total of a budget is
+the exact sum of its releases, and no other release is subtracted. A level of a budget is alerted once per population,
+by the charge that reaches it, under any number of concurrent charges.
 """
 
 import re
@@ -77,7 +77,7 @@ def test_a_tenth_of_delta_is_set_aside_unless_told_otherwise(ledger: Ledger) -> 
 
 @pytest.mark.parametrize("stands", [0.0, None, DELTA / 4])
 def test_opening_again_without_saying_takes_what_stands(ledger: Ledger, stands: float | None) -> None:
-    """A nightly script that was written when the default was 0 goes on, with the terms of then."""
+    """A nightly script written when the default was 0 continues, with the original terms."""
     first = ledger.open_budget(POPULATION, **TERMS, failure_delta=stands)
     assert ledger.open_budget(POPULATION, **TERMS) == first
     assert ledger.open_budget(POPULATION, **TERMS, failure_delta=first.failure_delta) == first
@@ -106,7 +106,7 @@ def test_default_terms_take_every_kind_of_event_after_a_gaussian(
 
 
 def test_a_pure_request_after_a_gaussian_hears_the_cause_and_what_still_fits(sqlite_ledger: Ledger) -> None:
-    """It said "has epsilon 3.81729 left for one release, 1 at delta 0 was asked; ask for less"."""
+    """An earlier message was "has epsilon 3.81729 left for one release, 1 at delta 0 was asked; ask for less"."""
     sqlite_ledger.open_budget(POPULATION, **TERMS, failure_delta=0.0)
     reserve(sqlite_ledger, "first", event=calibrated(1.0))
     with pytest.raises(BudgetExhausted, match=r"epsilon 3\.81729 left for one Gaussian release; since its first") as no:
@@ -122,7 +122,7 @@ def test_a_pure_request_after_a_gaussian_hears_the_cause_and_what_still_fits(sql
 @pytest.mark.parametrize("filter_", ["gdp", "renyi"])
 @pytest.mark.parametrize("failure_delta", [None, 0.0])
 def test_what_a_refusal_says_still_fits_does(sqlite_ledger: Ledger, filter_: str, failure_delta: float | None) -> None:
-    """A request for all of delta was told to be one without privacy, and to insist on that."""
+    """An earlier message described a request for all of delta as non-private, and suggested to insist on it."""
     sqlite_ledger.open_budget(POPULATION, **TERMS, filter=filter_, failure_delta=failure_delta)
     reserve(sqlite_ledger, "first", event=calibrated(1.0))
     with pytest.raises(BudgetExhausted, match=r"its first Gaussian release.*; nothing was charged") as no:
@@ -165,7 +165,7 @@ def test_a_budgets_delta_is_below_one_over_the_records(
             ledger.open_budget(POPULATION, epsilon=1.0, delta=delta)
         assert "budget_opened" not in event_names(ledger)
         ledger.open_budget(POPULATION, epsilon=1.0, delta=delta, allow_large_delta=True)
-    ledger.open_budget(POPULATION, epsilon=1.0, delta=delta)  # the same terms again need no insisting
+    ledger.open_budget(POPULATION, epsilon=1.0, delta=delta)  # unchanged terms need no confirmation
 
 
 def test_the_newest_bound_of_a_dataset_counts(ledger: Ledger) -> None:
@@ -225,7 +225,7 @@ def has_note(ledger: Ledger) -> bool:
 
 
 def added_up(ledger: Ledger) -> prices.Charge:
-    """Add up all charges with Python's integers, beside the ledger's own code."""
+    """Sum all charges in Python's integers, independently of the ledger's code."""
     budget = ledger.budget(POPULATION)
     with transaction(ledger.engine) as connection:
         rows = connection.execute(sa.select(tables.release.c.charge).where(is_charged(budget))).scalars().all()
@@ -370,13 +370,13 @@ def test_totals_of_any_size_are_read_back(sqlite_ledger: Ledger, numbers: list[i
 
 
 def equal(releases: int) -> dict[str, object]:
-    """Return the event of one of so many equal releases that use up the usual budget."""
+    """Return the event of one of ``releases`` equal releases that use up the usual budget."""
     multiplier = gaussian_noise_multiplier(epsilon=EPSILON, delta=DELTA, releases=releases)
     return dict(alerts_gaussian((1 + 1e-12) * multiplier))
 
 
 def levels(ledger: Ledger, *, releases: int, population: str = POPULATION) -> dict[int, tuple[int, ...]]:
-    """Reserve so many equal releases; return the levels that each reached, by its number."""
+    """Reserve equal releases; return the levels that each reached, by the release's number."""
     found = {}
     for number in range(1, releases + 1):
         grant = reserve(ledger, f"{population} {number}", event=equal(releases), population=population)

@@ -1,8 +1,8 @@
-"""The journal only grows, shows every change to it, and is missed when it is taken back.
+"""The journal and its comparison with rows.
 
-A row that was changed, removed or put in by hand does not agree with the journal, and is found.
-
-A look that goes on from an earlier one finds every edit: what was spent at once, and all else within a round.
+The journal is append-only, reveals every change to it, and a rollback of it is detected. A row that was changed,
+removed or inserted manually contradicts the journal and is found. Incremental checks find every edit: edits of spent
+budget at once, and all others within one round.
 """
 
 import json
@@ -30,7 +30,7 @@ from tests.storage.ledger.edits import EDITS
 from tests.storage.releasing import ANSWER, begin, commit, manifest, open_budget, reserve
 from tests.storage.streaming import open_stream, publish_tick, register
 
-SOON = 0.3  # seconds after which whoever does not wait has long gone on
+SOON = 0.3  # seconds after which a caller that does not wait has long returned
 FIELDS: dict[str, Any] = {
     "population": "other",
     "release_id": "other",
@@ -66,7 +66,7 @@ def verify(engine: sa.Engine) -> int:
 
 
 def tamper(engine: sa.Engine, statement: sa.Update | sa.Delete) -> None:
-    """Change the journal as someone may who owns the database and drops its rules."""
+    """Change the journal as a database owner can who drops its triggers."""
     with engine.begin() as connection:
         if connection.dialect.name == "sqlite":
             names = "SELECT name FROM sqlite_master WHERE type = 'trigger' AND tbl_name = 'event'"
@@ -153,7 +153,7 @@ def test_events_that_are_renumbered_over_a_gap_are_seen(engine: sa.Engine) -> No
 
 
 def found(ledger: Ledger, statement: str) -> str:
-    """Edit a row, return what is said to it, and put the row back."""
+    """Edit a row, return the resulting error message, and restore the row."""
     with ledger.engine.connect() as connection:
         assert connection.execute(sa.text(statement), {"zero": bytes(64)} if ":zero" in statement else {}).rowcount == 1
         with pytest.raises(Corrupt) as caught:
@@ -211,7 +211,7 @@ def test_a_budget_that_is_opened_twice_is_refused(budget: Ledger) -> None:
 
 
 AT_ONCE = ("a larger budget", "a smaller charge", "a refund", "another champion")
-"""The edits of a budget, an alias, or of what a population has spent."""
+"""The edits of a budget, an alias, or the spent budget of a population."""
 PART = 5
 
 
@@ -226,13 +226,13 @@ def known_of(ledger: Ledger) -> Compared:
 
 
 def after(ledger: Ledger, known: Compared) -> Compared:
-    """Look at what is new, which must be enough."""
+    """Run one incremental check, which must be enough."""
     with transaction(ledger.engine) as connection:
         return compare_part(connection, known)[0]
 
 
 def looks_to_find(ledger: Ledger, known: Compared, statement: str, **values: Any) -> int | None:
-    """Edit something, return how many looks it takes to find it, at most a round, and put it back."""
+    """Edit a row, return how many checks it takes to find the edit, at most one round, and restore the row."""
     with ledger.engine.connect() as connection:
         assert connection.execute(sa.text(statement), values).rowcount > 0
         for look in range(1, 2 + known.entries // PART):

@@ -1,4 +1,4 @@
-"""Budgets are opened once, releases spend once, and nothing un-spends."""
+"""Budgets are opened once, releases spend once, and spending is never undone."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -157,7 +157,7 @@ def test_sampled_steps_go_through_the_empty_record_under_replace_one(sqlite_ledg
 def test_failures_take_only_what_was_set_aside_for_them(sqlite_ledger: Ledger) -> None:
     open_budget(sqlite_ledger)
     open_budget(sqlite_ledger, "careful", failure_delta=2e-7)
-    for population in (POPULATION, "careful"):  # from here on, all is one composition
+    for population in (POPULATION, "careful"):  # from here on, all releases form one composition
         reserve(sqlite_ledger, f"first of {population}", population=population)
     with pytest.raises(
         BudgetExhausted, match=r"opened with failure_delta=0, .* for ever; one of delta 1e-07 was asked"
@@ -184,7 +184,7 @@ def test_opening_releases_cost_what_they_are_and_say_what_they_leave(sqlite_budg
 
 
 def test_an_opening_release_is_given_back_only_until_the_composition_begins(sqlite_budget: Ledger) -> None:
-    """Else whoever saw the composition's answer could choose between its bound and the release."""
+    """Otherwise, a person who saw the composition's answer could choose between its bound and the release."""
     pure = {"name": "approximate", "epsilon": 0.4, "delta": 0.0}
     first, second = (reserve(sqlite_budget, name, event=pure) for name in ("one", "two"))
     sqlite_budget.abandon(first.release_id)
@@ -203,7 +203,7 @@ def test_a_release_without_privacy_is_refused_unless_insisted_on_and_then_voids_
     with pytest.raises(BudgetExhausted, match="i-know-this-is-not-private"):
         budget.reserve(POPULATION, run_key="plain", event=event, **terms)
     assert budget.statement(POPULATION).spent < EPSILON
-    with pytest.raises(BudgetExhausted, match="left for one release"):  # insisting opens no other door
+    with pytest.raises(BudgetExhausted, match="left for one release"):  # insisting does not relax any other limit
         budget.reserve(POPULATION, run_key="dear", event=calibrated(2.0), void=True, **terms)
     for name in ("reference", "another"):
         granted = budget.reserve(POPULATION, run_key=name, event=event, void=True, **terms)
@@ -222,7 +222,7 @@ OWN = {"name": "approximate", "epsilon": 0.4, "delta": 0.0}
 def test_what_an_older_accounting_admitted_keeps_its_price(
     sqlite_budget: Ledger, monkeypatch: pytest.MonkeyPatch, event: Mapping[str, Any]
 ) -> None:
-    """Dearer or cheaper, by itself or composed: the bounds that later requests meet are those that were fixed."""
+    """Higher or lower, standalone or composed: later requests are checked against the bounds fixed at the time."""
     reserve(sqlite_budget, "before", event=event)
     statement, history = sqlite_budget.statement(POPULATION), sqlite_budget.history(POPULATION)
     quote = sqlite_budget.quote(POPULATION, calibrated(0.5), epsilon=0.5, delta=DELTA)

@@ -1,12 +1,12 @@
-"""Locks of the ledger, checked on SQLite: a transaction that writes locks before it reads the rows it decides by.
+"""Locks of the ledger, full disks, and numbers of ingests.
 
-A transaction of SQLite locks the whole database when it begins, so a missing row lock has an effect on PostgreSQL
-alone, and there only in a race. These tests record statements instead: SQLAlchemy keeps ``FOR UPDATE`` in them,
-although it does not send that to SQLite.
+A writing transaction must lock rows before it reads the rows that it bases decisions on. A transaction of SQLite locks
+the whole database when it begins. So a missing row lock has an effect on PostgreSQL alone, and there only in a race.
+These tests therefore record statements: SQLAlchemy keeps ``FOR UPDATE`` in them, although it does not send it to
+SQLite.
 
-A reservation on a disk that is really full is charged with its key or not at all; no key is without a row.
-
-The numbers of ingests, and the rows of the tables of first-seen ids.
+A reservation on a full disk is charged with its key or not at all, and no key exists without a row. The numbers of
+ingests and the rows of the tables of first-seen ids are tested as well.
 """
 
 import os
@@ -35,7 +35,7 @@ from tests.storage.streaming import begin_tick, open_stream, register
 
 @dataclass(slots=True)
 class Trace:
-    """The statements of transactions, in order: what each does, and to which table."""
+    """The statements of transactions in order, each with its operation and table."""
 
     transactions: list[list[tuple[str, str]]] = field(default_factory=list)
 
@@ -43,7 +43,7 @@ class Trace:
         self.transactions[-1].append((what, table))
 
     def writing(self, write: tuple[str, str]) -> list[list[tuple[str, str]]]:
-        """Return the transactions with a write: an insert or an update, and its table."""
+        """Return the transactions that insert or update, and the tables."""
         return [statements for statements in self.transactions if write in statements]
 
 
@@ -58,7 +58,7 @@ def _record(trace: Trace, statement: Any) -> None:
 
 @pytest.fixture(scope="module")
 def trace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trace]:
-    """Do everything that writes in a ledger on SQLite, and return the trace of it."""
+    """Run every write operation of a ledger on SQLite, and return the trace."""
     found = Trace()
 
     def lock(connection: sa.Connection) -> None:
@@ -83,7 +83,7 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trace]:
 
 
 def act(ledger: Ledger) -> None:
-    """Do everything with releases and streams that writes."""
+    """Run every writing operation on releases and streams."""
     open_budget(ledger)
     ledger.abandon(reserve(ledger, "given up").release_id)
     begin(ledger, "closed").keep(0, {"a": streaming.STREAMED})
@@ -110,7 +110,7 @@ RULES: dict[tuple[str, str], tuple[set[tuple[str, str]], tuple[str, str] | None]
     ("insert", "tick_answer"): ({RELEASE}, ("read", "tick_answer")),
     ("insert", "version"): ({JOURNAL}, ("read", "published")),
 }
-"""For each write, the locks that come before it, and before the first read that it is decided by.
+"""For each write, the locks that must precede it and the first read that it depends on.
 
 A transaction also holds the ledger's lock from its start, which `tests.storage.database` tests; a snapshot needs no
 other.
@@ -169,7 +169,7 @@ def fill(home: Path, *, free: int) -> None:
 
 
 def test_no_key_is_left_of_a_reservation_that_found_the_disk_full(home: Path) -> None:
-    """At some levels the key cannot be written, at others the row; with a last page or two the release is charged."""
+    """At some levels the key cannot be written, at others the row; with a few free pages the release is charged."""
 
     def body() -> None:
         small_disk(home, kib=SIZE)
@@ -202,7 +202,7 @@ def test_a_key_of_a_process_that_was_killed_goes_at_the_next_opening(
     sqlite_budget: Ledger, monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:
     class Killed(BaseException):
-        """What a test raises in the place of a signal."""
+        """Raised by a test in place of a signal."""
 
     def die(reached: str) -> None:
         if reached == point:

@@ -1,8 +1,7 @@
-"""A release begins, and ends once: committed, closed or abandoned.
+"""States and keys of releases.
 
-A key is written for its owner alone, is the one that its release is named after, and goes when it is done.
-
-Keys are private, and go with what crashes leave.
+A release begins and ends once: committed, closed or abandoned. A key is readable by its owner alone, is the key that
+its release is named after, and is removed when the release ends. Keys and other leftovers of crashes are removed.
 """
 
 import errno
@@ -137,7 +136,7 @@ def test_a_commit_whose_record_fails_did_not_happen(budget: Ledger) -> None:
 
 @pytest.mark.parametrize("relation", ["add_remove", "zero_out", "replace_one"])
 def test_what_begins_says_whose_neighbours_were_charged_and_which_rows(ledger: Ledger, relation: str) -> None:
-    """Of rows from before the reservation said so too: the terms never change, and a removed snapshot keeps its row."""
+    """Also for rows registered before the reservation: terms never change, and a removed snapshot keeps its row."""
     open_budget(ledger, relation=relation)
     digest, catalog = "c" * 64, Catalog(ledger.engine, ledger.home)
     catalog.register(manifest(ledger.id), path="datasets/news/s")
@@ -282,7 +281,7 @@ def test_a_key_drawn_while_a_sweep_slept_is_kept_whatever_the_clock_says(
     def and_then_sleep(keys: KeyFolder) -> list[str]:
         found = listed(keys)
         if not drawn:
-            drawn.append("")  # another process, which lists nothing
+            drawn.append("")  # marks another process, whose sweep lists nothing
             drawn.append(reserve(sqlite_budget).release_id)
             for path in folder.iterdir():
                 age(path, ORPHAN_AFTER + 60)
@@ -325,7 +324,7 @@ def test_a_key_folder_elsewhere_is_used(home: Path, tmp_path: Path, monkeypatch:
 
 
 def test_a_folder_into_which_somebody_still_writes_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The clock of its writer, or of who sweeps, may have jumped."""
+    """The clock of the writing or of the sweeping process may have jumped."""
     staged = tmp_path / f"{0:032x}"
     staged.mkdir()
     age(staged, ORPHAN_AFTER + 60.0)

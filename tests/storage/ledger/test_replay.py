@@ -1,4 +1,4 @@
-"""A row that was edited behind the triggers' back is refused before it is used, on both databases.
+"""Rows that were edited with the triggers disabled are refused before use, on both databases.
 
 `tests.storage.ledger.test_journal` edits the same rows and finds them by reading everything.
 """
@@ -28,7 +28,7 @@ RUN_KEYS = ("run", "begun", "waiting", "given up", "closed")
 
 @contextmanager
 def edited(ledger: Ledger, statement: str) -> Iterator[None]:
-    """Edit rows by hand, whatever triggers there are, and undo it at the end."""
+    """Edit rows manually, bypassing all triggers, and restore them at the end."""
     _, name, *_ = statement.removeprefix("DELETE ").split()
     table = tables.metadata.tables[name]
     with ledger.engine.begin() as connection:
@@ -38,7 +38,7 @@ def edited(ledger: Ledger, statement: str) -> Iterator[None]:
         assert connection.execute(sa.text(statement), zero).rowcount >= 1
     yield
     with ledger.engine.begin() as connection:
-        if "SET ticks" in statement:  # a part of the key
+        if "SET ticks" in statement:  # part of the primary key
             connection.execute(table.delete())
         for row in before:
             here = sa.and_(*(column == row[column.name] for column in table.primary_key))
@@ -54,7 +54,7 @@ def ids_of(ledger: Ledger) -> dict[str, str]:
 
 
 def refused(ledger: Ledger, use: Use) -> str:
-    """Use a row, which is to change nothing; return the refusal."""
+    """Use a row, which must not change anything; return the refusal."""
     before, keys = event_names(ledger), key_names(ledger)
     with pytest.raises(Corrupt) as raised:
         use(ledger)
@@ -93,7 +93,7 @@ def catalog(ledger: Ledger) -> Catalog:
 
 
 def uses_of(ledger: Ledger) -> dict[str, list[Use]]:
-    """Return the uses of the row that each edit changes."""
+    """Return the operations that use the row of each edit."""
     ids = ids_of(ledger)
     of_budget: list[Use] = [
         lambda ledger: reserve(ledger, "another"),
@@ -119,7 +119,7 @@ OF_SNAPSHOTS: list[Use] = [
     lambda ledger: reserve(ledger, "another"),
 ]
 UNUSED = {"another answer"}
-"""Steps: their answer is read from a file that ends with its own digest."""
+"""Edits of steps, whose answer is read from a file that ends with its digest."""
 
 
 def test_an_edited_row_is_refused_before_it_is_used(used: Ledger) -> None:
@@ -136,7 +136,7 @@ def test_an_edited_row_is_refused_before_it_is_used(used: Ledger) -> None:
 
 
 def test_no_state_that_the_journal_does_not_state_is_used(used: Ledger) -> None:
-    """An abandoned release that is reserved again would be released uncharged, a begun one be given back."""
+    """Otherwise an abandoned release could be reserved again and released uncharged, or a begun one refunded."""
     ids, tried = ids_of(used), 0
     for run_key in RUN_KEYS:
         for state in ("reserved", "noising", "abandoned", "closed", "committed"):
@@ -155,7 +155,7 @@ def test_no_state_that_the_journal_does_not_state_is_used(used: Ledger) -> None:
 
 
 def test_a_charge_that_was_edited_away_is_not_forgotten_with_the_next_one_given_back(used: Ledger) -> None:
-    """Without its note the total is added up, which must not be without what the journal states of it."""
+    """Without its note the total is summed from rows, which must still be compared with the journal."""
     waiting = ids_of(used)["waiting"]
     refund = "UPDATE release SET state = 'abandoned', artifact_digest = NULL WHERE run_key = 'run'"
     with edited(used, refund), edited(used, "DELETE FROM charged_total"):

@@ -1,6 +1,6 @@
-"""A step has one answer: whoever computes it, however often, and whatever is lost in between.
+"""Answers of steps: one answer per step, for any process, any number of attempts, and any intermediate loss.
 
-Answers of a stream are copied whole, eight bytes a number, and read one at a time; what is lost or damaged shows.
+Answers of a stream are copied completely, eight bytes per number, and read one at a time; loss and damage are detected.
 """
 
 import json
@@ -231,7 +231,7 @@ def test_a_reservation_never_shows_its_key(ledger: Ledger, release: Reservation)
 
 @contextmanager
 def refusing(ledger: Ledger) -> Iterator[None]:
-    """Make the database refuse for a while."""
+    """Make the database refuse requests temporarily."""
     url = ledger.engine.url
     path = Path(str(url.database))
     path.rename(path.with_suffix(".away"))

@@ -1,4 +1,7 @@
-"""A stream is charged once, for good, and its ticks cost nothing: in order, one a slot, bound to one snapshot each."""
+"""Streams and their ticks.
+
+A stream is charged once and permanently, and its ticks are free: in order, one per slot, each bound to one snapshot.
+"""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -301,7 +304,7 @@ def test_a_slot_that_fires_in_many_processes_at_once_is_one_tick(sqlite_budget: 
 
 
 class TestVerification:
-    """What a tick needs is found missing when the journal is replayed, whatever the rows say."""
+    """A replay of the journal detects that a requirement of a tick is missing, whatever the rows state."""
 
     @pytest.mark.parametrize(
         ("forge", "said"),

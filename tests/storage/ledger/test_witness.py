@@ -1,6 +1,7 @@
-"""Witnesses move forward only, miss what was taken back, and note what a copy would forget.
+"""Witnesses of the journal.
 
-The file of a witness survives a write that is cut short anywhere.
+They only move forward, detect rollbacks, and note what a copy of the database would forget. The file of a witness
+survives a write that is interrupted anywhere.
 """
 
 import os
@@ -199,7 +200,7 @@ PAGE = 4096
 
 @pytest.fixture
 def witness(tmp_path: Path) -> Witness:
-    """Return a witness that saw three events."""
+    """Return a witness that has recorded three events."""
     witness = Witness(tmp_path)
     for head in HEADS[1:4]:
         witness.advance(head)

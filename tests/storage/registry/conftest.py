@@ -1,4 +1,4 @@
-"""A state folder of the test's own, and a signed registry."""
+"""A separate state folder for each test, and a signed registry."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from tests.storage.registry.signed_registries import Publication, publication
 
 @pytest.fixture
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Give the test a state folder of its own, where the witness apart is, and what a consumer remembers."""
+    """Give the test a separate state folder for the separate witness and the consumer's memory."""
     folder = tmp_path / "state"
     monkeypatch.setenv("DPCA_STATE_FOLDER", str(folder))
     return folder
@@ -18,7 +18,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def publishers_home(tmp_path: Path, state: Path) -> Path:
-    """Return the empty home of a publisher, which is not that of this process."""
+    """Return the empty home of a publisher, which is not the home of this process."""
     folder = tmp_path / "home"
     folder.mkdir(mode=0o700)
     return folder

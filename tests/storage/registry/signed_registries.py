@@ -1,4 +1,4 @@
-"""A small registry in memory or in a folder, signed as a publisher signs it, for what consumers refuse."""
+"""A small signed registry in memory or in a folder, to test what consumers refuse."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,7 +30,7 @@ PINNED = public_name(ROOT_KEY)
 
 
 def subspace(epsilon: float = 1.0) -> PrivateSubspace:
-    """Return a subspace that states an epsilon; another epsilon comes with other arrays."""
+    """Return a subspace that states an epsilon; the arrays differ between epsilons."""
     privacy = {"epsilon": epsilon, "delta": 1e-6, "relation": "add_remove"}
     facts = {"mechanism": "analyze_gauss", "privacy": privacy, "release": "0" * 32}
     return PrivateSubspace(components=np.roll(np.eye(2, 6), int(epsilon), axis=1), manifest=facts)
@@ -38,7 +38,7 @@ def subspace(epsilon: float = 1.0) -> PrivateSubspace:
 
 @dataclass(kw_only=True)
 class Publication:
-    """A publisher without a ledger: what it published in a place, and the key that signs it."""
+    """A publisher without a ledger: its publications in a place, and its signing key."""
 
     home: Path
     place: Place
@@ -47,7 +47,7 @@ class Publication:
 
     @property
     def publisher(self) -> str:
-        """The public half of its key."""
+        """The publisher's public key."""
         return public_name(self.signer.key(self.place))
 
     def publish(
@@ -80,7 +80,7 @@ class Publication:
 def publication(
     home: Path, place: Place, *, names: Sequence[str] = ("*",), keys: Sequence[Ed25519PrivateKey] = (ROOT_KEY,)
 ) -> Publication:
-    """Make a registry with a root and one signed version of ``news``."""
+    """Create a registry with a root and one signed version of ``news``."""
     made = Publication(home=home, place=place, signer=Signer(keys=home / "keys"))
     init_root(place, keys, publishers={made.publisher: Publisher(names=tuple(names))}, threshold=len(keys))
     made.publish()
@@ -88,7 +88,7 @@ def publication(
 
 
 def numbered(place: Place, name: str = NAME) -> int:
-    """Return the number of the signed pointer that stands."""
+    """Return the number of the current signed pointer."""
     return number_of(decoded(name, read_stored(place, SignedPointer.path(name))))
 
 
@@ -100,7 +100,7 @@ def files(place: Place, *folders: str) -> dict[str, bytes]:
 
 
 def put_back(place: Place, found: Mapping[str, bytes]) -> None:
-    """Write files over whatever stands there."""
+    """Overwrite the current files with the given ones."""
     for path, payload in found.items():
         place.write(path, payload, over=read_stored(place, path))
 

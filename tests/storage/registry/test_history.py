@@ -1,10 +1,9 @@
-"""The history of an alias is what the journal says of its moves, on both databases, and of that name alone.
+"""Alias histories, incremental checks, pointers, and joint releases.
 
-A check of ledger and registry goes on from the one before, unless that one found a fault.
-
-The rows of a pointer are read alike whether names are listed or every row is read.
-
-A joint release is published with its sites' releases as lineage, in a ledger that was charged nothing.
+The history of an alias contains the moves in the journal, on both databases, and of this name alone. A check of ledger
+and registry continues from the previous check, unless that check found a fault. The rows of a pointer give the same
+result whether names are listed or every row is read. A joint release is published with its sites' releases as lineage,
+in a ledger that was charged nothing.
 """
 
 import getpass
@@ -54,7 +53,7 @@ def test_every_move_is_told_with_what_the_alias_meant_before(budget: Ledger) -> 
     for run in ("one", "two", "three"):
         publish(budget, run)
     publish(budget, "other", name="map.a")
-    for version in (1, 2, 2, 1, 3):  # the third moves nothing
+    for version in (1, 2, 2, 1, 3):  # the third call moves nothing
         moved(budget, "map", version)
     moved(budget, "map.a", 1)
     moved(budget, "map", 1, alias="challenger")
@@ -95,13 +94,13 @@ RELEASES = 4
 
 @pytest.fixture
 def published(sqlite_budget: Ledger, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Publish a few versions, of each of which a check reads a part; return their digests."""
+    """Publish several versions, of which each check reads a part; return their digests."""
     monkeypatch.setattr(checks, "PART", 8)
     return [publish(sqlite_budget, f"run {number}") for number in range(RELEASES)]
 
 
 def check(ledger: Ledger, *, everything: bool = False) -> tuple[tuple[int, int] | None, int]:
-    """IncrementalCheck at a home; return the part of the ledger and the number of versions that were read."""
+    """Run an incremental check of a home; return the checked part of the ledger and the number of versions read."""
     one = IncrementalCheck(ledger, store(), keys=key_folder(), everything=everything)
     return one.ledger().part, one.registry()
 
@@ -178,7 +177,7 @@ OTHER = Pointer(name="other", versions={1: "3" * 64}, aliases={})
 JOINT = Pointer(name="joint", versions={1: "4" * 64}, aliases={})
 PRIVATE, WHOLE = '{"name": "gaussian"}', '{"name": "non_private"}'
 MORE = [f"name {number}" for number in range(FEW)]
-"""With a name of `NEWS` more than a query lists."""
+"""Together with the name of `NEWS`, more names than one query lists."""
 
 
 @pytest.fixture

@@ -260,7 +260,7 @@ class TestPointers:
 
 
 class RegistryModel(RuleBasedStateMachine):
-    """Publish, promote and lose files at random; a rebuilt registry agrees with plain dictionaries."""
+    """Publish, promote and lose files at random; a rebuilt registry must agree with plain dictionaries."""
 
     names = st.sampled_from(["a", "b"])
 

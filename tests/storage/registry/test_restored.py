@@ -1,6 +1,7 @@
-"""Whatever is restored, copied or lost: nothing is un-spent in silence, and no version ever gets other bytes.
+"""Restored, copied and lost state.
 
-A stream goes on in a restored ledger only when every tick that was answered is known again; else it is closed.
+Spending is never undone silently, and no version ever gets other bytes. A stream continues in a restored ledger only
+when every answered tick is known again; otherwise it is closed.
 """
 
 import shutil
@@ -30,14 +31,14 @@ from tests.storage.streaming import NAME, answer_tick, begin_tick, open_stream, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class World:
-    """A home with its witness apart; a copy of the home lies beside them."""
+    """A home with a separate witness, and a copy of the home in the next folder."""
 
     home: Path
     state: Path
 
     @property
     def copy(self) -> Path:
-        """A copy of the home as it was when one release of three was published, and a second reserved."""
+        """A copy of the home at the time when one release of three was published, and a second reserved."""
         return self.home.with_name("copy")
 
 
@@ -51,7 +52,7 @@ def before_the_copy() -> Ledger:
 
 
 def after_the_copy(ledger: Ledger) -> None:
-    """Publish ``map@2`` and ``other@1``, move an alias, and begin a release of each of two populations."""
+    """Publish ``map@2`` and ``other@1``, move an alias, and begin a release in each of two populations."""
     publish(ledger, "second")
     publish(ledger, "third", name="other")
     with ledger.transaction() as connection:
@@ -64,7 +65,7 @@ def after_the_copy(ledger: Ledger) -> None:
 
 @pytest.fixture(scope="module")
 def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Make a home, its witness apart, and a copy of the home, once for all tests."""
+    """Create a home, its separate witness, and a copy of the home, once for all tests."""
     folder = tmp_path_factory.mktemp("histories")
     with pytest.MonkeyPatch.context() as patch:
         for name in ("DPCA_DATABASE_URL", "DPCA_KEY_FOLDER", "DPCA_STORE_URL"):
@@ -79,14 +80,14 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def world(template: Path, tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> World:
-    """Return a world of this test's own."""
+    """Return a separate world for this test."""
     shutil.copytree(template, tmp_path, dirs_exist_ok=True)
     monkeypatch.setenv("DPCA_STATE_FOLDER", str(tmp_path / "state"))
     return World(home=home, state=tmp_path / "state")
 
 
 def restore(world: World, *names: str) -> None:
-    """Put parts of the home back to what they were when it was copied; a database with the files beside it."""
+    """Restore parts of the home from the copy; a database is restored with its accompanying files."""
     for name in names:
         for path in world.home.glob(f"{name}*"):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -101,7 +102,7 @@ def lose(world: World, *names: str) -> None:
 
 
 def shown() -> dict[str, str]:
-    """Return what consumers see, by reference."""
+    """Return the digests that consumers see, by reference."""
     return {str(row): row.digest for row in Registry.open().list()}
 
 
@@ -357,7 +358,7 @@ def _rows(ledger: Ledger) -> dict[str, list[dict[str, Any]]]:
 
 
 def _put_back(ledger: Ledger, rows: Mapping[str, list[dict[str, Any]]]) -> None:
-    """Make a database what it was, as its owner may who restores it."""
+    """Restore the rows of a database, as its owner can."""
     with ledger.engine.begin() as connection:
         if ledger.engine.dialect.name == "postgresql":
             connection.exec_driver_sql("SET session_replication_role = replica")
@@ -392,7 +393,7 @@ def save(home: Path) -> None:
 
 
 def restore_of_restored_streams(home: Path, *, forget: Path | None = None) -> None:
-    """Put the database back; without the witness apart, and the one beside the keys, it is another machine's."""
+    """Restore the database; without both witnesses, it looks like the database of another machine."""
     for path in home.glob("dpca.sqlite*"):
         path.unlink()
     shutil.copy(home.with_name("copy"), home / "dpca.sqlite")

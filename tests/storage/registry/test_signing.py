@@ -1,6 +1,7 @@
-"""A publisher signs what its ledger knows, under numbers that only grow, after crashes, restores and lost files too.
+"""Signatures of publishers and the trust of consumers.
 
-Keys are delegated, retired, revoked and replaced by the root alone, and a consumer follows from root to root.
+A publisher signs what its ledger contains, under increasing numbers, also after crashes, restores and lost files. Only
+the root delegates, retires, revokes and replaces keys, and a consumer follows the chain of roots.
 """
 
 import errno

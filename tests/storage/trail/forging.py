@@ -26,7 +26,7 @@ def spend(ledger: Ledger, population: str, event: Mapping[str, Any], number: int
 
 
 def exported(workspace: Workspace, population: str = "patients") -> Trail:
-    """Export a population, as it is read from a file."""
+    """Export a population, in the form in which it is read from a file."""
     with workspace.ledger.transaction() as connection:
         trail = export_trail(connection, population, place=workspace.store, keys=workspace.home / "keys")
     read: Trail = json.loads(json.dumps(trail))
@@ -34,7 +34,7 @@ def exported(workspace: Workspace, population: str = "patients") -> Trail:
 
 
 def two_populations() -> Workspace:
-    """Make a ledger of two populations, whose releases alternate, and one of which is given up."""
+    """Create a ledger of two populations with alternating releases, one of which is abandoned."""
     found = Workspace.open()
     for population in ("patients", "others"):
         found.ledger.open_budget(population, epsilon=4.0, delta=1e-6)
@@ -50,7 +50,7 @@ def find_entry(trail: Trail, name: str) -> dict[str, Any]:
 
 
 def append(trail: Trail, name: str, detail: Mapping[str, Any], *, release: str | None = None) -> None:
-    """Append an entry, as whoever may write the database can: nothing before it changes."""
+    """Append an entry without changing any earlier one, as anyone with write access to the database can."""
     number = len(trail["hashes"]) + 1
     entry = {**trail["entries"][-1], "seq": number, "name": name, "population": "patients", "release_id": release}
     trail["entries"].append({**entry, "detail": json.dumps(detail)})
@@ -58,7 +58,7 @@ def append(trail: Trail, name: str, detail: Mapping[str, Any], *, release: str |
 
 
 def signed_anew(trail: Trail) -> Trail:
-    """Make hashes and the chain of the entries anew, and sign them, as the ledger does at its next export."""
+    """Recompute the hashes and the chain of the entries, and sign them as the ledger does at its next export."""
     hashes, subjects = trail["hashes"], Subjects()
     own: dict[str, list[str]] = {trail["population"]: [], LEDGER: []}
     for entry in trail["entries"]:
@@ -84,7 +84,7 @@ def _drop(trail: Trail) -> None:
 
 
 def _drop_quietly(trail: Trail) -> None:
-    """Drop a release, with every hash made anew."""
+    """Drop a release; all hashes are recomputed afterwards."""
     release = find_entry(trail, "release_reserved")["release_id"]
     trail["entries"] = [entry for entry in trail["entries"] if entry["release_id"] != release]
 
@@ -101,7 +101,7 @@ def _renumber(trail: Trail) -> None:
 
 
 def _rehash(trail: Trail) -> None:
-    """Halve a charge, and make the chain and the hashes anew, as somebody who may write the database can."""
+    """Halve a charge, and recompute its hash, as anyone with write access to the database can."""
     entry = find_entry(trail, "release_reserved")
     detail = json.loads(entry["detail"])
     detail["charge"] = [number // 2 for number in detail["charge"]]
@@ -153,4 +153,4 @@ EDITS: Mapping[str, Callable[[Trail], None]] = {
     "signature forged": _forge_signature,
     "checkpoint dropped": _drop_checkpoint,
 }
-"""Ways to change an export, none of which a check may miss."""
+"""Ways to change an export, each of which a check must detect."""

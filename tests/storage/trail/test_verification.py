@@ -1,6 +1,7 @@
-"""An exported audit trail is checked by others: what it proves, and each edit that it does not survive.
+"""Independent verification of an exported audit trail.
 
-Every part of an exported trail counts: dropped, changed, duplicated, reordered, or taken from another ledger.
+The tests show what a trail proves, and the edits that it reveals. Every part of a trail is dropped, changed,
+duplicated, reordered, or taken from another ledger.
 """
 
 import copy
@@ -169,7 +170,7 @@ def test_ticks_of_a_stream_are_paid_for_by_its_charge(home: Path) -> None:
 
 
 def _paid_in_parts(*, more_noise: float = 1.0) -> Ledger:
-    """Publish two ticks of a stream that is paid tick by tick, the second as if it had so many times its noise."""
+    """Publish two ticks of a stream paid per tick; the second event has ``more_noise`` times its noise."""
     ledger, weights = Workspace.open().ledger, choose_weights("sqrt", ticks=3)
     open_budget(ledger)
     streaming.register(ledger)
@@ -216,9 +217,9 @@ def _detail_of(trail: Trail, name: str) -> Trail:
 @pytest.mark.parametrize(
     ("name", "about"),
     [
-        ("budget_opened", None),  # would begin at nothing spent
+        ("budget_opened", None),  # would begin with nothing spent
         ("release_abandoned", "release_begun"),
-        ("release_begun", "release_abandoned"),  # is not charged any more
+        ("release_begun", "release_abandoned"),  # is no longer charged
         ("release_committed", "release_abandoned"),
         ("release_reserved", "release_begun"),
     ],
@@ -271,7 +272,7 @@ def test_what_is_no_trail_is_refused(junk: object) -> None:
 
 
 def rewritten(workspace: Workspace) -> None:
-    """Rewrite a release to have cost half, the whole chain after it, and both witnesses."""
+    """Double a release's noise multiplier, recompute the whole chain, and update both witnesses."""
     engine = workspace.ledger.engine
     with engine.begin() as connection:
         if connection.dialect.name == "sqlite":
@@ -301,12 +302,12 @@ def rewritten(workspace: Workspace) -> None:
 def test_a_ledger_rewritten_with_its_witnesses_signs_nothing_more(workspace: Workspace) -> None:
     earlier = exported(workspace)
     rewritten(workspace)
-    with pytest.raises(Refused, match="lacks event"):  # a process that was at work remembers
+    with pytest.raises(Refused, match="lacks event"):  # a process that is already running remembers
         exported(workspace)
     workspace = Workspace.open()
     with pytest.raises(Refused, match="was restored or rewritten"):
         exported(workspace)
-    for stored in workspace.home.glob("trail/*/*.json"):  # not even these stayed
+    for stored in workspace.home.glob("trail/*/*.json"):  # the stored exports are lost as well
         stored.unlink()
     with pytest.raises(Corrupt, match=r"does not continue the earlier one|charged otherwise"):
         verify_trail(exported(workspace), earlier=earlier)
@@ -340,7 +341,7 @@ def _reserved(trail: Trail, event: Mapping[str, Any], charge: Charge, release: s
 @pytest.mark.parametrize("filter_", ["gdp", "renyi"])
 @pytest.mark.parametrize("event", [calibrated(1.0), PURE], ids=["gaussian", "pure"])
 def test_a_release_over_budget_is_refused_however_it_is_signed(home: Path, filter_: str, event: dict[str, Any]) -> None:
-    """Priced right, hashed and signed, each release is accepted as long as the budget admits it, and none after."""
+    """Correctly priced, hashed and signed, each release is accepted while the budget admits it, and then refused."""
     workspace = Workspace.open()
     workspace.ledger.open_budget("patients", epsilon=1.0, delta=1e-6, filter=filter_)
     spend(workspace.ledger, "patients", calibrated(0.05), 0)
@@ -364,7 +365,7 @@ def test_a_release_over_budget_is_refused_however_it_is_signed(home: Path, filte
 
 @pytest.mark.parametrize("count", [1, 3])
 def test_entries_after_the_last_checkpoint_are_refused(trail: Trail, count: int) -> None:
-    """Whoever may write the database can append entries that hold together; only the ledger's key covers them."""
+    """Anyone with write access to the database can append consistent entries; only the ledger's key signs them."""
     forged = copy.deepcopy(trail)
     for _ in range(count):
         append(forged, "budget_alert", {})
@@ -394,7 +395,7 @@ def made(folder: Path) -> Trail:
 
 
 def is_refused(trail: Trail, key: str) -> bool:
-    """Tell whether it is refused in one line."""
+    """Return whether it is refused in one line."""
     try:
         verify_trail(trail, key=key)
     except Corrupt as refused:

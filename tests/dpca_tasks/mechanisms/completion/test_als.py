@@ -1,6 +1,7 @@
-"""Alternating least squares without privacy: exact, behind every gate, and no member of the private mechanisms.
+"""Explicit and implicit alternating least squares without privacy.
 
-Implicit alternating least squares without privacy: what it minimises, and that it needs the same acknowledgement.
+Both are exact, require the non-private acknowledgement, and are not listed among the private mechanisms. The objective
+of the implicit variant is checked as well.
 """
 
 import numpy as np
@@ -98,7 +99,7 @@ FACTS = problem(n_features=ITEMS, low=0.0, high=1.0, ratings_per_user=ITEMS, rec
 
 @pytest.fixture(scope="module")
 def choices():
-    """Two kinds of users, of which each chooses items of its own half, mostly."""
+    """Return choices of two kinds of users; each user mostly chooses items of their own half."""
     rng = np.random.default_rng(3)
     own = (np.arange(USERS)[:, None] % 2) == (np.arange(ITEMS)[None] % 2)
     return sparse.csr_array((rng.random((USERS, ITEMS)) < np.where(own, 0.4, 0.05)).astype(float))

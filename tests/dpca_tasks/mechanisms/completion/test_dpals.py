@@ -1,4 +1,4 @@
-"""Private alternating least squares: its price, its choices, what it learns, and that it can be resumed anywhere."""
+"""Private alternating least squares: cost, settings, accuracy and resumption after any step."""
 
 import math
 
@@ -33,14 +33,14 @@ def target(epsilon):
 
 
 def plain(**changes):
-    """Without offsets: the data of these tests have none."""
+    """Return the mechanism without offsets, because the data of these tests have none."""
     without = {"offsets": False, "sampling": "uniform", "user_means": False, "item_ridge": 0.2}
     return Dpals(**{"rank": RANK, **without, **changes})
 
 
 @pytest.fixture(scope="module")
 def low_rank():
-    """Ratings of unit variance and rank 2, of which each user gave 25 in 60; and all of them."""
+    """Return ratings of unit variance and rank 2 of which each user gave 25 of 60, the full matrix, and the mask."""
     rng = np.random.default_rng(7)
     users, items = rng.standard_normal((USERS, RANK)), rng.standard_normal((ITEMS, RANK)) / math.sqrt(RANK)
     whole = users @ items.T
@@ -55,7 +55,7 @@ def run(mechanism, rows, facts, epsilon, *, reservation=None, block_records=4096
 
 
 def unseen_error(result, whole, seen):
-    """The error of predictions of ratings that were not given, by users who fold in those that were."""
+    """Return the error of predictions of hidden ratings, for users who fold in their given ratings."""
     errors, ridge = [], result.user_step["ridge"]
     for row, rated in zip(whole[:300], seen[:300], strict=True):
         used = result.factors[rated]
@@ -66,7 +66,7 @@ def unseen_error(result, whole, seen):
 
 @pytest.mark.parametrize("epsilon", MU)
 def test_both_statistics_of_every_round_are_charged(epsilon):
-    """``k / sH^2 + k / sw^2``, over all rounds, is the exact mu^2 of the target."""
+    """``k / sH^2 + k / sw^2``, summed over all rounds, equals the exact mu^2 of the target."""
     mechanism = plain(rank=5, rounds=5, growth=1.0)
     facts = problem(n_features=1000, ratings_per_user=50, records_at_most=50_000)
     plan = mechanism.plan(facts, target(epsilon))
@@ -83,14 +83,14 @@ def test_totals_and_rounds_add_up_to_the_target(mechanism, epsilon):
     plan = mechanism.plan(problem(), target(epsilon))
     mu = math.sqrt(sum(step["noise_multiplier"] ** -2 for step in events.steps(plan.event)))
     delta = ndtr(-epsilon / mu + mu / 2) - math.exp(epsilon + log_ndtr(-epsilon / mu - mu / 2))
-    assert 0.999e-5 < delta <= 1e-5 * (1 + 1e-12)  # as far as floats tell
+    assert 0.999e-5 < delta <= 1e-5 * (1 + 1e-12)  # up to rounding of floats
     totals = mechanism.offsets or mechanism.frequent < 1
     assert events.count_steps(plan.event) == mechanism.rounds + totals
 
 
 @pytest.mark.parametrize(("epsilon", "true"), [(1, 1.06), (2, 2.19), (5, 5.575), (10, 10.97), (20, 20.89)])
 def test_printed_noise_is_charged_what_it_costs(epsilon, true):
-    """The printed sigma, over the bounds of one rating, on both sums of every round."""
+    """The printed sigma divided by the bounds of one rating, on both sums of every round."""
     facts = problem(n_features=1000, ratings_per_user=50, records_at_most=50_000)
     plan = plain(rank=5, rounds=5, calibration="paper").plan(facts, target(epsilon))
     sigma = math.sqrt(2 * 50 * 5 * (epsilon + math.log(1e5))) / epsilon
@@ -115,7 +115,7 @@ def test_a_printed_release_runs_with_its_noise(low_rank):
 
 
 def test_coins_of_a_round_choose_others_than_those_of_the_release(low_rank):
-    """Choices by chance at a noise of nothing: the first rounds differ by their coins alone."""
+    """Ratings are chosen at random with negligible noise, so the first rounds differ by their coins alone."""
     rows, facts = low_rank[0], problem(ratings_per_user=3)
     once, anew = (run(plain(rounds=1, coins=coins), rows, facts, 1e6) for coins in ("release", "round"))
     assert (once.factors != anew.factors).any()
@@ -148,7 +148,7 @@ def test_a_private_centre_is_the_mean_of_users_means_and_paid_by_the_totals_shar
     assert multipliers[0] ** -2 / whole == pytest.approx(0.02)
     assert multipliers[1] ** -2 / whole == pytest.approx(0.08)
     result = run(mechanism, ratings, facts, 5)
-    # the noise of the sum, over 3,000 users, has a std below 0.01 for each relation; half a step of rounding is less
+    # over 3,000 users the noise of the sum has a std below 0.01 for each relation; half a rounding step is less
     assert result.user_step["centre"] == pytest.approx(4.0, abs=0.05)
     alone = plain(private_centre=True).plan(facts, target(5))
     assert events.count_steps(alone.event) == 1 + 4
@@ -156,7 +156,7 @@ def test_a_private_centre_is_the_mean_of_users_means_and_paid_by_the_totals_shar
 
 @pytest.mark.parametrize("orthonormal", [True, False])
 def test_a_start_by_analyze_gauss_is_charged_and_saves_rounds(low_rank, orthonormal):
-    """One round from there comes close; from a random start it is hardly better than no factors, whose error is 1."""
+    """One round from this start comes close; from a random start it is hardly better than no factors (error 1)."""
     rows, whole, seen = low_rank
     form = {"rounds": 1, "user_ridge": 0.1, "start_share": 0.3, "orthonormal": orthonormal}
     form |= {} if orthonormal else {"user_norm": 2.0, "rating_clip": 2.2, "user_ridge": 0.5}
@@ -177,7 +177,7 @@ def test_a_private_centre_of_nobody_stays_in_the_range():
 
 @pytest.mark.parametrize(("epsilon", "most"), [(2, 0.45), (8, 0.15), (1e5, 0.03)])
 def test_predictions_come_close_to_ratings_that_were_not_given(low_rank, epsilon, most):
-    """Their std is 1, and the noise is of one fixed key."""
+    """The std of hidden ratings is 1, and the noise has one fixed key."""
     rows, whole, seen = low_rank
     assert unseen_error(run(plain(user_ridge=0.1), rows, problem(), epsilon), whole, seen) < most
 
@@ -283,7 +283,7 @@ def test_weights_learn_as_a_choice_does(low_rank):
 
 
 def test_the_weight_of_all_items_is_part_of_the_users_step_and_of_the_items(low_rank):
-    """Without ratings of 0 among the data, a weight of all pairs pulls predictions of unrated items toward 0."""
+    """Without ratings of 0 in the data, a weight on all pairs pulls predictions of unrated items toward 0."""
     rows, _, seen = low_rank
     ones = sparse.csr_array((np.ones_like(rows.data), rows.indices, rows.indptr), shape=rows.shape)
     facts = problem(low=0.0, high=1.0)

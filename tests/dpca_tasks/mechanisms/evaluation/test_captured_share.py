@@ -1,15 +1,13 @@
-"""The private estimate of captured variance: as near as it says, and no more telling than it claims.
+"""Private estimates of captured variance and of prediction errors, and the curator's exact diagnostics.
 
-Keys come from fixed seeds, so a run draws nothing new. Over sets of 100 keys, honest estimates have a mean error of 0
-with a standard error of 0.1 of their stated standard deviation, and 95 of 100 are within two of these, give or take 2:
-the bounds below would fail in one set of about 1,000.
+Estimates must be as accurate as they state and reveal no more than they claim. The diagnostics are compared with dense
+arithmetic on a small data set.
 
-The curator's diagnostics against dense arithmetic on a small data set.
-
-The private estimate of prediction errors: as near as it says, no more telling than it claims; and exact diagnostics.
-
-Keys come from fixed seeds, so a run draws nothing new. Over sets of 60 keys, honest estimates have a mean error of 0
-with a standard error of 0.13 of their stated standard deviation: the bounds fail in one set of about 1,000.
+Keys come from fixed seeds, so repeated runs draw the same noise. Over sets of 100 keys, correct estimates of captured
+variance have a mean error of 0 with a standard error of 0.1 of their stated standard deviation. Of these 100, 95 are
+within two standard deviations, give or take 2: the bounds below would fail in one set of about 1,000. Over sets of 60
+keys, correct estimates of prediction errors have a mean error of 0 with a standard error of 0.13 of their stated
+standard deviation. These bounds fail in one set of about 1,000, too.
 """
 
 import math

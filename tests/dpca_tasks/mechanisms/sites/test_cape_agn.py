@@ -1,10 +1,8 @@
-"""CAPE's variances against explicit conditioning of all messages, and what is refused.
+"""CAPE noise variances, floating-point messages, and joint components over sites with their baselines.
 
-Messages in floating point: their masks cancel, and hide what each says by itself.
-
-Components over sites: what both rounds find, the noise they open, what is charged, and resumption.
-
-Baselines over separately noised moments: what they make of them without noise to speak of, and what is refused.
+CAPE's variances are compared with explicit conditioning of all messages. Floating-point messages must have masks that
+cancel and that hide each single message. Joint components are tested for accuracy in both rounds, opened noise,
+charges, refusals and resumption. Baselines over separately noised moments are tested with negligible noise.
 """
 
 import dataclasses
@@ -28,7 +26,7 @@ from dpca_tasks.records.blocks import ArrayBlocks
 
 
 def conditioned_mu(noise):
-    """The mu of a unit shift of site 0 in the messages of all but the silent, given the last sites' masks and noise."""
+    """Return mu of a unit shift of site 0 in the sent messages, given the masks of colluding and silent sites."""
     count, known = noise.sites - noise.silent, noise.colluders
     masks = noise.mask_variance * (np.eye(noise.sites) - 1 / noise.sites)
     honest, seen = np.arange(count - known), np.arange(count - known, noise.sites)
@@ -87,7 +85,7 @@ def test_impossible_settings_are_refused(settings, said):
 
 
 def test_the_sum_of_messages_is_that_of_the_sites_with_the_stated_noise_and_weights():
-    """The variance of 50,000 draws has a std of 0.0063 of itself; a false alarm of 6 stds has a chance of 2e-9."""
+    """The variance of 50,000 draws has a relative std of 0.0063; a false alarm of 6 stds has a probability of 2e-9."""
     size, noise = 100_000, Cape(sites=10, masks="gaussian").noise(scale=2.0)
     sums, weights = np.arange(10.0)[:, None] * np.ones(size), np.repeat([1.0, 0.5], size // 2)
     messages = masked_messages(sums, noise, weights, key=bytes(32))
@@ -103,7 +101,7 @@ MIXTURE = TensorProblem(n_features=D, model="mixture", clip_norm=2.5, relation="
 CLEAR, USUAL = PrivacyTarget(epsilon=3e3, delta=1e-6), PrivacyTarget(epsilon=1.0, delta=1e-6)
 WEIGHTS = np.array([0.5, 0.3, 0.2])
 MEANS = np.kron(np.eye(K), np.full(D // K, (D / K) ** -0.5))
-"""Orthonormal; as topics, each has the words of a block."""
+"""Orthonormal means; as topics, each has the words of one block."""
 KINDS: list[Any] = [CapeAgn(n_components=K), ConvAgn(n_components=K), LocalAgn(n_components=K)]
 MODELS = [pytest.param(TOPICS, id="topics"), pytest.param(MIXTURE, id="mixture")]
 every_model = pytest.mark.parametrize("problem", MODELS)
@@ -125,7 +123,7 @@ def reservations(plan):
 
 
 class Watched(LocalParties):
-    """Parties that keep what they were asked and what was opened."""
+    """Parties that record every opened total."""
 
     @property
     def opened(self):
@@ -175,7 +173,7 @@ def test_each_site_is_charged_half_its_budget_in_each_round(problem):
 
 @pytest.mark.parametrize(("colluders", "weights"), [(0, (1, 1, 1, 1)), (1, (1, 1, 1, 1)), (0, (2, 1, 1, 1))])
 def test_the_opened_noise_of_both_rounds_is_pooled_but_for_colluders(colluders, weights):
-    """Isometric coordinates of empty rows; a false alarm of 5 stds has a chance of 6e-7."""
+    """Isometric coordinates of empty rows; a false alarm of 5 stds has a probability of 6e-7."""
     mechanism = CapeAgn(n_components=8, colluders=colluders)
     problem = dataclasses.replace(TOPICS, n_features=60)
     seats = Seats(names=("a", "b", "c", "d"), weights=weights)
@@ -216,7 +214,7 @@ def test_a_restarted_release_gives_the_same_components(mechanism, problem):
 
 @every_model
 def test_a_second_round_without_a_site_is_taken_along_the_first_directions(problem):
-    """The components of a model have no scale of topics; those of a mixture are divided by each total's own number."""
+    """Topic components do not depend on scale; mixture components are divided by the record count of each total."""
     mechanism = CapeAgn(n_components=K, dropouts=1)
     plan = mechanism.plan(
         [problem] * SITES, [CLEAR] * SITES, session="lost", seats=Seats(names=tuple("abcd"), attempts=2)
@@ -237,7 +235,7 @@ def test_a_second_round_without_a_site_is_taken_along_the_first_directions(probl
 
 @every_model
 def test_a_first_round_that_lost_a_site_since_is_met_by_directions_that_were_asked_before(problem):
-    """What goes on takes fresh noise in the first round, and the second as it was asked: its total has other axes."""
+    """The resumed run draws fresh noise in round one and resends the stored round two, whose total has other axes."""
     mechanism = CapeAgn(n_components=K, dropouts=1)
     seats = Seats(names=tuple("abcd"), attempts=2)
     plan = mechanism.plan([problem] * SITES, [CLEAR] * SITES, session="since", seats=seats)

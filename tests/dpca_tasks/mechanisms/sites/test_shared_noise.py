@@ -1,6 +1,6 @@
-"""Mechanisms whose sites share noise under masks: what they find, the noise they open, resumption and refusals.
+"""Mechanisms whose sites share noise under masks: accuracy, opened noise, resumption and refusals.
 
-A roster that shrinks: every size that the attempts of a plan allow can draw its noise on the planned grid.
+For a shrinking roster, noise must be drawable on the planned grid at every size that the planned attempts allow.
 """
 
 import dataclasses
@@ -77,7 +77,7 @@ def test_each_site_is_charged_the_joint_event_and_no_less_noise_serves_the_stric
 
 @pytest.mark.parametrize(("colluders", "dropouts"), [(0, 0), (1, 0), (1, 1)])
 def test_the_opened_noise_is_pooled_but_for_colluders_and_dropouts(colluders, dropouts):
-    """The variance of 32,000 numbers has a std of 0.008 of itself; a false alarm of 5 stds has a chance of 6e-7."""
+    """The variance of 32,000 numbers has a relative std of 0.008; a false alarm of 5 stds has a probability of 6e-7."""
     mechanism = CapePca(n_components=3, colluders=colluders, dropouts=dropouts)
     problem = dataclasses.replace(PROBLEM, n_features=250)
     plan = mechanism.plan([problem] * 4, [USUAL] * 4, session="empty")
@@ -109,7 +109,7 @@ def test_nobody_left_to_trust_and_impossible_rounds_are_refused(mechanism):
 
 
 class Watched:
-    """Parties that keep the questions they were asked, and may have lost sites."""
+    """Parties that record their queries and may have lost sites."""
 
     def __init__(self, plan, rows, *, lost=()):
         parts = zip(np.split(rows, 4), reservations(plan), strict=True)
@@ -165,7 +165,7 @@ def test_seats_name_and_weigh_the_sites_and_every_attempt_is_charged(mechanism):
 
 
 def test_a_smaller_roster_states_the_noise_that_it_has():
-    """Without one of four sites and no colluders or dropouts: 3 shares of 1/3 each, as 4 of 1/4."""
+    """With one of four sites lost and one colluder, the noise has 3 shares for 2 honest sites instead of 4 for 3."""
     mechanism = CapePca(n_components=3, colluders=1)
     seats = Seats(names=tuple("abcd"), attempts=2)
     plan = mechanism.plan([PROBLEM] * 4, [USUAL] * 4, session="smaller", seats=seats)
@@ -215,13 +215,13 @@ def views(
 
 
 def admissible(full: Roster) -> list[Roster]:
-    """Return a roster of every size that a round may go on with."""
+    """Return one roster of every size that a round may continue with."""
     least = full.size if full.attempts == 1 else max(2, full.colluders + 1)
     return [full.without(*full.names[left:]) for left in range(least, full.size + 1)]
 
 
 def scales(mechanism: Any, plan: JointPlan, roster: Roster) -> Iterator[tuple[Any, int, int]]:
-    """Iterate over the shares of the rounds, their orders and parameters; what cannot be drawn is refused here."""
+    """Yield the noise shares of the first rounds with their orders and squared scales; refuse what cannot be drawn."""
     for index in range(min(mechanism.rounds, 2)):
         query = mechanism.query(plan, index=index, public=mechanism.inputs(plan, index=index))
         check_room(roster, steps_per_unit=query.steps_per_unit)

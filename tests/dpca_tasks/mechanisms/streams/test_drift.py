@@ -1,6 +1,6 @@
-"""The drift test's null is that of noise alone, its correction covers rows drawn anew, and it sees a change.
+"""Drift test: its null distribution is due to noise alone, it corrects for resampled rows, and it detects a change.
 
-Seeds are fixed. Over all seeds the mean of the null is off by its bounds here in fewer than one case in a thousand.
+Seeds are fixed. Over all seeds the mean of the null violates its bounds here in fewer than one case in a thousand.
 """
 
 import numpy as np
@@ -22,7 +22,7 @@ def symmetric_noise(rng, std):
 
 
 def outcome(arrived, *, seed, counts, kept=KEPT):
-    """Release what arrived at each tick, and test."""
+    """Release the arrivals of each tick, and test for drift."""
     rng = np.random.default_rng(seed)
     answers = {
         tick: sum(WEIGHTS.weight(tick - at) / 2**WEIGHTS.bits * arrived[at - 1] for at in range(1, tick + 1))
@@ -62,7 +62,7 @@ def test_answers_that_were_lost_leave_the_null_as_it_is():
 
 TURN = np.eye(D)
 TURN[np.ix_([0, D - 1], [0, D - 1])] = np.sqrt(0.5) * np.array([[1.0, 1.0], [-1.0, 1.0]])
-"""By 45 degrees in a plane: directions that keep their axes and exchange their variance are not seen."""
+"""A rotation by 45 degrees in a plane; a mere exchange of variances between fixed axes would not be detected."""
 
 
 def arrivals(rng, *, turned):

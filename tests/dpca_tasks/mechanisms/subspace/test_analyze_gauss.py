@@ -1,8 +1,8 @@
-"""Two forms of one release: what the operator finds is what the formed matrix holds.
+"""Analyze Gauss, DPS-PCA and the non-private reference.
 
-DPS-PCA finds sparse directions with less noise than whole messages need, and states what the printed one costs.
-
-The reference without noise: exact, behind every gate, and no member of the private mechanisms.
+The operator form must find what the formed matrix holds. DPS-PCA must find sparse directions with less noise than whole
+messages need, and state the true cost of the printed noise. The reference without noise must be exact, require
+acknowledgement, and not be listed among the private mechanisms.
 """
 
 import dataclasses
@@ -173,7 +173,7 @@ def run_of_dps_pca(mechanism, *, asked=None, key=bytes(range(32)), kept=None):
 
 
 def test_the_directions_are_sparse_and_near_the_truth_in_either_form():
-    """The keys are fixed. Over 24 others, distances were .04 to .05, and .59 to 1.12 with the printed noise."""
+    """Keys are fixed. Over 24 other keys distances were .04 to .05, and .59 to 1.12 with the printed noise."""
     for mechanism in (USUAL, dataclasses.replace(USUAL, form="one_round")):
         rows = run_of_dps_pca(mechanism)[0].components
         assert np.count_nonzero(rows.any(axis=0)) <= 12

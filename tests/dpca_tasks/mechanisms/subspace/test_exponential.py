@@ -1,4 +1,4 @@
-"""The exponential mechanism: its law from rows to components, its cost, its one answer, and what it refuses."""
+"""The exponential mechanism: its law, cost, single answer and refusals."""
 
 import dataclasses
 import math
@@ -42,7 +42,7 @@ def run(mechanism, asked, target, source, *, key=bytes(range(32)), steps=None):
     return mechanism.run(Curator(source, reservation), plan)
 
 
-# What a draw's law is, from rows to components.
+# The law of a draw, from rows to components.
 
 
 @pytest.mark.parametrize(
@@ -52,9 +52,9 @@ def run(mechanism, asked, target, source, *, key=bytes(range(32)), steps=None):
 def test_components_have_the_density_of_their_scores(relation, slope):
     """Rows of norm 4, 12 along one axis and 4 along the other, under a clip norm of 2.
 
-    So S is (12, 4) in squared clip norms, and the density grows like ``exp(slope * 0.5 * 8 cos^2)``. Total variation
-    in 16 arcs of the half circle: 1500 draws pass 0.120 with probability below 1e-6; twice or half the slope of 1 is
-    0.18 away, twice that of 1/2 too.
+    So S is (12, 4) in squared clip norms, and the density is proportional to ``exp(slope * 0.5 * 8 cos^2)``. Total
+    variation is measured over 16 arcs of the half circle: 1500 draws exceed 0.120 with probability below 1e-6. Twice or
+    half the slope of 1 is at a distance of 0.18, as is twice the slope of 1/2.
     """
     made = np.repeat([[4.0, 0.0], [0.0, 4.0]], [12, 4], axis=0)
     asked = problem(n_features=2, clip_norm=2.0, relation=relation)
@@ -68,7 +68,7 @@ def test_components_have_the_density_of_their_scores(relation, slope):
 
 
 def test_a_record_more_raises_every_score_by_at_most_one():
-    """Attained by a record at its bound, for every number of directions at once."""
+    """Attained by a record at its bound, simultaneously for every number of directions."""
     query = SecondMoment(n_features=5, clip_norm=1.0, relation="add_remove", bits=14)
     moved = unpack_symmetric(exact_sum(ArrayBlocks(7.0 * np.eye(5)[:1]), query) / query.steps_per_unit, 5)
     assert np.linalg.eigvalsh(moved)[-1] == pytest.approx(1.0, abs=1e-3)
@@ -77,7 +77,7 @@ def test_a_record_more_raises_every_score_by_at_most_one():
 @pytest.mark.parametrize("relation", ["add_remove", "zero_out", "replace_one"])
 @given(common=rows(n_features=3, max_rows=2), mine=rows(n_features=3, min_rows=1, max_rows=1), data=st.data())
 def test_no_neighbour_moves_the_scores_further_than_the_scale_covers(relation, common, mine, data):
-    """The scores of all orthonormal V move within the sums of the k largest and k smallest eigenvalues."""
+    """The scores of all orthonormal V change within the sums of the k smallest and the k largest eigenvalues."""
     query = SecondMoment(n_features=3, clip_norm=1.0, relation=relation, bits=14)
     other = {
         "add_remove": np.empty((0, 3)),
@@ -95,13 +95,13 @@ def test_no_neighbour_moves_the_scores_further_than_the_scale_covers(relation, c
 
 @pytest.mark.audit_only
 def test_an_audit_finds_a_law_that_is_four_times_too_steep(attack, monkeypatch):
-    """As if the square of a clip norm of 2 were forgotten; unplanted, `tests.audits` runs the same audit."""
+    """Simulates omitting the square of a clip norm of 2; `tests.audits` runs the same audit without the fault."""
     monkeypatch.setattr(bingham, "largest_range", lambda **asked: 4.0 * largest_range(**asked))
     finding = attack(Exponential(n_components=1), relation="add_remove", trials=700)
     assert finding.bound > finding.epsilon
 
 
-# What it costs.
+# The cost.
 
 
 @pytest.mark.parametrize("components", [1, 3])
@@ -193,7 +193,7 @@ def test_a_large_epsilon_finds_the_leading_directions():
     np.testing.assert_allclose(np.abs(np.sum(found.components * leading, axis=1)), 1.0, atol=1e-2)
 
 
-# What it refuses.
+# Refusals.
 
 
 def test_a_chain_is_refused_unless_insisted_on_and_marked_then():

@@ -1,4 +1,4 @@
-"""Documents and points of known components, and how the tests run a mechanism on them."""
+"""Documents and points with known components, and a function that runs a mechanism on them."""
 
 import numpy as np
 
@@ -16,7 +16,7 @@ VARIANCE = 0.05
 
 
 def documents(*, words=6, seed=1):
-    """Return counts of documents, each of one topic."""
+    """Return word counts of documents, one topic per document."""
     rng = np.random.default_rng(seed)
     topics = rng.choice(2, RECORDS, p=WEIGHTS)
     return np.stack([rng.multinomial(words, TOPICS[topic]) for topic in topics]).astype(np.float64)

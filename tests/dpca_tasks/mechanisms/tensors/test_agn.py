@@ -1,8 +1,7 @@
-"""AGN: its price, what it finds, that it can be resumed anywhere, and what its second query is made of.
+"""AGN, AVN and the non-private reference for tensor components.
 
-AVN: pure noise whose parts add up to epsilon, and what is found under it.
-
-The reference without privacy: exact, and only with an acknowledgement.
+AGN is tested for cost, accuracy, resumption after any step, and the inputs of its second query. AVN has pure noise
+whose parts add up to epsilon. The reference without privacy must be exact and require an acknowledgement.
 """
 
 import math
@@ -52,7 +51,7 @@ def test_both_releases_add_up_to_the_target(epsilon, split):
     squares = [step["noise_multiplier"] ** -2 for step in events.steps(plan.event)]
     mu = math.sqrt(sum(squares))
     delta = ndtr(-epsilon / mu + mu / 2) - math.exp(epsilon + log_ndtr(-epsilon / mu - mu / 2))
-    assert 0.999e-5 < delta <= 1e-5 * (1 + 1e-12)  # as far as floats tell
+    assert 0.999e-5 < delta <= 1e-5 * (1 + 1e-12)  # up to rounding of floats
     assert squares[0] / sum(squares) == pytest.approx(split)
 
 
@@ -94,7 +93,7 @@ def test_blocks_do_not_change_a_bit_and_either_step_is_resumed_without_new_noise
 
 
 class Answering:
-    """A curator without rows: it gives set answers and notes what it was asked."""
+    """A curator without rows that returns fixed answers and records its queries."""
 
     def __init__(self, *answers):
         self.answers, self.asked = list(answers), []

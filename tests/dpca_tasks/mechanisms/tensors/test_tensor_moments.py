@@ -1,6 +1,6 @@
-"""The power method against joint diagonalisation, which shares nothing with it.
+"""The tensor power method, population moments, the noise floor, and the law of a core's noise.
 
-Components of population moments, the floor of the noise, and the law of a core's noise.
+The power method is compared with joint diagonalisation, an independent method.
 """
 
 import itertools
@@ -20,7 +20,7 @@ from dpca_tasks.noise.distributions import cube_weights, symmetric_weights
 
 
 def orthogonal_tensor(*, order, values, seed):
-    """Return a whitened tensor: orthonormal vectors with given values, and the vectors as rows."""
+    """Return a whitened tensor of orthonormal vectors with given values, and the vectors as rows."""
     rows = np.linalg.qr(np.random.default_rng(seed).standard_normal((order, order)))[0].T[: len(values)]
     return np.einsum("k,ki,kj,kl->ijl", values, rows, rows, rows), rows
 
@@ -84,7 +84,7 @@ RECORDS, VARIANCE = 1e5, 0.05
 
 
 def model(*, order, count, topics):
-    """Return components and weights as the paper draws them, by falling weight."""
+    """Return components and weights drawn as in the paper, in descending order of weight."""
     columns = np.linalg.qr(np.random.default_rng(order).standard_normal((order, order)))[0][:, :count]
     rows, weights = columns.T[::-1], np.linspace(10 * count, 1, count)
     if topics:

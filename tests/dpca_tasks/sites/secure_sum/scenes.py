@@ -1,4 +1,4 @@
-"""Sites of a secure sum in this process, with memories and integers that a test can look at."""
+"""In-process sites of a secure sum, with memories and integers that a test can inspect."""
 
 import hashlib
 from dataclasses import dataclass, field
@@ -34,7 +34,7 @@ def scene_of(participants, *, round_index=0, attempt=0, words=5, asked=ASKED):
 
 
 class Remembered:
-    """A memory that lasts as long as the test."""
+    """A site memory that lasts as long as the test."""
 
     def __init__(self):
         self.kept = {}
@@ -47,7 +47,7 @@ class Remembered:
 
 
 def entropy_of(label):
-    """Bytes that are the same in each run of a test."""
+    """Return a source of bytes that are the same in each run of a test."""
     stream = hashlib.shake_256(label.encode())
     at = 0
 
@@ -61,7 +61,7 @@ def entropy_of(label):
 
 @dataclass
 class World:
-    """All sites of a participants: their memories outlast their machines, as disks outlast processes."""
+    """All sites of a set of participants; their memories outlast their machines, as disks outlast processes."""
 
     participants: Participants
     words: int = 5
@@ -97,7 +97,7 @@ PHASES = ("keys", "sealed shares", "masked sums", "signed senders", "opening sha
 
 
 def attempt(world, scene, *, lost=(), order=None, transcript=None):
-    """Go through one attempt by hand; ``lost`` names the site and the message of its that never comes.
+    """Run one attempt manually; ``lost`` lists pairs of a site and its first message that never arrives.
 
     Returns
     -------

@@ -1,9 +1,9 @@
-"""The opened total is the exact sum of the senders' integers; nothing else can be read off the messages.
+"""One attempt of a secure sum: exact totals, secrecy of messages, and forged frames.
 
-Every field of every signed frame counts: dropped, changed, duplicated, moved, or taken from another true frame.
-
-A frame is cut into its fields; so are the sites' frames that the server shows to all. Other true frames come from
-another site of the same attempt, and from the same site in another attempt.
+The opened total must be the exact sum of the senders' integers, and messages must reveal nothing else. Every field of
+every signed frame is dropped, changed, duplicated, moved, or taken from another genuine frame. Frames are cut into
+their fields, including the sites' frames inside a server frame. The other genuine frames come from another site of the
+same attempt, and from the same site in another attempt.
 """
 
 import itertools
@@ -32,7 +32,7 @@ from tests.dpca_tasks.sites.secure_sum.scenes import PHASES, World, attempt, cir
 from tests.dpca_tasks.sites.secure_sum.test_wire import KINDS, sent_in
 
 FALSE_ALARM = 1e-3
-"""Over all keys, the chance that a statistical test here fails without cause."""
+"""The probability, over all keys, that a statistical test here raises a false alarm."""
 
 
 def by_title(transcript, title):
@@ -93,7 +93,7 @@ def test_each_attempt_has_fresh_masks_and_the_same_total():
 
 
 def test_a_million_masked_words_are_uniform():
-    """The chi-square test of each byte, for one site's message and for the sum of all; the keys are fixed."""
+    """A chi-square test of each byte, for one site's message and for the sum of all; keys are fixed."""
     size = 1_000_000
     world = World(circle_of(3), words=size)
     scene = world.scene()
@@ -120,12 +120,12 @@ def test_a_million_masked_words_are_uniform():
         return 16 * min(stats.chisquare(np.bincount(table[:, at], minlength=256)).pvalue for at in range(8))
 
     assert least_p(sums[0]) > FALSE_ALARM
-    assert least_p(sums[0] + sums[1] + sums[2]) > FALSE_ALARM  # the own masks are still there
+    assert least_p(sums[0] + sums[1] + sums[2]) > FALSE_ALARM  # the self-masks are still included
     assert least_p(world.integers["a"].view(np.uint64)) < 1e-100
 
 
 def test_the_server_sees_masked_messages_alone_until_a_sum_is_opened():
-    """No frame holds a site's integers, and a frame but the masked sum holds no more than fixed fields a site."""
+    """No frame holds a site's integers, and all frames except masked sums hold a fixed number of bytes per site."""
     world = World(circle_of(10), words=200)
     transcript: list[tuple[str, int, bytes]] = []
     attempt(world, world.scene(), transcript=transcript)
@@ -144,7 +144,7 @@ def test_the_server_sees_masked_messages_alone_until_a_sum_is_opened():
 
 
 def test_a_site_sends_the_bytes_of_its_words_and_two_kilobytes_more():
-    """At ten sites, up: 8 d k for a product of d = 1000 and k = 5; 4 d (d + 1) for moments, likewise."""
+    """Upstream with ten sites: 8 d k for a product of d = 1000 and k = 5; likewise 4 d (d + 1) for moments."""
     world = World(circle_of(10), words=5000)
     transcript: list[tuple[str, int, bytes]] = []
     attempt(world, world.scene(), transcript=transcript)
@@ -182,7 +182,7 @@ def test_the_next_attempt_is_the_first_that_a_site_has_not_begun():
 
 
 def test_false_shares_make_no_total():
-    """One site's opening share is off by one: the secret does not fit its commitment."""
+    """One site's opening share is off by one: the secret does not match its commitment."""
     world = World(circle_of(4))
     scene = world.scene()
     machines = world.machines(scene)
@@ -226,7 +226,7 @@ def later(world: World) -> dict[Any, list[bytes]]:
 
 
 def fields(raw: bytes, kind: Any, scene: Scene) -> list[bytes]:
-    """Return the fields of a frame, and of the frames in it."""
+    """Return the fields of a frame, and of the frames inside it."""
     ends = [0, *itertools.accumulate(HEAD)]
     assert ends[-1] == HEAD_BYTES
     stop = len(raw) - SIGNATURE_BYTES * kind.is_signed
@@ -268,7 +268,7 @@ def accepted(raw: bytes, kind: Any, scene: Scene) -> bool:
 def test_every_forged_field_of_a_signed_frame_is_refused(
     kind: Any, frames: dict[Any, list[bytes]], later: dict[Any, list[bytes]], scene: Scene
 ) -> None:
-    """So is a frame of the server that shows signed frames to all, unless it still shows true ones in order."""
+    """A server frame that forwards signed frames is refused unless it still holds genuine ones in order."""
     true = frames[kind]
     assert all(accepted(raw, kind, scene) for raw in true)
     others = [fields(raw, kind, scene) for raw in (true[1], later[kind][0])]

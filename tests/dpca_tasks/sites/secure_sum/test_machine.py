@@ -1,7 +1,7 @@
-"""A server that lies about the roster, replays, drops, or tells two sites unlike things, is found out or gains nothing.
+"""Attacks by a dishonest server: lies about the roster, replays, dropped messages, and inconsistent views.
 
-Attacks are by hand: the server of a test sends what it likes. Five sites of which one colludes and one may be lost have
-the threshold four, ``2 t = 8 > S + C = 6``.
+Each attack must be detected or gain nothing. Attacks are manual: the server of a test sends arbitrary messages. Five
+sites of which one colludes and one may be lost have the threshold four, ``2 t = 8 > S + C = 6``.
 """
 
 import contextlib
@@ -28,14 +28,14 @@ def world():
 
 
 def begun(world, scene):
-    """All machines, and the checked keys that they sent."""
+    """Return all machines, and the checked keys that they sent."""
     machines = world.machines(scene)
     frames = {place: machine.receive(propose(scene)) for place, machine in machines.items()}
     return machines, {place: decode(frame, Keys, scene) for place, frame in frames.items()}
 
 
 def shared(world, scene):
-    """The server before it delivers: the machines, and each site's delivery."""
+    """Return the machines, and the server's deliveries before they are sent."""
     machines, keys = begun(world, scene)
     phase: Any = ServerKeys(scene=scene, awaited=frozenset(machines), received=keys)
     frames, phase = phase.close()
@@ -45,7 +45,7 @@ def shared(world, scene):
 
 
 def summed(world, scene):
-    """The server before it names the senders: the machines, and its phase."""
+    """Return the machines, and the server's phase before it names the senders."""
     machines, frames, phase = shared(world, scene)
     for place, frame in frames.items():
         phase.receive(machines[place].receive(frame), sender=place)
@@ -57,13 +57,13 @@ def told(machine, message, scene):
 
 
 def refused(machine, frame, said):
-    """The machine refuses a frame, twice alike: the refusal changed nothing."""
+    """Check that the machine refuses a frame twice with the same message, so the refusal changed nothing."""
     for _ in range(2):
         with pytest.raises(MessageRefused, match=said):
             machine.receive(frame)
 
 
-# --- a lie about the roster ---
+# --- a false roster ---
 
 
 def test_a_roster_that_the_site_does_not_know_is_refused_before_anything_leaves(world):
@@ -83,7 +83,7 @@ def test_a_roster_that_the_site_does_not_know_is_refused_before_anything_leaves(
 
 
 def test_sites_that_were_shown_unlike_rosters_do_not_take_each_others_keys(world):
-    """Each site agrees with the server, but not with the other: neither's signature is over the other's context."""
+    """Each site agrees with the server but not with the other site: their signatures cover different contexts."""
     scene = world.scene()
     _, keys = begun(world, scene)
     other = scene_of(
@@ -130,7 +130,7 @@ def test_keys_of_an_earlier_attempt_are_refused(world):
 
 
 def test_every_frame_is_taken_once(world):
-    """A frame that comes again finds another phase; also the last one, that asks for shares."""
+    """A repeated frame arrives in a later phase; this includes the last frame, which requests shares."""
     scene = world.scene()
     machines, phase = summed(world, scene)
     senders = Senders(senders=frozenset(range(5)))
@@ -165,11 +165,11 @@ def test_a_late_masked_sum_is_refused_by_its_type(world):
         phase.receive(late, sender=4)
 
 
-# --- unlike things to two sites ---
+# --- inconsistent views of two sites ---
 
 
 def test_unlike_lists_of_keys_are_found_out_before_a_masked_sum_leaves(world):
-    """The server leaves site e out of one list: what was sealed under the other cannot be opened."""
+    """The server omits site e from one list: shares sealed under the other list cannot be opened."""
     scene = world.scene()
     machines, keys = begun(world, scene)
     short = {place: one for place, one in keys.items() if place != 4}
@@ -214,7 +214,7 @@ def test_a_colluder_that_signs_two_keys_or_repeats_anothers_is_found_out(world):
 
 
 def test_unlike_deliveries_are_found_out_before_a_share_leaves(world):
-    """Site a is told that e shared nothing, the others that it did: their transcripts differ."""
+    """Site a is told that e shared nothing, the others that e did share: their transcripts differ."""
     scene = world.scene()
     machines, frames, _ = shared(world, scene)
     short = decode(frames[0], Delivered, scene).message.sealed
@@ -232,7 +232,8 @@ def test_unlike_deliveries_are_found_out_before_a_share_leaves(world):
 def test_both_kinds_of_share_of_one_site_are_never_given(world, told_lost):
     """Some honest sites are told that d is lost, the others that it sent; the colluder e signs both sets.
 
-    Four signatures are needed, of which e has one for each set: three honest sites sign one set at most.
+    Four signatures are needed, and e contributes one to each set. At most one set can get the other three, because no
+    honest site signs both.
     """
     scene = world.scene()
     machines, _ = summed(world, scene)
@@ -240,7 +241,7 @@ def test_both_kinds_of_share_of_one_site_are_never_given(world, told_lost):
     signed: dict[str, dict[int, Any]] = {kind: {} for kind in sets}
     for place in range(4):
         kind = "key" if place < told_lost else "seed"
-        with contextlib.suppress(MessageRefused):  # d does not sign that it is lost itself
+        with contextlib.suppress(MessageRefused):  # d does not sign a set that lists itself as lost
             answer = told(machines[place], Senders(senders=sets[kind]), scene)
             signed[kind][place] = decode(answer, SignedSenders, scene)
     transcript = next(iter((signed["seed"] | signed["key"]).values())).message.transcript
@@ -269,11 +270,11 @@ def test_signatures_of_the_left_out_site_or_of_too_few_open_nothing(world):
     refused(machines[4], encode(senders, scene), "this site among them")
 
 
-# --- drops, and two sums of the same integers ---
+# --- dropped messages, and two sums of the same integers ---
 
 
 def test_a_dropped_message_is_hidden_by_the_sites_own_mask(world):
-    """The server opens the sum without e and holds e's message: what is left of it is uniform, not its integers."""
+    """The server opens the sum without e and holds e's message: the remainder is uniform and hides e's integers."""
     scene = world.scene()
     machines, phase = summed(world, scene)
     kept = phase.received[4].message.words
@@ -286,7 +287,7 @@ def test_a_dropped_message_is_hidden_by_the_sites_own_mask(world):
         phase.receive(machines[place].receive(frame), sender=place)
     total = phase.close()
     np.testing.assert_array_equal(total.integers, world.sum_of(*"abcd"))
-    # Its masking key was opened, so the server takes all masks of pairs off.
+    # Its masking key was opened, so the server subtracts all pairwise masks.
     shares = {place + 1: phase.received[place].message.shares[4] for place in range(4)}
     pairing = Pairing(scene=scene, place=4, secret=SecretKey(recover(shares)))
     assert pairing.public == phase.keys[4].masking
@@ -300,7 +301,7 @@ def test_a_dropped_message_is_hidden_by_the_sites_own_mask(world):
 
 
 def test_another_set_under_the_same_noise_is_never_opened(world):
-    """After the sum without e was opened, no attempt opens that with e: the difference would be e's integers."""
+    """After the sum without e was opened, no attempt opens the sum with e: the difference would be e's integers."""
     first = attempt(world, world.scene(), lost=[("e", "masked sums")])
     assert first.senders == tuple("abcd")
     scene = world.scene(attempt=1)

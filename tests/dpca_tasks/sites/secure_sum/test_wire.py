@@ -1,8 +1,8 @@
-"""A participants is refused where one site could stand for two, or a lying server could have two sums opened.
+"""Participants, secret sharing and message encoding of a secure sum.
 
-As many shares as the threshold give a secret back, and fewer fit every secret.
-
-Decoders take exactly what encoders write: no byte less, more or other, and no message of another phase.
+Participants are refused where one site could act as two, or where a dishonest server could have two sums opened. A
+threshold of shares recovers a secret, and fewer shares are consistent with every secret. Decoders accept exactly what
+encoders write: no byte less, more or different, and no message of another phase.
 """
 
 import contextlib
@@ -78,7 +78,7 @@ def test_equal_short_lacking_and_foreign_keys_are_refused():
 
 @pytest.mark.parametrize("size", range(2, 12))
 def test_the_threshold_lets_honest_sites_open_one_set_alone(size):
-    """By the number of honest sites: two sets of t signatures or shares each have a common honest signer."""
+    """Any two sets of t signatures or shares have an honest signer in common, by the number of honest sites."""
     for colluders in range(size):
         for dropouts in range(size - colluders):
             threshold = size - dropouts
@@ -139,10 +139,10 @@ def test_any_shares_as_many_as_the_threshold_give_the_secret(secret, places, dat
 
 
 def test_one_share_too_few_fits_every_secret():
-    """Through t - 1 shares and any secret there is one polynomial of degree t - 1, so each secret is as likely."""
+    """Through t - 1 shares and any secret passes one polynomial of degree t - 1, so all secrets are equally likely."""
     shares = split(os.urandom(32), threshold=3, places=3)
     for secret in (0, 1, 2**256 - 1):
-        # The third share that would go with this secret, by interpolation at 0, 1, 2.
+        # The third share that belongs to this secret, by interpolation at 0, 1, 2.
         points = {0: secret, 1: shares[0], 2: shares[1]}
         third = 0
         for at, value in points.items():
@@ -207,7 +207,7 @@ KINDS = (
 
 
 def sent_in(world: World, scene: Scene) -> dict[Any, list[bytes]]:
-    """Every true frame of each kind in one attempt: those of the server to each site, or of each site."""
+    """Return every genuine frame of each kind in one attempt, from the server to each site or from each site."""
     machines = world.machines(scene)
     phase: Any = attempt.ServerKeys(scene=scene, awaited=frozenset(machines))
     sent, found = dict.fromkeys(machines, attempt.propose(scene)), []
@@ -229,13 +229,13 @@ def scene():
 
 @pytest.fixture(scope="module")
 def frames(scene):
-    """Those to and from the first site."""
+    """Return the frames to and from the first site."""
     sent = sent_in(World(circle_of(4, dropouts=1)), scene)
     return {kind: raws[0] for kind, raws in sent.items()}
 
 
 def signed_again(raw, expected):
-    """A changed frame under a true signature of the first site: only the encoding can tell."""
+    """Return a changed frame with a genuine signature of the first site: only the encoding can be wrong."""
     return raw[:-64] + identity_of("a").sign(raw[:-64]) if expected.is_signed else raw
 
 
@@ -274,7 +274,7 @@ def test_cut_and_longer_frames_are_refused(expected, frames, scene):
 
 @pytest.mark.parametrize("expected", KINDS, ids=lambda kind: kind.__name__)
 def test_flipped_bits_are_refused_or_are_another_valid_message(expected, frames, scene):
-    """Every flip in a signed frame or a signed part is refused; elsewhere what is read is what is written."""
+    """Every flip in a signed frame or a signed part is refused; elsewhere, decoding and encoding are inverse."""
     raw, drawn = frames[expected], random.Random(expected.kind)
     for at in drawn.sample(range(8 * len(raw)), min(200, 8 * len(raw))):
         flipped = bytearray(raw)
