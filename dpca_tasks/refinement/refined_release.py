@@ -431,7 +431,7 @@ def verdict(facts: Mapping[str, Any], *, n_components: int) -> str:
     verb = "is" if seen == 1 else "are"
     signal = f"{seen} of {n_components} component{'s' * (n_components > 1)} {verb} above the noise"
     if not seen:
-        return f"{signal}: they cannot be told from random ones."
+        return f"{signal}: they are indistinguishable from random ones."
     if not low:
         return f"{signal}; the release gives no lower bound of the captured variance."
     most = f"at least {percent_at_least(low)} of what any {n_components} component{'s' * (n_components > 1)} could"
