@@ -286,7 +286,7 @@ def test_a_plan_is_refused_in_one_line_where_only_the_full_roster_has_a_grid() -
         except InvalidInput as refused:
             said[attempts].add(str(refused))
     assert not any("among 4 sites" in line for line in said[1])
-    (found,) = (line for line in said[2] if "among 4 sites, to which its attempts may shrink it" in line)
+    (found,) = (line for line in said[2] if "among 4 sites, to which its attempts may reduce it" in line)
     assert "\n" not in found
 
 
