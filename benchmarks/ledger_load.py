@@ -212,7 +212,7 @@ def compare_homes(folder: Path) -> None:
             workspace.ledger.verify()
             records.append(record_of(workspace))
     if records[0] != records[1]:
-        raise SystemExit("the homes that are measured are not those that the ledger makes; see large_homes.py.")
+        raise SystemExit("the measured homes differ from those that the ledger creates; see large_homes.py.")
 
 
 def grown(found: Mapping[int, Mapping[str, Measured]]) -> dict[str, float]:

@@ -127,10 +127,10 @@ def reproduce(
     data: DataFolder = Path("data"),
     runs: Runs = RUNS,
     share: Annotated[
-        float, typer.Option(help="The share of the stated users; expectations are for 1, less shows that all runs.")
+        float, typer.Option(help="Fraction of the stated users; expectations are for 1, smaller values test the run.")
     ] = SHARE,
     movielens: Annotated[
-        Path | None, typer.Option(help="A folder with ratings of MovieLens: 100K, 1M, 10M, 20M or 25M.")
+        Path | None, typer.Option(help="Folder with ratings of MovieLens: 100K, 1M, 10M, 20M or 25M.")
     ] = None,
     out: OutFolder = None,
 ) -> Report:
@@ -148,7 +148,7 @@ def reproduce(
         raise Invalid(f"share={share} must be in (0, 1]; correct it.")
     scale = Scale(share=share, runs=runs)
     tables: Tables = {name: [] for name in (*CHARTS, "films")}
-    left_out = [] if (data / FETCHED).is_dir() else [f"ml-100k: {data} has no {FETCHED}; run make data"]
+    left_out = [] if (data / FETCHED).is_dir() else [f"ml-100k: {data} has no {FETCHED}; fetch it with make data"]
     checks = chain(
         low_rank_checks(scale, tables),
         skewed_checks(scale, tables),
