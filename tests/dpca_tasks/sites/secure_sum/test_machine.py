@@ -135,7 +135,7 @@ def test_every_frame_is_taken_once(world):
     machines, phase = summed(world, scene)
     senders = Senders(senders=frozenset(range(5)))
     signed = {place: decode(told(machines[place], senders, scene), SignedSenders, scene) for place in machines}
-    refused(machines[0], encode(senders, scene), "of kind 7 came where signatures")
+    refused(machines[0], encode(senders, scene), "of kind 7 arrived where signatures")
     signatures = Signatures(frames=signed)
     told(machines[0], signatures, scene)
     refused(machines[0], encode(signatures, scene), "arrived after the end of an attempt")
@@ -161,7 +161,7 @@ def test_a_late_masked_sum_is_refused_by_its_type(world):
     for place, answer in answers.items():
         phase.receive(answer, sender=place)
     _, phase = phase.close()
-    with pytest.raises(MessageRefused, match="of kind 6 came where signed senders"):
+    with pytest.raises(MessageRefused, match="of kind 6 arrived where signed senders"):
         phase.receive(late, sender=4)
 
 

@@ -305,7 +305,7 @@ def test_noise_is_refused(expected, scene):
 def test_a_message_of_another_phase_is_refused_by_its_type(expected, frames, scene):
     for other, raw in frames.items():
         if other is not expected:
-            assert f"a message of kind {other.kind} came where {expected.title}" in refused(raw, expected, scene)
+            assert f"a message of kind {other.kind} arrived where {expected.title}" in refused(raw, expected, scene)
 
 
 @pytest.mark.parametrize(
