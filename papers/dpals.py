@@ -56,7 +56,7 @@ from papers.lib.ratings import (
 type Tables = dict[str, list[dict[str, Any]]]
 
 RUNS, SHARE = 5, 1.0
-CHARGED = "nothing: ratings are made or public, and keys come from seeds"
+CHARGED = "nothing: ratings are synthetic or public, and keys come from seeds"
 CHARTS = {
     "figure2": LineChart(
         title="Figure 2: skew before and after sampling", x="share of items", y="share of ratings", log=False
@@ -467,7 +467,7 @@ def ml_100k_checks(scale: Scale, data: Path, tables: Tables) -> Iterator[Check]:
     for name in ("user mean", exact.name):
         tables["ml-100k"].append({"data": "ml-100k", "arm": name, "RMSE": mean[name]})
     share = float(np.mean(warned))
-    yield at_least("ml-100k: share of dry runs that say that its users are too few", 1.0, got=share)
+    yield at_least("ml-100k: share of dry runs that warn of too few users", 1.0, got=share)
 
 
 def _films_compared(name: str, films: FilmRatings, tables: Tables) -> Iterator[Check]:
