@@ -114,7 +114,7 @@ def test_few_workers_need_no_loss_and_no_base() -> None:
 def test_the_page_has_a_place_for_the_table() -> None:
     text = PAGE.read_text(encoding="utf-8")
     assert text.count("<!-- control plane -->\n") == text.count("<!-- end of control plane -->\n") == 1
-    assert "Simulation is not a cluster" in text.replace("\n", " ")
+    assert "The simulation is not a cluster" in text.replace("\n", " ")
 
 
 @pytest.fixture
