@@ -197,5 +197,5 @@ def test_another_file_is_refused_in_one_line(tmp_path: Path, name: str, text: st
 
 
 def test_a_folder_without_ratings_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(Invalid, match=r"none of u\.data, ratings\.dat"):
+    with pytest.raises(Invalid, match=r"none of the MovieLens files u\.data, ratings\.dat"):
         read_movielens(tmp_path)
