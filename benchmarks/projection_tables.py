@@ -92,8 +92,8 @@ def _huge(machine: Machine, one: Costs) -> Iterator[str]:
     predicted = one.huge(machine)
     yield (
         f"`make bench-huge` released {HUGE_ROWS:,} `{one.name}` rows on {max(WORKERS)} local workers in "
-        f"{HUGE_SECONDS:.0f} s; predicted are {predicted:.0f} s, or {predicted / HUGE_SECONDS:.2f} of that. It was "
-        "another run, perhaps of another machine, so this ratio is not judged."
+        f"{HUGE_SECONDS:.0f} s; the prediction is {predicted:.0f} s, or {predicted / HUGE_SECONDS:.2f} of it. That run "
+        "was separate, perhaps on another machine, so this ratio is not checked."
     )
 
 
@@ -102,7 +102,7 @@ def _projection(machine: Machine, costs: Sequence[Costs]) -> Iterator[str]:
     yield (
         f"{workers} workers that declare {MEMORY // CORES >> 30} GiB each keep gridded rows between products while "
         f"these take at most {SHARE * MEMORY * MACHINES / 1e9:.0f} GB, {100 * SHARE:.0f} % of it; others are read and "
-        "put on the grid each time."
+        "rounded to the grid each time."
     )
     yield ""
     yield (

@@ -46,9 +46,7 @@ def rewritten(text: str, results: str, *, name: str = "results") -> str:
     before, begin, rest = text.partition(first)
     _, end, after = rest.partition(last)
     if not (begin and end):
-        raise SystemExit(
-            f"{README.name} has no place for results; put in the lines {first.strip()} and {last.strip()}."
-        )
+        raise SystemExit(f"{README.name} has no place for results; add the lines {first.strip()} and {last.strip()}.")
     return f"{before}{begin}{results}{end}{after}"
 
 
@@ -59,7 +57,7 @@ def main() -> None:
         raise SystemExit(f"{REPORTS['quiet']} is missing; run `make bench` first.")
     for run, report in reports.items():
         if report["toy"]:
-            raise SystemExit(f"{REPORTS[run]} is of a run at toy size, which measures nothing; run `make bench`.")
+            raise SystemExit(f"{REPORTS[run]} is from a run at toy size, which measures nothing; run `make bench`.")
     README.write_text(rewritten(README.read_text(encoding="utf-8"), table(reports)), encoding="utf-8")
 
 

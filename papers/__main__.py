@@ -53,7 +53,7 @@ def print_report(found: Report, *, as_json: bool) -> None:
     if as_json:
         print_json(found)
     else:
-        print_rows(found["checks"], COLUMNS, as_json=False, empty="there was nothing to check")
+        print_rows(found["checks"], COLUMNS, as_json=False, empty="nothing to check")
         for each in found.get("notes", ()):
             STDERR.print(each, markup=False)
         for each in found["left_out"]:

@@ -92,7 +92,7 @@ class Cell:
 def reproduce(
     *,
     data: DataFolder = Path("data"),
-    wide: Annotated[bool, typer.Option("--wide", help="Check sparse text of 20,958 columns too.")] = False,
+    wide: Annotated[bool, typer.Option("--wide", help="Also check sparse text of 20,958 columns.")] = False,
 ) -> Report:
     """Compare the advisor's warnings, choices and expectations with runs on a9a, flat data, MNIST and Reuters.
 
@@ -100,7 +100,7 @@ def reproduce(
     """
     loaders, left_out = available(data, "a9a", "mnist", "reuters")
     if not wide:
-        left_out.append("text of 20,958 columns: takes minutes; ask for it with --wide")
+        left_out.append("text of 20,958 columns: takes minutes; include it with --wide")
     grid: list[dict[str, Any]] = []
     checks = itertools.chain(_checks({**loaders, "flat": flat_rows}, grid), check_wide_text() if wide else ())
     return report(checks, left_out=left_out, grid=grid)

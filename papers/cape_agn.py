@@ -17,7 +17,7 @@ from papers.lib.figures import LineChart, write_line_charts
 from papers.lib.tensors import ARMS, CAPE, CONV, NON_PRIVATE, RANDOM, VARIANCE, Maker, Sites, components_by, sites_of
 
 RUNS = 10
-CHARGED = "nothing: records and noise come from seeds, in this process and past every ledger"
+CHARGED = "nothing: records and noise come from seeds, in this process, without a ledger"
 MAKERS = tuple(
     Maker(model=model, n_features=features, n_components=count)
     for model in ("topics", "mixture")

@@ -31,7 +31,7 @@ from papers.lib.sites import (
 )
 
 RUNS = 3
-CHARGED = "nothing: rows and noise come from seeds, in this process and past every ledger"
+CHARGED = "nothing: rows and noise come from seeds, in this process, without a ledger"
 TITLES = {"sweeps": "capePCA and its baselines: energy of the directions found"}
 EPSILONS = (0.1, 0.5, 1.0, 5.0, 10.0)
 DELTAS = (1e-4, 5e-4, 1e-3, 5e-3, 1e-2, 5e-2)
@@ -73,7 +73,7 @@ def reproduce(*, runs: Runs = RUNS, data: DataFolder = Path("data"), out: OutFol
     rows: list[dict[str, Any]] = []
     left_out = []
     if not all((data / name).is_file() for name in (MNIST, TEST_IMAGES)):
-        left_out.append(f"MNIST: {data / MNIST} and {data / TEST_IMAGES} are not both there; make data fetches them")
+        left_out.append(f"MNIST: {data / MNIST} or {data / TEST_IMAGES} is missing; fetch both with make data")
     found = report(_checks(rows, runs, None if left_out else data), left_out=left_out, charged=CHARGED)
     found |= {"tables": {"sweeps": rows}, "columns": {"sweeps": list(COLUMNS)}}
     return found | {"files": write_comparison(found, TITLES, out)}

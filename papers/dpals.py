@@ -56,7 +56,7 @@ from papers.lib.ratings import (
 type Tables = dict[str, list[dict[str, Any]]]
 
 RUNS, SHARE = 5, 1.0
-CHARGED = "nothing: ratings are made or public, and keys come from seeds"
+CHARGED = "nothing: ratings are synthetic or public, and keys come from seeds"
 CHARTS = {
     "figure2": LineChart(
         title="Figure 2: skew before and after sampling", x="share of items", y="share of ratings", log=False
@@ -127,10 +127,10 @@ def reproduce(
     data: DataFolder = Path("data"),
     runs: Runs = RUNS,
     share: Annotated[
-        float, typer.Option(help="The share of the stated users; expectations are for 1, less shows that all runs.")
+        float, typer.Option(help="Fraction of the stated users; expectations are for 1, smaller values test the run.")
     ] = SHARE,
     movielens: Annotated[
-        Path | None, typer.Option(help="A folder with ratings of MovieLens: 100K, 1M, 10M, 20M or 25M.")
+        Path | None, typer.Option(help="Folder with ratings of MovieLens: 100K, 1M, 10M, 20M or 25M.")
     ] = None,
     out: OutFolder = None,
 ) -> Report:
@@ -148,7 +148,7 @@ def reproduce(
         raise Invalid(f"share={share} must be in (0, 1]; correct it.")
     scale = Scale(share=share, runs=runs)
     tables: Tables = {name: [] for name in (*CHARTS, "films")}
-    left_out = [] if (data / FETCHED).is_dir() else [f"ml-100k: {data} has no {FETCHED}; run make data"]
+    left_out = [] if (data / FETCHED).is_dir() else [f"ml-100k: {data} has no {FETCHED}; fetch it with make data"]
     checks = chain(
         low_rank_checks(scale, tables),
         skewed_checks(scale, tables),
@@ -467,7 +467,7 @@ def ml_100k_checks(scale: Scale, data: Path, tables: Tables) -> Iterator[Check]:
     for name in ("user mean", exact.name):
         tables["ml-100k"].append({"data": "ml-100k", "arm": name, "RMSE": mean[name]})
     share = float(np.mean(warned))
-    yield at_least("ml-100k: share of dry runs that say that its users are too few", 1.0, got=share)
+    yield at_least("ml-100k: share of dry runs that warn of too few users", 1.0, got=share)
 
 
 def _films_compared(name: str, films: FilmRatings, tables: Tables) -> Iterator[Check]:

@@ -61,8 +61,8 @@ type Row = dict[str, Any]
 type Tables = dict[str, list[Row]]
 
 RUNS, MODEL = 3, PAPER
-CHARGED = "nothing: rows and noise come from seeds, in this process and past every ledger"
-LEFT_OUT = "distances of the paper's PPCA: its Gibbs chain is not certified at any length, so peeling stands for it"
+CHARGED = "nothing: rows and noise come from seeds, in this process, without a ledger"
+LEFT_OUT = "distances of the paper's PPCA: its Gibbs chain is not certified at any length, so peeling replaces it"
 DRAWS = 1
 """The number of draws of rows and noise at each point."""
 FIGURE_2_DELTA, FIGURE_2_EPSILONS = 0.01, (0.2, 0.5, 1.0, 1.5, 2.0)
@@ -81,11 +81,11 @@ FIGURE_4B_EXPECTED = {
 FIGURE_4B_MODEL = {"n_components": 3, "n_relevant": 10, "rows_kept": 20}
 STATISTICAL, PRIVACY, TOTAL = "without privacy, to the truth", "private to non-private", "private, to the truth"
 NOTES = (
-    f"Each point of a figure is of {DRAWS} draw of rows and noise; the other checks compare means.",
+    f"Each point of a figure is from {DRAWS} draw of rows and noise; the other checks compare means.",
     "Figure 3(b) has epsilon 1.0 in the paper's text and 2.0 in its caption: both are here.",
     "Figure 4(b) ends at d = 140 in the paper's text and at 160 in its caption: here it is 160.",
     "PPCA is drawn by peeling, whose draws are exact and certified under the same (epsilon, delta). The paper's Gibbs "
-    "chain is certified at no length, so it has no distances here, and in Table 1 its time alone.",
+    "chain is certified at no length, so it has no distances here; Table 1 has only its time.",
 )
 
 FEATURES, EPSILON, DELTA = (200, 400, 800), 1.0, 0.1

@@ -29,11 +29,11 @@ FLOORS = {CAPE: (0.93, 0.97, 0.99, 0.995, 0.998), COLLUDING: (0.91, 0.965, 0.985
 """Lower bounds, at `EPSILONS`, of the energy relative to that of the best non-private directions."""
 NO_SIGNAL = 0.1
 """The largest accepted gain over random directions when a whole person is protected."""
-CHARGED = "nothing: the scans are public, and noise comes from seeds, past every ledger"
+CHARGED = "nothing: the scans are public, and noise comes from seeds, without a ledger"
 TITLES = {"sweeps": "fMRI of seven subjects as sites: energy of the directions found"}
 MEANING = (
-    "One record is one time point of a scan, not a person: epsilon of a time point says little of the person, all of "
-    "whose time points resemble each other.",
+    "One record is one time point of a scan, not a person: epsilon of a time point states little about the person, "
+    "whose time points all resemble each other.",
     "Each region was standardised by its own mean and std over the scan, as if they were public.",
 )
 FOLDER, FILES = "fmri", "*/functional/*.mat"
@@ -53,7 +53,7 @@ def reproduce(*, runs: Runs = RUNS, data: DataFolder = Path("data"), out: OutFol
     """
     scans = read_scans(data / FOLDER)
     rows: list[dict[str, Any]] = []
-    left_out = [] if scans else [f"fMRI: {data / FOLDER} has no scans; make data fetches them"]
+    left_out = [] if scans else [f"fMRI: {data / FOLDER} has no scans; fetch them with make data"]
     found = report(_checks(rows, scans, runs) if scans else (), left_out=left_out, charged=CHARGED)
     found |= {"tables": {"sweeps": rows}, "columns": {"sweeps": list(COLUMNS)}}
     found["notes"] = [*MEANING, *too_few(rows)] if scans else []
@@ -81,7 +81,8 @@ def read_scans(folder: Path) -> list[Matrix]:
     scans = [_standardised(path) for path in sorted(folder.glob(FILES))]
     if len({scan.shape[1] for scan in scans}) > 1:
         raise BadSource(
-            f"{folder} has scans of unlike numbers of regions, and sites share their columns; fetch it again."
+            f"{folder} has scans with different numbers of regions, and all sites need the same columns; fetch it "
+            "again."
         )
     return scans
 
@@ -120,10 +121,10 @@ def _standardised(path: Path) -> Matrix:
         if series.ndim != 2 or not series.size:
             raise ValueError(series.shape)
     except (KeyError, TypeError, ValueError, MatReadError, NotImplementedError, OSError) as error:
-        raise BadSource(f"{path} is no MATLAB file with numbers {_KEY}, and a scan is; fetch it again.") from error
+        raise BadSource(f"{path} is not a MATLAB file with numbers {_KEY}; fetch it again.") from error
     std = series.std(axis=0)
     if not (np.isfinite(series).all() and (std > 0).all()):
-        raise BadSource(f"{path} has a region that is constant or not finite, and none may be; fetch it again.")
+        raise BadSource(f"{path} has a constant or non-finite region, which cannot be standardised; fetch it again.")
     scan: Matrix = (series - series.mean(axis=0)) / std
     return scan
 

@@ -122,7 +122,7 @@ def reproduce(
     splits: Annotated[int, typer.Option(min=2, help="Paired splits of each data set.")] = SPLITS,
     draws: Annotated[int, typer.Option(min=1, help="Draws of each compared arm in a split of a9a.")] = DRAWS,
     text_features: Annotated[
-        int, typer.Option(min=100, help="Columns of the made text; 20958 are real-sim's, and take most of an hour.")
+        int, typer.Option(min=100, help="Columns of the synthetic text; 20958, as in real-sim, take most of an hour.")
     ] = TEXT_FEATURES,
     out: OutFolder = None,
 ) -> Report:
@@ -141,7 +141,7 @@ def reproduce(
     loaders, left_out = _loaders(data, cifar10, real_sim, text_features)
     unknown = sorted(set(dataset or ()) - set(loaders))
     if unknown:
-        raise Invalid(f"dataset={unknown[0]} is no data set that is here; they are {', '.join(loaders)}.")
+        raise Invalid(f"dataset={unknown[0]} is not available; use one of {', '.join(loaders)}.")
     tables: dict[str, list[Row]] = {name: [] for name in TITLES}
     chosen = [load for name, load in loaders.items() if not dataset or name in dataset]
     checks = itertools.chain.from_iterable(_checks(load(), tables, splits=splits, draws=draws) for load in chosen)
@@ -159,13 +159,13 @@ def _loaders(
     if all((data / place).is_file() for place in (MNIST, MNIST_LABELS)):
         found["MNIST"] = partial(mnist, data)
     else:
-        left_out.append(f"MNIST is not in {data}: fetch it with make data, or name its folder with --data")
+        left_out.append(f"MNIST is missing in {data}: fetch it with make data, or name its folder with --data")
     for name, place, option, load in (
         ("CIFAR-10", cifar10_file, "--cifar10", cifar10),
         ("real-sim", real_sim_file, "--real-sim", real_sim),
     ):
         if place is None:
-            left_out.append(f"{name}: name your file of it with {option}")
+            left_out.append(f"{name}: name its file with {option}")
         else:
             found[name] = partial(load, place)
     found["text"] = partial(made_text, text_features)

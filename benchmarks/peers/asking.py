@@ -93,7 +93,7 @@ class Peers:
                 self.stop()
                 raise PeerTooSlow(f"{method} did not finish within {limit:g} s.") from None
             if not answer:
-                raise PeerFailed(f"{method} ended its process; run {HERE / 'serve.py'} by hand to see why.")
+                raise PeerFailed(f"{method} ended its process; run {HERE / 'serve.py'} manually to see why.")
             return Answer(directions=np.load(output), seconds=json.loads(answer)["seconds"])
 
     def stop(self) -> None:

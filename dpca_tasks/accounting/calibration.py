@@ -293,13 +293,11 @@ def gaussian_noise_multiplier(
     largest = largest_units(epsilon, delta)
     if largest == 0:
         raise InvalidInput(
-            f"epsilon={epsilon} at delta={delta} must allow a noise multiplier of at most 2**28; ask for more epsilon"
+            f"epsilon={epsilon} at delta={delta} must allow a noise multiplier of at most 2**28; use a larger epsilon"
         )
     units = math.floor(share * largest)
     if not (0 < share <= 1 and units > 0):
-        raise InvalidInput(
-            f"share={share} must be in (0, 1] and leave a charge; ask for more epsilon or a larger share"
-        )
+        raise InvalidInput(f"share={share} must be in (0, 1] and leave a charge; use a larger epsilon or share")
     return multiplier_of(units, releases=releases)
 
 
@@ -369,8 +367,8 @@ def shares_mu(*, sensitivity: float, shares: int, squared_scale: float, least_we
     own = squared_scale * least_weight**2
     if own < ROUNDING or shares * own <= ROUNDING:
         raise InvalidInput(
-            f"squared_scale={squared_scale} must be at least 16 over the squared least weight, and above it for one "
-            "share: the sum of smaller shares is no discrete Gaussian; use a finer grid or more noise."
+            f"squared_scale={squared_scale} must be at least 16 / least_weight^2, and above it for one share: a sum of "
+            "smaller shares is not discrete Gaussian; use a finer grid or more noise."
         )
     return sensitivity / math.sqrt(shares * squared_scale - ROUNDING / least_weight**2) * _UP
 
@@ -399,7 +397,7 @@ def shares_squared_scale(*, sensitivity: float, shares: int, mu: float, least_we
 
 def _check(shares: int, least_weight: float) -> None:
     if shares < 1:
-        raise InvalidInput(f"shares={shares} must be at least 1: some honest site's noise has to be left.")
+        raise InvalidInput(f"shares={shares} must be at least 1: the noise of one honest site must remain unknown.")
     if not 0 < least_weight <= 1:
         raise InvalidInput(f"least_weight={least_weight!r} must be above 0 and at most 1; it is a share of a norm.")
 
@@ -425,7 +423,7 @@ def wishart_noise_multiplier(*, epsilon: float) -> float:
 def _reciprocal_up(epsilon: float, factor: int) -> float:
     value = factor * Fraction(epsilon)
     if value * _LARGEST_MULTIPLIER < 1:
-        raise InvalidInput(f"epsilon={epsilon} must allow a noise multiplier of at most 2**28; ask for more epsilon")
+        raise InvalidInput(f"epsilon={epsilon} must allow a noise multiplier of at most 2**28; use a larger epsilon")
     return float_up(1 / value)
 
 
@@ -466,7 +464,7 @@ def largest_range(*, epsilon: float, delta: float, draws: int = 1) -> float:
     if delta > 0 and draws > 1:
         found = max(found, _together(epsilon, delta, draws))
     if found < _LEAST_RANGE:
-        raise InvalidInput(f"epsilon={epsilon} must allow a range of at least 2**-28 a draw; ask for more epsilon.")
+        raise InvalidInput(f"epsilon={epsilon} must allow a range of at least 2**-28 per draw; use a larger epsilon.")
     return found
 
 

@@ -84,8 +84,8 @@ def view_mu(*, sensitivity: float, honest: int, share_variance: float, mask_vari
     """
     if honest < 1 or share_variance <= 0:
         raise InvalidInput(
-            f"honest={honest} must be at least 1 and share_variance={share_variance} positive: someone's noise has to "
-            "stay unknown; tolerate fewer colluders."
+            f"honest={honest} must be at least 1 and share_variance={share_variance} positive: the noise of one honest "
+            "site must remain unknown; tolerate fewer colluders."
         )
     beside = (1 - 1 / honest) / (mask_variance + share_variance)
     return sensitivity * math.sqrt(1 / (honest * share_variance) + beside)

@@ -300,7 +300,7 @@ def epsilon_bracket(event: events.Event, *, delta: float, within: float = WITHIN
         answer without noise has (inf, inf).
     """
     if not (0 < delta < 1 and 0 < within < 1):
-        raise InvalidInput(f"delta={delta} and within={within} must be in (0, 1); pass such numbers")
+        raise InvalidInput(f"delta={delta} and within={within} must be in (0, 1); pass numbers in this range")
     if not events.is_private(event):
         return EpsilonBracket(lower=math.inf, upper=math.inf, agrees=True)
     return _bracket(_parts(event), delta, within)

@@ -212,7 +212,7 @@ def poisson_sampled(event: Event, rate: float) -> PoissonSampled:
 def composed(*events: Event) -> Composed:
     """Return the event of several steps, one after the other."""
     if not events:
-        raise InvalidInput("composed() of no events must have at least one; leave the step out instead")
+        raise InvalidInput("composed() needs at least one event; omit the step instead")
     for event in events:
         kind_of(event)
     return {"name": "composed", "events": list(events)}
@@ -269,7 +269,8 @@ def _sampled_part(event: Event, replaced: bool) -> Part:  # noqa: FBT001 - same 
 def _tick_part(event: Event, _: bool) -> Part:  # noqa: FBT001 - same signature as the other parts
     """Refuse to price a tick: its stream was charged for all ticks, and the ledger enters it without a charge."""
     raise InvalidInput(
-        f"tick {event['tick']} of a stream has no price of its own; its stream is charged: begin it through the stream."
+        f"tick {event['tick']} of a stream has no separate price, because the stream is charged; begin the tick "
+        "through the stream."
     )
 
 
@@ -400,7 +401,7 @@ def check_reserved(asked: Event, reserved: Event, *, first: int, count: int = 1)
     elif first >= count_steps(reserved):
         raise StepMismatch(f"step {first} was not reserved; plan and reserve every step before the release.")
     elif step_at(reserved, first) != asked:
-        raise StepMismatch(f"step {first} asks for another event than the one reserved; plan the release again.")
+        raise StepMismatch(f"step {first} requests another event than the one reserved; plan the release again.")
 
 
 def is_tick(event: Event) -> bool:
@@ -425,7 +426,7 @@ def _is_number(value: object) -> bool:
 
 
 def _stranger(event: object) -> InvalidInput:
-    return InvalidInput(f"event {event!r} is not of the ledger's table ({', '.join(KINDS)}); record one that is.")
+    return InvalidInput(f"event {event!r} is not in the ledger's table ({', '.join(KINDS)}); record one of these.")
 
 
 _TAIL = 10.0  # standard deviations of the noise beyond which losses are ignored

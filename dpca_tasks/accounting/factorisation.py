@@ -139,8 +139,8 @@ class Weights:
         whole = all(type(weight) is int and abs(weight) <= unit for weight in self.weights)
         if not (self.weights and whole and self.weights[0] == unit):
             raise InvalidInput(
-                f"weights must be whole numbers of at most 2^{self.bits}, the first of them that; "
-                "choose them with choose_weights"
+                f"weights must be whole numbers of at most 2^{self.bits}, and the first must equal it; choose them "
+                "with choose_weights"
             )
 
     @property
@@ -298,10 +298,10 @@ def choose_weights(
     """
     _check_strategy(strategy, window=window, half_life=half_life)
     if strategy == "sqrt" and ticks is None and longest is None:
-        raise InvalidInput("strategy=sqrt must have a number of ticks; state it, or use power for an open end")
+        raise InvalidInput("strategy=sqrt needs a number of ticks; state it, or use power if the number is open")
     horizon = max(ticks or 1, longest or 1) if strategy == "sqrt" else max(ticks or 1, longest or LONGEST)
     if min(1 if ticks is None else ticks, 1 if longest is None else longest) < 1:
-        raise InvalidInput(f"ticks={ticks}, longest={longest} must be at least 1; state how many nights are planned")
+        raise InvalidInput(f"ticks={ticks}, longest={longest} must be at least 1; state the planned number of ticks")
     for name, asked in (("ticks", ticks), ("longest", longest), ("window", window), ("half_life", half_life)):
         if asked is not None and asked > MOST_TICKS:
             raise InvalidInput(f"{name}={asked} must be at most {MOST_TICKS} ticks; state fewer")
@@ -349,8 +349,7 @@ def extension_event(weights: Weights, *, horizon: int, charged: int, to: int, no
     added = weights.zeta_squared(to) - before if to > charged else Fraction(0)
     if added <= 0:
         raise InvalidInput(
-            f"to={to} must add ticks with a weight to the {charged} charged; ask for more of them, or open another "
-            "stream"
+            f"to={to} must add ticks with a weight to the {charged} charged; request more ticks, or open another stream"
         )
     return gaussian(root_down(Fraction(noise_multiplier) ** 2 * weights.zeta_squared(horizon) / added))
 

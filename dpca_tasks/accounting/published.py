@@ -169,7 +169,7 @@ AGN: dict[str, Formula] = {
     ),
     "agn_of_mixtures": Formula(
         source=f"{_AGN_SOURCE}, mixtures of Gaussians; the third moment for a public variance of its noise",
-        measures="std of the second and of the third moment, each over the sensitivity that is printed for it",
+        measures="std of the second and of the third moment, each over its printed sensitivity",
         noise=_agn_noise,
         event=_agn_event_of_mixtures,
         broken=_agn_broken_of_mixtures,

@@ -231,7 +231,7 @@ def gaussian_shift(*, epsilon: float, delta: float, size: int) -> tuple[float, f
     if not (epsilon >= _LEAST_EPSILON and delta >= _LEAST_DELTA):
         raise InvalidInput(
             f"epsilon={epsilon} must be at least {_LEAST_EPSILON:g} and delta={delta} at least {_LEAST_DELTA:g} for "
-            "smooth Gaussian noise; ask for more."
+            "smooth Gaussian noise; use larger values."
         )
     allowed = delta * _MARGIN
 

@@ -104,7 +104,7 @@ def _numbers(text: str, declared: str) -> list[float]:
 
 def _refused(declared: str) -> InvalidInput:
     return InvalidInput(
-        f"spectrum={declared!r} must be parts of all variance, one a feature at most, descending and at most 1 in sum, "
+        f"spectrum={declared!r} must be parts of all variance (at most one per feature, descending, sum at most 1), "
         "such as 0.3,0.1,0.05; or decay:A, A from 0 to 200; or flat; correct it, or leave it out."
     )
 
@@ -165,8 +165,8 @@ class Forecast:
                 return ()
             return (
                 f"{found}no number of records is declared: unless there are well over {self.records_needed:,.0f}, "
-                "components are noise; ingest with --records-at-most to have this checked, and spend more epsilon or "
-                "ask for fewer components where there are fewer.",
+                "components are noise; ingest with --records-at-most to check this; with fewer records, spend more "
+                "epsilon or request fewer components.",
             )
         declared = f" with spectrum={_short(self.problem.spectrum)}" if self.problem.spectrum else ""
         if self.above_noise == 0:
@@ -178,7 +178,7 @@ class Forecast:
             return ()
         return (
             f"{found}records_at_most={most}{declared}: at most {self.above_noise} of {self.n_components} components "
-            "can be more than noise; spend more epsilon, use more records, or ask for fewer components.",
+            "can be more than noise; spend more epsilon, use more records, or request fewer components.",
         )
 
 

@@ -145,12 +145,12 @@ class Plan:
         if real is None or asked / 10 < real <= asked:
             return self.notes
         if real > asked:
-            gives = f"epsilon {real:.4g}, which is charged, where {asked:g} was asked; use calibration=tight"
+            gives = f"epsilon {real:.4g}, which is charged instead of the requested {asked:g}; use calibration=tight"
         else:
             known = (
                 f"at most epsilon {real:.4g}" if real else f"epsilon 0: it is below delta={self.target.delta:g} alone"
             )
-            gives = f"{known}; calibration=tight keeps {asked:g} with far less"
+            gives = f"{known}; calibration=tight meets {asked:g} with far less noise"
         return (f"calibration=paper: the printed noise really gives {gives}.", *self.notes)
 
     @property
@@ -210,8 +210,8 @@ def check_target(problem: Terms, target: PrivacyTarget, *, pure: bool = False) -
         )
     if not target.allow_large_delta and target.delta * problem.records_at_most >= 1:
         raise Refused(
-            f"delta={target.delta!r} is not below 1/records_at_most={1 / problem.records_at_most:.3g}; "
-            "ask for a smaller delta, declare records_at_most if it is smaller, or insist with --allow-large-delta."
+            f"delta={target.delta!r} is not below 1/records_at_most={1 / problem.records_at_most:.3g}; use a smaller "
+            "delta, declare records_at_most if it is smaller, or insist with --allow-large-delta."
         )
 
 
@@ -226,7 +226,7 @@ def check_shape(problem: Problem, *, n_components: int) -> None:
     """
     if not 1 <= n_components < problem.n_features:
         raise InvalidInput(
-            f"n_components={n_components} must be at least 1 and below n_features={problem.n_features}; ask for fewer."
+            f"n_components={n_components} must be at least 1 and below n_features={problem.n_features}; use fewer."
         )
     if problem.records_at_most < 1:
         raise InvalidInput(f"records_at_most={problem.records_at_most} must be at least 1; state a public bound.")

@@ -82,8 +82,8 @@ def release_warnings(plan: Plan, subspace: Subspace) -> tuple[str, ...]:
     return (
         *plan.warnings,
         f"none of the {len(subspace.eigenvalues)} released eigenvalues is above {edge:.6g}, which noise alone reaches: "
-        "the components cannot be told from random ones; do not use them, and spend more epsilon or use more records "
-        "in another release.",
+        "the components are indistinguishable from random ones; do not use them, and spend more epsilon or use more "
+        "records in another release.",
     )
 
 

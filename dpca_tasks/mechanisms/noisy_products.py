@@ -488,7 +488,7 @@ def check_rounds(*, n_components: int, rows_kept: int, iterations: int, burn_in:
     if rows_kept < n_components:
         raise InvalidInput(
             f"rows_kept={rows_kept} must be at least n_components={n_components}: fewer rows cannot hold that many "
-            "directions; keep more rows, or ask for fewer components."
+            "directions; keep more rows, or use fewer components."
         )
     if not 0 < message_clip <= 1:
         raise InvalidInput(f"message_clip={message_clip!r} must be above 0 and at most 1 (no clipping); 0.25 is usual.")

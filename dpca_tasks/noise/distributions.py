@@ -395,7 +395,7 @@ def check_tail(distribution: Sampled, *, draws: int, delta: float) -> None:
     if not mass <= (SPARE * delta if delta else PURE_TAIL):
         raise Refused(
             f"{draws} draws of {distribution.name} are within {mass:.1e} of the ideal distribution, which must be at "
-            f"most 2^-60 of delta={delta} (for a pure claim {PURE_TAIL:.1e}); ask for a larger delta"
+            f"most 2^-60 of delta={delta} (for a pure claim {PURE_TAIL:.1e}); use a larger delta"
         )
 
 
@@ -449,7 +449,9 @@ def grid_bits(*, noise_std: float, degree: int) -> int:
     while bits and 2.0 ** (degree * bits) > limit:  # log2 may round up
         bits -= 1
     if bits < 1:
-        raise InvalidInput(f"noise_std={noise_std!r} is beyond any grid of integers; choose a larger epsilon or delta.")
+        raise InvalidInput(
+            f"noise_std={noise_std!r} is too large for any grid of integers; choose a larger epsilon or delta."
+        )
     return bits
 
 

@@ -268,8 +268,8 @@ class Curator:
         roster = noise.roster
         if seeds.site != noise.site:
             raise InvalidInput(
-                f"the seeds of site {seeds.site!r} mask no message of site {noise.site!r}: they would not cancel; "
-                "pass the site's own."
+                f"the seeds of site {seeds.site!r} do not mask messages of site {noise.site!r}, because they would not "
+                "cancel; pass the seeds of that site."
             )
         check_room(roster, steps_per_unit=query.steps_per_unit)  # a record's contribution has norm at most one unit
         first = address.round * roster.attempts
@@ -443,7 +443,7 @@ class DisclosingCurator(Curator):
         self, source: BlockSource, reservation: Reservation, *, i_know_this_is_not_private: bool, **others: Any
     ) -> None:
         if i_know_this_is_not_private is not True:
-            raise Refused("an answer without noise is not private; acknowledge that, or use a mechanism with noise.")
+            raise Refused("an answer without noise is not private; acknowledge this, or use a mechanism with noise.")
         super().__init__(source, reservation, **others)
 
     def disclose(self, query: RowSum) -> NDArray[np.float64]:
@@ -504,7 +504,7 @@ class Site:
         kind = SHARES.get(query.layout.kind)
         if kind is None:
             raise InvalidInput(
-                f"a statistic of layout {query.layout.kind} has no shares; ask for one of {', '.join(SHARES)}."
+                f"a statistic of layout {query.layout.kind} has no shares; request one of {', '.join(SHARES)}."
             )
         return self.curator.share(query, kind(roster=roster, site=self.name), address=address, seeds=self.seeds)
 

@@ -179,8 +179,8 @@ class Gate:
             if stored is None or stored[DIGEST].tobytes() == request.digest:
                 return request
         raise StepMismatch(
-            f"step {self._step} and those before it were answered for other requests, and a step has one answer; "
-            "repeat one of these, or reserve more attempts in a new release."
+            f"step {self._step} and the steps before it were answered for other requests, and a step has one answer; "
+            "repeat one of these requests, or reserve more attempts in a new release."
         )
 
     def key(self, request: Request[Any, Any], label: str) -> SecretKey:

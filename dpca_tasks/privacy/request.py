@@ -248,7 +248,7 @@ def scale_in_steps(query: RowSum | SampledPasses, distribution: NoiseDistributio
     scale = math.nextafter(distribution.noise_multiplier * query.sensitivity(distribution.norm), math.inf)
     scale *= query.steps_per_unit
     if not 0 < scale <= MAX_NOISE_STEPS:
-        raise InvalidInput(f"a noise scale of {scale:.3g} grid steps is outside 0 .. 2^28; take a coarser grid.")
+        raise InvalidInput(f"a noise scale of {scale:.3g} grid steps is outside 0 .. 2^28; use a coarser grid.")
     return (scale,)
 
 

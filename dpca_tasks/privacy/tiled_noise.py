@@ -335,8 +335,8 @@ class NoisedOperator:
         columns, images = self._check
         if not np.array_equal(np.einsum("ij,ik->jk", columns, wrapped), np.einsum("ij,ik->jk", images, asked)):
             raise StepMismatch(
-                "a product differs from the matrix that this step released, so it does not leave; run "
-                "`dpca dataset verify`, and finish the release with the version that began it."
+                "a product differs from the matrix that this step released, so it is not released; run `dpca dataset "
+                "verify`, and finish the release with the version of dpca that began it."
             )
         return np.asarray((high * 2.0**LOW_BITS + low) * self._step)
 

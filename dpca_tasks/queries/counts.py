@@ -108,7 +108,7 @@ class RejectedRecords(RowSum):
         """Check the clip norm."""
         RowSum.__post_init__(self)
         if self.clip_norm != 1.0:
-            raise InvalidInput(f"clip_norm={self.clip_norm!r} must be 1: records are counted, whatever they hold.")
+            raise InvalidInput(f"clip_norm={self.clip_norm!r} must be 1, because records are only counted; omit it.")
 
     @property
     def layout(self) -> Layout:

@@ -129,7 +129,7 @@ class ItemStatistics(RatingsSum, TiledSum):
             0 < self.outer_share < 1 - self.gram_share and self.gram_share >= 0
         ):
             raise InvalidInput(
-                "ridge, bounds and the unit of factors must be positive, and shares too, with a sum below 1."
+                "ridge, bounds, the unit of factors and shares must be positive, with a sum of shares below 1."
             )
         if (
             self.factors.ndim != 2

@@ -103,7 +103,7 @@ class UnroundedProduct(RowSum):
 
     def sensitivity(self, norm: Norm) -> float:
         """Raise InvalidInput, because the noise is added to the moment instead."""
-        raise InvalidInput(f"{self.name} has no noise of its own; use release_operator, or moment_product.")
+        raise InvalidInput(f"{self.name} has no noise itself; use release_operator, or moment_product.")
 
     def grid(self, block: Block) -> RowBlock:
         """Convert records to the grid of the moment."""

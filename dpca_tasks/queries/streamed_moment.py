@@ -111,7 +111,7 @@ class StreamedMoment(RowSum):
         if len(numbers) != self.tick or min(numbers, default=-1) < 0 or fall:
             raise InvalidInput(
                 f"arrivals must be the numbers of the snapshots of ticks 1 to {self.tick}, at least 0 and never "
-                "falling; bind every tick to a snapshot that is no older than the one before."
+                "decreasing; bind every tick to a snapshot no older than that of the previous tick."
             )
         self.weights.zeta_squared(self.horizon)  # refuses a horizon beyond the weights
 

@@ -331,15 +331,15 @@ class PointTriples(RowSum):
         for name in ("score_norm", "noise_variance"):
             number = np.asarray(getattr(self, name), np.float64).reshape(-1)
             if number.size != 1:
-                raise InvalidInput(f"{name} of {number.size} numbers must be one; pass a float.")
+                raise InvalidInput(f"{name} must be one number (got {number.size}); pass a float.")
             object.__setattr__(self, name, number)
         if not 1e-100 <= self.radius <= 1e100:
             raise InvalidInput(f"score_norm={self.radius!r} must be positive, between 1e-100 and 1e100.")
         most, variance = min(0.5, 2.0 / (self.layout.order + 2)) * self.radius**2, float(np.sum(self.noise_variance))
         if not 0.0 <= variance <= most:
             raise InvalidInput(
-                f"noise_variance={variance!r} must be from 0 to {most:.3g}, for scores of norm {self.radius:.3g}; "
-                "take a larger score_norm."
+                f"noise_variance={variance!r} must be from 0 to {most:.3g}, for scores of norm {self.radius:.3g}; use "
+                "a larger score_norm."
             )
 
     @property

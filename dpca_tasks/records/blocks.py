@@ -201,15 +201,15 @@ class ArrayBlocks:
         first_seen: ArrayLike | None = None,
     ) -> None:
         if np.ma.is_masked(rows):
-            raise InvalidInput("rows has masked values, and a mask is missing data; fill them in, or drop their rows.")
+            raise InvalidInput("rows has masked values, which are missing data; fill them in, or drop their rows.")
         self._density = 1.0 if density is None and not sparse.issparse(rows) else density
         matrix = sparse.csr_array(rows if sparse.issparse(rows) else np.atleast_2d(np.asarray(rows)))
         n_rows, self.n_features = (int(size) for size in matrix.shape)
         counts = np.ones(n_rows, np.int64) if record_rows is None else np.asarray(record_rows, np.int64)
         if block_records < 1 or counts.sum() != n_rows or (counts < 0).any():
             raise InvalidInput(
-                f"block_records={block_records} and record_rows do not cut {n_rows} rows into records; "
-                "record_rows must be counts that add up to the number of rows, block_records at least 1."
+                f"block_records={block_records} and record_rows do not divide {n_rows} rows into records; record_rows "
+                "must be counts that add up to the number of rows, block_records at least 1."
             )
         self._record_ptr = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
         stored = CsrBlock(
@@ -299,7 +299,7 @@ def _block_bounds(n_records: int, block_records: int, seen: NDArray[np.int64] | 
     if seen is None:
         return np.append(np.arange(0, n_records, block_records), n_records)
     if seen.shape != (n_records,) or (np.diff(seen) < 0).any():
-        raise InvalidInput("first_seen must have one number a record, never falling; sort the records by it.")
+        raise InvalidInput("first_seen must have one number per record, never decreasing; sort the records by it.")
     ends = np.flatnonzero(np.diff(seen, append=seen[-1:] + 1)) + 1
     starts = np.concatenate([np.zeros(1, np.int64), ends])[: ends.size]
     parts = [np.arange(start, end, block_records) for start, end in zip(starts, ends, strict=True)]

@@ -183,8 +183,8 @@ def score_by_eigenvalues(standard: Standardised, values: Matrix, *, n_components
     """
     if standard.least is not None or standard.noise in ("wishart", "laplace"):
         raise Refused(
-            "noise that is not alike in every direction breaks the identity behind this score; score by fission "
-            "before centring, or not at all."
+            "noise that differs by direction breaks the identity behind this score; score by fission before centring, "
+            "or not at all."
         )
     gaps = values[:n_components, None] - values[n_components:]
     if not (gaps > 0.0).all():

@@ -377,8 +377,8 @@ def check_refinement(method: str, *, n_components: int | str, law: str | None, f
         )
     if not formed and method != "eb":
         raise Refused(
-            f"refine={method} needs the released matrix, which the operator form does not form: nothing could guard "
-            "against harm; use refine=none or eb, or --settings form=dense."
+            f"refine={method} needs the released matrix, which the operator form does not compute, so harm would go "
+            "undetected; use refine=none or eb, or --settings form=dense."
         )
     if method in ("spikes", "all") and law not in ("isometric", "upper_triangle"):
         raise Refused(
@@ -426,12 +426,12 @@ def verdict(facts: Mapping[str, Any], *, n_components: int) -> str:
         return "FAILED: noise outweighs the components, which may be random."
     above, low = facts.get("above_noise"), facts.get("cv_low")
     if above is None:
-        return "the release holds directions only: nothing in it separates signal from noise."
+        return "the release holds directions only, which do not show whether they are signal or noise."
     seen = min(above, n_components)
     verb = "is" if seen == 1 else "are"
     signal = f"{seen} of {n_components} component{'s' * (n_components > 1)} {verb} above the noise"
     if not seen:
-        return f"{signal}: they cannot be told from random ones."
+        return f"{signal}: they are indistinguishable from random ones."
     if not low:
         return f"{signal}; the release gives no lower bound of the captured variance."
     most = f"at least {percent_at_least(low)} of what any {n_components} component{'s' * (n_components > 1)} could"

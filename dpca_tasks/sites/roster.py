@@ -67,7 +67,7 @@ class Member:
     def __post_init__(self) -> None:
         """Check the facts."""
         if not self.name:
-            raise InvalidInput("a site's name is empty, and names tell sites apart; give each a name of its own.")
+            raise InvalidInput("a site's name is empty; give each site a unique name.")
         if self.records < 1 or self.weight < 1 or int(self.weight) != self.weight:
             raise InvalidInput(
                 f"site {self.name!r} has records={self.records} and weight={self.weight}, which must be whole numbers "
@@ -108,15 +108,16 @@ class Roster:
         """Check that there are several sites with distinct names, some of which are honest."""
         if self.size < 2:
             raise InvalidInput(
-                f"a roster of {self.size} sites must have at least 2: the sum of one is its own; fit it by itself."
+                f"a roster of {self.size} sites must have at least 2, because a sum of one hides nothing; fit that "
+                "site alone."
             )
         if len(set(self.names)) < self.size:
             twice = sorted({name for name in self.names if self.names.count(name) > 1})
-            raise InvalidInput(f"sites {', '.join(twice)} are named twice; give each site a name of its own.")
+            raise InvalidInput(f"sites {', '.join(twice)} are named twice; give each site a unique name.")
         if self.colluders < 0 or self.dropouts < 0 or self.honest < 1:
             raise InvalidInput(
                 f"colluders={self.colluders} and dropouts={self.dropouts} must be at least 0 and leave one of "
-                f"{self.size} sites: someone's noise has to stay unknown; tolerate fewer."
+                f"{self.size} sites, whose noise must remain unknown; tolerate fewer."
             )
         if self.attempts < 1 or not self.session:
             raise InvalidInput(
@@ -168,7 +169,7 @@ class Roster:
         for member in self.members:
             if member.name == name:
                 return member
-        raise InvalidInput(f"site {name!r} is not in the roster ({', '.join(self.names)}); ask one that is.")
+        raise InvalidInput(f"site {name!r} is not in the roster ({', '.join(self.names)}); use one of these.")
 
     def without(self, *names: str) -> "Roster":
         """Return the roster without some sites, each of which reduces the number of expected dropouts.
@@ -182,8 +183,8 @@ class Roster:
         dropouts = max(0, self.dropouts - (self.size - len(left)))
         if len(left) < 2 or len(left) - self.colluders - dropouts < 1:
             raise Refused(
-                f"{len(left)} sites are left, of which {self.colluders} may collude: nobody's noise would stay "
-                "unknown, so nothing is opened; run the joint release again when the missing sites are back."
+                f"{len(left)} sites are left, of which {self.colluders} may collude: no noise would remain unknown, so "
+                "nothing is unmasked; run the joint release again when the missing sites are back."
             )
         return replace(self, members=left, dropouts=dropouts)
 
@@ -235,17 +236,19 @@ def open_total(messages: Sequence[Message], *, roster: Roster, address: Address)
     """
     if sorted(message.site for message in messages) != list(roster.names):
         raise IncompleteSum(
-            f"messages of {len(messages)} sites were added up, which must be those of all {roster.size} of the roster, "
-            "each once; ask all of them again."
+            f"messages of {len(messages)} sites were added, and a sum needs all {roster.size} sites of the roster, "
+            "each once; request all messages again."
         )
     for message in messages:
         if (message.address, message.roster_digest) != (address, roster.digest):
             raise IncompleteSum(
-                f"the message of site {message.site!r} is of another attempt or roster, and only masks of one add up "
-                "to 0; ask all sites again."
+                f"the message of site {message.site!r} is of another attempt or roster, so the masks do not cancel; "
+                "request all messages again."
             )
     if len({message.words.shape for message in messages}) > 1:
-        raise IncompleteSum("the messages have unlike lengths, so the sites were asked unlike things; ask all again.")
+        raise IncompleteSum(
+            "the messages have different lengths, so the sites answered different requests; request all messages again."
+        )
     total = np.zeros_like(messages[0].words)
     for message in messages:
         total += message.words
@@ -264,8 +267,8 @@ def check_room(roster: Roster, *, steps_per_unit: int) -> None:
     records = sum(member.weight * member.records for member in roster.members)
     if records * steps_per_unit + roster.size * NOISE_BOUND >= 2**63:
         raise InvalidInput(
-            f"{records} weighted records on a grid of {steps_per_unit} steps may add up to more than 2^63; "
-            "take a coarser grid or smaller weights."
+            f"{records} weighted records on a grid of {steps_per_unit} steps may add up to more than 2^63; use a "
+            "coarser grid or smaller weights."
         )
 
 
@@ -292,7 +295,7 @@ class MaskSeeds:
         if strangers := [name for name in (self.site, *others) if name not in {self.site, *self.shared}]:
             raise InvalidInput(f"site {self.site!r} shares no seed with {', '.join(strangers)}; deal seeds to all.")
         if len(others) == roster.size:
-            raise InvalidInput(f"site {self.site!r} is not in the roster, whose masks add up without it; leave it out.")
+            raise InvalidInput(f"site {self.site!r} is not in the roster, whose masks cancel without it; omit it.")
         info = roster.digest + address.round.to_bytes(8, "little") + address.attempt.to_bytes(8, "little")
         mask = np.zeros(size, np.uint64)
         for other in others:

@@ -205,7 +205,7 @@ def share_bits(roster: Roster, *, sensitivity: float, degree: int, layout: str =
         except InvalidInput:
             continue
         return bits
-    among = "" if smallest is roster else f" among {smallest.size} sites, to which its attempts may shrink it"
+    among = "" if smallest is roster else f" among {smallest.size} sites, to which its attempts may reduce it"
     raise InvalidInput(
         f"no grid of integers holds this roster's noise and total{among}; choose a larger epsilon or delta, "
         f"{'' if smallest is roster else 'fewer attempts, '}or smaller weights."
@@ -300,7 +300,7 @@ def open_round[Q](
         if tried + 1 < roster.attempts:
             roster = roster.without(*silent)
     raise Refused(
-        f"round {index} has {roster.attempts} charged attempts, and sites {', '.join(silent)} stayed silent in the "
+        f"round {index} has {roster.attempts} charged attempts, and sites {', '.join(silent)} did not answer in the "
         "last; run the joint release again when they are back, or reserve more attempts."
     )
 
@@ -312,7 +312,7 @@ def _sum_of_messages[Q](
     answers = dict(zip(roster.names, ask_all(ask, roster.names), strict=True))
     silent = tuple(name for name, message in answers.items() if message is None)
     if silent:
-        raise SiteSilent(f"sites {', '.join(silent)} did not answer; ask their roster again.", names=silent)
+        raise SiteSilent(f"sites {', '.join(silent)} did not answer; request the round again.", names=silent)
     messages = [message for message in answers.values() if message is not None]
     return open_total(messages, roster=roster, address=address), roster
 

@@ -332,15 +332,15 @@ def gather[T](
             is_stranded = not workers.keys() >= {*home_of.values()} and _running(workers) and _rests(client, home_of)
             if is_stranded and was_stranded:  # twice, because the client may not be informed of a finished task yet
                 raise Stranded(
-                    "workers of the cluster were lost, again and again, as when their memory runs out; start others or "
-                    "give them more memory, and run the same request again."
+                    "workers of the cluster were lost repeatedly, perhaps for lack of memory; start others or give "
+                    "them more memory, and run the same request again."
                 )
             was_stranded = bool(is_stranded)
     except Stranded:  # the wait ends when the futures are released
         raise
     except KilledWorker:  # its message contains keys and addresses
         raise WorkerFailed(
-            "each worker that summed the same rows was lost, as when its memory runs out; give workers more memory, or "
+            "each worker that summed the same rows was lost, perhaps for lack of memory; give workers more memory, or "
             "ingest again with a smaller --block-nnz, and run the same request again."
         ) from None
     except BaseException:
@@ -386,8 +386,8 @@ def _known_workers(client: Client) -> dict[str, Any]:
 def _give_up_after(start: float) -> None:
     if time.monotonic() - start > PATIENCE:
         raise WorkerFailed(
-            f"the cluster has had no worker that takes work for {PATIENCE:.0f} seconds; start some, and run the same "
-            "request again: it resumes after the last stored step."
+            f"the cluster has had no worker that accepts tasks for {PATIENCE:.0f} seconds; start some, and run the "
+            "same request again: it resumes after the last stored step."
         )
 
 

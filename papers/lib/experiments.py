@@ -26,8 +26,8 @@ type Check = dict[str, Any]
 type Report = dict[str, Any]
 type Matrix = NDArray[np.float64]
 
-Runs = Annotated[int, typer.Option(min=1, help="Draws that are compared; expectations are for the default.")]
-DataFolder = Annotated[Path, typer.Option(help="The folder that make data filled; missing data are left out.")]
+Runs = Annotated[int, typer.Option(min=1, help="Number of draws to compare; expectations are for the default.")]
+DataFolder = Annotated[Path, typer.Option(help="Folder that `make data` fills; checks of missing data are skipped.")]
 OutFolder = Annotated[Path | None, typer.Option(help="A folder for tables (CSV) and figures (SVG, PNG).")]
 
 

@@ -95,7 +95,7 @@ def data_sets(data: Path) -> Iterator[DataSet]:
     """Iterate over the data sets without labels, including unavailable ones."""
     learns = None if find_spec("sklearn") is not None else "scikit-learn is not installed; install the extra estimators"
     fetched = {
-        folder: None if (data / folder).exists() else f"{data / folder} is not there; make data fetches it"
+        folder: None if (data / folder).exists() else f"{data / folder} does not exist; fetch it with make data"
         for folder in (MNIST, REUTERS)
     }
     for name, words, n_components, load, missing in (
@@ -270,14 +270,14 @@ def _parsed(text: bytes, *, n_features: int, place: str) -> tuple[sparse.csr_arr
 def _content(path: Path) -> bytes:
     """Return the bytes of a file, decompressed by its leading bytes."""
     if not path.is_file():
-        raise Invalid(f"{path} is no file; name one that holds the data set.")
+        raise Invalid(f"{path} is not a file; name the file of the data set.")
     raw = path.read_bytes()
     try:
         content = _OPENERS.get(raw[:2], bytes)(raw)
     except (OSError, EOFError, lzma.LZMAError) as error:
         raise BadSource(f"{path} cannot be decompressed: {error}; fetch it again.") from None
     if not content:
-        raise BadSource(f"{path} is empty, and a data set has records; name another file.")
+        raise BadSource(f"{path} is empty; name a file with records.")
     return content
 
 
@@ -302,14 +302,16 @@ def _cifar_batch(name: str, content: bytes) -> tuple[sparse.csr_array, Matrix]:
         pixels, labels = _cifar_pickle(name, content)
     elif name.endswith(".bin") or len(content) % _CIFAR_RECORD == 0:
         if len(content) % _CIFAR_RECORD:
-            raise BadSource(f"{name} is not whole records of {_CIFAR_RECORD} bytes, as CIFAR-10 has; fetch it again.")
+            raise BadSource(
+                f"{name} does not consist of whole records of {_CIFAR_RECORD} bytes, as CIFAR-10 does; fetch it again."
+            )
         records = np.frombuffer(content, np.uint8).reshape(-1, _CIFAR_RECORD)
         pixels, labels = records[:, 1:], records[:, 0].astype(np.float64)
     else:
         rows, labels = _parsed(content, n_features=CIFAR_FEATURES, place=name)
         return rows / 255.0, labels
     if labels.size and not 0 <= labels.min() <= labels.max() < CIFAR_LABELS:
-        raise BadSource(f"{name} has labels beyond 0 to 9, which CIFAR-10 has not; name a file of CIFAR-10.")
+        raise BadSource(f"{name} has labels outside 0 to 9; name a file of CIFAR-10.")
     return sparse.csr_array(pixels / 255.0), labels
 
 
@@ -321,7 +323,7 @@ def _cifar_pickle(name: str, content: bytes) -> tuple[NDArray[Any], Matrix]:
         if pixels.shape != (labels.size, CIFAR_FEATURES):
             raise ValueError(f"its data have shape {pixels.shape}")
     except (pickle.UnpicklingError, AttributeError, KeyError, TypeError, ValueError, EOFError, IndexError) as error:
-        raise BadSource(f"{name} is no batch of CIFAR-10: {error}; name one, or the binary version.") from None
+        raise BadSource(f"{name} is not a batch of CIFAR-10: {error}; name a batch, or the binary version.") from None
     return pixels, labels
 
 
@@ -338,7 +340,7 @@ class _ArraysAlone(pickle.Unpickler):
         """Return one of the three names that a pickled array needs."""
         if module.partition(".")[0] == "numpy" and name in self._KNOWN:
             return self._KNOWN[name]
-        raise pickle.UnpicklingError(f"it asks for {module}.{name}")
+        raise pickle.UnpicklingError(f"it requests {module}.{name}")
 
 
 def _images(path: Path) -> Matrix:

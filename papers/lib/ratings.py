@@ -289,11 +289,11 @@ def read_movielens(folder: Path) -> FilmRatings:
     found = next((form for form in FORMATS.values() if _fits(form, folder)), None)
     if found is None:
         names = ", ".join(dict.fromkeys(form.file for form in FORMATS.values()))
-        raise Invalid(f"{folder} has none of {names}, and MovieLens comes in one of these; name its folder.")
+        raise Invalid(f"{folder} has none of the MovieLens files {names}; name the folder of one.")
     place = folder / found.file
     users, items, values = _columns(place, found)
     if not values.size:
-        raise BadSource(f"{place} holds no rating, and MovieLens has many; name another folder.")
+        raise BadSource(f"{place} holds no ratings; name another folder.")
     if not (values.min() >= found.low and values.max() <= HIGH):
         raise BadSource(
             f"{place} has ratings outside {found.low:g} to {HIGH:g}, the range of its format; name another folder."
@@ -321,7 +321,7 @@ def _columns(place: Path, form: Format) -> tuple[NDArray[np.int64], NDArray[np.i
     if form.header:
         first, _, content = content.partition(b"\n")
         if first.decode("utf-8", "replace").strip() != form.header:
-            raise BadSource(f"{place} begins without {form.header!r}, the header of its format; name another folder.")
+            raise BadSource(f"{place} lacks the header {form.header!r} of its format; name another folder.")
     if not content.strip():
         return np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0)
     try:

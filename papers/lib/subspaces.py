@@ -191,7 +191,7 @@ class Arm:
     relation : Relation
     refined : bool
         True if the release is refined (``auto``).
-    ranges : {"all", "medium", "wide"}
+    ranges : {"narrow", "medium", "wide"}
         The limit on the number of features: `NARROW`, `WIDE`, or none.
     dear : bool
         True if a run takes several seconds on tens of thousands of records.

@@ -113,7 +113,7 @@ def test_few_workers_need_no_loss_and_no_base() -> None:
 def test_the_page_has_a_place_for_the_table() -> None:
     text = PAGE.read_text(encoding="utf-8")
     assert text.count("<!-- control plane -->\n") == text.count("<!-- end of control plane -->\n") == 1
-    assert "Simulation is not a cluster" in text.replace("\n", " ")
+    assert "The simulation is not a cluster" in text.replace("\n", " ")
 
 
 @pytest.fixture
@@ -231,7 +231,7 @@ def test_what_is_to_be_flat_and_is_not_is_named() -> None:
     short, long = (Measured(seconds=seconds, steps=1, statements=1) for seconds in (1.0, 2.0))
     found = {1: dict.fromkeys((POINTERS, "a", "b"), short), 9: {POINTERS: long, "a": long, "b": short}}
     assert falls_short(found) == ["a"]
-    assert "below 2 but where all versions are written or everything is read: falls short of it: a." in " ".join(
+    assert "below 2, except where all versions are written or everything is read: not met by a." in " ".join(
         ledger_load_table(found, where="memory").split()
     )
 

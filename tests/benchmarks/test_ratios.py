@@ -279,7 +279,7 @@ def test_the_tables_stand_under_what_they_ran_on() -> None:
 def test_the_release_of_the_huge_run_is_predicted_from_its_rows() -> None:
     predicted = HUGE_ROWS * 6e-6 / 2 + 0.75
     assert COSTS.huge(FREE) == pytest.approx(predicted, rel=1e-3)
-    told = f"in {HUGE_SECONDS:.0f} s; predicted are {predicted:.0f} s, or {predicted / HUGE_SECONDS:.2f} of that"
+    told = f"in {HUGE_SECONDS:.0f} s; the prediction is {predicted:.0f} s, or {predicted / HUGE_SECONDS:.2f} of it"
     assert told in tables(FREE, NAMED, under="a machine")
 
 

@@ -118,7 +118,7 @@ def opened(rows_file: Path, dpca: Command) -> None:
 def test_a_smooth_release_publishes_directions_and_neither_gap_nor_scale(dpca: Command) -> None:
     ending = dpca(*FIT, "--mechanism", "smooth_sensitivity", *RUN, "--json")
     assert ending.status == 0, ending.err
-    assert "eigengap behind component 2" in ending.err
+    assert "eigengap after component 2" in ending.err
     assert "failed" not in json.loads(ending.out)
     found = Registry.open().load("sub@1")
     assert found.eigenvalues is found.spectrum is None

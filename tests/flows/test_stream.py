@@ -346,7 +346,7 @@ class TestCommands:
             (("--window", "1000000000", "--strategy", "window"), "at most 36500 ticks"),
             (("--ticks", "1000000000"), "at most 36500 ticks"),
             (("--population", "others"), "belongs to population 'people'"),
-            (("--strategy", "sqrt"), "must have a number of ticks"),
+            (("--strategy", "sqrt"), "needs a number of ticks"),
             (("--strategy", "decay"), "needs --window or --half-life"),
             (("--window", "7", "--half-life", "3"), "two estimates"),
             (("--instalment", "3"), "charged by them"),

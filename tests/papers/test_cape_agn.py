@@ -268,11 +268,11 @@ def test_fetched_files_are_where_the_scans_are_read() -> None:
 @pytest.mark.parametrize(
     ("more", "told"),
     [
-        ({"tc": np.ones((REGIONS, TIMES))}, "constant or not finite"),
-        ({"tc": np.full((REGIONS, TIMES), np.nan)}, "constant or not finite"),
-        ({"tc": np.zeros((0, 0))}, "no MATLAB file with numbers"),
-        ({"tc": "text"}, "no MATLAB file with numbers"),
-        ({"tc": np.random.default_rng(1).standard_normal((REGIONS + 1, TIMES))}, "unlike numbers of regions"),
+        ({"tc": np.ones((REGIONS, TIMES))}, "constant or non-finite region"),
+        ({"tc": np.full((REGIONS, TIMES), np.nan)}, "constant or non-finite region"),
+        ({"tc": np.zeros((0, 0))}, "not a MATLAB file with numbers"),
+        ({"tc": "text"}, "not a MATLAB file with numbers"),
+        ({"tc": np.random.default_rng(1).standard_normal((REGIONS + 1, TIMES))}, "different numbers of regions"),
     ],
     ids=["constant", "not a number", "empty", "text", "other regions"],
 )
@@ -286,7 +286,7 @@ def test_a_file_that_is_no_scan_is_refused(tmp_path: Path, more: dict[str, Any],
 @pytest.mark.parametrize("content", [b"", b"not a scan" * 50], ids=["empty", "other"])
 def test_a_file_of_another_format_is_refused(tmp_path: Path, content: bytes) -> None:
     write_scan(tmp_path, "10").write_bytes(content)
-    with pytest.raises(BadSource, match="no MATLAB file"):
+    with pytest.raises(BadSource, match="not a MATLAB file"):
         read_scans(tmp_path / "fmri")
 
 
@@ -345,7 +345,7 @@ def test_the_command_says_what_is_protected_and_where_sites_are_too_few(
 def test_without_scans_one_line_says_how_to_get_them(papers: Papers, tmp_path: Path) -> None:
     ending = papers("fmri", "--data", tmp_path)
     assert ending.status == 0
-    assert ending.err.count("make data fetches them") == 1
+    assert ending.err.count("fetch them with make data") == 1
     assert "True" not in ending.out
 
 

@@ -186,7 +186,7 @@ def test_only_the_most_rated_items_are_kept_and_users_without_them_left_out(tmp_
         ("u.data", "1\t2\tthree\t5\n", "cannot be read"),
         ("u.data", "1\t2\t\t5\n", "without a user"),
         ("ratings.dat", "1::2::3\n", "cannot be read"),
-        ("ratings.csv", "1,2,3,4\n", "the header of its format"),
+        ("ratings.csv", "1,2,3,4\n", "lacks the header"),
     ],
 )
 def test_another_file_is_refused_in_one_line(tmp_path: Path, name: str, text: str, said: str) -> None:
@@ -197,5 +197,5 @@ def test_another_file_is_refused_in_one_line(tmp_path: Path, name: str, text: st
 
 
 def test_a_folder_without_ratings_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(Invalid, match=r"none of u\.data, ratings\.dat"):
+    with pytest.raises(Invalid, match=r"none of the MovieLens files u\.data, ratings\.dat"):
         read_movielens(tmp_path)

@@ -158,7 +158,7 @@ def test_the_commands_of_the_page_shang_md_run(papers: Papers, tmp_path: Path, m
 def test_a_data_set_that_is_not_here_is_refused(papers: Papers, tmp_path: Path) -> None:
     ending = papers("shang", "--dataset", "MNIST", "--data", tmp_path)
     assert (ending.status, ending.out) == (1, "")
-    assert ending.err.strip() == "papers: dataset=MNIST is no data set that is here; they are a9a, text."
+    assert ending.err.strip() == "papers: dataset=MNIST is not available; use one of a9a, text."
 
 
 def test_what_is_left_out_says_how_to_add_it(tmp_path: Path) -> None:

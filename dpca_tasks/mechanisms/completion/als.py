@@ -54,7 +54,7 @@ def check_exact(
     check_ratings(problem, rank=rank)
     if target != NO_GUARANTEE:
         raise Refused(
-            f"{name} keeps no guarantee: its result is not private, is marked so for ever, and voids the budget of its "
+            f"{name} gives no privacy guarantee: its result is marked as not private and voids the budget of its "
             "population; insist with --i-know-this-is-not-private, or choose another mechanism."
         )
     if rounds < 1 or not all(0 < value < math.inf for value in positive):
@@ -84,7 +84,7 @@ def disclosing(curator: Curator, name: str) -> DisclosingCurator:
         When the curator is not a `DisclosingCurator`.
     """
     if not isinstance(curator, DisclosingCurator):
-        raise Refused(f"this curator answers with noise alone; {name} needs a DisclosingCurator.")
+        raise Refused(f"this curator releases noisy answers only; {name} needs a DisclosingCurator.")
     return curator
 
 

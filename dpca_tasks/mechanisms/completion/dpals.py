@@ -342,12 +342,12 @@ class Dpals:
             check_moment(problem)
             if not (self.start_share > 0 and self.start_share + self.totals_share < 1):
                 raise InvalidInput(
-                    f"start_share={self.start_share} must be positive and leave a rest beside "
-                    f"totals_share={self.totals_share}; correct it."
+                    f"start_share={self.start_share} must be positive, and its sum with "
+                    f"totals_share={self.totals_share} below 1; correct it."
                 )
         if self.private_centre and self.centre is not None:
             raise InvalidInput(
-                f"centre={self.centre:g} is declared, so none is released with private_centre; leave one of them out."
+                f"centre={self.centre:g} is declared, and private_centre releases one; omit one of them."
             )
         if not 0 <= self.unobserved < math.inf:
             raise InvalidInput(f"unobserved={self.unobserved} must be at least 0 and finite; 0.1 to 1 is usual.")
@@ -445,6 +445,6 @@ class Dpals:
         if error >= _DISTANT:
             notes.append(
                 f"{problem.records_at_most} users are too few for {self.rank} factors of {problem.n_features} items at "
-                "this epsilon: the noise outweighs them; item_means will do better, or a lower rank, or fewer items."
+                "this epsilon: the noise outweighs them; use item_means, a lower rank or fewer items."
             )
         return tuple(notes)

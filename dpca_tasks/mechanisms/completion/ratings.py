@@ -92,12 +92,14 @@ def check_ratings(problem: RatingsProblem, *, rank: int) -> None:
     if not (math.isfinite(problem.low) and math.isfinite(problem.high) and problem.low < problem.high):
         raise InvalidInput(
             f"ratings_between={problem.low:g}:{problem.high:g} must be a range of two numbers, the lower one first; "
-            "state what ratings may be."
+            "state the range of ratings."
         )
     if problem.ratings_per_user < 1:
         raise InvalidInput(f"ratings_per_user={problem.ratings_per_user} must be at least 1; state a public number.")
     if not 1 <= rank < problem.n_features:
-        raise InvalidInput(f"rank={rank} must be at least 1 and below the {problem.n_features} items; ask for less.")
+        raise InvalidInput(
+            f"rank={rank} must be at least 1 and below the {problem.n_features} items; use a lower rank."
+        )
 
 
 def centring(problem: RatingsProblem, *, centre: float | None, user_means: bool, prior: float) -> Centring:
@@ -331,8 +333,8 @@ def check_moment(problem: RatingsProblem) -> None:
     coordinates = problem.n_features * (problem.n_features + 1) // 2
     if coordinates > LARGEST:
         raise InvalidInput(
-            f"the moment of {problem.n_features} items has {coordinates} coordinates, and {LARGEST} are held in "
-            "memory; declare the items that matter, or use dpals."
+            f"the moment of {problem.n_features} items has {coordinates} coordinates, and at most {LARGEST} are held "
+            "in memory; declare fewer items, or use dpals."
         )
 
 

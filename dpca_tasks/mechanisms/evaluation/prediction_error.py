@@ -96,7 +96,8 @@ class PredictionError:
     def _query(self, problem: PredictionTerms, *, bits: int) -> PredictionScores:
         if problem.n_features != len(self.offsets):
             raise InvalidInput(
-                f"{len(self.offsets)} offsets of {problem.n_features} items; evaluate on the same items."
+                f"the prediction has {len(self.offsets)} items and the data {problem.n_features}; evaluate on the same "
+                "items."
             )
         step, factors = self.user_step, np.zeros((problem.n_features, 0)) if self.factors is None else self.factors
         largest = float(np.abs(factors).max(initial=0.0))

@@ -154,7 +154,7 @@ class CapeAgn:
         if isinstance(made, PointTriples) and not math.isclose(made.radius, given["score_norm"].item(), rel_tol=_NEAR):
             raise InvalidInput(
                 f"score_norm={given['score_norm'].item():.6g} is not the {made.radius:.6g} that follows from the "
-                "mixture's variance; ask as the plan says."
+                "mixture's variance; send the planned request."
             )
         return replace(made, **given)
 
@@ -211,8 +211,8 @@ def check_orthonormal(directions: NDArray[np.int64]) -> None:
         apart = np.abs(columns.T @ columns - np.eye(columns.shape[1])).max()
     if not apart <= 2.0 ** (1 - DIRECTION_BITS) * math.sqrt(len(columns)):
         raise InvalidInput(
-            f"the directions of the second round are off orthonormal columns by {apart:.3g}, and those of a second "
-            "moment only by rounding; ask as the plan says."
+            f"the directions of the second round differ from orthonormal columns by {apart:.3g}, more than rounding "
+            "explains; send the planned request."
         )
 
 
@@ -227,8 +227,10 @@ def check_variance(problem: TensorProblem, given: NDArray[np.float64]) -> float:
     value, declared = given.item(), problem.noise_variance
     most = problem.unit / problem.n_features
     if value != declared if declared is not None else not 0 <= value <= most * (1 + _NEAR):
-        stated = f"at most {most:.6g}, as points of norm clip_norm have it" if declared is None else f"{declared:.6g}"
-        raise InvalidInput(f"noise_variance={value:.6g} must be {stated}; ask as the plan says.")
+        stated = (
+            f"at most {most:.6g}, the limit for points of norm clip_norm" if declared is None else f"{declared:.6g}"
+        )
+        raise InvalidInput(f"noise_variance={value:.6g} must be {stated}; send the planned request.")
     return float(value)
 
 
@@ -267,8 +269,8 @@ def check_model(problems: Sequence[TensorProblem]) -> None:
         values = [str(getattr(problem, found)) for problem in problems]
         if len(set(values)) > 1:
             raise InvalidInput(
-                f"the sites have {', '.join(values)} as {found}, and a sum over sites needs the same at each; "
-                "state one for all."
+                f"the sites have {', '.join(values)} as {found}, and a sum over sites needs one value; state the same "
+                "for all."
             )
 
 

@@ -129,11 +129,11 @@ class Cape:
     def __post_init__(self) -> None:
         """Refuse parameters that leave no honest site, and a calibration that does not fit the masks."""
         if self.sites < 2:
-            raise InvalidInput(f"sites={self.sites} must be at least 2; one owner's noise is fitted by itself.")
+            raise InvalidInput(f"sites={self.sites} must be at least 2; use a mechanism for one owner instead.")
         if self.dropouts < 0 or self.tolerated < 0 or self.honest < 1:
             raise InvalidInput(
                 f"colluders={self.tolerated} and dropouts={self.dropouts} must be at least 0 and leave one of "
-                f"{self.sites} sites: its noise has to stay unknown; tolerate fewer."
+                f"{self.sites} sites, whose noise must remain unknown; tolerate fewer."
             )
         if self.calibration == "paper" and self.masks != "gaussian":
             raise InvalidInput("calibration=paper is printed for Gaussian masks; use masks=gaussian with it.")
@@ -327,7 +327,8 @@ def check_sites(problems: Sequence[Problem | TensorProblem]) -> None:
     """
     if len(problems) < 2:
         raise InvalidInput(
-            f"{len(problems)} site is too few for a sum over sites; name two at least, or fit one with dpca subspace."
+            f"a sum over sites needs at least 2 sites (got {len(problems)}); name more, or fit one site with dpca "
+            "subspace."
         )
     for found, each in (
         ("columns", [str(problem.n_features) for problem in problems]),
@@ -335,11 +336,13 @@ def check_sites(problems: Sequence[Problem | TensorProblem]) -> None:
     ):
         if len(set(each)) > 1:
             raise InvalidInput(
-                f"the sites have {', '.join(each)} {found}, and a sum over sites needs the same at each; "
-                "leave out the sites that differ."
+                f"the sites have {', '.join(each)} {found}, and a sum over sites needs one value; omit the sites that "
+                "differ."
             )
     if any(isinstance(problem, Problem) and problem.center != "none" for problem in problems):
-        raise InvalidInput("center=private is for one owner's rows; sites release moments around the origin.")
+        raise InvalidInput(
+            "center=private is for one owner's rows, and sites release moments around the origin; use center=none."
+        )
 
 
 def check_public(
@@ -356,7 +359,7 @@ def check_public(
     if not 0 <= index < rounds or forms != {name: (array.shape, array.dtype) for name, array in expected.items()}:
         raise InvalidInput(
             f"round {index} with the arrays {', '.join(sorted(public)) or 'none'} is not one of the {rounds} planned, "
-            f"which take {', '.join(sorted(expected)) or 'none'}, of planned shapes; ask as the plan says."
+            f"which take {', '.join(sorted(expected)) or 'none'}, of planned shapes; send the planned request."
         )
 
 
@@ -433,7 +436,7 @@ def seats_of(problems: Sequence[Terms], seats: Seats | None) -> Seats:
     if seats is None:
         return Seats(names=tuple(f"{at:04d}" for at in range(len(problems))))
     if len(seats.names) != len(problems):
-        raise InvalidInput(f"{len(seats.names)} seats are not those of {len(problems)} sites; name each site once.")
+        raise InvalidInput(f"{len(problems)} sites need as many names (got {len(seats.names)}); name each site once.")
     return seats
 
 

@@ -114,7 +114,7 @@ def combined(answers: Iterable[NDArray[Any]], multipliers: Sequence[float] | Mat
         np.multiply(answer, multiplier, out=scaled)
         total += scaled
     if total is None:
-        raise InvalidInput("an estimate of no answers must have at least one; release a tick first.")
+        raise InvalidInput("an estimate needs at least one answer; release a tick first.")
     return total
 
 
@@ -142,7 +142,7 @@ def streamed_subspace(
 def check_kept(kept: Sequence[int]) -> None:
     """Refuse ticks that are not unique, rising numbers from 1."""
     if not len(kept) or kept[0] < 1 or any(np.diff(np.asarray(kept)) < 1):
-        raise InvalidInput("kept must be ticks from 1, each once and in order; pass those whose answers there are.")
+        raise InvalidInput("kept must be ticks from 1, each once and in order; pass the ticks that have answers.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -226,8 +226,8 @@ def contrast_of(
     design = np.stack([reach[:, :change] @ arrived[:change], reach[:, change:] @ arrived[change:]], axis=1)
     if len(ticks) < 2 or np.linalg.matrix_rank(design) < 2:
         raise InvalidInput(
-            f"the {len(ticks)} answers after tick {before} do not tell arrivals before and after tick {change} apart; "
-            "choose an earlier tick, or wait for more answers."
+            f"the {len(ticks)} answers after tick {before} do not separate arrivals before tick {change} from those "
+            "after it; choose an earlier tick, or wait for more answers."
         )
     inverse = np.linalg.pinv(design)
     multipliers = inverse[1] - inverse[0]

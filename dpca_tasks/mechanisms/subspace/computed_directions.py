@@ -95,7 +95,7 @@ class OnEigenpairs:
         check_tail(noise, draws=solver.layout.size + 1, delta=noise.event["delta"])
         seen = forecast(problem, n_components=self.n_components, level=needs, together=True)
         warnings = seen.warnings() or (
-            f"the components are noise unless the eigengap behind component {self.n_components} is above about "
+            f"the components are noise unless the eigengap after component {self.n_components} is above about "
             f"{needs:,.0f} records at the clip norm.",
         )
         return Plan(

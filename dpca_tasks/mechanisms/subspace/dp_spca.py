@@ -115,15 +115,15 @@ class DpSpca:
             )
         if self.form == "one_row" and problem.center != "none":
             raise Refused(
-                f"center={problem.center} takes a mean off released products, and form=one_row releases none: its "
+                f"center={problem.center} subtracts a mean from released products, and form=one_row releases none: its "
                 "steps are one fused loop; use form=batches, or center=none."
             )
         if self.form == "one_row" and math.isinf(self.integrated_time):
             raise InvalidInput("integrated_time=inf needs whole batches; state a finite one for form=one_row.")
         if self.mu is not None and not (self.calibration == "paper" and 0 < self.mu < 1):
             raise InvalidInput(
-                f"mu={self.mu} must lie between 0 and 1 and is that of the printed noise; leave it out, or state it "
-                "with calibration=paper."
+                f"mu={self.mu} must be between 0 and 1 and is a setting of the printed noise; omit it, or use "
+                "calibration=paper."
             )
         inner = inner_target(problem, target, rate=rate)
         notes: tuple[str, ...] = ()
@@ -235,8 +235,7 @@ def _checked_noise(multiplier: float, target: PrivacyTarget, inner: PrivacyTarge
         halves = round(target.epsilon / inner.epsilon)  # 2 through the empty record
         raise Refused(
             f"calibration=paper: its noise multiplier {multiplier:.4g} really gives up to epsilon {halves * found:.4g} "
-            f"at delta={target.delta:g}, more than the epsilon={target.epsilon:g} that its steps may have; "
-            "use calibration=tight."
+            f"at delta={target.delta:g}, more than the epsilon={target.epsilon:g} of its steps; use calibration=tight."
         )
     bound = dp_spca_bound(Settings(epsilon=target.epsilon, n_records=steps, steps=steps))
     if target.epsilon <= bound:

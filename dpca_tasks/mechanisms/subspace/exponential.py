@@ -94,7 +94,7 @@ class Exponential:
         if self.calibration == "paper" and certified and self.n_components > 1:
             raise Refused(
                 f"calibration=paper prints one draw of all directions, and sampler=peeling makes {self.n_components}; "
-                "ask for n_components=1, or use calibration=tight."
+                "use n_components=1, or use calibration=tight."
             )
         if self.calibration == "paper" and problem.center != "none":
             raise Refused(
@@ -139,7 +139,7 @@ class Exponential:
 
 
 UNCERTIFIED = (
-    "sampler=gibbs is not certified: epsilon and delta are those of the limit of its chain, not proved for it."
+    "sampler=gibbs is not certified: epsilon and delta are proved for the limit of its chain, not for a finite chain."
 )
 
 

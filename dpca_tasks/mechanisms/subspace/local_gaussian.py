@@ -70,8 +70,8 @@ class LocalGaussian:
             if real > target.epsilon:
                 raise Refused(
                     f"calibration=paper really gives epsilon {real:.4g} at delta={target.delta:g}, more than the "
-                    f"epsilon={target.epsilon:g} that its reports may have: two of them differ by up to sqrt 2; "
-                    "use calibration=tight."
+                    f"epsilon={target.epsilon:g} of its reports: two reports differ by up to sqrt 2; use "
+                    "calibration=tight."
                 )
         noise = Symmetric(noise_multiplier=multiplier)
         coarse = _query(problem, bits=1)

@@ -49,8 +49,8 @@ class NonPrivate:
         check_shape(problem, n_components=self.n_components)
         if target != NO_GUARANTEE:
             raise Refused(
-                "non_private keeps no guarantee: its result is not private, is marked so for ever, and voids the "
-                "budget of its population; insist with --i-know-this-is-not-private, or choose another mechanism."
+                "non_private gives no privacy guarantee: its result is marked as not private and voids the budget of "
+                "its population; insist with --i-know-this-is-not-private, or choose another mechanism."
             )
         moment_query(problem, bits=BITS)
         return Plan(
@@ -73,7 +73,7 @@ class NonPrivate:
             When the curator is not a `DisclosingCurator`.
         """
         if not isinstance(curator, DisclosingCurator):
-            raise Refused("this curator answers with noise alone; non_private needs a DisclosingCurator.")
+            raise Refused("this curator releases noisy answers only; non_private needs a DisclosingCurator.")
         exact = curator.disclose(moment_query(plan.problem, bits=plan.bits))
         noise = stated_noise(plan.problem, law="isometric", std=0.0, step=0.0)
         return decompose(moment_from(exact, plan.problem, noise=noise), n_components=self.n_components)

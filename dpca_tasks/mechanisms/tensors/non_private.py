@@ -56,8 +56,8 @@ class NonPrivate:
         releases.check()
         if target != NO_GUARANTEE:
             raise Refused(
-                "otd keeps no guarantee: its result is not private, is marked so for ever, and voids the "
-                "budget of its population; insist with --i-know-this-is-not-private, or choose another mechanism."
+                "otd gives no privacy guarantee: its result is marked as not private and voids the budget of its "
+                "population; insist with --i-know-this-is-not-private, or choose another mechanism."
             )
         bits = MOMENT_BITS[problem.model]
         return Plan(
@@ -83,7 +83,7 @@ class NonPrivate:
             When the curator is not a `DisclosingCurator`.
         """
         if not isinstance(curator, DisclosingCurator):
-            raise Refused("this curator answers with noise alone; otd needs a DisclosingCurator.")
+            raise Refused("this curator releases noisy answers only; otd needs a DisclosingCurator.")
         releases = self._releases(plan.problem)
         space = releases.space(curator.disclose(releases.moment_query(bits=plan.bits)), std=0.0)
         query = curator.with_stored_inputs(releases.core_query(space, bits=CORE_BITS))

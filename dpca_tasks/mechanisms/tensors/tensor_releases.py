@@ -315,13 +315,13 @@ def check_tensor(problem: TensorProblem, *, components: int) -> None:
     """
     if not 1 <= components < problem.n_features:
         raise InvalidInput(
-            f"components={components} must be at least 1 and below n_features={problem.n_features}; ask for fewer."
+            f"components={components} must be at least 1 and below n_features={problem.n_features}; use fewer."
         )
     coordinates = problem.n_features * (problem.n_features + 1) // 2
     if coordinates > LARGEST:
         raise InvalidInput(
-            f"the second moment of {problem.n_features} columns has {coordinates} coordinates, and {LARGEST} are held "
-            "in memory; declare the columns that matter."
+            f"the second moment of {problem.n_features} columns has {coordinates} coordinates, and at most {LARGEST} "
+            "are held in memory; declare fewer columns."
         )
     if problem.model == "topics":
         _check_topics(problem)
@@ -397,7 +397,7 @@ class TensorReleases:
         if not all(1 <= factor < math.inf for factor in (self.point_factor, self.score_factor)):
             raise InvalidInput(
                 f"point_factor={self.point_factor} and score_factor={self.score_factor} must be at least 1 and finite: "
-                "shorter bounds clip what is sought; 1.3 and 1.4 are usual."
+                "smaller bounds clip the components; 1.3 and 1.4 are usual."
             )
 
     def moment_query(self, *, bits: int) -> WordPairs | SecondMoment:
@@ -477,8 +477,8 @@ class TensorReleases:
             if query.largest_loss <= _GRID_LOSS:
                 return ()
             return (
-                f"the grid takes up to {query.largest_loss:.2g} of the pairs of a document of {query.words_at_most} "
-                "words; count fewer words of a document, or take a larger epsilon, which gives a finer grid.",
+                f"the grid loses up to {query.largest_loss:.2g} of the pairs of a document of {query.words_at_most} "
+                "words; count fewer words per document, or use a larger epsilon for a finer grid.",
             )
         if problem.noise_variance is not None or (problem.relation != "add_remove" and problem.records_declared):
             return ()

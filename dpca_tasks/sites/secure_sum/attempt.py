@@ -113,11 +113,15 @@ class SiteKeys(SitePhase[KeyList]):
         frames = received.message.frames
         self.check_enough(frozenset(frames), KeyList.title)
         if frames[place].raw != self.sent:
-            raise MessageRefused("the list holds other keys of this site than it sent; the server lies: stop.")
+            raise MessageRefused(
+                "the list holds keys of this site that it did not send; the server is dishonest: stop."
+            )
         keys = {other: one.message.public for other, one in frames.items()}
         shown = [key for one in keys.values() for key in (one.sealing, one.masking)]
         if len(set(shown)) < len(shown):
-            raise MessageRefused("two keys of the list are equal, and a site could pose as another; begin another.")
+            raise MessageRefused(
+                "two keys of the list are equal, and a site could impersonate another; begin another attempt."
+            )
         listed = hashlib.sha256(received.raw).digest()
         seeds, secrets = (
             split(
@@ -189,7 +193,7 @@ class Begin(Telegram):
         """Parse the message from a body, and check that its context matches its head."""
         context = _parse_context(reader)
         if context != scene.context:
-            raise MessageRefused("a proposal says another context than its head; begin another attempt.")
+            raise MessageRefused("the context of a proposal differs from its head; begin another attempt.")
         return cls(context=context)
 
 
@@ -210,7 +214,7 @@ def read_proposal(raw: bytes) -> Context:
         When the bytes are not a proposal.
     """
     if raw[5:6] != bytes([Begin.kind]) or not HEAD_BYTES < len(raw) <= HEAD_BYTES + _LONGEST:
-        raise MessageRefused(f"{len(raw)} bytes came where a proposal is expected; begin an attempt.")
+        raise MessageRefused(f"{len(raw)} bytes arrived where a proposal is expected; begin an attempt.")
     return _parse_context(Reader(raw[HEAD_BYTES:]))
 
 
@@ -233,8 +237,8 @@ class SiteRoster(SitePhase[Begin]):
             ):
                 if facts[0] != facts[1]:
                     raise MessageRefused(
-                        f"the server proposes another {part} than this site knows; it may lie, or one of the "
-                        "two has an old roster: compare them."
+                        f"the {part} that the server proposes differs from this site's; the server may be dishonest, "
+                        "or one roster may be old: compare them."
                     )
         return SitePhase.receive(self, raw)
 
@@ -246,8 +250,8 @@ class SiteRoster(SitePhase[Begin]):
         if session.memory.remember(attempt_key(context.session, context.address), mark) != mark:
             address = context.address
             raise MessageRefused(
-                f"attempt {address.attempt} of round {address.round} was begun here before, and is never begun twice; "
-                "begin one with a higher number."
+                f"attempt {address.attempt} of round {address.round} already began at this site and cannot begin "
+                "twice; use a higher number."
             )
         sealing, masking = (
             Pairing(scene=session.scene, place=session.place, secret=session.draw_key()) for _ in range(2)
@@ -274,9 +278,9 @@ def _parse_context(reader: Reader) -> Context:
         address = Address(round=round_index, attempt=attempt)
         context = Context(session=session, address=address, participants=participants, asked=asked, words=count)
     except (UnicodeDecodeError, InvalidInput):
-        raise MessageRefused("a proposal names no session, or numbers beyond all bounds; begin an attempt.") from None
+        raise MessageRefused("a proposal has no session name, or numbers out of range; begin an attempt.") from None
     if not reader.is_done():
-        raise MessageRefused("a proposal is followed by more bytes, which no message is; send it alone.")
+        raise MessageRefused("extra bytes follow a proposal; send it alone.")
     return context
 
 

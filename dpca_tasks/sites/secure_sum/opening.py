@@ -143,13 +143,13 @@ class SiteOpening(SitePhase[Signatures]):
         self.check_enough(frozenset(frames), Signatures.title)
         if not frames.keys() <= senders or any(one.message != self.signed for one in frames.values()):
             raise MessageRefused(
-                "sites signed unlike sets, or saw unlike keys or shares: the server told them unlike things; stop."
+                "sites signed different sets, or received different keys or shares, so the server is dishonest; stop."
             )
         key = opened_key(scene.participants.roster.digest, round_index=scene.context.address.round)
         if self.session.memory.remember(key, write_places(senders, scene)) != write_places(senders, scene):
             raise MessageRefused(
-                "this site helped to open another set of sites under the same noise meanwhile; go on with a smaller "
-                "roster, whose noise is fresh."
+                "this site meanwhile helped to unmask another set of sites under the same noise; continue with a "
+                "smaller roster, whose noise is fresh."
             )
         shares = {place: of.seed if place in senders else of.key for place, of in self.held.items()}
         return self.session.send(OpeningShares(shares=shares)), SiteDone(session=self.session)
@@ -166,7 +166,7 @@ class SiteDone(SitePhase[Never]):
 
     def receive(self, raw: bytes) -> tuple[bytes, SitePhase[Any]]:
         """Refuse every frame."""
-        raise MessageRefused(f"a message of {len(raw)} bytes came after the last of an attempt; begin another.")
+        raise MessageRefused(f"a message of {len(raw)} bytes arrived after the end of an attempt; begin another.")
 
     def answer(self, received: Received[Never]) -> tuple[bytes, SitePhase[Any]]:
         """Never called."""
@@ -187,7 +187,7 @@ class ServerSignatures(ServerPhase[SignedSenders]):
         """Check that the signed set is the requested one."""
         if received.message.senders != self.awaited:
             raise MessageRefused(
-                f"site {self.scene.name(received.sender)!r} signed another set than it was asked for; begin another "
+                f"site {self.scene.name(received.sender)!r} signed another set than the requested one; begin another "
                 "attempt."
             )
 
@@ -214,8 +214,8 @@ class ServerOpening(ServerPhase[OpeningShares]):
         """Check that there is a share of each sharer."""
         if received.message.shares.keys() != self.sharers:
             raise MessageRefused(
-                f"opening shares of site {self.scene.name(received.sender)!r} are not of all that shared; begin "
-                "another attempt."
+                f"opening shares of site {self.scene.name(received.sender)!r} do not cover all sites that shared; "
+                "begin another attempt."
             )
 
     def close(self) -> Total:
@@ -253,6 +253,6 @@ class ServerOpening(ServerPhase[OpeningShares]):
     def _check(self, fits: bool, place: int) -> None:  # noqa: FBT001 one claim
         if not fits:
             raise MessageRefused(
-                f"the shares of site {self.scene.name(place)!r} do not give what it committed to, so some site's are "
-                "false; begin another attempt."
+                f"the shares of site {self.scene.name(place)!r} do not match its commitment, so some share is false; "
+                "begin another attempt."
             )

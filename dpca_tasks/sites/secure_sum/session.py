@@ -141,7 +141,7 @@ class Pairing:
         except InvalidTag:
             raise MessageRefused(
                 f"shares from site {self.scene.name(sender)!r} were changed, or made for another list of keys than "
-                "this site was shown; the server may lie: begin another attempt."
+                "this site received; the server may be dishonest: begin another attempt."
             ) from None
 
     def _cipher(self, sender: int, receiver: int, public: bytes, *, other: int) -> ChaCha20Poly1305:
@@ -155,7 +155,8 @@ class Pairing:
             return private.exchange(X25519PublicKey.from_public_bytes(public))
         except ValueError:
             raise MessageRefused(
-                f"the key of site {self.scene.name(other)!r} agrees with nobody's; begin another attempt without it."
+                f"the key of site {self.scene.name(other)!r} does not allow key agreement; begin another attempt "
+                "without it."
             ) from None
 
 
@@ -180,8 +181,8 @@ class DoubleMasks:
         context = self.scene.context
         if (address, roster.digest, size) != (context.address, self.scene.participants.roster.digest, context.words):
             raise InvalidInput(
-                f"masks of {context.words} integers were agreed on for another attempt, roster or query; "
-                "ask for what the server proposed."
+                f"the masks of {context.words} integers are for another attempt, roster or query; use those that the "
+                "server proposed."
             )
         self.used += 1
         mask = np.zeros(size, np.uint64)
@@ -244,7 +245,7 @@ class SiteSession:
         """Check that the identity is the one in the roster."""
         if self.scene.participants.keys[self.scene.name(self.place)] != self.identity.public:
             raise InvalidInput(
-                f"the identity key of site {self.site!r} is not the one that the roster names; correct the roster."
+                f"the identity key of site {self.site!r} differs from the one in the roster; correct the roster."
             )
 
     @property
@@ -294,8 +295,8 @@ class SitePhase[T: Telegram](ABC):
         threshold = self.session.scene.participants.threshold
         if len(places) < threshold or self.session.place not in places:
             raise MessageRefused(
-                f"{title} of {len(places)} sites must be those of {threshold} at least, this site among them; "
-                "begin another attempt when more are there."
+                f"{title} must come from at least {threshold} sites, including this one (got {len(places)}); begin "
+                "another attempt when more are present."
             )
 
 
@@ -326,8 +327,8 @@ class ServerPhase[T: Telegram](ABC):
         received: Received[T] = decode(raw, self.expects, self.scene)
         if received.sender != sender or sender not in self.awaited - self.received.keys():
             raise MessageRefused(
-                f"{self.expects.title} of site {self.scene.name(received.sender)!r} are not awaited from this "
-                "connection, or came before; each site sends its own, once."
+                f"{self.expects.title} of site {self.scene.name(received.sender)!r} are not expected from this "
+                "connection, or arrived before; each site sends its own, once."
             )
         self.check(received)
         self.received[sender] = received

@@ -113,12 +113,12 @@ class SiteSums(SitePhase[Senders]):
         scene, senders = self.session.scene, received.message.senders
         self.check_enough(senders, Senders.title)
         if not senders <= self.sharers:
-            raise MessageRefused("a sum was asked for of sites that shared nothing with this one; stop.")
+            raise MessageRefused("the requested sum includes sites that shared nothing with this site; stop.")
         key = opened_key(scene.participants.roster.digest, round_index=scene.context.address.round)
         if self.session.memory.recall(key) not in (None, write_places(senders, scene)):
             raise MessageRefused(
-                "this site helped to open another set of sites under the same noise, and a difference of two would "
-                "show a site's integers; go on with a smaller roster, whose noise is fresh."
+                "this site helped to unmask another set of sites under the same noise, and the difference would reveal "
+                "a site's integers; continue with a smaller roster, whose noise is fresh."
             )
         signed = SignedSenders(transcript=self.transcript, senders=senders)
         return self.session.send(signed), SiteOpening(
@@ -153,8 +153,8 @@ class ServerSums(ServerPhase[MaskedSum]):
             if not opened <= self.present:
                 gone = tuple(self.scene.name(place) for place in sorted(opened - self.present))
                 raise SiteSilent(
-                    f"sites {', '.join(gone)} are missing, with which this noise was opened before, and it is opened "
-                    "with no other set; begin another attempt, or take a smaller roster.",
+                    f"sites {', '.join(gone)} are missing from the set with which this noise was unmasked, and it is "
+                    "unmasked with no other; begin another attempt, or use a smaller roster.",
                     names=gone,
                 )
             return opened
@@ -231,8 +231,8 @@ class SiteShares(SitePhase[Delivered]):
         words = self.session.contribute(masks)
         if masks.used != 1 or words.shape != (scene.context.words,):
             raise MessageRefused(
-                f"{words.size} integers were masked {masks.used} times, which must be {scene.context.words}, once; "
-                "nothing is sent."
+                f"{scene.context.words} integers must be masked once (got {words.size} integers, masked {masks.used} "
+                "times); nothing is sent."
             )
         transcript = hashlib.sha256(scene.context.digest + self.listed + write_places(sharers, scene)).digest()
         return self.session.send(MaskedSum(words=words)), SiteSums(
@@ -244,7 +244,7 @@ class SiteShares(SitePhase[Delivered]):
         seed, key = (int.from_bytes(plain[at : at + SHARE_BYTES], "little") for at in (0, SHARE_BYTES))
         if max(seed, key) >= PRIME:
             raise MessageRefused(
-                f"shares from site {self.session.scene.name(other)!r} are no shares; begin another attempt without it."
+                f"shares from site {self.session.scene.name(other)!r} are invalid; begin another attempt without it."
             )
         return SharesOf(seed=seed, key=key)
 
@@ -262,7 +262,7 @@ class ServerShares(ServerPhase[SealedShares]):
         lacking = self.awaited - {received.sender} ^ received.message.sealed.keys()
         if lacking:
             raise MessageRefused(
-                f"sealed shares of site {self.scene.name(received.sender)!r} are not for all others of the list "
+                f"sealed shares of site {self.scene.name(received.sender)!r} do not cover all other sites of the list "
                 f"({listed(lacking, self.scene)}); begin another attempt."
             )
 

@@ -85,18 +85,19 @@ class Participants:
         if sorted(self.keys) != list(self.roster.names):
             unlike = sorted(set(self.keys) ^ set(self.roster.names))
             raise InvalidInput(
-                f"sites {', '.join(unlike)} are in the roster or among the identity keys alone, which must name the "
-                "same sites; correct the roster."
+                f"sites {', '.join(unlike)} are in only one of roster and identity keys, which must name the same "
+                "sites; correct the roster."
             )
         for name, key in self.keys.items():
             if len(key) != KEY_BYTES:
                 raise InvalidInput(
-                    f"the identity key of site {name!r} has {len(key)} bytes and must have {KEY_BYTES}; ask that site."
+                    f"the identity key of site {name!r} has {len(key)} bytes and must have {KEY_BYTES}; request it "
+                    "from that site."
                 )
             if twins := sorted(other for other in self.keys if other != name and self.keys[other] == key):
                 raise InvalidInput(
                     f"sites {name}, {', '.join(twins)} have the same identity key, so one could answer for another; "
-                    "give each site a key of its own."
+                    "give each site a unique key."
                 )
         check_threshold(self.roster.size, colluders=self.roster.colluders, dropouts=self.roster.dropouts)
 
@@ -121,7 +122,7 @@ class Participants:
     def place(self, name: str) -> int:
         """Return the place of a site."""
         if name not in self.keys:
-            raise InvalidInput(f"site {name!r} is not in the roster ({', '.join(self.names)}); ask one that is.")
+            raise InvalidInput(f"site {name!r} is not in the roster ({', '.join(self.names)}); use one of these.")
         return self.names.index(name)
 
     def without(self, *names: str) -> "Participants":
@@ -142,7 +143,7 @@ class Participants:
             Ed25519PublicKey.from_public_bytes(self.keys[name]).verify(signature, text)
         except (InvalidSignature, ValueError):
             raise MessageRefused(
-                f"a message in the name of site {name!r} does not bear its signature; it is forged or damaged: "
+                f"a message in the name of site {name!r} lacks the signature of that site; it is forged or damaged: "
                 "begin another attempt."
             ) from None
 
@@ -157,8 +158,9 @@ def check_threshold(size: int, *, colluders: int, dropouts: int) -> None:
     """
     if 2 * (size - dropouts) <= size + colluders:
         raise InvalidInput(
-            f"dropouts={dropouts} and colluders={colluders} of {size} sites: a lying server could have two sums "
-            f"opened unless 2 (S - D) > S + C; tolerate fewer, such as {max(0, (size - colluders - 1) // 2)} dropouts."
+            f"dropouts={dropouts} and colluders={colluders} of {size} sites: a dishonest server could get two sums "
+            f"unmasked unless 2 (S - D) > S + C; tolerate fewer, such as {max(0, (size - colluders - 1) // 2)} "
+            "dropouts."
         )
     if size > MOST_SITES:
         raise InvalidInput(f"{size} sites are more than the {MOST_SITES} of a secure sum; split the roster.")
@@ -289,7 +291,7 @@ class Reader:
     def take(self, size: int) -> bytes:
         """Return the next bytes."""
         if size > len(self._rest):
-            raise MessageRefused("a message ends within a field; it was cut: send it whole.")
+            raise MessageRefused("a message ends within a field, so it is truncated; send it whole.")
         taken, self._rest = self._rest[:size], self._rest[size:]
         return bytes(taken)
 
@@ -370,16 +372,18 @@ def decode[T: Telegram](raw: bytes, expected: type[T], scene: Scene) -> Received
         When it has another type, length, context, sender or encoding, or lacks the signature of its stated sender.
     """
     if len(raw) < HEAD_BYTES or raw[:5] != MAGIC + bytes([VERSION]):
-        raise MessageRefused("a message is cut or not of this protocol's version; use one version of dpca everywhere.")
+        raise MessageRefused(
+            "a message is truncated or of another protocol version; use one version of dpca everywhere."
+        )
     if raw[5] != expected.kind:
         raise MessageRefused(
-            f"a message of kind {raw[5]} came where {expected.title} (kind {expected.kind}) are expected: it is late, "
-            "early or replayed; go on with the present phase or begin another attempt."
+            f"a message of kind {raw[5]} arrived where {expected.title} (kind {expected.kind}) are expected: it is "
+            "late, early or replayed; continue with this phase or begin another attempt."
         )
     if len(raw) > longest_frame(expected, scene):
         raise MessageRefused(
-            f"{expected.title} of {len(raw)} bytes exceed the {longest_frame(expected, scene)} of this round; "
-            "send what was asked for."
+            f"{expected.title} of {len(raw)} bytes exceed the {longest_frame(expected, scene)} of this round; send "
+            "only the requested message."
         )
     context, sender = _HEAD.unpack_from(raw)[3:]
     if context != scene.context.digest:
@@ -390,14 +394,14 @@ def decode[T: Telegram](raw: bytes, expected: type[T], scene: Scene) -> Received
     if expected.is_signed:
         end -= SIGNATURE_BYTES
         if end < HEAD_BYTES or sender >= scene.sites:
-            raise MessageRefused(f"{expected.title} are cut or of no site of the roster; send them whole.")
+            raise MessageRefused(f"{expected.title} are truncated or from no site of the roster; send them whole.")
         scene.participants.check_signature(sender, text=raw[:end], signature=raw[end:])
     elif sender != SERVER:
-        raise MessageRefused(f"{expected.title} come from the server alone; send what a site sends.")
+        raise MessageRefused(f"only the server sends {expected.title}; send a message of a site.")
     reader = Reader(raw[HEAD_BYTES:end])
     message = expected.parse(reader, scene)
     if not reader.is_done():
-        raise MessageRefused(f"{expected.title} are followed by more bytes, which no message is; send them alone.")
+        raise MessageRefused(f"extra bytes follow {expected.title}; send them alone.")
     return Received(message=message, sender=sender, raw=raw)
 
 

@@ -290,10 +290,10 @@ def test_extreme_guarantees_are_calibrated_safely(epsilon: float) -> None:
 
 
 def test_a_budget_below_one_unit_is_refused() -> None:
-    with pytest.raises(InvalidInput, match="ask for more epsilon"):
+    with pytest.raises(InvalidInput, match="use a larger epsilon"):
         gaussian_noise_multiplier(epsilon=1e-9, delta=1e-15)
     for pure in (laplace_noise_multiplier, wishart_noise_multiplier):
-        with pytest.raises(InvalidInput, match="ask for more epsilon"):
+        with pytest.raises(InvalidInput, match="use a larger epsilon"):
             pure(epsilon=1e-9)
 
 

@@ -267,5 +267,5 @@ def test_builder_and_reader_refuse_the_same_numbers(field: str) -> None:
                 fields = {**{key: event[key] for key in KINDS[name].fields}, field: bad}
                 with pytest.raises(InvalidInput, match=f"{field}="):
                     KINDS[name].build(**fields)
-                with pytest.raises(InvalidInput, match="record one that is"):
+                with pytest.raises(InvalidInput, match="record one of these"):
                     parts_of({"name": name, **fields})

@@ -70,7 +70,7 @@ def test_any_leading_parts_of_a_spectrum_are_kept_and_continued(shares, n_featur
 
 def test_more_parts_than_features_are_refused():
     assert spectrum_shares("0.625,0.375", n_features=2) == pytest.approx([0.625, 0.375])
-    with pytest.raises(InvalidInput, match="one a feature at most"):
+    with pytest.raises(InvalidInput, match="at most one per feature"):
         spectrum_shares("0.5,0.3,0.2", n_features=2)
 
 

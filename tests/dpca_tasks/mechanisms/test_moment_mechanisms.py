@@ -362,7 +362,7 @@ class TestRefusals:
 
     def test_a_plan_says_what_gap_it_needs(self, mechanism):
         assert (
-            "eigengap behind component 2"
+            "eigengap after component 2"
             in mechanism.plan(Problem(n_features=PERTURBING_MECHANISMS_D, clip_norm=1.0), CLAIM).warnings[0]
         )
 

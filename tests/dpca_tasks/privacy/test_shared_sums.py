@@ -187,7 +187,7 @@ def test_only_proved_statistics_with_room_and_own_seeds_are_shared():
     with pytest.raises(InvalidInput, match="norm_histogram 1 is proved for VectorShare"):
         first.message(histogram, roster=roster, address=address)
     swapped = Site(name="a", curator=first.curator, seeds=deal_masks(roster)["b"])
-    with pytest.raises(InvalidInput, match="mask no message of site 'a'"):
+    with pytest.raises(InvalidInput, match="do not mask messages of site 'a'"):
         swapped.message(MOMENT, roster=roster, address=address)
     large = dataclasses.replace(roster.members[0], records=2**50)
     with pytest.raises(InvalidInput, match="more than 2\\^63"):
@@ -255,7 +255,7 @@ def test_a_restarted_site_answers_its_next_round_from_its_ledger(tmp_path, monke
         stored = [step for step in range(8) if after[name].kept(step) is not None]
         assert stored == [0, 2, 4, 6] + [7] * (name != "c")
         assert again.statement(name).spent == spent[name]
-    with pytest.raises(Refused, match="nobody's noise"):
+    with pytest.raises(Refused, match="no noise would remain unknown"):
         roster.without("a", "b")
 
 

@@ -203,7 +203,7 @@ def test_messages_that_are_not_those_of_one_attempt_are_not_opened():
         ([first, second, third, third], "4 sites"),
         ([first, second, later[2]], "another attempt or roster"),
         ([first, second, messages_of(parts, other)[2]], "another attempt or roster"),
-        ([first, second, dataclasses.replace(third, words=third.words[:3])], "unlike lengths"),
+        ([first, second, dataclasses.replace(third, words=third.words[:3])], "different lengths"),
     ]:
         with pytest.raises(IncompleteSum, match=found):
             open_total(messages, roster=ROSTER, address=ADDRESS)

@@ -191,7 +191,7 @@ def test_what_a_server_broadcasts_is_taken_as_planned_alone_and_by_all_sites_of_
     for change, said in (
         ({"directions": np.eye(12, 3, dtype=np.int64) << 24}, "malformed"),
         ({"directions": directions[:11]}, "not one of the 2 planned"),
-        ({"directions": 3 * directions}, "off orthonormal columns"),
+        ({"directions": 3 * directions}, "differ from orthonormal columns"),
         ({"noise_variance": np.array([0.26])}, "noise_variance=0.26 must be 0.25"),
         ({"score_norm": 2 * fine["score_norm"]}, "score_norm"),
         ({"more": np.zeros(1)}, "malformed"),

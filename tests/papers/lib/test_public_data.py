@@ -109,7 +109,7 @@ class _Ruinous:
 
 def test_a_pickle_that_asks_for_more_than_arrays_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "data_batch_1").write_bytes(pickle.dumps({"data": _Ruinous(), "labels": []}, protocol=4))
-    with pytest.raises(BadSource, match=r"asks for builtins\.print; name one"):
+    with pytest.raises(BadSource, match=r"requests builtins\.print; name a batch"):
         cifar10(tmp_path / "data_batch_1")
     assert capsys.readouterr().out == ""
 
@@ -120,11 +120,11 @@ def test_what_is_no_data_set_is_refused_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "cut.gz").write_bytes(gzip.compress(TEXT)[:-9])
     (tmp_path / "empty").write_bytes(b"")
     (tmp_path / "labels.bin").write_bytes(b"\x0a" + bytes(CIFAR_FEATURES))
-    with pytest.raises(Invalid, match="is no file; name one"):
+    with pytest.raises(Invalid, match="is not a file; name the file"):
         real_sim(tmp_path / "absent")
     for load, name, said in (
         (cifar10, "cut.bin", "whole records of 3073 bytes"),
-        (cifar10, "labels.bin", "labels beyond 0 to 9"),
+        (cifar10, "labels.bin", "labels outside 0 to 9"),
         (cifar10, ".", "holds no file data_batch_"),
         (real_sim, "wide", "line 1 of"),
         (real_sim, "cut.gz", "cannot be decompressed"),

@@ -154,7 +154,7 @@ class TestTicks:
         tick = begin_tick(opened)
         assert opened.begin(tick.release_id).event == gaussian(TERMS["noise_multiplier"])
         for stream in (tick.stream, "nobody's"):
-            with pytest.raises(InvalidInput, match="no price of its own"):
+            with pytest.raises(InvalidInput, match="no separate price"):
                 reserve(opened, "free", event=stream_tick(stream, 2, 1.0))
 
     def test_are_one_a_slot_with_the_snapshot_that_they_began_with(self, opened: Ledger) -> None:

@@ -233,7 +233,7 @@ def test_infrequent_items_get_no_factor_and_tails_are_counted_first():
 def test_too_few_users_are_warned_of_by_public_facts_alone(records, epsilon, is_few):
     facts = problem(n_features=1682, ratings_per_user=50, records_at_most=records, low=1.0, high=5.0)
     warnings = Dpals(rank=4).plan(facts, PrivacyTarget(epsilon=epsilon, delta=1e-6)).warnings
-    assert any("item_means will do better" in warning for warning in warnings) is is_few
+    assert any("use item_means" in warning for warning in warnings) is is_few
 
 
 @pytest.mark.parametrize(

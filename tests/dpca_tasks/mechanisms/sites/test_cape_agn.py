@@ -256,7 +256,7 @@ def test_a_first_round_that_lost_a_site_since_is_met_by_directions_that_were_ask
 
 @pytest.mark.parametrize("mechanism", KINDS, ids=lambda kind: kind.name)
 def test_impossible_requests_are_refused(mechanism):
-    with pytest.raises(InvalidInput, match="1 site is too few"):
+    with pytest.raises(InvalidInput, match="needs at least 2 sites"):
         mechanism.plan([TOPICS], [USUAL], session="")
     with pytest.raises(InvalidInput, match="components=12"):
         dataclasses.replace(mechanism, n_components=D).plan([TOPICS] * SITES, [USUAL] * SITES, session="")
@@ -290,7 +290,7 @@ def test_a_round_or_public_arrays_that_are_not_planned_are_refused(problem):
             mechanism.query(plan, index=index, public=public)
     least = np.full((D, 2), np.iinfo(np.int64).min)
     for directions in (0 * fine["directions"], 2 * fine["directions"], fine["directions"] + 2**12, least):
-        with pytest.raises(InvalidInput, match="off orthonormal columns by"):
+        with pytest.raises(InvalidInput, match="differ from orthonormal columns by"):
             mechanism.query(plan, index=1, public=fine | {"directions": directions})
 
 
@@ -351,7 +351,7 @@ def test_every_site_is_charged_for_one_release_and_local_for_the_first_alone():
 @pytest.mark.parametrize(
     ("problems", "said"),
     [
-        ([PROBLEM], "1 site is too few"),
+        ([PROBLEM], "needs at least 2 sites"),
         ([PROBLEM, dataclasses.replace(PROBLEM, n_features=9)], "8, 9 columns"),
         ([PROBLEM, dataclasses.replace(PROBLEM, relation="zero_out")], "replace_one, zero_out as"),
         ([PROBLEM, dataclasses.replace(PROBLEM, center="private")], "center=private"),

@@ -211,7 +211,7 @@ def test_an_undeclared_number_of_records_is_said_where_a_variance_rests_on_it():
         (topics_problem(words_at_most=2), {}, "at least 3"),
         (topics_problem(clip_norm=1.0), {}, "are for model=mixture"),
         (topics_problem(model="graph"), {}, "must be topics or mixture"),
-        (topics_problem(n_features=20_000), {}, "declare the columns that matter"),
+        (topics_problem(n_features=20_000), {}, "declare fewer columns"),
         (topics_problem(), {"split": 1.0}, "split=1.0"),
         (mixture_problem(clip_norm=None), {}, "state a public bound on the norm"),
         (mixture_problem(clip_norm=math.inf), {}, "positive and finite"),

@@ -196,7 +196,7 @@ def test_false_shares_make_no_total():
         false = OpeningShares(shares=shares | {2: shares[2] + 1})
         return encode(false, scene, sender="b", identity=identity_of("b"))
 
-    with pytest.raises(MessageRefused, match="shares of site 'c' do not give what it committed to"):
+    with pytest.raises(MessageRefused, match="shares of site 'c' do not match its commitment"):
         open_sum(scene, lines | {"b": wrong})
 
 

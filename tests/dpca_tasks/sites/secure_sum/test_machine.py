@@ -78,7 +78,7 @@ def test_a_roster_that_the_site_does_not_know_is_refused_before_anything_leaves(
         "number of integers": scene_of(world.participants, words=6),
     }
     for said, scene in lies.items():
-        refused(machines[0], propose(scene), f"proposes another {said.strip()} than this site knows")
+        refused(machines[0], propose(scene), f"the {said.strip()} that the server proposes differs from this site's")
     assert not world.memories["a"].kept
 
 
@@ -115,7 +115,7 @@ def test_a_site_beside_the_roster_has_no_seat(world):
 def test_an_attempt_is_never_begun_twice_even_after_a_restart(world):
     scene = world.scene()
     attempt(world, scene)
-    refused(world.machine("a", scene), propose(scene), "attempt 0 of round 0 was begun here before")
+    refused(world.machine("a", scene), propose(scene), "attempt 0 of round 0 already began at this site")
     np.testing.assert_array_equal(
         attempt(world, world.scene(attempt=1)).integers, world.sum_of(*world.participants.names)
     )
@@ -135,10 +135,10 @@ def test_every_frame_is_taken_once(world):
     machines, phase = summed(world, scene)
     senders = Senders(senders=frozenset(range(5)))
     signed = {place: decode(told(machines[place], senders, scene), SignedSenders, scene) for place in machines}
-    refused(machines[0], encode(senders, scene), "of kind 7 came where signatures")
+    refused(machines[0], encode(senders, scene), "of kind 7 arrived where signatures")
     signatures = Signatures(frames=signed)
     told(machines[0], signatures, scene)
-    refused(machines[0], encode(signatures, scene), "came after the last of an attempt")
+    refused(machines[0], encode(signatures, scene), "arrived after the end of an attempt")
     assert phase.present == frozenset(range(5))
 
 
@@ -147,10 +147,10 @@ def test_the_server_takes_a_sites_message_once_and_over_its_own_connection(world
     machines = world.machines(scene)
     phase = ServerKeys(scene=scene, awaited=frozenset(machines))
     frame = machines[0].receive(propose(scene))
-    with pytest.raises(MessageRefused, match="of site 'a' are not awaited from this connection"):
+    with pytest.raises(MessageRefused, match="of site 'a' are not expected from this connection"):
         phase.receive(frame, sender=1)
     phase.receive(frame, sender=0)
-    with pytest.raises(MessageRefused, match="came before"):
+    with pytest.raises(MessageRefused, match="arrived before"):
         phase.receive(frame, sender=0)
 
 
@@ -161,7 +161,7 @@ def test_a_late_masked_sum_is_refused_by_its_type(world):
     for place, answer in answers.items():
         phase.receive(answer, sender=place)
     _, phase = phase.close()
-    with pytest.raises(MessageRefused, match="of kind 6 came where signed senders"):
+    with pytest.raises(MessageRefused, match="of kind 6 arrived where signed senders"):
         phase.receive(late, sender=4)
 
 
@@ -191,16 +191,18 @@ def test_keys_that_the_server_made_are_refused(world):
     of_server = encode(keys[1].message, scene, sender="b", identity=identity_of("the server"))
     forged = KeyList(frames=keys).body(scene).replace(keys[1].raw, of_server)
     frame = encode(KeyList(frames=keys), scene)
-    refused(machines[0], frame.replace(KeyList(frames=keys).body(scene), forged), "name of site 'b' does not bear")
+    refused(
+        machines[0], frame.replace(KeyList(frames=keys).body(scene), forged), "name of site 'b' lacks the signature"
+    )
 
 
 def test_a_list_without_the_sites_own_keys_or_below_the_threshold_is_refused(world):
     scene = world.scene()
     machines, keys = begun(world, scene)
     without = {place: one for place, one in keys.items() if place != 0}
-    refused(machines[0], encode(KeyList(frames=without), scene), "of 4 sites must be those of 4 at least, this site")
+    refused(machines[0], encode(KeyList(frames=without), scene), r"at least 4 sites, including this one \(got 4\)")
     few = {place: keys[place] for place in range(3)}
-    refused(machines[0], encode(KeyList(frames=few), scene), "of 3 sites must be those of 4 at least")
+    refused(machines[0], encode(KeyList(frames=few), scene), r"at least 4 sites, including this one \(got 3\)")
 
 
 def test_a_colluder_that_signs_two_keys_or_repeats_anothers_is_found_out(world):
@@ -210,7 +212,7 @@ def test_a_colluder_that_signs_two_keys_or_repeats_anothers_is_found_out(world):
     lied = keys | {4: decode(posing, Keys, scene)}
     refused(machines[0], encode(KeyList(frames=lied), scene), "two keys of the list are equal")
     doubled = keys | {0: decode(encode(keys[4].message, scene, sender="a", identity=identity_of("a")), Keys, scene)}
-    refused(machines[0], encode(KeyList(frames=doubled), scene), "other keys of this site than it sent")
+    refused(machines[0], encode(KeyList(frames=doubled), scene), "keys of this site that it did not send")
 
 
 def test_unlike_deliveries_are_found_out_before_a_share_leaves(world):
@@ -225,7 +227,11 @@ def test_unlike_deliveries_are_found_out_before_a_share_leaves(world):
     senders = Senders(senders=frozenset(range(4)))
     signed = {place: decode(told(machines[place], senders, scene), SignedSenders, scene) for place in range(4)}
     for place in range(4):
-        refused(machines[place], encode(Signatures(frames=signed), scene), "the server told them unlike things")
+        refused(
+            machines[place],
+            encode(Signatures(frames=signed), scene),
+            "different keys or shares, so the server is dishonest",
+        )
 
 
 @pytest.mark.parametrize("told_lost", range(5), ids=lambda count: f"{count} of 4")
@@ -263,11 +269,17 @@ def test_signatures_of_the_left_out_site_or_of_too_few_open_nothing(world):
     senders = Senders(senders=frozenset(range(4)))
     signed = {place: decode(told(machines[place], senders, scene), SignedSenders, scene) for place in range(4)}
     few = {place: signed[place] for place in range(3)}
-    refused(machines[0], encode(Signatures(frames=few), scene), "signatures of 3 sites must be those of 4")
+    refused(
+        machines[0],
+        encode(Signatures(frames=few), scene),
+        r"signatures must come from at least 4 sites, including this one \(got 3\)",
+    )
     text = encode(signed[0].message, scene, sender="e", identity=identity_of("e"))
     left_out = few | {4: decode(text, SignedSenders, scene)}
-    refused(machines[0], encode(Signatures(frames=left_out), scene), "the server told them unlike things")
-    refused(machines[4], encode(senders, scene), "this site among them")
+    refused(
+        machines[0], encode(Signatures(frames=left_out), scene), "different keys or shares, so the server is dishonest"
+    )
+    refused(machines[4], encode(senders, scene), "including this one")
 
 
 # --- dropped messages, and two sums of the same integers ---
@@ -315,7 +327,7 @@ def test_another_set_under_the_same_noise_is_never_opened(world):
 
 def test_a_set_that_was_opened_before_and_lost_a_site_since_is_opened_no_more(world):
     attempt(world, world.scene(), lost=[("e", "masked sums")])
-    with pytest.raises(SiteSilent, match="sites a are missing, with which this noise was opened before"):
+    with pytest.raises(SiteSilent, match="sites a are missing from the set with which this noise was unmasked"):
         attempt(world, world.scene(attempt=1), lost=[("a", "keys")])
 
 
@@ -362,10 +374,10 @@ def test_a_site_that_cannot_sum_says_why_and_sends_nothing(world):
     machine = machines[0]
     session = machine._phase.session
     for contribute, said in (
-        (lambda masks: np.zeros(5, np.uint64), "5 integers were masked 0 times"),
+        (lambda masks: np.zeros(5, np.uint64), "got 5 integers, masked 0 times"),
         (
             lambda masks: masks.mask(scene.context.address, roster=world.participants.roster, size=4),
-            "were agreed on for",
+            "are for another attempt",
         ),
     ):
         object.__setattr__(session, "contribute", contribute)

@@ -67,8 +67,8 @@ def test_equal_short_lacking_and_foreign_keys_are_refused():
     for wrong, said in (
         (keys | {"b": keys["a"]}, "sites a, b have the same identity key"),
         (keys | {"b": keys["b"][:31]}, "of site 'b' has 31 bytes"),
-        ({"a": keys["a"], "b": keys["b"]}, "sites c are in the roster or among the identity keys alone"),
-        (keys | {"d": bytes(32)}, "sites d are in the roster or among the identity keys alone"),
+        ({"a": keys["a"], "b": keys["b"]}, "sites c are in only one of roster and identity keys"),
+        (keys | {"d": bytes(32)}, "sites d are in only one of roster and identity keys"),
     ):
         with pytest.raises(InvalidInput) as found:
             Participants(roster=roster, keys=wrong)
@@ -121,7 +121,7 @@ def test_a_signature_of_another_site_or_text_is_refused():
 
 def test_a_site_with_an_identity_that_the_roster_does_not_name_takes_no_seat():
     facts = {"scene": scene_of(circle_of(3)), "site": "a", "memory": Remembered(), "contribute": lambda masks: None}
-    with pytest.raises(InvalidInput, match="is not the one that the roster names"):
+    with pytest.raises(InvalidInput, match="differs from the one in the roster"):
         SiteSession(identity=identity_of("b"), **facts)
 
 
@@ -305,7 +305,7 @@ def test_noise_is_refused(expected, scene):
 def test_a_message_of_another_phase_is_refused_by_its_type(expected, frames, scene):
     for other, raw in frames.items():
         if other is not expected:
-            assert f"a message of kind {other.kind} came where {expected.title}" in refused(raw, expected, scene)
+            assert f"a message of kind {other.kind} arrived where {expected.title}" in refused(raw, expected, scene)
 
 
 @pytest.mark.parametrize(
@@ -331,7 +331,7 @@ def test_a_refusal_tells_no_content(frames, scene):
     raw = frames[shares.MaskedSum]
     said = refused(raw[:-1] + bytes([raw[-1] ^ 1]), shares.MaskedSum, scene)
     assert raw[HEAD_BYTES : HEAD_BYTES + 8].hex() not in said
-    assert said.startswith("a message in the name of site 'a' does not bear its signature")
+    assert said.startswith("a message in the name of site 'a' lacks the signature of that site")
 
 
 def test_sites_beyond_the_roster_are_refused(scene):
