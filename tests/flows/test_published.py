@@ -136,7 +136,7 @@ def test_what_cannot_be_evaluated_is_refused_in_one_line_and_nothing_is_charged(
         ((*EVALUATE, "--release", "--epsilon", "-1", "--yes"), 1, "epsilon=-1.0 must be greater than 0"),
         ((*EVALUATE, "--release", "--epsilon", "50", "--delta", "1e-6", "--yes"), 3, "nothing was charged"),
         ((*EVALUATE, "--release", "--epsilon", "1", "--delta", "0.5", "--yes"), 1, "smaller delta"),
-        ((*EVALUATE, "--release", "--epsilon", "1", "--settings", "rounds=2", "--yes"), 1, "takes no settings"),
+        ((*EVALUATE, "--release", "--epsilon", "1", "--settings", "rounds=2", "--yes"), 1, "has no setting"),
         ((*EVALUATE, "--release"), 2, "--epsilon"),
         ((*EVALUATE, "--epsilon", "1"), 2, "--release"),
         ((*EVALUATE, "--dry-run"), 2, "--release"),
@@ -282,9 +282,9 @@ def test_an_export_centres_as_the_artifact_does_and_names_the_features(
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        (("--clip-norm", "quantile:1.5"), "must be a number or quantile:Q"),
-        (("--clip-norm", "quantile:x"), "must be a number or quantile:Q"),
-        (("--clip-norm", "median"), "must be a number or quantile:Q"),
+        (("--clip-norm", "quantile:1.5"), "must be a number, or quantile:Q"),
+        (("--clip-norm", "quantile:x"), "must be a number, or quantile:Q"),
+        (("--clip-norm", "median"), "must be a number, or quantile:Q"),
         (("--clip-norm", "quantile:0.5", "--row-policy", "normalise"), "state a clip_norm"),
         (("--row-policy", "drop"), "row_policy='drop' is not one of clip, normalise; choose one of them"),
         (("--center", "median"), "center='median' is not one of none, private; choose one of them"),

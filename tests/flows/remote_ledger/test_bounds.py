@@ -75,11 +75,11 @@ def test_what_costs_too_much_is_refused_before_it_is_priced(
     event = dict(COSTLY[costly])
     stated = {name: asked[name] for name in ("population", "epsilon", "delta")}
     for route, facts in {"quote": stated, "reserve": asked}.items():
-        with pytest.raises(Invalid, match="a remote ledger takes") as refused:
+        with pytest.raises(Invalid, match="a remote ledger accepts") as refused:
             apart.ask(route, **facts | {"event": event})
         assert "\n" not in str(refused.value)
         assert len(str(refused.value)) < 300
-    with pytest.raises(Invalid, match="a remote ledger takes"):  # neither where the run key stands
+    with pytest.raises(Invalid, match="a remote ledger accepts"):  # neither where the run key stands
         apart.ask("reserve", **begun | {"event": event})
     assert (apart.told(), apart.journal()) == before
 

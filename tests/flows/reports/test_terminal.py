@@ -249,7 +249,7 @@ def test_what_is_left_is_told_of_any_budget() -> None:
 
 def test_a_question_says_what_is_left_before_and_after() -> None:
     said = spending("epsilon 1 of budget 'people'", remaining=4.0, after=3.79811)
-    assert said == "epsilon 1 of budget 'people', of which epsilon 4 is left now and 3.798 after"
+    assert said == "epsilon 1 of budget 'people', with epsilon 4 left before and 3.798 after"
 
 
 def test_a_joint_outcome_tells_what_is_left_of_each_budget_of_this_ledger() -> None:
