@@ -117,7 +117,7 @@ def _take(
         except FileNotFoundError:
             return _gone(inbox, arrival)
         except PermissionError:  # the arrival keeps waiting; corrected permissions do not make it a new arrival
-            LOG.error("left: %s: this user may not read it; correct its permissions", shown_name(arrival.address))
+            LOG.error("skipped: %s: this user may not read it; correct its permissions", shown_name(arrival.address))
             return None, "unreadable"
         except OSError as error:
             raise Unavailable(f"a file cannot be opened ({error.strerror or 'input error'}); run it again.") from None

@@ -210,7 +210,7 @@ class SubspaceRequest(Request):
     on_noise: Annotated[
         str,
         Field(
-            description="warn or refuse a release whose components will all be noise, as far as public facts tell; "
+            description="warn or refuse a release if, by public facts, all its components will be noise; "
             "refusing charges nothing."
         ),
         Handling(choices=("warn", "refuse")),
@@ -218,9 +218,10 @@ class SubspaceRequest(Request):
 
 
 _MECHANISM = (
-    "dpals: private alternating least squares; one_shot: eigenvectors of one noisy moment; dpfw: private "
-    "Frank-Wolfe; dpsvd: singular vectors of weighted rows; item_means: offsets of items alone, for few users; als "
-    "and ials: without privacy, to compare with; auto: what is expected to predict best, by public facts."
+    "dpals: private alternating least squares; one_shot: eigenvectors of one noisy moment; "
+    "dpfw: private Frank-Wolfe; dpsvd: singular vectors of weighted rows; item_means: only offsets of "
+    "items, for few users; als and ials: without privacy, for comparison; auto: the best expected "
+    "prediction, by public facts."
 )
 
 
@@ -232,18 +233,16 @@ class CompletionRequest(Request):
 
     rank: Annotated[int, Field(description="Number of factors of an item, below the number of items.", ge=1)]
     ratings_between: Annotated[
-        str, Field(description="Public range A:B of ratings, such as 1:5; others are clipped to it.")
+        str, Field(description="Public range A:B of ratings, such as 1:5; other ratings are clipped to it.")
     ]
-    ratings_per_user: Annotated[
-        int, Field(description="How many ratings of one user are counted at most; public.", ge=1)
-    ]
+    ratings_per_user: Annotated[int, Field(description="Maximum number of ratings counted for one user; public.", ge=1)]
     mechanism: Annotated[str, Field(description=_MECHANISM), _one_of(_completions, "auto")] = "dpals"
     settings: Annotated[Settings, _settings_of(_completions)] = field(default_factory=dict)
     signal: Annotated[
         float | None,
         Field(
-            description="Part of the variance of ratings without offsets that factors explain, from public knowledge, "
-            "for advice and mechanism=auto alone; half by default.",
+            description="Share of the variance of ratings, after offsets, that factors explain, from public "
+            "knowledge; only for advice and mechanism=auto. Default: half.",
             gt=0,
             le=1,
         ),
@@ -252,13 +251,13 @@ class CompletionRequest(Request):
 
 WordsAtMost = Annotated[
     int | None,
-    Field(description="topics: how many words of one document are counted at most, from public knowledge.", gt=2),
+    Field(description="topics: maximum number of words counted in one document, from public knowledge.", gt=2),
 ]
 NoiseVariance = Annotated[
     float | None,
     Field(
-        description="mixture: variance of the noise around centres in each column, from public knowledge; by default "
-        "it follows from what is released.",
+        description="mixture: variance of the noise around centres in each column, from public knowledge; "
+        "by default estimated from the release.",
         ge=0,
     ),
 ]
@@ -273,8 +272,8 @@ class TensorRequest(Request):
     model: Annotated[
         str,
         Field(
-            description="topics: each record is a document, counts of words of one topic; mixture: each is a point, a "
-            "centre and noise that is alike in all directions."
+            description="topics: each record is a document, as word counts of one topic; mixture: each record "
+            "is a point, a centre plus noise that is equal in all directions."
         ),
         Handling(choices=("topics", "mixture")),
     ]
@@ -282,8 +281,8 @@ class TensorRequest(Request):
     mechanism: Annotated[
         str,
         Field(
-            description="agn: Gaussian noise; avn: pure, delta 0, with far more noise; otd: without privacy, to "
-            "compare with."
+            description="agn: Gaussian noise; avn: pure, delta 0, with far more noise; otd: without privacy, "
+            "for comparison."
         ),
         _one_of(_tensors),
     ] = "agn"
@@ -291,14 +290,15 @@ class TensorRequest(Request):
     words_at_most: WordsAtMost = None
     clip_norm: Annotated[
         float | None,
-        Field(description="mixture: bound on a point's norm, from public knowledge; longer ones are clipped.", gt=0),
+        Field(description="mixture: bound on a point's norm, from public knowledge; longer points are clipped.", gt=0),
     ] = None
     noise_variance: NoiseVariance = None
     component_length: Annotated[
         float | None,
         Field(
-            description="Euclidean length of a component, from public knowledge, for the forecast of a dry run alone; "
-            "by default topics share the words evenly, and centres lie as far out as the clip norm allows for.",
+            description="Euclidean length of a component, from public knowledge, only for the forecast of a "
+            "dry run. By default topics share the words evenly, and centres are at the largest distance that the "
+            "clip norm allows.",
             gt=0,
         ),
     ] = None
@@ -323,7 +323,8 @@ class EvaluationRequest(Request, Evaluated):
     """A request for a private estimate of the quality of a release."""
 
     publish: Annotated[
-        str, Field(description="Name under which each estimate becomes a version; by default NAME.evaluation.")
+        str,
+        Field(description="Name under which each estimate is published as a new version; by default NAME.evaluation."),
     ] = ""
 
     def __post_init__(self) -> None:
@@ -345,7 +346,7 @@ class SubspaceEvaluationRequest(EvaluationRequest):
     ] = "captured_share"
     delta: Annotated[
         float,
-        Field(description="Failure probability of the guarantee; below 1/records. 0 takes Laplace noise.", ge=0, lt=1),
+        Field(description="Failure probability of the guarantee; below 1/records. 0 uses Laplace noise.", ge=0, lt=1),
     ] = 0.0
 
 
@@ -360,7 +361,7 @@ class CompletionEvaluationRequest(EvaluationRequest):
         Field(description="prediction_error: squared errors, Recall and NDCG, one event."),
         Handling(choices=COMPLETION_MECHANISMS),
     ] = "prediction_error"
-    count: Annotated[int, Field(description="How many items are recommended: the k of Recall@k and NDCG@k.", ge=1)] = 20
+    count: Annotated[int, Field(description="Number of recommended items: the k of Recall@k and NDCG@k.", ge=1)] = 20
 
 
 @option_record

@@ -475,8 +475,8 @@ def _warnings(terms: StreamTerms, tick: Tick, missing: Sequence[int], told: Mapp
         )
     if tick.arrivals == "unknown":
         found.append(
-            "the arrival times of rows are lost, so all rows count as arrived at tick 1: as "
-            "private, but newcomers are undercounted; open a new stream to count them in full."
+            "the arrival times of rows are lost, so all rows count as arrived at tick 1: this is "
+            "equally private, but newcomers are undercounted; open a new stream to count them in full."
         )
     if missing:
         found.append(f"answers of {len(missing)} ticks are missing, and the estimate is made without them.")

@@ -166,7 +166,7 @@ class Preview:
         cost = f"epsilon {target.epsilon:g} at delta {target.delta:g} of budget {population!r}"
         noise = family_of(self.planned.request).expected_noise(self.planned)
         cost = spending(cost, remaining=self.remaining, after=self.remaining_after)
-        return f"Spend {cost}?" if noise is None else f"{noise[0].upper()}{noise[1:]}. Spend {cost} anyway?"
+        return f"Spend {cost}?" if noise is None else f"{noise[0].upper()}{noise[1:]}. Despite this, spend {cost}?"
 
     @property
     def fits(self) -> bool:

@@ -123,7 +123,7 @@ def test_a_terminal_asks_whether_noise_is_wanted(
     dpca(*WORDS, "--direct")
     assert len(asked) == 1
     assert asked[0].startswith("Expect noise: ")
-    assert ". Still spend epsilon 0.1 at delta 0 of budget 'people', of which epsilon " in asked[0]
+    assert ". Despite this, spend epsilon 0.1 at delta 0 of budget 'people', with epsilon " in asked[0]
     assert len(releases()) == made
 
 

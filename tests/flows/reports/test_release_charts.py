@@ -233,7 +233,7 @@ def test_the_earliest_of_many_releases_share_a_row() -> None:
 
 
 def test_a_budget_says_when_nothing_was_released_and_when_it_is_void() -> None:
-    assert budget_chart(budget()).get_label() == "people: epsilon 4 of 4 is left: nothing was released"
+    assert budget_chart(budget()).get_label() == "people: epsilon 4 of 4 is left: no release yet"
     void = budget_chart(budget(0.0, voided=True))
     assert void.get_label() == "people: the budget is void, with nothing left"
     assert void.texts[0].get_color() == theme_of("light").against

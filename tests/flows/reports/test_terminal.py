@@ -262,7 +262,7 @@ def test_a_joint_outcome_tells_what_is_left_of_each_budget_of_this_ledger() -> N
 def test_the_outcome_of_a_stream_is_what_is_paid_for_and_what_is_left() -> None:
     facts = {"stream": "nightly", "ticks": 30, "left": 28, "remaining": 3.79811, "population": "people"}
     assert stream_line(facts) == (
-        "30 ticks of 'nightly' are paid for, 28 to come; epsilon 3.798 of budget 'people' is left."
+        "30 ticks of 'nightly' are charged, 28 remain; epsilon 3.798 of budget 'people' is left."
     )
 
 
