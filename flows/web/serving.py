@@ -157,7 +157,7 @@ def read_token(path: Path | None) -> str | None:
                 )
             token = content.decode()
         except (Corrupt, IsADirectoryError):
-            raise Refused(f"token file {path} must have one line; write random characters into it.") from None
+            raise Refused(f"token file {path} must be a file of one line; write random characters into it.") from None
         except OSError as error:
             raise Invalid(
                 f"token file {path} cannot be read ({error.strerror}); name a readable one with --token-file."

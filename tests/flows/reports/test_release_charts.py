@@ -209,7 +209,7 @@ def test_loadings_have_their_names_and_numbers_and_what_the_component_sets_apart
 
 def test_loadings_of_one_sign_move_together() -> None:
     assert loadings_chart(ROWS[::2], component=1).get_label() == "Component 1: hours and pay"
-    assert loadings_chart([], component=1).get_label() == "Component 1: no feature stands out"
+    assert loadings_chart([], component=1).get_label() == "Component 1: no large loading"
 
 
 def test_a_burn_down_names_every_release_and_what_it_left() -> None:
