@@ -69,7 +69,7 @@ def _sentence(ranked: list[Forecast], problem: RatingsProblem, *, signal: float 
     if not ranked:
         return "dpals, one_shot and item_means all refuse this request; name one of them to see what to change."
     best, *others = ranked
-    users = f"{problem.records_at_most:,} users with {problem.most} ratings each"
+    users = f"{problem.records_at_most:,} users, each with {problem.most} ratings"
     reason = f"with {users}, it is expected to find {best.captured:.0%} of the signal of factors"
     if best.mechanism == "item_means":
         most = max((each.captured for each in others), default=0.0)

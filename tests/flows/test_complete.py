@@ -109,7 +109,7 @@ def test_a_dry_run_advises_and_auto_follows_the_advice(dpca: Command) -> None:
     best = next(iter(errors))
     assert errors[best] == min(errors.values())
     assert set(errors) == {"dpals", "item_means", "one_shot"}
-    assert shown["advice"].startswith(f"use {best}: with 1,000 users, 4 ratings of each")
+    assert shown["advice"].startswith(f"use {best}: with 1,000 users, each with 4 ratings")
     assert "factors explain 50% of their variance (assumed)" in shown["advice"]
     declared = json.loads(dpca(*COMPLETE, "--dry-run", "--signal", "0.9").out)
     assert "factors explain 90% of their variance (declared)" in declared["advice"]

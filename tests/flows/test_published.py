@@ -147,7 +147,7 @@ def test_what_cannot_be_evaluated_is_refused_in_one_line_and_nothing_is_charged(
     wide = tmp_path / "wide.svm"
     wide.write_text("1 1:1 7:1\n" * 5)
     assert dpca("dataset", "ingest", wide, "--name", "wide", "--features", "7", "--direct").status == 0
-    assert "has 7 columns and sub@1 6" in dpca(*other, "wide").complaint(1)
+    assert "has 7 columns, but sub@1 has 6" in dpca(*other, "wide").complaint(1)
     assert "no budget" in dpca(*other, "wide", "--release", "--epsilon", "1", "--direct", "--yes").complaint(1)
     assert dpca("budget", "open", "wide", "--epsilon", "2", "--delta", "1e-6").status == 0
     assert "has 7 columns" in dpca(*other, "wide", "--release", "--epsilon", "1", "--direct", "--yes").complaint(1)
@@ -206,7 +206,7 @@ def test_another_number_of_components_is_free_and_exact(released: Path, dpca: Co
 
 def test_more_components_than_were_kept_are_refused(released: Path, dpca: Command) -> None:
     words = ("subspace", "refit", "sub@1", "--components", "7", "--publish", "other")
-    assert "kept 6 directions" in dpca(*words).complaint(1)
+    assert "contains 6 directions" in dpca(*words).complaint(1)
 
 
 DRAWN = ("--mechanism", "exponential", "--epsilon", "0.1", "--delta", "0", "--direct", "--yes", "--json")
