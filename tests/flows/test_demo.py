@@ -130,9 +130,9 @@ def test_private_rows_are_refused_with_the_real_cost(dpca: Command) -> None:
     words = ("--try", "user_ridge=1,2,3", "--draws", 4)
     complaint = dpca("completion", "tune", "films", *SIZE, *words).complaint(1)
     each = gaussian_noise_multiplier(epsilon=5.0, delta=1e-4)
-    in total = gaussian_epsilon(noise_multiplier=each / 12**0.5, delta=1e-4)
+    together = gaussian_epsilon(noise_multiplier=each / 12**0.5, delta=1e-4)
     assert f"12 runs at epsilon 5 are 12 releases and cost epsilon {together:.3g} in total" in complaint
-    assert in total > 20
+    assert together > 20
 
 
 @pytest.mark.parametrize(
