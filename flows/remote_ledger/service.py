@@ -249,7 +249,7 @@ class LedgerService:
     def _snapshot(self, client: Client, asked: messages.OfSnapshot) -> Entry:
         entry = self._workspace.catalog.entry(asked.snapshot)
         if entry.population not in client.populations:
-            raise NotFound(f"snapshot {asked.snapshot} is no longer in the catalog; ingest the data again")
+            raise NotFound(f"snapshot {asked.snapshot} is not in the catalog any more; ingest the data again")
         return entry
 
     def _alerts(self, client: Client, asked: messages.OfRelease) -> tuple[int, ...]:

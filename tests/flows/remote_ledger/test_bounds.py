@@ -85,7 +85,7 @@ def test_what_costs_too_much_is_refused_before_it_is_priced(
 
 
 def test_a_delta_that_no_search_reaches_is_refused(apart: Apart, asked: dict[str, Any]) -> None:
-    with pytest.raises(Invalid, match=r"^delta: .* takes at least"):
+    with pytest.raises(Invalid, match=r"^delta is .* accepts at least"):
         apart.ask("quote", population=PEOPLE, event=asked["event"], epsilon=1.0, delta=5e-324)
 
 
