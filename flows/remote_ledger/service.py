@@ -243,13 +243,13 @@ class LedgerService:
     def _current(self, client: Client, asked: messages.OfDataset) -> Entry:
         entry = self._workspace.catalog.current(asked.dataset)
         if entry.population not in client.populations:
-            raise NotFound(f"no dataset is named {asked.dataset!r}; see the list of datasets or ingest one")
+            raise NotFound(f"dataset {asked.dataset!r} does not exist; see `dpca dataset list`, or ingest it")
         return entry
 
     def _snapshot(self, client: Client, asked: messages.OfSnapshot) -> Entry:
         entry = self._workspace.catalog.entry(asked.snapshot)
         if entry.population not in client.populations:
-            raise NotFound(f"snapshot {asked.snapshot} is not in the catalog any more; ingest the data again")
+            raise NotFound(f"snapshot {asked.snapshot} is no longer in the catalog; ingest the data again")
         return entry
 
     def _alerts(self, client: Client, asked: messages.OfRelease) -> tuple[int, ...]:
