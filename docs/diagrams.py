@@ -201,12 +201,7 @@ def draw(diagram: Diagram, *, theme: str) -> "Figure":
     boxes = {}
     for name, (x, y) in places.items():
         corner = (x - _WIDE / 2, y - _HIGH / 2)
-        style: dict[str, Any] = {
-            "boxstyle": "round,pad=0,rounding_size=0.06",
-            "fc": look.band,
-            "ec": look.muted,
-            "lw": 1.0,
-        }
+        style: dict[str, Any] = {"boxstyle": "round,pad=0,rounding_size=0.06", "fc": look.band, "ec": look.muted, "lw": 1.0}
         boxes[name] = axes.add_patch(FancyBboxPatch(corner, _WIDE, _HIGH, zorder=2, **style))
         axes.text(x, y, name, fontsize=8, color=look.text, ha="center", va="center", zorder=3)
     for start, end, label in diagram.arrows:
