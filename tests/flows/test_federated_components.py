@@ -111,7 +111,7 @@ REFUSED = {
     ("--method", "cape_agn", *TOPICS, "--clip-norm", 2): "clip_norm",
     ("--method", "cape_agn", *TOPICS, "--row-policy", "normalise"): "scales counts",
     ("--method", "cape_agn", "--model", "mixture"): "clip_norm=None",
-    ("--method", "cape_agn", *MIXTURE, "--datasets", "north,lines"): "one row for each point",
+    ("--method", "cape_agn", *MIXTURE, "--datasets", "north,lines"): "one row a point",
     ("--method", "cape_agn", *TOPICS, "--datasets", "north,lines"): "a joint release states one unit",
     ("--method", "cape_pca", *TOPICS, "--clip-norm", 2): "finds a subspace",
     ("--method", "cape_pca"): "state --clip-norm",
