@@ -367,7 +367,7 @@ def test_a_server_takes_typed_settings_and_text_of_before_and_refuses_the_rest(
         (
             {"epsilonn": 1.0},
             "Failed",
-            "fit-subspace has no parameter epsilonn (did you mean epsilon?); it has dataset, publish, epsilon, ",
+            "fit-subspace has no parameter epsilonn (did you mean epsilon?); its parameters are dataset, publish, epsilon, ",
         ),
         ({"dataset": "vists"}, "Refused", "The request was refused because of dataset='vists'; correct it."),
         ({"clip_norm": "quantile:2"}, "Refused", "clip_norm='quantile:2'"),
@@ -466,7 +466,9 @@ def test_form_and_description_tell_what_the_next_run_may_do_after_each_release_r
     left = _ledger().statement("people").remaining
     assert [state for state, _ in notes] == ["Completed", "Admitted", "Completed", "BudgetExhausted"]
     assert notes[0][1] == notes[1][1]
-    assert notes[0][1].startswith("Admitted: a run is charged epsilon 0.5 at delta 1e-06 of budget people; epsilon 1.9")
+    assert notes[0][1].startswith(
+        "Admitted: a run is charged epsilon 0.5 at delta 1e-06 of budget people; the budget has epsilon 1.9"
+    )
     expected = f"a run requests epsilon 0.5 at delta 1e-06 of budget people, and the budget has epsilon {left:.6g} left"
     assert notes[2][1] == notes[3][1] == f"Refused: {expected} for one release; nothing would be charged."
 
