@@ -5,8 +5,9 @@ from typing import Any
 
 HEAD = """# The dpca command
 
-Exit codes: 0 done, 1 an error in one line, 2 usage, 3 the budget refused. With `--json` one object goes to stdout; all
-else goes to stderr. `dpca --version` tells the version. This page is made from the command itself.
+Exit codes: 0 success, 1 an error in one line, 2 wrong usage, 3 a release that the budget refused. With `--json` one
+object goes to stdout, and all other output goes to stderr. `dpca --version` prints the version. This page is
+generated from the command.
 """
 
 
@@ -31,7 +32,7 @@ def _sections(command: Any, name: str) -> Iterator[str]:
             continue
         yield f"## {path}\n"
         yield f"{sub.help}\n"
-        yield "| argument or option | what | default |\n|---|---|---|"
+        yield "| argument or option | meaning | default |\n|---|---|---|"
         yield from (_row(parameter) for parameter in sub.params if parameter.name != "help")
         yield ""
 

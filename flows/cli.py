@@ -127,7 +127,7 @@ def _run(arguments: list[str] | None) -> int:
     except Exception as error:  # noqa: BLE001 - the one place where an error becomes a line and a code
         return _fail(*_explain(error))
     if status == INTERRUPTED:
-        return _fail("interrupted; the same request resumes what was begun.", 1)
+        return _fail("interrupted; the same request resumes the unfinished work.", 1)
     return status if isinstance(status, int) else 0
 
 
@@ -168,7 +168,9 @@ def _explain(error: Exception) -> tuple[str, int]:
     while where is not None and where.tb_next is not None:
         where = where.tb_next
     place = f"{os.path.basename(where.tb_frame.f_code.co_filename)}:{where.tb_lineno}" if where else "unknown"  # noqa: PTH119
-    return f"unexpected {type(error).__name__} at {place}; set DPCA_DEBUG=1 to see it where data may be seen.", 1
+    return (
+        f"unexpected {type(error).__name__} at {place}; set DPCA_DEBUG=1 where data may be seen, to show the error."
+    ), 1
 
 
 def _fail(message: str, status: int) -> int:

@@ -67,12 +67,12 @@ def prepare(say: Callable[[str], None]) -> None:
         raise Unavailable(f"{home()} is not a writable folder; name one for the demo with --home") from None
     workspace = Workspace.open()
     if NAME in (entry.name for entry in workspace.catalog.entries()):
-        say(f"dataset {NAME} is here already: its snapshot is reused")
+        say(f"dataset {NAME} exists already: its snapshot is reused")
     else:
         with as_file(files("flows") / "data" / "a9a.svm.gz") as source:
             options = IngestOptions(features=FEATURES, records_at_most=RECORDS_AT_MOST)
             report = run_ingest(str(source), name=NAME, options=options)
-        say(f"ingested {NAME}: {report['records']:,} records x {report['features']} features (curator's eyes only)")
+        say(f"ingested {NAME}: {report['records']:,} records x {report['features']} features (for the curator only)")
     workspace.ledger.open_budget(NAME, epsilon=BUDGET_EPSILON, delta=DELTA)
     say(f"budget of population {NAME}: epsilon {BUDGET_EPSILON:g} at delta {DELTA:g}")
 
@@ -232,7 +232,7 @@ def await_listening(federation: Federation, name: str, process: subprocess.Popen
     assert process.stdout is not None
     if not process.stdout.readline().startswith("listening"):
         log = (federation.folder / f"{name}.log").read_text().strip()
-        raise Unavailable(f"the process of {name} ended: {log[-300:] or 'without a word'}; see its log.")
+        raise Unavailable(f"the process of {name} ended: {log[-300:] or 'without a message'}; see its log.")
 
 
 def stop(process: subprocess.Popen[str]) -> None:
@@ -274,9 +274,7 @@ def run_demo(
     from flows.federate import run_sites_fit
 
     if method not in METHODS:
-        raise InvalidInput(
-            f"method={method!r} finds no subspace of made rows; take one of {', '.join(sorted(METHODS))}."
-        )
+        raise InvalidInput(f"method={method!r} releases no subspace; choose one of {', '.join(sorted(METHODS))}.")
     place = Path(tempfile.mkdtemp(prefix="dpca-sites-")) if folder is None else folder.absolute()
     try:
         federation = make_federation(place, sites, features=features, records=records, masks=masks)

@@ -125,11 +125,11 @@ def _settings() -> Iterator[Finding]:
         yield Finding(
             check="settings",
             verdict="note",
-            found=f"{', '.join(unknown)} is read by nothing",
+            found=f"{', '.join(unknown)} is not a setting and has no effect",
             advice=f"the settings are {', '.join(sorted(known))}",
         )
     else:
-        yield Finding(check="settings", verdict="ok", found="every DPCA_* variable is a setting")
+        yield Finding(check="settings", verdict="ok", found="every DPCA_* variable is a known setting")
 
 
 def _transport() -> Iterator[Finding]:
@@ -139,7 +139,7 @@ def _transport() -> Iterator[Finding]:
         yield Finding(
             check="transport",
             verdict="note",
-            found="DPCA_DATABASE_URL accepts clear text or any server",
+            found="DPCA_DATABASE_URL allows an unencrypted connection or an unverified server",
             advice="add sslmode=verify-full, and sslrootcert=FILE with the authority of the server's certificate",
         )
     endpoint = urlsplit(os.environ.get("AWS_ENDPOINT_URL") or os.environ.get("AWS_ENDPOINT", ""))
@@ -147,8 +147,8 @@ def _transport() -> Iterator[Finding]:
         yield Finding(
             check="transport",
             verdict="note",
-            found="AWS_ENDPOINT_URL sends rows and keys in clear text",
-            advice="use https://, and name a private authority in SSL_CERT_FILE",
+            found="AWS_ENDPOINT_URL sends rows and keys unencrypted",
+            advice="use https://, and set SSL_CERT_FILE to the certificate of a private authority",
         )
 
 
@@ -182,7 +182,7 @@ def _versions() -> Iterator[Finding]:
         if installed == "missing" or not requirement.specifier.contains(installed, prereleases=True):
             wrong.append(f"{requirement.name} {installed} (needs {requirement.specifier or 'any'})")
     if wrong:
-        advice = "install what the lock names: newer ones stop schedules without a word, or Prefect's server"
+        advice = "install the versions of the lock file: newer ones stop schedules silently, or break Prefect's server"
         yield Finding(check="versions", verdict="fix", found="; ".join(wrong), advice=advice)
     else:
         yield Finding(check="versions", verdict="ok", found=f"prefect {version('prefect')}, dask {version('dask')}")
@@ -197,14 +197,14 @@ def _home() -> Iterator[Finding]:
         check="disk",
         verdict="ok" if enough else "fix",
         found=f"{free / 2**30:.1f} GiB free in {folder}",
-        advice="" if enough else "free some: ingest and staging write there",
+        advice="" if enough else "free some space: ingest and staging write there",
     )
 
 
 def _keys() -> Iterator[Finding]:
     folder = key_folder()
     if not folder.exists():
-        yield Finding(check="keys", verdict="ok", found=f"{folder} will be made by the first release")
+        yield Finding(check="keys", verdict="ok", found=f"{folder} will be created by the first release")
         return
     yield _private("keys", folder)
 
@@ -233,8 +233,9 @@ def _store() -> Iterator[Finding]:
     yield Finding(
         check="store",
         verdict="ok" if returned else "fix",
-        found=place.address + (" can be written, read and deleted" if returned else " returns other bytes than it got"),
-        advice="" if returned else "use a store that reads its own writes",
+        found=place.address
+        + (" can be written, read and deleted" if returned else " returns other bytes than were written"),
+        advice="" if returned else "use a store with read-after-write consistency",
     )
 
 
@@ -270,10 +271,10 @@ def _ledger(check: IncrementalCheck) -> Iterator[Finding]:
     if found.part is not None:
         first, last = found.part
         read = (
-            f"what is new agrees with it, and so do rows of events {first} to {last}: {-(-entries // PART)} runs read "
-            "all rows again, dpca doctor --all reads them now"
+            f"new entries agree with it, and so do the rows of events {first} to {last}: all rows "
+            f"are read again within {-(-entries // PART)} runs, or now with dpca doctor --all"
         )
-    yield Finding(check="ledger", verdict="ok", found=f"the journal is whole to event {entries}, and {read}")
+    yield Finding(check="ledger", verdict="ok", found=f"the journal is complete to event {entries}, and {read}")
 
 
 def _ledger_as_it_is() -> Iterator[Finding]:
@@ -281,7 +282,10 @@ def _ledger_as_it_is() -> Iterator[Finding]:
     if not home().is_dir():
         return
     entries = Workspace.read_only().ledger.verify()
-    found = f"the journal is whole to event {entries}, and every row agrees with it; nothing else of it was checked"
+    found = (
+        f"the journal is complete to event {entries}, and every row agrees with it; no other "
+        "check of the ledger was made"
+    )
     yield Finding(check="ledger", verdict="ok", found=found)
 
 
@@ -297,7 +301,7 @@ def _streams(workspace: Workspace) -> Iterator[Finding]:
         if lost:
             advice = f"answers of ticks {', '.join(lost)} are not in streams/{stream.id}: restore them from a copy"
         elif left <= 0:
-            advice = f"pay for more with dpca stream extend {stream.name}, or close it and open a new one"
+            advice = f"charge more ticks with dpca stream extend {stream.name}, or close it and open a new one"
         found = f"{stream.name}: {len(ticks)} of {stream.ticks} ticks used"
         yield Finding(check="streams", verdict="note" if advice else "ok", found=found, advice=advice)
 
@@ -316,20 +320,20 @@ def _witness(workspace: Workspace) -> Iterator[Finding]:
         yield Finding(
             check="apart",
             verdict="note",
-            found=f"the witness in {folder} is part of DPCA_HOME: who restores the whole home un-spends unnoticed",
+            found=f"the witness in {folder} is part of DPCA_HOME: a restore of the whole home hides spent budget",
             advice="set DPCA_STATE_FOLDER to a folder that is neither copied nor restored with the home",
         )
 
 
 def _registry(workspace: Workspace, check: IncrementalCheck) -> Iterator[Finding]:
     workspace.rebuild_pointers()
-    yield Finding(check="registry", verdict="ok", found=f"{check.registry()} versions tell what the ledger tells")
+    yield Finding(check="registry", verdict="ok", found=f"{check.registry()} versions agree with the ledger")
 
 
 def _clock(workspace: Workspace) -> Iterator[Finding]:
     engine = workspace.ledger.engine
     if engine.dialect.name != "postgresql":
-        yield Finding(check="clock", verdict="ok", found="the database runs by this machine's clock")
+        yield Finding(check="clock", verdict="ok", found="the database uses this machine's clock")
         return
     before = time.time()
     with reading(engine) as connection:
@@ -340,8 +344,8 @@ def _clock(workspace: Workspace) -> Iterator[Finding]:
     yield Finding(
         check="clock",
         verdict="ok" if close else "fix",
-        found=f"{skew:.0f} s apart from the database's",
-        advice="" if close else "start a time service: schedule slots and S3 signatures go by the clock",
+        found=f"differs by {skew:.0f} s from the database's clock",
+        advice="" if close else "start a time service: schedule slots and S3 signatures depend on the clock",
     )
 
 
@@ -365,15 +369,15 @@ def _cluster() -> Iterator[Finding]:
         yield Finding(
             check="cluster",
             verdict="fix",
-            found=f"{blind} of {len(workers)} workers do not reach the store",
-            advice="give them the same folder at the same path, or DPCA_STORE_URL's credentials",
+            found=f"{blind} of {len(workers)} workers cannot reach the store",
+            advice="give them the same folder at the same path, or the credentials of DPCA_STORE_URL",
         )
         return
     if settings.cluster.startswith("tcp://"):
         yield Finding(
             check="cluster",
             verdict="note",
-            found=f"whoever reaches {address} may run programs in the cluster, as its user",
+            found=f"everyone who reaches {address} can run programs in the cluster, as its user",
             advice="start the scheduler and its workers under TLS",
         )
     threads, memory = (sum(worker[name] for worker in workers) for name in ("nthreads", "memory_limit"))
@@ -404,15 +408,15 @@ def _prefect() -> Iterator[Finding]:
         yield Finding(
             check="logging",
             verdict="fix",
-            found="PREFECT_LOGGING_EXTRA_LOGGERS hands this program's log to Prefect",
-            advice="take dpca out of it: reasons in the log may quote data, and Prefect is outside the trust boundary",
+            found="PREFECT_LOGGING_EXTRA_LOGGERS sends the log of dpca to Prefect",
+            advice="remove dpca from it: reasons in the log may quote data, and Prefect is outside the trust boundary",
         )
     if not settings.api.url:
         yield Finding(
             check="prefect",
             verdict="note",
-            found="no PREFECT_API_URL: each command starts a server of its own",
-            advice="schedules need a lasting one: `prefect server start`, then set PREFECT_API_URL",
+            found="no PREFECT_API_URL: each command starts its own server",
+            advice="schedules need a permanent server: `prefect server start`, then set PREFECT_API_URL",
         )
         return
     import httpx
@@ -425,7 +429,7 @@ def _prefect() -> Iterator[Finding]:
         yield Finding(check="prefect", verdict="fix", found=found, advice="start it, or fix PREFECT_API_URL")
         return
     healthy, stranger = answer.status_code == httpx.codes.OK, answer.status_code == httpx.codes.UNAUTHORIZED
-    wrong = "set PREFECT_API_AUTH_STRING to the server's NAME:PASSWORD" if stranger else "look at the server's log"
+    wrong = "set PREFECT_API_AUTH_STRING to the server's NAME:PASSWORD" if stranger else "see the server's log"
     yield Finding(
         check="prefect",
         verdict="ok" if healthy else "fix",
@@ -441,7 +445,7 @@ def _servers() -> Iterator[Finding]:
         yield Finding(
             check="servers",
             verdict="fix",
-            found=f"killed commands left {len(found)} of Prefect's servers running ({size:.0f} MiB)",
+            found=f"{len(found)} Prefect servers of killed commands are still running ({size:.0f} MiB)",
             advice=f"kill {' '.join(str(process) for process, _ in found)}",
         )
 
@@ -470,19 +474,19 @@ def check_backups(workspace: Workspace) -> Iterator[Finding]:
         is_used = connection.execute(sa.select(tables.release.c.id).limit(1)).first() is not None
     dates = read_dates(workspace.ledger.id)
     if made := dates.get("made"):
-        found = f"the last one from this machine is of {made['at'][:10]}, {entries - made['entries']} entries ago"
-        advice = "" if dates.get("rehearsed") else "prove that it restores: dpca backup rehearse BACKUP"
+        found = f"the last backup from this machine is of {made['at'][:10]}, {entries - made['entries']} entries ago"
+        advice = "" if dates.get("rehearsed") else "test that it restores: dpca backup rehearse BACKUP"
         yield Finding(check="backup", verdict="note" if advice else "ok", found=found, advice=advice)
     elif is_used:
-        advice = "dpca backup create FOLDER; a lost ledger has forgotten what nobody else knows"
-        yield Finding(check="backup", verdict="note", found="none was made from this machine", advice=advice)
+        advice = "dpca backup create FOLDER; a lost ledger cannot be reconstructed"
+        yield Finding(check="backup", verdict="note", found="no backup was made from this machine", advice=advice)
 
 
 def check_signing(workspace: Workspace) -> Iterator[Finding]:
     """Report whether consumers who pinned the root accept the signatures of this ledger."""
     root, path = newest_root(workspace.store), key_folder() / PUBLISHERS_KEY
     if not path.exists():
-        yield Finding(check="signing", verdict="ok", found="the first publication makes the publisher's key")
+        yield Finding(check="signing", verdict="ok", found="the first publication creates the publisher's key")
         return
     key = public_name(read_key(path))
     publisher = None if root is None else root.publishers.get(key)
@@ -494,9 +498,9 @@ def check_signing(workspace: Workspace) -> Iterator[Finding]:
         yield Finding(
             check="signing",
             verdict="fix",
-            found=f"key {key[:16]}... may not sign by version {root.version} of the root, so consumers refuse it",
-            advice="delegate to it with dpca registry root update, then dpca registry resign",
+            found=f"key {key[:16]}... may not sign in version {root.version} of the root, so consumers refuse it",
+            advice="delegate to it with dpca registry root update, then run dpca registry resign",
         )
     else:
-        found = f"signed by key {key[:16]}..., as version {root.version} of the root says"
+        found = f"signed by key {key[:16]}..., as version {root.version} of the root allows"
         yield Finding(check="signing", verdict="ok", found=found)

@@ -39,12 +39,12 @@ def make_sites_release(run: Runner, request: SitesRequest, settings: Settings) -
     configure_logs(settings.log)
     if request.roster is None:
         check_address(settings)
-    begin_step("asking the budgets of all sites")
+    begin_step("checking the budgets of all sites")
     digest = run(released_before, request)
     reused = bool(digest)
     if not reused:
         releases = run(reserve_sites, request)
-        begin_step("the sites compute")
+        begin_step("computing at the sites")
         with _cluster(request, settings) as address:
             digest = run(compute_sites, request, releases, address)
     begin_step("publishing")

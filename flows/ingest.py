@@ -49,7 +49,10 @@ given_files: ContextVar[dict[str, Any] | None] = ContextVar("given_files", defau
 """The files of an ingest that this process began; a later ingest of the same name may have stored other files."""
 
 
-FILE_FAULT = "the file cannot be read as a whole, and no snapshot was made; the private report in the home states why."
+FILE_FAULT = (
+    "the file cannot be read completely, and no snapshot was made; the private report in "
+    "the home folder states the reason."
+)
 """The only message of an unattended ingest that fails at a file; it contains nothing from the file."""
 REPORTS = "reports"
 """The folder of private reports in the home.
@@ -240,16 +243,16 @@ def _warnings(workspace: Workspace, name: str, report: IngestReport, *, is_unatt
     """Yield warnings about a snapshot, one line each; warnings about its rows are for the curator alone."""
     if report.lookalikes and not is_unattended:
         yield (
-            f"{report.lookalikes:,} ids of individuals in {name!r} differ from another only in a sign + or leading "
-            "zeros, as 7 and 07 do, and each counts as an individual; if they are the same people, make the ids alike "
-            "and ingest again."
+            f"{report.lookalikes:,} ids of individuals in {name!r} differ from another id only in a "
+            "sign + or leading zeros, as 7 and 07 do, and each counts as an individual; if they are the same "
+            "people, make the ids equal and ingest again."
         )
     population = workspace.catalog.entry(report.snapshot).population
     if report.arrivals_lost:
         yield (
-            f"the table that tells when each individual of {population!r} came first is lost or damaged, so a stream "
-            "over this snapshot counts every record as here from its first tick on, and goes on so; the next ingest "
-            "begins another table, for streams that are opened then."
+            f"the table of the first arrival of each individual of {population!r} is lost or "
+            "damaged, so a stream over this snapshot counts every record from its first tick on; the next ingest "
+            "starts a new table, for streams opened later."
         )
     with reading(workspace.ledger.engine) as connection:
         large, others = has_large_delta(connection, population), other_units(connection, population)
@@ -257,8 +260,9 @@ def _warnings(workspace: Workspace, name: str, report: IngestReport, *, is_unatt
         yield f"{'; '.join(others[name])}."
     if large:
         yield (
-            f"the budget of {population!r} has a delta that is not below one over the declared records; declare fewer "
-            "records, if that is true, or know that publishing some records whole would meet it."
+            f"the budget of {population!r} has a delta that is not below 1/records for the declared "
+            "records; declare fewer records, if that is true, or accept that publishing some records in full "
+            "would satisfy it."
         )
 
 
@@ -306,9 +310,9 @@ def _remains(workspace: Workspace, name: str, population: str) -> list[dict[str,
     if others:
         left.append((f"other datasets of {population}: {', '.join(others)}", "run the command for each of them"))
     left += [
-        (f"the source: {_source_of(workspace, name)}", "remove their rows, or the next ingest brings them back"),
-        ("backups made before", "delete them or let them expire; after a restore, erase again"),
-        ("files exported from older snapshots", "delete them where they were copied to"),
+        (f"the source: {_source_of(workspace, name)}", "remove their rows, or the next ingest adds them again"),
+        ("earlier backups", "delete them or let them expire; after a restore, erase again"),
+        ("files exported from older snapshots", "delete all copies of them"),
     ]
     releases = (
         sum(row.state == "committed" for row in workspace.ledger.statement(population).releases)
@@ -325,7 +329,7 @@ def _remains(workspace: Workspace, name: str, population: str) -> list[dict[str,
     left.append(
         (
             f"a keyed hash of the id, in arrivals/{population}",
-            "stays, as streams count when each came first; it is no row",
+            "stays, because streams count the first arrival of each id; it is not a row",
         )
     )
     return [{"what": what, "do": do} for what, do in left]
@@ -340,7 +344,7 @@ def _source_of(workspace: Workspace, name: str) -> str:
         except NotFound:
             continue
         found += source if isinstance(source, list) else [source]
-    return ", ".join(dict.fromkeys(map(str, found))) or "not known here"
+    return ", ".join(dict.fromkeys(map(str, found))) or "unknown"
 
 
 def _has_budget(workspace: Workspace, population: str) -> bool:

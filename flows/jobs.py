@@ -103,8 +103,9 @@ def release_flow(kind: type[Request], name: str, text: str) -> Flow[..., Any]:
 
     release.__name__ = release.__qualname__ = name.replace("-", "_")
     release.__doc__ = (
-        f"{text}\n\n`{kind.__module__}.{kind.__name__}` declares the parameters beside dry_run and workers.\n\n"
-        "A scheduled run is one release of its slot, however often it is tried; any other is the one of its request."
+        f"{text}\n\n`{kind.__module__}.{kind.__name__}` declares all parameters except dry_run "
+        "and workers.\n\nA scheduled run is one release of its slot, even after several attempts; other runs "
+        "are identified by their request."
     )
     return job(name=name)(release)
 
@@ -127,7 +128,7 @@ decompose = release_flow(
 evaluate_subspace = release_flow(
     SubspaceEvaluationRequest,
     "evaluate-subspace",
-    "Release a private estimate of the variance that a subspace holds, as a new version of a name.",
+    "Release a private estimate of the variance that a subspace captures, as a new version of a name.",
 )
 evaluate_completion = release_flow(
     CompletionEvaluationRequest,

@@ -169,7 +169,7 @@ def _pairs_of(flag: str) -> Callable[[list[str] | None], list[tuple[str, str]]]:
     def read(texts: list[str] | None) -> list[tuple[str, str]]:
         pairs = [text.partition("=") for text in texts or ()]
         if not all(sign for _, sign, _ in pairs) or len({key for key, _, _ in pairs}) < len(pairs):
-            raise typer.BadParameter(f"write {flag} KEY=VALUE, each key once.")
+            raise typer.BadParameter(f"write {flag} KEY=VALUE, with each key once.")
         return [(key, value) for key, _, value in pairs]
 
     return read
@@ -179,7 +179,9 @@ def _roles(text: str) -> dict[str, str]:
     """Parse roles of columns, written as ``row=USER,column=ITEM``."""
     pairs = [pair.partition("=") for pair in text.split(",")]
     if not all(role and name for role, _, name in pairs):
-        raise typer.BadParameter("write row=NAME,column=NAME,value=NAME, or some of them", param_hint="--columns")
+        raise typer.BadParameter(
+            "write row=NAME,column=NAME,value=NAME, with at least one of these roles", param_hint="--columns"
+        )
     return {role.strip(): name for role, _, name in pairs}
 
 
@@ -187,7 +189,7 @@ def _count_or_word(text: str) -> int | str:
     if text == "auto":
         return text
     if not text.isdecimal() or int(text) < 1:
-        raise typer.BadParameter(f"{text} is no count; give a whole number, at least 1, or auto.")
+        raise typer.BadParameter(f"{text} is not a count; give a whole number of at least 1, or auto.")
     return int(text)
 
 
@@ -200,28 +202,30 @@ def _number_or_word(text: str) -> float | str:
 
 # Options that flows and commands share in addition to their records
 
-Workers = Annotated[int | None, Field(description="Processes of a cluster started for the run.", ge=1)]
-DryRun = Annotated[bool, Field(description="Show what the run would cost; touch nothing.")]
-NewName = Annotated[str, Field(description="The dataset's name; each ingest makes a new snapshot of it.", min_length=1)]
+Workers = Annotated[int | None, Field(description="Number of processes of a cluster started for the run.", ge=1)]
+DryRun = Annotated[bool, Field(description="Show what the run would cost, without changing anything.")]
+NewName = Annotated[
+    str, Field(description="Name of the dataset; each ingest creates a new snapshot of it.", min_length=1)
+]
 StreamName = Annotated[
     str,
-    Field(description="The name of an open stream, under which its versions appear.", min_length=1),
+    Field(description="Name of an open stream, under which its versions are published.", min_length=1),
     Handling(is_argument=True),
 ]
 Slot = Annotated[
     str | None,
     Field(
-        description="Names the slot, like 2026-01-05; by default that of the planned time, in the schedule's zone, or "
-        "of now."
+        description="Name of the slot, like 2026-01-05; by default the slot of the planned time in the "
+        "schedule's time zone, or of the current time."
     ),
 ]
 SnapshotId = Annotated[
     str | None,
-    Field(description="Insist on this snapshot; refused where the slot has another. By default the newest."),
+    Field(description="Require this snapshot; a slot with another snapshot is refused. By default the newest."),
 ]
 Releases = Annotated[
     int | None,
-    Field(description="So many releases in all share the budget equally; epsilon is then left out.", ge=1),
+    Field(description="Number of releases that share the budget equally; replaces epsilon.", ge=1),
 ]
 Alias = Annotated[
     str,
@@ -229,20 +233,20 @@ Alias = Annotated[
 ]
 DriftAtMost = Annotated[
     float,
-    Field(description="Hold a release that lacks more than this part of the champion's directions.", ge=0, le=1),
+    Field(description="Hold a release that lacks more than this share of the champion's directions.", ge=0, le=1),
 ]
 Settled = Annotated[
-    float, Field(description="Seconds since the last change of a file after which it counts as whole.", ge=0)
+    float, Field(description="Seconds since its last change after which a file counts as complete.", ge=0)
 ]
 Sources = Annotated[
-    str | list[str], Field(description="@NAME: where dataset NAME was last ingested from by hand; or files.")
+    str | list[str], Field(description="@NAME: the source of the last manual ingest of dataset NAME; or files.")
 ]
 """The source parameter of a flow: a reference, because paths are private. A command takes paths."""
 InboxAddress = Annotated[
     str,
     Field(
-        description="@NAME: where dataset NAME was last refreshed from by hand; or a folder, a pattern in one, or "
-        "s3://bucket/prefix.",
+        description="@NAME: the inbox of the last manual refresh of dataset NAME; or a folder, a pattern "
+        "of files, or s3://bucket/prefix.",
         min_length=1,
     ),
 ]
@@ -279,7 +283,9 @@ def text_settings(given: Given, *, of: str) -> dict[str, str]:
         if isinstance(value, Mapping):
             stated = {key: _text(one) for key, one in value.items() if one is not None}
             if stated and name != of:
-                raise Invalid(f"settings of {name} are given and {of} is asked for; empty that part, or ask for {name}")
+                raise Invalid(
+                    f"settings of {name} are given, but the mechanism is {of}; remove these settings, or choose {name}"
+                )
             settings |= stated
         elif value is not None:
             settings[name] = _text(value)

@@ -24,8 +24,8 @@ from flows.settings import cluster_settings
 from storage.workspace import Workspace
 
 NOTICE = (
-    "computed without noise: these numbers are NOT private. They are for the curator alone and must not be published; "
-    "--release buys an estimate that may be."
+    "computed without noise: these numbers are NOT private. They are only for the curator "
+    "and must not be published; --release charges for an estimate that may be published."
 )
 
 

@@ -117,7 +117,7 @@ def _take(
         except FileNotFoundError:
             return _gone(inbox, arrival)
         except PermissionError:  # the arrival keeps waiting; corrected permissions do not make it a new arrival
-            LOG.error("left: %s: this user may not read it; correct its permissions", shown_name(arrival.address))
+            LOG.error("skipped: %s: this user may not read it; correct its permissions", shown_name(arrival.address))
             return None, "unreadable"
         except OSError as error:
             raise Unavailable(f"a file cannot be opened ({error.strerror or 'input error'}); run it again.") from None
@@ -144,7 +144,9 @@ def reserve_arrival(request: SubspaceRequest, token: str, snapshot: str, release
     entry = workspace.catalog.entry(snapshot)
     row = reserve_paced(workspace, request, entry, run_key=run_key, series=_SERIES, releases=releases)
     if row.request.get("publish") != request.publish:
-        LOG.warning("release %s was charged as %s before, and is finished as that", row.id, row.request.get("publish"))
+        LOG.warning(
+            "release %s was charged as %s before, and is completed with that charge", row.id, row.request.get("publish")
+        )
     return row.id, row.state
 
 
@@ -358,10 +360,10 @@ def question_of(request: SubspaceRequest, options: IngestOptions, *, releases: i
     if current is not None:
         with suppress(BudgetExhausted):  # then the release of each file is refused
             cost = next_cost(workspace, request, current, series=_SERIES, releases=releases)
-            return f"Spend on each file that arrived {cost} the first?"
+            return f"Spend, for each arrived file, {cost} the first?"
     population = current.population if current is not None else options.population or request.dataset
     left = rounded_down(workspace.ledger.statement(population).remaining)
-    return f"Spend budget {population!r}, of which epsilon {left} is left, on each file that arrived?"
+    return f"Spend budget {population!r}, with epsilon {left} left, on each arrived file?"
 
 
 def parted(given: dict[str, Any]) -> tuple[IngestOptions, SubspaceRequest]:
@@ -390,6 +392,7 @@ def _ending(error: Exception) -> str:
 
 def _gone(inbox: Inbox, arrival: Arrival) -> tuple[None, str]:
     inbox.note_reason(
-        arrival.token, "the file was changed or removed before it was taken whole; what is there now arrives anew."
+        arrival.token,
+        "the file was changed or removed before it was read completely; its current content is a new arrival.",
     )
     return None, "gone"

@@ -71,18 +71,21 @@ def _as_text(given: Any, info: ValidationInfo) -> dict[str, str]:
 
 
 PublishedName = Annotated[
-    str, Field(description="Name under which each release becomes a version.", pattern="^[a-z][a-z0-9._-]{0,99}$")
+    str,
+    Field(
+        description="Name under which each release is published as a new version.", pattern="^[a-z][a-z0-9._-]{0,99}$"
+    ),
 ]
 AllowLargeDelta = Annotated[
     bool,
-    Field(description="Insist on a delta that is not below one over the number of records."),
+    Field(description="Accept a delta that is not below 1/records."),
     Handling(is_offered=False),
 ]
 Settings = Annotated[Mapping[str, str], BeforeValidator(_as_text), Field(description="Parameters of the mechanism.")]
 """Settings of the mechanism or method, whose field must precede this one."""
 RowPolicy = Annotated[
     str,
-    Field(description="clip: scale long records down to the clip norm; normalise: scale all records to it."),
+    Field(description="clip: scale long records down to the clip norm; normalise: scale all records to the clip norm."),
     Handling(choices=("clip", "normalise")),
 ]
 
@@ -100,32 +103,34 @@ class Request:
 
     dataset: Annotated[
         str,
-        Field(description="Name of the dataset; its newest snapshot is read.", min_length=1),
+        Field(description="Name of the dataset; the release reads its newest snapshot.", min_length=1),
         Handling(is_argument=True),
     ]
     publish: PublishedName
     mechanism: Annotated[str, Field(description=MECHANISM)]
     epsilon: Annotated[
-        float | None, Field(description="Privacy loss to spend of the population's budget, each run; positive.", gt=0)
+        float | None, Field(description="Privacy loss of each run, charged to the population's budget; positive.", gt=0)
     ]
     delta: Annotated[
         float | None,
-        Field(description="Failure probability of the guarantee; below 1/records, 0 for pure mechanisms.", ge=0, lt=1),
+        Field(
+            description="Failure probability of the guarantee; below 1/records, and 0 for pure mechanisms.", ge=0, lt=1
+        ),
     ]
     settings: Annotated[Settings, Handling(is_offered=False)] = field(default_factory=dict)
     run_key: Annotated[
         str | None,
         Field(
-            description="Names the release: same key, same release. Without it, each slot of a schedule is one of its "
-            "own."
+            description="Key of the release: the same key means the same release. Without a key, each slot of "
+            "a schedule is a separate release."
         ),
     ] = None
     allow_large_delta: AllowLargeDelta = False
     i_know_this_is_not_private: Annotated[
         bool,
         Field(
-            description="Insist on a mechanism that is not private: marked so for ever, and no private one is "
-            "admitted after it."
+            description="Accept a mechanism that is not private. The release is marked as not private, and its "
+            "budget admits no private release afterwards."
         ),
     ] = False
 
@@ -141,17 +146,20 @@ class SubspaceRequest(Request):
 
     components: Annotated[
         Annotated[int, Field(ge=1)] | str,
-        Field(description="Number of components k, or auto: as many as stand above the noise."),
+        Field(description="Number of components k, or auto: all components above the noise."),
     ]
     clip_norm: Annotated[
         float | str,
-        Field(description="Bound on a record's norm, from public knowledge; or quantile:0.9, chosen privately."),
+        Field(
+            description="Bound on a record's norm, from public knowledge; or quantile:0.9, chosen privately "
+            "from the data."
+        ),
     ]
     mechanism: Annotated[
         str,
         Field(
-            description="Mechanism: how noise is added; auto: what is expected to capture most, by public facts and "
-            "the spectrum."
+            description="Mechanism: how noise is added; auto: the highest expected captured variance, by "
+            "public facts and the spectrum."
         ),
         _one_of(_subspaces, "auto"),
     ] = "analyze_gauss"
@@ -159,25 +167,26 @@ class SubspaceRequest(Request):
     row_policy: RowPolicy = "clip"
     center: Annotated[
         str,
-        Field(description="none: around the origin; private: around a mean that is released too."),
+        Field(description="none: components around the origin; private: around a mean, which is also released."),
         Handling(choices=("none", "private")),
     ] = "none"
     refine: Annotated[
         str | None,
         Field(
-            description="Denoise the components, free: none, eb, spikes, all, or auto, the best of them by its score. "
-            "By default auto where the matrix is formed, else none."
+            description="Denoise the components at no charge: none, eb, spikes, all, or auto (the one with the "
+            "best score). Default: auto if the matrix is formed, else none."
         ),
         Handling(choices=("auto", "none", "eb", "spikes", "all")),
     ] = None
     keep_matrix: Annotated[
-        float, Field(description="Megabytes up to which the artifact keeps the released matrix, for refits.", ge=0)
+        float,
+        Field(description="Maximum size in megabytes of a released matrix that the artifact keeps for refits.", ge=0),
     ] = 32.0
     require_share: Annotated[
         float | None,
         Field(
-            description="Publish only if the lower bound of the captured variance, over the best that k could hold, "
-            "reaches this; else it is kept and charged.",
+            description="Publish only if the lower bound of the captured variance, relative to the best k "
+            "components, reaches this; otherwise the release is charged and kept unpublished.",
             gt=0,
             le=1,
         ),
@@ -185,8 +194,8 @@ class SubspaceRequest(Request):
     hold_if_rejected: Annotated[
         float | None,
         Field(
-            description="Count rejected records with noise, within epsilon; refresh holds a release that lost a "
-            "larger share.",
+            description="Count rejected records with noise, within epsilon; refresh holds a release that lost "
+            "a larger share of its records.",
             ge=0,
             lt=1,
         ),
@@ -194,14 +203,14 @@ class SubspaceRequest(Request):
     spectrum: Annotated[
         str | None,
         Field(
-            description="Parts of all variance that the components hold, from public knowledge, for forecasts and "
-            "mechanism=auto: 0.3,0.1,0.05, or decay:A for parts like j^-A, or flat."
+            description="Shares of variance of the components, from public knowledge, for forecasts and "
+            "mechanism=auto: 0.3,0.1,0.05, or decay:A for shares proportional to j^-A, or flat."
         ),
     ] = None
     on_noise: Annotated[
         str,
         Field(
-            description="warn or refuse a release whose components will all be noise, as far as public facts tell; "
+            description="warn or refuse a release if, by public facts, all its components will be noise; "
             "refusing charges nothing."
         ),
         Handling(choices=("warn", "refuse")),
@@ -209,9 +218,10 @@ class SubspaceRequest(Request):
 
 
 _MECHANISM = (
-    "dpals: private alternating least squares; one_shot: eigenvectors of one noisy moment; dpfw: private "
-    "Frank-Wolfe; dpsvd: singular vectors of weighted rows; item_means: offsets of items alone, for few users; als "
-    "and ials: without privacy, to compare with; auto: what is expected to predict best, by public facts."
+    "dpals: private alternating least squares; one_shot: eigenvectors of one noisy moment; "
+    "dpfw: private Frank-Wolfe; dpsvd: singular vectors of weighted rows; item_means: only offsets of "
+    "items, for few users; als and ials: without privacy, for comparison; auto: the best expected "
+    "prediction, by public facts."
 )
 
 
@@ -223,18 +233,16 @@ class CompletionRequest(Request):
 
     rank: Annotated[int, Field(description="Number of factors of an item, below the number of items.", ge=1)]
     ratings_between: Annotated[
-        str, Field(description="Public range A:B of ratings, such as 1:5; others are clipped to it.")
+        str, Field(description="Public range A:B of ratings, such as 1:5; other ratings are clipped to it.")
     ]
-    ratings_per_user: Annotated[
-        int, Field(description="How many ratings of one user are counted at most; public.", ge=1)
-    ]
+    ratings_per_user: Annotated[int, Field(description="Maximum number of ratings counted for one user; public.", ge=1)]
     mechanism: Annotated[str, Field(description=_MECHANISM), _one_of(_completions, "auto")] = "dpals"
     settings: Annotated[Settings, _settings_of(_completions)] = field(default_factory=dict)
     signal: Annotated[
         float | None,
         Field(
-            description="Part of the variance of ratings without offsets that factors explain, from public knowledge, "
-            "for advice and mechanism=auto alone; half by default.",
+            description="Share of the variance of ratings, after offsets, that factors explain, from public "
+            "knowledge; only for advice and mechanism=auto. Default: half.",
             gt=0,
             le=1,
         ),
@@ -243,13 +251,13 @@ class CompletionRequest(Request):
 
 WordsAtMost = Annotated[
     int | None,
-    Field(description="topics: how many words of one document are counted at most, from public knowledge.", gt=2),
+    Field(description="topics: maximum number of words counted in one document, from public knowledge.", gt=2),
 ]
 NoiseVariance = Annotated[
     float | None,
     Field(
-        description="mixture: variance of the noise around centres in each column, from public knowledge; by default "
-        "it follows from what is released.",
+        description="mixture: variance of the noise around centres in each column, from public knowledge; "
+        "by default estimated from the release.",
         ge=0,
     ),
 ]
@@ -264,8 +272,8 @@ class TensorRequest(Request):
     model: Annotated[
         str,
         Field(
-            description="topics: each record is a document, counts of words of one topic; mixture: each is a point, a "
-            "centre and noise that is alike in all directions."
+            description="topics: each record is a document, as word counts of one topic; mixture: each record "
+            "is a point, a centre plus noise that is equal in all directions."
         ),
         Handling(choices=("topics", "mixture")),
     ]
@@ -273,8 +281,8 @@ class TensorRequest(Request):
     mechanism: Annotated[
         str,
         Field(
-            description="agn: Gaussian noise; avn: pure, delta 0, with far more noise; otd: without privacy, to "
-            "compare with."
+            description="agn: Gaussian noise; avn: pure, delta 0, with far more noise; otd: without privacy, "
+            "for comparison."
         ),
         _one_of(_tensors),
     ] = "agn"
@@ -282,14 +290,15 @@ class TensorRequest(Request):
     words_at_most: WordsAtMost = None
     clip_norm: Annotated[
         float | None,
-        Field(description="mixture: bound on a point's norm, from public knowledge; longer ones are clipped.", gt=0),
+        Field(description="mixture: bound on a point's norm, from public knowledge; longer points are clipped.", gt=0),
     ] = None
     noise_variance: NoiseVariance = None
     component_length: Annotated[
         float | None,
         Field(
-            description="Euclidean length of a component, from public knowledge, for the forecast of a dry run alone; "
-            "by default topics share the words evenly, and centres lie as far out as the clip norm allows for.",
+            description="Euclidean length of a component, from public knowledge, only for the forecast of a "
+            "dry run. By default topics share the words evenly, and centres are at the largest distance that the "
+            "clip norm allows.",
             gt=0,
         ),
     ] = None
@@ -314,7 +323,8 @@ class EvaluationRequest(Request, Evaluated):
     """A request for a private estimate of the quality of a release."""
 
     publish: Annotated[
-        str, Field(description="Name under which each estimate becomes a version; by default NAME.evaluation.")
+        str,
+        Field(description="Name under which each estimate is published as a new version; by default NAME.evaluation."),
     ] = ""
 
     def __post_init__(self) -> None:
@@ -336,7 +346,7 @@ class SubspaceEvaluationRequest(EvaluationRequest):
     ] = "captured_share"
     delta: Annotated[
         float,
-        Field(description="Failure probability of the guarantee; below 1/records. 0 takes Laplace noise.", ge=0, lt=1),
+        Field(description="Failure probability of the guarantee; below 1/records. 0 uses Laplace noise.", ge=0, lt=1),
     ] = 0.0
 
 
@@ -351,7 +361,7 @@ class CompletionEvaluationRequest(EvaluationRequest):
         Field(description="prediction_error: squared errors, Recall and NDCG, one event."),
         Handling(choices=COMPLETION_MECHANISMS),
     ] = "prediction_error"
-    count: Annotated[int, Field(description="How many items are recommended: the k of Recall@k and NDCG@k.", ge=1)] = 20
+    count: Annotated[int, Field(description="Number of recommended items: the k of Recall@k and NDCG@k.", ge=1)] = 20
 
 
 @option_record
@@ -364,7 +374,7 @@ class StreamRequest:
         Handling(is_argument=True),
     ]
     population: Annotated[
-        str, Field(description="The people behind the dataset, whose budget pays once for all ticks.")
+        str, Field(description="The people behind the dataset, whose budget is charged once for all ticks.")
     ]
     publish: PublishedName
     epsilon: Annotated[float, Field(description="Privacy loss of all ticks together; positive.", gt=0)]
@@ -373,57 +383,58 @@ class StreamRequest:
     ]
     clip_norm: Annotated[
         float,
-        Field(description="Bound on the norm of all that a record holds on a night, from public knowledge.", gt=0),
+        Field(description="Bound on the norm of all data of one record at any tick, from public knowledge.", gt=0),
     ]
     components: Annotated[int, Field(description="Number of components k.", ge=1)]
     ticks: Annotated[
         int | None,
-        Field(description="Number of ticks; needed for sqrt. The others are charged once for any number.", ge=1),
+        Field(
+            description="Number of ticks; required by sqrt. The other strategies have the same charge for any number.",
+            ge=1,
+        ),
     ] = None
     strategy: Annotated[
         str,
         Field(
-            description="How old data is weighted: sqrt for a known number of ticks, power for an open end, decay, "
-            "window; auto: decay with a window or half-life, else sqrt with a number of ticks, else power."
+            description="Weights of old data: sqrt for a known number of ticks, power for an unknown number, "
+            "decay, window; auto: decay with a window or half-life, else sqrt with a number of ticks, else power."
         ),
         Handling(choices=("auto", "sqrt", "power", "decay", "window")),
     ] = "auto"
-    window: Annotated[int | None, Field(description="Estimate what arrived in the last so many ticks alone.", ge=1)] = (
+    window: Annotated[int | None, Field(description="Estimate only the data of the last N ticks.", ge=1)] = None
+    half_life: Annotated[float | None, Field(description="Estimate with weights that halve every N ticks.", gt=0)] = (
         None
     )
-    half_life: Annotated[
-        float | None, Field(description="Estimate with weights that halve in so many ticks.", gt=0)
-    ] = None
     instalment: Annotated[
-        int | None, Field(description="Charge only so many of the ticks now; stream extend pays for the rest.", ge=1)
+        int | None, Field(description="Charge only the first N ticks now; stream extend charges further ticks.", ge=1)
     ] = None
     schedule: Annotated[
         str,
         Field(
-            description="What a slot is: ticks that start on the same day, or in the same week or month, of the "
-            "schedule's time zone are one, or in the same hour of UTC."
+            description="Length of a slot. Runs within the same day, week or month of the schedule's time "
+            "zone, or the same hour of UTC, are one tick."
         ),
         Handling(choices=("hourly", "daily", "weekly", "monthly")),
     ] = "daily"
     align: Annotated[
         str,
         Field(
-            description="procrustes: turn components toward those of the tick before, so that coordinates do not "
-            "jump; signs: only choose their signs; none: as they are."
+            description="procrustes: rotate components toward those of the previous tick, for stable "
+            "coordinates; signs: match only their signs; none: no alignment."
         ),
         Handling(choices=("procrustes", "signs", "none")),
     ] = "procrustes"
     row_policy: RowPolicy = "clip"
     center: Annotated[
         str,
-        Field(description="none: around the origin; private: around a mean that is estimated too."),
+        Field(description="none: components around the origin; private: around a mean, which is also estimated."),
         Handling(choices=("none", "private")),
     ] = "none"
     refine: Annotated[
         str,
         Field(
-            description="Denoise the components of each estimate, free: none, eb, spikes, all, or auto, the best of "
-            "them."
+            description="Denoise the components of each estimate at no charge: none, eb, spikes, all, or auto "
+            "(the one with the best score)."
         ),
         Handling(choices=("auto", "none", "eb", "spikes", "all")),
     ] = "auto"
@@ -440,24 +451,25 @@ class SitesRequest:
     publish: PublishedName
     method: Annotated[str, Field(description=MECHANISM.replace("Mechanism", "Method")), _one_of(_methods)]
     components: Annotated[int, Field(description="Number of components k.", ge=1)]
-    epsilon: Annotated[float, Field(description="Privacy loss to spend of the budget of every site; positive.", gt=0)]
+    epsilon: Annotated[float, Field(description="Privacy loss charged to the budget of every site; positive.", gt=0)]
     delta: Annotated[float, Field(description="Failure probability of the guarantee; below 1/records.", gt=0, lt=1)]
     datasets: Annotated[
-        str, Field(description="Names of the datasets, one a site: A,B,C; the newest snapshot of each is read.")
+        str, Field(description="Names of the datasets, one for each site: A,B,C; each site reads its newest snapshot.")
     ] = ""
     roster: Annotated[
-        str | None, Field(description="The roster file of sites that are processes of their own, in place of datasets.")
+        str | None, Field(description="The roster file of sites that run as separate processes, instead of --datasets.")
     ] = None
     row_policy: RowPolicy = "clip"
     clip_norm: Annotated[
         float | None,
-        Field(description="Bound on a record's norm at every site, from public knowledge; topics have none.", gt=0),
+        Field(description="Bound on a record's norm at every site, from public knowledge; not for topics.", gt=0),
     ] = None
     model: Annotated[
         str | None,
         Field(
-            description="For cape_agn, conv_agn and local_agn. topics: each record is a document, counts of words of "
-            "one topic; mixture: each is a point, a centre and noise that is alike in all directions."
+            description="For cape_agn, conv_agn and local_agn. topics: each record is a document, as word "
+            "counts of one topic; mixture: each record is a point, a centre plus noise that is equal in all "
+            "directions."
         ),
         Handling(choices=("topics", "mixture")),
     ] = None
@@ -466,15 +478,17 @@ class SitesRequest:
     settings: Annotated[Settings, Field(description="Parameters of the method."), _settings_of(_methods)] = field(
         default_factory=dict
     )
-    run_key: Annotated[str | None, Field(description="Names the joint release: same key, same release.")] = None
+    run_key: Annotated[
+        str | None, Field(description="Key of the joint release: the same key means the same release.")
+    ] = None
     allow_large_delta: AllowLargeDelta = False
 
     def __post_init__(self) -> None:
         """Refuse a request that names both its datasets and a roster, or neither."""
         if bool(self.datasets) == bool(self.roster):
             raise Invalid(
-                "a joint release is over datasets of this home or over the sites of a roster; give --datasets A,B "
-                "or --roster FILE, one of the two."
+                "a joint release reads either datasets of this home or the sites of a roster; give one "
+                "of --datasets A,B and --roster FILE."
             )
 
     @property

@@ -50,13 +50,17 @@ def score_file(
     """Read a file by its format and score its rows; the parameters are as in `flows.transform.transform_file`."""
     kind = declared.format or format_of(locate(source))
     if declared.unit_column is not None and not named(kind).is_table:
-        raise Invalid(f"{kind} has no columns to take ids from; leave out --id-column, or give CSV, TSV or Parquet.")
+        raise Invalid(f"{kind} has no columns of ids; leave out --id-column, or give CSV, TSV or Parquet.")
     names, raw = release.manifest.get("feature_names"), release.encoder if named(kind).is_table else None
     if raw is not None and declared.header is not None:
-        raise Invalid("the schema of this release says whether a header is there; leave out --header and --no-header.")
+        raise Invalid(
+            "the schema of this release determines whether a header is present; leave out --header and --no-header."
+        )
     with closing(open_file(source, _with_width(declared, kind, release, names, raw))) as reader:
         if reader.scattered:
-            raise BadSource("rows come in pieces; ingest the file, or give one whole row a line")
+            raise BadSource(
+                "rows are split over several lines; ingest the file, or give one complete row for each line"
+            )
         order, ids, done = None, [], 0
         if isinstance(reader, GroupReader) and reader.names is not None and names is not None:
             order = match_names(reader.names, names, noun=release.noun, drop_others=declared.drop_others)

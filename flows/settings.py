@@ -35,18 +35,22 @@ class Settings(BaseSettings):
         default="local",
         description="`local`, `none`, a Dask scheduler's address, `kubernetes`, `gateway` or `slurm`.",
     )
-    workers: int = Field(default=2, ge=1, description="Workers of a cluster that is started for the run.")
+    workers: int = Field(default=2, ge=1, description="Number of workers of a cluster started for the run.")
     tls_ca: Path | None = Field(default=None, description="Certificate of the authority that the cluster trusts (PEM).")
-    tls_cert: Path | None = Field(default=None, description="This process's certificate, signed by it (PEM).")
-    tls_key: Path | None = Field(default=None, description="The private key of that certificate (PEM).")
-    allow_plaintext: bool = Field(default=False, description="Admit rows in clear text on a network that is trusted.")
-    sites_key: Path | None = Field(default=None, description="The private key of a roster's aggregator (PEM).")
-    ledger_url: str | None = Field(default=None, description="A ledger that another process holds: https://host:port.")
-    ledger_cert: Path | None = Field(default=None, description="The certificate that it shows (PEM).")
-    ledger_key: Path | None = Field(default=None, description="The private key by which it knows this process (PEM).")
-    log: LogFormat = Field(default="off", description="How a run's events go to stderr: `off`, `text` or `json`.")
-    webhook_url: SecretStr | None = Field(default=None, description="Where notices are sent: an https:// address.")
-    webhook_secret: SecretStr | None = Field(default=None, description="The key by which notices are signed.")
+    tls_cert: Path | None = Field(
+        default=None, description="Certificate of this process, signed by the authority (PEM)."
+    )
+    tls_key: Path | None = Field(default=None, description="Private key of that certificate (PEM).")
+    allow_plaintext: bool = Field(default=False, description="Allow unencrypted rows on a trusted network.")
+    sites_key: Path | None = Field(default=None, description="Private key of a roster's aggregator (PEM).")
+    ledger_url: str | None = Field(default=None, description="Address of a remote ledger: https://host:port.")
+    ledger_cert: Path | None = Field(default=None, description="Certificate of the remote ledger (PEM).")
+    ledger_key: Path | None = Field(
+        default=None, description="Private key of this process, as a client of the remote ledger (PEM)."
+    )
+    log: LogFormat = Field(default="off", description="Format of run events on stderr: `off`, `text` or `json`.")
+    webhook_url: SecretStr | None = Field(default=None, description="Receiver of notices: an https:// address.")
+    webhook_secret: SecretStr | None = Field(default=None, description="Key that signs notices.")
     encrypted_scratch: bool = Field(default=False, description="Declare that the workers' spill folder is encrypted.")
 
     @classmethod
@@ -108,8 +112,8 @@ def check_ledger(url: str) -> None:
     for name in ("DPCA_DATABASE_URL", "DPCA_KEY_FOLDER"):
         if os.environ.get(name):
             raise InvalidInput(
-                f"{name} and DPCA_LEDGER_URL are both set, and whoever asks a remote ledger holds neither its database "
-                "nor its keys; unset one of them."
+                f"{name} and DPCA_LEDGER_URL are both set, but a client of a remote ledger uses neither "
+                "its database nor its keys; unset one of them."
             )
 
 

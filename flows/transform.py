@@ -90,7 +90,7 @@ def _known_ratings(reference: str, source: Path) -> tuple[ItemEmbeddings, NDArra
     known = embeddings.known(ids)
     unknown = [item for item, is_known in zip(ids, known, strict=True) if not is_known]
     if len(unknown) == len(ids):
-        raise Invalid(f"{source} rates no item of the release, which has {embeddings.n_items}; check the ids of items")
+        raise Invalid(f"{source} rates no item of the release, which has {embeddings.n_items}; check the item ids")
     if unknown:
         some = ", ".join(map(repr, unknown[:3])) + (", ..." if len(unknown) > 3 else "")
         STDERR.print(
@@ -127,14 +127,16 @@ def read_ratings(source: Path) -> tuple[list[str], list[float]]:
         named = {"item", "rating"} <= set(rows.fieldnames or ())
         pairs = [(str(row["item"]).strip(), float(row["rating"])) for row in rows if named]
     except (csv.Error, ValueError, TypeError):
-        raise BadSource(f"{source} has a rating that is no number; give each line an item and its rating") from None
+        raise BadSource(
+            f"{source} has a rating that is not a number; give an item and its rating in each line"
+        ) from None
     if not named:
-        raise BadSource(f"{source} has no columns item and rating in its first line; name the columns so")
+        raise BadSource(f"{source} has no columns item and rating in its first line; name the columns item and rating")
     if not pairs:
-        raise BadSource(f"{source} holds no rating; a prediction needs at least one")
+        raise BadSource(f"{source} contains no rating; a prediction needs at least one")
     items = [item for item, _ in pairs]
     if len(set(items)) < len(items):
-        raise BadSource(f"{source} rates one item twice; keep one line of each item")
+        raise BadSource(f"{source} rates one item twice; keep one line for each item")
     return items, [rating for _, rating in pairs]
 
 
@@ -185,7 +187,7 @@ def transform_file(
     try:
         if (format or source.suffix.removeprefix(".")) == "npy":
             if id_column is not None:
-                raise Invalid("npy has no columns to take ids from; leave out --id-column, or give a table.")
+                raise Invalid("npy files have no columns of ids; leave out --id-column, or give a table.")
             values = release.transform(_dense(source))
         else:
             with needing("a file that is not .npy"):

@@ -90,7 +90,9 @@ def search(asked: Search, *, progress: Callable[[int, int], None] = lambda *_: N
         )
     combinations = asked.combinations
     if len(combinations) * asked.draws > MOST:
-        raise InvalidInput(f"{len(combinations) * asked.draws} runs are more than {MOST}; try fewer values or draws.")
+        raise InvalidInput(
+            f"{len(combinations) * asked.draws} runs exceed the limit of {MOST}; try fewer values or draws."
+        )
     errors: list[list[float]] = [[] for _ in combinations]
     for draw in range(asked.draws):
         made = TASKS[asked.task](n_users=asked.users, n_items=asked.items, seed=draw)
@@ -136,9 +138,9 @@ def refuse_private_rows(asked: Search) -> None:
     multiplier = gaussian_noise_multiplier(epsilon=asked.epsilon, delta=asked.delta)
     spent = gaussian_epsilon(noise_multiplier=multiplier / math.sqrt(runs), delta=asked.delta)
     raise Refused(
-        f"settings are not searched on private rows: {runs} runs at epsilon {asked.epsilon:g} are {runs} releases and "
-        f"cost epsilon {spent:.3g} together at delta {asked.delta:g}, before their errors are released too; leave "
-        "DATASET out, to search on made ratings of the declared size."
+        f"settings are not searched on private rows: {runs} runs at epsilon {asked.epsilon:g} "
+        f"are {runs} releases and cost epsilon {spent:.3g} in total at delta {asked.delta:g}, before their "
+        "errors are released too; leave DATASET out, to search on synthetic ratings of the declared size."
     )
 
 
@@ -173,6 +175,6 @@ def values_of(texts: Sequence[str]) -> dict[str, list[str]]:
     for text in texts:
         name, sign, values = text.partition("=")
         if not (name and sign and all(values.split(","))) or name in found:
-            raise InvalidInput(f"{text!r} is no setting with values; write --try KEY=V1,V2, each key once.")
+            raise InvalidInput(f"{text!r} is not a setting with values; write --try KEY=V1,V2, with each key once.")
         found[name] = values.split(",")
     return found

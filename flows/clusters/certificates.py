@@ -100,17 +100,18 @@ def cluster_security(settings: Settings) -> Security:
     for name, value in _files(security).items():
         if not value:
             raise InvalidInput(
-                f"DPCA_CLUSTER={settings.cluster!r} needs a certificate and {name} is not set; set DPCA_TLS_CA, "
-                "DPCA_TLS_CERT and DPCA_TLS_KEY to PEM files."
+                f"DPCA_CLUSTER={settings.cluster!r} needs a certificate, but {name} is not set; set "
+                "DPCA_TLS_CA, DPCA_TLS_CERT and DPCA_TLS_KEY to PEM files."
             )
         if "\n" not in value and not (Path(value).is_file() and os.access(value, os.R_OK)):
-            raise InvalidInput(f"{name}={value} is no file that can be read; correct the path, or its permissions.")
+            raise InvalidInput(f"{name}={value} is not a readable file; correct the path, or its permissions.")
     try:
         security.get_connection_args("client")
     except (ssl.SSLError, ValueError):
         raise InvalidInput(
-            "DPCA_TLS_CA, DPCA_TLS_CERT and DPCA_TLS_KEY must name, in PEM, an authority's certificate, one that it "
-            "signed, and the private key of that one without a passphrase; give three files that belong together."
+            "DPCA_TLS_CA, DPCA_TLS_CERT and DPCA_TLS_KEY must be PEM files: the authority's "
+            "certificate, a certificate signed by it, and the private key of that certificate without a "
+            "passphrase; give three matching files."
         ) from None
     return security
 

@@ -123,8 +123,8 @@ def check_launcher(settings: Settings) -> None:
             else "set DPCA_TLS_CA, DPCA_TLS_CERT and DPCA_TLS_KEY to files that the workers' nodes share"
         )
         raise Refused(
-            f"DPCA_CLUSTER={kind!r} would send rows in clear text; {secure}, or set DPCA_ALLOW_PLAINTEXT=true on a "
-            "network that you trust."
+            f"DPCA_CLUSTER={kind!r} would send rows unencrypted; {secure}, or set "
+            "DPCA_ALLOW_PLAINTEXT=true on a trusted network."
         )
 
 
@@ -194,8 +194,8 @@ def open_scheduler(settings: Settings, *, scratch: Path) -> Iterator[str]:
             )
         except (RuntimeError, OSError) as error:
             raise Unavailable(
-                f"no workers could be started here ({_reason(error)}); see whether memory and processes are left, and "
-                "run the same request again."
+                f"no workers could be started here ({_reason(error)}); check that memory and processes "
+                "are available, and run the same request again."
             ) from None
         address = cluster.scheduler_address
         _started_here[address] = security
@@ -241,8 +241,8 @@ def check_scheduler(settings: Settings) -> None:
         _security(settings.cluster, settings)
     elif not is_loopback(parts.hostname) and not settings.allow_plaintext:
         raise Refused(
-            f"DPCA_CLUSTER={settings.cluster!r} would send rows in clear text; "
-            "use tls://, or set DPCA_ALLOW_PLAINTEXT=true on a network that you trust."
+            f"DPCA_CLUSTER={settings.cluster!r} would send rows unencrypted; use tls://, or set "
+            "DPCA_ALLOW_PLAINTEXT=true on a trusted network."
         )
 
 
@@ -290,8 +290,8 @@ def _client(address: str, settings: Settings) -> Iterator[Client]:
         if client is None:
             gc.collect()  # a refused client closes when it is collected, which blocks while another client starts
             raise Unavailable(
-                f"no Dask scheduler answers at {address}, or it does not take this certificate; start it, or fix "
-                "DPCA_CLUSTER or DPCA_TLS_*, and run the same request again."
+                f"no Dask scheduler answers at {address}, or it rejects this certificate; start it, or "
+                "fix DPCA_CLUSTER or DPCA_TLS_*, and run the same request again."
             )
         yield client
 
@@ -344,7 +344,7 @@ def _show_dashboard(client: Client) -> None:
         return
     if link and STDERR.is_terminal and link not in _dashboards:
         _dashboards.add(link)
-        STDERR.print(f"the cluster shows its work at {link}", markup=False)
+        STDERR.print(f"progress of the cluster: {link}", markup=False)
 
 
 def _may_spill() -> bool:

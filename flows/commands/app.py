@@ -34,7 +34,7 @@ OPTION_GROUPS: Mapping[str, tuple[str, ...]] = {
 """The parameter names of the options in each group. All other options are in the group ``Options``."""
 GROUPED_FROM = 16
 """The number of options from which on a command shows them in groups."""
-TERMS = "Terms such as epsilon, record and clip norm: glossary of the documentation (docs/reference/glossary.md)."
+TERMS = "Terms such as epsilon, record and clip norm are explained in the glossary (docs/reference/glossary.md)."
 
 
 class HelpfulCommand(TyperCommand):

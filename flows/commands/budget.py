@@ -13,12 +13,12 @@ from flows.commands.app import App
 from flows.commands.releasing import Json
 from flows.reports.terminal import SHOWN, STDERR, confirm, print_earlier, print_facts, print_json, print_rows
 
-LEDGER = "Hold the ledger in a process of its own, with the database's credentials and keys; others ask it."
+LEDGER = "Hold the ledger in a separate process, with the database credentials and keys, and serve it to clients."
 
-app = App(help="Open privacy budgets and see what is left.")
+app = App(help="Open privacy budgets and show the remaining budget.")
 ledger_app = App(help=LEDGER)
 
-Limit = Annotated[int, typer.Option(min=0, help="Show as many of the newest releases; 0 shows all.")]
+Limit = Annotated[int, typer.Option(min=0, help="Number of newest releases to show; 0 shows all.")]
 
 
 @app.command("open")
@@ -29,24 +29,24 @@ def open_budget(
     relation: Annotated[str, typer.Option(help="add_remove, zero_out or replace_one.")] = "add_remove",
     unit: Annotated[
         str | None,
-        typer.Option(help="Name of the ids whose rows are hidden together, such as patient_id; one row by default."),
+        typer.Option(help="Name of the ids whose rows are protected together, such as patient_id; by default one row."),
     ] = None,
     rows_per_unit: Annotated[
-        int | None, typer.Option(min=1, help="Most rows of a unit in a dataset: its --max-rows-per-unit.")
+        int | None, typer.Option(min=1, help="Maximum number of rows of a unit in a dataset: its --max-rows-per-unit.")
     ] = None,
     filter_: Annotated[str, typer.Option("--filter", help="gdp or renyi.")] = "gdp",
     failure_delta: Annotated[
         float | None,
-        typer.Option(
-            help="Part of delta set aside for releases that are not Gaussian; a tenth by default, 0 for none."
-        ),
+        typer.Option(help="Part of delta reserved for releases that are not Gaussian; by default a tenth, 0 for none."),
     ] = None,
     allow_large_delta: Annotated[
-        bool, typer.Option("--allow-large-delta", help="Insist on a delta that is not below 1 over the records.")
+        bool, typer.Option("--allow-large-delta", help="Accept a delta that is not below 1/records.")
     ] = False,
     even_locked: Annotated[
         bool,
-        typer.Option("--even-locked", help="Also beside a registry that locks the ledger; accept-restored unlocks."),
+        typer.Option(
+            "--even-locked", help="Open the budget even if a registry locks the ledger; accept-restored unlocks it."
+        ),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
@@ -58,8 +58,8 @@ def open_budget(
 
     if failure_delta == 0:
         STDERR.print(
-            "warning: with failure_delta 0 the first Gaussian release excludes mechanisms that fail with a delta, and "
-            "those that sample, for ever; the terms of a budget never change."
+            "warning: with failure_delta 0 the first Gaussian release permanently excludes "
+            "mechanisms that fail with a delta or that sample; the terms of a budget never change."
         )
     ledger = Workspace.open(even_locked=even_locked).ledger
     ledger.open_budget(
@@ -121,8 +121,8 @@ def show(
 def history(
     population: Annotated[str, typer.Argument(help="A population with a budget.")],
     limit: Limit = SHOWN,
-    plot: Annotated[Path | None, typer.Option(help="Draw the burn-down to this PNG or SVG.")] = None,
-    theme: Annotated[str, typer.Option(help="Of the plot: light or dark.")] = "light",
+    plot: Annotated[Path | None, typer.Option(help="Draw the burn-down to this PNG or SVG file.")] = None,
+    theme: Annotated[str, typer.Option(help="Theme of the plot: light or dark.")] = "light",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show how the newest releases spent POPULATION's budget over time."""
@@ -141,14 +141,16 @@ def history(
         rows = rows[1:]
         print_earlier(None, "releases")
     columns = ("time", "release", "actor", "spent", "remaining")
-    print_rows(rows, columns, as_json=as_json, empty="nothing was spent yet")
+    print_rows(rows, columns, as_json=as_json, empty="nothing spent yet")
 
 
 @app.command()
 def pace(
     population: Annotated[str, typer.Argument(help="A population with a budget.")],
-    runs: Annotated[int, typer.Option(min=1, help="How many more Gaussian releases share what is left.")],
-    delta: Annotated[float | None, typer.Option(help="Of each release; the budget's own by default.")] = None,
+    runs: Annotated[
+        int, typer.Option(min=1, help="Number of further Gaussian releases that share the remaining budget.")
+    ],
+    delta: Annotated[float | None, typer.Option(help="Delta of each release; by default the budget's delta.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Show the largest epsilon for each of RUNS more Gaussian releases that fit what is left; nothing is charged."""
@@ -159,14 +161,14 @@ def pace(
     shown = facts if as_json else {**facts, "epsilon_each": f"{written_share(facts['epsilon_each']):.9g}"}
     print_facts(shown, as_json=as_json)
     if facts["state"] != "open":
-        STDERR.print(f"budget {population!r} is {facts['state']}: it admits no further release of these people.")
+        STDERR.print(f"budget {population!r} is {facts['state']} and admits no further release of this population.")
     elif not facts["epsilon_each"]:
-        STDERR.print(f"budget {population!r} is too small for {runs} more releases: plan fewer.")
+        STDERR.print(f"budget {population!r} is too small for {runs} more releases; plan fewer.")
 
 
 @app.command()
 def abandon(
-    release: Annotated[str, typer.Argument(help="A release that is reserved and never began.")],
+    release: Annotated[str, typer.Argument(help="A reserved release that never began.")],
 ) -> None:
     """Abandon a reserved RELEASE, which then costs nothing and can never begin."""
     from storage.workspace import Workspace
@@ -183,27 +185,36 @@ def close(
     from storage.workspace import Workspace
 
     Workspace.open().ledger.close(release)
-    STDERR.print(f"release {release} is closed; what it was charged stays charged")
+    STDERR.print(f"release {release} is closed; its charge stays")
 
 
 @app.command("accept-restored")
 def accept_restored(
-    reason: Annotated[str, typer.Option(help="Why the budget may go on from this copy; it is journalled.")],
+    reason: Annotated[str, typer.Option(help="Reason for resuming from this copy; recorded in the journal.")],
     charge: Annotated[
-        str | None, typer.Option(metavar="POPULATION", help="Who pays for published releases that nothing explains.")
+        str | None,
+        typer.Option(
+            metavar="POPULATION",
+            help="Population charged for published releases that neither the ledger nor the witness explains.",
+        ),
     ] = None,
     another_ledger: Annotated[
-        bool, typer.Option("--another-ledger", help="Such releases belong to another ledger that publishes there.")
+        bool,
+        typer.Option(
+            "--another-ledger", help="Such releases belong to another ledger that publishes to the same registry."
+        ),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Agree that what nobody noted or published is forgotten.")] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Agree that releases without a record or a publication are forgotten.")
+    ] = False,
 ) -> None:
     """Resume with a restored ledger, and charge again the releases that only the witness or the registry records."""
     from storage.database.engine import reading
     from storage.registry.restored import accepted_before
     from storage.workspace import Workspace
 
-    confirm("Go on with a ledger that may lack what was spent since the copy?", yes=yes)
+    confirm("Resume with a ledger that may lack charges made since the copy?", yes=yes)
     workspace = Workspace.open(accept_restored=reason, charge_to=charge, another_ledger=another_ledger)
     rows = [{**asdict(item), "versions": ", ".join(item.versions) or None} for item in workspace.recharged]
     print_rows(
@@ -220,7 +231,7 @@ def accept_restored(
 @app.command()
 def export(
     population: Annotated[str, typer.Argument(help="A population with a budget.")],
-    output: Annotated[Path, typer.Option(help="The file to write, JSON; it holds public facts alone.")],
+    output: Annotated[Path, typer.Option(help="The JSON file to write; it contains only public facts.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Write POPULATION's part of the journal, signed, so that `dpca audit verify` checks it without this ledger."""
@@ -248,8 +259,8 @@ def ledger() -> None:
 
 @ledger_app.command()
 def key(
-    name: Annotated[str, typer.Argument(help="The client's name in the configuration, or ledger.")],
-    folder: Annotated[Path, typer.Option(help="Where both files are written.")] = Path(),
+    name: Annotated[str, typer.Argument(help="Name of the client in the configuration, or ledger.")],
+    folder: Annotated[Path, typer.Option(help="Folder of both files.")] = Path(),
     as_json: Json = False,
 ) -> None:
     """Create a private key and its certificate; NAME.key stays here, NAME.pem goes to the other side."""
@@ -272,7 +283,7 @@ def serve(*, config: Annotated[Path, typer.Option("--config", help="The configur
 def _told(charged: int, before: str | None) -> str:
     """Describe what accepting a restored ledger charged; the ledger may have been accepted before."""
     if charged:
-        return f"{charged} release{'s are' if charged > 1 else ' is'} charged again, and the journal says so"
+        return f"{charged} release{'s are' if charged > 1 else ' is'} charged again, as the journal records"
     if before is None:
-        return "it lacks no release, and the journal says so"
-    return f"it lacks no release, and what was charged again when it was accepted before, at {before[:19]} UTC, stands"
+        return "no release is missing, as the journal records"
+    return f"no release is missing, and the charges added when it was accepted before, at {before[:19]} UTC, stay"

@@ -13,16 +13,19 @@ from flows.reports.terminal import print_facts, print_rows
 from storage.formats.registry import option_help
 
 Embeddings = Annotated[str, typer.Argument(metavar="NAME[@REF]", help="Published item embeddings.")]
-Ratings = Annotated[Path, typer.Argument(metavar="USER_FILE", help="CSV of one user: columns item and rating.")]
+Ratings = Annotated[
+    Path, typer.Argument(metavar="USER_FILE", help="CSV file of one user, with columns item and rating.")
+]
 Format = Annotated[str | None, typer.Option(help=option_help())]
 Header = Annotated[
-    bool | None, typer.Option("--header/--no-header", help="Whether CSV and TSV begin with the names of columns.")
+    bool | None, typer.Option("--header/--no-header", help="Whether CSV and TSV files begin with column names.")
 ]
 IdColumn = Annotated[
-    str | None, typer.Option(help="Column of a table with the id of each row, for .parquet; .h5ad has names of rows.")
+    str | None, typer.Option(help="Column with the id of each row, for .parquet; .h5ad files contain row names.")
 ]
 DropOthers = Annotated[
-    bool, typer.Option("--drop-others", help="Leave out columns that the release does not know; else refused.")
+    bool,
+    typer.Option("--drop-others", help="Ignore columns that the release does not have, instead of refusing the file."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -30,7 +33,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 def transform(
     reference: Annotated[str, typer.Argument(metavar="NAME[@REF]", help="A published subspace, or tensor components.")],
     source: Annotated[Path, typer.Argument(metavar="INPUT", help="A file of rows.")],
-    output: Annotated[Path, typer.Option(help="Where to write the scores: .npy, or .parquet with the ids of rows.")],
+    output: Annotated[Path, typer.Option(help="Output file of the scores: .npy, or .parquet with the row ids.")],
     format: Format = None,  # noqa: A002
     header: Header = None,
     id_column: IdColumn = None,
@@ -63,7 +66,7 @@ def transform(
 def recommend(
     reference: Embeddings,
     source: Ratings,
-    count: Annotated[int, typer.Option(min=1, help="How many items.")] = 10,
+    count: Annotated[int, typer.Option(min=1, help="Number of recommended items.")] = 10,
     as_json: Json = False,
 ) -> None:
     """List the items with the highest predicted ratings of the user of USER_FILE; the file stays on this machine."""

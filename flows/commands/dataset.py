@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from storage.datasets.inbox import Arrival
 
 app = App(help="Ingest and inspect datasets, inside the trust boundary.")
-schema_app = App(help="Declare what the columns of a raw table are: ranges, categories, missing values, all public.")
+schema_app = App(help="Declare the columns of a raw table: ranges, categories and missing values, all public.")
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Name = Annotated[str, typer.Argument(metavar="N", help="A dataset's name.")]
+Name = Annotated[str, typer.Argument(metavar="N", help="Name of a dataset.")]
 File = Annotated[Path | None, typer.Option(help="The file to write; stdout by default.")]
 
 
@@ -36,7 +36,9 @@ def ingest(
     source: Annotated[list[str], typer.Argument(help="Files, folders, patterns or s3:// URLs, read in this order.")],
     name: NewName,
     *,
-    direct: Annotated[bool, typer.Option("--direct", help="Run without Prefect: faster, no run history.")] = False,
+    direct: Annotated[
+        bool, typer.Option("--direct", help="Run without Prefect: faster, but without run history.")
+    ] = False,
     as_json: Json = False,
     **options: Any,
 ) -> None:
@@ -59,8 +61,8 @@ def ingest(
         )
     if (bound := report.get("norm_at_most")) is not None:
         STDERR.print(
-            f"hint: by the schema no record has a norm above {bound}, so --clip-norm {bound} clips nothing; a smaller "
-            "one gets less noise, and clips some",
+            f"hint: the schema limits the norm of a record to {bound}, so --clip-norm {bound} clips "
+            "nothing; a smaller norm adds less noise and clips some",
             markup=False,
         )
     print_facts(report, as_json=as_json)
@@ -101,10 +103,10 @@ def erase(
         str,
         typer.Option(
             prompt="Id of the individual",
-            help="The id, as the source writes it; asked for if left out, so that no history keeps it.",
+            help="The id as written in the source; prompted for if omitted, so that no shell history stores it.",
         ),
     ],
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask before it is done.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
     as_json: Json = False,
 ) -> None:
     """Make a snapshot without any row of one individual, and list what else may hold their rows.
@@ -131,7 +133,7 @@ def erase(
         return
     remains = report.pop("remains")
     print_facts(report, as_json=False)
-    typer.echo("\nWhat may still hold their rows, or was computed from them:")
+    typer.echo("\nData that may still contain their rows, and results computed from these rows:")
     print_rows(remains, ("what", "do"), as_json=False, empty="")
 
 
@@ -182,7 +184,7 @@ def arrivals(name: Name, as_json: Json = False) -> None:
 def retry(
     name: Name,
     files: Annotated[
-        list[str] | None, typer.Argument(metavar="[FILE]...", help="Files or tokens; all by default.")
+        list[str] | None, typer.Argument(metavar="[FILE]...", help="Files or tokens; by default all.")
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -207,14 +209,16 @@ def retry(
 
 @schema_app.command()
 def draft(
-    source: Annotated[str, typer.Argument(metavar="SOURCE", help="CSV, TSV or Parquet; the first of several files.")],
+    source: Annotated[
+        str, typer.Argument(metavar="SOURCE", help="A CSV, TSV or Parquet file; the first of several files.")
+    ],
     output: File = None,
-    format: Annotated[str | None, typer.Option(help="csv, tsv or parquet; by file name by default.")] = None,  # noqa: A002
+    format: Annotated[str | None, typer.Option(help="csv, tsv or parquet; by default from the file name.")] = None,  # noqa: A002
     header: Annotated[
-        bool | None, typer.Option("--header/--no-header", help="Whether text begins with the names of columns.")
+        bool | None, typer.Option("--header/--no-header", help="Whether a text file begins with column names.")
     ] = None,
-    delimiter: Annotated[str | None, typer.Option(help="The sign between fields of text.")] = None,
-    encoding: Annotated[str | None, typer.Option(help="The encoding of text; utf-8 by default.")] = None,
+    delimiter: Annotated[str | None, typer.Option(help="Delimiter of the fields of a text file.")] = None,
+    encoding: Annotated[str | None, typer.Option(help="Encoding of a text file; by default utf-8.")] = None,
 ) -> None:
     """Write a draft schema from the column names and types of SOURCE, and mark what needs public knowledge.
 
@@ -230,9 +234,9 @@ def draft(
 
 @schema_app.command()
 def check(
-    source: Annotated[str, typer.Argument(metavar="FILE", help="A raw table, or a folder or pattern of some.")],
+    source: Annotated[str, typer.Argument(metavar="FILE", help="A raw table, or a folder or pattern of raw tables.")],
     schema: Annotated[Path, typer.Argument(metavar="SCHEMA", help="A YAML file.")],
-    format: Annotated[str | None, typer.Option(help="csv, tsv or parquet; by file name by default.")] = None,  # noqa: A002
+    format: Annotated[str | None, typer.Option(help="csv, tsv or parquet; by default from the file name.")] = None,  # noqa: A002
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Check all rows of FILE against SCHEMA, and list the violations by column and rule with their first three rows.

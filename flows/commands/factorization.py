@@ -15,20 +15,20 @@ from flows.reports.terminal import print_json, print_rows
 from flows.requests import CompletionEvaluationRequest, CompletionRequest, TensorRequest
 
 app = App(help="Complete matrices of ratings, and predict a user's ratings on the user's machine.")
-tensor_app = App(help="Find topics of documents, or centres of points, and say which of them a row belongs to.")
+tensor_app = App(help="Find topics of documents or centres of points, and assign rows to them.")
 
 Model = Annotated[str, typer.Argument(metavar="NAME[@REF]", help="Published tensor components.")]
 
 app.command("fit")(
     fit_command(
         CompletionRequest,
-        "Release item embeddings of DATASET, one row a user, and publish them as a new version of a name.",
+        "Release item embeddings of DATASET, one row for each user, and publish them as a new version of a name.",
     )
 )
 app.command("evaluate")(
     evaluation_command(
         CompletionEvaluationRequest,
-        """Show how well item embeddings predict ratings of DATASET: to the curator, or, with --release, to all.
+        """Evaluate how well item embeddings predict ratings of DATASET, for the curator or, with --release, publicly.
 
         A fifth of each user's ratings is hidden and predicted from the others. Without --release the numbers are exact
         and NOT private: nothing is charged, nothing is stored, and they must not be published. With --release they get
@@ -39,7 +39,8 @@ app.command("evaluate")(
 tensor_app.command("fit")(
     fit_command(
         TensorRequest,
-        "Release components of DATASET, one document or point a record, and publish them as a new version of a name.",
+        "Release components of DATASET, one document or point for each record, and publish "
+        "them as a new version of a name.",
     )
 )
 
@@ -56,18 +57,24 @@ def predict(reference: Embeddings, source: Ratings, as_json: Json = False) -> No
 def tune(
     *,
     dataset: Annotated[
-        str | None, typer.Argument(help="Leave it out: no settings are searched on private rows.")
+        str | None, typer.Argument(help="Not accepted: settings are never searched on private rows.")
     ] = None,
-    users: Annotated[int, typer.Option(min=2, help="Declared number of users.")],
+    users: Annotated[int, typer.Option(min=2, help="Number of synthetic users.")],
     items: Annotated[int, typer.Option(min=2, help="Number of items.")],
     rank: Annotated[int, typer.Option(min=1, help="Number of factors of an item.")],
-    ratings_per_user: Annotated[int, typer.Option(min=1, help="How many ratings of one user are counted at most.")],
-    epsilon: Annotated[float, typer.Option(help="Privacy loss of the release that settings are for.")],
+    ratings_per_user: Annotated[int, typer.Option(min=1, help="Maximum number of ratings counted for one user.")],
+    epsilon: Annotated[float, typer.Option(help="Privacy loss of the release that the settings are for.")],
     delta: Annotated[float, typer.Option(help="Failure probability of its guarantee.")],
     mechanism: Annotated[str, typer.Option(help="The mechanism whose settings are searched.")] = "dpals",
-    task: Annotated[str, typer.Option(help="Made ratings: skewed (stars with errors) or low-rank (none).")] = "skewed",
-    tried: Annotated[list[str] | None, typer.Option("--try", help="Values of a setting.", metavar="KEY=V1,V2")] = None,
-    draws: Annotated[int, typer.Option(min=1, help="How many makings each combination is run on.")] = 1,
+    task: Annotated[
+        str, typer.Option(help="Synthetic ratings: skewed (stars with errors) or low-rank (without errors).")
+    ] = "skewed",
+    tried: Annotated[
+        list[str] | None, typer.Option("--try", help="Values of a setting to try.", metavar="KEY=V1,V2")
+    ] = None,
+    draws: Annotated[
+        int, typer.Option(min=1, help="Number of synthetic data sets on which each combination runs.")
+    ] = 1,
     as_json: Json = False,
 ) -> None:
     """Search settings on synthetic ratings of the declared size; nothing is charged, and no private row is read."""
@@ -89,13 +96,13 @@ def tune(
         refuse_private_rows(asked)
     with activity("trying settings") as seen:
         rows = search(asked, progress=seen.parts)
-    print_rows(rows, ("settings", "rmse"), as_json=as_json, empty="nothing was tried")
+    print_rows(rows, ("settings", "rmse"), as_json=as_json, empty="no setting was tried")
 
 
 @tensor_app.command()
 def show(
     reference: Model,
-    top_words: Annotated[int, typer.Option(min=1, help="How many words, or columns, of each component.")] = 10,
+    top_words: Annotated[int, typer.Option(min=1, help="Number of words, or columns, of each component.")] = 10,
     as_json: Json = False,
 ) -> None:
     """Show the weight and the largest entries of each component, by column name if names were declared."""
@@ -109,7 +116,7 @@ def show(
         {**row, "weight": f"{row['weight']:.4f}", "words": ", ".join(map(_word, row["words"]))}
         for row in found["components"]
     ]
-    print_rows(rows, ("component", "weight", "words"), as_json=False, empty="the noise left no component")
+    print_rows(rows, ("component", "weight", "words"), as_json=False, empty="no component is above the noise")
 
 
 def _word(found: dict[str, Any]) -> str:

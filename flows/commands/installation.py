@@ -13,20 +13,23 @@ from flows.commands.app import App
 from flows.reports.activity import activity
 from flows.reports.terminal import STDERR, outcome_line, print_facts, print_json
 
-backup_app = App(help="Back up a home, rehearse the backup, and restore it.")
+backup_app = App(help="Back up a home, test the backup, and restore it.")
 pages_app = App(help="Write the pages of `dpca serve` as files.")
 
-Backup = Annotated[Path, typer.Argument(help="A folder that dpca backup create wrote.")]
+Backup = Annotated[Path, typer.Argument(help="A folder written by dpca backup create.")]
 Key = Annotated[
-    str | None, typer.Option(help="The published key of the audit trail, which signed BACKUP; by default this home's.")
+    str | None, typer.Option(help="Public key of the audit trail that signed BACKUP; by default this home's.")
 ]
-Passphrase = Annotated[Path | None, typer.Option(help="Check BACKUP by the first line of this file, too.")]
+Passphrase = Annotated[
+    Path | None, typer.Option(help="Also check BACKUP with the passphrase in the first line of this file.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
 def demo(
     home: Annotated[
-        Path | None, typer.Option(help="The demo's folder; one of its own beside the platform's data by default.")
+        Path | None,
+        typer.Option(help="Folder of the demo; by default a separate folder in the platform's data folder."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
@@ -48,7 +51,7 @@ def demo(
         with activity("releasing"):
             report = job.release()
         if report["reused"]:
-            STDERR.print("this release was made before: it is reused, and nothing was spent")
+            STDERR.print("this release exists already: it is reused, and nothing was spent")
         subspace = Registry.open().load(f"{job.SUBSPACE}@{job.ALIAS}")
     scores = subspace.transform([[1.0] * subspace.n_features])
     STDERR.print(f"read back as a consumer: one row of {subspace.n_features} features has {scores.shape[1]} scores")
@@ -57,11 +60,14 @@ def demo(
     try:
         with activity("drawing the spectrum"):
             write_chart(scree_chart(spectrum, name=report["artifact"]), file)
-        plot, said = str(file), f"the same as a picture: {file}"
+        plot, said = str(file), f"plot of the spectrum: {file}"
     except ModuleNotFoundError as error:
-        said = str(missing_package(error, what="a picture of it"))
+        said = str(missing_package(error, what="a plot of the spectrum"))
     STDERR.print(f"{spectrum.text()}\n{subspace.outcome.get('verdict', '')}\n{said}")
-    STDERR.print(f"look around with DPCA_HOME={folder}, in a shell of its own: `dpca serve` shows it in a browser")
+    STDERR.print(
+        f"to explore the demo, run `dpca serve` with DPCA_HOME={folder} in a separate shell, "
+        "and open the page in a browser"
+    )
     if not as_json:
         typer.echo(outcome_line(report))
     places = {"home": str(folder), "plot": plot or None}
@@ -70,7 +76,10 @@ def demo(
 
 def doctor(
     everything: Annotated[
-        bool, typer.Option("--all", help="Look at all entries, rows and manifests, and not at new and some old ones.")
+        bool,
+        typer.Option(
+            "--all", help="Check all entries, rows and manifests, instead of the new ones and a sample of the old ones."
+        ),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -95,12 +104,15 @@ def doctor(
 
 
 def serve(
-    host: Annotated[str, typer.Option(help="Where to listen; beyond loopback only with a token.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 takes any that is free.")] = 8410,
+    host: Annotated[
+        str, typer.Option(help="Address to listen at; an address other than loopback requires a token.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 chooses any free port.")] = 8410,
     token_file: Annotated[
-        Path | None, typer.Option(help="A file of mode 0600 with the token to ask for; else DPCA_SERVE_TOKEN is.")
+        Path | None,
+        typer.Option(help="A file of mode 0600 with the token that clients must send; by default DPCA_SERVE_TOKEN."),
     ] = None,
-    curator: Annotated[bool, typer.Option("--curator", help="Show the list of datasets too.")] = False,
+    curator: Annotated[bool, typer.Option("--curator", help="Also show the list of datasets.")] = False,
 ) -> None:
     """Serve versions, verdicts, differences and budgets as web pages, until the process is terminated.
 
@@ -119,10 +131,13 @@ def _say(address: str) -> None:
 def create(
     output: Annotated[Path, typer.Argument(help="A new folder, outside the home.")],
     datasets: Annotated[
-        bool, typer.Option("--datasets", help="Copy raw rows, too; whoever gets the backup then has them.")
+        bool, typer.Option("--datasets", help="Also copy raw rows; everyone with the backup can then read them.")
     ] = False,
     passphrase_file: Annotated[
-        Path | None, typer.Option(help="Seal keys that sign under the first line of this file; without it none is in.")
+        Path | None,
+        typer.Option(
+            help="Include the signing keys, sealed with the first line of this file; by default they are left out."
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -167,9 +182,10 @@ def rehearse(backup: Backup, key: Key = None, passphrase_file: Passphrase = None
         print_facts(asdict(found), as_json=True)
         return
     typer.echo(
-        f"restored on {found.database} in {found.seconds:.1f} s: {found.entries} entries of ledger {found.ledger[:8]} "
-        f"hold together, {found.populations} populations have spent what they had, {found.versions} versions are whole "
-        f"({found.missing} files were missing), and it is locked until it is accepted"
+        f"restored on {found.database} in {found.seconds:.1f} s: {found.entries} entries of "
+        f"ledger {found.ledger[:8]} are consistent, {found.populations} populations have the same spending, "
+        f"{found.versions} versions are complete ({found.missing} files were missing); the ledger is locked "
+        "until it is accepted"
     )
 
 
@@ -177,7 +193,7 @@ def rehearse(backup: Backup, key: Key = None, passphrase_file: Passphrase = None
 def restore(
     backup: Backup,
     only: Annotated[
-        list[str] | None, typer.Option(metavar="PART", help="database, keys or store; all of them by default.")
+        list[str] | None, typer.Option(metavar="PART", help="database, keys or store; by default all of them.")
     ] = None,
     passphrase_file: Annotated[
         Path | None, typer.Option(help="Check BACKUP and open its sealed keys with the first line of this file.")
@@ -195,8 +211,8 @@ def restore(
         contents = restore_backup(backup, into=target, only=only or PARTS, passphrase=passphrase, key=key)
     print_facts({"home": str(target.home), **facts_of(contents)}, as_json=as_json)
     if contents.keys and passphrase is None:
-        STDERR.print("the sealed keys were left in the backup; give --passphrase-file to restore them")
-    STDERR.print("next: restore a newer copy where there is one, or go on with `dpca budget accept-restored`")
+        STDERR.print("the sealed keys were not restored; give --passphrase-file to restore them")
+    STDERR.print("next: restore a newer copy if there is one, or resume with `dpca budget accept-restored`")
 
 
 def _read(passphrase_file: Path | None) -> str | None:
@@ -212,7 +228,7 @@ def pages() -> None:
 
 @pages_app.command()
 def build(
-    output: Annotated[Path, typer.Argument(metavar="OUT", help="The new folder, written whole or not at all.")],
+    output: Annotated[Path, typer.Argument(metavar="OUT", help="The new folder, written completely or not at all.")],
     as_json: Json = False,
 ) -> None:
     """Write the pages of `dpca serve` as files, for any web server or to be opened from a folder.

@@ -13,7 +13,7 @@ from flows.commands.app import App
 from flows.reports.activity import activity
 from flows.reports.terminal import STDERR, print_facts, print_json, print_rows
 
-app = App(help="Tell what is known of mechanisms and of the formulas printed for them; no data are read.")
+app = App(help="Show the properties of mechanisms and of their printed formulas; no data are read.")
 audit_app = App(invoke_without_command=True)
 
 AUDITED = ("mechanism", "relation", "epsilon", "delta", "bound", "confidence", "trials", "attack", "verdict")
@@ -27,7 +27,7 @@ def mechanism() -> None:
 
 @app.command()
 def truth(
-    formula: Annotated[list[str] | None, typer.Option(help="Only this formula; may be repeated.")] = None,
+    formula: Annotated[list[str] | None, typer.Option(help="Check only this formula; may be repeated.")] = None,
     as_json: Json = False,
 ) -> None:
     """Compute lower and upper bounds on the true epsilon of published formulas, next to the epsilon they claim."""
@@ -53,13 +53,15 @@ def advise(
     features: Annotated[int, typer.Option(min=2, help="Number of columns.")],
     components: Annotated[int, typer.Option(min=1, help="Number of components k.")],
     epsilon: Annotated[float, typer.Option(help="Privacy loss of all releases together.")],
-    delta: Annotated[float, typer.Option(help="Failure probability; 0 for pure mechanisms alone.")],
+    delta: Annotated[float, typer.Option(help="Failure probability; 0 only for pure mechanisms.")],
     relation: Annotated[str, typer.Option(help="add_remove, zero_out or replace_one.")] = "add_remove",
     center: Annotated[str, typer.Option(help="none or private.")] = "none",
     spectrum: Annotated[
-        str, typer.Option(help="Parts of all variance that components hold: 0.3,0.1,0.05, or decay:A, or flat.")
+        str, typer.Option(help="Shares of variance of the components: 0.3,0.1,0.05, or decay:A, or flat.")
     ] = "",
-    releases: Annotated[int, typer.Option(min=1, help="Releases on a schedule that share epsilon and delta.")] = 1,
+    releases: Annotated[
+        int, typer.Option(min=1, help="Number of scheduled releases that share epsilon and delta.")
+    ] = 1,
     as_json: Json = False,
 ) -> None:
     """Rank the mechanisms for a request by their expected captured variance, from public facts alone."""
@@ -76,7 +78,12 @@ def advise(
     if as_json:
         print_json(facts)
         return
-    print_rows(list(map(advice_cells, facts.pop("ranked"))), COLUMNS, as_json=False, empty="every mechanism refuses")
+    print_rows(
+        list(map(advice_cells, facts.pop("ranked"))),
+        COLUMNS,
+        as_json=False,
+        empty="every mechanism refuses this request",
+    )
     typer.echo()
     for name, reason in facts.pop("refused").items():
         STDERR.print(f"refused: {name}: {reason}", markup=False)
@@ -94,7 +101,7 @@ def list_mechanisms(*, as_json: Json = False) -> None:
 
 
 @app.command()
-def explain(name: Annotated[str, typer.Argument(help="A mechanism, as listed.")], *, as_json: Json = False) -> None:
+def explain(name: Annotated[str, typer.Argument(help="A mechanism from the list.")], *, as_json: Json = False) -> None:
     """Explain the guarantee, use, cost and source of a mechanism."""
     from flows.reports.mechanism_facts import explanation
 
@@ -105,7 +112,7 @@ def explain(name: Annotated[str, typer.Argument(help="A mechanism, as listed.")]
 def audit(
     context: typer.Context,
     mechanism: Annotated[str | None, typer.Option(help="Audit this mechanism only.")] = None,
-    trials: Annotated[int, typer.Option(min=2, help="Runs on each dataset of the pair attacked.")] = 4000,
+    trials: Annotated[int, typer.Option(min=2, help="Number of runs on each dataset of the attacked pair.")] = 4000,
     confidence: Annotated[float, typer.Option(help="Confidence of each bound.")] = 0.95,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -151,12 +158,12 @@ def audit(
 
 @audit_app.command()
 def verify(
-    file: Annotated[Path, typer.Argument(help="A file that `dpca budget export` wrote.")],
+    file: Annotated[Path, typer.Argument(help="A file written by `dpca budget export`.")],
     key: Annotated[
         str | None, typer.Option(help="The ledger's public key, in hex, as its curator published it.")
     ] = None,
     earlier: Annotated[
-        Path | None, typer.Option(help="An export of the same population got before, which this one must continue.")
+        Path | None, typer.Option(help="An earlier export of the same population, which this export must continue.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:

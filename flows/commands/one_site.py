@@ -9,7 +9,7 @@ from flows.commands.app import App
 from flows.commands.releasing import Json
 from flows.reports.terminal import print_facts
 
-HELP = "Take part in joint releases as a site, with keys, dataset and budget of its own."
+HELP = "Take part in joint releases as a site, with its own keys, dataset and budget."
 
 app = App(help=HELP)
 
@@ -23,8 +23,8 @@ def site() -> None:
 
 @app.command()
 def key(
-    name: Annotated[str, typer.Argument(help="The party's name in the roster.")],
-    folder: Annotated[Path, typer.Option(help="Where both files are written.")] = Path(),
+    name: Annotated[str, typer.Argument(help="Name of the party in the roster.")],
+    folder: Annotated[Path, typer.Option(help="Folder of both files.")] = Path(),
     as_json: Json = False,
 ) -> None:
     """Create a private key and its certificate; NAME.key stays here, NAME.pem goes into the roster."""

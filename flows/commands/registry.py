@@ -18,26 +18,24 @@ if TYPE_CHECKING:
     from dpca.registry.roots import Root
     from flows.reports.spectrum import Spectrum
 
-app = App(help="List, verify, promote, export, sign and trust what was published.")
-key_app = App(help="Show, make or change the key that signs what this ledger publishes.")
-root_app = App(help="Keep the root of a registry: which publishers' keys may sign which names.")
+app = App(help="List, verify, promote, export, sign and trust published artifacts.")
+key_app = App(help="Show, create or change the key that signs publications of this ledger.")
+root_app = App(help="Manage the root of a registry: the publishers' keys and the names that each may sign.")
 app.add_typer(key_app, name="key")
 app.add_typer(root_app, name="root")
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Ref = Annotated[str, typer.Argument(metavar="NAME[@REF]", help="name, name@3, name@alias or name@sha256:...")]
-Out = Annotated[Path | None, typer.Option(help="Write the public half to this file, too.")]
-RootKeys = Annotated[list[Path], typer.Option("--key", help="File of a root's private key; may be given again.")]
-Required = Annotated[
-    bool, typer.Option("--require-signature", help="Refuse a registry for which no root key is pinned.")
-]
+Out = Annotated[Path | None, typer.Option(help="Also write the public key to this file.")]
+RootKeys = Annotated[list[Path], typer.Option("--key", help="File of a root's private key; may be repeated.")]
+Required = Annotated[bool, typer.Option("--require-signature", help="Refuse a registry without a pinned root key.")]
 
 
 @app.command("list")
 def list_(
-    name: Annotated[str | None, typer.Argument(help="One name alone; all by default.")] = None,
+    name: Annotated[str | None, typer.Argument(help="Only this name; by default all.")] = None,
     limit: Annotated[
-        int, typer.Option(min=0, help="List as many of the newest versions of a name; 0 lists all.")
+        int, typer.Option(min=0, help="Number of newest versions of a name to list; 0 lists all.")
     ] = SHOWN,
     require_signature: Required = False,
     as_json: Json = False,
@@ -62,12 +60,13 @@ def list_(
 @app.command()
 def show(
     reference: Ref,
-    spectrum: Annotated[bool, typer.Option("--spectrum", help="Show eigenvalues and how far noise reaches.")] = False,
-    plot: Annotated[Path | None, typer.Option(help="Draw the spectrum to this PNG or SVG.")] = None,
+    spectrum: Annotated[bool, typer.Option("--spectrum", help="Show eigenvalues and the noise floor.")] = False,
+    plot: Annotated[Path | None, typer.Option(help="Draw the spectrum to this PNG or SVG file.")] = None,
     component: Annotated[
-        int | None, typer.Option(help="With --plot: draw the largest loadings of this one, from 1, instead.")
+        int | None,
+        typer.Option(help="With --plot: draw the largest loadings of this component instead, counted from 1."),
     ] = None,
-    theme: Annotated[str, typer.Option(help="Of the plot: light or dark.")] = "light",
+    theme: Annotated[str, typer.Option(help="Theme of the plot: light or dark.")] = "light",
     require_signature: Required = False,
     as_json: Json = False,
 ) -> None:
@@ -78,7 +77,7 @@ def show(
     registry = Registry.open(require_signature=require_signature or None)
     facts = registry.show(reference)
     if component is not None and plot is None:
-        raise typer.BadParameter("--component chooses what --plot draws; name a file with --plot.")
+        raise typer.BadParameter("--component chooses the component of a plot; name its file with --plot.")
     found = _spectrum(registry, reference) if spectrum or (plot is not None and component is None) else None
     if plot is not None:
         _draw(registry, reference, plot, spectrum=found, component=component, name=facts["artifact"], theme=theme)
@@ -93,7 +92,7 @@ def show(
 
 @app.command()
 def promote(
-    artifact: Annotated[str, typer.Argument(metavar="NAME@VERSION", help="The version to point at.")],
+    artifact: Annotated[str, typer.Argument(metavar="NAME@VERSION", help="The version that the alias will point at.")],
     alias: Annotated[str, typer.Argument(help="The alias to move.")],
     as_json: Json = False,
 ) -> None:
@@ -106,7 +105,7 @@ def promote(
 @app.command()
 def history(
     name: Annotated[str, typer.Argument(help="A published name.")],
-    limit: Annotated[int, typer.Option(min=0, help="Show as many of the newest moves; 0 shows all.")] = SHOWN,
+    limit: Annotated[int, typer.Option(min=0, help="Number of newest moves to show; 0 shows all.")] = SHOWN,
     as_json: Json = False,
 ) -> None:
     """Show when each alias of a name was moved, by whom, from which version to which, and why."""
@@ -152,9 +151,9 @@ def verify(
 @app.command()
 def export(
     reference: Ref,
-    output: Annotated[Path, typer.Option(help="File to write, or the new folder of mlflow.")],
+    output: Annotated[Path, typer.Option(help="File to write; for mlflow, the new folder.")],
     format_: Annotated[
-        str, typer.Option("--format", help="npz (arrays and facts); of a subspace also onnx, mlflow and sklearn.")
+        str, typer.Option("--format", help="npz (arrays and facts); for a subspace also onnx, mlflow and sklearn.")
     ] = "npz",
     require_signature: Required = False,
     as_json: Json = False,
@@ -176,7 +175,7 @@ def show_key(out: Out = None, as_json: Json = False) -> None:
 
     path, after = key_folder() / PUBLISHERS_KEY, key_folder() / NEXT_KEY
     if not path.exists():
-        raise NotFound(f"{path} is not there; the first publication makes it, or `dpca registry key new`.")
+        raise NotFound(f"{path} does not exist; the first publication or `dpca registry key new` creates it.")
     publisher, waiting = public_name(read_key(path)), public_name(read_key(after)) if after.exists() else None
     _write(out, publisher)
     print_facts({"publisher": publisher, "next": waiting}, as_json=as_json)
@@ -206,8 +205,8 @@ def rotate(out: Out = None, as_json: Json = False) -> None:
 
 @root_app.command()
 def init(
-    out: Annotated[list[Path], typer.Option(help="File for a root's private key; again for several keys.")],
-    threshold: Annotated[int, typer.Option(help="How many of them must sign a later version.")] = 1,
+    out: Annotated[list[Path], typer.Option(help="File for a root's private key; may be repeated for several keys.")],
+    threshold: Annotated[int, typer.Option(help="Number of root keys that must sign a later version.")] = 1,
     as_json: Json = False,
 ) -> None:
     """Create the keys of a root in new files, and its first version, which delegates all names to this ledger's key.
@@ -222,7 +221,9 @@ def init(
     from storage.workspace import Workspace
 
     if not 1 <= threshold <= len(out) or len(set(out)) < len(out):
-        raise Invalid(f"threshold={threshold} must be 1 to {len(out)}, the number of files; correct it, or name more")
+        raise Invalid(
+            f"threshold={threshold} must be from 1 to {len(out)}, the number of files; correct it, or name more files"
+        )
     workspace, place = Workspace.open(), store()
     publisher = public_name(Signer(keys=key_folder()).key(place))
     keys = [] if newest_root(place) is not None else [make_new_key(path.absolute()) for path in out]
@@ -236,16 +237,20 @@ def init(
 @root_app.command()
 def update(
     key: RootKeys,
-    delegate: Annotated[list[str] | None, typer.Option(help="A publisher's public key that may sign.")] = None,
+    delegate: Annotated[list[str] | None, typer.Option(help="Public key of a publisher that may sign.")] = None,
     names: Annotated[
         list[str] | None,
-        typer.Option(help="A name that the delegated keys may publish, or a beginning: map-*"),
+        typer.Option(help="A name that the delegated keys may publish, or a prefix: map-*"),
     ] = None,
-    retire: Annotated[list[str] | None, typer.Option(help="A publisher's key: what it signed stays valid.")] = None,
-    revoke: Annotated[list[str] | None, typer.Option(help="A publisher's key: all that it signed is void.")] = None,
-    add: Annotated[list[str] | None, typer.Option(help="The public key of a further keeper of the root.")] = None,
-    drop: Annotated[list[str] | None, typer.Option(help="The public key of a keeper no more.")] = None,
-    threshold: Annotated[int | None, typer.Option(help="How many keys of the root must sign from now on.")] = None,
+    retire: Annotated[
+        list[str] | None, typer.Option(help="Public key of a publisher; its earlier signatures stay valid.")
+    ] = None,
+    revoke: Annotated[
+        list[str] | None, typer.Option(help="Public key of a publisher; all its signatures become invalid.")
+    ] = None,
+    add: Annotated[list[str] | None, typer.Option(help="Public key of an additional keeper of the root.")] = None,
+    drop: Annotated[list[str] | None, typer.Option(help="Public key of a removed keeper of the root.")] = None,
+    threshold: Annotated[int | None, typer.Option(help="Number of root keys that must sign from now on.")] = None,
     as_json: Json = False,
 ) -> None:
     """Write the next version of the root, signed by enough keys of both the previous and the new version.
@@ -270,7 +275,7 @@ def update(
 
 @root_app.command("new-key")
 def new_key(
-    out: Annotated[Path, typer.Option(help="File for the private key; the public half is written to FILE.pub.")],
+    out: Annotated[Path, typer.Option(help="File for the private key; the public key is written to FILE.pub.")],
     as_json: Json = False,
 ) -> None:
     """Create the key of another keeper of the root; `root update --add FILE.pub` lets this key sign."""
@@ -292,17 +297,19 @@ def show_root(as_json: Json = False) -> None:
     place = store()
     root = newest_root(place)
     if root is None:
-        raise NotFound(f"{place.at('registry')} has no root; make one with `dpca registry root init`.")
+        raise NotFound(f"{place.at('registry')} has no root; create one with `dpca registry root init`.")
     _print(root, as_json=as_json)
 
 
 @app.command()
 def trust(
-    key: Annotated[list[str], typer.Argument(help="Root keys, in hex or as files; several must all have signed.")],
+    key: Annotated[
+        list[str], typer.Argument(help="Root keys, in hex or as files; with several, each must have signed.")
+    ],
     registry: Annotated[
         str | None, typer.Option(help="Its folder, s3:// or https:// address; by default this home's.")
     ] = None,
-    replace: Annotated[bool, typer.Option("--replace", help="Pin them in the place of others.")] = False,
+    replace: Annotated[bool, typer.Option("--replace", help="Replace the pinned keys by these.")] = False,
     as_json: Json = False,
 ) -> None:
     """Pin the root key of a registry, so that everything not signed under it is refused for this user."""
@@ -376,7 +383,7 @@ def _keys(given: Sequence[str] | None) -> list[str]:
             Path(word).read_text(encoding="ascii").strip() if Path(word).is_file() else word for word in given or ()
         ]
     except (OSError, ValueError):
-        raise Unavailable("a file of a public key cannot be read; name one that holds 64 hex digits") from None
+        raise Unavailable("a public key file cannot be read; name a file of 64 hex digits") from None
 
 
 def _write(path: Path | None, key: str) -> None:

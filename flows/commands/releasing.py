@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 Direct = Annotated[bool, typer.Option("--direct", help="Run without Prefect.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Agree to spend.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
-Release = Annotated[bool, typer.Option("--release", help="Buy a private estimate, charged to the budget.")]
+Release = Annotated[bool, typer.Option("--release", help="Release a private estimate, charged to the budget.")]
 
 
 def fit_command(kind: type["Request"], text: str) -> Callable[..., None]:
@@ -60,7 +60,7 @@ def evaluation_command(kind: type["EvaluationRequest"], text: str) -> Callable[.
             release(asked, workers=workers, direct=direct, dry_run=dry_run, yes=yes, as_json=as_json)
             return
         if dry_run or asked.epsilon is not None:
-            raise typer.BadParameter("diagnostics cost nothing; --epsilon and --dry-run are for --release, so add it.")
+            raise typer.BadParameter("diagnostics cost nothing; add --release to use --epsilon or --dry-run.")
         with activity("starting"):
             from flows.published import diagnose
 
@@ -82,7 +82,7 @@ def release(request: "Request", *, workers: int | None, direct: bool, dry_run: b
     references = family.references
     for name, value in (("--epsilon", request.epsilon), ("--delta", request.delta)):
         if value is None and request.mechanism not in references:
-            without = f"; only {', '.join(references)} does without" if references else ""
+            without = f"; only {', '.join(references)} runs without it" if references else ""
             raise typer.BadParameter(f"missing option {name}{without}.")
     with activity("planning"):
         seen = preview(request)
@@ -109,7 +109,7 @@ def release(request: "Request", *, workers: int | None, direct: bool, dry_run: b
 
             report = run_release(request, workers=workers, caller=agreed)
     if report["reused"]:
-        STDERR.print("the same request was released before: this is that release, and nothing was spent")
+        STDERR.print("this request was released before: the release is reused, and nothing was spent")
     for warning in report["warnings"]:
         if warning not in seen.planned.plan.warnings:
             STDERR.print(f"warning: {warning}", style="yellow")

@@ -16,7 +16,7 @@ from flows.reports.terminal import STDERR, confirm, joint_line, print_facts
 from flows.requests import SitesRequest
 
 app = App(
-    help="Fit one private subspace, or components of a model, over several datasets, each charged in its own budget."
+    help="Fit one private subspace, or components of a model, over several datasets, each charged to its own budget."
 )
 
 
@@ -61,7 +61,7 @@ def fit(
 
         report = run_sites_fit(asked, workers=workers, direct=direct)
     if report["reused"]:
-        STDERR.print("the same request was released before: this is that release, and nothing was spent")
+        STDERR.print("this request was released before: the release is reused, and nothing was spent")
     if not as_json:
         typer.echo(joint_line(report))
     print_facts(report, as_json=as_json)
@@ -70,14 +70,14 @@ def fit(
 @app.command()
 def demo(
     *,
-    sites: Annotated[int, typer.Option(min=2, max=32, help="The number S of sites.")] = 3,
-    method: Annotated[str, typer.Option(help="The method, one for a subspace.")] = "cape_pca",
-    masks: Annotated[str, typer.Option(help="Where masks come from: helper or secure_sum.")] = "helper",
-    features: Annotated[int, typer.Option(min=2, help="Columns of the made rows.")] = 20,
-    records: Annotated[int, typer.Option(min=10, help="Rows of each site.")] = 2000,
+    sites: Annotated[int, typer.Option(min=2, max=32, help="Number S of sites.")] = 3,
+    method: Annotated[str, typer.Option(help="A method that releases a subspace.")] = "cape_pca",
+    masks: Annotated[str, typer.Option(help="Source of the masks: helper or secure_sum.")] = "helper",
+    features: Annotated[int, typer.Option(min=2, help="Number of columns of the synthetic rows.")] = 20,
+    records: Annotated[int, typer.Option(min=10, help="Number of rows of each site.")] = 2000,
     components: Annotated[int, typer.Option(min=1, help="Number of components k.")] = 3,
     epsilon: Annotated[float, typer.Option(help="Privacy loss of each site's records.")] = 1.0,
-    folder: Annotated[Path | None, typer.Option(help="A folder that stays; a temporary one by default.")] = None,
+    folder: Annotated[Path | None, typer.Option(help="A folder that is kept; by default a temporary one.")] = None,
     as_json: Json = False,
 ) -> None:
     """Start S sites as processes on loopback, with keys, homes and synthetic rows, and fit over them.

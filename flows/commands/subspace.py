@@ -34,7 +34,7 @@ from flows.requests import NO_LOOP_ASKS, StreamRequest, SubspaceEvaluationReques
 from storage.datasets.ingest_options import IngestOptions
 
 app = App(help="Fit private subspaces, evaluate them, and project rows onto them.")
-stream_app = App(help="Publish a private subspace every night, from one release that is charged once.")
+stream_app = App(help="Publish a private subspace at every slot of a schedule, from one release that is charged once.")
 
 app.command("fit")(
     fit_command(SubspaceRequest, "Release a private subspace of DATASET and publish it as a new version of a name.")
@@ -42,8 +42,7 @@ app.command("fit")(
 app.command("evaluate")(
     evaluation_command(
         SubspaceEvaluationRequest,
-        """Show how much of the variance of DATASET a published subspace holds: to the curator, or, with --release, to
-        all.
+        """Evaluate how much variance of DATASET a subspace captures, for the curator or, with --release, publicly.
 
         Without --release the numbers are exact and NOT private: nothing is charged, nothing is stored, and they must
         not be published. With --release they get noise, are charged to the budget of the dataset's population, and are
@@ -56,7 +55,7 @@ app.command("evaluate")(
 @app.command()
 @with_options(IngestOptions, SubspaceRequest, annotation=command_option, omitted_is_none=True, without=NO_LOOP_ASKS)
 def refresh(
-    inbox: Annotated[str, typer.Argument(help="A folder, a pattern in one, or s3://bucket/prefix.")],
+    inbox: Annotated[str, typer.Argument(help="A folder, a pattern of files, or s3://bucket/prefix.")],
     *,
     releases: Releases = None,
     alias: Alias = "champion",
@@ -103,8 +102,8 @@ def refresh(
             _show_refreshed(report, as_json=as_json)
     if found and found[-1]["set_aside"]:
         STDERR.print(
-            f"set aside: {found[-1]['set_aside']}; `dpca dataset arrivals {request.dataset}` states why, and "
-            f"`dpca dataset retry {request.dataset}` lets the files wait again",
+            f"set aside: {found[-1]['set_aside']}; `dpca dataset arrivals {request.dataset}` states "
+            f"why, and `dpca dataset retry {request.dataset}` queues the files again",
             markup=False,
         )
         raise typer.Exit(1)
@@ -125,7 +124,7 @@ def refit(
     components: Annotated[int, typer.Option(min=1, help="Number of components k.")],
     publish: Annotated[str, typer.Option(help="Name under which the new subspace is published.")],
     refine: Annotated[
-        str | None, typer.Option(help="none, eb, spikes, all or auto; as the release was refined by default.")
+        str | None, typer.Option(help="none, eb, spikes, all or auto; by default the refinement of the release.")
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -178,7 +177,7 @@ def tick(
 
         report = run_tick(name, slot=slot, snapshot=snapshot, workers=workers, direct=direct)
     if report["reused"]:
-        STDERR.print("this slot has its tick already: this is that version")
+        STDERR.print("this slot has its tick already: its version is shown")
     for warning in report["warnings"]:
         STDERR.print(f"warning: {warning}", style="yellow")
     if not as_json:
@@ -211,7 +210,7 @@ def list_streams(as_json: Json = False) -> None:
 @with_options(annotation=command_option)
 def extend(
     name: StreamName,
-    ticks: Annotated[int, typer.Option(min=1, help="Ticks that are paid for in all, with those before.")],
+    ticks: Annotated[int, typer.Option(min=1, help="Total number of charged ticks, including earlier ones.")],
     dry_run: DryRun = False,
     yes: Yes = False,
     as_json: Json = False,
@@ -232,7 +231,7 @@ def extend(
 def close(
     name: StreamName,
     tick: Annotated[
-        int | None, typer.Option(min=1, help="Give up this tick alone, which began and was not published.")
+        int | None, typer.Option(min=1, help="Close only this tick, which began and was not published.")
     ] = None,
     as_json: Json = False,
 ) -> None:

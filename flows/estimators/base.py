@@ -81,7 +81,8 @@ def make_release(budget: InMemoryBudget | PopulationBudget | None, fit: Fit) -> 
         return held.release(fit)
     if not isinstance(budget, PopulationBudget):
         raise Invalid(
-            f"budget={type(budget).__name__} is none; pass an InMemoryBudget, or Workspace.open().budget(POPULATION)."
+            f"budget={type(budget).__name__} is not a budget; pass an InMemoryBudget, or "
+            "Workspace.open().budget(POPULATION)."
         )
     relation = budget.workspace.ledger.budget(budget.population).relation
     _check_relation(fit.relation, relation)
@@ -91,7 +92,9 @@ def make_release(budget: InMemoryBudget | PopulationBudget | None, fit: Fit) -> 
 
 def _check_relation(asked: str | None, charged: str) -> None:
     if asked not in (None, charged):
-        raise Invalid(f"relation={asked!r}, and the budget is of {charged!r}; leave it out, or open another budget.")
+        raise Invalid(
+            f"relation={asked!r} differs from the budget's relation {charged!r}; leave it out, or open another budget."
+        )
 
 
 def _release_on_ledger(budget: PopulationBudget, fit: Fit) -> Made:
@@ -100,15 +103,15 @@ def _release_on_ledger(budget: PopulationBudget, fit: Fit) -> Made:
     release = _of_slot(budget, fit) or ledger.release(_charge(budget, fit))
     if release.state in GIVEN_UP:
         raise Refused(
-            f"the release of slot {fit.slot!r} is {release.state}: an operator gave it up; pass another slot, or none."
+            f"the release of slot {fit.slot!r} is {release.state} by an operator; pass another slot, or no slot."
         )
     digest = None
     if release.state != "committed":
         if not workspace.catalog.has(release.snapshot_id):
             verb = "abandon" if release.state == "reserved" else "close"
             raise Refused(
-                f"slot {fit.slot!r} cannot be finished, because the rows that were stored for it are removed; give it "
-                f"up with `dpca budget {verb} {release.id}`, and pass another slot."
+                f"slot {fit.slot!r} cannot be finished, because its stored rows were removed; end it "
+                f"with `dpca budget {verb} {release.id}`, and pass another slot."
             )
         with suppress(Finished):
             digest = finish_release(workspace, release)
@@ -231,7 +234,7 @@ def _write_names(names: Sequence[str] | None, folder: Path) -> str | None:
     if names is None:
         return None
     if not all(name and not {"\n", "\r"} & {*name} for name in names):
-        raise Invalid("a column has an empty name, or one of several lines; each name is one line; rename that column.")
+        raise Invalid("a column has an empty name, or a name of several lines; a name is one line; rename that column.")
     file = folder / "names.txt"
     create_file(file)
     file.write_text("".join(f"{name}\n" for name in names), encoding="utf-8")
@@ -241,7 +244,7 @@ def _write_names(names: Sequence[str] | None, folder: Path) -> str | None:
 def _left(budget: InMemoryBudget | PopulationBudget) -> str:
     """Return a text with the epsilon that a budget has left for one more release."""
     if isinstance(budget, InMemoryBudget):
-        return "nothing bounds it" if budget.terms is None else f"epsilon {rounded_down(budget.remaining)}"
+        return "no bound" if budget.terms is None else f"epsilon {rounded_down(budget.remaining)}"
     return f"epsilon {rounded_down(budget.statement().remaining)} of budget {budget.population!r}"
 
 
@@ -256,8 +259,8 @@ def warn_of_learned_steps(estimator: BaseEstimator) -> None:
             learned = [type(step).__name__ for step in steps[:at] if _learned(step)] if at else []
             if learned:
                 warnings.warn(
-                    f"{', '.join(learned)} before {type(estimator).__name__} in the Pipeline learned from the rows "
-                    "without noise, so the result is not private as a whole; use public numbers instead, such as "
+                    f"{', '.join(learned)} before {type(estimator).__name__} in the Pipeline is fitted to "
+                    "the rows without noise, so the whole result is not private; use public numbers instead, such as "
                     "FunctionTransformer(lambda rows: rows / PUBLIC_SCALE).",
                     LearnedStepWarning,
                     skip_file_prefixes=LIBRARIES,
@@ -319,7 +322,7 @@ class PrivateEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
         """Return labelled texts of a fitted estimator with its verdict, guarantee and remaining budget."""
         manifest = self.artifact_.manifest
         verdict = (manifest.get("outcome") or {}).get("verdict")
-        left = "no budget bounds this release" if self.budget is None else _left(self.budget)
+        left = "this release has no budget that bounds it" if self.budget is None else _left(self.budget)
         said = [("verdict", verdict or self.artifact_.headline()), ("guarantee", str(stated_privacy(manifest)))]
         return [*said, ("left of the budget", left)]
 
@@ -337,8 +340,8 @@ class PrivateEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
         """
         if self.epsilon is None or self.delta is None:
             raise InvalidInput(
-                f"epsilon={self.epsilon!r} and delta={self.delta!r} promise nothing; state both, such as epsilon=1.0 "
-                "and a delta well below one over the number of rows."
+                f"epsilon={self.epsilon!r} and delta={self.delta!r} guarantee nothing; state both, such "
+                "as epsilon=1.0 and a delta well below 1/rows."
             )
         return float(self.epsilon), float(self.delta)
 
@@ -351,8 +354,8 @@ class PrivateEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
             rows = TableRows(table.copied() if copied else table, feature_names=columns.names)
             if self.records_at_most is not None and rows.n_records > self.records_at_most:
                 raise Invalid(
-                    f"there are more rows than records_at_most={self.records_at_most}; declare a public bound that "
-                    "holds."
+                    f"X has more rows than records_at_most={self.records_at_most}; declare a public bound "
+                    "that is not exceeded."
                 )
             return rows
 

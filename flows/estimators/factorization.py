@@ -196,7 +196,9 @@ class PrivateMatrixFactorization(PrivateEstimator):
             factors = check_array(X, dtype=np.float64)
             offsets = self.center_ if user_offsets is None else check_array(user_offsets, dtype=np.float64)
         if factors.shape[1] != self.n_components_:
-            raise InvalidInput(f"{factors.shape[1]} factors a user; the release has {self.n_components_}; pass all.")
+            raise InvalidInput(
+                f"X has {factors.shape[1]} factors for each user, but the release has {self.n_components_}; pass all."
+            )
         return np.asarray(factors @ self.components_ + self.item_offsets_ + offsets)
 
     @property
@@ -210,13 +212,13 @@ class PrivateMatrixFactorization(PrivateEstimator):
         """Return the request of a fit, which has all options except ratings and budget, as plain values."""
         if self.ratings_between is None:
             raise InvalidInput(
-                "ratings_between=None bounds no rating; state the range that ratings have by their kind, such as "
-                "(1, 5), and not one measured on them."
+                "ratings_between=None sets no bound on ratings; state the range that the rating scale "
+                "allows, such as (1, 5), not one measured on the data."
             )
         if self.ratings_per_user is None:
             raise InvalidInput(
-                "ratings_per_user=None bounds no user; state how many ratings of one user count at most, a public "
-                "number such as 50."
+                "ratings_per_user=None sets no bound for users; state the maximum number of ratings "
+                "counted for one user, a public number such as 50."
             )
         if self.duplicates not in DUPLICATES:
             raise InvalidInput(f"duplicates={self.duplicates!r} is not one of {', '.join(DUPLICATES)}; choose one.")

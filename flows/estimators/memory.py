@@ -92,7 +92,7 @@ class Fit:
             raise InvalidInput(f"slot={self.slot!r} must be printable text; pass a name such as 'fold-1', or None.")
         if len(self.slot) > LONGEST_SLOT:
             raise InvalidInput(
-                f"slot has {len(self.slot)} characters, and at most {LONGEST_SLOT} are allowed; pass a shorter name."
+                f"slot has {len(self.slot)} characters, but at most {LONGEST_SLOT} are allowed; pass a shorter name."
             )
 
     def of(self, dataset: str, *, published: str, relation: Relation) -> Self:
@@ -122,9 +122,9 @@ class Fit:
     def warn_of_no_ledger(self) -> None:
         """Warn that no budget bounds this fit."""
         warnings.warn(
-            f"no budget was passed: this fit spends epsilon={self.request.epsilon:g} at delta={self.request.delta:g}, "
-            "and nothing bounds or remembers the sum of several fits; pass budget=dpca.open_budget(POPULATION, ...), "
-            "or dpca.Budget(...) in memory.",
+            f"no budget was passed: this fit spends epsilon={self.request.epsilon:g} at "
+            f"delta={self.request.delta:g}, and the total of several fits is neither bounded nor recorded; pass "
+            "budget=dpca.open_budget(POPULATION, ...), or dpca.Budget(...) in memory.",
             NoLedgerWarning,
             skip_file_prefixes=LIBRARIES,
         )
@@ -138,9 +138,9 @@ class Fit:
         if self.slot is None and before:
             request = self.request
             warnings.warn(
-                f"fit {before + 1} with equal parameters on {payer!r} in this process is another release, and charges "
-                f"epsilon={request.epsilon:g} at delta={request.delta:g} again; pass slot='NAME' for one release that "
-                "later fits with this slot return.",
+                f"fit {before + 1} with equal parameters on {payer!r} in this process is a separate "
+                f"release, and charges epsilon={request.epsilon:g} at delta={request.delta:g} again; pass slot='NAME' "
+                "so that later fits return one release.",
                 RepeatedFitWarning,
                 skip_file_prefixes=LIBRARIES,
             )
@@ -160,8 +160,8 @@ class Fit:
         ]
         named = ", ".join(differing) or "column names or public bounds"
         return Conflict(
-            f"slot {self.slot!r} was charged with other terms ({named}), and a slot has one release; pass the same "
-            "terms, or another slot."
+            f"slot {self.slot!r} was charged with other terms ({named}), and a slot has one "
+            "release; pass the same terms, or another slot."
         )
 
 
@@ -219,7 +219,9 @@ class InMemoryBudget:
         self, epsilon: float | None = None, delta: float | None = None, *, relation: Relation = "add_remove"
     ) -> None:
         if (epsilon is None) != (delta is None):
-            raise Invalid(f"epsilon={epsilon!r} and delta={delta!r} bound a budget together; state both, or neither.")
+            raise Invalid(
+                f"epsilon={epsilon!r} and delta={delta!r} bound a budget only together; state both, or neither."
+            )
         self.terms: Budget | None = None
         if epsilon is not None and delta is not None:
             self.terms = Budget(
@@ -339,8 +341,8 @@ class InMemoryBudget:
     def _check_process(self) -> None:
         if self._process != os.getpid():
             raise BudgetExhausted(
-                "this in-memory budget was opened by another process, which alone can spend it; fit there, or pass a "
-                "budget of a ledger."
+                "this in-memory budget was opened by another process, and only that process can spend "
+                "it; fit there, or pass a budget of a ledger."
             )
 
     def _total_with(self, planned: PlannedRelease[Any]) -> Charge | None:
@@ -357,14 +359,14 @@ class InMemoryBudget:
         total = add(self._total, rules.charge_after(self._total, planned.plan.event, delta=target.delta))
         if not rules.admits(total):
             raise BudgetExhausted(
-                f"epsilon={target.epsilon:g} at delta={target.delta:g} does not fit into {self!r}, of which "
-                f"epsilon={self.remaining:.4g} is left; request less, or the slot of an earlier release."
+                f"epsilon={target.epsilon:g} at delta={target.delta:g} does not fit into {self!r}, "
+                f"which has epsilon={self.remaining:.4g} left; request less, or the slot of an earlier release."
             )
         return total
 
     def _bounded(self) -> tuple[float, float]:
         if self.terms is None or self._total is None:
-            raise Invalid(f"{self!r} has no bound, so nothing adds up; state an epsilon and a delta to count with.")
+            raise Invalid(f"{self!r} has no bound, so it keeps no total; state an epsilon and a delta to keep one.")
         rules = self.terms.build_filter()
         return rules.spent(self._total), rules.remaining(self._total)
 

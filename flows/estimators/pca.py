@@ -253,9 +253,9 @@ class PrivatePCA(PrivateEstimator):
         """Return the request of a fit, which has all options except rows and budget, as plain values."""
         if self.clip_norm is None:
             raise InvalidInput(
-                "clip_norm=None bounds no row; state a public bound, which is a norm that rows have by their kind (for "
-                "values in [-1, 1], sqrt(n_features)) and not one measured on them, or 'quantile:0.9' to choose one "
-                "privately, inside epsilon."
+                "clip_norm=None sets no bound on rows; state a public bound on their norm, not one "
+                "measured on them (for values in [-1, 1], sqrt(n_features)), or 'quantile:0.9' to choose one "
+                "privately, within epsilon."
             )
         epsilon, delta = self._guarantee()
         return SubspaceRequest(
@@ -314,8 +314,8 @@ def _whole_or_auto(n_components: Any) -> int | str:
         return AUTO
     if isinstance(n_components, bool) or not isinstance(n_components, Integral):
         raise InvalidInput(
-            f"n_components={n_components!r} must be a whole number, or 'auto' for as many as stand above the noise; a "
-            "share of the variance is known only after a release."
+            f"n_components={n_components!r} must be a whole number, or 'auto' for all components "
+            "above the noise; a share of the variance is known only after a release."
         )
     return int(n_components)
 

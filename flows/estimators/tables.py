@@ -26,7 +26,7 @@ from storage.datasets.content_digest import ContentDigest
 _PIECE_VALUES = 1 << 22
 """Approximate number of stored values in a piece of rows in memory or in a file."""
 
-_NO_NUMBERS = "X holds values that are no numbers; convert or drop their columns."
+_NO_NUMBERS = "X contains values that are not numbers; convert or drop their columns."
 
 type Piece = Callable[[], Any]
 """A function that returns some rows, as a float64 array or a canonical csr array."""
@@ -254,7 +254,7 @@ class TableRows:
         rows = sparse.csr_array(made)
         n_rows = rows.shape[0]
         if (n_rows, n_rows, rows.nnz) != tuple(self.extents[block]):
-            raise Invalid("the rows of the table changed while they were read; fit on one that stays as it is.")
+            raise Invalid("the rows of the table changed while they were read; fit on a table that does not change.")
         return CsrBlock(
             values=rows.data,
             indices=rows.indices,
@@ -273,8 +273,8 @@ def quoting_no_value() -> Iterator[None]:
     except TypeError as error:
         if str(error).startswith("float() argument must be"):
             raise TypeError(
-                "X holds objects that are no numbers (float() argument must be a string or a real number); convert or "
-                "drop their columns."
+                "X contains objects that are not numbers (float() argument must be a string or a real "
+                "number); convert or drop their columns."
             ) from None
         if "argument must be" in str(error) or str(error).startswith("Sparse data"):  # scikit-learn, without a value
             raise
@@ -285,12 +285,12 @@ def quoting_no_value() -> Iterator[None]:
             raise ValueError("Complex data not supported; pass real numbers.") from None
         if text.startswith("Expected 2D array"):
             found = text.partition(":")[0]
-            raise ValueError(f"{found}. Reshape your data to rows, such as by X.reshape(1, -1) for one.") from None
+            raise ValueError(f"{found}. Reshape your data to rows, such as by X.reshape(1, -1) for one row.") from None
         if isinstance(error, pa.ArrowException) or text.startswith(("could not convert", "Unable to parse")):
             raise ValueError(_NO_NUMBERS) from None
         raise
     except OverflowError:
-        raise ValueError("X holds a number beyond the range of float64; rescale or drop its column.") from None
+        raise ValueError("X contains a number beyond the range of float64; rescale or drop its column.") from None
 
 
 def _as_table(table: Any) -> Any:
@@ -368,8 +368,8 @@ def _merged(table: Any, duplicates: str) -> Any:
     if len(starts) < len(values):
         if duplicates == "refuse":
             raise InvalidInput(
-                "X holds two ratings of one user and item; drop one, or pass duplicates='last' (the newest counts), "
-                "'mean' or 'sum'."
+                "X contains two ratings of one user and item; drop one, or pass duplicates='last' (the "
+                "newest counts), 'mean' or 'sum'."
             )
         stops = np.append(starts[1:], len(values))
         merged = values[stops - 1] if duplicates == "last" else np.add.reduceat(values, starts)

@@ -202,7 +202,7 @@ def build_with_settings(kind: type[Any], named: str, settings: Mapping[str, str]
     known = [option.name for option in dataclasses.fields(kind) if option.name not in fixed]
     for key in settings:
         if key not in known:
-            takes = f"it takes {', '.join(known)}" if known else "it takes no settings"
+            takes = f"its settings are {', '.join(known)}" if known else "it has no settings"
             raise InvalidInput(f"{named} has no setting {key!r}; {takes}.")
     try:
         return _adapter(cast(Hashable, kind)).validate_python({**fixed, **settings})
@@ -277,7 +277,10 @@ def records_facts(snapshot: Entry) -> dict[str, Any]:
 
 def one_row_a_user(request: Request) -> str:
     """Return the rule that ratings have one row per user, with the ingest option for it."""
-    return f"{request.family} needs one row a user; ingest triplets with --columns row=USER,column=ITEM,value=RATING."
+    return (
+        f"{request.family} needs one row for each user; ingest triplets with --columns "
+        "row=USER,column=ITEM,value=RATING."
+    )
 
 
 def check_ratings(manifest: Manifest, low: float, high: float) -> None:
@@ -293,8 +296,9 @@ def check_ratings(manifest: Manifest, low: float, high: float) -> None:
     """
     if manifest.duplicates is None:
         raise InvalidInput(
-            f"dataset {manifest.dataset!r} was ingested without --duplicates, so two ratings of one user and item were "
-            "added up, such as 4 + 4 to 8; ingest it again with --duplicates last (the newest counts), mean or refuse."
+            f"dataset {manifest.dataset!r} was ingested without --duplicates, so two ratings of one "
+            "user and item were added up, such as 4 + 4 to 8; ingest it again with --duplicates last (the newest "
+            "counts), mean or refuse."
         )
     if low <= 0 <= high and not manifest.keeps_zeros:
         raise InvalidInput(
@@ -419,8 +423,8 @@ def target_of(request: Request) -> PrivacyTarget:
         return dataclasses.replace(NO_GUARANTEE, i_know_this_is_not_private=request.i_know_this_is_not_private)
     if request.i_know_this_is_not_private:
         raise InvalidInput(
-            f"mechanism {request.mechanism!r} is private, and --i-know-this-is-not-private is for "
-            f"{', '.join(references) or 'references'}; leave it out."
+            f"mechanism {request.mechanism!r} is private, and --i-know-this-is-not-private is only "
+            f"for {', '.join(references) or 'references'}; leave it out."
         )
     if request.epsilon is None or request.delta is None:
         raise InvalidInput(f"mechanism {request.mechanism!r} needs an epsilon and a delta; state both.")

@@ -65,21 +65,21 @@ def advice_facts(
 
 def _sentence(ranked: list[Forecast], problem: RatingsProblem, *, signal: float | None) -> str:
     if not problem.records_declared:
-        return "no number of users is declared, so none can be compared with the noise; ingest with --records-at-most."
+        return "no number of users is declared, so the noise cannot be compared with it; ingest with --records-at-most."
     if not ranked:
-        return "dpals, one_shot and item_means all refuse this request; name one, and its refusal says what to change."
+        return "dpals, one_shot and item_means all refuse this request; name one of them to see what to change."
     best, *others = ranked
-    users = f"{problem.records_at_most:,} users, {problem.most} ratings of each"
-    reason = f"with {users}, it is expected to find {best.captured:.0%} of what factors explain"
+    users = f"{problem.records_at_most:,} users, each with {problem.most} ratings"
+    reason = f"with {users}, it is expected to find {best.captured:.0%} of the signal of factors"
     if best.mechanism == "item_means":
         most = max((each.captured for each in others), default=0.0)
-        reason = f"with {users}, noise would leave factors {most:.0%} of what they explain, less than they cost"
+        reason = f"with {users}, noise would leave factors {most:.0%} of their signal, less than they cost"
     rest = "".join(f", {each.mechanism} {each.error:.3g}" for each in others)
     taken, part = "declared" if signal is not None else "assumed", SIGNAL if signal is None else signal
     return (
-        f"use {best.mechanism}: {reason}; expected RMSE {best.error:.3g}{rest}. Items are taken to be rated alike, the "
-        f"std of ratings without offsets to be a quarter of their range, and {part:.0%} of its square to be explained "
-        f"by factors ({taken})."
+        f"use {best.mechanism}: {reason}; expected RMSE {best.error:.3g}{rest}. Assumptions: "
+        "items are rated alike, the std of ratings without offsets is a quarter of their range, and factors "
+        f"explain {part:.0%} of their variance ({taken})."
     )
 
 
@@ -162,19 +162,18 @@ class CompletionFamily(Family[CompletionRequest, ItemFactors]):
             return request
         if request.settings:
             raise InvalidInput(
-                "mechanism=auto takes no settings, which belong to one mechanism; leave them out, or name one."
+                "mechanism=auto accepts no settings, because settings belong to one mechanism; leave "
+                "them out, or name a mechanism."
             )
         problem = self.problem(request, snapshot, relation=relation)
         if not problem.records_declared:
             raise InvalidInput(
-                "mechanism=auto compares the noise with the number of users, and none is declared; ingest with "
-                "--records-at-most, or name a mechanism."
+                "mechanism=auto compares the noise with the number of users, but none is declared; "
+                "ingest with --records-at-most, or name a mechanism."
             )
         for found in advised(problem, target, rank=request.rank, signal=request.signal):
             return dataclasses.replace(request, mechanism=found.mechanism)
-        raise Refused(
-            "mechanism=auto found none that accepts this request; name one, and its refusal says what to change."
-        )
+        raise Refused("mechanism=auto found no mechanism that accepts this request; name one to see what to change.")
 
     def problem(self, request: CompletionRequest, snapshot: Entry, *, relation: Relation) -> RatingsProblem:
         """Return the public facts of a request on a snapshot."""
@@ -251,7 +250,7 @@ def range_of(text: str) -> tuple[float, float]:
     except ValueError:
         ends = math.nan, math.nan
     if not (math.isfinite(ends[0]) and math.isfinite(ends[1]) and ends[0] < ends[1]):
-        raise InvalidInput(f"ratings_between={text!r} must be a range A:B of two numbers, A below B; such as 1:5.")
+        raise InvalidInput(f"ratings_between={text!r} must be a range A:B of two numbers with A below B, such as 1:5.")
     return ends
 
 

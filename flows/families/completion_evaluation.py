@@ -81,12 +81,12 @@ class EvaluatedItems:
         check_columns(workspace, snapshot, version=self.version, artifact=found, n_columns=found.n_items)
         if snapshot.rows_per_unit != 1:
             raise InvalidInput(
-                f"a record of dataset {snapshot.name!r} may have several rows, and an evaluation needs one row a user; "
-                "ingest triplets with --columns row=USER,column=ITEM,value=RATING."
+                f"a record of dataset {snapshot.name!r} may have several rows, but an evaluation needs "
+                "one row for each user; ingest triplets with --columns row=USER,column=ITEM,value=RATING."
             )
         check_ratings(workspace.catalog.open(snapshot).manifest, found.low, found.high)
         if count < 1:
-            raise InvalidInput(f"count={count} must be at least 1; recommend one item or more.")
+            raise InvalidInput(f"count={count} must be at least 1; recommend at least one item.")
         return PredictionTerms(
             relation=relation,
             **records_facts(snapshot),

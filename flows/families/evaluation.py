@@ -75,9 +75,7 @@ class EvaluationFamily[R: EvaluationRequest, E: EvaluatedRelease](Family[R, Esti
     def build(self, request: R) -> Mechanism[Estimate]:
         """Build the mechanism from the evaluated release."""
         if request.settings:
-            raise InvalidInput(
-                f"{request.mechanism} has no setting {next(iter(request.settings))!r}; it takes no settings."
-            )
+            raise InvalidInput(f"{request.mechanism} has no setting {next(iter(request.settings))!r}; remove it.")
         return self.evaluated(request).mechanism
 
     def resolved(self, request: R, snapshot: Entry, *, relation: Relation, target: PrivacyTarget) -> R:
@@ -115,8 +113,8 @@ def check_private(evaluated: EvaluatedRelease) -> None:
     """
     if not evaluated.is_private:
         raise Refused(
-            f"{evaluated.version} is not private, so an estimate about it would not be either; "
-            "evaluate a private release, or leave out --release."
+            f"{evaluated.version} is not private, so an estimate of its quality would not be "
+            "private either; evaluate a private release, or leave out --release."
         )
 
 
@@ -132,20 +130,20 @@ def check_columns(
     """
     if snapshot.n_features != n_columns:
         raise InvalidInput(
-            f"dataset {snapshot.name!r} has {snapshot.n_features} columns and {version} {n_columns}; "
-            "evaluate it on a dataset of its own columns."
+            f"dataset {snapshot.name!r} has {snapshot.n_features} columns, but {version} has "
+            f"{n_columns}; evaluate it on a dataset with the same columns."
         )
     rows = workspace.catalog.open(snapshot)
     names, others = artifact.manifest.get("feature_names"), rows.feature_names()
     if names is not None and others is not None and list(names) != list(others):
         raise InvalidInput(
             f"the columns of dataset {snapshot.name!r} have other names than those of {version}; "
-            "evaluate it on a dataset of its own columns."
+            "evaluate it on a dataset with the same columns."
         )
     if meaning(artifact.manifest.get("encoder")) != meaning(rows.encoder()):
         raise InvalidInput(
-            f"the columns of dataset {snapshot.name!r} were encoded by another schema than those of {version}; "
-            "evaluate it on a dataset of the same --table-schema."
+            f"the columns of dataset {snapshot.name!r} were encoded by another schema than those of "
+            f"{version}; evaluate it on a dataset with the same --table-schema."
         )
 
 
@@ -171,7 +169,7 @@ class EvaluatedSubspace:
         subspace = workspace.registry.load(f"{version.name}@sha256:{version.digest}", PrivateSubspace)
         if subspace.manifest.get("clip_norm") is None:
             raise InvalidInput(
-                f"{version} states no clip_norm, so its records are not known; evaluate another release."
+                f"{version} states no clip_norm, so its records cannot be reconstructed; evaluate another release."
             )
         return cls(version=version, subspace=subspace)
 

@@ -129,7 +129,7 @@ def restate_subspace(
         return _from_matrix(artifact, artifact.matrix, n_components=n_components, method=method, parent=parent)
     if n_components == AUTO:
         raise Refused(
-            "components=auto counts the eigenvalues above the noise, and this artifact kept no matrix; state a number."
+            "components=auto counts the eigenvalues above the noise, but this artifact has no matrix; state a number."
         )
     if refine is None and artifact.leading is not None:
         method = "eb"
@@ -137,8 +137,8 @@ def restate_subspace(
         plain = _unrefined(artifact).refit(int(n_components), parent=parent)
         return plain if method != "eb" else _from_pairs(artifact, plain)
     raise Refused(
-        f"refine={method} needs the released matrix, which this artifact did not keep; use refine=none or eb, or keep "
-        "it in another release with --keep-matrix."
+        f"refine={method} needs the released matrix, which this artifact does not contain; use "
+        "refine=none or eb, or make another release with --keep-matrix."
     )
 
 
@@ -207,10 +207,10 @@ def _from_pairs(artifact: PrivateSubspace, plain: PrivateSubspace) -> PrivateSub
         noise_edge=edge,
     )
     said = (
-        f"refined from the {len(rows)} pairs that were kept, without the matrix: a part of the gain is lost, no bound "
-        "can be given, and nothing guards against harm."
+        f"refined from the {len(rows)} stored eigenpairs, without the matrix: a part of the "
+        "gain is lost, there is no bound, and no guard against harm."
         if found.refined_by == "eb"
-        else f"there is nothing to refine in the {len(rows)} pairs that were kept, so these are the leading ones."
+        else f"there is nothing to refine in the {len(rows)} stored eigenpairs, so the leading ones are used."
     )
     facts = _restated(artifact, method="eb", parent=str(plain.manifest["parent"]))
     kept = {name: artifact.outcome[name] for name in ("noise",) if name in artifact.outcome}
@@ -263,8 +263,8 @@ def _total(artifact: PrivateSubspace) -> float | None:
 def _checked(artifact: PrivateSubspace, n_components: int) -> int:
     if not 1 <= n_components <= artifact.n_features:
         raise Refused(
-            f"{n_components} components; this release kept {artifact.n_features} directions; ask for 1 to "
-            f"{artifact.n_features}."
+            f"{n_components} components were requested, but this release contains "
+            f"{artifact.n_features} directions; request 1 to {artifact.n_features}."
         )
     return n_components
 
@@ -285,9 +285,7 @@ def _noise_of(artifact: PrivateSubspace) -> tuple[float, float]:
     plan = _planned_again(artifact.manifest, n_features=artifact.n_features)
     stated = artifact.manifest.get("plan", {}).get("noise_multiplier")
     if plan is None or plan.moment_std is None or stated is None or abs(plan.noise_multiplier - stated) > 1e-9 * stated:
-        raise Refused(
-            "this release states no noise on a symmetric matrix, without which nothing can be refined; use refine=none."
-        )
+        raise Refused("this release states no noise on a symmetric matrix, which refinement requires; use refine=none.")
     square = float(artifact.manifest["clip_norm"]) ** 2
     std = plan.moment_std * square
     return std, semicircle_edge(artifact.n_features, std=std) if plan.noise_edge is None else plan.noise_edge * square

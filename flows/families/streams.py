@@ -106,8 +106,9 @@ class StreamTerms:
         if self.weights.endless:
             if charged:
                 raise InvalidInput(
-                    f"strategy={self.weights.strategy} has one charge for any number of ticks, and the noise of this "
-                    f"stream was bounded for {charged} when it was opened; open a new stream, with --ticks for more."
+                    f"strategy={self.weights.strategy} has one charge for any number of ticks, but the "
+                    f"noise of this stream was bounded for {charged} ticks at its opening; open a new stream with more "
+                    "--ticks."
                 )
             return self.plan.event
         if not charged and ticks == self.horizon:
@@ -147,8 +148,8 @@ class StreamTerms:
             time = None
         if time is None or time.strftime(SLOTS[schedule]) != slot:
             raise InvalidInput(
-                f"slot {slot!r} names no slot of this {schedule} stream; write it like {_EXAMPLES[schedule]}, with all "
-                "digits and nothing around it."
+                f"slot {slot!r} is not a slot of this {schedule} stream; write it like "
+                f"{_EXAMPLES[schedule]}, with all digits and without other characters."
             )
         return slot
 
@@ -174,8 +175,8 @@ def plan_terms(workspace: Workspace, request: StreamRequest) -> StreamTerms:
     horizon = max(request.ticks or LONGEST, LONGEST) if weights.endless else int(request.ticks or 1)
     if request.instalment is not None and (weights.endless or request.instalment > horizon):
         raise InvalidInput(
-            f"instalment={request.instalment} must be part of a number of ticks, and of the strategy sqrt, which is "
-            "charged by them; leave it out."
+            f"instalment={request.instalment} must be part of a number of ticks, and requires the "
+            "strategy sqrt, whose charge depends on them; leave it out."
         )
     problem = Problem(
         n_features=snapshot.n_features,
@@ -227,14 +228,14 @@ def check_fits(workspace: Workspace, terms: StreamTerms, snapshot: Entry) -> Non
     """
     if features_of(workspace, snapshot) != terms.facts["features"]:
         raise Conflict(
-            f"the columns of {snapshot.name!r} are not those with which the stream was opened, and they never change; "
-            "ingest those columns, or close the stream and open another, which is charged anew."
+            f"the columns of {snapshot.name!r} differ from those of the stream, which never change; "
+            "ingest the same columns, or close the stream and open another, which is charged again."
         )
     if snapshot.unit != terms.facts["whose"]:
         raise Conflict(
-            f"the individuals of {snapshot.name!r} are told by {snapshot.unit!r} now, and the stream was opened for "
-            f"{terms.facts['whose']!r}; ingest the data as before, or close the stream and open another, which is "
-            "charged anew."
+            f"the individuals of {snapshot.name!r} are identified by {snapshot.unit!r}, but the "
+            f"stream was opened for {terms.facts['whose']!r}; ingest the data as before, or close the stream and "
+            "open another, which is charged again."
         )
     workspace.ledger.budget(snapshot.population).check_unit(snapshot.name, snapshot.privacy_unit)
 
@@ -254,14 +255,16 @@ def _weights(request: StreamRequest) -> tuple[Weights, str]:
     """Choose the weights of a request, and the kind of estimate of its ticks."""
     window, half_life, strategy = request.window, request.half_life, request.strategy
     if window is not None and half_life is not None:
-        raise InvalidInput(f"window={window} and half_life={half_life} are two estimates; state one of them.")
+        raise InvalidInput(
+            f"window={window} and half_life={half_life} define two different estimates; state one of them."
+        )
     answer = "prefix" if window is None and half_life is None else ("decay" if window is None else "window")
     if strategy == "auto":
         strategy = "decay" if answer != "prefix" else ("power" if request.ticks is None else "sqrt")
     if strategy in ("window", "decay") and answer == "prefix":
         raise InvalidInput(f"strategy={strategy} needs --window or --half-life; state one.")
     if strategy == "window" and window is None:
-        raise InvalidInput("strategy=window needs --window; state the ticks that count.")
+        raise InvalidInput("strategy=window needs --window; state its number of ticks.")
     chosen: dict[str, Any] = {}
     if strategy == "window":
         chosen["window"] = window
@@ -467,16 +470,16 @@ def _warnings(terms: StreamTerms, tick: Tick, missing: Sequence[int], told: Mapp
     found = list(terms.plan.warnings)
     if terms.facts["unit"] == "rows":
         found.append(
-            "the unit of privacy is a row of one night: nothing tells whose rows they are, so somebody with rows of "
-            "many nights is protected for each of them, not for all; ingest with ids to protect people."
+            "the privacy unit is a row of one night: rows have no ids, so a person with rows in "
+            "many nights is protected for each row, not for all; ingest with ids to protect people."
         )
     if tick.arrivals == "unknown":
         found.append(
-            "when records came is not known any more, so all count as there from tick 1: as private, and newcomers "
-            "are undercounted; open a new stream to count them in full."
+            "the arrival times of rows are lost, so all rows count as arrived at tick 1: this is "
+            "equally private, but newcomers are undercounted; open a new stream to count them in full."
         )
     if missing:
         found.append(f"answers of {len(missing)} ticks are missing, and the estimate is made without them.")
     if told.get("broke"):
-        found.append("coordinates broke: some direction has no counterpart in the version before.")
+        found.append("coordinates jumped: some direction has no counterpart in the previous version.")
     return found

@@ -100,8 +100,8 @@ def refuse_noise(planned: Planned) -> None:
     noise = expected_noise(planned)
     if noise is not None:
         raise Refused(
-            f"{noise}; on_noise=refuse releases no noise, and nothing was charged: ask with that, for fewer "
-            "components or of another mechanism, or insist with on_noise=warn."
+            f"{noise}; on_noise=refuse refuses such a release, and nothing was charged: follow this "
+            "advice, request fewer components or another mechanism, or set on_noise=warn."
         )
 
 
@@ -130,20 +130,23 @@ def _sentence(planned: Planned, found: Forecast, epsilon: float | None) -> str:
     """Return a sentence on the number of components that can be above the noise, and the needs of the last one."""
     kth, opening = f"component {found.n_components}", _opening(found, noise=_is_noise(planned, found))
     if math.isinf(found.records_needed):
-        return f"{opening}; the declared spectrum leaves {kth} nothing, so neither records nor epsilon would do"
+        return (
+            f"{opening}; the declared spectrum gives {kth} no variance, so neither more records nor "
+            "a larger epsilon would suffice"
+        )
     needs = f"{math.ceil(found.records_needed):,} records at the clip norm"
     if epsilon is not None and math.isfinite(epsilon):
         needs += f" or epsilon {epsilon:.3g}"
-    return f"{opening}; {kth} could with at least {needs}"
+    return f"{opening}; {kth} needs at least {needs}"
 
 
 def _opening(found: Forecast, *, noise: bool) -> str:
     if found.above_noise is None:
-        return "no number of records is declared, so none can be compared with the noise"
+        return "no number of records is declared, so the noise cannot be compared with it"
     if noise:
         most = found.problem.records_at_most
         return f"expect noise: with records_at_most={most} all components will be noise"
-    return f"at most {found.above_noise} of {found.n_components} components can stand above the noise"
+    return f"at most {found.above_noise} of {found.n_components} components can be above the noise"
 
 
 class SubspaceFamily(Family[SubspaceRequest, Subspace]):
@@ -173,11 +176,12 @@ class SubspaceFamily(Family[SubspaceRequest, Subspace]):
         mechanism = build_mechanism(self, request.mechanism, request.settings, n_components=n_components)
         if request.mechanism in REFERENCES and isinstance(request.clip_norm, str):
             raise InvalidInput(
-                f"clip_norm={request.clip_norm!r} is chosen by a private histogram; {request.mechanism} takes a number."
+                f"clip_norm={request.clip_norm!r} is chosen by a private histogram, which "
+                f"{request.mechanism} does not support; state a number."
             )
         if request.mechanism in REFERENCES and request.hold_if_rejected is not None:
             raise InvalidInput(
-                f"hold_if_rejected counts records with noise, and {request.mechanism} has none; leave it out."
+                f"hold_if_rejected counts records with noise, but {request.mechanism} has none; leave it out."
             )
         _, quantile = _clip_norm(request)
         if quantile is not None:
@@ -195,7 +199,8 @@ class SubspaceFamily(Family[SubspaceRequest, Subspace]):
             return request
         if request.settings:
             raise InvalidInput(
-                "mechanism=auto takes no settings, which belong to one mechanism; leave them out, or name one."
+                "mechanism=auto accepts no settings, because settings belong to one mechanism; leave "
+                "them out, or name a mechanism."
             )
         count = _count(request)
         problem = self.problem(request, snapshot, relation=relation)
@@ -204,9 +209,7 @@ class SubspaceFamily(Family[SubspaceRequest, Subspace]):
             with suppress(Refused):
                 self.check(named, advice.plan)
                 return named
-        raise Refused(
-            "mechanism=auto found none that accepts this request; name one, and its refusal says what to change."
-        )
+        raise Refused("mechanism=auto found no mechanism that accepts this request; name one to see what to change.")
 
     def problem(self, request: SubspaceRequest, snapshot: Entry, *, relation: Relation) -> Problem:
         """Return the public facts of a request on a snapshot."""
@@ -316,8 +319,9 @@ class SubspaceFamily(Family[SubspaceRequest, Subspace]):
         check_refinement(method, n_components=request.components, law=plan.moment_noise, formed=plan.moment_formed)
         if request.require_share is not None and plan.moment_noise is None:
             raise Refused(
-                f"require_share={request.require_share} needs a lower bound of the variance held, and {mechanism} "
-                "releases no matrix that gives one; leave it out, or use another mechanism such as analyze_gauss."
+                f"require_share={request.require_share} needs a lower bound of the captured variance, "
+                f"but {mechanism} releases no matrix to compute it from; leave it out, or use another mechanism such "
+                "as analyze_gauss."
             )
 
     def looks_at_artifact(self, request: SubspaceRequest) -> bool:
@@ -342,9 +346,9 @@ class SubspaceFamily(Family[SubspaceRequest, Subspace]):
             return None
         found = "has no lower bound of" if low is None else f"captures at least {percent_at_least(low)} of"
         return (
-            f"the subspace {found} what any {artifact.n_components} components could, and "
-            f"require_share={request.require_share}; it is kept and charged, and not published: run the same request "
-            "with a lower --require-share, or without it, to publish it at no further charge."
+            f"the subspace {found} the best possible with {artifact.n_components} components, below "
+            f"require_share={request.require_share}; it is kept and charged, but not published: run the same "
+            "request with a lower --require-share, or without it, to publish it at no further charge."
         )
 
 
@@ -388,7 +392,11 @@ def _clip_norm(request: SubspaceRequest) -> tuple[float, float | None]:
     except ValueError:
         quantile = float("nan")
     if not 0 < quantile < 1:
-        raise InvalidInput(f"clip_norm={request.clip_norm!r} must be a number or quantile:Q, Q in (0, 1); correct it.")
+        raise InvalidInput(
+            f"clip_norm={request.clip_norm!r} must be a number, or quantile:Q with Q in (0, 1); correct it."
+        )
     if request.row_policy == "normalise":
-        raise InvalidInput("row_policy=normalise gives all records one norm, without quantiles; state a clip_norm.")
+        raise InvalidInput(
+            "row_policy=normalise gives all records the same norm, so quantiles do not apply; state a clip_norm."
+        )
     return 1.0, quantile

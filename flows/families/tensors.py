@@ -60,8 +60,8 @@ def _found_less(result: Components, *, asked: int) -> tuple[str, ...]:
     if found == asked:
         return ()
     return (
-        f"{found} of the {asked} components asked for stand above the noise; the others are left out, and the release "
-        "is charged all the same.",
+        f"{found} of the {asked} requested components are above the noise; the others are left "
+        "out, and the charge stays the same.",
     )
 
 
@@ -75,8 +75,8 @@ def advice_facts(planned: PlannedRelease[TensorRequest]) -> Mapping[str, Any]:
     found = _room(planned)
     if found is None:
         sentence = (
-            "no number of records is declared, so no component can be compared with the noise; ingest with "
-            "--records-at-most."
+            "no number of records is declared, so no component can be compared with the noise; "
+            "ingest with --records-at-most."
         )
         return {"room": None, "forecast": sentence}
     return {
@@ -122,14 +122,14 @@ def _releases(planned: PlannedRelease[TensorRequest]) -> TensorReleases:
 
 def _sentence(planned: PlannedRelease[TensorRequest], found: Room) -> str:
     request, problem = planned.request, planned.plan.problem
-    taken = f"{problem.records_at_most:,} records of components of equal weight and length {_length(planned):.3g}"
+    taken = f"{problem.records_at_most:,} records and components of equal weight and length {_length(planned):.3g}"
     basis = "declared" if request.component_length is not None else _ASSUMED[request.model]
     if not found.room:
-        said = "expect noise: there is room for no component"
+        said = "expect noise: no component can be above the noise"
     elif found.room < request.components:
-        said = f"there is room for {found.room} components, fewer than the {request.components} asked for"
+        said = f"{found.room} components can be above the noise, fewer than the {request.components} requested"
     else:
-        said = f"there is room for the {request.components} components asked for, and up to {found.room}"
+        said = f"the {request.components} requested components can be above the noise, and up to {found.room}"
     return f"{said}, with {taken} ({basis})."
 
 
@@ -142,8 +142,9 @@ def _short(value: float) -> float | None:
 
 
 _ASSUMED = {
-    "topics": "assumed: topics share the words evenly; --component-length states another",
-    "mixture": "assumed: centres as far out as the clip norm allows for; --component-length states another",
+    "topics": "assumed: topics share the words evenly; --component-length states another length",
+    "mixture": "assumed: centres at the largest distance that the clip norm allows; "
+    "--component-length states another length",
 }
 
 
@@ -206,7 +207,7 @@ class TensorFamily(Family[TensorRequest, Components]):
         """Return the rule that a mixture needs one row per point; None for topics, where a document sums its rows."""
         if request.model == "topics":
             return None
-        return "a mixture needs one row a point; ingest without --units and --unit-column."
+        return "a mixture needs one row for each point; ingest without --units and --unit-column."
 
     def build(self, request: TensorRequest) -> Mechanism[Components]:
         """Build the mechanism that a request names."""

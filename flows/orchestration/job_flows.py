@@ -47,7 +47,7 @@ def unknown_parameters(flow: Flow[..., Any], parameters: Mapping[str, Any]) -> s
         if name not in taken:
             near = get_close_matches(name, known, n=1)
             wrong.append(f"{name} (did you mean {near[0]}?)" if near else name)
-    return f"{flow.name} has no parameter {', '.join(wrong)}; it has {', '.join(known)}" if wrong else ""
+    return f"{flow.name} has no parameter {', '.join(wrong)}; its parameters are {', '.join(known)}" if wrong else ""
 
 
 def check_deployments(file: str) -> dict[str, Any]:
@@ -60,7 +60,7 @@ def check_deployments(file: str) -> dict[str, Any]:
     """
     path = Path(file)
     if not path.is_file():
-        raise NotFound(f"{file} is no file; name this file of deployments in its step build")
+        raise NotFound(f"{file} is not a file; name this deployment file in its build step")
     for found in yaml.safe_load(path.read_text(encoding="utf-8"))["deployments"]:
         if text := unknown_parameters(resolve_name(found["entrypoint"]), found.get("parameters") or {}):
             raise Invalid(f"deployment {found['name']}: {text}")

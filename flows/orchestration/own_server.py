@@ -133,8 +133,8 @@ def _await(server: _Server, *, seconds: float) -> None:
         time.sleep(0.1)
     _stop(server)
     raise Unavailable(
-        f"Prefect's server did not start within {seconds:g} s; set PREFECT_API_URL to a lasting one, or pass --direct, "
-        "and run the same request again."
+        f"Prefect's server did not start within {seconds:g} s; set PREFECT_API_URL to a "
+        "permanent server, or pass --direct, and run the same request again."
     )
 
 

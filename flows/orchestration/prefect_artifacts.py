@@ -120,19 +120,19 @@ def refusal_statement(facts: Mapping[str, Any], *, epsilon: float | None, delta:
         (
             f"# The budget of {facts['population']} does not admit this release",
             "",
-            f"Asked: {asked}. Left for one release: epsilon {facts['remaining']:.6g} at delta {facts['delta']:g}. "
-            "Nothing was charged, and nothing was read.",
+            f"Requested: {asked}. Left for one release: epsilon {facts['remaining']:.6g} at delta "
+            f"{facts['delta']:g}. Nothing was charged, and no data were read.",
             "",
             f"Excluded mechanisms: {facts['excludes']}.",
             "",
-            "Ask for less, or stop the schedule: a budget never grows.",
+            "Request less, or stop the schedule: a budget never grows.",
         )
     )
 
 
 def _promise(shown: Mapping[str, Any]) -> str:
     if not shown["private"]:
-        return "WITHOUT PRIVACY: a reference result. No guarantee is left for the people it was made from."
+        return "WITHOUT PRIVACY: a reference result without any guarantee for the people in the data."
     return f"with {shown['statement']}."
 
 

@@ -21,8 +21,8 @@ from storage.database.engine import one_connection
 ENDINGS = {
     "BudgetExhausted": "The budget does not admit this release; nothing was charged.",
     "Refused": "The request was refused; the output of the command, or of the worker, states the reason.",
-    "Unavailable": "A database, store or cluster could not be used; the same request resumes what was begun.",
-    "StageFailed": "A stage failed; nothing un-noised was kept, and the same request resumes it.",
+    "Unavailable": "A database, store or cluster could not be used; the same request resumes the work.",
+    "StageFailed": "A stage failed; no value without noise was kept, and the same request resumes it.",
 }
 
 
@@ -120,7 +120,7 @@ def stored_secret(name: str) -> str | None:
         return None
     except Exception as error:  # noqa: BLE001 - any error means that there is no answer
         raise Unavailable(
-            f"block {name} of Prefect cannot be read ({type(error).__name__}); see whether its server answers."
+            f"block {name} of Prefect cannot be read ({type(error).__name__}); check that its server answers."
         ) from None
     return str(block.get())
 

@@ -73,13 +73,13 @@ def judge(candidate: PrivateSubspace, champion: PrivateSubspace | None, *, drift
         found = "not stated" if rejected is None else f"{rejected:.3g}"
         return _held(f"the noised share of rejected records, {found}, is above hold_if_rejected={allowed:g}", said)
     if candidate.outcome.get("failed") or above == 0:
-        return _held("no component stands above the noise", said)
+        return _held("no component is above the noise", said)
     if above is None:
-        return _held("nothing in the release tells its components from noise", said)
+        return _held("the release does not state which components are above the noise", said)
     if champion is None:
         return Judgement(passes=True, reason="the first version that passes", verdict=said, drift=None)
     if _columns(candidate) != _columns(champion):
-        return _held("the columns are not those of the champion", said)
+        return _held("the columns differ from those of the champion", said)
     drift = drift_from(candidate, champion)
     if drift is None:
         return Judgement(passes=True, reason="the champion has no component above its noise", verdict=said, drift=None)
@@ -185,7 +185,7 @@ def leave_all(tokens: list[str], dataset: str) -> None:
         Always, with the reason of the first file.
     """
     inbox = Inbox(Workspace.open().home, dataset)
-    count = "the file that waits" if len(tokens) == 1 else f"any of the {len(tokens)} files that wait"
+    count = "the waiting file" if len(tokens) == 1 else f"any of the {len(tokens)} waiting files"
     raise BadSource(f"these options do not fit {count}, so none is set aside; correct them: {inbox.reason(tokens[0])}")
 
 
@@ -216,7 +216,7 @@ def _moved_or_held(
         why = {fact: value for fact, value in judged.facts().items() if value is not None}
         if workspace.advance(name, version=found.version, alias=alias, before=before, why=why):
             return True, facts
-    raise Unavailable(f"alias {alias!r} of {name} moves again and again while a release is judged; run it again.")
+    raise Unavailable(f"alias {alias!r} of {name} moves repeatedly while a release is judged; run it again.")
 
 
 def _meant(registry: Registry, reference: str) -> Resolved | None:

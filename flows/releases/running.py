@@ -219,7 +219,7 @@ def summing(show: Callable[[int, int], None] | None = None) -> Callable[[int, in
         if show is not None:
             show(done, total)
         if done == total:
-            begin_step("adding noise, and what follows from the sum")
+            begin_step("adding noise and post-processing")
             log_event("summed", partitions=total)
 
     return lambda done, total: context.copy().run(report, done, total)

@@ -223,7 +223,8 @@ def check_run_key(run_key: str) -> None:
     """Refuse a run key that is not a short line of printable text."""
     if not run_key.strip() or not run_key.isprintable() or len(run_key) > LONGEST_RUN_KEY:
         raise InvalidInput(
-            f"run key {run_key!r} must be printable text of 1 to {LONGEST_RUN_KEY} characters; choose another, or none."
+            f"run key {run_key!r} must be printable text of 1 to {LONGEST_RUN_KEY} characters; "
+            "choose another key, or none."
         )
 
 
@@ -236,7 +237,7 @@ _SAID = (
     *("reconstruction_error", "reconstruction_error_std", "total_variance", "total_variance_std"),
 )
 """Quality measures in a report, by their names in the ``outcome`` of the manifest."""
-_AROUND = {"none": "zero; --center private takes off a mean", "private": "a mean that is released too"}
+_AROUND = {"none": "zero; --center private subtracts a mean", "private": "a mean, which is also released"}
 """Descriptions of the center of the components, by the ``center`` in the ``plan`` of the manifest."""
 
 
@@ -249,7 +250,7 @@ def digest_of(ledger: ReleaseLedger, release_id: str) -> str:
     """Return the artifact digest of a committed release in an open ledger."""
     digest = ledger.release(release_id).artifact_digest
     if digest is None:
-        raise Refused(f"release {release_id} has no artifact; it was never committed; run its request again")
+        raise Refused(f"release {release_id} has no artifact, because it was never committed; run its request again")
     return digest
 
 
@@ -291,8 +292,9 @@ def publish_in(workspace: ReleaseWorkspace, release_id: str, digest: str, reques
         if made == digest:
             raise
         raise Refused(
-            f"this release is published as {name} with another refinement, and a version never changes; publish this "
-            "refinement of it, free of charge, under another name with --publish, or publish= in Python."
+            f"this release is published as {name} with another refinement, and a version never "
+            "changes; publish this refinement under another name, free of charge, with --publish, or publish= in "
+            "Python."
         ) from error
     return f"{name}@{number}"
 
@@ -322,7 +324,7 @@ def kept_back(workspace: Workspace, release: Release) -> str | None:
     Either an operator gave the release up, or it was committed and its own request excludes it from publication.
     """
     if release.state in GIVEN_UP:
-        return f"an operator gave it up: it is {release.state}"
+        return f"it is {release.state} by an operator"
     if release.state != "committed":
         return None
     request, digest = reserved_request(release), digest_of(workspace.ledger, release.id)

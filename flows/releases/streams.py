@@ -299,7 +299,9 @@ def begin_tick(name: str, slot: str | None, planned: str | None, snapshot: str |
     fingerprint = fingerprint_of(stream.terms)
     tick = streams.begin_tick(name, slot=asked, fingerprint=fingerprint, snapshot_id=snapshot)
     if tick.state == "closed":
-        raise Refused(f"tick {tick.tick} of slot {tick.slot!r} was closed, and a slot has one tick; wait for the next.")
+        raise Refused(
+            f"tick {tick.tick} of slot {tick.slot!r} was closed, and a slot has one tick; wait for the next slot."
+        )
     with about(release=tick.release_id):
         log_event("tick", stream=name, tick=tick.tick, slot=tick.slot, state=tick.state)
     return tick.release_id, tick.state
@@ -418,8 +420,9 @@ def _answer(
     kept = reservation.kept(0)
     if kept is None:
         raise Unavailable(
-            f"the stored answer of tick {tick.tick} was removed while it was used, as a sweep does whose clock is far "
-            "ahead; correct the clocks and run the same request again: it is computed again, with the same noise."
+            f"the stored answer of tick {tick.tick} was removed while in use, as by a sweep with a "
+            "fast clock; correct the clocks and run the same request again: the answer is recomputed with the "
+            "same noise."
         )
     digest = ledger.streams.answered(tick, digest=keep_answer(workspace.store, tick, kept[ANSWER]))
     return dataclasses.replace(tick, answer=digest)
@@ -439,8 +442,8 @@ def _rows(
         entry = catalog.entry(tick.snapshot_id)
     except NotFound:
         raise Refused(
-            f"the snapshot of tick {tick.tick} was removed, so its answer cannot be computed any more; close the tick "
-            f"with `dpca stream close {terms.facts['publish']} --tick {tick.tick}`."
+            f"the snapshot of tick {tick.tick} was removed, so its answer can no longer be "
+            f"computed; close the tick with `dpca stream close {terms.facts['publish']} --tick {tick.tick}`."
         ) from None
     check_fits(workspace, terms, entry)
     source = catalog.open(entry)
@@ -461,7 +464,7 @@ def _registered(catalog: Catalog, snapshot: str) -> Dataset:
     entry = catalog.entry(snapshot)
     rows = catalog.open(entry)
     if rows.content != entry.content_digest:
-        raise Conflict(f"the rows of snapshot {snapshot} are not those registered; restore its files.")
+        raise Conflict(f"the rows of snapshot {snapshot} differ from the registered rows; restore its files.")
     return rows
 
 

@@ -77,7 +77,8 @@ def reserve_paced(
     warn_of_budget(ledger, standing.id, standing.population)  # the charging process may have died before its warning
     if standing.state in GIVEN_UP:
         raise Refused(
-            f"release {standing.id} of this run was {standing.state} by an operator; nothing more is made of it."
+            f"release {standing.id} of this run was {standing.state} by an operator and cannot "
+            "continue; start a run with another key."
         )
     return standing
 
@@ -94,14 +95,14 @@ def share_of(ledger: Ledger, snapshot: Entry, request: Request, series: str, rel
     made = len(made_of(ledger, population, series=series, published=request.publish))
     if made >= releases:
         raise BudgetExhausted(
-            f"all {releases} releases that were to share budget {population!r} are made; nothing was charged: plan "
-            "more of them, or stop here."
+            f"all {releases} planned releases of budget {population!r} are made; nothing was "
+            "charged: plan more releases, or stop."
         )
     pace = ledger.pace(population, runs=releases - made, delta=request.delta)
     if not pace.epsilon_each:
         raise BudgetExhausted(
-            f"budget {population!r} is {pace.state} and has no share for {pace.runs} more releases; nothing was "
-            "charged: plan fewer, or stop here."
+            f"budget {population!r} is {pace.state} and has no share for {pace.runs} more releases; "
+            "nothing was charged: plan fewer releases, or stop."
         )
     return written_share(pace.epsilon_each)
 
@@ -135,7 +136,7 @@ def check_pace(epsilon: float | None, releases: int | None) -> None:
     """Refuse a request with both an epsilon and a number of releases, or with neither."""
     if (epsilon is None) == (releases is None):
         raise InvalidInput(
-            f"epsilon={epsilon} and releases={releases}: one of them says what a run spends; state one alone."
+            f"epsilon={epsilon} and releases={releases} both determine the charge of a run; state one of them."
         )
 
 
@@ -161,11 +162,11 @@ class Preview:
         """Confirmation prompt before the charge."""
         target, population = self.planned.plan.target, self.planned.population
         if target.i_know_this_is_not_private:
-            return f"Publish without privacy, and void budget {population!r} for good?"
+            return f"Publish without privacy, and permanently void budget {population!r}?"
         cost = f"epsilon {target.epsilon:g} at delta {target.delta:g} of budget {population!r}"
         noise = family_of(self.planned.request).expected_noise(self.planned)
         cost = spending(cost, remaining=self.remaining, after=self.remaining_after)
-        return f"Spend {cost}?" if noise is None else f"{noise[0].upper()}{noise[1:]}. Still spend {cost}?"
+        return f"Spend {cost}?" if noise is None else f"{noise[0].upper()}{noise[1:]}. Despite this, spend {cost}?"
 
     @property
     def fits(self) -> bool:
@@ -268,16 +269,16 @@ class Verdict:
     def text(self) -> str:
         """The verdict in words."""
         if self.epsilon is None:
-            return f"Refused: no share of budget {self.population} is left for a run; nothing would be charged."
+            return f"Refused: budget {self.population} has no share left for a run; nothing would be charged."
         asked = f"epsilon {self.epsilon:g} at delta {self.delta:g} of budget {self.population}"
-        left = f"epsilon {self.remaining:.6g} is left of it for one release"
+        left = f"the budget has epsilon {self.remaining:.6g} left for one release"
         if self.is_paid:
             return f"Admitted: this release of {asked} is charged already, and costs nothing more; {left}."
         if not self.admitted:
-            return f"Refused: a run asks for {asked}, and {left}; nothing would be charged."
+            return f"Refused: a run requests {asked}, and {left}; nothing would be charged."
         more = f"{COUNTED_UP_TO} or more" if self.runs_left == COUNTED_UP_TO else self.runs_left
         charged = f"Admitted: a run is charged {asked}; {left}; {more} such runs fit."
-        return f"{charged} A run has {self.statement}."
+        return f"{charged} The guarantee of a run: {self.statement}."
 
 
 def judge_request(

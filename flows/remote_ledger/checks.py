@@ -77,14 +77,15 @@ def check_price(budget: Budget, asked: Priced) -> float:
     check_bounds(asked, replaced=replaced)
     if not is_private(asked.event):
         raise Refused(
-            "a release without privacy voids a budget for good, and is made where the ledger runs; ask its operator."
+            "a release without privacy voids a budget permanently, and a remote ledger does not "
+            "accept it; request it from the ledger's operator."
         )
     epsilon, delta = own_price(parts_of(asked.event, replaced=replaced), delta=asked.delta, replaced=replaced)
     if not math.isfinite(epsilon) or epsilon > asked.epsilon * (1 + _ROUNDING) or delta > asked.delta:
         raise Refused(
-            f"the event of this release has epsilon {float(epsilon):.4g} at delta {float(delta):.4g}, and epsilon "
-            f"{asked.epsilon:g} at delta {asked.delta:g} is stated of it; state what its noise guarantees: a "
-            "remote ledger takes no printed formula that gives less."
+            f"the event of this release has epsilon {float(epsilon):.4g} at delta "
+            f"{float(delta):.4g}, but the request states epsilon {asked.epsilon:g} at delta {asked.delta:g}; "
+            "state the guarantee of its noise: a remote ledger accepts no smaller printed formula."
         )
     return float(epsilon)
 
@@ -102,8 +103,8 @@ def check_spent(plan: Plan, asked: Asked, price: float) -> None:
     """
     if not plan.printed and price < asked.epsilon * _LEAST_SHARE:
         raise Refused(
-            f"the event of this release has epsilon {price:.4g}, and epsilon {asked.epsilon:g} is stated of it; what "
-            "is charged is what is stated: plan it again."
+            f"the event of this release has epsilon {price:.4g}, but the request states epsilon "
+            f"{asked.epsilon:g}; the charge must equal the stated epsilon: plan it again."
         )
 
 
@@ -121,8 +122,8 @@ def check_release(catalog: Catalog, budget: Budget, asked: Asked) -> Plan:
     entry = catalog.entry(asked.snapshot)
     if entry.population != asked.population:
         raise Refused(
-            f"the snapshot of this release is not of population {asked.population!r}; who is in the rows pays: "
-            "charge their budget."
+            f"the snapshot of this release is not of population {asked.population!r}; charge the "
+            "budget of the snapshot's population."
         )
     budget.check_unit(entry.name, entry.privacy_unit)
     return check_request(entry, budget, asked)
@@ -152,15 +153,17 @@ def check_artifact(place: Place, release: Release, digest: str, *, budget: Budge
     planned = read_planned(release, unit=budget.privacy_unit)
     family = family_of(planned.request)
     if not isinstance(artifact, family.artifact):
-        raise Refused(f"artifact {digest[:12]} is of another kind than release {release.id}; commit its own.")
+        raise Refused(
+            f"artifact {digest[:12]} is of another kind than release {release.id}; commit the artifact of this release."
+        )
     known = json.loads(canonical_json(release_facts(family, planned, release_id=release.id)))
     if differing := _differing(artifact.manifest, known, planned.plan):
         raise Refused(
-            f"artifact {digest[:12]} states another {differing} than release {release.id} was charged for; commit the "
-            "artifact of this release, made by the version of dpca that runs here."
+            f"artifact {digest[:12]} states another {differing} than the charge of release "
+            f"{release.id}; commit the artifact of this release, made by the ledger's version of dpca."
         )
     if parent is not None and artifact.manifest.get("parent") != parent:
-        raise Refused(f"artifact {digest[:12]} is not made of {parent[:12]}; publish what was made of that.")
+        raise Refused(f"artifact {digest[:12]} is not derived from {parent[:12]}; publish an artifact that is.")
 
 
 def _differing(manifest: Mapping[str, Any], known: Mapping[str, Any], plan: Plan) -> str | None:
@@ -202,7 +205,8 @@ def check_family(request: Mapping[str, Any]) -> None:
     name = str(request.get("family"))
     if name not in FAMILIES or isinstance(family_named(name), EvaluationFamily):
         raise Refused(
-            "a remote ledger serves releases of one dataset; streams, sites and evaluations act where the ledger runs."
+            "a remote ledger accepts only releases of one dataset; run streams, sites and "
+            "evaluations on the ledger's machine."
         )
 
 
@@ -231,7 +235,7 @@ def check_request(entry: Entry, budget: Budget, asked: Asked) -> Plan:
         }
     except (AttributeError, KeyError, TypeError):
         raise Refused(
-            "the stored request of this release cannot be read here; run one version of dpca on both sides."
+            "the ledger cannot read the stored request of this release; use one version of dpca on both sides."
         ) from None
     _same("dataset", request.dataset, entry.name)
     _same("guarantee", (request.epsilon, request.delta), (asked.epsilon, asked.delta))
@@ -258,8 +262,8 @@ def _same(what: str, said: Any, known: Any) -> None:
 
 def _different(what: str) -> Refused:
     return Refused(
-        f"the stored request of this release states another {what} than follows from its dataset, budget and charge; "
-        "plan it again, with one version of dpca on both sides."
+        f"the stored request of this release states another {what} than its dataset, budget and "
+        "charge imply; plan it again, with one version of dpca on both sides."
     )
 
 
@@ -293,7 +297,7 @@ def check_bounds(asked: Priced, *, replaced: bool) -> None:
         if delta:
             _within("delta of a step", delta, least=LEAST_DELTA)
         if not (epsilon or delta):
-            raise Invalid("a step of epsilon 0 and delta 0 tells nothing and is charged nothing; leave it out.")
+            raise Invalid("a step of epsilon 0 and delta 0 releases nothing and is charged nothing; leave it out.")
     if parts.sampled:
         _within("spread of the privacy losses", spread_of_losses(parts), most=WIDEST)
 
@@ -303,6 +307,6 @@ def _within(what: str, found: float, least: float = 0.0, most: float = math.inf)
         rule = f"at most {most:g}" if found > most else f"at least {least:g}"
         shown = f"{found:g}" if found < 1e300 else "far more"
         raise Invalid(
-            f"{what}: {shown} was asked, and a remote ledger takes {rule}; ask for less, or release it where the "
-            "ledger runs."
+            f"{what} is {shown}, but a remote ledger accepts {rule}; request less, or run the "
+            "release on the ledger's machine."
         )

@@ -71,7 +71,7 @@ class Message(BaseModel):
     @classmethod
     def _check_values(cls, sent: object) -> object:
         if isinstance(sent, dict) and len(sent) > len(cls.model_fields):  # else each one would be an error
-            raise ValueError("it has names that are not known")
+            raise ValueError("it has unknown names")
         _check_value(sent, depth=1)
         return sent
 

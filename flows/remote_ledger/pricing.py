@@ -81,7 +81,7 @@ class Pricing:
                 pass
             with self._a_turn(client, until):
                 learn(self._computed((budget.filter, _terms(budget), dict(asked.event), asked.delta), until))
-        raise _too_long("too many other prices were computed meanwhile")
+        raise _too_long("too many other prices were computed at the same time")
 
     @contextmanager
     def _a_turn(self, client: str, until: float) -> Iterator[None]:
@@ -91,7 +91,7 @@ class Pricing:
             self._waiting.append(ticket)
             try:
                 if not self._turn.wait_for(lambda: self._next() is ticket, until - time.monotonic()):
-                    raise _too_long("other prices came first")
+                    raise _too_long("other prices had priority")
                 self._running.add(client)
             finally:
                 self._waiting.remove(ticket)
@@ -132,7 +132,7 @@ class Pricing:
                 with self._turn:
                     is_wanted = len(self._running) >= AT_ONCE and self._first_in_line() is not None
                 if now - began > SHARE and is_wanted:
-                    raise _too_long("others wait")
+                    raise _too_long("other requests wait")
             found = link.recv()
         if isinstance(found, DpcaError):
             raise found
@@ -185,8 +185,8 @@ def _terms(budget: "Budget") -> dict[str, Any]:
 
 def _too_long(reason: str) -> Refused:
     return Refused(
-        f"the price of this event was not computed, as {reason}; nothing was charged: ask again later, or for fewer "
-        "different steps on samples."
+        f"the price of this event was not computed, because {reason}; nothing was charged: try "
+        "again later, or use fewer different steps on samples."
     )
 
 

@@ -91,21 +91,25 @@ def check_remote_ledger() -> Iterator[Finding]:
     yield Finding(
         check="certificate",
         verdict="note" if soon else "ok",
-        found=f"{role}; ours ends in {ours:.0f} days, the ledger's in {theirs:.0f}",
-        advice="make a new one with dpca ledger key, and exchange it before" if soon else "",
+        found=f"{role}; this certificate expires in {ours:.0f} days, the ledger's in {theirs:.0f}",
+        advice="create a new one with dpca ledger key, and exchange it before then" if soon else "",
     )
     here = version("dpca-pipeline")
     yield Finding(
         check="ledger's version",
         verdict="ok" if here == said.version else "fix",
-        found=f"dpca {said.version} there, {here} here",
-        advice="" if here == said.version else "install one version on both sides: artifacts are compared by field",
+        found=f"dpca {said.version} at the ledger, {here} here",
+        advice=""
+        if here == said.version
+        else "install one version on both sides: artifacts are compared field by field",
     )
     yield Finding(
         check="clock",
         verdict="ok" if skew <= CLOCK_SKEW else "fix",
-        found=f"{skew:.0f} s apart from the ledger's",
-        advice="" if skew <= CLOCK_SKEW else "start a time service: schedule slots and certificates go by the clock",
+        found=f"differs by {skew:.0f} s from the ledger's clock",
+        advice=""
+        if skew <= CLOCK_SKEW
+        else "start a time service: schedule slots and certificates depend on the clock",
     )
 
 
@@ -116,8 +120,8 @@ class LedgerCaller(Caller):
         """Raise the error that the ledger returned."""
         if said is None:
             raise Refused(
-                "the ledger failed at this request, and its log tells of what kind; what was charged stays charged: "
-                "run the same request again."
+                "the ledger failed at this request; its log names the kind of failure; existing "
+                "charges stay: run the same request again."
             )
         raise _KINDS.get(said.fact("kind", str), Refused)(said.fact("line", str))
 
@@ -147,11 +151,11 @@ class Connection:
             if pause is not None:
                 time.sleep(pause)
         else:
-            raise Unavailable("the ledger does not answer; what was charged stays charged: run the same request again.")
+            raise Unavailable("the ledger does not answer; existing charges stay: run the same request again.")
         try:
             return kind.model_validate_json(answer).value
         except ValidationError:
-            raise Invalid("the ledger answered in another form; use one version of dpca here and there.") from None
+            raise Invalid("the ledger answered in an unknown form; use one version of dpca on both sides.") from None
 
 
 class RemoteLedger:
@@ -172,7 +176,7 @@ class RemoteLedger:
     def __init__(self, connection: Connection, *, home: Path) -> None:
         said = connection.ask("identify", Answer[Identity])
         if said.protocol != PROTOCOL:
-            raise Refused("the remote ledger runs another version of dpca; use one version here and there.")
+            raise Refused("the remote ledger runs another version of dpca; use one version on both sides.")
         self.id = said.ledger
         self.home = home
         self.connection = connection
@@ -278,7 +282,7 @@ class RemoteKeys:
         """
         key = bytes.fromhex(self.connection.ask("key", Answer[str], release=release_id))
         if release_id_of(key) != release_id:
-            raise Corrupt(f"the ledger has another key for release {release_id} than its own; close the release.")
+            raise Corrupt(f"the ledger has another key for release {release_id}; close the release.")
         return key
 
 
@@ -373,8 +377,8 @@ def _address() -> tuple[str, Path, Path] | None:
         return None
     if settings.ledger_cert is None or settings.ledger_key is None:
         raise InvalidInput(
-            "DPCA_LEDGER_URL needs DPCA_LEDGER_CERT, the ledger's certificate, and DPCA_LEDGER_KEY, the key of this "
-            "process with its certificate beside it; set both."
+            "DPCA_LEDGER_URL needs DPCA_LEDGER_CERT, the ledger's certificate, and "
+            "DPCA_LEDGER_KEY, the key of this process, with its certificate in the same folder; set both."
         )
     return settings.ledger_url, settings.ledger_cert, settings.ledger_key
 
@@ -389,5 +393,6 @@ def connect(url: str, certificate: Path, key: Path) -> Connection:
 def _refuse_void(void: bool) -> None:  # noqa: FBT001 - it is the only argument
     if void:
         raise Refused(
-            "a release without privacy voids a budget for good, and is made where the ledger runs; ask its operator."
+            "a release without privacy voids a budget permanently, and a remote ledger does not "
+            "accept it; request it from the ledger's operator."
         )

@@ -105,7 +105,7 @@ class LedgerConfig(BaseModel):
             "key": [key_of(client.certificate).hex() for client in self.clients],
         }.items():
             if len(set(found)) < len(found):
-                raise ValueError(f"two clients have one {what}")
+                raise ValueError(f"two clients have the same {what}")
         return self
 
     @property
@@ -243,13 +243,13 @@ class LedgerService:
     def _current(self, client: Client, asked: messages.OfDataset) -> Entry:
         entry = self._workspace.catalog.current(asked.dataset)
         if entry.population not in client.populations:
-            raise NotFound(f"no dataset is named {asked.dataset!r}; see the list of datasets or ingest one")
+            raise NotFound(f"dataset {asked.dataset!r} does not exist; see `dpca dataset list`, or ingest it")
         return entry
 
     def _snapshot(self, client: Client, asked: messages.OfSnapshot) -> Entry:
         entry = self._workspace.catalog.entry(asked.snapshot)
         if entry.population not in client.populations:
-            raise NotFound(f"snapshot {asked.snapshot} is not in the catalog any more; ingest the data again")
+            raise NotFound(f"snapshot {asked.snapshot} is no longer in the catalog; ingest the data again")
         return entry
 
     def _alerts(self, client: Client, asked: messages.OfRelease) -> tuple[int, ...]:
@@ -331,11 +331,11 @@ class LedgerService:
         """Return a release that reserved the requested step."""
         release = self._acting(client, asked.release)
         if asked.step >= count_steps(release.event):
-            raise Refused(f"release {release.id} reserved fewer steps than {asked.step + 1}; ask for one of them.")
+            raise Refused(f"release {release.id} reserved fewer steps than {asked.step + 1}; request one of its steps.")
         return release
 
 
 def _own(client: Client, population: str) -> str:
     if population not in client.populations:
-        raise Refused(f"population {population!r} is none of those that this client may ask about; see its operator.")
+        raise Refused(f"this client has no access to population {population!r}; contact the ledger's operator.")
     return population

@@ -137,7 +137,7 @@ def event_text(event: Mapping[str, Any]) -> str:
             return f"tick {tick}, paid by its stream"
         case {"name": name, **numbers}:
             return f"{name}({', '.join(f'{number:.4g}' for number in numbers.values())})"
-    raise ValueError(f"event {event!r} has no name; record events through dpca_tasks.accounting.events.")
+    raise ValueError(f"event {event!r} has no name; create events with dpca_tasks.accounting.events.")
 
 
 _NINE_DIGITS = Context(prec=9, rounding=ROUND_DOWN)

@@ -163,7 +163,7 @@ def _guarantee(kind: Any, listed: _Listed) -> str:
         kind(**listed.settings).plan(listed.problem, PrivacyTarget(epsilon=1.0, delta=0.0))
     except DpcaError:
         return "(epsilon, delta), delta above 0"
-    return "epsilon alone, whatever delta is asked for"
+    return "only epsilon, for any delta"
 
 
 def _cost(name: str) -> str:
@@ -178,35 +178,35 @@ def _refusal(name: str, problem: Problem, target: PrivacyTarget, n_components: i
         MECHANISMS[name](n_components=n_components).plan(problem, target)
     except DpcaError as error:
         return str(error)
-    return "it refuses the part of the budget that one release gets"
+    return "it refuses the share of the budget for one release"
 
 
 def _sentence(ranked: Sequence[Advice], *, n_components: int) -> str:
     if not ranked:
-        return "every mechanism refuses this request; see why under refused."
+        return "every mechanism refuses this request; the reasons are listed under refused."
     best = ranked[0]
     name, expected = best.plan.mechanism, best.expected
     if not all(advice.expects_noise for advice in ranked):
         found = _interval(*expected.captured)
         declared = "" if best.forecast.problem.spectrum else ", at most: no spectrum is declared"
         return (
-            f"use {name}: it is expected to capture {found} of the variance that the best {n_components} components "
-            f"hold{declared}; random ones capture {expected.random:.2f}."
+            f"use {name}: it is expected to capture {found} of the variance that the best "
+            f"{n_components} components capture{declared}; random ones capture {expected.random:.2f}."
         )
     needed = {advice.plan.mechanism: advice.epsilon_needed() for advice in ranked}
     works = {each: epsilon for each, epsilon in needed.items() if epsilon is not None and math.isfinite(epsilon)}
     noise = (
-        f"expect noise: no mechanism is expected to capture much more than random directions, which capture "
-        f"{expected.random:.3g} of the variance that the best {n_components} components hold"
+        "expect noise: no mechanism is expected to capture much more than random directions, "
+        f"which capture {expected.random:.3g} of the variance that the best {n_components} components capture"
     )
     if math.isinf(best.forecast.records_needed) or expected.random * _HOPELESS > 1.0:
-        return f"{noise}; the declared spectrum has nothing that more epsilon or more records would show."
+        return f"{noise}; with the declared spectrum, a larger epsilon or more records would not help."
     least = min(works, key=lambda each: works[each], default=None)
     records = math.ceil(min(advice.forecast.records_needed for advice in ranked))
     needs = f"{records:,} records at the clip norm"
     if least is not None:
         needs += f" or epsilon {works[least]:.3g} with {least}"
-    return f"{noise}; component {n_components} could be told from noise with {needs}."
+    return f"{noise}; component {n_components} can be above the noise with {needs}."
 
 
 _HOPELESS = 1.25  # no advice where random directions capture nearly as much as the best ones

@@ -103,7 +103,7 @@ def theme_of(name: str) -> Theme:
         If there is no theme of this name.
     """
     if name not in THEMES:
-        raise Invalid(f"theme {name!r} is unknown; a chart is drawn {' or '.join(THEMES)}; name one of the two.")
+        raise Invalid(f"theme {name!r} is unknown; a chart is drawn {' or '.join(THEMES)}; choose one.")
     return THEMES[name]
 
 
@@ -159,7 +159,7 @@ def render(figure: "Figure", *, format: str = "svg") -> bytes:  # noqa: A002
     from matplotlib import rc_context
 
     if format not in FORMATS:
-        raise Invalid(f"format {format!r} is unknown; a chart is written as {' or '.join(FORMATS)}; name one.")
+        raise Invalid(f"format {format!r} is unknown; a chart is written as {' or '.join(FORMATS)}; choose one.")
     title = str(figure.get_label()) or figure.get_suptitle()
     said = {"Title": title, "Creator": "dpca", "Date": None} if format == "svg" else {"Software": None}
     out = io.BytesIO()
@@ -250,7 +250,7 @@ def loadings_chart(
     """
     look = theme_of(theme)
     held = sum(row["loading"] ** 2 for row in rows)
-    parts = (f"the {len(rows)} largest loadings make up {math.floor(100 * min(held, 1.0))} % of the component", name)
+    parts = (f"the {len(rows)} largest loadings are {math.floor(100 * min(held, 1.0))} % of the component", name)
     figure, axes = _titled(
         _loadings_finding(rows, component),
         " of ".join(part for part in parts if part),
@@ -303,7 +303,7 @@ def budget_chart(facts: Mapping[str, Any], *, theme: str = "light") -> "Figure":
     rows += [(_release_name(row), max(row["remaining"], 0.0)) for row in charged]
     figure, axes = _titled(
         _budget_finding(facts),
-        f"epsilon that one more release could take after each, at delta {facts['delta']:g}",
+        f"largest epsilon of one more release after each release, at delta {facts['delta']:g}",
         look,
         height=1.35 + _ROW * max(len(rows), 3),
         warns=facts["remaining"] <= 0.05 * facts["epsilon"],
@@ -326,7 +326,7 @@ def budget_chart(facts: Mapping[str, Any], *, theme: str = "light") -> "Figure":
         axes.annotate(told, (max(was, now), place), (4, 0), **_text(look.text, va="center"))
     axes.set(xlim=(0.0, 1.35 * rows[0][1]), ylim=(max(len(rows), 3) - 0.4, -0.6))
     axes.set_yticks(places, [label for label, _ in rows])
-    axes.set(xlabel="hatched: what each release took" if len(rows) > 1 else "")
+    axes.set(xlabel="hatched: epsilon of each release" if len(rows) > 1 else "")
     dress_axes(axes, look)
     _only_names(axes)
     return figure
@@ -408,8 +408,8 @@ def _scree_finding(spectrum: Spectrum) -> str:
         return spectrum.verdict[:1].upper() + spectrum.verdict[1:].rstrip(".")
     above, count = spectrum.above_noise, len(spectrum.eigenvalues)
     if above is None:
-        return f"{count} eigenvalues were released, without a word on how far noise alone reaches"
-    return f"{above} of {count} eigenvalues stand{'s' * (above == 1)} above the noise"
+        return f"{count} released eigenvalues, without a noise floor"
+    return f"{above} of {count} eigenvalues {'is' if above == 1 else 'are'} above the noise"
 
 
 def _loadings_finding(rows: Sequence[Mapping[str, Any]], component: int) -> str:
@@ -417,15 +417,15 @@ def _loadings_finding(rows: Sequence[Mapping[str, Any]], component: int) -> str:
     if risen and fallen:
         return f"Component {component}: {risen[0]} against {fallen[0]}"
     together = (risen or fallen)[:2]
-    return f"Component {component}: {' and '.join(together) or 'no feature stands out'}"
+    return f"Component {component}: {' and '.join(together) or 'no large loading'}"
 
 
 def _budget_finding(facts: Mapping[str, Any]) -> str:
     count = sum(row["remaining"] is not None for row in facts["releases"])
     if facts.get("voided"):
-        return f"{facts['population']}: the budget is void, and nothing is left"
+        return f"{facts['population']}: the budget is void, with nothing left"
     left = _left(facts["remaining"], of=facts["epsilon"])
-    after = f" after {count} release{'s' * (count > 1)}" if count else ": nothing was released"
+    after = f" after {count} release{'s' * (count > 1)}" if count else ": no release yet"
     return f"{facts['population']}: epsilon {float(left):g} of {facts['epsilon']:g} is left{after}"
 
 

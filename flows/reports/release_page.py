@@ -18,7 +18,7 @@ from dpca.artifacts.labels import LABELS, label, meaning, stated
 
 _WIDTH = 80
 _UNSAID = ("verdict", "seed", "probes", "explained_variance_ratio", "noise")
-_NO_GUARANTEE = "NOT PRIVATE: an exact result, which has no guarantee."
+_NO_GUARANTEE = "NOT PRIVATE: an exact result without a guarantee."
 
 
 def release_page(shown: Mapping[str, Any]) -> str:
@@ -69,7 +69,7 @@ def _terms(shown: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
     parameters = shown["manifest"].get("parameters") or {}
     facts = {name: shown.get(name) for name in ("mechanism", "clip_norm", "noise_multiplier")}
     facts["parameters"] = ", ".join(f"{name} {stated(value)}" for name, value in parameters.items()) or None
-    words = {"clip_norm": "largest norm of a record that counts", "noise_multiplier": "noise over sensitivity"}
+    words = {"clip_norm": "largest norm of a record", "noise_multiplier": "noise over sensitivity"}
     return {name: (stated(value), words.get(name, "")) for name, value in facts.items() if value is not None}
 
 
@@ -79,7 +79,7 @@ def _origin(shown: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
     facts = {
         "release": shown.get("release"),
         "digest": digest and f"sha256:{digest}",
-        "made from": manifest.get("parent") and f"sha256:{manifest['parent']}",
+        "derived from": manifest.get("parent") and f"sha256:{manifest['parent']}",
         "written by": version and f"dpca {version}",
     }
     return {name: (value, "") for name, value in facts.items() if value}

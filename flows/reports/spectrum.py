@@ -31,9 +31,7 @@ def top_loadings(artifact: PrivateSubspace, *, component: int, count: int = 12) 
         If the release has no such component.
     """
     if not 1 <= component <= artifact.n_components:
-        raise Invalid(
-            f"component {component} is none of the release's, 1 to {artifact.n_components}; name one of them."
-        )
+        raise Invalid(f"component {component} does not exist in this release; choose 1 to {artifact.n_components}.")
     loadings, names = artifact.components[component - 1], artifact.feature_names
     largest = np.argsort(-np.abs(loadings), kind="stable")[:count]
     return [
@@ -81,8 +79,8 @@ class Spectrum:
         values = artifact.eigenvalues if artifact.spectrum is None else artifact.spectrum
         if values is None:
             raise Invalid(
-                "this release has directions without eigenvalues, so there is no spectrum to show; use a mechanism "
-                "that releases a matrix, such as analyze_gauss"
+                "this release has directions without eigenvalues, so it has no spectrum; use a "
+                "mechanism that releases a matrix, such as analyze_gauss"
             )
         return cls(
             eigenvalues=tuple(values.tolist()),
@@ -134,18 +132,18 @@ class Spectrum:
 
     def _head(self) -> str:
         if self.noise_edge is None:
-            return "eigenvalues of the release, log scale; it does not say how far noise alone reaches"
+            return "eigenvalues of the release, log scale; the release states no noise floor"
         return (
-            "eigenvalues of the release, log scale; "
-            f"░ noise alone reaches {self.noise_edge:,.1f} less than once in 100 times"
+            f"eigenvalues of the release, log scale; ░ noise alone exceeds {self.noise_edge:,.1f} "
+            "less than once in 100 times"
         )
 
     def _foot(self) -> str:
-        has = f"● marks the {self.n_components} that the release has as {_components(self.n_components)}"
+        has = f"● marks the {self.n_components} released as {_components(self.n_components)}"
         above = self.above_noise
         if above is None:
             return has
-        return f"{above} of {len(self.eigenvalues)} stand{'s' * (above == 1)} above the noise; {has}"
+        return f"{above} of {len(self.eigenvalues)} {'is' if above == 1 else 'are'} above the noise; {has}"
 
 
 def _components(count: int) -> str:

@@ -170,7 +170,7 @@ def confirm(
     if yes:
         return
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        raise Refused(f"{before} and no terminal can confirm it ({question}); pass --yes to agree beforehand.")
+        raise Refused(f"{before}, but there is no terminal to confirm it ({question}); pass --yes to agree.")
     if not typer.confirm(question, err=True):
         raise Refused(f"not confirmed; {after}.")
 
@@ -232,13 +232,13 @@ def stream_line(facts: Mapping[str, Any]) -> str:
 
     ``facts`` are public, as `flows.releases.streams.open_stream` returns them.
     """
-    paid = f"{facts['ticks']} ticks of {facts['stream']!r} are paid for{_promise(facts)}, {facts['left']} to come"
+    paid = f"{facts['ticks']} ticks of {facts['stream']!r} are charged{_promise(facts)}, {facts['left']} remain"
     return f"{paid}; {_left(facts)}."
 
 
 def spending(cost: str, *, remaining: float, after: float) -> str:
     """Return a cost with what is left of the budget now and afterwards, as part of a question."""
-    return f"{cost}, of which epsilon {rounded_down(remaining)} is left now and {rounded_down(after)} after"
+    return f"{cost}, with epsilon {rounded_down(remaining)} left before and {rounded_down(after)} after"
 
 
 def rounded_down(epsilon: float) -> str:

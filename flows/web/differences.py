@@ -122,7 +122,7 @@ def difference_facts(workspace: Workspace, left: str, right: str) -> dict[str, A
     """
     (row, before), (other, after) = (load_version(workspace, *_numbered(text)) for text in (left, right))
     if before.kind != after.kind:
-        raise Absent(f"{left} is a {before.noun} and {right} a {after.noun}; only two of one kind are compared.")
+        raise Absent(f"{left} is a {before.noun} and {right} a {after.noun}; compare two releases of one kind.")
     match before, after:
         case PrivateSubspace(), PrivateSubspace():
             found = _of_subspaces(before, after)

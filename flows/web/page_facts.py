@@ -349,7 +349,7 @@ def population_at(connection: sa.Connection, address: str) -> str:
     for population in populations_in(connection):
         if address_of(population) == address:
             return population
-    raise Absent("No population of that name has a budget here.")
+    raise Absent("This ledger has no budget of that population.")
 
 
 def budget_page(workspace: Workspace, address: str) -> dict[str, Any]:

@@ -53,16 +53,16 @@ CSV = "text/csv; charset=utf-8"
 SVG = "image/svg+xml"
 STYLE = "static/style.css"
 _VERSION = rf"{NAME_PATTERN}@{VERSION_PATTERN}"
-_DOCTOR = "The operator finds the reason with dpca doctor on the machine of the ledger."
+_DOCTOR = "The operator finds the reason with dpca doctor on the ledger's machine."
 _TROUBLES: tuple[tuple[type[Exception], str, str], ...] = (
-    (NotFound, "Nothing of that name is here.", "Go back to the overview, which lists all there is."),
+    (NotFound, "There is nothing with that name here.", "Go back to the overview, which lists everything."),
     (
         Corrupt,
-        "What is stored for this page is damaged: it is not what was published, so nothing of it is shown.",
-        "The operator restores those files from a copy; dpca registry verify names them.",
+        "The stored data of this page are damaged: they differ from the published data, so the page is not shown.",
+        "The operator restores the files from a copy; dpca registry verify names them.",
     ),
-    (Refused, "The ledger is locked, and shows nothing until an operator has unlocked it.", _DOCTOR),
-    (Invalid, "What is stored for this page is of a version of dpca that this one cannot read.", _DOCTOR),
+    (Refused, "The ledger is locked, and shows nothing until an operator unlocks it.", _DOCTOR),
+    (Invalid, "The stored data of this page belong to a version of dpca that this server cannot read.", _DOCTOR),
     (Unavailable, "The storage cannot be read at the moment.", _DOCTOR),
 )
 
@@ -120,9 +120,9 @@ class Site:
             for kind, text, then in _TROUBLES:
                 if isinstance(error, kind):
                     return self.trouble(path, status=404 if kind is NotFound else 503, text=text, then=then)
-            return self.trouble(path, status=500, text="This page failed here.", then=_DOCTOR)
+            return self.trouble(path, status=500, text="The server failed at this page.", then=_DOCTOR)
 
-    def trouble(self, path: str, *, status: int, text: str, then: str = "The overview lists all there is.") -> Answer:
+    def trouble(self, path: str, *, status: int, text: str, then: str = "The overview lists everything.") -> Answer:
         """Return an error page, with one sentence on the reason and one on what to do."""
         return self.page(path, "trouble", {"status": status, "text": text, "then": then}, status=status)
 
@@ -305,7 +305,7 @@ def build_site(output: Path, *, tell: Callable[[int, int | None], None]) -> int:
         write_folder(output, files)
     except OSError as error:
         raise Unavailable(
-            f"output {output} cannot be written ({error.strerror}); nothing was; choose another place."
+            f"output {output} cannot be written ({error.strerror}); no file was written; choose another folder."
         ) from error
     return len(pages)
 
@@ -329,8 +329,8 @@ def _content(site: Site, path: str) -> bytes:
 
 def _failed(path: str) -> Corrupt:
     return Corrupt(
-        f"page {path} cannot be made, and a site is written whole or not at all; `dpca doctor` and `dpca registry "
-        "verify` find the reason."
+        f"page {path} cannot be written, so no page was written; `dpca doctor` and `dpca "
+        "registry verify` find the reason."
     )
 
 

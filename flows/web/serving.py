@@ -152,20 +152,22 @@ def read_token(path: Path | None) -> str | None:
             content, status = read_with_status(path, most=_LONGEST)  # mode and content are of one open file
             if status.st_mode & 0o077:
                 raise Refused(
-                    f"token file {path} has mode {stat.S_IMODE(status.st_mode):04o}, and must be a file that no other "
-                    f"user can read; run `chmod 600 {path}`."
+                    f"token file {path} has mode {stat.S_IMODE(status.st_mode):04o}, but must be a "
+                    f"file that no other user can read; run `chmod 600 {path}`."
                 )
             token = content.decode()
         except (Corrupt, IsADirectoryError):
-            raise Refused(f"token file {path} must be a file of one line; write random characters into one.") from None
+            raise Refused(f"token file {path} must be a file of one line; write random characters into it.") from None
         except OSError as error:
-            raise Invalid(f"token file {path} cannot be read ({error.strerror}); name one with --token-file.") from None
+            raise Invalid(
+                f"token file {path} cannot be read ({error.strerror}); name a readable one with --token-file."
+            ) from None
         except ValueError:
-            raise Invalid(f"token file {path} is no text; write one line of random characters into it.") from None
+            raise Invalid(f"token file {path} is not text; write one line of random characters into it.") from None
     if token is not None and (len(token.strip()) < _SHORTEST or not token.strip().isprintable()):
         raise Invalid(
-            f"the token has fewer than {_SHORTEST} characters, or some that are not printable; take a random one, such "
-            "as `openssl rand -hex 24` prints."
+            f"the token has fewer than {_SHORTEST} characters, or unprintable ones; use a random "
+            "token, such as from `openssl rand -hex 24`."
         )
     return None if token is None else token.strip()
 
@@ -223,10 +225,10 @@ class WebPages:
         if path == "login" and self._access.asks:
             return await self._log_in(request)
         if request.method not in ("GET", "HEAD"):
-            answer = self._site.trouble(path, status=405, text="This page only shows, and takes nothing.")
+            answer = self._site.trouble(path, status=405, text="This page is read-only.")
             return _response(answer, Allow="GET, HEAD")
         if not path.startswith("static/") and not self._access.admits(request):
-            return self._refusal(request, path, "This page asks for its token.")
+            return self._refusal(request, path, "This page requires a token.")
         if path == "compare":
             return self._compare(request)
         find, order = (request.query_params.get(part, "")[:_LONGEST_QUERY] for part in ("find", "order"))
@@ -234,10 +236,10 @@ class WebPages:
 
     async def _log_in(self, request: Request) -> Response:
         if request.method != "POST":
-            return self._login_page("login", status=200, text="This page asks for its token.")
+            return self._login_page("login", status=200, text="This page requires a token.")
         session = await self._access.session(request)
         if session is None:
-            return self._refusal(request, "login", "That is not the token.")
+            return self._refusal(request, "login", "Wrong token.")
         response = _sent_to("index.html")
         secure = request.scope["scheme"] == "https"
         response.set_cookie(COOKIE, session, httponly=True, samesite="strict", secure=secure, path="/")
@@ -264,7 +266,7 @@ class WebPages:
             if any(Reference.parse(reference).version is None for reference in pair):
                 raise ValueError(pair)
         except ValueError:
-            return _response(self._site.trouble("compare", status=404, text="There are no such two versions."))
+            return _response(self._site.trouble("compare", status=404, text="These two versions do not exist."))
         return _sent_to("/".join(["differences", *map(quote, pair)]) + ".html")
 
 
@@ -284,8 +286,8 @@ def serve_pages(*, host: str, port: int, token_file: Path | None, curator: bool,
     token, loopback = read_token(token_file), is_loopback(host)
     if not loopback and token is None:
         raise Refused(
-            f"host={host} is beyond loopback, where everybody who reaches the port would read these pages; set "
-            f"{VARIABLE}, or name a file of mode 0600 with --token-file."
+            f"host={host} is not loopback, so everyone who reaches the port could read these pages; "
+            f"set {VARIABLE}, or name a file of mode 0600 with --token-file."
         )
     at = bind(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
     ready(f"http://{address_of(at)}/")

@@ -57,7 +57,7 @@ def log_in(browser: Browser, address: str, token: str) -> Any:
     page.focus("#token")
     page.keyboard.type(token)
     page.keyboard.press("Enter")
-    page.wait_for_selector("h1:text('What is released')")
+    page.wait_for_selector("h1:text('Releases')")
     state = context.storage_state()
     context.close()
     return state

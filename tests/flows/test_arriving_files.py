@@ -143,8 +143,8 @@ def test_options_that_fit_no_file_end_the_run_in_one_line_and_all_files_wait_on(
     drop(inbox, "a.npy", seed=1)
     drop(inbox, "b.npy", seed=2)
     for wrong, reason in (
-        (IngestOptions(features=5), "do not fit any of the 2 files that wait, so none is set aside"),
-        (IngestOptions(format="parquet"), "do not fit any of the 2 files that wait"),
+        (IngestOptions(features=5), "do not fit any of the 2 waiting files, so none is set aside"),
+        (IngestOptions(format="parquet"), "do not fit any of the 2 waiting files"),
         (IngestOptions(dtype="float99"), "float99"),
     ):
         with pytest.raises(ValueError, match=reason) as refused:

@@ -136,7 +136,7 @@ def test_reading_commands_see_nothing_where_no_home_can_be(dpca: Command, monkey
         ("DPCA_WORKERS", "many", "DPCA_WORKERS='many' is refused"),
         ("DPCA_ALLOW_PLAINTEXT", "perhaps", "DPCA_ALLOW_PLAINTEXT='perhaps' is refused"),
         ("DPCA_CLUSTER", "somewhere", "DPCA_CLUSTER='somewhere' must be"),
-        ("DPCA_CLUSTER", "tcp://192.0.2.1:8786", "would send rows in clear text"),
+        ("DPCA_CLUSTER", "tcp://192.0.2.1:8786", "would send rows unencrypted"),
         ("DPCA_DATABASE_URL", "nonsense", "DPCA_DATABASE_URL is not usable"),
     ],
 )

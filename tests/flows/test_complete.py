@@ -92,7 +92,7 @@ def test_ratings_become_embeddings_with_which_a_user_predicts(user_file: Path, d
 def test_a_reference_is_to_be_had_by_insisting_alone_and_voids_the_budget(dpca: Command, user_file: Path) -> None:
     words = [word for word in (*COMPLETE, "--mechanism", "als") if word not in ("--epsilon", "--delta", "8", "1e-4")]
     assert "insist with --i-know-this-is-not-private" in dpca(*words).complaint(1)
-    assert "is private, and --i-know-this-is-not-private is for als" in dpca(
+    assert "is private, and --i-know-this-is-not-private is only for als" in dpca(
         *COMPLETE, "--i-know-this-is-not-private"
     ).complaint(1)
     insisted = (*words, "--i-know-this-is-not-private")
@@ -114,15 +114,15 @@ def test_a_dry_run_advises_and_auto_follows_the_advice(dpca: Command) -> None:
     best = next(iter(errors))
     assert errors[best] == min(errors.values())
     assert set(errors) == {"dpals", "item_means", "one_shot"}
-    assert shown["advice"].startswith(f"use {best}: with 1,000 users, 4 ratings of each")
-    assert "50% of its square to be explained by factors (assumed)" in shown["advice"]
+    assert shown["advice"].startswith(f"use {best}: with 1,000 users, each with 4 ratings")
+    assert "factors explain 50% of their variance (assumed)" in shown["advice"]
     declared = json.loads(dpca(*COMPLETE, "--dry-run", "--signal", "0.9").out)
-    assert "90% of its square to be explained by factors (declared)" in declared["advice"]
+    assert "factors explain 90% of their variance (declared)" in declared["advice"]
     assert declared["expected_errors"]["one_shot"] < errors["one_shot"]
     ended = json.loads(dpca(*COMPLETE, "--mechanism", "auto").out)
     assert json.loads(dpca("registry", "show", ended["artifact"], "--json").out)["mechanism"] == best
     assert json.loads(dpca(*COMPLETE, "--mechanism", "auto").out)["reused"]
-    assert "auto takes no settings" in dpca(*COMPLETE, "--mechanism", "auto", "--settings", "rounds=2").complaint(1)
+    assert "auto accepts no settings" in dpca(*COMPLETE, "--mechanism", "auto", "--settings", "rounds=2").complaint(1)
 
 
 @pytest.mark.usefixtures("films")
@@ -170,15 +170,15 @@ def test_records_of_several_rows_are_refused(dpca: Command, tmp_path: Path) -> N
     assert dpca(*words, "--unit-column", "who", "--direct").status == 0
     assert dpca("budget", "open", "many", "--epsilon", "10", "--delta", "1e-4").status == 0
     asked = [word if word != "films" else "many" for word in COMPLETE]
-    assert "may have several rows, and completion needs one row a user" in dpca(*asked).complaint(1)
+    assert "may have several rows, and completion needs one row for each user" in dpca(*asked).complaint(1)
 
 
 @pytest.mark.parametrize(
     ("text", "rule"),
     [
-        ("item,rating\nalien,much\n", "a rating that is no number"),
-        ("item,rating\nalien\n", "a rating that is no number"),
-        ("item,rating\n", "holds no rating"),
+        ("item,rating\nalien,much\n", "a rating that is not a number"),
+        ("item,rating\nalien\n", "a rating that is not a number"),
+        ("item,rating\n", "contains no rating"),
         ("", "no columns item and rating"),
         ("film,stars\nalien,5\n", "no columns item and rating"),
     ],

@@ -66,7 +66,7 @@ def test_documents_become_topics_with_their_words(dpca: Command, tmp_path: Path)
     shown = json.loads(dpca(*TOPICS, "--dry-run").out)
     assert (shown["model"], shown["components"], shown["words_at_most"], shown["fits"]) == ("topics", 2, 12, True)
     assert shown["room"] >= 2
-    assert shown["forecast"].startswith("there is room for the 2 components asked for")
+    assert shown["forecast"].startswith("the 2 requested components can be above the noise")
     report = json.loads(dpca(*TOPICS).out)
     assert (report["artifact"], report["private"]) == ("topics@1", True)
     assert (report["found"], report["spent"]) == (2, pytest.approx(4.0, abs=1e-2))
@@ -113,7 +113,7 @@ def test_room_follows_records_and_length_and_changes_no_release(dpca: Command) -
     short = json.loads(dpca(*TOPICS, "--dry-run", "--component-length", "0.02").out)
     assert "(declared)" in short["forecast"]
     assert (short["room"], shown["expected_eigenvalue"]) == (0, pytest.approx(2000 / 2 * 2 / 6, rel=1e-3))
-    assert short["forecast"].startswith("expect noise: there is room for no component")
+    assert short["forecast"].startswith("expect noise: no component can be above the noise")
     release = json.loads(dpca(*TOPICS).out)["release"]
     again = json.loads(dpca(*TOPICS, "--component-length", "0.02").out)
     assert (again["release"], again["reused"]) == (release, True)
@@ -152,7 +152,7 @@ def test_what_noise_hides_is_left_out_with_a_warning(dpca: Command) -> None:
     assert ended.status == 0, ended.err
     report = json.loads(ended.out)
     assert report["found"] < 5
-    assert "of the 5 components asked for" in " ".join(report["warnings"])
+    assert "of the 5 requested components" in " ".join(report["warnings"])
     assert dpca("tensor", "show", "topics").status == 0
 
 
@@ -231,4 +231,4 @@ def test_a_document_may_have_several_rows_and_a_point_may_not(
     ended = dpca(*asked)
     assert ended.status == status, ended.err
     if status:
-        assert "may have several rows, and a mixture needs one row a point" in ended.complaint(1)
+        assert "may have several rows, and a mixture needs one row for each point" in ended.complaint(1)

@@ -132,7 +132,7 @@ def test_private_rows_are_refused_with_the_real_cost(dpca: Command) -> None:
     complaint = dpca("completion", "tune", "films", *SIZE, *words).complaint(1)
     each = gaussian_noise_multiplier(epsilon=5.0, delta=1e-4)
     together = gaussian_epsilon(noise_multiplier=each / 12**0.5, delta=1e-4)
-    assert f"12 runs at epsilon 5 are 12 releases and cost epsilon {together:.3g} together" in complaint
+    assert f"12 runs at epsilon 5 are 12 releases and cost epsilon {together:.3g} in total" in complaint
     assert together > 20
 
 
@@ -143,7 +143,7 @@ def test_private_rows_are_refused_with_the_real_cost(dpca: Command) -> None:
         (("--mechanism", "als"), "mechanism='als' is unknown"),
         (("--try", "speed=1"), "has no setting 'speed'"),
         (("--try", "user_ridge"), "write --try KEY=V1,V2"),
-        (("--try", "user_ridge=1,2", "--draws", 150), "300 runs are more than 200"),
+        (("--try", "user_ridge=1,2", "--draws", 150), "300 runs exceed the limit of 200"),
     ],
 )
 def test_what_cannot_be_searched_is_refused_in_one_line(dpca: Command, words: tuple[object, ...], rule: str) -> None:

@@ -299,7 +299,7 @@ def test_servers_that_killed_commands_left_are_named() -> None:
 
 def test_a_misspelt_setting_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DPCA_CLUSTR", "local")
-    assert "DPCA_CLUSTR is read by nothing" in verdicts()["settings"].found
+    assert "DPCA_CLUSTR is not a setting" in verdicts()["settings"].found
 
 
 def test_a_version_that_stops_schedules_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -296,7 +296,9 @@ def test_a_flow_over_budget_ends_as_budget_exhausted(ready: Path, prefect: SyncP
     assert state.message == "The budget does not admit this release; nothing was charged."
     assert facts_of(ready) == before
     shown = {artifact.key: artifact for artifact in prefect.read_artifacts() if artifact.flow_run_id == run.id}
-    assert "Asked: epsilon 2.5 at delta 1e-06. Left for one release: epsilon 2 " in str(shown["refusal-people"].data)
+    assert "Requested: epsilon 2.5 at delta 1e-06. Left for one release: epsilon 2 " in str(
+        shown["refusal-people"].data
+    )
     assert shown["budget-people"].type == "table"
 
 

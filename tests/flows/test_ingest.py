@@ -459,7 +459,7 @@ def test_what_remains_is_listed_with_what_to_do_and_the_older_snapshots_are_remo
     assert "releases of visits: 1" in shown
     assert "spent budget stays spent" in shown
     assert str(tmp_path / "rows.csv") in shown
-    assert "backups made before" in shown
+    assert "earlier backups" in shown
     assert "dpca dataset remove visits --older --force" in shown
     assert "so removing it needs force" in dpca("dataset", "remove", "visits", "--older").complaint(1)
     spent = json.loads(dpca("budget", "show", "visits", "--json").out)["spent"]
@@ -474,7 +474,7 @@ def test_what_remains_is_listed_with_what_to_do_and_the_older_snapshots_are_remo
 def test_nothing_is_done_without_a_yes(home: Path, dpca: Command, tmp_path: Path) -> None:
     before = ingest(dpca, tmp_path, "unit_column")
     refused = dpca("dataset", "erase", "visits", "--unit", UNIT).complaint(1)
-    assert "no terminal can confirm it" in refused
+    assert "there is no terminal to confirm it" in refused
     assert "without 2 rows of this individual" in refused
     assert Workspace.read_only().catalog.current("visits").snapshot == before["snapshot"]
 

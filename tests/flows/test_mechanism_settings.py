@@ -119,6 +119,6 @@ def test_the_part_of_another_mechanism_is_refused_unless_it_is_empty() -> None:
     given: dict[str, Any] = {"dp_spca": {"steps": 50, "mu": None}, "noisy_power": {"iterations": None}, "dps_pca": None}
     assert SubspaceRequest(**asked, mechanism="dp_spca", settings=given).settings == {"steps": "50"}
     for mechanism in ("noisy_power", "auto"):
-        with pytest.raises(Invalid, match=f"settings of dp_spca are given and {mechanism} is asked for"):
+        with pytest.raises(Invalid, match=f"settings of dp_spca are given, but the mechanism is {mechanism}"):
             SubspaceRequest(**asked, mechanism=mechanism, settings=given)
     assert SubspaceRequest(**asked, settings={"form": "dense"}).settings == {"form": "dense"}

@@ -136,7 +136,7 @@ def test_what_cannot_be_evaluated_is_refused_in_one_line_and_nothing_is_charged(
         ((*EVALUATE, "--release", "--epsilon", "-1", "--yes"), 1, "epsilon=-1.0 must be greater than 0"),
         ((*EVALUATE, "--release", "--epsilon", "50", "--delta", "1e-6", "--yes"), 3, "nothing was charged"),
         ((*EVALUATE, "--release", "--epsilon", "1", "--delta", "0.5", "--yes"), 1, "smaller delta"),
-        ((*EVALUATE, "--release", "--epsilon", "1", "--settings", "rounds=2", "--yes"), 1, "takes no settings"),
+        ((*EVALUATE, "--release", "--epsilon", "1", "--settings", "rounds=2", "--yes"), 1, "has no setting"),
         ((*EVALUATE, "--release"), 2, "--epsilon"),
         ((*EVALUATE, "--epsilon", "1"), 2, "--release"),
         ((*EVALUATE, "--dry-run"), 2, "--release"),
@@ -147,7 +147,7 @@ def test_what_cannot_be_evaluated_is_refused_in_one_line_and_nothing_is_charged(
     wide = tmp_path / "wide.svm"
     wide.write_text("1 1:1 7:1\n" * 5)
     assert dpca("dataset", "ingest", wide, "--name", "wide", "--features", "7", "--direct").status == 0
-    assert "has 7 columns and sub@1 6" in dpca(*other, "wide").complaint(1)
+    assert "has 7 columns, but sub@1 has 6" in dpca(*other, "wide").complaint(1)
     assert "no budget" in dpca(*other, "wide", "--release", "--epsilon", "1", "--direct", "--yes").complaint(1)
     assert dpca("budget", "open", "wide", "--epsilon", "2", "--delta", "1e-6").status == 0
     assert "has 7 columns" in dpca(*other, "wide", "--release", "--epsilon", "1", "--direct", "--yes").complaint(1)
@@ -206,7 +206,7 @@ def test_another_number_of_components_is_free_and_exact(released: Path, dpca: Co
 
 def test_more_components_than_were_kept_are_refused(released: Path, dpca: Command) -> None:
     words = ("subspace", "refit", "sub@1", "--components", "7", "--publish", "other")
-    assert "kept 6 directions" in dpca(*words).complaint(1)
+    assert "contains 6 directions" in dpca(*words).complaint(1)
 
 
 DRAWN = ("--mechanism", "exponential", "--epsilon", "0.1", "--delta", "0", "--direct", "--yes", "--json")
@@ -282,9 +282,9 @@ def test_an_export_centres_as_the_artifact_does_and_names_the_features(
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        (("--clip-norm", "quantile:1.5"), "must be a number or quantile:Q"),
-        (("--clip-norm", "quantile:x"), "must be a number or quantile:Q"),
-        (("--clip-norm", "median"), "must be a number or quantile:Q"),
+        (("--clip-norm", "quantile:1.5"), "must be a number, or quantile:Q"),
+        (("--clip-norm", "quantile:x"), "must be a number, or quantile:Q"),
+        (("--clip-norm", "median"), "must be a number, or quantile:Q"),
         (("--clip-norm", "quantile:0.5", "--row-policy", "normalise"), "state a clip_norm"),
         (("--row-policy", "drop"), "row_policy='drop' is not one of clip, normalise; choose one of them"),
         (("--center", "median"), "center='median' is not one of none, private; choose one of them"),

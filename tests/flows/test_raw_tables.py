@@ -176,7 +176,7 @@ def test_a_bad_row_is_named_by_place_and_rule_and_never_shown(home: Path, dpca: 
         report = json.loads(ending.out)
         assert (report["records"], report["quarantined"]) == (4 * REPEATED, REPEATED)
         assert [kind["column"] for kind in report["quarantined_by"]] == [CENSUS.columns[at][0]]
-        assert ending.err.startswith("hint: by the schema no record has a norm above 1000.002")
+        assert ending.err.startswith("hint: the schema limits the norm of a record to 1000.002")
         assert "SECRET" not in Path(report["path"]).with_name(f"{report['snapshot']}.rejected.csv").read_text()
 
 

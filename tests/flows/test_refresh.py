@@ -71,7 +71,7 @@ def test_a_release_of_noise_is_held_with_a_notice(inbox: Path, hook: Webhook) ->
     drop(inbox, "tuesday.npy", seed=2)
     found = refresh(inbox, epsilon=1e-4)
     assert [made["decision"] for made in found["decisions"]] == ["held"]
-    assert found["decisions"][0]["reason"] == "no component stands above the noise"
+    assert found["decisions"][0]["reason"] == "no component is above the noise"
     assert champion() == 1
     assert hook.events()[-1] == "dpca.release.held"
     assert hook.told[-1]["artifact"] == f"{NAME}@2"
@@ -146,7 +146,7 @@ def test_paced_releases_take_equal_shares_with_alerts_until_all_are_made(inbox: 
     low = [told["percent_left"] for told in hook.told if told["event"] == "dpca.budget.low"]
     assert low == [50, 20, 5]
     drop(inbox, "last.npy", seed=9)
-    with pytest.raises(BudgetExhausted, match="all 4 releases that were to share"):
+    with pytest.raises(BudgetExhausted, match="all 4 planned releases of budget"):
         refresh(inbox, epsilon=None, releases=4)
     assert hook.events()[-1] == "dpca.release.refused"
     assert refresh(inbox, epsilon=None, releases=4)["decisions"] == []
@@ -156,23 +156,23 @@ def test_the_question_says_what_a_file_costs_and_what_is_left_now_and_after(inbo
     open_budget(8.0)
     asked = request()
     first = subject.question_of(asked, OPTIONS, releases=None)
-    assert first == "Spend budget 'people', of which epsilon 8 is left, on each file that arrived?"
+    assert first == "Spend budget 'people', with epsilon 8 left, on each arrived file?"
     drop(inbox, "monday.npy", seed=1)
     refresh(inbox)
-    left = r"of budget 'people', of which epsilon [\d.]+ is left now and [\d.]+ after the first\?"
-    one = r"Spend on each file that arrived epsilon 4 at delta 1e-06 "
+    left = r"of budget 'people', with epsilon [\d.]+ left before and [\d.]+ after the first\?"
+    one = r"Spend, for each arrived file, epsilon 4 at delta 1e-06 "
     assert re.fullmatch(one + left, subject.question_of(asked, OPTIONS, releases=None))
     shared = subject.question_of(dataclasses.replace(asked, epsilon=None), OPTIONS, releases=4)
-    assert re.fullmatch(r"Spend on each file that arrived epsilon [\d.]+ at delta 1e-06 " + left, shared)
+    assert re.fullmatch(r"Spend, for each arrived file, epsilon [\d.]+ at delta 1e-06 " + left, shared)
     refused = subject.question_of(dataclasses.replace(asked, epsilon=7.9), OPTIONS, releases=None)
-    assert refused.endswith("is left, on each file that arrived?")
+    assert refused.endswith("left, on each arrived file?")
     assert states() == ["committed"]
 
 
 def test_a_loop_needs_an_epsilon_or_a_number_of_releases(inbox: Path) -> None:
     open_budget()
     for epsilon, releases in ((None, None), (1.0, 5)):
-        with pytest.raises(ValueError, match="one of them says what a run spends"):
+        with pytest.raises(ValueError, match="both determine the charge of a run"):
             refresh(inbox, epsilon=epsilon, releases=releases)
 
 

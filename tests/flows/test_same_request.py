@@ -225,7 +225,7 @@ def test_what_a_restored_home_forgot_is_charged_again(ready: Path, dpca: Command
     assert "1 release is charged again" in accepted.err
     repeated = dpca("budget", "accept-restored", "--reason", "no answer came", "--yes", "--json")
     assert json.loads(repeated.out) == []
-    assert "it lacks no release, and what was charged again when it was accepted before, at 20" in repeated.err
+    assert "no release is missing, and the charges added when it was accepted before, at 20" in repeated.err
     shown = json.loads(dpca("budget", "show", "people", "--json").out)
     assert shown["spent"] == made["spent"]
     assert [item["release"] for item in shown["releases"]] == [made["release"]]

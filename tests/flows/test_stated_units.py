@@ -109,7 +109,7 @@ def test_every_place_states_the_guarantee_in_one_sentence(
     request = SubspaceRequest(
         dataset="visits", components=2, epsilon=0.5, delta=1e-7, clip_norm=2.0, publish="sub", run_key="another"
     )
-    assert judge_request(request).text.endswith(f" such runs fit. A run has {said}.")
+    assert judge_request(request).text.endswith(f" such runs fit. The guarantee of a run: {said}.")
     released = dpca(*FIT, "--yes")
     assert released.status == 0, released
     assert f"released sub@1 with {said}; " in released.out

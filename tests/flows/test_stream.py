@@ -167,7 +167,7 @@ class TestTicks:
 
         with drawn_keys():
             monkeypatch.setattr(atomic_files, "hook", sweep)
-            with pytest.raises(Unavailable, match="removed while it was used"):
+            with pytest.raises(Unavailable, match="removed while in use"):
                 tick("2026-11-01")
             monkeypatch.setattr(atomic_files, "hook", lambda reached: None)
             again = tick("2026-11-01")
@@ -216,7 +216,7 @@ class TestTicks:
         assert main(again) == 1  # a snapshot of a dataset keeps its columns
         assert main(["dataset", "remove", "people"]) == 0
         assert main(again) == 0
-        with pytest.raises(Exception, match="columns of 'people' are not those"):
+        with pytest.raises(Exception, match="columns of 'people' differ from those"):
             tick("2026-11-01")
 
     def test_of_other_individuals_are_refused(self, opened: Path) -> None:
@@ -228,7 +228,7 @@ class TestTicks:
         assert main(["dataset", "remove", "people"]) == 0
         assert main(again) == 0
         with pytest.raises(
-            Exception, match="individuals of 'people' are told by 'unit' now, and the stream was opened"
+            Exception, match="individuals of 'people' are identified by 'unit', but the stream was opened"
         ):
             tick("2026-11-01")
 
@@ -308,7 +308,7 @@ class TestCommands:
         assert offered["epsilon"] == priced["epsilon"]
         asked = offer_extension("nightly", ticks=40).question
         assert asked.startswith("Spend once, for 20 ticks of 'nightly', epsilon ")
-        assert re.search(r"of budget 'people', of which epsilon [\d.]+ is left now and [\d.]+ after\?$", asked)
+        assert re.search(r"of budget 'people', with epsilon [\d.]+ left before and [\d.]+ after\?$", asked)
         assert offered["spent_after"] == pytest.approx(priced["in_all"], rel=1e-12)  # charges are rounded up one by one
         extended = json.loads(dpca("stream", "extend", "nightly", "--ticks", "40", "--yes", "--json").out)
         assert (extended["ticks"], extended["spent"]) == (40, offered["spent_after"])
@@ -348,8 +348,8 @@ class TestCommands:
             (("--population", "others"), "belongs to population 'people'"),
             (("--strategy", "sqrt"), "needs a number of ticks"),
             (("--strategy", "decay"), "needs --window or --half-life"),
-            (("--window", "7", "--half-life", "3"), "two estimates"),
-            (("--instalment", "3"), "charged by them"),
+            (("--window", "7", "--half-life", "3"), "two different estimates"),
+            (("--instalment", "3"), "whose charge depends on them"),
             (("--epsilon", "9", "--ticks", "3", "--yes"), "nothing was charged"),
         ],
     )

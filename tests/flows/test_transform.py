@@ -313,7 +313,7 @@ def test_rows_without_ids_give_scores_alone_and_a_column_that_is_not_there_is_re
     assert dpca("transform", "map", tmp_path / "rows.npy", "--output", output).status == 0
     assert pq.read_table(output).column_names == ["component0", "component1", "component2"]
     words = ("--output", output, "--id-column", "who")
-    assert "npy has no columns" in dpca("transform", "map", tmp_path / "rows.npy", *words).complaint(1)
+    assert "npy files have no columns" in dpca("transform", "map", tmp_path / "rows.npy", *words).complaint(1)
     source = write(tmp_path / "rows.csv", ROWS, NAMES)
     assert "no column 'who'" in dpca("transform", "map", source, *words).complaint(1)
 
@@ -369,7 +369,7 @@ def test_columns_without_names_are_shown_by_number(dpca: Command, home: Path) ->
 
 def test_a_release_without_components_says_so(dpca: Command, home: Path) -> None:
     publish(home, components=None, weights=None)
-    assert "the noise left no component" in dpca("tensor", "show", "topics").out
+    assert "no component is above the noise" in dpca("tensor", "show", "topics").out
     np.save(home / "rows.npy", np.ones((1, 4)))
     refused = dpca("transform", "topics", home / "rows.npy", "--output", home / "weights.npy")
     assert "no component, since noise hid all" in refused.complaint(1)

@@ -196,7 +196,7 @@ def test_without_the_authoritys_certificate_nobody_joins(encrypted: str, tmp_pat
     stranger = issue(tmp_path / "theirs")
     with (
         dask.config.set({"distributed.comm.timeouts.connect": "2s"}),
-        pytest.raises(Unavailable, match="does not take this certificate"),
+        pytest.raises(Unavailable, match="rejects this certificate"),
         connect(encrypted, under_tls(encrypted, stranger)),
     ):
         pass
@@ -213,7 +213,7 @@ def test_a_missing_or_unreadable_certificate_is_named_before_anything_starts(
     files: Files, missing: str, tmp_path: Path
 ) -> None:
     whole: dict[str, Any] = {"tls_ca": files.ca, "tls_cert": files.cert, "tls_key": files.key}
-    for path, complaint in ((None, "is not set; set DPCA_TLS_CA"), (tmp_path / "none.pem", "is no file that can be")):
+    for path, complaint in ((None, "is not set; set DPCA_TLS_CA"), (tmp_path / "none.pem", "is not a readable file")):
         settings = Settings(cluster="tls://scheduler.example:8786", **{**whole, missing: path})
         with pytest.raises(InvalidInput, match=rf"{missing.upper().replace('TLS', 'DPCA_TLS')}.*{complaint}"):
             check_address(settings)
@@ -226,7 +226,7 @@ def test_files_that_are_no_certificate_and_its_key_are_refused_before_anything_s
     whole: dict[str, Any] = {"tls_ca": files.ca, "tls_cert": files.cert, "tls_key": files.key}
     (tmp_path / "junk").write_text("junk")
     for path in (tmp_path / "junk", *([issue(tmp_path / "others").key] if wrong == "tls_key" else [])):
-        with pytest.raises(InvalidInput, match=r"must name, in PEM, .*; give three files that belong together"):
+        with pytest.raises(InvalidInput, match=r"must be PEM files: .*; give three matching files"):
             check_address(Settings(cluster="tls://scheduler.example:8786", **{**whole, wrong: path}))
 
 
@@ -319,4 +319,4 @@ def test_the_dashboard_of_a_cluster_is_shown_once_at_a_terminal_alone(
     client: Any = _Shown(link)
     subject._show_dashboard(client)
     subject._show_dashboard(client)
-    assert said == [f"the cluster shows its work at {link}"] * told
+    assert said == [f"progress of the cluster: {link}"] * told

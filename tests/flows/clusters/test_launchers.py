@@ -154,7 +154,7 @@ def test_slurm_uses_the_certificate_where_there_is_one(files: Files) -> None:
 @pytest.mark.usefixtures("installed")
 @pytest.mark.parametrize("kind", ["kubernetes", "slurm"])
 def test_a_launched_cluster_in_clear_text_is_refused(kind: str) -> None:
-    with pytest.raises(Refused, match=r"clear text; .*DPCA_ALLOW_PLAINTEXT"):
+    with pytest.raises(Refused, match=r"unencrypted; .*DPCA_ALLOW_PLAINTEXT"):
         check_address(Settings(cluster=kind))
 
 

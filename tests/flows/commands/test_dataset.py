@@ -259,7 +259,7 @@ def test_a_check_of_right_tables_ends_well_and_names_the_file_where_there_are_se
 
 
 def test_the_help_of_a_check_warns_that_its_output_describes_rows(dpca: Command) -> None:
-    assert "describe rows" in " ".join(dpca("schema", "check", "--help").out.split())
+    assert "depend on rows" in " ".join(dpca("schema", "check", "--help").out.split())
 
 
 @pytest.mark.parametrize(

@@ -31,9 +31,9 @@ def test_show_draws_the_loadings_of_a_component_in_a_theme(dpca: Command, tmp_pa
     assert "<title>Component 1: " in picture
     assert f"fill: {theme_of('dark').ground}" in picture
     asked = ("registry", "show", "sub@1", "--plot", tmp_path / "other.svg")
-    assert "component 99 is none of the release's" in dpca(*asked, "--component", "99").complaint(1)
+    assert "component 99 does not exist in this release" in dpca(*asked, "--component", "99").complaint(1)
     assert "'sepia' is unknown" in dpca(*asked, "--theme", "sepia").complaint(1)
-    assert "name a file with --plot" in dpca("registry", "show", "sub@1", "--component", "1").complaint(2)
+    assert "name its file with --plot" in dpca("registry", "show", "sub@1", "--component", "1").complaint(2)
     assert not (tmp_path / "other.svg").exists()
 
 
@@ -113,7 +113,7 @@ def test_an_operator_is_told_what_is_missing_in_one_line(dpca: Command, signed: 
     assert dpca("registry", "root", "new-key", "--out", other).status == 0
     assert "fewer of them were given" in dpca("registry", "root", "update", "--key", other).complaint(1)
     threshold = dpca("registry", "root", "init", "--out", tmp_path / "third.key", "--threshold", "2")
-    assert "must be 1 to 1" in threshold.complaint(1)
+    assert "must be from 1 to 1" in threshold.complaint(1)
     missing = dpca("registry", "root", "update", "--key", tmp_path / "missing.key")
     assert "cannot be read" in missing.complaint(1)
     assert signed.exists()

@@ -217,24 +217,24 @@ def test_it_shows_the_parameters_that_were_changed() -> None:
 @pytest.mark.parametrize(
     ("changed", "error", "message"),
     [
-        ({"epsilon": None}, InvalidInput, "epsilon=None and delta=1e-06 promise nothing; state both"),
-        ({"delta": None}, InvalidInput, "epsilon=2.0 and delta=None promise nothing; state both"),
+        ({"epsilon": None}, InvalidInput, "epsilon=None and delta=1e-06 guarantee nothing; state both"),
+        ({"delta": None}, InvalidInput, "epsilon=2.0 and delta=None guarantee nothing; state both"),
         ({"epsilon": 0.0}, Invalid, "epsilon=0.0 must be greater than 0"),
-        ({"clip_norm": None}, InvalidInput, "state a public bound, which is a norm that rows have by their kind"),
+        ({"clip_norm": None}, InvalidInput, "state a public bound on their norm, not one measured on them"),
         ({"clip_norm": 0.0}, InvalidInput, "clip_norm"),
         ({"n_components": 5}, InvalidInput, "below n_features=5"),
         ({"n_components": 0.9}, InvalidInput, "n_components=0.9 must be a whole number, or 'auto'"),
         ({"n_components": None}, InvalidInput, "n_components=None must be a whole number, or 'auto'"),
         ({"delta": 0.01}, Refused, "is not below 1/records_at_most"),
         ({"records_at_most": 10}, Invalid, "more rows than records_at_most=10"),
-        ({"relation": "replace_one"}, Invalid, "the budget is of 'add_remove'"),
+        ({"relation": "replace_one"}, Invalid, "differs from the budget's relation 'add_remove'"),
         ({"mechanism": "nothing"}, Invalid, "is not one of auto"),
         ({"mechanism": "non_private"}, Refused, "not private"),
         ({"budget": "patients"}, Invalid, "pass an InMemoryBudget, or"),
         ({"slot": ""}, InvalidInput, "slot='' must be printable text"),
         ({"slot": "a\nb"}, InvalidInput, "must be printable text"),
         ({"slot": 3}, InvalidInput, "slot=3 must be printable text"),
-        ({"slot": "a" * 101}, InvalidInput, "slot has 101 characters, and at most 100"),
+        ({"slot": "a" * 101}, InvalidInput, "slot has 101 characters, but at most 100"),
     ],
     ids=lambda value: "-".join(f"{name}={held}" for name, held in value.items()) if isinstance(value, dict) else "",
 )
@@ -366,11 +366,11 @@ def test_users_in_chunks_are_folded_in_chunk_by_chunk() -> None:
 @pytest.mark.parametrize(
     ("changed", "error", "message"),
     [
-        ({"ratings_between": None}, InvalidInput, "ratings_between=None bounds no rating; state the range"),
+        ({"ratings_between": None}, InvalidInput, "ratings_between=None sets no bound on ratings; state the range"),
         ({"ratings_between": (5, 1)}, InvalidInput, "must be a range"),
-        ({"ratings_per_user": None}, InvalidInput, "ratings_per_user=None bounds no user; state how many"),
+        ({"ratings_per_user": None}, InvalidInput, "ratings_per_user=None sets no bound for users; state the maximum"),
         ({"ratings_per_user": 2.5}, InvalidInput, "ratings_per_user=2.5 must be a whole number"),
-        ({"epsilon": None}, InvalidInput, "promise nothing; state both"),
+        ({"epsilon": None}, InvalidInput, "guarantee nothing; state both"),
         ({"n_components": 12}, InvalidInput, "below the 12 items"),
         ({"mechanism": "als"}, Refused, "not private"),
         ({"delta": 0.01}, Refused, "is not below 1/records_at_most"),
@@ -396,7 +396,7 @@ def test_it_is_cloned_pickled_and_refuses_what_it_was_not_fitted_to() -> None:
         model_of_factorization().predict(SPARSE)
     with pytest.raises(ValueError, match="is expecting 12 features"):
         fitted.transform(SPARSE[:, :5])
-    with pytest.raises(InvalidInput, match="3 factors a user; the release has 2"):
+    with pytest.raises(InvalidInput, match="3 factors for each user, but the release has 2"):
         fitted.inverse_transform(np.ones((1, 3)))
 
 
@@ -418,7 +418,9 @@ LAYOUTS: dict[str, Any] = {
 @pytest.mark.parametrize(("rule", "merged"), [("last", 0.0), ("mean", 2.0), ("sum", 6.0)])
 def test_several_ratings_of_one_item_are_refused_unless_a_rule_is_passed(layout: str, rule: str, merged: float) -> None:
     table = LAYOUTS[layout]
-    with pytest.raises(InvalidInput, match="X holds two ratings of one user and item; drop one, or pass duplicates="):
+    with pytest.raises(
+        InvalidInput, match="X contains two ratings of one user and item; drop one, or pass duplicates="
+    ):
         model_of_factorization().fit(table)
     found = Entries(missing=True, duplicates=rule).check(table)
     assert (found.data.tolist(), found.indices.tolist(), found.indptr.tolist()) == ([merged, 3.0], [1, 0], [0, 1, 2])

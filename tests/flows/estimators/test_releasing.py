@@ -215,10 +215,10 @@ def test_a_slot_that_an_operator_gave_up_is_refused(budget: PopulationBudget) ->
             model(slot="night", budget=budget).fit(ROWS)
     (release,) = budget.statement().releases
     budget.workspace.catalog.remove(budget.dataset, force=True)
-    with pytest.raises(errors.Refused, match=f"removed; give it up with `dpca budget abandon {release.id}`"):
+    with pytest.raises(errors.Refused, match=f"removed; end it with `dpca budget abandon {release.id}`"):
         model(slot="night", budget=budget).fit(ROWS)
     budget.workspace.ledger.abandon(release.id)
-    with pytest.raises(errors.Refused, match="slot 'night' is abandoned: an operator gave it up"):
+    with pytest.raises(errors.Refused, match="slot 'night' is abandoned by an operator"):
         model(slot="night", budget=budget).fit(ROWS)
 
 
@@ -313,7 +313,7 @@ def test_what_is_refused_stores_no_row(budget: PopulationBudget) -> None:
 
 @pytest.mark.parametrize(
     ("name", "said"),
-    [("", "column 1 has no name"), ("a\nb", "each name is one line"), ("a\r", "each name is one line")],
+    [("", "column 1 has no name"), ("a\nb", "a name is one line"), ("a\r", "a name is one line")],
 )
 def test_names_that_are_not_one_line_are_refused_before_a_charge(
     budget: PopulationBudget, name: str, said: str

@@ -119,7 +119,7 @@ def test_a_terminal_asks_whether_noise_is_wanted(
     dpca(*WORDS, "--direct")
     assert len(asked) == 1
     assert asked[0].startswith("Expect noise: ")
-    assert ". Still spend epsilon 0.1 at delta 0 of budget 'people', of which epsilon " in asked[0]
+    assert ". Despite this, spend epsilon 0.1 at delta 0 of budget 'people', with epsilon " in asked[0]
     assert len(releases()) == made
 
 
@@ -128,7 +128,7 @@ def test_a_release_that_can_show_something_is_asked_for_as_before() -> None:
     seen = preview(SubspaceRequest(**{**NOISY, "epsilon": 2.9, "mechanism": "wishart"}))
     left = rounded_down(seen.remaining), rounded_down(seen.remaining_after)
     assert seen.question == (
-        f"Spend epsilon 2.9 at delta 0 of budget 'people', of which epsilon {left[0]} is left now and {left[1]} after?"
+        f"Spend epsilon 2.9 at delta 0 of budget 'people', with epsilon {left[0]} left before and {left[1]} after?"
     )
     assert 0.0 < seen.remaining_after < seen.remaining
 
@@ -157,10 +157,10 @@ def subspace(*columns: int, above: int | None = 2, features: int = 6, **others: 
 @pytest.mark.parametrize(
     ("candidate", "champion", "reason"),
     [
-        (subspace(0, 1, above=0), None, "no component stands above the noise"),
-        (subspace(0, 1, failed=True), subspace(0, 1), "no component stands above the noise"),
-        (subspace(0, 1, above=None), None, "nothing in the release tells"),
-        (subspace(0, 1), subspace(0, 1, features=7), "the columns are not those"),
+        (subspace(0, 1, above=0), None, "no component is above the noise"),
+        (subspace(0, 1, failed=True), subspace(0, 1), "no component is above the noise"),
+        (subspace(0, 1, above=None), None, "the release does not state which components"),
+        (subspace(0, 1), subspace(0, 1, features=7), "the columns differ from those"),
         (subspace(2, 3), subspace(0, 1), "drift 1 is above 0.5"),
         (subspace(2, 1, 0, above=3), subspace(0, 3, 4, 5, above=4), "drift 0.75 is above 0.5"),
     ],
@@ -280,7 +280,7 @@ def test_without_its_matrix_an_artifact_gives_eb_with_a_warning_and_no_more(dpca
     assert found.matrix is None
     assert found.leading is not None
     words = ("subspace", "refit", "sub", "--components", "3", "--publish", "other")
-    assert "did not keep" in dpca(*words, "--refine", "all").complaint(1)
+    assert "does not contain" in dpca(*words, "--refine", "all").complaint(1)
     assert dpca(*words, "--refine", "eb").status == 0
     assert "without the matrix" in Registry.open().load("other@1").manifest["warnings"][-1]
 
@@ -300,7 +300,7 @@ def test_an_artifact_of_a_version_that_knew_no_refinement_gives_eb_from_its_pair
     assert made.outcome["noise_std"] == pytest.approx(found.outcome["noise_std"], rel=1e-9)
     assert made.outcome["above_noise"] == found.outcome["above_noise"]
     assert made.outcome["captured_low"] is None
-    assert "refined from the 24 pairs that were kept, without the matrix" in made.manifest["warnings"][-1]
+    assert "refined from the 24 stored eigenpairs, without the matrix" in made.manifest["warnings"][-1]
     assert restate_subspace(old, n_components=2, parent="x").refined_by == "none"
 
 

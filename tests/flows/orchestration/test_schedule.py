@@ -367,7 +367,7 @@ def test_a_server_takes_typed_settings_and_text_of_before_and_refuses_the_rest(
         (
             {"epsilonn": 1.0},
             "Failed",
-            "fit-subspace has no parameter epsilonn (did you mean epsilon?); it has dataset, publish, epsilon, ",
+            "fit-subspace has no parameter epsilonn (did you mean epsilon?); its parameters are dataset, publish, epsilon, ",
         ),
         ({"dataset": "vists"}, "Refused", "The request was refused because of dataset='vists'; correct it."),
         ({"clip_norm": "quantile:2"}, "Refused", "clip_norm='quantile:2'"),
@@ -426,13 +426,13 @@ def test_a_dry_run_ends_in_its_verdict_and_charges_nothing(
     fitting = _ledger().runs_that_fit("people", epsilon=0.5, delta=1e-6)
     assert admitted.state.message == (
         "Admitted: a run is charged epsilon 0.5 at delta 1e-06 of budget people; "
-        f"epsilon 2 is left of it for one release; {fitting} such runs fit. "
-        "A run has (0.5, 1e-6)-differential privacy when one row is added or removed."
+        f"the budget has epsilon 2 left for one release; {fitting} such runs fit. "
+        "The guarantee of a run: (0.5, 1e-6)-differential privacy when one row is added or removed."
     )
     refused = _run_of_deployment_notes(prefect, deployment, dry_run=True, epsilon=2.5)
     assert refused.state is not None
     assert (refused.state.type.value, refused.state.name) == ("COMPLETED", "NotAdmitted")
-    assert "Refused: a run asks for epsilon 2.5 at delta 1e-06 of budget people" in str(refused.state.message)
+    assert "Refused: a run requests epsilon 2.5 at delta 1e-06 of budget people" in str(refused.state.message)
     (card,) = (item for item in prefect.read_artifacts() if item.flow_run_id == refused.id)
     assert (card.key, str(refused.state.message) in str(card.data)) == ("dry-run-sub", True)
     assert facts_of(ready) == before
@@ -466,8 +466,10 @@ def test_form_and_description_tell_what_the_next_run_may_do_after_each_release_r
     left = _ledger().statement("people").remaining
     assert [state for state, _ in notes] == ["Completed", "Admitted", "Completed", "BudgetExhausted"]
     assert notes[0][1] == notes[1][1]
-    assert notes[0][1].startswith("Admitted: a run is charged epsilon 0.5 at delta 1e-06 of budget people; epsilon 1.9")
-    expected = f"a run asks for epsilon 0.5 at delta 1e-06 of budget people, and epsilon {left:.6g} is left of it"
+    assert notes[0][1].startswith(
+        "Admitted: a run is charged epsilon 0.5 at delta 1e-06 of budget people; the budget has epsilon 1.9"
+    )
+    expected = f"a run requests epsilon 0.5 at delta 1e-06 of budget people, and the budget has epsilon {left:.6g} left"
     assert notes[2][1] == notes[3][1] == f"Refused: {expected} for one release; nothing would be charged."
 
 
@@ -493,7 +495,7 @@ def test_a_dry_run_of_the_loop_tells_the_share_of_its_next_release(ready: Path, 
     assert (state.name, state.message) == (
         "Admitted",
         f"Admitted: a run is charged epsilon {share:g} at delta 1e-06 of budget people; "
-        "epsilon 2 is left of it for one release; 4 such runs fit. A run has "
+        "the budget has epsilon 2 left for one release; 4 such runs fit. The guarantee of a run: "
         f"{privacy_statement(epsilon=share, delta=1e-6, relation='add_remove', unit=PrivacyUnit())}.",
     )
     for others, name in (({"epsilon": 3.0}, "NotAdmitted"), ({}, "Refused")):

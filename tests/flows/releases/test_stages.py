@@ -177,7 +177,7 @@ def test_a_thread_of_the_cluster_tells_terminal_display_and_log_in_the_context_o
         ("summing partitions", ""),
         ("summing partitions", "1 of 2"),
         ("summing partitions", "2 of 2"),
-        ("adding noise, and what follows from the sum", ""),
+        ("adding noise and post-processing", ""),
     ]
     assert shown == [(1, 2), (2, 2)]
     assert logged == [("summed", {"partitions": 2})]

@@ -75,17 +75,17 @@ def test_what_costs_too_much_is_refused_before_it_is_priced(
     event = dict(COSTLY[costly])
     stated = {name: asked[name] for name in ("population", "epsilon", "delta")}
     for route, facts in {"quote": stated, "reserve": asked}.items():
-        with pytest.raises(Invalid, match="a remote ledger takes") as refused:
+        with pytest.raises(Invalid, match="a remote ledger accepts") as refused:
             apart.ask(route, **facts | {"event": event})
         assert "\n" not in str(refused.value)
         assert len(str(refused.value)) < 300
-    with pytest.raises(Invalid, match="a remote ledger takes"):  # not even for an existing run key
+    with pytest.raises(Invalid, match="a remote ledger accepts"):  # not even for an existing run key
         apart.ask("reserve", **begun | {"event": event})
     assert (apart.told(), apart.journal()) == before
 
 
 def test_a_delta_that_no_search_reaches_is_refused(apart: Apart, asked: dict[str, Any]) -> None:
-    with pytest.raises(Invalid, match=r"^delta: .* takes at least"):
+    with pytest.raises(Invalid, match=r"^delta is .* accepts at least"):
         apart.ask("quote", population=PEOPLE, event=asked["event"], epsilon=1.0, delta=5e-324)
 
 

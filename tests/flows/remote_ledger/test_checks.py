@@ -87,7 +87,7 @@ def test_a_field_that_says_something_else_is_refused(field: str) -> None:
     stored: dict[str, Any] = {**asked.request}
     plan = {**stored["plan"], "problem": {**stored["plan"]["problem"], **problem}}
     forged = asked.model_copy(update={"request": {**stored, **change, "plan": plan}})
-    with pytest.raises(Refused, match=f"states another {field} than follows"):
+    with pytest.raises(Refused, match=f"states another {field} than its dataset, budget and charge imply"):
         check_request(ENTRY, BUDGET, forged)
 
 
@@ -107,7 +107,9 @@ def test_a_field_that_says_something_else_is_refused(field: str) -> None:
 )
 def test_what_cannot_be_read_is_refused_in_a_line(change: dict[str, Any]) -> None:
     asked = reservation(SubspaceRequest(**SUBSPACES))
-    with pytest.raises((Invalid, Refused), match=r"cannot be read here|^(components|mechanism)=.* must be [^\n]*$"):
+    with pytest.raises(
+        (Invalid, Refused), match=r"cannot read the stored request|^(components|mechanism)=.* must be [^\n]*$"
+    ):
         check_request(ENTRY, BUDGET, asked.model_copy(update={"request": {**asked.request, **change}}))
 
 
@@ -124,7 +126,7 @@ def test_evaluations_are_refused_unread() -> None:
         if name in served:
             check_family({"family": name})
         else:
-            with pytest.raises(Refused, match="evaluations act where the ledger runs"):
+            with pytest.raises(Refused, match="evaluations on the ledger's machine"):
                 check_family({"family": name})
     strangers: tuple[Any, ...] = (None, [], "unheard of")
     for none in strangers:

@@ -173,7 +173,7 @@ def test_a_price_gives_way_when_others_wait_and_has_had_its_share(
         attack = pool.submit(quote, service, HOSTILE[0], long(0.0))
         time.sleep(0.2)
         quote(service, "honest", short(0.0))
-        with pytest.raises(Refused, match="others wait"):
+        with pytest.raises(Refused, match="other requests wait"):
             attack.result()
 
 

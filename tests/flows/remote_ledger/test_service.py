@@ -88,7 +88,9 @@ def test_a_release_is_charged_for_what_it_states(apart: Apart, asked: dict[str, 
     for event in (events.approximate(0.0, 0.0), events.composed(asked["event"], events.approximate(0.0, 0.0))):
         assert "is charged nothing" in str(refusal(apart, "reserve", **asked | {"event": dict(event)}))
     for cheap in (events.gaussian(50.0), events.approximate(1e-300, 0.0)):
-        assert "what is charged is what is stated" in str(refusal(apart, "reserve", **asked | {"event": dict(cheap)}))
+        assert "the charge must equal the stated epsilon" in str(
+            refusal(apart, "reserve", **asked | {"event": dict(cheap)})
+        )
     plan = asked["request"]["plan"] | {"printed": True}
     for other in (events.gaussian(50.0), events.approximate(0.0, 0.0), asked["event"]):
         refusal(apart, "reserve", **asked | {"event": dict(other), "request": asked["request"] | {"plan": plan}})
@@ -115,7 +117,9 @@ def test_an_artifact_must_be_there_and_be_the_release_s(apart: Apart, asked: dic
     found = refusal(apart, "publish", release=other, name="sub", artifact=digest, made=None)
     assert "states another release" in str(found)
     plain = write_artifact(read_artifact(workspace.store, digest).refit(1, parent="0" * 64), home=workspace.home)
-    assert "is not made of" in str(refusal(apart, "publish", release=release, name="a", artifact=digest, made=plain))
+    assert "is not derived from" in str(
+        refusal(apart, "publish", release=release, name="a", artifact=digest, made=plain)
+    )
     assert apart.ask("publish", release=release, name="sub", artifact=digest, made=None) == 1
     assert apart.ask("publish", release=release, name="sub", artifact=digest, made=None) == 1
     assert isinstance(refusal(apart, "key", release=release), Finished)
@@ -232,7 +236,7 @@ def test_nobody_is_told_of_the_releases_of_others(apart: Apart, asked: dict[str,
         found = refusal(apart, route, by="others", release=release, **more)
         assert str(found).replace(release, "0" * 32) == unknown
     for route in ("budget", "statement", "history"):
-        assert "none of those" in str(refusal(apart, route, by="others", population=PEOPLE))
+        assert "has no access" in str(refusal(apart, route, by="others", population=PEOPLE))
         assert str(refusal(apart, route, population="nobody")).replace("nobody", PEOPLE) == str(
             refusal(apart, route, by="others", population=PEOPLE)
         )
@@ -389,8 +393,8 @@ def test_a_configuration_names_its_clients(tmp_path: Path) -> None:
         ({"clients": [CLIENT | {"populations": "people"}]}, "clients.0.populations of .* valid frozenset"),
         ({"clients": [CLIENT | {"name": ""}]}, "clients.0.name of .* at least 1 character"),
         ({"clients": [CLIENT | {"spends": True}]}, "clients.0.spends of .* not permitted"),
-        ({"clients": [CLIENT, CLIENT | {"certificate": "reader.pem"}]}, "have one name"),
-        ({"clients": [CLIENT, CLIENT | {"name": "another"}]}, "have one key"),
+        ({"clients": [CLIENT, CLIENT | {"certificate": "reader.pem"}]}, "have the same name"),
+        ({"clients": [CLIENT, CLIENT | {"name": "another"}]}, "have the same key"),
         ({"clients": [CLIENT | {"certificate": "none.pem"}]}, "one certificate in PEM"),
         ({"more": 1}, "more of .* not permitted"),
         ({"listen": 8790}, "listen of .* valid string"),

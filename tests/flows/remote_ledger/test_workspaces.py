@@ -162,7 +162,7 @@ def test_doctor_asks_the_ledger_who_it_is(
     told = [found[check] for check in ("ledger", "certificate", "ledger's version", "clock")]
     assert [finding.verdict for finding in told] == ["ok"] * 4
     assert told[0].found.startswith(f"{served.address} answers, ledger ")
-    assert told[1].found.startswith(f"reader of {PEOPLE}; ours ends in 36")
+    assert told[1].found.startswith(f"reader of {PEOPLE}; this certificate expires in 36")
     assert not {"database", "keys", "witness", "registry"} & set(found)
     monkeypatch.setattr(remote_workspace, "version", lambda _: "0.0.1")
     monkeypatch.setattr(remote_workspace, "days_left", lambda _: 3.0)
@@ -282,7 +282,7 @@ def test_steps_that_a_crash_left_are_removed_when_their_release_ended(apart: Apa
 def test_a_release_without_privacy_is_not_made_here(apart: Apart, dpca: Command) -> None:
     words = [word for word in FIT if word not in ("--epsilon", "1", "--delta", "1e-6")]
     line = dpca(*words, "--mechanism", "non_private", "--i-know-this-is-not-private", "--direct", "--yes").complaint(1)
-    assert "made where the ledger runs" in line
+    assert "a remote ledger does not accept it" in line
     assert apart.ledger.statement(PEOPLE).releases == ()
 
 
@@ -322,7 +322,7 @@ def test_refusals_are_raised_as_they_were_with_their_line() -> None:
         with pytest.raises(kind, match=r"^what, why, next\.$") as raised:
             caller.refuse(409, said)
         assert type(raised.value) is kind
-    with pytest.raises(Refused, match="its log tells of what kind"):
+    with pytest.raises(Refused, match="its log names the kind of failure"):
         caller.refuse(500, None)
     with pytest.raises(Refused, match="line"):
         caller.refuse(409, decode(encode({"kind": "SystemExit", "line": "line"}), most=0))

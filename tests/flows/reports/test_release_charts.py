@@ -107,7 +107,7 @@ def test_equal_charts_are_equal_bytes_also_from_several_threads(form: str) -> No
 
 def test_the_svg_has_its_text_as_text_its_finding_as_title_and_no_date() -> None:
     picture = render(scree_chart(SEEN, name="sub@1")).decode()
-    assert "<title>2 of 5 eigenvalues stand above the noise</title>" in picture
+    assert "<title>2 of 5 eigenvalues are above the noise</title>" in picture
     assert ">sub@1: released eigenvalues, largest first</text>" in picture
     assert "<dc:date>" not in picture
 
@@ -182,7 +182,7 @@ def test_a_scree_without_an_edge_says_that_nobody_knows_it_and_has_no_band() -> 
     words = said(scree_chart(Spectrum(eigenvalues=(8.0, 4.0), n_components=1, noise_edge=None)))
     assert {"1 component", "1 more"} < set(words)
     assert not any("noise alone stays" in word for word in words)
-    assert "2 eigenvalues were released, without a word on how far" in words
+    assert "2 released eigenvalues, without a noise floor" in words
 
 
 @pytest.mark.parametrize("values", [(-1.0, -2.0), (0.0,)])
@@ -201,14 +201,14 @@ def test_loadings_have_their_names_and_numbers_and_what_the_component_sets_apart
     words = said(loadings_chart(ROWS, component=2, name="sub@1"))
     assert words[-2:] == [
         "Component 2: hours against age",
-        "the 3 largest loadings make up 90 % of the component of sub@1",
+        "the 3 largest loadings are 90 % of the component of sub@1",
     ]
     assert {"hours", "age", "pay", "+0.80", "−0.50", "+0.10"} < set(words)
 
 
 def test_loadings_of_one_sign_move_together() -> None:
     assert loadings_chart(ROWS[::2], component=1).get_label() == "Component 1: hours and pay"
-    assert loadings_chart([], component=1).get_label() == "Component 1: no feature stands out"
+    assert loadings_chart([], component=1).get_label() == "Component 1: no large loading"
 
 
 def test_a_burn_down_names_every_release_and_what_it_left() -> None:
@@ -232,9 +232,9 @@ def test_the_earliest_of_many_releases_share_a_row() -> None:
 
 
 def test_a_budget_says_when_nothing_was_released_and_when_it_is_void() -> None:
-    assert budget_chart(budget()).get_label() == "people: epsilon 4 of 4 is left: nothing was released"
+    assert budget_chart(budget()).get_label() == "people: epsilon 4 of 4 is left: no release yet"
     void = budget_chart(budget(0.0, voided=True))
-    assert void.get_label() == "people: the budget is void, and nothing is left"
+    assert void.get_label() == "people: the budget is void, with nothing left"
     assert void.texts[0].get_color() == theme_of("light").against
 
 
@@ -269,7 +269,7 @@ def test_columns_without_names_are_counted_from_one_and_zeros_left_out() -> None
 
 @pytest.mark.parametrize("component", [0, 3, -1])
 def test_a_component_that_was_not_released_is_refused(component: int) -> None:
-    with pytest.raises(Invalid, match=r"none of the release's, 1 to 2; name one"):
+    with pytest.raises(Invalid, match=r"does not exist in this release; choose 1 to 2"):
         top_loadings(PrivateSubspace(components=COMPONENTS, manifest={}), component=component)
 
 
@@ -292,7 +292,7 @@ def test_components_are_marked_and_what_is_above_the_noise_is_counted() -> None:
     spectrum = made(160.0, 40.0, 10.0, 5.0, k=3)
     assert [line[5] for line in bars(spectrum)] == ["●", "●", "●", " "]
     assert spectrum.above_noise == 2
-    assert spectrum.text().splitlines()[-1].startswith("2 of 4 stand above the noise; ● marks the 3 ")
+    assert spectrum.text().splitlines()[-1].startswith("2 of 4 are above the noise; ● marks the 3 ")
 
 
 def test_eigenvalues_far_down_are_counted_and_not_listed() -> None:

@@ -248,7 +248,7 @@ def test_what_is_left_is_told_of_any_budget() -> None:
 
 def test_a_question_says_what_is_left_before_and_after() -> None:
     said = spending("epsilon 1 of budget 'people'", remaining=4.0, after=3.79811)
-    assert said == "epsilon 1 of budget 'people', of which epsilon 4 is left now and 3.798 after"
+    assert said == "epsilon 1 of budget 'people', with epsilon 4 left before and 3.798 after"
 
 
 def test_a_joint_outcome_tells_what_is_left_of_each_budget_of_this_ledger() -> None:
@@ -261,7 +261,7 @@ def test_a_joint_outcome_tells_what_is_left_of_each_budget_of_this_ledger() -> N
 def test_the_outcome_of_a_stream_is_what_is_paid_for_and_what_is_left() -> None:
     facts = {"stream": "nightly", "ticks": 30, "left": 28, "remaining": 3.79811, "population": "people"}
     assert stream_line(facts) == (
-        "30 ticks of 'nightly' are paid for, 28 to come; epsilon 3.798 of budget 'people' is left."
+        "30 ticks of 'nightly' are charged, 28 remain; epsilon 3.798 of budget 'people' is left."
     )
 
 

@@ -100,7 +100,7 @@ def test_a_token_file_that_others_can_read_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Invalid, match="fewer than 16"):
         read_token(path)
     path.write_bytes(b"\xff" * 32)
-    with pytest.raises(Invalid, match="no text"):
+    with pytest.raises(Invalid, match="not text"):
         read_token(path)
     with pytest.raises(Refused, match="must be a file"):
         read_token(tmp_path)
