@@ -278,7 +278,7 @@ def test_a_row_that_was_edited_by_hand_is_found(home: Path) -> None:
         connection.exec_driver_sql("UPDATE budget SET epsilon = 9")
     finding = verdicts()["ledger"]
     assert finding.verdict == "fix"
-    assert finding.found == "the row of budget 'people' does not say what the journal says (epsilon)"
+    assert finding.found == "the row of budget 'people' differs from the journal (epsilon)"
     assert finding.advice.startswith("restore the database from a copy")
 
 

@@ -127,7 +127,7 @@ def test_over_budget_exits_3_and_says_what_is_left_and_asked(released: Path, dpc
     left = json.loads(dpca("budget", "show", "people", "--json").out)["remaining"]
     complaint = dpca(*FIT, "--epsilon", epsilon, "--publish", "other", "--direct", "--yes", "--json").complaint(3)
     assert f"epsilon {left:.6g} left" in complaint
-    assert f"{float(epsilon):g} at delta 1e-06 was asked; nothing was charged" in complaint
+    assert f"{float(epsilon):g} at delta 1e-06 was requested; nothing was charged" in complaint
     assert facts_of(released) == before
 
 
@@ -208,7 +208,7 @@ def test_a_run_key_names_one_request_for_ever(ready: Path, dpca: Command) -> Non
     assert (again["release"], again["reused"], again["spent"]) == (first["release"], True, first["spent"])
     before = facts_of(ready)
     for other in (("--components", "3"), ("--clip-norm", "1"), ("--delta", "1e-7"), ("--epsilon", "0.4")):
-        assert "run key 'monday' stands for another request" in dpca(*FIT, *key, *other).complaint(1)
+        assert "run key 'monday' belongs to another request" in dpca(*FIT, *key, *other).complaint(1)
     assert facts_of(ready) == before
     tuesday = json.loads(dpca(*FIT, *key, "--run-key", "tuesday").out)
     assert (tuesday["artifact"], tuesday["reused"]) == ("sub@2", False)

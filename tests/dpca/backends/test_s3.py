@@ -185,7 +185,7 @@ class TestPointers:
         rebuild(engine, place)
         publish(engine, "news", RELEASES[1])
         interfere(monkeypatch, (str(number).encode() for number in range(99)))
-        with pytest.raises(Unavailable, match="one ledger alone may publish"):
+        with pytest.raises(Unavailable, match="only one ledger may publish"):
             rebuild(engine, place)
 
     def test_a_damaged_pointer_is_named_and_rebuilt(self, engine: sa.Engine, place: Place, s3_server: Server) -> None:

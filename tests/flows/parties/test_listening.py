@@ -101,8 +101,8 @@ def test_nobody_is_told_where_things_are(hidden: str, caplog: pytest.LogCaptureF
 
 def test_a_rule_is_told_as_it_is() -> None:
     for error in (
-        Refused("release 0a is closed; ask again under another --run-key."),
-        Conflict("run key 'people/0a' stands for another request; use another --run-key."),
+        Refused("release 0a is closed; repeat the request with another --run-key."),
+        Conflict("run key 'people/0a' belongs to another request; use another --run-key."),
         InvalidInput("epsilon=-1 must be positive; state more\nthan 0."),
     ):
         status, said = asked(failing(error))

@@ -164,7 +164,7 @@ def test_a_name_that_others_publish_is_theirs(apart: Apart, asked: dict[str, Any
     release = begun(apart, asked)
     digest = finish_release(workspace, workspace.ledger.release(release))
     found = refusal(apart, "publish", release=release, name="sub", artifact=digest, made=None)
-    assert "others than this client's populations publish 'sub'" in str(found)
+    assert "populations of other clients publish 'sub'" in str(found)
     assert apart.ask("publish", release=release, name="sub2", artifact=digest, made=None) == 1
 
 
@@ -187,7 +187,7 @@ def test_a_name_that_others_take_meanwhile_is_theirs(
         return commit(*words, **facts)
 
     monkeypatch.setattr(apart.ledger, "commit", late)
-    with pytest.raises(NotAllowed, match="others than this client's populations publish 'sub'"):
+    with pytest.raises(NotAllowed, match="populations of other clients publish 'sub'"):
         apart.ask("publish", release=release, name="sub", artifact=digest, made=None)
     assert apart.ledger.release(release).state == "noising"
     assert apart.ask("publish", release=release, name="sub2", artifact=digest, made=None) == 1
