@@ -70,4 +70,4 @@ class PrivateEstimate(Artifact):
 
     def headline(self) -> str:
         """Return what was estimated in words."""
-        return f"an estimate of how good {self.manifest.get('plan', {}).get('evaluated', 'a release')} is"
+        return f"an estimate of the quality of {self.manifest.get('plan', {}).get('evaluated', 'a release')}"

@@ -321,7 +321,7 @@ def test_a_read_only_disk_is_named_and_what_can_be_read_is_checked(monkeypatch: 
     monkeypatch.setattr(os, "access", lambda path, mode, **how: not mode & os.W_OK and access(path, mode, **how))
     found = verdicts()
     assert (found["home"].verdict, found["ledger"].verdict) == ("fix", "ok")
-    assert "as its disk is read-only" in found["home"].found
+    assert "because its disk is read-only" in found["home"].found
     assert "mount the disk for writing" in found["home"].advice
     assert "every row agrees with it" in found["ledger"].found
     assert found["keys"].advice in ("", "mount its disk for writing")

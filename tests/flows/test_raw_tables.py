@@ -157,7 +157,7 @@ def test_a_loaded_release_takes_raw_frames_and_tables(releases: Path, dpca: Comm
 def test_a_bad_row_is_named_by_place_and_rule_and_never_shown(home: Path, dpca: Command, tmp_path: Path) -> None:
     schema = CENSUS.write_schema(tmp_path)
     for at, value, rule in (
-        (0, "SECRETage", "no finite number"),
+        (0, "SECRETage", "not a finite number"),
         (3, "SECRETsex", "the schema does not list"),
         (3, "?", "has a missing value; the schema refuses"),
         (5, "SECRET", "the schema does not list"),

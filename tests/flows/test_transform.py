@@ -110,7 +110,7 @@ def test_a_bad_output_or_reference_is_refused(released: Path, dpca: Command, tmp
         ("sub", "/proc/scores.npy", "cannot be written"),
         ("sub@2", tmp_path / "scores.npy", "sub has no version 2"),
         ("sub@champion", tmp_path / "scores.npy", "sub has no alias 'champion'"),
-        ("other", tmp_path / "scores.npy", "nothing named 'other'"),
+        ("other", tmp_path / "scores.npy", "'other' does not exist"),
     ):
         assert complaint in dpca("transform", reference, rows, "--output", output, "--json").complaint(1)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["home", "rows.npy"]
@@ -372,7 +372,7 @@ def test_a_release_without_components_says_so(dpca: Command, home: Path) -> None
     assert "the noise left no component" in dpca("tensor", "show", "topics").out
     np.save(home / "rows.npy", np.ones((1, 4)))
     refused = dpca("transform", "topics", home / "rows.npy", "--output", home / "weights.npy")
-    assert "no component, since noise hid all" in refused.complaint(1)
+    assert "no component, because noise hid all" in refused.complaint(1)
 
 
 @pytest.mark.parametrize("kind", ["npy", "svm", "csv"])

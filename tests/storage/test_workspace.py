@@ -255,7 +255,7 @@ def test_a_subspace_without_further_directions_can_be_made_smaller_only():
 def test_directions_without_eigenvalues_have_no_other_number():
     alone = subspace(eigenvalues=None, spectrum=None, further=None)
     assert alone.explained_variance_ratio is None
-    with pytest.raises(Invalid, match="none leads"):
+    with pytest.raises(Invalid, match="so they have no order"):
         alone.refit(1, parent="p")
 
 

@@ -387,6 +387,6 @@ class TestExport:
         assert not [*tmp_path.iterdir()]
 
     def test_a_place_that_cannot_be_written_is_named(self, home: Path, tmp_path: Path) -> None:
-        with pytest.raises(Unavailable, match="nothing was exported"):
+        with pytest.raises(Unavailable, match="no file was written"):
             Registry.open(home).export("news", tmp_path / ("x" * 300))
         assert not [*tmp_path.iterdir()]

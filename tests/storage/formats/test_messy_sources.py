@@ -209,7 +209,7 @@ def test_fields_between_two_colons_are_read(tmp_path: Path) -> None:
     with closing(open_file(LocalFile(path), Declared(n_features=4, delimiter="::", **declared))) as reader:
         (batch,) = reader.batches(Rejects())
     assert (batch.values.tolist(), batch.indices.tolist()) == ([5, 3, 4], [2, 3, 2])
-    with pytest.raises(Invalid, match="delimiter: must be one ASCII sign that no number holds, or ::"):
+    with pytest.raises(Invalid, match="delimiter: must be one ASCII character that does not occur in numbers, or ::"):
         Declared(delimiter="ab")
     path.write_text("x::y\n1::2\n3::4\n")
     encoder = Encoder.of(

@@ -304,7 +304,7 @@ def test_what_is_not_there_is_refused(tmp_path: Path, s3_server: Server, source:
 
 @pytest.mark.usefixtures("_client")
 def test_a_store_that_cannot_be_used_and_other_urls_are_named(tmp_path: Path) -> None:
-    with pytest.raises(Unavailable, match="there is no such bucket"):
+    with pytest.raises(Unavailable, match="the bucket does not exist"):
         take(tmp_path, "s3://no-such-bucket/x.svm", features=3)
     with pytest.raises(Invalid, match=r"not gs://"):
         take(tmp_path, "gs://bucket/x.svm", features=3)
