@@ -116,7 +116,7 @@ def test_a_dry_run_that_would_not_fit_says_so_and_exits_3(ready: Path, dpca: Com
     ending = dpca(*FIT, "--epsilon", "2.5", "--dry-run", "--json")
     assert (ending.status, json.loads(ending.out)["fits"]) == (3, False)
     assert ending.err.startswith(
-        "dpca: budget 'people' has epsilon 2 left for one release, 2.5 at delta 1e-06 was asked"
+        "dpca: budget 'people' has epsilon 2 left for one release, and 2.5 at delta 1e-06 was requested"
     )
     assert facts_of(ready) == before
 
@@ -287,7 +287,7 @@ def test_a_direct_run_tells_prefect_nothing(released: Path, prefect: SyncPrefect
 
 def test_a_flow_over_budget_ends_as_budget_exhausted(ready: Path, prefect: SyncPrefectClient) -> None:
     before = facts_of(ready)
-    with pytest.raises(BudgetExhausted, match=r"epsilon 2 left for one release, 2\.5 at delta 1e-06 was asked"):
+    with pytest.raises(BudgetExhausted, match=r"epsilon 2 left for one release, and 2\.5 at delta 1e-06 was requested"):
         run_release(SubspaceRequest(**{**REQUEST, "epsilon": 2.5}))
     run = newest_run(prefect, "fit-subspace")
     state = run.state

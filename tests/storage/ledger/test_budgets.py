@@ -135,7 +135,7 @@ def test_what_a_refusal_says_still_fits_does(sqlite_ledger: Ledger, filter_: str
 def test_a_gaussian_request_beyond_the_rest_hears_of_no_other_kind(sqlite_ledger: Ledger) -> None:
     sqlite_ledger.open_budget(POPULATION, **TERMS)
     reserve(sqlite_ledger, "first", event=calibrated(1.0))
-    with pytest.raises(BudgetExhausted, match=r"left for one release, 1 at delta 1e-06 was asked"):
+    with pytest.raises(BudgetExhausted, match=r"left for one release, and 1 at delta 1e-06 was requested"):
         reserve(sqlite_ledger, "large", event=calibrated(3.9))
 
 

@@ -79,7 +79,7 @@ def test_ten_fit_and_an_eleventh_is_refused_without_a_trace(budget: Ledger) -> N
     for number in range(10):
         reserve(budget, f"run {number}")
     before, kept = event_names(budget), key_names(budget)
-    with pytest.raises(BudgetExhausted, match=r"left for one release, 1 at delta 1e-06 was asked"):
+    with pytest.raises(BudgetExhausted, match=r"left for one release, and 1 at delta 1e-06 was requested"):
         reserve(budget, "one more")
     assert budget.find("one more") is None
     assert (event_names(budget), key_names(budget)) == (before, kept)
@@ -173,7 +173,9 @@ def test_opening_releases_cost_what_they_are_and_say_what_they_leave(sqlite_budg
     reserve(sqlite_budget, "one", event=pure)
     assert sqlite_budget.statement(POPULATION).spent == 0.4
     assert sqlite_budget.statement(POPULATION).remaining == pytest.approx(0.6)
-    with pytest.raises(BudgetExhausted, match=r"has epsilon 0\.6 and delta 1e-06 left .* 0\.7 at delta 0 was asked"):
+    with pytest.raises(
+        BudgetExhausted, match=r"has epsilon 0\.6 and delta 1e-06 left .* 0\.7 at delta 0 was requested"
+    ):
         reserve(sqlite_budget, "two", event={**pure, "epsilon": 0.7})
     reserve(sqlite_budget, "three", event=calibrated(0.59))
     assert sqlite_budget.statement(POPULATION).spent == pytest.approx(0.99)

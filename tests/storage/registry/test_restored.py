@@ -190,7 +190,7 @@ def test_a_lost_database_beside_a_full_registry_is_locked(world: World, names: t
         with pytest.raises(Refused, match=r"shows map, other, which this ledger did not publish"):
             Workspace.open()
     assert not (world.home / "keys").exists(), "the newest copy can still be restored"
-    with pytest.raises(Refused, match=r"whose budget paid for map@1, map@2, other@1; say --charge"):
+    with pytest.raises(Refused, match=r"which budget paid for map@1, map@2, other@1; use --charge"):
         Workspace.open(accept_restored="lost")
     open_budget(Workspace.open(even_locked=True).ledger)
     accepted = Workspace.open(accept_restored="lost", charge_to=POPULATION)
