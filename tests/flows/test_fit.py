@@ -79,7 +79,7 @@ def test_an_unknown_dataset_or_one_without_budget_is_refused(ready: Path, dpca: 
     assert dpca("dataset", "ingest", rows_file, *words).status == 0
     before = facts_of(ready)
     for dataset, complaint in (
-        ("nobody", "no dataset is named 'nobody'"),
+        ("nobody", "dataset 'nobody' does not exist"),
         ("others", "population 'others' has no budget; open one with `dpca budget open others"),
     ):
         assert complaint in dpca(*FIT[:2], dataset, *FIT[3:], "--direct", "--yes", "--json").complaint(1)
@@ -356,7 +356,7 @@ def test_files_that_are_not_those_that_were_charged_are_refused_without_their_di
     shutil.copytree(found.parent, ready / entry.path)
     for words in ((), ("--row-policy", "normalise")):
         line = dpca(*FIT, *words, "--direct", "--yes").complaint(1)
-        assert "the files of dataset 'people' are not those registered; restore them" in line
+        assert "the files of dataset 'people' differ from the registered ones; restore them" in line
         assert not any(secret[:8] in line for secret in (digest, entry.content_digest))
 
 

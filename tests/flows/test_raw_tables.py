@@ -184,7 +184,7 @@ def test_what_a_schema_states_is_not_given_twice(home: Path, dpca: Command, tmp_
     source, schema = BANK.write(tmp_path), BANK.write_schema(tmp_path)
     words = ("dataset", "ingest", source, "--name", "d", "--table-schema", schema, "--direct")
     for given in (("--features", 3), ("--header",), ("--unit-column", "kunde"), ("--public-items",), ("--scale", "x")):
-        assert "is given beside a schema" in dpca(*words, *given).complaint(1)
+        assert "is given together with a schema" in dpca(*words, *given).complaint(1)
     np.save(tmp_path / "units.npy", np.arange(4 * REPEATED))
     assert "not both" in dpca(*words, "--units", tmp_path / "units.npy").complaint(1)
     np.save(tmp_path / "rows.npy", np.eye(3))

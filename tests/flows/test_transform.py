@@ -228,7 +228,7 @@ def test_declared_names_name_columns_and_never_mix_them(home: Path, dpca: Comman
     words = ("dataset", "ingest", source, "--name", "d", "--feature-names", listed, "--direct")
     listed.write_text("\n".join(NAMES[at] for at in ORDER), encoding="utf-8")
     if suffix in ("h5ad", "zarr"):
-        assert "are those of the file in another order" in dpca(*words).complaint(1)
+        assert "are the file's names in another order" in dpca(*words).complaint(1)
         listed.write_text("\n".join(f"gene{at}" for at in range(6)), encoding="utf-8")
     assert dpca(*words).status == 0
     catalog = Workspace.read_only().catalog

@@ -69,7 +69,7 @@ def test_the_first_rows_of_each_individual_are_kept(take: Take) -> None:
     _, dataset = take(text, features=1, unit_column="who", max_rows_per_unit=2)
     assert records(dataset) == [[[(0, 1.0)], [(0, 3.0)]], [[(0, 2.0)]]]
     assert dataset.manifest.max_rows_per_unit == 2
-    with pytest.raises(Invalid, match="needs to know whose row"):
+    with pytest.raises(Invalid, match="requires the individual of each row"):
         take(text, features=2, max_rows_per_unit=2)
 
 
@@ -87,7 +87,7 @@ def test_unit_ids_beside_a_matrix(tmp_path: Path, take: Take, ids: np.ndarray, k
     assert records(dataset) == [[[]], [[(0, 1.0)], [(1, 3.0)]]]
     assert dataset.manifest.privacy_unit == "unit"
     np.save(tmp_path / "units.npy", ids[:2])
-    with pytest.raises((BadSource, Invalid), match="unit ids as rows"):
+    with pytest.raises((BadSource, Invalid), match="number of unit ids differs"):
         take(source if kind != "svm" else "0 1:1\n0\n0 2:3\n", f"x.{kind}", features=2, units=tmp_path / "units.npy")
 
 

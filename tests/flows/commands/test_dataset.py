@@ -314,7 +314,7 @@ def test_an_attended_refresh_with_a_file_set_aside_fails_and_names_the_command_t
     listed = arrivals(dpca)
     assert listed["good.npy"]["state"] == "released"
     assert listed["bad.npy"]["state"] == "set_aside"
-    assert "no readable .npy array" in str(listed["bad.npy"]["reason"])
+    assert "not a readable .npy array" in str(listed["bad.npy"]["reason"])
     status, found, err = refreshes(dpca, inbox)
     assert (status, found["outcome"], err) == (0, "nothing arrived", "")
 

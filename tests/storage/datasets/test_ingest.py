@@ -309,7 +309,8 @@ def test_a_full_disk_keeps_the_blocks_that_are_whole(
 
     monkeypatch.setattr(_PaddedRows, "write", until_full)
     with pytest.raises(
-        Unavailable, match="No space left on device; make room or correct the permissions, and continue with --resume"
+        Unavailable,
+        match="No space left on device; free disk space or correct the permissions, and continue with --resume",
     ):
         take(catalog, parts)
     assert catalog.entries() == []
@@ -366,7 +367,7 @@ def test_rows_that_changed_are_noticed(catalog: Catalog, parts: list[Path], chan
     (left,) = hidden(catalog)
     for part in parts:
         _restore_time(left, part)
-    with pytest.raises(Conflict, match="killed ingest has written"):
+    with pytest.raises(Conflict, match="part that the killed ingest wrote"):
         take(catalog, parts, resume=True)
     assert hidden(catalog) == []
     assert catalog.entries() == []
@@ -384,7 +385,7 @@ def test_a_block_that_was_torn_is_noticed(catalog: Catalog, parts: list[Path]) -
     (left,) = hidden(catalog)
     chunk = next(path for path in (left / "values/c/0").iterdir())
     chunk.write_bytes(chunk.read_bytes()[:-9])
-    with pytest.raises(Conflict, match="without resuming"):
+    with pytest.raises(Conflict, match="again without --resume"):
         take(catalog, parts, resume=True)
 
 

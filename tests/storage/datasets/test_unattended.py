@@ -190,7 +190,7 @@ def test_a_first_row_decides_nothing_about_a_text_without_a_header(
 
 REFUSED = {
     "on_error=fail": (WIDE, {**OF_WIDE, "on_error": "fail"}, "outcome of an unattended run is public"),
-    "duplicates": (TRIPLETS, {"features": 2}, "must be stated before an unattended run reads a row"),
+    "duplicates": (TRIPLETS, {"features": 2}, "an unattended run needs a rule"),
     "public items": (TRIPLETS, {"public_items": True, "duplicates": "sum"}, "file of feature names"),
     "no header": (
         b"u1,0,1\n",

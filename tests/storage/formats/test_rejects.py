@@ -485,10 +485,10 @@ def test_a_new_format_is_ingested_by_suffix_and_by_name(take: Take, tmp_path: Pa
 @pytest.mark.parametrize(
     ("declared", "message"),
     [
-        ({"keep_zeros": True, "format": "toy"}, "keep_zeros is of triplets"),
-        ({"keep_zeros": True}, "keep_zeros is of triplets"),
-        ({"duplicates": "sum", "format": "toy"}, "duplicates are of formats"),
-        ({"duplicates": "sum"}, "duplicates are of formats"),
+        ({"keep_zeros": True, "format": "toy"}, "keep_zeros applies only to triplets"),
+        ({"keep_zeros": True}, "keep_zeros applies only to triplets"),
+        ({"duplicates": "sum", "format": "toy"}, "duplicates applies only to formats"),
+        ({"duplicates": "sum"}, "duplicates applies only to formats"),
         ({"unit_column": "who"}, "toy has no columns to take the unit from"),
     ],
 )
