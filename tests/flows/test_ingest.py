@@ -48,7 +48,7 @@ BAD_TEXT = {
     "overflow": (GOOD + "1 2:1e999\n", "line 51: the value of '2:1e999' is not finite"),
     "negative-column": (GOOD + "1 -3:1\n", "line 51: '-3:1' has a negative column"),
     "zero-column": (GOOD + "1 0:1\n", "line 51: '0:1' has column 0"),
-    "beyond-features": (GOOD + "1 7:1\n", "line 51: '7:1' lies beyond the 6 declared features"),
+    "beyond-features": (GOOD + "1 7:1\n", "line 51: '7:1' is beyond the 6 declared features"),
 }
 
 
@@ -84,10 +84,10 @@ def test_a_missing_or_cut_source_is_refused_and_leaves_nothing(ready: Path, dpca
     before = facts_of(ready)
     for source, complaint in (
         (tmp_path / "gone.svm", "no such file"),
-        (tmp_path / "nothing", "no file is there"),
+        (tmp_path / "nothing", "no file exists there"),
         (cut, "cut short or corrupt"),
         (plain, "the content is not gzip"),
-        (zipped, "no readable .npz archive"),
+        (zipped, "not a readable .npz archive"),
     ):
         ending = dpca("dataset", "ingest", source, "--name", "bad", "--features", FEATURES, "--direct", "--json")
         assert complaint in ending.complaint(1)

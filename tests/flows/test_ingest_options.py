@@ -151,7 +151,7 @@ def test_a_format_is_named_where_the_name_does_not_tell(dpca: Command, visits: P
     ("words", "status", "complaint"),
     [
         (("--columns", "user"), 2, "row=NAME,column=NAME,value=NAME"),
-        (("--columns", "who=user"), 1, "columns name who"),
+        (("--columns", "who=user"), 1, "columns has the roles who"),
         (("--columns", "row=user,column=user,value=rating"), 1, "has two roles"),
         (("--columns", "row=nobody"), 1, "no column 'nobody'"),
         (("--unit-column", "nobody"), 1, "no column 'nobody'"),

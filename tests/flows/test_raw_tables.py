@@ -122,7 +122,7 @@ def test_a_missing_raw_column_is_one_line(releases: Path, dpca: Command, tmp_pat
     table, output = TABLES[name], tmp_path / "scores.npy"
     source = table.write(tmp_path, without=table.needed)
     refused = dpca("transform", name, source, "--output", output).complaint(1)
-    expected = f"column '{table.needed}' is missing" if table.has_header else "has 3 fields, and the schema lists 4"
+    expected = f"column '{table.needed}' is missing" if table.has_header else "has 3 fields, but the schema lists 4"
     assert expected in refused
     assert not output.exists()
 

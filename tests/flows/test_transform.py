@@ -79,8 +79,8 @@ def test_bad_rows_are_refused_and_an_older_output_stays(released: Path, dpca: Co
         "gone.svm": (None, "no such file"),
         "empty.svm": (b"", "is empty"),
         "word.svm": (b"1 1:1\n1 2:two\n", "line 2: the value of '2:two' is not a number"),
-        "wide.svm": (b"1 7:1\n", "lies beyond the 6 declared features"),
-        "zip.npz": (b"PK\x03\x04", "no readable .npz archive"),
+        "wide.svm": (b"1 7:1\n", "is beyond the 6 declared features"),
+        "zip.npz": (b"PK\x03\x04", "not a readable .npz archive"),
     }
     arrays = {
         "narrow.npy": (np.ones((2, 5)), "has 5 columns"),
@@ -313,7 +313,7 @@ def test_rows_without_ids_give_scores_alone_and_a_column_that_is_not_there_is_re
     assert dpca("transform", "map", tmp_path / "rows.npy", "--output", output).status == 0
     assert pq.read_table(output).column_names == ["component0", "component1", "component2"]
     words = ("--output", output, "--id-column", "who")
-    assert "npy has no columns" in dpca("transform", "map", tmp_path / "rows.npy", *words).complaint(1)
+    assert "npy has no unit column" in dpca("transform", "map", tmp_path / "rows.npy", *words).complaint(1)
     source = write(tmp_path / "rows.csv", ROWS, NAMES)
     assert "no column 'who'" in dpca("transform", "map", source, *words).complaint(1)
 

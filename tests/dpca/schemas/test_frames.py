@@ -160,7 +160,7 @@ def test_damaged_metadata_is_refused_in_one_line_or_names_no_index(
     if is_read:
         assert read(tmp_path / "x.parquet") == (["a", "b"], None)
         return
-    with pytest.raises(BadSource, match="no readable Parquet file"):
+    with pytest.raises(BadSource, match="not a readable Parquet file"):
         read(tmp_path / "x.parquet")
 
 

@@ -291,14 +291,14 @@ def test_a_row_without_an_id_is_refused_or_quarantined(tmp_path: Path, fault: st
     plain: dict[str, Any] = {"n_features": 1, "unit_column": "who"}
     declarations: list[dict[str, Any]] = [{"schema": SCHEMA}, *([] if "schema" in fault else [plain])]
     for given in declarations:
-        with pytest.raises(BadSource, match=r"^(row 1|line 3).*has no whole number or text as an id"):
+        with pytest.raises(BadSource, match=r"^(row 1|line 3).*has an id that is neither a whole number nor text"):
             ids_in(path, **given)
         rejects = Quarantine()
         rejects.open(tmp_path / "notes")
         assert [who is None for who in ids_in(path, rejects, **given)] == [False, True, False]
         rejects.close()
         assert rejects.count == 1
-        assert "has no whole number or text as an id" in (tmp_path / "notes").read_text()
+        assert "has an id that is neither a whole number nor text" in (tmp_path / "notes").read_text()
 
 
 @pytest.mark.parametrize("rows", ["rows.npy", "rows.csv", "rows.mtx"])
@@ -352,7 +352,7 @@ def test_a_file_of_what_is_no_id_is_refused(take: Take, tmp_path: Path, ids: Any
 def test_rows_by_position_and_by_id_are_not_combined(take: Take, tmp_path: Path) -> None:
     (tmp_path / "a.mtx").write_text("%%MatrixMarket matrix coordinate real general\n1 2 1\n1 1 1\n")
     pq.write_table(pa.table({"row": [0], "column": [1], "value": [1.0]}), tmp_path / "b.parquet")
-    with pytest.raises(BadSource, match="a Matrix Market file numbers its rows, and a table of triplets names them"):
+    with pytest.raises(BadSource, match="a Matrix Market file numbers its rows, but a table of triplets names them"):
         take(tmp_path / "a.mtx", tmp_path / "b.parquet", features=2)
 
 

@@ -95,7 +95,7 @@ def test_what_cannot_be_drafted_is_one_line(home: Path, dpca: Command, tmp_path:
         ("twice.csv", "a,a\n", (), "same name"),
         ("rows.svm", "1 1:1\n", (), "needs no schema"),
         ("rows.xyz", "a\n", (), "no known format"),
-        ("bad.parquet", "x", (), "no readable Parquet"),
+        ("bad.parquet", "x", (), "not a readable Parquet"),
         ("latin.csv", b"gr\xf6\xdfe\n", (), "in utf-8"),
         ("signs.csv", "a\n", ("--delimiter", "ab"), "delimiter: "),
         ("signs.csv", "a\n", ("--encoding", "nope"), "not a known text encoding"),
@@ -145,8 +145,8 @@ p7;SECRET;f;01.01.2000;yes;x
 
 
 LOST = (
-    "the quote at character 1 (column 'id') is not closed before the end of a field, so where its record ends "
-    "cannot be known"
+    "the quote at character 1 (column 'id') is not closed before the end of a field, so the end of its record "
+    "is unknown"
 )
 
 
@@ -172,13 +172,13 @@ def test_a_check_reports_every_violation_of_schema_file_and_rows_at_once(
     assert rows == 6, "what follows an open quote is no row"
     assert found == {
         ("weight", "is not in the file"): (None, ["people.csv"]),
-        ("SECRET note", "is in the file and not in the schema"): (None, ["people.csv"]),
+        ("SECRET note", "is in the file, but not in the schema"): (None, ["people.csv"]),
         (None, f"line 7: {LOST}"): (None, ["people.csv"]),
-        (None, "has another number of fields than the header"): (1, ["line 6"]),
+        (None, "has a different number of fields than the header"): (1, ["line 6"]),
         (None, "has a quote that is not closed on its line"): (1, ["line 7"]),
         ("age", "has a value that is not a finite number"): (2, ["line 3", "line 4"]),
         ("since", "has a value that no declared format reads as a date"): (2, ["line 3", "line 4"]),
-        ("id", "has no whole number or text as an id"): (1, ["line 4"]),
+        ("id", "has an id that is neither a whole number nor text"): (1, ["line 4"]),
         ("married", "has a value that the schema does not list"): (1, ["line 4"]),
         ("age", "has a missing value"): (1, ["line 5"]),
         ("sex", "has a value that the schema does not list"): (1, ["line 5"]),

@@ -133,7 +133,7 @@ def test_one_row_is_a_dataset(home: Path, engine: sa.Engine, source: Path, text:
     ("text", "reason"),
     [
         ("# nothing\n\n", "no row"),
-        ("1 1:1\n" * 3 + "1 9:1\n", "line 4: '9:1' lies beyond the 4 declared features"),
+        ("1 1:1\n" * 3 + "1 9:1\n", "line 4: '9:1' is beyond the 4 declared features"),
         ("1 1:1\n1 1:nan\n", "line 2: the value of '1:nan' is not finite"),
         ("1 1:1e308 1:1e308\n", "line 1 has two values in one column"),
         ("1 1:1\n" * 11, "more than the declared 10 records"),

@@ -122,7 +122,7 @@ def test_unsigned_matrix_market_is_read_and_never_skew(tmp_path: Path) -> None:
     (tmp_path / "a.mtx").write_text(MTX.format("unsigned-integer"))
     assert rows_of(tmp_path / "a.mtx").tolist() == [[5, 0], [0, 7], [0, 0]]
     (tmp_path / "b.mtx").write_text(MTX.format("unsigned-integer").replace("general", "skew-symmetric"))
-    with pytest.raises(BadSource, match="is not read; save a real, integer, unsigned-integer or pattern matrix"):
+    with pytest.raises(BadSource, match="is not supported; save a real, integer, unsigned-integer or pattern matrix"):
         rows_of(tmp_path / "b.mtx")
 
 
@@ -177,8 +177,8 @@ def test_marker_files_of_a_folder_are_left_out(tmp_path: Path) -> None:
     [
         ("_delta_log", "it is a Delta table"),
         (".hoodie", "it is a Hudi table"),
-        ("_temporary", "the output of a job that did not end"),
-        ("year=2020", r"partitions by 'year', a column that its files lack; name the files as '.*/year=\*/\*'"),
+        ("_temporary", "the output of an unfinished job"),
+        ("year=2020", r"partitions by 'year', a column that its files lack; give the files as '.*/year=\*/\*'"),
     ],
 )
 def test_a_folder_of_which_the_files_alone_are_not_the_table_is_refused(
@@ -204,7 +204,7 @@ def test_fields_between_two_colons_are_read(tmp_path: Path) -> None:
     path = tmp_path / "ratings.csv"
     path.write_text("1::2::5::978300760\n1::3::3::978302109\n2::2::4::1\n")
     declared: dict[str, Any] = {"header": False, "columns": ("0", "1", "2"), "columns_named": True}
-    with pytest.raises(BadSource, match="the first line is one field, as it holds '::' and not the delimiter"):
+    with pytest.raises(BadSource, match="the first line is one field, because it has '::' instead of the delimiter"):
         rows_of(path, **declared)
     with closing(open_file(LocalFile(path), Declared(n_features=4, delimiter="::", **declared))) as reader:
         (batch,) = reader.batches(Rejects())
@@ -242,7 +242,7 @@ def test_every_pair_of_formats_is_read_or_refused_by_one_line(tmp_path: Path) ->
             except BadSource:
                 refused += 1
     assert 30 < refused < 50
-    with pytest.raises(BadSource, match="a Matrix Market file numbers its rows, and a table of triplets names them"):
+    with pytest.raises(BadSource, match="a Matrix Market file numbers its rows, but a table of triplets names them"):
         FilesReader([LocalFile(tmp_path / "t.mtx"), LocalFile(tmp_path / "t.csv")], Declared(n_features=2), Rejects())
 
 
@@ -386,7 +386,7 @@ def test_quotes_are_followed_in_every_encoding_and_with_every_sign(tmp_path: Pat
     schema = Schema.parse({**SCHEMA.facts(), "text": {"encoding": "cp1252", "delimiter": ";", "quote": "'"}})
     assert quarantined(tmp_path, spoilt, schema=schema) == ([BAD, GOOD], ["2"])
     schema = Schema.parse({**SCHEMA.facts(), "text": {"encoding": "iso2022_jp", "delimiter": ";", "quote": "'"}})
-    with pytest.raises(BadSource, match="line 2 is not ISO2022_JP, so which quotes it opens"):
+    with pytest.raises(BadSource, match="line 2 is not ISO2022_JP, so its quotes are unknown"):
         quarantined(tmp_path, spoilt, schema=schema)
 
 

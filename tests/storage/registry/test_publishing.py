@@ -157,13 +157,13 @@ class TestPromote:
         assert registry.resolve("other@champion").version == 1
 
     @pytest.mark.parametrize(
-        ("name", "version", "told"), [("news", 2, "only version 1 exists"), ("mews", 1, "was never published")]
+        ("name", "version", "told"), [("news", 2, "only version 1 exists"), ("mews", 1, "it was never published")]
     )
     def test_an_unknown_version_is_answered_with_what_exists(
         self, engine: sa.Engine, name: str, version: int, told: str
     ) -> None:
         publish(engine, "news", RELEASES[0])
-        with pytest.raises(NotFound, match=f"{name} has no version {version}; it {told}"):
+        with pytest.raises(NotFound, match=f"{name} has no version {version}; {told}"):
             move(engine, name, version, "champion")
 
     @pytest.mark.parametrize("alias", ["latest", "3", "Champion", ""])
