@@ -227,6 +227,6 @@ def test_sites_of_one_schema_release_jointly_with_it_and_sites_of_unlike_ones_ar
         assert dpca("budget", "open", name, "--epsilon", 2, "--delta", 1e-6).status == 0
     fit = "--method dps_pca --components 2 --epsilon 1 --delta 1e-6 --clip-norm 2 --publish joint --direct --yes"
     refused = dpca("sites", "fit", "--datasets", "a,c", *fit.split()).complaint(1)
-    assert "datasets 'c' and 'a' were encoded by unlike schemas" in refused
+    assert "datasets 'c' and 'a' were encoded with different schemas" in refused
     assert dpca("sites", "fit", "--datasets", "a,b", *fit.split()).status == 0
     assert Registry.open().load("joint").encoder.feature_names == NESTED.names

@@ -170,10 +170,10 @@ def test_a_column_that_cannot_be_stated_is_named_otherwise(dpca: Command, ingest
 def test_a_doctor_names_a_dataset_that_its_budget_does_not_admit(dpca: Command, ingest: Any) -> None:
     ingest("--unit-column", "patient_id")
     warned = opened(dpca)
-    assert "warning: budget 'people' counts one row as the unit of privacy, and dataset 'visits' has one" in warned.err
+    assert "warning: budget 'people' uses one row as the unit of privacy, and dataset 'visits' has one" in warned.err
     found = json.loads(dpca("doctor", "--json").out)
     assert [row["found"] for row in found if row["check"] == "units"] == [
-        "budget 'people' counts one row as the unit of privacy, and dataset 'visits' has one patient (`patient_id`)"
+        "budget 'people' uses one row as the unit of privacy, and dataset 'visits' has one patient (`patient_id`)"
     ]
 
 

@@ -113,7 +113,7 @@ def test_a_certificate_that_may_not_ask_is_refused_before_it_is_read() -> None:
     for by in ("another print", "a stranger's", ""):
         status, said = asked(failing(KeyError()), by=by)
         assert (status, said["kind"]) == (REFUSED, "Refused")
-        assert "this certificate may not ask that" in said["line"]
+        assert "this certificate may not send this request" in said["line"]
 
 
 def test_who_stops_in_a_message_gives_the_place_back(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -428,7 +428,7 @@ def test_the_sound_form_of_what_is_refused_is_read() -> None:
 
 @pytest.mark.parametrize("case", FRAMES_REFUSED)
 def test_what_is_malformed_is_refused_in_one_line_without_its_content(case: str) -> None:
-    with pytest.raises(FramesRefused, match="cut, too long or malformed"):
+    with pytest.raises(FramesRefused, match="incomplete, too long or malformed"):
         decode(FRAMES_REFUSED[case], most=1 << 20)
 
 
@@ -486,7 +486,7 @@ def test_facts_of_another_type_are_refused() -> None:
     for name, kind in (("round", int), ("names", list), ("absent", str)):
         with pytest.raises(FramesRefused, match=f"lacks {name}"):
             frame.fact(name, kind)
-    with pytest.raises(FramesRefused, match="are not sent"):
+    with pytest.raises(FramesRefused, match="cannot be sent"):
         encode({}, {"bits": np.zeros(2, bool)})
 
 

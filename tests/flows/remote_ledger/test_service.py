@@ -331,7 +331,7 @@ def test_a_request_of_another_form_is_refused_whole(apart: Apart, asked: dict[st
     for form in FORMS.values():
         with pytest.raises((Invalid, InvalidInput)):
             route.answer("runner", {}, decode(encode(*packed(written(form(asked)))), most=1 << 20))
-    with pytest.raises(Refused, match="carries no frame"):
+    with pytest.raises(Refused, match="incomplete frame"):
         route.answer("runner", {}, decode(encode({"length": 9}, {CARRIED: np.zeros(1, np.uint64)}), most=8))
     assert apart.told() == before
 
@@ -343,7 +343,7 @@ def test_what_the_ledger_cannot_use_is_not_told(
         raise Unavailable("the database at ledger.example, user dpca, cannot be used.")
 
     monkeypatch.setattr(apart.ledger, "statement", lost)
-    with pytest.raises(Unavailable, match="the log says which") as told:
+    with pytest.raises(Unavailable, match="its log states which") as told:
         apart.ask("statement", population=PEOPLE)
     assert "example" not in str(told.value)
 
