@@ -86,7 +86,7 @@ def test_only_datasets_of_the_unit_of_a_budget_are_charged(dpca: Command, ingest
     }
     for number, (unit, words) in enumerate(others.items()):
         told = ingest(*words, name=f"d{number}").err
-        line = f"budget 'people' counts {budget} as the unit of privacy, and dataset 'd{number}' has {unit}; "
+        line = f"budget 'people' uses {budget} as the unit of privacy, and dataset 'd{number}' has {unit}; "
         assert f"warning: {line}" in told
         for how in ("--dry-run", "--yes"):
             assert line in dpca(*(f"d{number}" if word == "visits" else word for word in FIT), how).complaint(1)

@@ -241,5 +241,5 @@ def test_a_roster_that_a_lying_server_could_open_twice_is_refused(participants: 
 def test_a_sites_signing_key_is_that_of_its_certificate(participants: Federation) -> None:
     key, pem = participants.folder / "site-0.key", (participants.folder / "site-0.pem").read_text()
     assert signing_identity(key).public == signing_key_of(pem)
-    with pytest.raises(InvalidInput, match="no Ed25519 key"):
+    with pytest.raises(InvalidInput, match="not an Ed25519 key"):
         signing_identity(participants.folder / "site-0.pem")

@@ -386,7 +386,7 @@ def test_digests_that_are_changed_without_a_signature_are_found(
     contents = create_backup(tmp_path / "backup")
     erase(tmp_path / "backup")
     (tmp_path / "backup" / MANIFEST).write_bytes(list_anew(tmp_path / "backup", contents).encode())
-    with pytest.raises(Corrupt, match=r"is not what backup\.sig signs"):
+    with pytest.raises(Corrupt, match=r"does not match backup\.sig"):
         READ[by](tmp_path / "backup")
 
 

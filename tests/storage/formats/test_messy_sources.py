@@ -152,13 +152,13 @@ def test_a_store_without_x_is_refused_with_the_layer_that_could_be_it(tmp_path: 
     store = ad.AnnData(X=None, **names)
     store.layers["counts"] = np.ones((2, 3))
     store.write_h5ad(tmp_path / "a.h5ad")
-    with pytest.raises(BadSource, match=r"no X but the layer 'counts'; copy a layer to X"):
+    with pytest.raises(BadSource, match=r"no X, but the layer 'counts'; copy a layer to X"):
         open_file(LocalFile(tmp_path / "a.h5ad"), Declared())
     ad.AnnData(X=None, obs=names["obs"]).write_h5ad(tmp_path / "b.h5ad")
     with h5py.File(tmp_path / "c.h5", "w") as file:
         file["stuff/a"] = np.arange(3)
     for name in ("b.h5ad", "c.h5"):
-        with pytest.raises(BadSource, match="the store has no X, the matrix of rows, and is no 10x file"):
+        with pytest.raises(BadSource, match="the store has no X, the matrix of rows, and is not a 10x file"):
             open_file(LocalFile(tmp_path / name), Declared())
 
 
