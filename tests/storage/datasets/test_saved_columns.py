@@ -278,7 +278,7 @@ def test_a_declared_row_without_entries_is_still_empty(take: Take) -> None:
 
 @pytest.mark.parametrize("asked", [{"duplicates": "last"}, {"keep_zeros": True}], ids=["duplicates", "zeros"])
 def test_a_table_whose_columns_come_once_refuses_both(take: Take, asked: dict[str, Any]) -> None:
-    with pytest.raises(Invalid, match=r"of (triplets|formats that list the entries)"):
+    with pytest.raises(Invalid, match=r"applies only to (triplets|formats that list the entries)"):
         take("a,b\n1,2\n", features=2, **asked)
 
 
