@@ -174,7 +174,7 @@ class TestResolve:
         registry = Registry.open(tmp_path / "nowhere")
         assert not registry.names()
         assert not registry.list()
-        with pytest.raises(NotFound, match="it has none"):
+        with pytest.raises(NotFound, match="which has none"):
             registry.load("news")
 
     def test_the_default_is_the_home_of_the_environment(self, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
