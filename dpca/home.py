@@ -98,8 +98,8 @@ def database_url() -> str:
     """
     if ledger_url() is not None:
         raise Refused(
-            "this needs the database itself, which a process with DPCA_LEDGER_URL does not hold; run it where "
-            "`dpca ledger serve` runs, without that setting."
+            "this needs the database, which a process with DPCA_LEDGER_URL cannot open; run it where `dpca ledger "
+            "serve` runs, without DPCA_LEDGER_URL."
         )
     return os.environ.get("DPCA_DATABASE_URL") or f"sqlite:///{home() / 'dpca.sqlite'}"
 
@@ -159,10 +159,10 @@ def signature_days() -> int | None:
 def _unusable(folder: Path) -> Unavailable:
     if is_on_read_only_disk(folder):
         return Unavailable(
-            f"DPCA_HOME={folder} is not a writable folder, as its disk is read-only; commands that only read work; "
-            "mount the disk for writing, or set DPCA_HOME to another folder."
+            f"DPCA_HOME={folder} is not a writable folder, because its disk is read-only; only commands that read "
+            "work; mount the disk for writing, or set DPCA_HOME to another folder."
         )
-    return Unavailable(f"DPCA_HOME={folder} is not a writable folder; set DPCA_HOME to one that is.")
+    return Unavailable(f"DPCA_HOME={folder} is not a writable folder; set DPCA_HOME to a writable one.")
 
 
 def is_on_read_only_disk(folder: Path) -> bool:

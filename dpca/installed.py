@@ -49,8 +49,8 @@ def check_not_hidden() -> None:
         place = spec.origin or next(iter(spec.submodule_search_locations or ()), None)
         if place is None or not Path(place).resolve().is_relative_to(ours / name):
             raise NotInstalled(
-                f"{place} hides the package {name!r} of dpca-pipeline, since it is found first; rename it, or run from "
-                "another folder"
+                f"{place} hides the package {name!r} of dpca-pipeline, because Python finds it first; rename it, or "
+                "run from another folder"
             )
 
 

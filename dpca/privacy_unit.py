@@ -55,8 +55,7 @@ class PrivacyUnit:
         if self.name in (ROW, NIGHT_ROW):
             if self.rows != 1:
                 raise Invalid(
-                    f"rows_per_unit={self.rows!r} needs ids that tell whose row each is; name them, as in --unit "
-                    "patient_id."
+                    f"rows_per_unit={self.rows!r} needs an id for each row; name the ids, as in --unit patient_id."
                 )
             return
         name, rows = self.name, self.rows
@@ -66,9 +65,9 @@ class PrivacyUnit:
                 "name of a column of ids; choose such a name."
             )
         if "`" in name:
-            raise Invalid(f"unit={_shown(name)} has a backtick, which ends a name in Markdown; choose another name.")
+            raise Invalid(f"unit={_shown(name)} has a backtick, which is not allowed in a name; choose another name.")
         if rows is not None and (isinstance(rows, bool) or not isinstance(rows, int) or not 1 <= rows <= _MOST_ROWS):
-            raise Invalid(f"rows_per_unit={rows!r} must be a whole number of at least 1; leave it out for no bound.")
+            raise Invalid(f"rows_per_unit={rows!r} must be a whole number of at least 1; omit it for no bound.")
 
     @classmethod
     def asked(cls, name: str | None, rows: int | None) -> Self:
@@ -82,7 +81,7 @@ class PrivacyUnit:
         if name is None:
             return cls(rows=1 if rows is None else rows)
         if name in (ROW, NIGHT_ROW):
-            raise Invalid(f"unit={name!r} is the unit without ids; leave it out, or give the ids another name.")
+            raise Invalid(f"unit={name!r} is the unit without ids; omit it, or give the ids another name.")
         return cls(name=name, rows=rows)
 
     @classmethod

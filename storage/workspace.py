@@ -473,8 +473,8 @@ class PopulationBudget:
             opened = Workspace.open()
             if opened.ledger.id != self._ledger_id:
                 raise Refused(
-                    f"{self!r} is of another ledger than DPCA_HOME={opened.home}; set DPCA_HOME to its home, or open "
-                    "the budget again."
+                    f"{self!r} belongs to another ledger than DPCA_HOME={opened.home}; set DPCA_HOME to its home, or "
+                    "open the budget again."
                 )
             self._workspace = opened
         return self._workspace

@@ -104,22 +104,22 @@ def checked_manifest(
     if strangers := sorted(set(manifest) - set(known)):
         raise Invalid(
             f"manifest has {', '.join(map(str, strangers))}; only public facts enter an artifact "
-            f"({', '.join(sorted(known))}); leave the rest out"
+            f"({', '.join(sorted(known))}); remove the rest"
         )
     for name, form in known.items():
         if name in manifest and name not in derived and not _is(manifest[name], form):
-            raise Invalid(f"manifest has a {name} that is no {form}; state it as a release does")
+            raise Invalid(f"manifest has a {name} that is not of type {form}; write it as a release does")
     for name, value in derived.items():
         if manifest.get(name, value) != value:
-            raise Invalid(f"manifest has {name}={manifest[name]!r}; this artifact has {value!r}; leave it out")
+            raise Invalid(f"manifest has {name}={manifest[name]!r}; this artifact has {value!r}; remove it")
     if manifest.get("mechanism") in NOT_PRIVATE and manifest.get("privacy", {}).get("private") is not False:
         raise Invalid(
-            f"a manifest of {manifest['mechanism']} must say that it is not private; keep its facts as they are"
+            f"a manifest of {manifest['mechanism']} must state that it is not private; keep its facts unchanged"
         )
     try:
         return dict(json.loads(canonical_json({**manifest, **derived})))
     except (TypeError, ValueError, RecursionError) as error:
-        raise Invalid(f"manifest is not JSON ({error}); it holds plain values only; convert it first") from error
+        raise Invalid(f"manifest is not JSON ({error}); it may hold only plain values; convert it first") from error
 
 
 class LinearMap(Protocol):

@@ -123,7 +123,7 @@ def checked_rows(name: str, rows: Any, *, width: int, column: str, noun: str) ->
         raise Invalid(f"{name} is {matrix.ndim}-D; it must be 2-D; pass one row as {name}.reshape(1, -1)")
     if matrix.shape[1] != width:
         raise Invalid(
-            f"{name} has {matrix.shape[1]} columns; this {noun} has {width} {column}s; pass one column a {column}"
+            f"{name} has {matrix.shape[1]} columns; this {noun} has {width} {column}s; pass one column per {column}"
         )
     if matrix.dtype.kind not in "buif":
         raise Invalid(f"{name} has dtype {matrix.dtype}; it must hold real numbers; convert it first")
@@ -131,7 +131,7 @@ def checked_rows(name: str, rows: Any, *, width: int, column: str, noun: str) ->
     if sparse.issparse(matrix):
         matrix = matrix.tocsr()
     if not np.isfinite(matrix.data if sparse.issparse(matrix) else matrix).all():
-        raise Invalid(f"{name} holds NaN or infinity; every value must be finite; impute or drop it first")
+        raise Invalid(f"{name} holds NaN or infinity; every value must be finite; impute or drop such values first")
     return matrix
 
 

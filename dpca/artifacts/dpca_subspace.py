@@ -29,9 +29,9 @@ class Subspace:
         """
         kinds = list(rows.dtypes) if hasattr(rows, "dtypes") else [getattr(rows, "dtype", None)]
         if any(getattr(kind, "kind", "") in ("m", "M") or str(kind) == "category" for kind in kinds):
-            raise ValueError("rows hold dates, durations or categories, which are no numbers; convert them first")
+            raise ValueError("rows hold dates, durations or categories, which are not numbers; convert them first")
         if np.ma.is_masked(rows):
-            raise ValueError("rows have masked values, and a mask is missing data; fill them in first")
+            raise ValueError("rows have masked values, which are missing data; impute them first")
         if self.names is not None and hasattr(rows, "columns"):
             rows = rows[self.names].to_numpy(dtype=np.float64)
         return np.asarray(rows @ self.components.T) - self.offset

@@ -90,15 +90,17 @@ class ItemEmbeddings(Artifact):
         counts = None if self.counts is None else frozen("counts", self.counts, ndim=1)
         for name, values in (("factors", factors), ("counts", counts)):
             if values is not None and len(values) != offsets.size:
-                raise Invalid(f"{len(values)} {name} of {offsets.size} items; there is one an item; pass all")
+                raise Invalid(f"{len(values)} {name} for {offsets.size} items; each item needs one; pass all")
         if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low < self.high):
-            raise Invalid(f"ratings between {self.low} and {self.high}; the range is not empty; pass its ends in order")
+            raise Invalid(
+                f"ratings between {self.low} and {self.high}; low must be below high; pass a range that is not empty"
+            )
         shape = {"n_items": offsets.size, "rank": 0 if factors is None else factors.shape[1]}
         facts = {"guarantee": JOINT, **self.manifest, "low": float(self.low), "high": float(self.high)}
         manifest = checked_manifest(facts, kind=self.kind, facts=_FACTS, shape=shape)
         names = manifest.get("feature_names")
         if names is not None and len(names) != offsets.size:
-            raise Invalid(f"{len(names)} ids of items; there is one an item; declare {offsets.size}")
+            raise Invalid(f"{len(names)} item ids; each item needs one; declare {offsets.size}")
         _check_step(manifest.get("user_step"), rank=None if factors is None else factors.shape[1])
         for name, value in (("offsets", offsets), ("factors", factors), ("counts", counts), ("manifest", manifest)):
             object.__setattr__(self, name, value)
@@ -188,7 +190,7 @@ class ItemEmbeddings(Artifact):
     def recommend(self, items: ArrayLike, ratings: ArrayLike, *, count: int) -> list[tuple[int, float]]:
         """Return unrated items with the highest predicted ratings, best first, with ties in order of item number."""
         if count < 1:
-            raise Invalid(f"count={count} must be at least 1; ask for one item or more")
+            raise Invalid(f"count={count} must be at least 1; request one item or more")
         rated, _ = self._checked(items, ratings)
         scores = self.predict(items, ratings)
         scores[rated] = -np.inf
@@ -230,7 +232,7 @@ class ItemEmbeddings(Artifact):
         except (TypeError, ValueError, OverflowError):  # their messages may quote a value
             raise Invalid("items and ratings must be arrays of numbers; pass item numbers and ratings") from None
         if rated.shape != values.shape or rated.ndim != 1 or (rated.size and rated.dtype.kind not in "iu"):
-            raise Invalid(f"{rated.size} items and {values.size} ratings; each rating has an item number; pass both")
+            raise Invalid(f"{rated.size} items and {values.size} ratings; each rating needs an item number; pass both")
         if not np.isfinite(values).all():
             raise Invalid("a rating is not a finite number; correct it, or leave it out")
         if ((rated < 0) | (rated >= self.n_items)).any():
@@ -256,15 +258,15 @@ def _descended(
 def _check_step(step: Any, *, rank: int | None) -> None:
     known = {*_STEP, *_DESCENT, *_PERHAPS, "gains"}
     if not isinstance(step, Mapping) or not set(step) <= known:
-        raise Invalid(f"a user_step of {step!r}; it has {', '.join(_STEP)}; state it as a release does")
+        raise Invalid(f"a user_step of {step!r}; it must have {', '.join(_STEP)}; write it as a release does")
     gains = step.get("gains", [])
     if not isinstance(gains, (list, tuple)):
-        raise Invalid(f"gains of {gains!r} in a user_step; they are a list of numbers, one a factor; pass all")
+        raise Invalid(f"gains of {gains!r} in a user_step; they must be a list of numbers, one per factor; pass all")
     needed = _STEP[:2] if rank is None else _DESCENT if "gains" in step else _STEP
     if rank is not None:
         needed = (*needed, *(name for name in _PERHAPS if name in step))
     numbers = [step.get(name, math.nan) for name in needed if not (name == "prior" and step.get(name, 0) is None)]
     if not all(isinstance(number, (int, float)) and math.isfinite(number) for number in (*numbers, *gains)):
-        raise Invalid(f"a user_step without {' or '.join(needed)} as a number; state it as a release does")
+        raise Invalid(f"a user_step without {' or '.join(needed)} as a number; write it as a release does")
     if "gains" in step and len(gains) != rank:
-        raise Invalid(f"a user_step of {len(gains)} gains for {rank or 0} factors; there is one a factor; pass all")
+        raise Invalid(f"a user_step of {len(gains)} gains for {rank or 0} factors; each factor needs one; pass all")

@@ -71,4 +71,4 @@ class PrivateEstimate(Artifact):
 
     def headline(self) -> str:
         """Return a short description of the estimate."""
-        return f"an estimate of how good {self.manifest.get('plan', {}).get('evaluated', 'a release')} is"
+        return f"an estimate of the quality of {self.manifest.get('plan', {}).get('evaluated', 'a release')}"

@@ -136,7 +136,7 @@ def onnx_model(subspace: LinearMap, tags: Mapping[str, str]) -> bytes:
         If the model exceeds the size limit of an ONNX file.
     """
     if 8 * subspace.components.size >= _MOST_BYTES // 2:
-        raise Invalid("a subspace of more than 1 GiB is more than an ONNX file holds; export npz, or fewer components")
+        raise Invalid("a subspace of more than 1 GiB does not fit into an ONNX file; export npz, or fewer components")
     arrays = {"components": np.ascontiguousarray(subspace.components.T)}
     nodes = [_node("MatMul", ("rows", "components"), "scores")]
     if subspace.mean is not None:

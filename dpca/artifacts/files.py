@@ -332,7 +332,7 @@ def read_manifest(place: Place, digest: str) -> dict[str, Any]:
     except (FileNotFoundError, ValueError, RecursionError):
         manifest = None
     if not isinstance(manifest, dict):
-        raise Corrupt(f"{place.at(path)} is missing or damaged; a published artifact stays whole; restore it")
+        raise Corrupt(f"{place.at(path)} is missing or damaged; a published artifact never changes; restore it")
     return manifest
 
 
@@ -348,7 +348,7 @@ def _files_of(place: Place, digest: str) -> dict[str, bytes]:
     """Read the files at the address of a digest, without checking them."""
     if not re.fullmatch(DIGEST, digest):
         raise Corrupt(
-            f"{digest[:_SHOWN]!r} is no digest; an artifact is named by 64 hex digits; correct what points to it"
+            f"{digest[:_SHOWN]!r} is not a digest; an artifact's name has 64 hex digits; correct the reference to it"
         )
     address = place.at(_folder(digest))
     try:
@@ -359,8 +359,8 @@ def _files_of(place: Place, digest: str) -> dict[str, bytes]:
         raise _too_large(address) from None
     except OSError as error:
         raise Corrupt(
-            f"artifact {address} cannot be read ({error}); a published artifact stays whole; "
-            "restore that folder from a copy"
+            f"artifact {address} cannot be read ({error}); a published artifact never changes; restore that folder "
+            "from a copy"
         ) from error
 
 
@@ -376,8 +376,8 @@ def _all_files(place: Place, digest: str) -> dict[str, bytes]:
     except _BROKEN as error:
         found = in_short(error) or type(error).__name__
         raise Corrupt(
-            f"artifact {place.at(folder)} is none ({found}); its files must be as they were published; correct the "
-            "URL, or ask its publisher for a sound copy"
+            f"artifact {place.at(folder)} is not valid ({found}); its files must be as they were published; correct "
+            "the URL, or request a valid copy from its publisher"
         ) from None
 
 
@@ -416,27 +416,27 @@ def _checking(address: str) -> Iterator[None]:
     except _BROKEN as error:
         found = in_short(error) or type(error).__name__
         raise Corrupt(
-            f"artifact {address} has the digest of its name and is no artifact all the same ({found}); "
-            "ask its publisher for one that is"
+            f"artifact {address} has the digest in its name, but is not a valid artifact ({found}); request a valid "
+            "one from its publisher"
         ) from None
 
 
 def _other(place: Place, digest: str, files: Mapping[str, bytes]) -> Corrupt:
     return Corrupt(
-        f"artifact {place.at(_folder(digest))} has digest {digest_files(files)}; it must be the folder's name; restore "
-        "that folder from a copy"
+        f"artifact {place.at(_folder(digest))} has digest {digest_files(files)}, which must equal the folder's name; "
+        "restore that folder from a copy"
     )
 
 
 def _unlike_written(place: Place, digest: str) -> Unavailable:
     return Unavailable(
-        f"artifact {place.at(_folder(digest))} does not read back as it was written just now; a store must return what "
-        "it was given; check it, and run the same request again"
+        f"artifact {place.at(_folder(digest))} does not read back as it was just written; a store must return what "
+        "was written; check it, and run the same request again"
     )
 
 
 def _too_large(address: str) -> Unavailable:
-    return Unavailable(f"artifact {address} needs more memory than this process may have; load it on a larger machine")
+    return Unavailable(f"artifact {address} needs more memory than this process may use; load it on a larger machine")
 
 
 def _most_bytes() -> int:

@@ -39,7 +39,7 @@ def open_to_notes[T](kind: type[T]) -> type[T]:
 
 def _check_note(name: str) -> None:
     if not name.startswith("_"):
-        raise FrozenInstanceError(f"cannot change {name!r}; a release is fixed; make another object")
+        raise FrozenInstanceError(f"cannot change {name!r}; a release is fixed; create another object")
 
 
 class FittedTransformer:
@@ -111,7 +111,7 @@ class FittedTransformer:
             If the features have no names.
         """
         if self.feature_names is None:
-            raise AttributeError("this release has no names of features; its columns go by position")
+            raise AttributeError("this release has no feature names; its columns are matched by position")
         return np.array(self.feature_names, dtype=object)
 
     def get_feature_names_out(self, input_features: Sequence[str] | None = None) -> NDArray[Any]:
@@ -130,13 +130,13 @@ class FittedTransformer:
         """
         known = None if self.raw_encoding is not None else self.feature_names
         if input_features is not None and known is not None and set(input_features) != set(known):
-            raise Invalid("input_features is not equal to feature_names_in_; pass those, or leave them out")
+            raise Invalid("input_features is not equal to feature_names_in_; pass the same names, or omit them")
         return np.array([f"{type(self).__name__.lower()}{at}" for at in range(self.n_components)], dtype=object)
 
     def set_output(self, *, transform: str | None = None) -> Self:
         """Select the output of `transform`: ``default`` (an array), ``pandas`` or ``polars``. None changes nothing."""
         if transform is not None and transform not in _CONTAINERS:
-            raise Invalid(f"transform={transform!r} is unknown; it is one of {', '.join(_CONTAINERS)}; choose one")
+            raise Invalid(f"transform={transform!r} is unknown; it must be one of {', '.join(_CONTAINERS)}; choose one")
         if transform is not None:
             self._container = transform
         return self

@@ -115,13 +115,13 @@ class PrivateSubspace(FittedTransformer, Artifact):
                 "further directions need one value each in spectrum; pass the spectrum of all directions kept"
             )
         if mean is not None and len(mean) != components.shape[1]:
-            raise Invalid(f"a mean of {len(mean)} values; there is one a feature ({components.shape[1]}); pass all")
+            raise Invalid(f"a mean of {len(mean)} values; each feature needs one ({components.shape[1]}); pass all")
         if eigenvalues is None and spectrum is not None:
             raise Invalid("a spectrum without the eigenvalues of the components; pass both, or neither")
         if eigenvalues is not None and len(eigenvalues) != len(components):
             raise Invalid(
-                f"{len(eigenvalues)} eigenvalues for {len(components)} components; there is one a component; "
-                "pass the eigenvalues of the components kept"
+                f"{len(eigenvalues)} eigenvalues for {len(components)} components; each component needs one; pass the "
+                "eigenvalues of these components"
             )
         for name, values in (("eigenvalues", eigenvalues), ("spectrum", spectrum)):
             if values is not None and np.any(np.diff(values) > 0):
@@ -137,7 +137,7 @@ class PrivateSubspace(FittedTransformer, Artifact):
         manifest = checked_manifest(self.manifest, kind=self.kind, facts=_FACTS, shape=shape)
         names = manifest.get("feature_names")
         if names is not None and len(names) != components.shape[1]:
-            raise Invalid(f"{len(names)} feature names; there is one a feature; declare {components.shape[1]}")
+            raise Invalid(f"{len(names)} feature names; each feature needs one; declare {components.shape[1]}")
         object.__setattr__(self, "manifest", manifest)
 
     def __repr__(self) -> str:
@@ -230,19 +230,19 @@ class PrivateSubspace(FittedTransformer, Artifact):
         """
         if self.refined_by != "none":
             raise Invalid(
-                f"these components were refined ({self.refined_by}), and another number is refined anew; use "
-                "`dpca subspace refit`"
+                f"these components were refined ({self.refined_by}), and another number of components needs a new "
+                "refinement; use `dpca subspace refit`"
             )
         if self.eigenvalues is None:
             raise Invalid(
-                f"this release has {len(self.components)} directions without eigenvalues, of which none leads the "
-                "others; fit again with the number of components wanted"
+                f"this release has {len(self.components)} directions without eigenvalues, so they have no order; fit "
+                "again with the required number of components"
             )
         basis = self.components if self.further is None else _stacked(self.components, self.further)
         values = self.eigenvalues if self.further is None or self.spectrum is None else self.spectrum
         if not 1 <= n_components <= len(basis):
             raise Invalid(
-                f"{n_components} components; this release kept {len(basis)} directions; ask for 1 to {len(basis)}"
+                f"{n_components} components; this release has {len(basis)} directions; request 1 to {len(basis)}"
             )
         more = {"spectrum": values, "further": basis[n_components:]} if n_components < len(basis) else {}
         facts = {name: value for name, value in self.manifest.items() if name != "n_components"}
@@ -313,7 +313,10 @@ class PrivateSubspace(FittedTransformer, Artifact):
 
 def _stacked(components: NDArray[np.float64], further: NDArray[np.float64]) -> NDArray[np.float64]:
     if components.shape[1] != further.shape[1]:
-        raise Invalid(f"further directions of {further.shape[1]} features; components have {components.shape[1]}")
+        raise Invalid(
+            f"further directions of {further.shape[1]} features; components have {components.shape[1]}; pass "
+            "directions with as many"
+        )
     return np.vstack([components, further])
 
 
@@ -322,8 +325,8 @@ def _check_leading(
 ) -> None:
     if leading.shape[1] != components.shape[1] or spectrum is None or len(spectrum) != len(leading):
         raise Invalid(
-            f"leading directions of shape {leading.shape} need one value each in spectrum, and the components' number "
-            "of features; pass the spectrum of all directions kept"
+            f"leading directions of shape {leading.shape} must have one value each in spectrum, and as many features "
+            "as the components; pass the spectrum of all directions kept"
         )
     _check_components(leading)
 
@@ -332,8 +335,8 @@ def _check_matrix(matrix: NDArray[np.float64], n_features: int) -> None:
     lengths = [order * (order + 1) // 2 for order in (n_features, n_features + 1)]
     if len(matrix) not in lengths:
         raise Invalid(
-            f"a matrix of {len(matrix)} entries; an upper triangle of {n_features} features has {lengths[0]}, "
-            f"or {lengths[1]} where rows are centred; pass it whole"
+            f"a matrix of {len(matrix)} entries; an upper triangle of {n_features} features has {lengths[0]}, or "
+            f"{lengths[1]} if rows are centred; pass all entries"
         )
 
 
@@ -341,8 +344,8 @@ def _check_components(components: NDArray[np.float64]) -> None:
     n_components, n_features = components.shape
     if n_components > n_features:
         raise Invalid(
-            f"{n_components} components for {n_features} features; "
-            "there are at most as many components as features; pass them as rows"
+            f"{n_components} components for {n_features} features; components cannot outnumber features; pass them as "
+            "rows"
         )
     most = 1 + _ORTHONORMAL_WITHIN  # larger entries might overflow in the product
     if (

@@ -96,10 +96,10 @@ class TensorComponents(Artifact):
         n_components = 0 if components is None else len(components)
         if eigenvalues is not None:
             if np.any(np.diff(eigenvalues) > 0):
-                raise Invalid("eigenvalues must be in falling order; pass those that were kept")
+                raise Invalid("eigenvalues must be in descending order; pass the eigenvalues of these components")
             if len(eigenvalues) < n_components:
                 raise Invalid(
-                    f"{len(eigenvalues)} eigenvalues for {n_components} components; there is one a component; pass all"
+                    f"{len(eigenvalues)} eigenvalues for {n_components} components; each component needs one; pass all"
                 )
         facts = {**self.manifest, "model": self.model}
         if self.noise_variance is not None:
@@ -108,7 +108,7 @@ class TensorComponents(Artifact):
         manifest = checked_manifest(facts, kind=self.kind, facts=_FACTS, shape=shape)
         names = manifest.get("feature_names")
         if names is not None and len(names) != self.n_features:
-            raise Invalid(f"{len(names)} feature names; there is one a feature; declare {self.n_features}")
+            raise Invalid(f"{len(names)} feature names; each feature needs one; declare {self.n_features}")
         found = (("components", components), ("weights", weights), ("eigenvalues", eigenvalues), ("manifest", manifest))
         for name, value in found:
             object.__setattr__(self, name, value)
@@ -172,7 +172,7 @@ class TensorComponents(Artifact):
             If `count` is below 1.
         """
         if count < 1:
-            raise Invalid(f"count={count} must be at least 1; ask for one word or more")
+            raise Invalid(f"count={count} must be at least 1; request one word or more")
         names = self.manifest.get("feature_names") or [str(column) for column in range(self.n_features)]
         found = []
         for row in [] if self.components is None else self.components:
@@ -228,12 +228,10 @@ class TensorComponents(Artifact):
         """
         variance = self.noise_variance
         if self.model == "mixture" and not variance:
-            raise Invalid(
-                "these centres have no noise variance, and a density needs one; state it, or release with one"
-            )
+            raise Invalid("these centres have no noise variance, and a density needs it; pass it, or release with it")
         matrix = self._checked(rows)
         if not matrix.shape[0]:
-            raise Invalid("there are no rows, and a mean needs one; pass at least one row")
+            raise Invalid("there are no rows, and a mean needs at least one; pass rows")
         found = self._alignments(matrix)
         exponents = self._exponents(found)
         most = exponents.max(axis=1)
@@ -267,7 +265,9 @@ class TensorComponents(Artifact):
 
     def _released(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         if self.components is None or self.weights is None:
-            raise Invalid("this release has no component, since noise hid all; release with more rows or epsilon")
+            raise Invalid(
+                "this release has no component, because noise hid all of them; release with more rows or epsilon"
+            )
         return self.components, self.weights
 
     def _checked(self, rows: Any) -> Any:
@@ -275,9 +275,9 @@ class TensorComponents(Artifact):
         matrix = checked_rows("rows", named, width=self.n_features, column="feature", noun=self.noun)
         values = matrix if isinstance(matrix, np.ndarray) else matrix.data
         if values.size and np.abs(values).max() > _LARGEST:
-            raise Invalid(f"rows hold a value beyond {_LARGEST:g}; no likelihood is computed there; check their units")
+            raise Invalid(f"rows hold a value beyond {_LARGEST:g}, the limit for a likelihood; check their units")
         if self.model == "topics" and ((values < 0).any() or (values != np.floor(values)).any()):
-            raise Invalid("rows hold a count that is negative or no whole number; a document has counts of words")
+            raise Invalid("rows hold a count that is negative or not a whole number; pass counts of words")
         return matrix
 
 
@@ -288,14 +288,15 @@ def _squared_norms(matrix: Any) -> NDArray[np.float64]:
 
 def _check_facts(model: str, n_features: int, noise_variance: float | None) -> None:
     if model not in MODELS:
-        raise Invalid(f"model {model!r} is unknown; it is {' or '.join(MODELS)}; state one")
+        raise Invalid(f"model {model!r} is unknown; it must be {' or '.join(MODELS)}; choose one")
     if not isinstance(n_features, int) or n_features < 1:
         raise Invalid(f"n_features={n_features!r} must be at least 1; state the number of columns")
     if noise_variance is not None and (
         model == "topics" or not (math.isfinite(noise_variance) and noise_variance >= 0)
     ):
         raise Invalid(
-            f"a noise variance of {noise_variance} in {model}; it is one of a mixture, and not negative; correct it"
+            f"a noise variance of {noise_variance} in {model}; only a mixture has one, and it must not be negative; "
+            "correct it"
         )
 
 
@@ -308,14 +309,16 @@ def _check_components(
         return
     if components.shape[1] != n_features or len(components) > n_features:
         raise Invalid(
-            f"components of shape {components.shape} for {n_features} features; each has one entry a feature, and "
-            "there are at most as many; pass them as rows"
+            f"components of shape {components.shape} for {n_features} features; each needs one entry per feature, and "
+            "components cannot outnumber features; pass them as rows"
         )
     if np.abs(components).max() > _LARGEST:
-        raise Invalid(f"components with an entry beyond {_LARGEST:g}; no likelihood is computed there; pass others")
+        raise Invalid(f"components with an entry beyond {_LARGEST:g}, the limit for a likelihood; check their units")
     if len(weights) != len(components):
-        raise Invalid(f"{len(weights)} weights for {len(components)} components; there is one a component; pass all")
+        raise Invalid(f"{len(weights)} weights for {len(components)} components; each component needs one; pass all")
     if weights.min() <= 0 or np.any(np.diff(weights) > 0) or abs(weights.sum() - 1.0) > _SUMS_WITHIN:
-        raise Invalid("weights must be positive, in falling order, and sum to 1; sort them with the components")
+        raise Invalid("weights must be positive, in descending order, and sum to 1; sort them with the components")
     if model == "topics" and (components.min() < 0 or np.abs(components.sum(axis=1) - 1.0).max() > _SUMS_WITHIN):
-        raise Invalid("topics must be probabilities of words, not negative and with sum 1; put them on the simplex")
+        raise Invalid(
+            "topics must be probabilities of words, which are not negative and sum to 1; project them onto the simplex"
+        )

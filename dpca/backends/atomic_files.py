@@ -145,8 +145,8 @@ def require_private(folder: Path, *, name: str) -> None:
         return
     for found, remedy in openings(folder):
         raise Refused(
-            f"{name}={folder} holds what no other user may see, and {found}; run `{remedy}`, "
-            "or set DPCA_ALLOW_SHARED_HOME=true if you trust all of them."
+            f"{name}={folder} holds private files, and {found}; run `{remedy}`, or set DPCA_ALLOW_SHARED_HOME=true if "
+            "you trust all other users."
         )
 
 
@@ -233,8 +233,8 @@ def writing(folder: Path) -> Iterator[None]:
         raise
     except OSError as error:
         raise Unavailable(
-            f"{folder} cannot be written ({error.strerror or error}); make room or correct the permissions, "
-            "and run the same request again."
+            f"{folder} cannot be written ({error.strerror or error}); free disk space or correct the permissions, and "
+            "run the same request again."
         ) from None
 
 
@@ -406,7 +406,8 @@ def open_regular(path: Path | str) -> Iterator[io.FileIO]:
 
 def _irregular(path: Path | str, most: int) -> Corrupt:
     return Corrupt(
-        f"{path} is no regular file of at most {most} bytes; what is published is; remove it, or restore it from a copy"
+        f"{path} is not a regular file of at most {most} bytes, as every published file is; remove it, or restore it "
+        "from a copy"
     )
 
 
@@ -422,12 +423,12 @@ def check_sizes(address: str, sizes: Collection[int], *, most: int) -> None:
     """
     if len(sizes) > MOST_FILES:
         raise Corrupt(
-            f"{address} holds more than {MOST_FILES} files; a published folder does not; restore it from a copy"
+            f"{address} holds more than {MOST_FILES} files, the limit of a published folder; restore it from a copy"
         )
     if sum(sizes) > most:
         raise Unavailable(
-            f"{address} holds {sum(sizes)} bytes; this machine reads at most {most} at once; read it on a larger one, "
-            "or restore it from a copy"
+            f"{address} holds {sum(sizes)} bytes; this machine reads at most {most} at once; read it on a larger "
+            "machine, or restore it from a copy"
         )
 
 
@@ -452,7 +453,10 @@ def relative_paths(root: Path) -> list[str]:
                 elif entry.is_file(follow_symlinks=False):
                     found.append(f"{below}{entry.name}")
                 else:
-                    raise OSError(f"{entry.path} is neither a file nor a folder; a digest covers only those; remove it")
+                    raise OSError(
+                        f"{entry.path} is neither a file nor a folder; a digest covers only files and folders; remove "
+                        "it"
+                    )
     return found
 
 

@@ -143,8 +143,8 @@ def write_and_check(place: Place, path: str, payload: bytes) -> None:
             return
         place.write(path, payload, over=standing)
     raise Unavailable(
-        f"{place.at(path)} does not read back as it was written; a store must keep what it acknowledges; check it, and "
-        "run the same request again"
+        f"{place.at(path)} does not read back as it was written; a store must keep the writes that it acknowledges; "
+        "check it, and run the same request again"
     )
 
 

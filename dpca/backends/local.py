@@ -150,8 +150,8 @@ def _unless_gone(_function: object, _path: str, error: BaseException) -> None:
 
 def _unreadable(path: Path, error: OSError) -> Unavailable:
     return Unavailable(
-        f"{path} cannot be read ({error.strerror or error}); a consumer needs all of its registry; "
-        "ask its owner for access, or for a copy"
+        f"{path} cannot be read ({error.strerror or error}); a consumer must be able to read all of the registry; "
+        "request access or a copy from its owner"
     )
 
 

@@ -47,12 +47,20 @@ _REASONS = (
     ("169.254.", *_NO_CREDENTIALS),  # the address at which cloud machines find their credentials
     ("Missing AccessKeyId", *_NO_CREDENTIALS),
     ("Missing SecretAccessKey", *_NO_CREDENTIALS),
-    ("Config error", "an AWS_* variable has a value that it cannot have", "correct that variable"),
-    ("NoSuchBucket", "there is no such bucket", "create it, or correct the URL or AWS_ENDPOINT_URL"),
+    ("Config error", "an AWS_* variable has an invalid value", "correct that variable"),
+    ("NoSuchBucket", "the bucket does not exist", "create it, or correct the URL or AWS_ENDPOINT_URL"),
     ("code: 401", "the credentials are not accepted", "correct the AWS_* variables"),
-    ("code: 403", "the credentials are not accepted here", "correct the AWS_* variables, or ask the bucket's owner"),
-    ("InvalidCertificate(", "its certificate is not trusted", "set SSL_CERT_FILE to the PEM file of its authority"),
-    ("builder error", "its endpoint is no https:// URL", "correct AWS_ENDPOINT_URL, or set AWS_ALLOW_HTTP=true"),
+    (
+        "code: 403",
+        "the credentials are not accepted here",
+        "correct the AWS_* variables, or request access from the bucket's owner",
+    ),
+    (
+        "InvalidCertificate(",
+        "its certificate is not trusted",
+        "set SSL_CERT_FILE to the PEM file of its certificate authority",
+    ),
+    ("builder error", "its endpoint is not an https:// URL", "correct AWS_ENDPOINT_URL, or set AWS_ALLOW_HTTP=true"),
 )
 _SILENT = ("it does not answer", "check AWS_ENDPOINT_URL and the network, and run the same request again")
 
@@ -109,8 +117,8 @@ class ObjectPlace:
             found = obstore.get(self._store, path)
             if found.meta["size"] > most:
                 raise Corrupt(
-                    f"{self.at(path)} holds {found.meta['size']} bytes, more than {most}; what is published does not; "
-                    "restore it from a copy"
+                    f"{self.at(path)} holds {found.meta['size']} bytes, more than {most}, the limit of a published "
+                    "file; restore it from a copy"
                 )
             return Stored(bytes(found.bytes()), found.meta["e_tag"])
 
@@ -187,7 +195,7 @@ class ObjectPlace:
             if not missing:
                 break
         else:
-            raise self._untrue(folder, "acknowledged what it did not store")
+            raise self._untrue(folder, "acknowledged a write that it did not store")
         reached("folder.synced")
         is_ours = standing is None and self._put_marker(last, payload)
         reached("folder.renamed")
@@ -202,7 +210,7 @@ class ObjectPlace:
                     obstore.delete(self._store, paths)
             if not [path for path in (_join(folder, marker), *paths) if self._size(path) is not None]:
                 return
-        raise self._untrue(folder, "acknowledged a removal, and still has files")
+        raise self._untrue(folder, "acknowledged a removal, but still has files")
 
     def zarr_store(self) -> "Store":
         """Return a store of the prefix."""
@@ -218,7 +226,7 @@ class ObjectPlace:
         except FileNotFoundError as error:
             if "NoSuchBucket" in str(error):
                 raise self._unavailable(error) from None
-            raise FileNotFoundError(f"nothing of this name exists in {self.address}") from None
+            raise FileNotFoundError(f"no object of this name exists in {self.address}") from None
         except BaseError as error:
             raise self._unavailable(error) from None
 
@@ -241,7 +249,7 @@ class ObjectPlace:
                 return False
             with self.reaching():  # it was lost, or stored only in part
                 obstore.put(self._store, path, payload, use_multipart=False)
-        raise self._untrue(path, "acknowledged what it did not store")
+        raise self._untrue(path, "acknowledged a write that it did not store")
 
     def _found(self, path: str) -> bytes | None:
         """Read a small object if it exists."""
@@ -267,7 +275,7 @@ class ObjectPlace:
             return None
 
     def _untrue(self, folder: str, what: str) -> Unavailable:
-        return Unavailable(f"the store {what} at {self.at(folder)}; check it, and run the same request again")
+        return Unavailable(f"the store {what} at {self.at(folder)}; check the store, and run the same request again")
 
     def _paths(self, folder: str) -> list[str]:
         with self.reaching():

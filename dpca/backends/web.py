@@ -66,7 +66,7 @@ class WebPlace:
         if not found or (found[1] == "http" and found[2] not in _LOOPBACK):
             raise Invalid(
                 "the URL of a registry must be https://host/path/registry, without credentials, query and fragment; "
-                "http:// is for this machine alone; correct it"
+                "http:// is only for this machine; correct it"
             )
         object.__setattr__(self, "address", self.address.rstrip("/").removesuffix(_REGISTRY))
         try:
@@ -77,7 +77,7 @@ class WebPlace:
         except (OSError, ValueError, httpx.InvalidURL) as error:
             raise Unavailable(
                 f"no connection can be made ({type(error).__name__}); SSL_CERT_FILE, SSL_CERT_DIR and the proxies of "
-                "the environment must be usable; correct these variables"
+                "the environment must be valid; correct these variables"
             ) from None
         object.__setattr__(self, "_client", client)
         weakref.finalize(self, client.close)  # connections stay open between files
@@ -104,7 +104,9 @@ class WebPlace:
 
     def names(self, folder: str) -> list[str]:
         """Refuse to list a folder."""
-        raise Invalid(f"{self.at(folder)} cannot be listed; a web server hands out files by name; name an artifact")
+        raise Invalid(
+            f"{self.at(folder)} cannot be listed; a web server returns files only by name; give the name of an artifact"
+        )
 
     def paths(self, folder: str) -> list[str]:
         """Refuse to list a folder."""
@@ -147,7 +149,7 @@ class WebPlace:
         return nullcontext()
 
     def _refuse(self) -> NoReturn:
-        raise Refused(f"{self.address} is read-only; nothing is written through a web server; publish to its home")
+        raise Refused(f"{self.address} is read-only; a web server accepts no writes; publish to its home")
 
     def _get(self, path: str, *, most: int) -> Stored:
         """Send one request, and accept at most `most` bytes of the response."""
@@ -175,31 +177,38 @@ class WebPlace:
         """Accept only a plain response with the file itself."""
         status = answer.status_code
         if status in _ABSENT:
-            raise FileNotFoundError(f"{url} is not there, or not for everybody: the server answers {status}")
+            raise FileNotFoundError(f"{url} does not exist, or is not public: the server answers {status}")
         if status in _NOT_LET_IN:
-            raise Unavailable(f"{url} asks for credentials; none are sent over https; read it from s3:// or a folder")
+            raise Unavailable(
+                f"{url} requires credentials, which are never sent to a web server; read the registry from s3:// or a "
+                "folder"
+            )
         if answer.has_redirect_location:
             target = "".join(answer.headers["Location"].split())[:_SHOWN]
-            raise Unavailable(f"{url} redirects to {target!r}; redirects are not followed; open the registry there")
+            raise Unavailable(
+                f"{url} redirects to {target!r}; redirects are not followed; open the registry at that URL"
+            )
         if status in _PASSING:
             raise _Passing(f"{url} answers {status}; it should answer 200; run the same request again later")
         if status != httpx.codes.OK:
-            raise Unavailable(f"{url} answers {status}; it must answer 200; ask whoever runs that server")
+            raise Unavailable(f"{url} answers {status}; it must answer 200; contact the operator of that server")
         if answer.headers.get("Content-Encoding", "identity") != "identity":
-            raise Unavailable(f"{url} comes compressed; files are sent as they are stored; turn compression off there")
+            raise Unavailable(
+                f"{url} is sent compressed; files must be sent as they are stored; turn compression off on the server"
+            )
 
     def _failed(self, url: str, error: Exception) -> Exception:
         cause: BaseException | None = error
         while cause is not None:
             if isinstance(cause, ssl.SSLError):
                 return Unavailable(
-                    f"{url} shows no certificate that is trusted here; it must be signed by a known authority for that "
-                    "host; set SSL_CERT_FILE to your authority's certificates, or correct the URL"
+                    f"{url} has no trusted certificate; a known authority must have signed it for that host; set "
+                    "SSL_CERT_FILE to the certificates of your authority, or correct the URL"
                 )
             cause = cause.__cause__ or cause.__context__
         if isinstance(error, httpx.ConnectError):
             return _Passing(f"{url} cannot be reached; check the host's name and the network, and try again")
-        return _Passing(f"{url} breaks off its answer; a file must come whole; run the same request again")
+        return _Passing(f"{url} sent an incomplete answer; a file must arrive whole; run the same request again")
 
 
 class _Passing(Exception):
@@ -207,4 +216,6 @@ class _Passing(Exception):
 
 
 def _too_long(url: str, most: int) -> Corrupt:
-    return Corrupt(f"{url} holds more than {most} bytes; what is published does not; ask its publisher for a copy")
+    return Corrupt(
+        f"{url} holds more than {most} bytes, the limit of a published file; request a copy from its publisher"
+    )

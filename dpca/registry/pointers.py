@@ -45,8 +45,8 @@ class Reference:
         found = re.fullmatch(f"({NAME_PATTERN})(?:@(?:({VERSION_PATTERN})|({NAME_PATTERN})|sha256:({DIGEST})))?", text)
         if not found:
             raise Invalid(
-                f"reference {text!r} is none of name, name@3, name@alias, name@sha256:<64 hex digits>; "
-                f"a name or alias is {_NAME_RULE}; correct it"
+                f"reference {text!r} is not name, name@3, name@alias or name@sha256:<64 hex digits>; a name or alias "
+                f"is {_NAME_RULE}; correct it"
             )
         name, version, alias, digest = found.groups()
         return cls(
@@ -166,12 +166,12 @@ class Pointer:
         except FileNotFoundError:
             if not place.lists:
                 raise NotFound(
-                    f"nothing named {name!r} can be read at {place.at('registry')}; a web server hands out files by "
-                    "name; correct the name or the URL"
+                    f"{name!r} cannot be read at {place.at('registry')}; a web server returns files only by name; "
+                    "correct the name or the URL"
                 ) from None
             known = _listed(read_names(place))
             raise NotFound(
-                f"nothing named {name!r} in {place.at('registry')}; it has {known}; see dpca registry list"
+                f"{name!r} does not exist in {place.at('registry')}, which has {known}; see dpca registry list"
             ) from None
         try:
             pointer = cls.from_facts(name, json.loads(payload))

@@ -111,8 +111,8 @@ class Registry:
             return cls(place)
         return cls(
             place,
-            _warning=f"{place.at('registry')} is read without a pinned root key, so nothing shows who published it; "
-            "get the key from its publisher, and pin it with `dpca registry trust KEY`, or pass trust=KEY",
+            _warning=f"{place.at('registry')} is read without a pinned root key, so its publisher is not verified; get "
+            "the key from its publisher, and pin it with `dpca registry trust KEY`, or pass trust=KEY",
         )
 
     def names(self) -> Sequence[str]:
@@ -176,7 +176,7 @@ class Registry:
         resolved, artifact = self._read(reference)
         if not isinstance(artifact, kind):
             raise Invalid(
-                f"{resolved} is a {artifact.noun}, and a {kind.noun} is needed; name one, see `registry list`"
+                f"{resolved} is a {artifact.noun}, and a {kind.noun} is needed; choose one, see `dpca registry list`"
             )
         return artifact
 
@@ -248,11 +248,11 @@ class Registry:
                 write_atomically(output, made)
             else:
                 if output.exists() or not output.parent.is_dir():
-                    raise Invalid(f"output {output} must be a new folder in an existing one; name another")
+                    raise Invalid(f"output {output} must be a new folder in an existing folder; choose another")
                 write_folder(output, made)
         except OSError as error:
             raise Unavailable(
-                f"output {output} cannot be written ({error.strerror}); nothing was exported; choose another place"
+                f"output {output} cannot be written ({error.strerror}); no file was written; choose another folder"
             ) from error
         return resolved
 

@@ -232,7 +232,7 @@ class Root:
         """
         publisher = self.publishers.get(key)
         if publisher is None:
-            reason = "is no publisher's"
+            reason = "is not a publisher's key"
         elif publisher.state == "revoked":
             reason = "was revoked"
         elif not publisher.covers(name):
@@ -242,8 +242,8 @@ class Root:
         else:
             return
         raise Refused(
-            f"{at} is signed by key {key[:_SHOWN]}..., which {reason} in version {self.version} of the root; only keys "
-            "that the root delegates to may sign; ask its publisher to run `dpca registry resign`."
+            f"{at} is signed by key {key[:_SHOWN]}..., which {reason} in version {self.version} of the root; only "
+            "keys with a delegation from the root may sign; its publisher must run `dpca registry resign`."
         )
 
 
@@ -266,8 +266,8 @@ def read_root(place: Place, version: int) -> tuple[Root, frozenset[str]] | None:
             raise ValueError
     except ValueError:
         raise Refused(
-            f"{place.at(Root.path(version))} is no root that enough of its own keys signed; it must be as its keeper "
-            "signed it; restore that file from a copy."
+            f"{place.at(Root.path(version))} is not a root with enough signatures of its own keys; it must be as it "
+            "was signed; restore that file from a copy."
         ) from None
     return root, found.signers
 
@@ -288,8 +288,8 @@ def first_root(place: Place, keys: Collection[str]) -> Root:
             return found[0]
     raise Refused(
         f"{place.at('registry')} has no root signed by the pinned key "
-        f"{', '.join(f'{key[:_SHOWN]}...' for key in keys)}; "
-        "a registry is trusted through its root; correct the key or the address, or ask its publisher to sign."
+        f"{', '.join(f'{key[:_SHOWN]}...' for key in keys)}; a registry is trusted through its root; correct the key "
+        "or the address, or request a signed root from its publisher."
     )
 
 
@@ -308,7 +308,7 @@ def follow(place: Place, root: Root) -> Root:
         if not root.is_signed_by(found[1]):
             raise Refused(
                 f"{place.at(Root.path(version))} is not signed by {root.threshold} of the keys of version "
-                f"{root.version}; each root is signed by the one before; restore that file from a copy."
+                f"{root.version}; keys of the previous root must sign each root; restore that file from a copy."
             )
         root = found[0]
     return root

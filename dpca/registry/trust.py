@@ -126,9 +126,8 @@ class Memory:
                         write_atomically(self.folder / name, canonical_json(facts))
         except Unavailable as error:
             tell_once(
-                f"{str(error).partition(';')[0]}, so it is not remembered what was seen of this registry; an "
-                "older state "
-                "put back later would go unnoticed; set DPCA_STATE_FOLDER to a folder that can be written"
+                f"{str(error).partition(';')[0]}, so the state of this registry is not stored, and a later return to "
+                "an older state would not be detected; set DPCA_STATE_FOLDER to a writable folder"
             )
 
 
@@ -158,9 +157,8 @@ def pin(address: str, keys: Sequence[str], *, replace: bool) -> None:
     before = pinned(address)
     if before and set(before) != set(keys) and not replace:
         raise Conflict(
-            f"{address} is pinned to key {', '.join(before)} already; another key is another keeper of its root; "
-            "ask its "
-            "publisher, and say --replace if that is so"
+            f"{address} is already pinned to key {', '.join(before)}; another key means another owner of its root; "
+            "confirm this with its publisher, and use --replace"
         )
     path = _pin_path(address)
     with writing(path.parent):
@@ -218,7 +216,10 @@ def _read_remembered(path: Path) -> Any:
 
 
 def _damaged(path: Path) -> Corrupt:
-    return Corrupt(f"{path} is damaged; it holds what this user trusts and saw; restore it, or remove it and pin again")
+    return Corrupt(
+        f"{path} is damaged; it stores the pinned keys and the last seen state; restore it, or remove it and pin the "
+        "key again"
+    )
 
 
 _ATTEMPTS = 10
@@ -249,8 +250,8 @@ class Trust:
         """
         if not keys or not all(re.fullmatch(KEY, key) for key in keys):
             raise Invalid(
-                f"{', '.join(map(str, keys)) or 'no key'!r} is no root key; one is 64 hex digits, as "
-                "`dpca registry root show` prints it; copy it whole"
+                f"{', '.join(map(str, keys)) or 'no key'!r} is not a root key, which has 64 hex digits, as `dpca "
+                "registry root show` prints it; copy the whole key"
             )
         return cls(keys=tuple(keys), memory=Memory.of(place.address, keys))
 
@@ -287,9 +288,8 @@ class Trust:
             if payload is None:
                 Pointer.read(place, name)
                 raise Refused(
-                    f"{place.at(Pointer.path(name))} is not signed, and a root key is pinned for this registry; "
-                    "nothing "
-                    "unsigned is believed then; ask its publisher to run `dpca registry resign`."
+                    f"{place.at(Pointer.path(name))} is not signed, but a root key is pinned for this registry, so "
+                    "every file needs a signature; its publisher must run `dpca registry resign`."
                 )
             signed = _decoded(place, name, payload)
             root.check(signed.key, name=name, number=signed.number, at=place.at(SignedPointer.path(name)))
@@ -300,9 +300,8 @@ class Trust:
                 break
             read = plain, payload
         raise Corrupt(
-            f"pointer file {place.at(Pointer.path(name))} is not the one that was signed; it was changed, or an "
-            "older one "
-            "was put back; `dpca doctor` on the home of the ledger rebuilds it."
+            f"pointer file {place.at(Pointer.path(name))} differs from the signed one; it was changed, or replaced by "
+            "an older one; `dpca doctor` on the home of the ledger rebuilds it."
         )
 
     def check_artifact(self, place: Place, digest: str, *, name: str, root: Root) -> None:
@@ -319,16 +318,15 @@ class Trust:
         payload = _read(place, path, most=_MOST_SIGNATURE)
         if payload is None:
             raise Refused(
-                f"artifact {digest} has no signature at {place.at(path)}; nothing unsigned is believed under a "
-                "pinned key; "
-                "ask its publisher to run `dpca registry resign`."
+                f"artifact {digest} has no signature at {place.at(path)}; a pinned key requires a signature; its "
+                "publisher must run `dpca registry resign`."
             )
         try:
             key = signer_of_artifact(digest, payload)
         except ValueError:
             raise Corrupt(
-                f"{place.at(path)} is no true signature of that artifact; it must be as its publisher signed it; "
-                "`dpca registry resign` on the home of the ledger writes it anew."
+                f"{place.at(path)} is not a valid signature of that artifact; it must be as its publisher signed it; "
+                "`dpca registry resign` on the home of the ledger rewrites it."
             ) from None
         root.check(key, name=name, number=None, at=place.at(path))
 
@@ -339,27 +337,24 @@ class Trust:
         name, at = signed.pointer.name, place.at(SignedPointer.path(signed.pointer.name))
         if signed.expires is not None and datetime.fromisoformat(signed.expires) < datetime.now(UTC):
             raise Refused(
-                f"{at} expired at {signed.expires}; an expired pointer may be an old one that is shown for ever; "
-                "ask its "
-                "publisher to run `dpca registry resign`."
+                f"{at} expired at {signed.expires}; an expired pointer may hide newer versions; its publisher must "
+                "run `dpca registry resign`."
             )
         digest = str(digest_of(payload))
         if seen is not None and signed.number < seen.number:
             raise Refused(
-                f"{at} has number {signed.number}, and {seen.number} was seen here before; a pointer never goes "
-                "back; ask "
-                f"its publisher, who goes on with `dpca registry resign --above {seen.number}` after a loss."
+                f"{at} has number {signed.number}, but number {seen.number} was seen before; the number never "
+                f"decreases; after a loss its publisher must run `dpca registry resign --above {seen.number}`."
             )
         if seen is not None and signed.number == seen.number and digest != seen.digest:
             raise Refused(
-                f"{at} says something else under number {signed.number} than was seen here before; a number is given "
-                "once; ask its publisher to run `dpca registry resign`."
+                f"{at} differs from the pointer with number {signed.number} that was seen before; a number is used "
+                "once; its publisher must run `dpca registry resign`."
             )
         if seen is not None and signed.number == seen.number and seen.complete and not complete:
             raise Refused(
-                f"pointer file {place.at(Pointer.path(name))} is older than the one seen here before; a pointer "
-                "never goes "
-                "back; `dpca doctor` on the home of the ledger rebuilds it."
+                f"pointer file {place.at(Pointer.path(name))} is older than the one seen before; a pointer never "
+                "returns to an older state; `dpca doctor` on the home of the ledger rebuilds it."
             )
         if seen is None or (seen.number, seen.complete) < (signed.number, complete):
             self.memory.note_pointer(name, Seen(number=signed.number, digest=digest, complete=complete))
@@ -377,6 +372,6 @@ def _decoded(place: Place, name: str, payload: bytes) -> SignedPointer:
         return SignedPointer.decode(name, payload)
     except ValueError:
         raise Corrupt(
-            f"signed pointer {place.at(SignedPointer.path(name))} is damaged, or of another name; it must be as its "
+            f"signed pointer {place.at(SignedPointer.path(name))} is damaged, or has another name; it must be as its "
             "publisher signed it; `dpca doctor` on the home of the ledger rebuilds it."
         ) from None

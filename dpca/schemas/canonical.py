@@ -371,7 +371,10 @@ class Canonical:
             return _filled(cells.cast(pa.string()))  # rounds correctly, unlike Arrow's cast to float64
         if not (is_text(kind) or pa.types.is_null(kind)):
             if not is_number(cells.type):
-                raise BadSource(f"it holds {kind}; numbers are numbers or text; convert it, or declare another kind")
+                raise BadSource(
+                    f"it holds {kind}; a number must be stored as a number or as text; convert it, or declare another "
+                    "kind"
+                )
             return _filled(cells)
         if self.decimal != "." and is_text(kind):
             point = pc.match_substring(cells, ".")
@@ -398,7 +401,9 @@ class Canonical:
         if pa.types.is_timestamp(kind):
             return _of_texts(pc.strftime(cells.cast(pa.timestamp(kind.unit)), format=f"{_ISO} %H:%M:%S"))
         if not is_number(kind):
-            raise BadSource(f"it holds {kind}; words are text or numbers; convert it, or declare another kind")
+            raise BadSource(
+                f"it holds {kind}; a word must be stored as text or as a number; convert it, or declare another kind"
+            )
         coded = pc.if_else(pa.array(_is_null(cells)), pa.scalar(None, kind), cells).dictionary_encode()
         if pa.types.is_float16(kind):
             numbers = [str(number) for number in coded.dictionary.to_numpy(zero_copy_only=False)]
@@ -488,7 +493,7 @@ def id_type(kind: pa.DataType) -> pa.DataType:
         return pa.int64()
     if is_text(kind) or pa.types.is_decimal(kind) or pa.types.is_null(kind) or kind == pa.uint64():
         return pa.string()  # holds ids that int64 cannot
-    raise BadSource(f"ids are stored as {kind}; ids are whole numbers or text; convert them")
+    raise BadSource(f"ids are stored as {kind}; ids must be whole numbers or text; convert them")
 
 
 def id_cells(array: pa.Array | pa.ChunkedArray, *, missing: Sequence[str] = NO_ID, decimal: str = ".") -> pa.Array:

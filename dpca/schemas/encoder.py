@@ -32,11 +32,11 @@ from dpca.schemas.schema import Schema
 _EPOCH = date(1970, 1, 1).toordinal()
 _SQUARES_WELL = 1e150  # the squares of up to 65536 such numbers have a finite sum
 _NO_VALUE = "has a missing value; the schema refuses such rows"
-_NO_NUMBER = "has a value that is no finite number; correct or drop it"
+_NO_NUMBER = "has a value that is not a finite number; correct or drop it"
 _NO_DATE = "has a value that no declared format reads as a date; correct or drop it"
-_NO_WORD = "has a value that the schema does not list; list it if it is public, or declare what becomes of others"
+_NO_WORD = "has a value that the schema does not list; list it if it is public, or declare a rule for other values"
 _OUTSIDE = "has a value outside the declared range; the schema refuses such rows"
-_LENGTH = "has a list of another length than declared; correct or drop it"
+_LENGTH = "has a list whose length differs from the declared length; correct or drop it"
 
 
 class Fault(NamedTuple):
@@ -106,7 +106,7 @@ class Encoder:
         """
         labels = None if is_annotated(rows) else column_labels(rows)
         if labels is None:
-            raise Invalid("raw rows must name their columns; pass a data frame, an Arrow table, or `obs` of an AnnData")
+            raise Invalid("raw rows must have column names; pass a data frame, an Arrow table, or `obs` of an AnnData")
         rows = without_index(
             rows, named=[column.name for column in self.schema.columns], drop_others=self.schema.unlisted == "drop"
         )
@@ -149,7 +149,7 @@ class Encoder:
         try:
             return array_of(list(column), decimal=self.schema.text.decimal)
         except (TypeError, ValueError, OverflowError):
-            raise Invalid(f"column {name!r} holds objects that are no text, numbers or dates; convert it") from None
+            raise Invalid(f"column {name!r} holds objects that are not text, numbers or dates; convert it") from None
 
     def match(self, found: Sequence[str], *, needs_unit: bool, drop_others: bool = False) -> None:
         """Check that a table with these columns can be encoded.
@@ -207,7 +207,7 @@ def _schema_of(facts: str) -> Schema:
     try:
         return Schema.parse(json.loads(facts))
     except Invalid as error:
-        raise Invalid(f"the encoder of this release is no schema of this version: {error}") from None
+        raise Invalid(f"the encoder of this release is not a schema of this version: {error}") from None
 
 
 def _numeric(column: Numeric, cells: pa.Array, canonical: Canonical, faults: list[Fault]) -> NDArray[np.float64]:
@@ -260,13 +260,13 @@ def _vector(column: Vector, cells: pa.Array, canonical: Canonical, faults: list[
     if pa.types.is_null(kind):
         cells = cells.cast(pa.list_(pa.float64()))
     elif not (pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)):
-        raise BadSource(f"it holds {kind}; a vector is a list of numbers, as in Parquet; convert it")
+        raise BadSource(f"it holds {kind}; a vector must be a list of numbers, as in Parquet; convert it")
     absent = cells.is_null().to_numpy(zero_copy_only=False)
     whole = ~absent & (pc.list_value_length(cells).fill_null(0).to_numpy(zero_copy_only=False) == column.length)
     numbers = np.full((len(cells), column.length), np.nan)
     items = cells.filter(pa.array(whole)).flatten()
     if not (is_number(items.type) or pa.types.is_null(items.type)):
-        raise BadSource(f"it holds {kind}; a vector is a list of numbers, as in Parquet; convert it")
+        raise BadSource(f"it holds {kind}; a vector must be a list of numbers, as in Parquet; convert it")
     numbers[whole] = Canonical().numbers(items)[0].reshape(-1, column.length)
     _refuse(faults, ~absent & ~whole, _LENGTH, column)
     missing = absent | (whole & np.isnan(numbers).any(axis=1))

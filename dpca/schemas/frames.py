@@ -63,21 +63,18 @@ def match_names(
     missing = [name for name in wanted if name not in positions]
     others = [name for name in positions if name not in known]
     if missing:
-        strange = f" ({len(others)} of the {len(found)} that are there have other names)" if others else ""
+        strange = f" ({len(others)} of the {len(found)} columns have other names)" if others else ""
         raise Invalid(
-            f"column {_first(missing)} missing{strange}; this {noun} finds its {len(wanted)} columns by name; "
-            "add what is missing, or give it its name"
+            f"column {_first(missing)} missing{strange}; this {noun} finds its {len(wanted)} columns by name; add or "
+            "rename the missing columns"
         )
     if len(positions) < len(found) or len(known) < len(wanted):
         raise Invalid(
-            f"a name of a column occurs twice; this {noun} finds its columns by name where their order differs; rename "
-            "one, or give the columns in its order"
+            f"a column name occurs twice; this {noun} finds its columns by name if their order differs; rename one, "
+            "or pass the columns in its order"
         )
     if others and not drop_others:
-        raise Invalid(
-            f"column {_first(others)} not among the {len(wanted)} that this {noun} knows; "
-            "leave out what it does not know"
-        )
+        raise Invalid(f"column {_first(others)} not among the {len(wanted)} of this {noun}; drop other columns")
     return np.array([positions[name] for name in wanted], dtype=np.intp)
 
 
@@ -133,9 +130,8 @@ def feature_columns(
                 continue
             said = f"column {name!r} has the name of" if name else f"column {at + 1} has no name, like"
             raise Invalid(
-                f"{said} the index of a data frame, which is no feature; leave it out (index=False), or rename it if "
-                "it is one; of a file, --feature-names or a --table-schema without it leave it out, and --unit-column "
-                "takes it for ids"
+                f"{said} the index of a data frame, which is not a feature; drop it (index=False, or a --table-schema "
+                "or --feature-names without it), rename it if it is a feature, or use it as ids with --unit-column"
             )
         kept.append(name)
     return kept
@@ -191,7 +187,7 @@ _NO_NUMBERS = re.compile(r"date|time|duration|period|interval|month|categor|enum
 """Column types of pandas, polars and Arrow that NumPy would convert to ticks, codes or unitless numbers."""
 _EXACT = 1 << 53
 _LARGE = "holds an integer beyond 2**53, which float64 rounds; scale or drop its column"
-_RULE = "declare it in a schema and pass what its encoder makes of it (see `dpca schema draft`), or convert it first"
+_RULE = "declare it in a schema and pass the output of its encoder (see `dpca schema draft`), or convert it first"
 
 
 def plain_rows(rows: Any, *, name: str = "rows", missing: bool = False) -> Any:
@@ -220,15 +216,17 @@ def plain_rows(rows: Any, *, name: str = "rows", missing: bool = False) -> Any:
         rows = _plain_list(rows)
     kind = getattr(getattr(rows, "dtype", None), "kind", "f")
     if kind in "mMV":
-        raise Invalid(f"{name} holds {rows.dtype}, which is no number without a rule; {_RULE}")
+        raise Invalid(f"{name} holds {rows.dtype}, which needs a rule to become a number; {_RULE}")
     unit = getattr(rows, "units", getattr(rows, "unit", None))  # the attributes of astropy, pint and unyt
     if unit is not None:
-        raise Invalid(f"{name} has the unit {unit}, and a release keeps none; pass plain numbers of a declared unit")
+        raise Invalid(
+            f"{name} has the unit {unit}, which a release does not store; pass plain numbers in a declared unit"
+        )
     if np.ma.isMaskedArray(rows):
         if missing:
             return np.ma.filled(rows.astype(np.float64), np.nan)
         if np.ma.getmaskarray(rows).any():
-            raise Invalid(f"{name} has masked values, and a mask is missing data; fill them in, or drop their rows")
+            raise Invalid(f"{name} has masked values, which are missing data; impute them, or drop their rows")
         rows = rows.data
     if kind == "O" and isinstance(rows, np.ndarray):
         _check_objects(rows, name)
@@ -244,7 +242,7 @@ def _plain_frame(frame: Any, name: str, *, missing: bool) -> Any:
         return frame  # readers refuse repeated names
     for column, kind in kinds.items():
         if _NO_NUMBERS.match(kind):
-            raise Invalid(f"column {column!r} of {name} holds {kind}, which is no number without a rule; {_RULE}")
+            raise Invalid(f"column {column!r} of {name} holds {kind}, which needs a rule to become a number; {_RULE}")
         if kind == "object":
             _check_objects(np.asarray(frame[column], dtype=object), f"column {column!r} of {name}")
         if "int64" in kind.lower() and hasattr(frame, "dtypes") and not hasattr(frame, "__dask_graph__"):
@@ -256,8 +254,8 @@ def _plain_frame(frame: Any, name: str, *, missing: bool) -> Any:
         return frame
     if missing and any(frame.dtypes[column].fill_value == 0 for column in filled):
         raise Invalid(
-            f"column {filled[0]!r} of {name} is sparse with 0 for what is not stored, which may be a rating or none; "
-            "pass a scipy sparse array of the ratings, or a dense frame with NaN where there is none"
+            f"column {filled[0]!r} of {name} is sparse with 0 for entries that are not stored, which may be ratings "
+            "or missing; pass a scipy sparse array of the ratings, or a dense frame with NaN for missing ones"
         )
     if len(filled) == len(kinds) and all(frame.dtypes[column].fill_value == 0 for column in filled):
         return frame  # scikit-learn keeps it sparse
@@ -287,7 +285,7 @@ def _plain_list(rows: Any) -> Any:
 
 def _check_objects(values: NDArray[Any], name: str) -> None:
     if any(isinstance(value, np.datetime64 | np.timedelta64) for value in values.ravel()):
-        raise Invalid(f"{name} holds dates or durations, which are no numbers without a rule; {_RULE}")
+        raise Invalid(f"{name} holds dates or durations, which need a rule to become numbers; {_RULE}")
 
 
 def _check_integers(values: Any, name: str) -> None:

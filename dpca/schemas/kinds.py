@@ -22,13 +22,13 @@ MISSING, OTHER = "(missing)", "(other)"
 
 def _one_line(text: str) -> str:
     if "\n" in text or "\r" in text or text != text.strip():
-        raise ValueError("must be one line without blanks around it")
+        raise ValueError("must be one line without surrounding blanks")
     return text
 
 
 def _as_text(value: Any) -> Any:
     if isinstance(value, bool):
-        raise ValueError("YAML reads this word as true or false; put it in quotes")
+        raise ValueError("YAML reads this word as true or false; quote it")
     return repr(value) if isinstance(value, int | float) else value
 
 
@@ -70,7 +70,8 @@ TimeZone = Annotated[str, AfterValidator(_zone)]
 DayFormat = Annotated[str, AfterValidator(_day_format)]
 Words = Annotated[tuple[Word, ...], Field(min_length=1, max_length=MAX_WIDTH), AfterValidator(_distinct)]
 Outside = Annotated[
-    Literal["clip", "refuse"], Field(description="Values outside the range take its nearest end, or refuse the row.")
+    Literal["clip", "refuse"],
+    Field(description="Whether values outside the range are clipped to it, or their rows are refused."),
 ]
 Scale = Literal["unit", "symmetric", "none"]
 
@@ -131,9 +132,9 @@ class Numeric(_Encoded):
     def _check(self) -> Self:
         low, high = self.range
         if not (low < high and math.isfinite(high - low)):
-            raise ValueError("the range must rise from the lowest to the highest value")
+            raise ValueError("the range must go from the lowest to the highest value")
         if isinstance(self.missing, Value) and not low <= self.missing.value <= high:
-            raise ValueError("the value for missing ones must lie in the range")
+            raise ValueError("the value for missing entries must be in the range")
         return self
 
     def largest_square(self) -> float:
@@ -161,9 +162,9 @@ class Date(_Encoded):
     def _check(self) -> Self:
         first, last = self.range
         if not first < last:
-            raise ValueError("the range must rise from the first to the last day")
+            raise ValueError("the range must go from the first to the last day")
         if isinstance(self.missing, Value) and not first <= self.missing.value <= last:
-            raise ValueError("the date for missing ones must lie in the range")
+            raise ValueError("the date for missing entries must be in the range")
         return self
 
 
@@ -181,7 +182,7 @@ class Boolean(_Encoded):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if set(self.when_true) & set(self.when_false):
-            raise ValueError("one text cannot mean both yes and no")
+            raise ValueError("a text cannot mean both yes and no")
         return self
 
 
@@ -199,7 +200,7 @@ class Categorical(_Encoded):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if isinstance(self.missing, Value) and self.missing.value not in self.values:
-            raise ValueError("the value for missing ones must be listed")
+            raise ValueError("the value for missing entries must be listed")
         return self
 
     def features(self) -> tuple[str, ...]:
@@ -227,11 +228,11 @@ class Vector(_Encoded):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if (self.range is None) == (self.norm is None):
-            raise ValueError("either a range of each number or a norm must be declared")
+            raise ValueError("declare either a range for each number or a norm")
         if self.range is not None and not (
             self.range[0] < self.range[1] and math.isfinite(self.range[1] - self.range[0])
         ):
-            raise ValueError("the range must rise from the lowest to the highest value")
+            raise ValueError("the range must go from the lowest to the highest value")
         return self
 
     def features(self) -> tuple[str, ...]:

@@ -41,19 +41,19 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):
-            raise Invalid(f"{self._here()} repeats a part by reference (*); write it out")
+            raise Invalid(f"{self._here()} repeats a part by reference (*); write it in full")
         return super().compose_node(parent, index)
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:  # noqa: FBT001, FBT002 - as the base has it
         keys = [key.value for key, _ in node.value]
         if len(set(map(str, keys))) < len(keys):
-            raise Invalid(f"line {node.start_mark.line + 1} begins a mapping with one key twice; drop one")
+            raise Invalid(f"line {node.start_mark.line + 1} begins a mapping that has a key twice; remove one")
         return super().construct_mapping(node, deep=deep)
 
     def construct_yaml_int(self, node: Any) -> Any:
         is_long = len(node.value) > _LONGEST_INTEGER  # base 60 takes time quadratic in the length
         if is_long or not -_INTEGERS <= super().construct_yaml_int(node) < _INTEGERS:
-            raise Invalid(f"line {node.start_mark.line + 1} holds an integer of more than 64 bits; correct it")
+            raise Invalid(f"line {node.start_mark.line + 1} has an integer of more than 64 bits; correct it")
         return super().construct_yaml_int(node)
 
     def _here(self) -> str:
@@ -81,9 +81,9 @@ def load_yaml(text: str) -> Any:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = "" if mark is None else f" near line {mark.line + 1}"
-        raise Invalid(f"the text is no YAML{where}; check indentation, colons and quotes") from None
+        raise Invalid(f"the text is not YAML{where}; check indentation, colons and quotes") from None
     except (yaml.YAMLError, ValueError, RecursionError, TypeError, OverflowError):
-        raise Invalid("the text is no YAML; check indentation, colons and quotes") from None
+        raise Invalid("the text is not YAML; check indentation, colons and quotes") from None
 
 
 DOUBLE_COLON = "::"
@@ -92,7 +92,7 @@ TO_DECLARE = "TO_DECLARE"
 _MOST_BYTES = 1 << 24
 _NO_CHARACTER_SETS = ("idna", "punycode", "raw-unicode-escape", "undefined", "unicode-escape", "utf-7")
 _SHOWN = 300
-_NO_PLAIN_VALUE = "the schema holds what is no plain value; write text, numbers, lists and mappings"
+_NO_PLAIN_VALUE = "the schema has a value that is not plain; write text, numbers, lists and mappings"
 
 
 def _text_codec(name: str) -> str:
@@ -101,19 +101,19 @@ def _text_codec(name: str) -> str:
     except (LookupError, ValueError):
         codec = None
     if codec is None or not codec._is_text_encoding or codec.name in _NO_CHARACTER_SETS:
-        raise ValueError("is no known encoding of text, such as utf-8, latin-1 or cp1252")
+        raise ValueError("is not a known text encoding, such as utf-8, latin-1 or cp1252")
     return codec.name
 
 
 def _sign(sign: str) -> str:
     if not sign.isascii() or not (sign.isprintable() or sign == "\t") or sign.isalnum() or sign in " .+-":
-        raise ValueError("must be one ASCII sign that no number holds")
+        raise ValueError("must be one ASCII character that does not occur in numbers")
     return sign
 
 
 def _delimiter(sign: str) -> str:
     if sign != DOUBLE_COLON and len(sign) != 1:
-        raise ValueError("must be one ASCII sign that no number holds, or ::")
+        raise ValueError("must be one ASCII character that does not occur in numbers, or ::")
     return sign if sign == DOUBLE_COLON else _sign(sign)
 
 
@@ -138,7 +138,7 @@ class Text(Declared):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if len({self.delimiter or "", self.quote or "none", self.decimal}) < 3:
-            raise ValueError("delimiter, quote and decimal mark must be three signs")
+            raise ValueError("delimiter, quote and decimal mark must be three different characters")
         return self
 
 
@@ -161,7 +161,7 @@ class Schema(Declared):
         if len({column.name for column in self.columns}) < len(self.columns):
             raise ValueError("two columns have the same name")
         if sum(isinstance(column, Id) for column in self.columns) > 1:
-            raise ValueError("one column at most is the id of the individual behind a row")
+            raise ValueError("at most one column can be the id of the individual")
         width = sum(len(column.features()) for column in self.columns)
         if not 1 <= width <= MAX_WIDTH:
             raise ValueError(f"the columns become {width} features; declare 1 to {MAX_WIDTH}")
@@ -187,7 +187,7 @@ class Schema(Declared):
                 other = seen.get(word, missing.get(word))
                 if other is not None:
                     rule = "a missing text" if word in missing else "another listed value"
-                    raise ValueError(f"column {column.name!r} lists {text!r}, which is {other!r}, {rule}; drop one")
+                    raise ValueError(f"column {column.name!r} lists {text!r}, which is {other!r}, {rule}; remove one")
             seen |= words
 
     @classmethod
@@ -200,7 +200,7 @@ class Schema(Declared):
             If it is no schema. The message names the place and the rule in one line.
         """
         if (place := _undeclared(document)) is not None:
-            raise Invalid(f"{place} still says {TO_DECLARE}; declare it from public knowledge, never from the rows")
+            raise Invalid(f"{place} is still {TO_DECLARE}; declare it from public knowledge, never from the rows")
         try:
             text = json.dumps(document, allow_nan=False, default=_plain)
         except (TypeError, ValueError, RecursionError):
@@ -324,14 +324,14 @@ def _document(path: Path) -> Any:
             content = file.read(_MOST_BYTES + 1) if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else None
         if content is None or len(content) > _MOST_BYTES:
             raise Invalid(
-                f"schema {path} holds more than {_MOST_BYTES} bytes, or is no file; list public values, not rows"
+                f"schema {path} holds more than {_MOST_BYTES} bytes, or is not a file; list public values, not rows"
             )
         text = content.decode("utf-8-sig")
     except OSError as error:
         reason = error.strerror or "input error"
-        raise Invalid(f"schema {path} cannot be read ({reason}); name a YAML file, see `dpca schema draft`") from None
+        raise Invalid(f"schema {path} cannot be read ({reason}); give a YAML file, see `dpca schema draft`") from None
     except UnicodeDecodeError:
-        raise Invalid(f"schema {path} is no UTF-8 text; save it as UTF-8") from None
+        raise Invalid(f"schema {path} is not UTF-8 text; save it as UTF-8") from None
     try:
         return load_yaml(text)
     except Invalid as error:
@@ -370,7 +370,7 @@ def _in_one_line(error: ValidationError, document: Any) -> str:
     at, key, rule = _place_and_rule(first)
     column = "" if at is None else f"column {_column_at(document, at)}"
     place = ", ".join(part for part in (column, key) if part) or "the document"
-    return f"{place}: {rule}"[:_SHOWN] + "; correct it, see `dpca schema json` for all that may be declared"
+    return f"{place}: {rule}"[:_SHOWN] + "; correct it, see `dpca schema json` for all declarations"
 
 
 def _place_and_rule(error: Any) -> tuple[int | None, str, str]:
@@ -401,8 +401,8 @@ def _name_at(document: Any, at: int) -> str | None:
 
 
 _HEAD = """\
-# A schema, see `dpca dataset ingest --table-schema`. All in it is public and goes into each release: declare it from
-# what is publicly known, never from the rows. Fill in each {word}; `dpca schema json` describes all that may be said.
+# A schema, see `dpca dataset ingest --table-schema`. All of it is public and is part of each release: declare it from
+# what is publicly known, never from the rows. Fill in each {word}; `dpca schema json` describes all declarations.
 version: 1
 """
 
@@ -421,7 +421,7 @@ def draft(columns: Sequence[tuple[str, pa.DataType | None]], *, text: Text | Non
     lines = [_HEAD.format(word=TO_DECLARE).rstrip()]
     if text is not None:
         if text.header:
-            lines.append("# The first line of the file was taken as names of columns; if it is a row, use --no-header.")
+            lines.append("# The first line of the file was read as column names; if it is a row, use --no-header.")
         lines.append("text:  # how the file is written")
         lines += [f"  {name}: {json.dumps(value)}" for name, value in text.model_dump().items()]
         lines.append('missing_texts: [""]  # public: the texts that mean a missing value, such as "?" or "NA"')
@@ -444,23 +444,23 @@ def _column(kind: pa.DataType | None) -> Iterator[str]:
         yield missing
     elif is_number(kind):
         yield "kind: numeric  # or categorical, boolean, id, drop"
-        yield f"{ends}the lowest and the highest value that count"
+        yield f"{ends}the lowest and the highest allowed value"
         yield missing
     elif pa.types.is_date(kind) or pa.types.is_timestamp(kind):
         yield "kind: date  # or drop"
-        yield f"{ends}the first and the last day that count, as 1900-01-01"
+        yield f"{ends}the first and the last allowed day, as 1900-01-01"
         if getattr(kind, "tz", None) is not None:
-            yield "timezone: UTC  # the zone whose days count, such as Europe/Berlin"
+            yield "timezone: UTC  # the time zone of the days, such as Europe/Berlin"
         yield missing
     elif pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
         length = kind.list_size if pa.types.is_fixed_size_list(kind) else TO_DECLARE
         yield "kind: vector  # or drop"
-        yield f"length: {length}" + ("" if length != TO_DECLARE else "  # public knowledge: how many numbers")
+        yield f"length: {length}" + ("" if length != TO_DECLARE else "  # public knowledge: number of entries")
         yield f"{ends}of each number; or, instead, norm: the largest L2 norm"
         yield "missing: refuse  # or category, or zero"
     elif pa.types.is_dictionary(kind):
         yield "kind: categorical  # or id, drop"
-        yield f"values: [{TO_DECLARE}]  # public knowledge: all values that count"
+        yield f"values: [{TO_DECLARE}]  # public knowledge: all allowed values"
         yield f"others: {TO_DECLARE}  # category, zero or refuse"
         yield "missing: refuse  # or category, zero, or a listed value: {value: ...}"
     else:

@@ -61,7 +61,7 @@ class Frame:
         """
         value = self.facts.get(name)
         if type(value) is not kind:
-            raise Refused(f"a message lacks {name}, or has it in another form than planned; nothing was answered.")
+            raise Refused(f"a message lacks {name}, or its format differs from the plan; no answer was sent.")
         return value
 
 
@@ -71,7 +71,7 @@ def encode(facts: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]] | None =
     for name, array in (arrays or {}).items():
         kind = array.dtype.newbyteorder("<").str
         if kind not in _TYPES:
-            raise Refused(f"arrays of type {array.dtype} are not sent; convert it to 8 bytes a number.")
+            raise Refused(f"arrays of type {array.dtype} cannot be sent; convert them to 8 bytes per number.")
         plain = np.ascontiguousarray(array, _TYPES[kind])
         places = _nonzero_rows(plain)
         if places is not None:
@@ -83,7 +83,7 @@ def encode(facts: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]] | None =
     head = canonical_json({**facts, **({"arrays": entries} if entries else {})})
     if len(head) > LONGEST_HEAD:
         raise Refused(
-            f"the head of a message has {len(head)} bytes, and at most {LONGEST_HEAD} are read; ask for less."
+            f"the head of a message has {len(head)} bytes, and at most {LONGEST_HEAD} are read; request less."
         )
     return b"".join([MAGIC, len(head).to_bytes(4, "big"), head, *parts])
 
@@ -161,7 +161,7 @@ def unpacked(frame: Frame) -> bytes:
         or length < 0
         or not 0 <= 8 * words.size - length < 8
     ):
-        raise Refused("a message carries no frame of another form, or a cut one; nothing was answered.")
+        raise Refused("a message has an incomplete frame, or a frame of another format; no answer was sent.")
     return words.tobytes()[:length]
 
 
@@ -194,7 +194,9 @@ def _spread(places: NDArray[Any], values: NDArray[Any], shape: tuple[int, ...]) 
 
 
 def _malformed() -> Refused:
-    return Refused("a message is cut, too long or malformed, and only planned ones are read; nothing was answered.")
+    return Refused(
+        "a message is incomplete, too long or malformed, and only planned messages are read; no answer was sent."
+    )
 
 
 REFUSED_BY_BUDGET, REFUSED, UNUSABLE = 402, 409, 503
@@ -231,7 +233,9 @@ class Caller:
 
     def __init__(self, post: Post, *, certificate: Path, key: Path, timeout: float) -> None:
         if post.address is None:
-            raise InvalidInput(f"{post.name} has no address, and only parties with one are called; name it.")
+            raise InvalidInput(
+                f"{post.name} has no address, and only parties with an address can be called; add it to the roster."
+            )
         self.name = post.name
         self.sent = self.received = 0  # bytes
         context = calling_context(certificate=certificate, key=key, peer=post.certificate)
@@ -269,17 +273,18 @@ class Caller:
         except httpx.HTTPError as error:
             if _is_about_certificates(error):
                 raise Refused(
-                    f"{self.name} and this process do not accept each other's certificates; each must show the one "
-                    "that the other was given, before it expires."
+                    f"{self.name} and this process do not accept each other's certificates; each must use the "
+                    "certificate in the other's roster, before it expires."
                 ) from None
             raise SiteSilent(
-                f"{self.name} did not answer, or not to this certificate; ask when it is back, or compare rosters."
+                f"{self.name} did not answer, or does not accept this certificate; retry when it is available, or "
+                "compare rosters."
             ) from None
         self.received += len(body)
         if status == 200:
             return decode(body, most=most)
         self.refuse(status, decode(body, most=0) if status in REFUSALS else None)
-        raise SiteSilent(f"{self.name} could not answer; its log tells why.")
+        raise SiteSilent(f"{self.name} could not answer; its log states the reason.")
 
     def refuse(self, status: int, said: Frame | None) -> None:
         """Raise the refusal of an answer other than 200; its frame ``said`` is None if the answer is no refusal."""
@@ -293,7 +298,7 @@ class Caller:
         for part in answer.iter_raw():  # compressed answers are refused, not unpacked
             size += len(part)
             if size > most:
-                raise Refused(f"{self.name} answered with more bytes than planned; nothing was used of it.")
+                raise Refused(f"{self.name} answered with more bytes than planned; the answer was discarded.")
             parts.append(part)
         return b"".join(parts)
 

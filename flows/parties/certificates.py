@@ -52,7 +52,7 @@ def read_yaml(path: Path, *, what: str) -> Mapping[str, Any]:
             f"{what} {path} cannot be read as YAML of at most {_MOST_CONFIG_BYTES} bytes; correct the path or the file."
         ) from None
     if not isinstance(content, Mapping) or not all(isinstance(name, str) for name in content):
-        raise InvalidInput(f"{what} {path} is no mapping of names to values; see its guide.")
+        raise InvalidInput(f"{what} {path} must be a mapping of names to values; see its guide.")
     return content
 
 
@@ -65,9 +65,11 @@ def check_names(content: Mapping[str, Any], *, known: set[str], needed: set[str]
         With the names in the message.
     """
     if unknown := sorted(set(content) - known):
-        raise InvalidInput(f"{what} has {', '.join(unknown)}, and knows {', '.join(sorted(known))}; correct it.")
+        raise InvalidInput(
+            f"{what} has unknown {', '.join(unknown)}; it may have {', '.join(sorted(known))}; correct it."
+        )
     if missing := sorted(needed - set(content)):
-        raise InvalidInput(f"{what} lacks {', '.join(missing)}; add what is missing.")
+        raise InvalidInput(f"{what} lacks {', '.join(missing)}; add them.")
 
 
 LIFETIME = timedelta(days=365)
@@ -87,7 +89,7 @@ def read_certificate(path: Path) -> str:
         (_,) = x509.load_pem_x509_certificates(text.encode())
     except (Corrupt, OSError, ValueError):
         raise InvalidInput(
-            f"{path} is no file with one certificate in PEM; make one with dpca site key or ledger key."
+            f"{path} is not a file with one certificate in PEM; make one with `dpca site key` or `dpca ledger key`."
         ) from None
     return text
 
@@ -124,7 +126,8 @@ def signing_key_of(pem: str) -> bytes:
     public = x509.load_pem_x509_certificate(pem.encode()).public_key()
     if not isinstance(public, Ed25519PublicKey):
         raise InvalidInput(
-            "a certificate's key is not Ed25519, by which sites sign in a secure sum; make one with dpca site key."
+            "a certificate's key is not Ed25519, which sites need to sign in a secure sum; make one with `dpca site "
+            "key`."
         )
     return public.public_bytes_raw()
 
@@ -142,7 +145,7 @@ def signing_identity(key: Path) -> Identity:
     except (Corrupt, OSError, ValueError, TypeError):
         private = None
     if not isinstance(private, Ed25519PrivateKey):
-        raise InvalidInput(f"{key} holds no Ed25519 key without a passphrase; make one with dpca site key.")
+        raise InvalidInput(f"{key} is not an Ed25519 key without a passphrase; make one with `dpca site key`.")
     return Identity(SecretKey(private.private_bytes_raw()))
 
 
@@ -158,7 +161,7 @@ def make_identity(name: str, folder: Path, *, lifetime: timedelta = LIFETIME) ->
     """
     certificate, key = folder / f"{name}.pem", folder / f"{name}.key"
     if certificate.exists() or key.exists():
-        raise InvalidInput(f"{certificate} or {key} is there already, and a key is never replaced; name another.")
+        raise InvalidInput(f"{certificate} or {key} already exists, and a key is never replaced; choose another name.")
     made, now = Ed25519PrivateKey.generate(), datetime.now(UTC)
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name[:64])])
     signed = (
@@ -216,11 +219,11 @@ def _pinned(context: ssl.SSLContext, *, certificate: Path, key: Path, peers: Ite
             context.load_cert_chain(paths[0], paths[1], password=_no_password)
     except (Corrupt, OSError, ValueError):
         raise InvalidInput(
-            f"{certificate} and {key} must be a certificate and its private key in PEM, without a passphrase; "
-            "make both with dpca site key or ledger key."
+            f"{certificate} and {key} must be a certificate and its private key in PEM, without a passphrase; make "
+            "both with `dpca site key` or `dpca ledger key`."
         ) from None
     return context
 
 
 def _no_password() -> str:
-    raise ValueError("a passphrase is needed")
+    raise ValueError("a passphrase is required")

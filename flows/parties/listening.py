@@ -43,7 +43,7 @@ from flows.parties.certificates import fingerprint_of_der
 from flows.reports.terminal import log_event
 
 LONGEST_LINE = 2000
-FAILED = "the request failed here; see the log."
+FAILED = "the request failed; see the log."
 _ADDRESS = re.compile(r"""(?:^|[\s'"(=,;:])(?:~?/|[A-Za-z]:\\)[^\s'"]|\w://""")
 
 
@@ -51,12 +51,14 @@ def told(error: Exception) -> str:
     """Return the client-safe message of an error."""
     match error:
         case Unavailable():
-            return "a database, key or store cannot be used here; the log says which; run the same request again."
+            return (
+                "this service cannot use its database, key or store; its log states which; run the same request again."
+            )
         case Corrupt():
-            return "something stored is missing, or is not what was written; the log says what; restore it."
+            return "stored data is missing or damaged; the log states which; restore it."
         case DpcaError() | StorageError():
             line = " ".join(str(error).split())[:LONGEST_LINE]
-            return line if not _ADDRESS.search(line) else "the request is refused here; the log says why."
+            return line if not _ADDRESS.search(line) else "the request was refused; the log states the reason."
     return FAILED
 
 
@@ -292,7 +294,7 @@ def bind(listen: str) -> socket.socket:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return socket.create_server((host.strip("[]"), int(port)), family=family, backlog=128)
     except (OSError, ValueError, OverflowError):
-        raise InvalidInput(f"listen={listen!r} is no host:port that is free here; name another.") from None
+        raise InvalidInput(f"listen={listen!r} is not a free host:port on this machine; choose another.") from None
 
 
 def address_of(at: socket.socket) -> str:
@@ -358,7 +360,10 @@ def _handler(
         caller = names.get(request.scope.get(PEER) or "", "")
         try:
             if caller not in route.callers:
-                raise Refused("this certificate may not ask that here; its configuration names who may.")
+                raise Refused(
+                    "this certificate may not send this request; the configuration of this service lists the "
+                    "permitted ones."
+                )
             async with places[caller]:
                 return await answered(request, caller)
         except ClientDisconnect:
@@ -386,12 +391,12 @@ async def _body(request: Request, *, most: int) -> bytes:
             break
         except TimeoutError:
             raise Refused(
-                f"a message stopped for {PATIENCE:g} seconds, or came at less than {SLOWEST} bytes a second; nothing "
-                "was done of it: send it whole."
+                f"a message stopped for {PATIENCE:g} seconds, or arrived at less than {SLOWEST} bytes per second; it "
+                "was discarded: send it again."
             ) from None
         size += len(part)
         if size > most:
-            raise Refused(f"a message has more than the {most} bytes that the plan allows; nothing was read of it.")
+            raise Refused(f"a message has more than the {most} bytes that the plan allows; it was not read.")
         parts.append(part)
     return b"".join(parts)
 

@@ -108,7 +108,7 @@ class SiteRelease:
     def roster(self) -> Roster:
         """Roster of the sites that share the noise."""
         if self.planned.plan.roster is None:
-            raise Refused(f"{self.planned.mechanism.name} has no rounds; ask for the site's own part.")
+            raise Refused(f"{self.planned.mechanism.name} has no rounds; request the site's part.")
         return self.planned.plan.roster
 
 

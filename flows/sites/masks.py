@@ -96,20 +96,25 @@ class Dealer:
         if {name: type(value) for name, value in scene.items()} != _FACTS or not all(
             isinstance(value, str) and len(value) <= LONGEST_NAME for value in (scene["dealing"], *scene["names"])
         ):
-            raise Refused("a dealing has other facts than planned; nothing was dealt.")
+            raise Refused("the facts of a dealing differ from the plan; no seeds were dealt.")
         key, names = str(scene.pop("dealing")), list(scene["names"])
         if not set(names) <= self._sites or len(set(names)) < max(2, len(names)) or caller not in names:
-            raise Refused("a dealing is for sites of the roster, each once, the caller among them; nothing was dealt.")
+            raise Refused(
+                "a dealing must list sites of the roster, each once, including the caller; no seeds were dealt."
+            )
         with self._turn:
             self._erase_old()
             if key not in self._dealings:
                 if len(self._dealings) >= _MOST:
-                    raise Refused("too many dealings are under way; ask again later.")
+                    raise Refused("too many dealings are under way; repeat the request later.")
                 pairs = {frozenset(pair): os.urandom(32) for pair in combinations(names, 2)}
                 self._dealings[key] = _Dealing(scene=scene, at=self._clock(), waiting=set(names), seeds=pairs)
             dealing = self._dealings[key]
             if dealing.scene != scene or caller not in dealing.waiting:
-                raise Refused("this dealing is of another attempt, or was dealt to this site; ask under another.")
+                raise Refused(
+                    "this dealing belongs to another attempt, or was already dealt to this site; request another "
+                    "dealing."
+                )
             dealing.waiting.discard(caller)
             dealt = {other: dealing.seeds[frozenset((caller, other))] for other in names if other != caller}
             for other in set(names) - dealing.waiting - {caller}:
@@ -196,7 +201,9 @@ class SecureSums:
         with self._turn:
             known, machine_of = self._machines.get(place, (None, None))
         if machine_of is None or known != address:
-            raise Refused("no such attempt is under way here: this site was restarted, or went on; begin another.")
+            raise Refused(
+                "this site has no such attempt: it was restarted, or began a later one; begin another attempt."
+            )
         return machine_of.receive(raw)
 
     def _seat(

@@ -344,13 +344,13 @@ class RosterSites(AbstractContextManager["RosterSites"]):
         key = cluster_settings().sites_key
         if key is None or not key.is_file():
             raise InvalidInput(
-                "DPCA_SITES_KEY names no file, and sites answer the roster's aggregator alone; set it to the private "
-                "key of that certificate."
+                "DPCA_SITES_KEY is not a file, and sites answer only the roster's aggregator; set it to the private "
+                "key of the aggregator's certificate."
             )
         certificate = key.with_suffix(".pem")
         if not certificate.is_file() or certificate.read_text("ascii") != self.roster.aggregator.certificate:
             raise InvalidInput(
-                f"{certificate} is not the certificate that the roster names for the aggregator; put that beside the "
+                f"{certificate} is not the aggregator's certificate in the roster; put that certificate next to the "
                 "key."
             )
         shown: dict[str, Any] = {"certificate": certificate, "key": Path(key), "timeout": self.roster.timeout}
@@ -364,7 +364,7 @@ class RosterSites(AbstractContextManager["RosterSites"]):
     def quotes(self) -> Quotes:
         """Query whether every site would admit the release, unless it was published already."""
         names = self.planned.names
-        cost = f"of a budget of each of the sites {', '.join(names)}, of which their operators alone see what is left"
+        cost = f"of a budget of each of the sites {', '.join(names)}, whose remaining budget only their operators see"
         sites: list[dict[str, Any]] = []
         for name in () if self.found() else names:
             try:
@@ -381,7 +381,9 @@ class RosterSites(AbstractContextManager["RosterSites"]):
         spare = self.roster.attempts > 1 and self.planned.plan.roster is not None
         silent = [site["site"] for site in quotes.sites if not site["answers"]]
         if silent and not spare:
-            raise Unavailable(f"sites {', '.join(silent)} did not answer; run the same request when they are back.")
+            raise Unavailable(
+                f"sites {', '.join(silent)} did not answer; run the same request when they are available."
+            )
 
     def reserve(self, name: str) -> str:
         """Request that a site charge its budget or find its release; return the release's id."""
@@ -475,10 +477,12 @@ class RosterSites(AbstractContextManager["RosterSites"]):
             try:
                 array = party.ask("part", {}, most=most).arrays.get("part")
             except SiteSilent as silent:
-                raise Unavailable(f"{silent} Its part is awaited: run the same request when it is back.") from None
+                raise Unavailable(
+                    f"{silent} The release needs its part: run the same request when it is available."
+                ) from None
             mechanism, plan = self.planned.mechanism, self.planned.plan_of(party.name)
             if array is None or array.dtype != np.float64 or not mechanism.is_part(array, plan):
-                raise Refused(f"site {party.name!r} sent a part in another form than planned.")
+                raise Refused(f"site {party.name!r} sent a part whose format differs from the plan.")
             return array
 
         parts = list(self._pool.map(ask, self.parties.values()))
@@ -528,7 +532,7 @@ class RemoteParty:
         words = answer.arrays.get("words")
         about = {"round": address.round, "attempt": address.attempt, "roster": roster.digest.hex()}
         if answer.facts != about or words is None or words.shape != (size,) or words.dtype != np.uint64:
-            raise Refused(f"site {self.name!r} answered another round, or in another form than planned.")
+            raise Refused(f"site {self.name!r} answered another round, or its format differs from the plan.")
         return Message(site=self.name, address=address, roster_digest=roster.digest, words=words)
 
     def next_attempt(self, index: int) -> int:

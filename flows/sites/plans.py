@@ -129,7 +129,7 @@ class PlannedJoint:
             When the site takes no part.
         """
         if name not in self.names:
-            raise Refused(f"site {name!r} takes no part in this release, of {', '.join(self.names)}; leave it out.")
+            raise Refused(f"site {name!r} is not one of the sites of this release, {', '.join(self.names)}; omit it.")
         return self.plan.sites[self.names.index(name)]
 
     def check_reserved(self, name: str, event: Event) -> None:
@@ -142,7 +142,7 @@ class PlannedJoint:
         """
         if event != self.plan_of(name).event:
             raise StepMismatch(
-                "the plan is not the one reserved; finish this release with the version that reserved it."
+                "the plan differs from the reserved one; finish this release with the version of dpca that reserved it."
             )
 
     def lineage(self, name: str, release: str) -> dict[str, Any]:
@@ -164,7 +164,7 @@ def plan_over_roster(roster: RosterFile, request: SitesRequest) -> PlannedJoint:
     _check_request(request)
     if request.method not in OVER_ROSTER:
         raise InvalidInput(
-            f"method={request.method!r} is not one over a roster ({', '.join(sorted(OVER_ROSTER))}); take one of "
+            f"method={request.method!r} is not a method over a roster ({', '.join(sorted(OVER_ROSTER))}); use one of "
             "these, or fit over datasets of one home."
         )
     check_model(request, {})
@@ -209,8 +209,8 @@ def plan_over_datasets(
     names = request.names
     if len(names) < 2:
         raise InvalidInput(
-            f"datasets={request.datasets!r} names one dataset, and a sum over sites needs two at least; "
-            "name more as A,B, or fit this one with dpca subspace fit."
+            f"datasets={request.datasets!r} has one dataset, but a sum over sites needs at least two; give more as "
+            "A,B, or fit this one with `dpca subspace fit`."
         )
     catalog = workspace.catalog
     entries = [catalog.current(name) for name in names] if snapshots is None else [catalog.entry(s) for s in snapshots]
@@ -220,8 +220,8 @@ def plan_over_datasets(
     for name, rows in zip(names[1:], opened[1:], strict=True):
         if meaning(rows.encoder()) != meaning(opened[0].encoder()):
             raise InvalidInput(
-                f"datasets {name!r} and {names[0]!r} were encoded by unlike schemas, and a sum over sites needs the "
-                "same at each; ingest them with one --table-schema."
+                f"datasets {name!r} and {names[0]!r} were encoded with different schemas, but a sum over sites needs "
+                "the same schema at each; ingest them with one --table-schema."
             )
     check_model(request, {name: entry.privacy_unit for name, entry in zip(names, entries, strict=True)})
     budgets = [workspace.ledger.budget(entry.population) for entry in entries]
@@ -257,9 +257,9 @@ def request_of(facts: Mapping[str, Any]) -> SitesRequest:
     forms = {name: type(value) for name, value in facts.items()}
     known = {name: kind for name, kind in ASKED.items() if name in facts or name not in MAY_LACK}
     if forms != known or not isinstance(settings, dict):
-        raise Refused("a request has other facts than this version knows; use one version at every party.")
+        raise Refused("a request has facts that this version does not support; use the same version at every party.")
     if not all(isinstance(value, str) for value in settings.values()):
-        raise Refused("a request has settings that are no text; use one version at every party.")
+        raise Refused("a request has settings that are not text; use the same version at every party.")
     return SitesRequest(roster="-", publish="joint", **{**facts, "run_key": facts["run_key"] or None})
 
 
@@ -270,22 +270,20 @@ def check_model(request: SitesRequest, units: Mapping[str, PrivacyUnit]) -> None
         if given:
             raise InvalidInput(
                 f"{given[0]}={getattr(request, given[0])} is for {', '.join(TENSOR_METHODS)}, and "
-                f"method={request.method} finds a subspace; leave it out, or take one of these."
+                f"method={request.method} finds a subspace; omit it, or use one of these methods."
             )
         if request.clip_norm is None:
-            raise InvalidInput(f"method={request.method} needs a bound on a record's norm; state --clip-norm.")
+            raise InvalidInput(f"method={request.method} needs a bound on a record's norm; give --clip-norm.")
     elif request.model is None:
-        raise InvalidInput(f"method={request.method} finds the components of a model; state --model topics or mixture.")
+        raise InvalidInput(f"method={request.method} finds the components of a model; give --model topics or mixture.")
     elif request.model == "topics" and request.row_policy != "clip":
-        raise InvalidInput(
-            f"row_policy={request.row_policy} scales counts, which topics leave as they are; leave it out."
-        )
+        raise InvalidInput(f"row_policy={request.row_policy} scales counts, which topics must not do; omit it.")
     elif request.model == "mixture":
         for name, unit in units.items():
             if unit.rows != 1:
                 raise InvalidInput(
-                    f"a record of dataset {name!r} may have several rows, and a mixture needs one row a point; ingest "
-                    "it without --units and --unit-column."
+                    f"a record of dataset {name!r} may have several rows, but a mixture needs one row per record; "
+                    "ingest it without --units and --unit-column."
                 )
 
 
@@ -338,8 +336,8 @@ def _check_populations(names: Sequence[str], entries: Sequence[Entry]) -> None:
         if people.count(entry.population) > 1:
             twice = [other for other, same in zip(names, entries, strict=True) if same.population == entry.population]
             raise InvalidInput(
-                f"datasets {', '.join(twice)} are both of population {entry.population!r}, and sites hold different "
-                f"people, each charged once; leave {name} out, or ingest it with a --population of its own."
+                f"datasets {', '.join(twice)} both belong to population {entry.population!r}, but sites must have "
+                f"different people, each charged once; omit {name}, or ingest it with another --population."
             )
 
 
@@ -352,9 +350,9 @@ def _check_units(names: Sequence[str], entries: Sequence[Entry], budgets: Sequen
         budget.check_unit(name, entry.privacy_unit)
         if budget.privacy_unit != budgets[0].privacy_unit:
             raise InvalidInput(
-                f"the budget of dataset {names[0]!r} counts {budgets[0].privacy_unit} as the unit of privacy, and that "
-                f"of {name!r} counts {budget.privacy_unit}; a joint release states one unit, so open budgets of the "
-                "same --unit and --rows-per-unit."
+                f"the budgets of datasets {names[0]!r} and {name!r} use {budgets[0].privacy_unit} and "
+                f"{budget.privacy_unit} as the unit of privacy; a joint release needs one unit, so open budgets with "
+                "the same --unit and --rows-per-unit."
             )
 
 
@@ -362,11 +360,11 @@ def _check_columns(names: Sequence[str], entries: Sequence[Entry], columns: Sequ
     for name, entry, declared in zip(names[1:], entries[1:], columns[1:], strict=True):
         if entry.n_features != entries[0].n_features:
             raise InvalidInput(
-                f"dataset {name!r} has {entry.n_features} columns and {names[0]!r} has {entries[0].n_features}, and a "
-                "sum over sites needs the same at each; ingest them with the same --features."
+                f"dataset {name!r} has {entry.n_features} columns and {names[0]!r} has {entries[0].n_features}, but a "
+                "sum over sites needs the same number at each; ingest them with the same --features."
             )
         if None not in (declared, columns[0]) and list(declared or ()) != list(columns[0] or ()):
             raise InvalidInput(
-                f"the columns of datasets {name!r} and {names[0]!r} have unlike names, and a sum over sites needs the "
-                "same in one order; ingest them with the same columns."
+                f"the columns of datasets {name!r} and {names[0]!r} have different names, but a sum over sites needs "
+                "the same names in the same order; ingest them with the same columns."
             )

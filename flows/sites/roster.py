@@ -60,7 +60,7 @@ MASKS = (HELPER, SECURE_SUM)
 _LONGEST = 128  # maximal characters of a name
 _NEEDED = {"name", "roster", "key", "listen"}
 _OF_SITES = {"dataset", "limits"}
-_NEXT = "correct the roster file, at every party alike."
+_NEXT = "correct the roster file in the same way at every party."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +120,7 @@ class RosterFile:
             if site.name == name:
                 return site
         names = ", ".join(site.name for site in self.sites)
-        raise InvalidInput(f"site {name!r} is not in the roster ({names}); ask one that is.")
+        raise InvalidInput(f"site {name!r} is not in the roster ({names}); use one of these.")
 
 
 def read_roster(path: Path | str) -> RosterFile:
@@ -138,7 +138,7 @@ def read_roster(path: Path | str) -> RosterFile:
     check_names(content, known=known, needed={"features", "aggregator", "sites"}, what=f"the roster file {path}")
     listed = content["sites"]
     if not isinstance(listed, Sequence) or isinstance(listed, str):
-        raise InvalidInput(f"sites of {path} is no list, and each site is an entry of it; {_NEXT}")
+        raise InvalidInput(f"sites of {path} must be a list with one entry per site; {_NEXT}")
     sites = tuple(_site(each, folder=path.parent) for each in listed)
     masks = str(content.get("masks", HELPER))
     if masks not in MASKS:
@@ -181,14 +181,14 @@ class Limits:
         """
         if request.method not in self.methods:
             raise Refused(
-                f"method={request.method!r} is not one that this site's operator admits ({', '.join(self.methods)}); "
-                "ask for one of them."
+                f"method={request.method!r} is not a method that this site's operator admits "
+                f"({', '.join(self.methods)}); request one of these."
             )
         for name, most in (("epsilon", self.epsilon), ("delta", self.delta)):
             if getattr(request, name) > most:
                 raise Refused(
                     f"{name}={getattr(request, name):g} is above {most:g}, the most that this site's operator admits "
-                    "of one release; ask for less."
+                    "for one release; request less."
                 )
 
 
@@ -237,22 +237,28 @@ def read_config(path: Path | str) -> PartyConfig:
         limits=_limits(content["limits"], path) if is_site else None,
     )
     if not is_site and made.roster.helper is None:
-        raise InvalidInput(f"{path} is of a helper, and its roster has none; add one, or do without this service.")
+        raise InvalidInput(
+            f"{path} configures a helper, but its roster has none; add one, or do not start this service."
+        )
     if made.certificate.read_text(encoding="ascii") != made.post.certificate:
         raise InvalidInput(
-            f"{made.certificate} is not the certificate that the roster names for {name}; give every party the roster "
-            "with the present one."
+            f"{made.certificate} is not the certificate of {name} in the roster; give every party the roster with the "
+            "current certificate."
         )
     return made
 
 
 def _limits(content: Any, path: Path) -> Limits:
     if not isinstance(content, Mapping):
-        raise InvalidInput(f"limits of {path} is no mapping with epsilon, delta and methods; state what is admitted.")
+        raise InvalidInput(
+            f"limits of {path} must be a mapping with epsilon, delta and methods; give the admitted values."
+        )
     check_names(content, known=_names_of(Limits), needed=_names_of(Limits), what=f"limits of {path}")
     methods = content["methods"]
     if not isinstance(methods, list) or not methods or not set(map(str, methods)) <= set(OVER_ROSTER):
-        raise InvalidInput(f"limits of {path} must list methods of {', '.join(sorted(OVER_ROSTER))}; list some.")
+        raise InvalidInput(
+            f"limits of {path} must list methods from {', '.join(sorted(OVER_ROSTER))}; list at least one."
+        )
     numbers = {}
     for name in ("epsilon", "delta"):
         try:
@@ -260,7 +266,7 @@ def _limits(content: Any, path: Path) -> Limits:
         except (TypeError, ValueError):
             numbers[name] = math.nan
         if not numbers[name] > 0:
-            raise InvalidInput(f"{name} in limits of {path} is no positive number; state the most of one release.")
+            raise InvalidInput(f"{name} in limits of {path} must be a positive number; give the most for one release.")
     return Limits(**numbers, methods=tuple(map(str, methods)))
 
 
@@ -272,22 +278,24 @@ def _names_of(kind: type[Any]) -> set[str]:
 def _check(roster: RosterFile) -> None:
     names = [site.name for site in roster.sites]
     if len(names) < 2:
-        raise InvalidInput(f"a roster of {len(names)} sites must have at least 2: the sum of one is its own; {_NEXT}")
+        raise InvalidInput(
+            f"a roster of {len(names)} sites must have at least 2: the sum of one site reveals its part; {_NEXT}"
+        )
     if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise InvalidInput(f"sites {', '.join(twice)} are named twice; give each site a name of its own.")
+        raise InvalidInput(f"sites {', '.join(twice)} occur twice; give each site a different name.")
     parties = [roster.aggregator, *([roster.helper] if roster.helper else []), *roster.sites]
     keys: dict[bytes, str] = {}
     for party in parties:
         key = key_of(party.certificate)
         if key in keys:
             raise InvalidInput(
-                f"{keys[key]} and {party.name} have one key, and keys tell parties apart; give each one of its own."
+                f"{keys[key]} and {party.name} have the same key, and keys identify parties; give each a different key."
             )
         keys[key] = party.name
     if roster.colluders + roster.dropouts >= len(names):
         raise InvalidInput(
-            f"colluders={roster.colluders} and dropouts={roster.dropouts} must leave one of {len(names)} sites: "
-            f"someone's noise has to stay unknown; {_NEXT}"
+            f"colluders={roster.colluders} and dropouts={roster.dropouts} must leave one of {len(names)} sites: the "
+            f"noise of at least one site must stay unknown; {_NEXT}"
         )
     if roster.masks == SECURE_SUM:
         for site in roster.sites:
@@ -299,14 +307,14 @@ def _check(roster: RosterFile) -> None:
 
 def _site(content: Any, *, folder: Path) -> SitePost:
     if not isinstance(content, Mapping):
-        raise InvalidInput(f"an entry of sites is no mapping with name, address, certificate and records; {_NEXT}")
+        raise InvalidInput(f"an entry of sites must be a mapping with name, address, certificate and records; {_NEXT}")
     name = str(content.get("name", "?"))
     known = _names_of(SitePost)
     check_names(content, known=known, needed=known - {"weight"}, what=f"site {name!r}")
     if not name.isprintable() or not 0 < len(name.strip()) == len(name) <= _LONGEST or ":" in name or name == HELPER:
         raise InvalidInput(
-            f"the name {name[:_LONGEST]!r} of a site must be a printable word of at most {_LONGEST} characters without "
-            f"a colon, and not {HELPER}; give it another."
+            f"the name {name[:_LONGEST]!r} of a site must be a printable word of at most {_LONGEST} characters "
+            f"without a colon, and not {HELPER}; choose another name."
         )
     post = _post(name, {k: content[k] for k in ("address", "certificate")}, folder=folder)
     return SitePost(
@@ -321,11 +329,13 @@ def _site(content: Any, *, folder: Path) -> SitePost:
 def _post(name: str, content: Any, *, folder: Path, listens: bool = True) -> Post:
     needed = {"address", "certificate"} if listens else {"certificate"}
     if not isinstance(content, Mapping):
-        raise InvalidInput(f"{name} is no mapping with {' and '.join(sorted(needed))}; {_NEXT}")
+        raise InvalidInput(f"{name} must be a mapping with {' and '.join(sorted(needed))}; {_NEXT}")
     check_names(content, known=needed, needed=needed, what=name)
     address = str(content["address"]).rstrip("/") if listens else None
     if address is not None and not _is_https(address):
-        raise InvalidInput(f"the address {address!r} of {name} is no https URL, and messages go by HTTPS; {_NEXT}")
+        raise InvalidInput(
+            f"the address {address!r} of {name} must be an https URL, because messages use HTTPS; {_NEXT}"
+        )
     return Post(name=name, address=address, certificate=read_certificate(folder / str(content["certificate"])))
 
 
@@ -355,5 +365,5 @@ def _unit(content: Mapping[str, Any]) -> PrivacyUnit:
 def _timeout(content: Mapping[str, Any]) -> float:
     value = content.get("timeout", 60)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 86400:
-        raise InvalidInput(f"timeout={value!r} must be seconds above 0 and below a day; {_NEXT}")
+        raise InvalidInput(f"timeout={value!r} must be in seconds, above 0 and below one day; {_NEXT}")
     return float(value)

@@ -166,7 +166,7 @@ class SiteService:
         roster, address = self._asked(release, frame)
         dealing = frame.fact("dealing", str)
         if dealing in self._dealings or len(dealing) > LONGEST_NAME:
-            raise Refused("this dealing was answered before, and each is answered once; ask under another.")
+            raise Refused("this dealing was already answered, and each is answered once; use another dealing.")
         self._dealings.add(dealing)
         query = release.query(frame.arrays, index=address.round)
         seeds = self._seeds(release, query, roster, address, dealing)
@@ -190,7 +190,7 @@ class SiteService:
         planned = release.planned
         mechanism: SeparateSums = planned.mechanism
         if planned.plan.roster is not None:
-            raise Refused(f"sites send nothing of their own in {planned.mechanism.name}; ask for a round.")
+            raise Refused(f"sites send no separate part in {planned.mechanism.name}; request a round.")
         with release.turn:
             curator, release.curator = self._curator(release), None  # each part starts a new curator, as it is one step
             part = mechanism.noised_part(curator, planned.plan_of(self._config.name))
@@ -207,11 +207,16 @@ class SiteService:
         names, planned = frame.fact("names", list), release.roster
         known = [name for name in planned.names if name in names]
         if names != known or self._config.name not in names:
-            raise Refused("the sites of this round are not of the roster, or not this one; ask as planned.")
+            raise Refused(
+                "the sites of this round are not in the roster, or lack this site; repeat the planned request."
+            )
         missing = [name for name in planned.names if name not in names]
         roster = planned.without(*missing) if missing else planned
         if roster.digest.hex() != frame.fact("roster", str):
-            raise Refused("the roster of this round is not the one computed here; use one version at every party.")
+            raise Refused(
+                "the roster of this round differs from the roster that this site computed; use the same version at "
+                "every party."
+            )
         return roster, address
 
     def _seeds(self, release: SiteRelease, query: RowSum, roster: Roster, address: Address, dealing: str) -> MaskSeeds:
@@ -224,9 +229,9 @@ class SiteService:
         try:
             dealt = self._helper.ask(SEEDS, scene).fact("seeds", dict)
         except SiteSilent:
-            raise Unavailable("the helper did not deal in time; ask again when it is back.") from None
+            raise Unavailable("the helper did not deal in time; repeat the request when it is available.") from None
         if sorted([*dealt, self._config.name]) != list(roster.names):
-            raise Refused("the helper dealt for other sites than those of this round; ask under another dealing.")
+            raise Refused("the helper dealt for other sites than the sites of this round; use another dealing.")
         shared = {other: SecretKey(bytes.fromhex(str(seed))) for other, seed in dealt.items()}
         return MaskSeeds(site=self._config.name, shared=shared)
 
@@ -255,15 +260,17 @@ class SiteService:
         facts = dict(facts)
         roster, digest = facts.pop("roster", None), facts.pop("plan", None)
         if roster != self._config.roster.digest:
-            raise Refused("the roster of this request is not the one here; give every party the same roster file.")
+            raise Refused(
+                "the roster of this request differs from this site's roster; give every party the same roster file."
+            )
         request = request_of(facts)
         self._limits.check(request)
         planned = plan_over_roster(self._config.roster, request)
         planned.plan_of(self._config.name)
         if digest != planned.digest:
             raise Refused(
-                "the joint plan of this request is not the one computed here from the same roster and request; use one "
-                "version at every party."
+                "the joint plan of this request differs from this site's plan for the same roster and request; use "
+                "the same version at every party."
             )
         return planned
 
@@ -279,10 +286,12 @@ class SiteService:
             ("unit of privacy", budget.privacy_unit, roster.unit),
         ):
             if here != there:
-                raise InvalidInput(f"the dataset has {what} {here} and the roster states {there}; correct one of them.")
+                raise InvalidInput(
+                    f"the dataset has {what} {here}, but the roster states {there}; correct one of them."
+                )
         if found is not None and found > bound:
             raise InvalidInput(
-                f"the dataset has up to {found} records and the roster states {bound} for this site; raise that bound."
+                f"the dataset has up to {found} records, but the roster states {bound} for this site; raise that bound."
             )
         if planned.request.model is not None:
             check_model(planned.request, {self._config.dataset: entry.privacy_unit})
@@ -312,7 +321,7 @@ class SiteService:
         entry = workspace.catalog.current(self._config.dataset)
         _, row = standing(workspace.ledger, _run_key(entry, place))
         if row is None:
-            raise Refused("no such release is reserved here; reserve it first.")
+            raise Refused("this site has no reservation for this release; reserve it first.")
         told = {name: row.request[name] for name in (*ASKED, "roster", "plan") if name in row.request}
         planned = self._plan(told)
         planned.check_reserved(self._config.name, row.event)
@@ -359,7 +368,7 @@ def status_of(config: PartyConfig) -> dict[str, Any]:
         For a helper, which has no persistent state.
     """
     if config.limits is None:
-        raise InvalidInput("a helper has no state: seeds are in its memory alone; ask for the status of a site.")
+        raise InvalidInput("a helper has no status: its seeds are only in memory; request the status of a site.")
     workspace = Workspace.read_only()
     entry = workspace.catalog.current(config.dataset)
     statement = workspace.ledger.statement(entry.population)

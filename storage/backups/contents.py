@@ -105,7 +105,8 @@ class Contents:
             return (folder / MANIFEST).read_bytes()
         except OSError as error:
             raise NotFound(
-                f"{folder} is no backup ({MANIFEST}: {error.strerror}); name a folder that dpca backup create wrote."
+                f"{folder} is not a backup ({MANIFEST}: {error.strerror}); give a folder that `dpca backup create` "
+                "wrote."
             ) from None
 
     @classmethod
@@ -122,7 +123,7 @@ class Contents:
         try:
             found = json.loads(manifest)
         except (ValueError, RecursionError):
-            raise damaged(folder, f"{MANIFEST} is no JSON") from None
+            raise damaged(folder, f"{MANIFEST} is not JSON") from None
         if isinstance(found, dict) and found.get("format") == FORMAT and found.get("version") != VERSION:
             raise Refused(f"{folder} is a backup of version {found.get('version')}; restore it with a newer dpca.")
         try:
@@ -133,7 +134,7 @@ class Contents:
             told["spent"] = {str(name): float(spent) for name, spent in told["spent"].items()}
             return cls(**told)
         except (AttributeError, KeyError, TypeError, ValueError):
-            raise damaged(folder, f"{MANIFEST} has not the fields of one") from None
+            raise damaged(folder, f"{MANIFEST} does not have the required fields") from None
 
     def check_files(self, folder: Path) -> None:
         """Check that the folder contains exactly the listed files, with the listed content.
@@ -171,7 +172,7 @@ class Contents:
                 digest.update(piece)
                 yield piece
         if (size, digest.hexdigest()) != self.files[path]:
-            raise damaged(folder, f"{path} is not the file that was written")
+            raise damaged(folder, f"{path} differs from the file that was written")
 
     def copy(self, folder: Path, path: str, to: Path) -> None:
         """Copy a file to a path of the caller, who must use the copy; raise as `pieces`."""
@@ -217,7 +218,9 @@ def facts_of(contents: Contents) -> dict[str, Any]:
 
 def damaged(folder: Path, found: str) -> Corrupt:
     """Return the error for a backup that has changed since it was written."""
-    return Corrupt(f"the backup {folder} is damaged ({found}); it must be as it was written: use another one.")
+    return Corrupt(
+        f"the backup {folder} is damaged ({found}); it must be unchanged since it was written: use another backup."
+    )
 
 
 REGISTRY, ARTIFACTS, DATASETS = "registry", "registry/artifacts", "datasets"
@@ -382,8 +385,8 @@ def read_rows(connection: sa.Connection, folder: Path, *, migration: str) -> Non
         raise
     except (AttributeError, KeyError, OSError, TypeError, ValueError, SQLAlchemyError) as error:
         raise Corrupt(
-            f"the rows in {folder} are not those of a ledger ({type(error).__name__}); a backup is restored as it was "
-            "written: use another one."
+            f"the rows in {folder} are not rows of a ledger ({type(error).__name__}); a backup must be unchanged "
+            "since it was written: use another backup."
         ) from None
 
 
@@ -408,8 +411,8 @@ def refuse_full_database(connection: sa.Connection, *, migration: str) -> None:
     """
     if migration != HEAD:
         raise Refused(
-            f"the rows of the backup have schema {migration}, of another version of dpca, and this one restores schema "
-            f"{HEAD}; restore them with that version."
+            f"the rows of the backup have schema {migration}, and this version of dpca restores schema {HEAD}; "
+            "restore them with the version that wrote them."
         )
     standing = migration_of(connection)
     if standing is None:
@@ -418,8 +421,8 @@ def refuse_full_database(connection: sa.Connection, *, migration: str) -> None:
     if held or standing != migration:
         what = f"ledger {held[0][:8]}" if held else "the empty tables of another version"
         raise Refused(
-            f"the database holds {what}, and a backup is restored into an empty one; move it away, or set "
-            "DPCA_DATABASE_URL to an empty one."
+            f"the database holds {what}, and a backup is restored only into an empty database; move it away, or set "
+            "DPCA_DATABASE_URL to an empty database."
         )
 
 

@@ -115,9 +115,9 @@ def create_backup(to: Path, *, datasets: bool = False, passphrase: str | None = 
     """
     workspace, to = Workspace.open(), to.absolute()
     if to.exists() or to.is_symlink():
-        raise Refused(f"{to} exists, and a backup is never written over; name a new folder.")
+        raise Refused(f"{to} exists, and a backup is never overwritten; choose a new folder.")
     if to.resolve().is_relative_to(workspace.home.resolve()):
-        raise Refused(f"{to} is part of the home, and would be lost with it; name a folder elsewhere.")
+        raise Refused(f"{to} is part of the home and would be lost with it; choose a folder elsewhere.")
     staged = to.with_name(f".{uuid4().hex}.tmp")
     try:
         with writing(to.parent):
@@ -129,7 +129,7 @@ def create_backup(to: Path, *, datasets: bool = False, passphrase: str | None = 
             (staged / MANIFEST).write_bytes(manifest)
             (staged / SIGNATURE).write_bytes(sign_manifest(manifest, private=private, passphrase=passphrase))
             if not move_folder(staged, to):
-                raise Refused(f"{to} exists, and a backup is never written over; name a new folder.")
+                raise Refused(f"{to} exists, and a backup is never overwritten; choose a new folder.")
     finally:
         shutil.rmtree(staged, ignore_errors=True)
     return contents
@@ -231,7 +231,7 @@ def restore_backup(
         the backup is unknown. In both cases nothing is changed.
     """
     if unknown := sorted(set(only) - set(PARTS)):
-        raise Invalid(f"part {unknown[0]!r} is none of {', '.join(PARTS)}; name one of them.")
+        raise Invalid(f"part {unknown[0]!r} is not one of {', '.join(PARTS)}; choose one of these.")
     contents = open_backup(source, key=key, passphrase=passphrase)
     keys: dict[str, bytes] = {}
     if "keys" in only and passphrase is not None and contents.keys:
@@ -312,12 +312,12 @@ def rehearse_backup(
             _check_locked(connection, target.keys, entries=contents.entries)
             found = journal.head(connection)
             if (found.ledger, found.seq, found.hash) != (contents.ledger, contents.entries, contents.head):
-                raise _differs("the journal ends otherwise")
+                raise _differs("the journal ends with another entry")
             if compare(connection).entries != contents.entries:
                 raise _differs("the journal has gaps")
             populations = connection.execute(sa.select(tables.budget.c.population)).scalars().all()
             if {name: statement_of(connection, name, newest=0).spent for name in populations} != dict(contents.spent):
-                raise _differs("what was spent is another number")
+                raise _differs("the sum that was spent differs")
             versions = _check_pointers(connection, target.place)
             _check_artifacts(connection, target.place, missing=contents.missing)
             if not contents.missing:
@@ -362,7 +362,7 @@ def _check_artifacts(connection: sa.Connection, place: Place, *, missing: Collec
             try:
                 read_artifact(place, digest)
             except Corrupt:
-                raise _differs(f"artifact {digest} is not whole") from None
+                raise _differs(f"artifact {digest} is incomplete") from None
 
 
 @contextmanager
@@ -387,8 +387,8 @@ def _throw_away_database(url: str, folder: Path) -> Iterator[str]:
             connection.exec_driver_sql(f"CREATE SCHEMA {schema}")
     except ProgrammingError:
         raise Refused(
-            "the database's user may not make a schema, and PostgreSQL is rehearsed in one of its own; GRANT CREATE ON "
-            "DATABASE to it, or rehearse on SQLite with DPCA_DATABASE_URL unset."
+            "the database user may not create a schema, and a rehearsal on PostgreSQL requires a separate schema; "
+            "GRANT CREATE ON DATABASE to the user, or rehearse on SQLite with DPCA_DATABASE_URL unset."
         ) from None
     try:
         own = sa.make_url(url).update_query_dict({"options": f"-csearch_path={schema}"})
@@ -399,4 +399,4 @@ def _throw_away_database(url: str, folder: Path) -> Iterator[str]:
 
 
 def _differs(found: str) -> Corrupt:
-    return Corrupt(f"the backup does not restore what it was made of ({found}); make another one.")
+    return Corrupt(f"the restored backup differs from its source ({found}); make another backup.")

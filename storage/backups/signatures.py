@@ -44,9 +44,9 @@ def read_passphrase(file: Path) -> str:
     try:
         line = file.read_text(encoding="utf-8").split("\n")[0].strip()
     except (OSError, UnicodeDecodeError):
-        raise NotFound(f"{file} cannot be read as text; write a passphrase into its first line.") from None
+        raise NotFound(f"{file} cannot be read as text; write a passphrase on its first line.") from None
     if len(line) < LEAST_CHARACTERS:
-        raise Invalid(f"the first line of {file} has {len(line)} characters; take at least {LEAST_CHARACTERS}.")
+        raise Invalid(f"the first line of {file} has {len(line)} characters; use at least {LEAST_CHARACTERS}.")
     return line
 
 
@@ -81,13 +81,11 @@ def unseal(sealed: bytes, *, passphrase: str, ledger: str) -> dict[str, bytes]:
         told = ChaCha20Poly1305(derived_key(passphrase, salt)).decrypt(nonce, closed, _context(ledger))
         keys = {name: bytes.fromhex(key) for name, key in json.loads(told).items()}
     except InvalidTag:
-        raise Refused(
-            "the passphrase does not open the sealed keys; give the one that they were sealed with."
-        ) from None
+        raise Refused("the passphrase does not open the sealed keys; give the passphrase that sealed them.") from None
     except (AttributeError, KeyError, RecursionError, TypeError, ValueError):
         raise Corrupt("the sealed keys are damaged; use another backup, or restore without keys.") from None
     if not all(SEALABLE.fullmatch(name) for name in keys):
-        raise Corrupt("the sealed keys hold a file that is no key that signs; use another backup.")
+        raise Corrupt("the sealed keys contain a file that is not a signing key; use another backup.")
     return keys
 
 
@@ -135,7 +133,7 @@ def open_backup(folder: Path, *, key: str | None = None, passphrase: str | None 
         If another key signed it, the passphrase is another one, or there is neither a key nor a passphrase to check it.
     """
     if key is not None and not re.fullmatch("[0-9a-f]{64}", key):
-        raise Invalid(f"key {key!r} is no public key of 64 hexadecimal digits; give the one that was published.")
+        raise Invalid(f"key {key!r} is not a public key of 64 hexadecimal digits; give the published key.")
     manifest = Contents.read_bytes(folder)
     contents = Contents.decode(manifest, folder)
     try:
@@ -147,12 +145,12 @@ def open_backup(folder: Path, *, key: str | None = None, passphrase: str | None 
     except OSError as error:
         raise damaged(folder, f"{SIGNATURE}: {error.strerror}") from None
     except (AttributeError, InvalidSignature, KeyError, RecursionError, TypeError, ValueError):
-        raise damaged(folder, f"{MANIFEST} is not what {SIGNATURE} signs") from None
+        raise damaged(folder, f"{MANIFEST} does not match {SIGNATURE}") from None
     is_keyed = passphrase is not None and has_mac
     if is_keyed and not hmac.compare_digest(mac, _mac(manifest, passphrase=str(passphrase), salt=salt)):
         raise Refused(
-            f"the backup {folder} was not written under this passphrase, or was changed since; give the passphrase "
-            "that it was made with, or use another backup."
+            f"the backup {folder} was written with another passphrase, or was changed since; give the passphrase that "
+            "it was written with, or use another backup."
         )
     if key is not None or not is_keyed:
         _check_signer(folder, contents.signed_by, known=key or _own_key())
@@ -163,13 +161,14 @@ def open_backup(folder: Path, *, key: str | None = None, passphrase: str | None 
 def _check_signer(folder: Path, signed_by: str, *, known: str | None) -> None:
     if known is None:
         raise Refused(
-            f"the backup {folder} is signed by {signed_by}, and nothing here shows whether that is the ledger's key; "
-            "compare it with the published key of the audit trail and give that with --key, or give --passphrase-file."
+            f"the backup {folder} is signed by {signed_by}, and this installation cannot verify that it is the "
+            "ledger's key; compare it with the published key of the audit trail and give that with --key, or give "
+            "--passphrase-file."
         )
     if signed_by != known:
         raise Refused(
             f"the backup {folder} is signed by {signed_by}, and the ledger's key is {known}; use a backup of this "
-            "ledger, or give the key that was published with --key."
+            "ledger, or give the published key with --key."
         )
 
 

@@ -307,7 +307,7 @@ def schema_transaction(engine: sa.Engine) -> Iterator[sa.Connection]:
         warned.clear()  # later warnings are about the commit
     if warned:
         raise Unavailable(
-            f"the database committed and warned ({warned[0]}): a failover may lose it; bring the standby back, and run "
+            f"the database committed and warned ({warned[0]}): a failover may lose it; restore the standby, and run "
             "the same request again."
         )
 
@@ -360,7 +360,7 @@ def _engine(url: str) -> sa.Engine:
             )
         case "sqlite" if address.database not in (None, "", ":memory:"):
             return _sqlite(address)
-    raise ArgumentError("a record is kept by SQLite, in a file, or by PostgreSQL")
+    raise ArgumentError("a ledger requires a SQLite file or PostgreSQL")
 
 
 def _sqlite(url: sa.URL) -> sa.Engine:

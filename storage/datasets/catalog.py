@@ -179,13 +179,13 @@ class Catalog:
             entry = replace(found, number=number_of_snapshot(connection, number))
             present = [row.id for row in connection.execute(_PRESENT) if row.name == found.name]
             if over is not None and present[-1:] != [over]:
-                raise Conflict(f"another snapshot of dataset {found.name!r} is current by now; run the command again")
+                raise Conflict(f"another snapshot of dataset {found.name!r} is now current; run the command again")
             holder = _holder(connection, population=population, rows_digest=entry.rows_digest)
             if holder is not None and not allow_shared_rows:
                 raise Conflict(
-                    f"the rows of {entry.name!r} are those of dataset {holder.name!r} of population "
-                    f"{holder.population!r}, and the same people under two budgets lose the sum of both; ingest them "
-                    f"with --population {holder.population}, or allow it with --allow-shared-rows"
+                    f"the rows of {entry.name!r} equal those of dataset {holder.name!r} of population "
+                    f"{holder.population!r}, and two budgets for the same people add up; ingest them with "
+                    f"--population {holder.population}, or allow it with --allow-shared-rows"
                 )
             connection.execute(
                 insert(tables.snapshot).values(
@@ -237,7 +237,7 @@ class Catalog:
         with reading(self.engine) as connection:
             row = current_snapshot(connection, name)
         if row is None:
-            raise NotFound(f"no dataset is named {name!r}; see the list of datasets or ingest one")
+            raise NotFound(f"dataset {name!r} does not exist; see `dpca dataset list`, or ingest it")
         return Entry.from_row(row)
 
     def older(self, name: str) -> list[Entry]:
@@ -260,7 +260,7 @@ class Catalog:
             row = connection.execute(_BY_ID, {"id": snapshot}).first()
             check_snapshots(connection, [] if row is None else [row])
         if row is None or row.removed_at is not None:
-            raise NotFound(f"snapshot {snapshot} is not in the catalog any more; ingest the data again")
+            raise NotFound(f"snapshot {snapshot} is no longer in the catalog; ingest the data again")
         return Entry.from_row(row)
 
     def number(self, snapshot: str) -> int | None:
@@ -336,7 +336,9 @@ class Catalog:
         entry = self.current(name)
         digest = self.open(entry).verify()
         if digest != entry.content_digest:
-            raise Corrupt(f"the files of dataset {name!r} are not those registered; restore them or ingest again")
+            raise Corrupt(
+                f"the files of dataset {name!r} differ from the registered ones; restore them or ingest the data again"
+            )
         return digest
 
     def remove(self, name: str, *, snapshot: str | None = None, force: bool = False) -> list[str]:
@@ -359,7 +361,10 @@ class Catalog:
             present = [row.id for row in rows if row.removed_at is None]
             named = connection.scalar(select(exists().where(release.c.snapshot_id.in_(present))))
             if named and not force:
-                raise Refused(f"a release was made from dataset {name!r}, so removing it needs force; keep or force it")
+                raise Refused(
+                    f"a release was made from dataset {name!r}, so its removal must be forced; keep it, or force its "
+                    "removal"
+                )
             if present:
                 connection.execute(update(table).where(table.c.id.in_(present)).values(removed_at=journal.now()))
                 journal.append(
@@ -370,7 +375,7 @@ class Catalog:
                 )
         removed = present or [row.id for row in rows if self.place.names(row.path)]
         if not removed:
-            raise NotFound(f"no dataset is named {name!r}; see the list of datasets")
+            raise NotFound(f"dataset {name!r} does not exist; see `dpca dataset list`")
         for row in rows:
             quarantine_notes(self.home / row.path).unlink(missing_ok=True)
             self.place.remove(row.path, marker=MARKER)
@@ -383,9 +388,14 @@ def open_snapshot(place: Place, entry: Entry, *, ledger: str) -> Dataset:
     dataset = Dataset.open(place.at(entry.path))
     found = (dataset.manifest.ledger, dataset.manifest.populations, dataset.manifest.snapshot)
     if found != (ledger, [entry.population], entry.snapshot):
-        raise Refused(f"the files of dataset {entry.name!r} belong to another ledger or population; ingest it here")
+        raise Refused(
+            f"the files of dataset {entry.name!r} belong to another ledger or population; ingest the data here"
+        )
     if dataset.content != entry.content_digest:
-        raise Corrupt(f"the files of dataset {entry.name!r} are not those registered; restore them or ingest again")
+        raise Corrupt(
+            f"the files of dataset {entry.name!r} differ from the registered ones; restore them or ingest the data "
+            "again"
+        )
     return dataset
 
 
@@ -398,7 +408,10 @@ def check_name(name: str) -> str:
         If the name breaks the rule for names.
     """
     if not re.fullmatch(_NAME, name):
-        raise Invalid(f"name {name!r} must be a letter or digit, then up to 99 of A-Z a-z 0-9 . _ -; choose another")
+        raise Invalid(
+            f"name {name!r} must start with a letter or digit, followed by up to 99 of A-Z a-z 0-9 . _ -; choose "
+            "another"
+        )
     return name
 
 
@@ -408,22 +421,22 @@ def _admit(connection: Connection, *, name: str, population: str, unit: PrivacyU
         is_alike = (func.lower(column) == wanted.lower()) & (column != wanted) & table.c.removed_at.is_(None)
         if (found := connection.scalar(select(column).where(is_alike).limit(1))) is not None:
             raise Conflict(
-                f"{noun} {wanted!r} differs from {found!r} only by case, and on some disks their folders are one; use "
+                f"{noun} {wanted!r} differs from {found!r} only by case, and on some disks both share one folder; use "
                 f"{found!r}, or choose another name"
             )
     owner = connection.scalar(select(table.c.population).where(table.c.name == name).limit(1))
     if owner not in (None, population):
         raise Conflict(
-            f"dataset {name!r} belongs to population {owner!r} for ever, not {population!r}; "
-            "name that population or choose another name"
+            f"dataset {name!r} belongs to population {owner!r} permanently, not {population!r}; use that population "
+            "or choose another name"
         )
     units = select(table.c.unit).where(table.c.name == name, table.c.removed_at.is_(None))
     before = connection.scalar(units.limit(1))
     if unit is not None and before not in (None, unit.name):
         told = PrivacyUnit(name=before, rows=1 if before == ROW else None)
         raise Conflict(
-            f"the snapshots of dataset {name!r} have {told} as the unit of privacy, and this one would have {unit}; "
-            "ingest it with the same ids, or under another name of the same population"
+            f"the snapshots of dataset {name!r} have {told} as the unit of privacy, and the new one would have "
+            f"{unit}; ingest it with the same ids, or with another name in the same population"
         )
 
 

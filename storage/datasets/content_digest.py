@@ -234,7 +234,9 @@ class Manifest:
         """
         found = (attributes.get("format"), attributes.get("format_version"))
         if found != (FORMAT, FORMAT_VERSION):
-            raise Corrupt(f"format {found} is not {(FORMAT, FORMAT_VERSION)}; read it with the version that wrote it")
+            raise Corrupt(
+                f"format {found} is not {(FORMAT, FORMAT_VERSION)}; read it with the version of dpca that wrote it"
+            )
         older = dict.fromkeys(("density", "encoder", "first_seen", "epoch", "duplicates"))  # older manifests lack these
         stored = {**older, "keeps_zeros": False, **attributes}
         missing = [known.name for known in fields(cls) if known.name not in stored]

@@ -76,8 +76,8 @@ def find_unit(name: str, unit: str, *, catalog: Catalog, keys: Path) -> FoundUni
     rows = catalog.open(entry)
     if rows.manifest.owners is None:
         raise Invalid(
-            f"the rows of dataset {name!r} have no ids, so no individual can be found; remove their rows from the "
-            "source and ingest it again; then remove the older snapshots"
+            f"the rows of dataset {name!r} have no ids, so no individual can be found; remove the rows from the "
+            "source and ingest it again, then remove the older snapshots"
         )
     key = OwnerKey(keys, entry.population).named(rows.manifest.owners)
     spellings = dict.fromkeys(text for text in (id_cells(pa.array([unit]))[0].as_py(), unit) if text is not None)
@@ -87,11 +87,11 @@ def find_unit(name: str, unit: str, *, catalog: Catalog, keys: Path) -> FoundUni
             break
     else:
         raise NotFound(
-            f"the current snapshot of dataset {name!r} does not hold this id; leading zeros and capitals count, so "
-            "write it as the source does"
+            f"the current snapshot of dataset {name!r} does not contain this id; leading zeros and capitals matter, "
+            "so write it as in the source"
         )
     if records == rows.n_records:
-        raise Refused(f"dataset {name!r} holds no other individual; remove it with `dpca dataset remove {name}`")
+        raise Refused(f"dataset {name!r} has no other individual; remove it with `dpca dataset remove {name}`")
     return FoundUnit(entry=entry, owner=owner, records=records, rows=n_rows)
 
 

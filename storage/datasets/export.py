@@ -59,7 +59,7 @@ def export_rows(dataset: Dataset, output: str | Path, *, format: str) -> None:  
         raise Invalid(f"format {format!r} is not one of {', '.join(WRITERS)}; choose one of them")
     path = Path(output)
     if path.exists():
-        raise Conflict(f"{path} exists, and an export replaces nothing; choose another name or remove it")
+        raise Conflict(f"{path} exists, and an export never overwrites a file; choose another name or remove the file")
     temporary = path.with_name(f".{uuid4().hex}.tmp")
     try:
         os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
@@ -67,7 +67,7 @@ def export_rows(dataset: Dataset, output: str | Path, *, format: str) -> None:  
         temporary.rename(path)
     except OSError as error:
         raise Unavailable(
-            f"{path} cannot be written ({error.strerror or 'output error'}); make room or correct the permissions"
+            f"{path} cannot be written ({error.strerror or 'output error'}); free disk space or correct the permissions"
         ) from None
     finally:
         temporary.unlink(missing_ok=True)

@@ -198,9 +198,7 @@ def using_disk() -> Iterator[None]:
         raise
     except (duckdb.Error, OSError) as error:
         reason = "the disk is full" if "space" in str(error).lower() else "the disk cannot be used"
-        raise Unavailable(
-            f"rows could not be brought together on disk: {reason}; make room in the home folder"
-        ) from None
+        raise Unavailable(f"rows could not be grouped on disk: {reason}; free disk space in the home folder") from None
 
 
 def _order_of(ids: str) -> str:
@@ -208,7 +206,7 @@ def _order_of(ids: str) -> str:
 
 
 _TEXT = "string"
-_BEYOND = "is one of more rows than max_rows_per_unit of its individual; the row is left out"
+_BEYOND = "exceeds max_rows_per_unit of its individual; the row is dropped"
 
 
 class Grouping:
@@ -363,7 +361,7 @@ class Grouping:
         """
         counts = self._tables.counts_by_number(number)
         if sum(counts.values()) != self._units:
-            raise Corrupt("the table of first-seen ids holds one twice; restore it from a copy, and ingest again")
+            raise Corrupt("the table of first-seen ids has an id twice; restore it from a copy, and ingest again")
         if len(counts) > 1:
             with using_disk():
                 self._sort_by_number(counts)

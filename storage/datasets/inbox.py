@@ -161,7 +161,7 @@ class Inbox:
 
     def reason(self, token: str) -> str:
         """Return the reason that was recorded last."""
-        return self._noted(token, "reason") or "no reason was written down"
+        return self._noted(token, "reason") or "no reason was recorded"
 
     def arrivals(self) -> list[Arrival]:
         """Return all arrivals, sorted by the addresses of their files."""
@@ -182,8 +182,11 @@ class Inbox:
         """
         with self.taking(token) as arrival:
             if arrival.end not in RETRIED:
-                state = "waits already" if arrival.end is None else "was released, and is charged once"
-                raise Conflict(f"the file that arrived as {token!r} {state}; retry one that was set aside or refused.")
+                state = "is already waiting" if arrival.end is None else "was released, and each file is charged once"
+                raise Conflict(
+                    f"the file that arrived as {token!r} {state}; only a file that was set aside or refused can be "
+                    "retried."
+                )
             with writing(self._folder):
                 self._path(token).unlink(missing_ok=True)
 
@@ -196,7 +199,7 @@ class Inbox:
         """Return the whole files at an address, oldest first, and the number of other files there."""
         place = locate(address)
         if isinstance(place, LocalFile) and not place.path.parent.is_dir():
-            raise Unavailable(f"{address}: no such folder; make it, or correct the inbox.")
+            raise Unavailable(f"{address}: no such folder; create it, or correct the inbox.")
         try:
             seen = look_at(address)
         except StorageError:
@@ -224,7 +227,7 @@ class Inbox:
                 with suppress(Corrupt):
                     self._paths[self._facts(path)[0]] = path
         if token not in self._paths:
-            raise NotFound(f"no file arrived as {token!r} in this home; look into the inbox again.")
+            raise NotFound(f"no file arrived as {token!r} in this home; list the inbox again.")
         return self._paths[token]
 
     def _facts(self, path: Path) -> tuple[str, str]:
@@ -233,9 +236,9 @@ class Inbox:
             facts = json.loads(path.read_bytes())
             return str(facts["token"]), str(facts["address"])
         except (KeyError, RecursionError, TypeError, ValueError):
-            raise Corrupt(f"{path} is not what was written; remove it, and its file arrives anew.") from None
+            raise Corrupt(f"{path} is damaged; remove it, and its file arrives again.") from None
         except FileNotFoundError:
-            raise NotFound("the arrival was forgotten meanwhile; look into the inbox again.") from None
+            raise NotFound("the arrival was removed in the meantime; list the inbox again.") from None
 
     def _read(self, path: Path) -> Arrival:
         token, address = self._facts(path)

@@ -174,12 +174,12 @@ def joined(names: Sequence[str]) -> NDArray[np.uint8]:
         If a name holds a line break.
     """
     if any("\n" in name for name in names):
-        raise BadSource("a feature name holds a line break; names are stored one a line, so rename it")
+        raise BadSource("a feature name has a line break; names are stored one per line, so rename it")
     return np.frombuffer("\n".join(names).encode(), dtype=np.uint8)
 
 
-_BEYOND = "begins a record beyond the declared records_at_most; the record is kept"
-_SHARED = "are those of another population, and the same people under two budgets lose the sum of both"
+_BEYOND = "starts a record beyond the declared records_at_most; the record is kept"
+_SHARED = "equal those of another population, and two budgets for the same people add up"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -301,7 +301,9 @@ def ingest(
             on_block=staging.block_written,
         )
         if records.lookalikes:
-            rejects.note(place="ids", number=None, reason=f"{records.lookalikes} differ from another in spelling alone")
+            rejects.note(
+                place="ids", number=None, reason=f"{records.lookalikes} differ from another id only in spelling"
+            )
         totals, rows_digest = _write(records.batches, writer, source=opened, options=options, rejects=rejects)
         if options.unattended and catalog.holder(population=population, rows_digest=rows_digest) is not None:
             rejects.note(place="all rows", number=None, reason=_SHARED)
@@ -399,7 +401,7 @@ def _write(
         rejected += 0 if rows.rejected is None else int(rows.rejected.sum())
         if most is not None and records > most:
             if not rejects.is_tolerant:
-                raise BadSource(f"there are more than the declared {most} records; declare a bound that holds")
+                raise BadSource(f"there are more than the declared {most} records; declare a larger bound")
             for place in rows.places[rows.record_ptr[max(most - before, 0) : -1]].tolist():
                 rejects.note(place=rows.place, number=place, reason=_BEYOND)
         writer.append(rows)
@@ -408,8 +410,8 @@ def _write(
         return totals, digest.hexdigest()
     if rejects.count:
         raise BadSource(
-            f"no row is left, and {rejects.count} were set aside: {describe(rejects.tally)}; "
-            "correct them, or what is declared about the source"
+            f"no row is left, and {rejects.count} were set aside: {describe(rejects.tally)}; correct them, or the "
+            "declarations about the source"
         )
     raise BadSource("the source holds no row; a dataset needs at least one")
 
@@ -435,5 +437,6 @@ def _one_line_errors(folder: Path, rejects: Rejects) -> Iterator[None]:
     except OSError as error:
         reason = error.strerror or "input or output error"
         raise Unavailable(
-            f"ingest into {folder} stopped: {reason}; make room or correct the permissions, and continue with --resume"
+            f"ingest into {folder} stopped: {reason}; free disk space or correct the permissions, and continue with "
+            "--resume"
         ) from error

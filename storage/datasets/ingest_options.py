@@ -35,11 +35,11 @@ _STATED_BY_SCHEMA = (
 )
 _UNNAMED = "unit"  # the name of ids from a file, if no other is declared
 TRIPLETS_ALONE = (
-    "keep_zeros is of triplets (CSV, TSV, Parquet) and Matrix Market entries; leave it out, or give triplets"
+    "keep_zeros applies only to triplets (CSV, TSV, Parquet) and Matrix Market entries; omit it, or give triplets"
 )
 ENTRIES_ALONE = (
-    "duplicates are of formats that list the entries of a row: triplets, Matrix Market, svmlight and csr; leave it "
-    "out, as no column of a table or array comes twice"
+    "duplicates applies only to formats that list the entries of a row: triplets, Matrix Market, svmlight and csr; "
+    "omit it, because a table or array has each column once"
 )
 
 
@@ -56,14 +56,14 @@ class IngestOptions:
     """
 
     population: Annotated[
-        str | None, Field(description="The people whose budget releases charge; the dataset's name by default.")
+        str | None, Field(description="Population whose budget releases charge; the dataset's name by default.")
     ] = None
     features: Annotated[
-        int | None, Field(description="Declared columns; svmlight, CSV, TSV and triplets need it, or names.", ge=1)
+        int | None, Field(description="Number of columns; svmlight, CSV, TSV and triplets need it, or names.", ge=1)
     ] = None
     feature_names: Annotated[
         str | None,
-        Field(description="Text file of column names or item ids, one a line, in order."),
+        Field(description="Text file of column names or item ids, one per line, in order."),
         Handling(is_file=True),
     ] = None
     public_items: Annotated[bool, Field(description="The list of item ids is public: take it from the triplets.")] = (
@@ -85,37 +85,37 @@ class IngestOptions:
     duplicates: Annotated[
         str | None,
         Field(
-            description="Entries of one row and column become their sum (triplets by default), mean or last, or are "
-            "refused as a bad row (svmlight and csr by default); an unattended ingest of triplets requires it."
+            description="How to combine several entries for one row and column: sum (default for triplets), mean or "
+            "last, or refuse, a bad row (default for svmlight and csr); an unattended ingest of triplets requires it."
         ),
         Handling(choices=DUPLICATES),
     ] = None
     keep_zeros: Annotated[
-        bool, Field(description="Store triplets of value 0, such as ratings; else they are dropped.")
+        bool, Field(description="Store triplets of value 0, such as ratings; by default they are dropped.")
     ] = False
     unit_column: Annotated[
         str | None,
-        Field(description="Column of a table with the individual behind each row; one individual is one record."),
+        Field(description="Column of a table with the id of each row's individual; one individual is one record."),
     ] = None
     delimiter: Annotated[
-        str | None, Field(description="The sign between fields of CSV and TSV, or ::; a comma or a tab by default.")
+        str | None, Field(description="Character between fields of CSV and TSV, or ::; a comma or a tab by default.")
     ] = None
     header: Annotated[
         bool | None,
         Field(
-            description="Whether CSV and TSV begin with column names, else named 0, 1, 2 ...; if left out, doubt is "
-            "refused."
+            description="Whether CSV and TSV begin with column names; without them the names are 0, 1, 2 ...; by "
+            "default ambiguous files are refused."
         ),
     ] = None
     units: Annotated[
         str | None,
-        Field(description=".npy file with the id of the individual behind each row, in order."),
+        Field(description=".npy file with the id of each row's individual, in order."),
         Handling(is_file=True),
     ] = None
     unit_name: Annotated[
         str | None,
         Field(
-            description="Name of the ids of individuals, as their budget states it; by default of their column, or "
+            description="Name of the ids of individuals, as in their budget; by default the name of their column, or "
             "unit."
         ),
     ] = None
@@ -124,22 +124,22 @@ class IngestOptions:
     ] = None
     scale: Annotated[
         str | None,
-        Field(description="Text file of public positive factors of the columns, one a line."),
+        Field(description="Text file of public positive factors of the columns, one per line."),
         Handling(is_file=True),
     ] = None
     records_at_most: Annotated[
         int | None,
         Field(
-            description="Public bound on the number of records; more are refused, or kept where bad rows are kept.",
+            description="Public bound on the number of records; more are refused, or kept if bad rows are kept.",
             ge=1,
         ),
     ] = None
     density: Annotated[
         float | None,
-        Field(description="Public share of entries that are not 0: affects speed, never results.", ge=0, le=1),
+        Field(description="Public share of entries that are not 0: affects only speed, not results.", ge=0, le=1),
     ] = None
     block_nnz: Annotated[
-        int | None, Field(description="Stored values in a block at most; about a million by default.", ge=1)
+        int | None, Field(description="Largest number of stored values in a block; about a million by default.", ge=1)
     ] = None
     dtype: Annotated[
         str | None, Field(description="Type of stored values, such as float32; the source's by default.")
@@ -147,24 +147,24 @@ class IngestOptions:
     on_error: Annotated[
         str | None,
         Field(
-            description="quarantine: a record with a bad row becomes empty, and a private report lists its rows. "
-            "fail: end at the first bad row, the default of attended ingests; message, exit code and Prefect state "
-            "reveal that row."
+            description="quarantine: a record with a bad row becomes empty, and a private report lists its rows. fail: "
+            "stop at the first bad row, the default of attended ingests; message, exit code and Prefect state reveal "
+            "that row."
         ),
         Handling(choices=("fail", "quarantine")),
     ] = None
     unattended: Annotated[
         bool,
         Field(
-            description="Ingest as schedules do: no record ends it, and what is wrong with rows is in the private "
-            "report alone."
+            description="Ingest as schedules do: no record stops the ingest, and faults of rows are reported only in "
+            "the private report."
         ),
     ] = False
     resume: Annotated[
-        bool, Field(description="Continue after the last whole block of a killed ingest of the same request.")
+        bool, Field(description="Continue after the last complete block of a killed ingest of the same request.")
     ] = False
     allow_shared_rows: Annotated[
-        bool, Field(description="Allow rows that another population holds already."), Handling(is_offered=False)
+        bool, Field(description="Allow rows that another population already has."), Handling(is_offered=False)
     ] = False
 
     def __post_init__(self) -> None:
@@ -181,8 +181,8 @@ class IngestOptions:
         """Refuse options by which rows could decide whether an unattended ingest ends, or which columns it has."""
         if self.on_error == "fail":
             raise Invalid(
-                "on_error=fail ends a run at one bad row, and the outcome of an unattended run is public; leave it "
-                "out, or ingest by hand with dpca dataset ingest"
+                "on_error=fail stops a run at one bad row, and the outcome of an unattended run is public; omit it, "
+                "or ingest by hand with `dpca dataset ingest`"
             )
         if self.public_items:
             raise Invalid(
@@ -204,8 +204,8 @@ class IngestOptions:
             stated = [name for name in _STATED_BY_SCHEMA if getattr(self, name) != getattr(DEFAULTS, name)]
             if stated:
                 raise Invalid(
-                    f"{stated[0]} is given beside a schema, which says all about the columns; leave it out, or write "
-                    "it into the schema"
+                    f"{stated[0]} is given together with a schema, which declares the columns completely; omit it, or "
+                    "write it into the schema"
                 )
         if self.table_schema is None:
             self.check_units()
@@ -215,7 +215,7 @@ class IngestOptions:
         if chosen is not None and not chosen.repeats and self.duplicates is not None:
             raise Invalid(ENTRIES_ALONE)
         if self.public_items and self.feature_names is not None:
-            raise Invalid("items are listed by a file of feature names or taken from the rows, not both; give one")
+            raise Invalid("items come from a file of feature names or from the rows, not both; choose one")
 
     def check_units(self) -> None:
         """Refuse options about individuals that contradict each other.
@@ -228,10 +228,10 @@ class IngestOptions:
             If two options contradict each other.
         """
         if self.unit_column is not None and self.units is not None:
-            raise Invalid("units come from a column or from a file, not both; give one of them")
+            raise Invalid("units come from a column or from a file, not both; choose one")
         for name in ("max_rows_per_unit", "unit_name"):
             if getattr(self, name) is not None and self.unit_column is None and self.units is None:
-                raise Invalid(f"{name} needs to know whose row each is; give a unit column or unit ids")
+                raise Invalid(f"{name} requires the individual of each row; give a unit column or unit ids")
         _ = self.unit
 
     @property
@@ -249,7 +249,9 @@ class IngestOptions:
         try:
             return PrivacyUnit.asked(named, self.max_rows_per_unit)
         except Invalid as error:
-            raise Invalid(f"{error} `--unit-name` names the ids of individuals otherwise than their column.") from None
+            raise Invalid(
+                f"{error} `--unit-name` gives the ids of individuals another name than their column."
+            ) from None
 
 
 DEFAULTS = IngestOptions()

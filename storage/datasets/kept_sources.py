@@ -64,25 +64,25 @@ class SavedColumns:
         if self.encoder is None and schema is None:
             return None
         if self.encoder is None:
-            raise Invalid(f"dataset {self.dataset!r} was ingested without a schema, and one is given; {_END}")
+            raise Invalid(f"dataset {self.dataset!r} was ingested without a schema, but a schema is given; {_END}")
         if schema is None:
-            raise Invalid(f"dataset {self.dataset!r} was ingested by a schema, and none is given; give it, or {_END}")
+            raise Invalid(f"dataset {self.dataset!r} was ingested with a schema, but none is given; give it, or {_END}")
         facts = schema.facts()
         if meaning(facts) == meaning(self.encoder):
             return schema
         if changed := changed_columns(self.encoder, facts):
             raise Invalid(
-                f"the schema of dataset {self.dataset!r} declares {_listed(changed)} in another way; declare what was "
-                f"declared before, or {_END}"
+                f"the schema of dataset {self.dataset!r} changes the declaration of {_listed(changed)}; restore the "
+                f"earlier declaration, or {_END}"
             )
         if sorted(facts["missing_texts"]) != sorted(self.encoder["missing_texts"]):
             raise Invalid(
-                f"the schema of dataset {self.dataset!r} has other missing_texts; declare those of before, or {_END}"
+                f"the schema of dataset {self.dataset!r} changes missing_texts; restore the earlier ones, or {_END}"
             )
         if not schema.text.header:
             raise Invalid(
-                f"the schema of dataset {self.dataset!r} lists its columns in another order, and without a header they "
-                f"go by position; list them as before, or {_END}"
+                f"the schema of dataset {self.dataset!r} lists its columns in another order, but columns without a "
+                f"header are matched by position; restore the order, or {_END}"
             )
         places = {column["name"]: place for place, column in enumerate(self.encoder["columns"])}
         columns = sorted(schema.columns, key=lambda column: places.get(column.name, len(places)))
@@ -113,8 +113,8 @@ class SavedColumns:
             return
         if names is None:
             raise BadSource(
-                f"the columns have no names, and those of dataset {self.dataset!r} have; declare the feature names, or "
-                f"{_END}"
+                f"the columns have no names, but those of dataset {self.dataset!r} have; declare the feature names, "
+                f"or {_END}"
             )
         if tuple(names) == self.names:
             return
@@ -123,8 +123,8 @@ class SavedColumns:
             f"{_listed(sorted(some))} {what}" for some, what in ((missing, "missing"), (others, "new")) if some
         )
         raise BadSource(
-            f"the columns are not those of dataset {self.dataset!r}: {found or 'they have another order'}; name and "
-            f"order them as before, or {_END}"
+            f"the columns differ from those of dataset {self.dataset!r}: {found or 'they have another order'}; "
+            f"restore their names and order, or {_END}"
         )
 
 
@@ -186,9 +186,7 @@ def find_source(home: Path, reference: str, kind: str = SOURCES) -> dict[str, An
         kept: dict[str, Any] = json.loads((home / kind / f"{name}.json").read_text())
     except FileNotFoundError:
         once = f"ingest {name} once with `dpca dataset ingest`" if kind == SOURCES else _ONCE_REFRESHED
-        raise NotFound(
-            f"no source is kept as {reference!r} in this home; {once}, or give the files themselves."
-        ) from None
+        raise NotFound(f"no source is stored as {reference!r} in this home; {once}, or give the files.") from None
     return {what: kept.get(what) for what in FILES}
 
 

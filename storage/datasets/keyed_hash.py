@@ -153,7 +153,7 @@ class OwnerKey:
         if self.name is not None:
             with writing(self._path.parent):  # the ingest that drew it may have removed it since
                 if not claim_file(self._path, self._key) and self._path.read_bytes() != self._key:
-                    raise Conflict("another ingest of the same people drew the key of their ids anew; ingest again")
+                    raise Conflict("another ingest of the same people replaced the key of their ids; ingest again")
 
     @contextmanager
     def given_back(self) -> Iterator[None]:
@@ -181,8 +181,8 @@ class OwnerKey:
             key = b""
         if _name_of(key) != name:
             raise NotFound(
-                f"the key of the snapshot's ids, {self._path}, was lost, so no id can be found in it; remove their "
-                "rows from the source and ingest it again; then remove the older snapshots"
+                f"the key of the snapshot's ids, {self._path}, was lost, so no id can be found; remove the rows from "
+                "the source and ingest it again, then remove the older snapshots"
             )
         return key
 

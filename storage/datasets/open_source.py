@@ -40,7 +40,7 @@ from storage.formats.sources import FilesReader, infer_items
 
 _STEP = 1 << 16
 _WIDEST = 8  # bytes of the widest float that Arrow has
-_NO_ID = "has no whole number or text as its id in the file of unit ids; correct or drop it"
+_NO_ID = "has an id in the file of unit ids that is neither a whole number nor text; correct or drop it"
 
 
 class Units:
@@ -61,11 +61,11 @@ class Units:
 
     def __init__(self, path: Path, *, reader: Reader) -> None:
         if reader.scattered and reader.n_rows is None:
-            raise Invalid("rows of triplets have no position in a file of unit ids; name a unit column")
+            raise Invalid("rows of triplets have no position in a file of unit ids; give a unit column")
         try:
             self._ids: NDArray[Any] = np.lib.format.open_memmap(path, mode="r")
         except (OSError, ValueError, EOFError):
-            raise Invalid(f"unit ids {path} are no readable .npy array; save the ids with numpy.save") from None
+            raise Invalid(f"unit ids {path} are not a readable .npy array; save the ids with numpy.save") from None
         kind = self._ids.dtype.kind
         if self._ids.ndim != 1 or kind not in "iufU" or (kind == "f" and self._ids.dtype.itemsize > _WIDEST):
             raise Invalid(f"unit ids {path} must be whole numbers or text, one for each row; convert them")
@@ -136,7 +136,7 @@ def declared_rows(n_rows: int) -> Iterator[RowBatch]:
 
 
 def _unequal() -> BadSource:
-    return BadSource("there are not as many unit ids as rows; give one id for each row")
+    return BadSource("the number of unit ids differs from the number of rows; give one id for each row")
 
 
 type Source = str | Path | SourceFile | Sequence[str | Path]
@@ -244,8 +244,8 @@ def open_source(
         merges = options.duplicates or ("sum" if reader.scattered else "refuse")
         if declared.is_unattended and reader.scattered and options.duplicates is None:
             raise Invalid(
-                "duplicates is left out, and what becomes of two values in one row and column must be stated before an "
-                "unattended run reads a row; give sum, mean, last or refuse"
+                "duplicates is missing, but an unattended run needs a rule for two values in one row and column "
+                "before it reads a row; give sum, mean, last or refuse"
             )
         if declared.names is not None and reader.names is not None and not reader.scattered:
             _check_order(declared.names, reader.names)
@@ -286,8 +286,8 @@ def _check_order(declared: Sequence[str], found: Sequence[str]) -> None:
     """
     if len(declared) == len(found) and set(declared) == set(found) and list(declared) != list(found):
         raise Invalid(
-            "the feature names are those of the file in another order, and its columns go by position; leave them out, "
-            "or give them in the order of the file"
+            "the feature names are the file's names in another order, but its columns are matched by position; omit "
+            "the names, or give them in the order of the file"
         )
 
 

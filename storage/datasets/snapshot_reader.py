@@ -208,7 +208,7 @@ class Dataset:
             If the object store cannot be used.
         """
         if not 0 <= block < self.n_blocks:
-            raise IndexError(f"block {block} does not exist; there are {self.n_blocks}; ask for one of them")
+            raise IndexError(f"block {block} does not exist; there are {self.n_blocks} blocks; request one of them")
         handles = _open_handles(self.address)
         n_records, n_rows, nnz, checksum, _ = handles.extents[block].tolist()
         chunks: dict[str, bytes] = {}
@@ -316,7 +316,7 @@ class Dataset:
                 rejected=block.rejected,
             )
         if digest.hexdigest() != self.content:
-            raise Corrupt(f"the rows in {self.address} do not have the content digest of their manifest; {_DAMAGED}")
+            raise Corrupt(f"the rows in {self.address} do not match the content digest of their manifest; {_DAMAGED}")
         self.feature_names()
         self.scale()
         self.encoder()
@@ -357,7 +357,7 @@ def _open_handles(address: str) -> _Handles:
 
     place = open_place(address)
     if not place.holds("", marker=MARKER):
-        raise NotFound(f"there is no snapshot at {address}; see the list of datasets")
+        raise NotFound(f"there is no snapshot at {address}; see `dpca dataset list`")
     strict: ArrayConfigParams = {"read_missing_chunks": False}
     with _reading(place, f"{address} is not a readable snapshot"):
         group = zarr.open_group(place.zarr_store(), mode="r", zarr_format=3)
@@ -366,16 +366,16 @@ def _open_handles(address: str) -> _Handles:
         extents = np.asarray(arrays["extents"].with_config(strict)[:])
         sizes = manifest.n_records, manifest.n_rows, manifest.nnz
         if extents.shape != (manifest.n_blocks, 5) or (*extents[:, :3].sum(axis=0),) != sizes:
-            raise Corrupt(f"the extents of {address} are not those of its {manifest.n_blocks} blocks; {_DAMAGED}")
+            raise Corrupt(f"the extents of {address} do not match its {manifest.n_blocks} blocks; {_DAMAGED}")
         if str(arrays["values"].dtype) != manifest.dtype:
-            raise Corrupt(f"the values of {address} are no {manifest.dtype}; {_DAMAGED}")
+            raise Corrupt(f"the values of {address} are not of type {manifest.dtype}; {_DAMAGED}")
         extents.flags.writeable = False
         first_seen = None
         if manifest.first_seen is not None:
             stored = arrays["first_seen"].with_config(strict)
             first_seen = _checked(stored, np.dtype(np.int64), manifest.first_seen, where=f"first_seen in {address}")
             if first_seen.shape != (manifest.n_blocks,):
-                raise Corrupt(f"first_seen in {address} does not tell of every block; {_DAMAGED}")
+                raise Corrupt(f"first_seen in {address} does not cover every block; {_DAMAGED}")
 
         def padded(name: str) -> PaddedArray:
             array = arrays[name]
@@ -400,7 +400,7 @@ def _checked(array: Stored, dtype: np.dtype[Any], digest: str, *, where: str) ->
     """Read an array and check it against its digest in the manifest."""
     items = np.asarray(array[:], dtype=dtype)
     if hashlib.sha256(items.tobytes()).hexdigest() != digest:
-        raise Corrupt(f"{where} is not that of the manifest; {_DAMAGED}")
+        raise Corrupt(f"{where} does not match the manifest; {_DAMAGED}")
     return items
 
 
@@ -453,10 +453,13 @@ class NightRows:
         """
         nights = tuple({dataset.manifest.snapshot: (dataset, number) for dataset, number in bound}.values())
         if len({dataset.n_features for dataset, _ in nights}) != 1:
-            raise Invalid("snapshots of one stream have the same columns, and there is at least one; give such ones")
+            raise Invalid(
+                "the snapshots of one stream must have the same columns, and at least one is needed; give such "
+                "snapshots"
+            )
         numbers = [-1 if number is None else number for _, number in nights]
         if numbers != sorted(numbers):
-            raise Conflict("the numbers of snapshots never fall from tick to tick; bind the newest snapshot")
+            raise Conflict("the numbers of snapshots never decrease from tick to tick; bind the newest snapshot")
         return cls(nights=nights)
 
     @property
@@ -498,7 +501,7 @@ class NightRows:
             As for `Dataset.read`.
         """
         if not 0 <= block < self.n_blocks:
-            raise IndexError(f"block {block} does not exist; there are {self.n_blocks}; ask for one of them")
+            raise IndexError(f"block {block} does not exist; there are {self.n_blocks} blocks; request one of them")
         before = 0
         for dataset, number in self.nights:
             if block < dataset.n_blocks:

@@ -205,7 +205,9 @@ class SnapshotWriter:
             If fewer records were appended than a killed writer left.
         """
         if self._to_compare:
-            raise Conflict("the source is shorter than what a killed ingest has written; do not resume it")
+            raise Conflict(
+                "the source is shorter than the part that the killed ingest wrote; ingest it again without --resume"
+            )
         if len(self._record_rows) or not self._extents:
             self._flush(alone=not self._extents)
         extents = np.array(self._extents, dtype=np.int64)
@@ -416,8 +418,8 @@ def _split(batch: RowBatch, at: int) -> tuple[RowBatch, RowBatch]:
 
 def _other_rows() -> Conflict:
     return Conflict(
-        "what a killed ingest has written is not the beginning of this source any more; "
-        "ingest it again without resuming"
+        "the part that the killed ingest wrote no longer matches the start of this source; ingest it again without "
+        "--resume"
     )
 
 
@@ -430,7 +432,7 @@ def check_block_nnz(block_nnz: int) -> int:
         If it is outside 1..`MAX_BLOCK_NNZ`.
     """
     if not 1 <= block_nnz <= MAX_BLOCK_NNZ:
-        raise Invalid(f"block_nnz={block_nnz} must lie in 1..{MAX_BLOCK_NNZ}; the default is {BLOCK_NNZ}")
+        raise Invalid(f"block_nnz={block_nnz} must be in 1..{MAX_BLOCK_NNZ}; the default is {BLOCK_NNZ}")
     return block_nnz
 
 

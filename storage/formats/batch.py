@@ -309,7 +309,7 @@ def check_features(n_features: int) -> None:
         If the number is outside.
     """
     if not 1 <= n_features <= MAX_FEATURES:
-        raise Invalid(f"n_features={n_features} must lie in 1..{MAX_FEATURES}; declare the number of columns")
+        raise Invalid(f"n_features={n_features} must be in 1..{MAX_FEATURES}; declare the number of columns")
 
 
 def stored_dtype(dtype: DTypeLike) -> np.dtype[Any]:
@@ -326,7 +326,9 @@ def stored_dtype(dtype: DTypeLike) -> np.dtype[Any]:
         wanted = None
     if wanted is None or wanted.newbyteorder("=") not in STORED_DTYPES:
         names = ", ".join(str(known) for known in STORED_DTYPES)
-        raise Invalid(f"dtype {str(dtype)!r} is not stored; values are one of {names}; name one of these as dtype")
+        raise Invalid(
+            f"dtype {str(dtype)!r} is not stored; the allowed types are {names}; choose one of these as dtype"
+        )
     return wanted.newbyteorder("=")
 
 
@@ -472,7 +474,7 @@ def _emptied(batch: RowBatch, bad: NDArray[np.bool_]) -> RowBatch:
 
 def _range_of(dtype: np.dtype[Any]) -> str:
     if dtype.kind in "iu" and dtype.itemsize == 8:
-        return f"{dtype}, or beyond 2^53, where float64 does not hold it; rescale it"
+        return f"{dtype}, or beyond 2^53, which float64 cannot represent; rescale it"
     return f"{dtype}; choose a wider dtype"
 
 

@@ -44,7 +44,7 @@ def reading(kind: str) -> Iterator[None]:
     except _RAISED as error:
         if isinstance(error, OSError) and error.errno:
             raise
-        raise BadSource(f"this is no readable {kind} (cut short, corrupt or another kind); save it again") from None
+        raise BadSource(f"this is not a readable {kind} (cut short, corrupt or another kind); save it again") from None
 
 
 def check_width(width: int, n_features: int | None) -> None:
@@ -59,7 +59,8 @@ def check_width(width: int, n_features: int | None) -> None:
         raise BadSource(f"the matrix has {width} columns; a dataset has 1 to {MAX_FEATURES}; reshape it")
     if n_features is not None and n_features != width:
         raise BadSource(
-            f"the matrix has {width} columns, but {n_features} features are declared; declare the same number or none"
+            f"the matrix has {width} columns, but {n_features} features are declared; declare the same number, or "
+            "omit it"
         )
 
 
@@ -194,7 +195,7 @@ class CsrRows:
         """
         last = int(self._indptr.take(1)[0])
         if last != 0:
-            raise BadSource(f"indptr begins with {last}; it must begin with 0; save the matrix again")
+            raise BadSource(f"indptr starts with {last}; it must start with 0; save the matrix again")
         for first in range(0, self._n_rows, BATCH_ROWS):
             ends = self._indptr.take(min(BATCH_ROWS, self._n_rows - first)).astype(np.int64)
             bounds = np.concatenate(([last], ends))
@@ -232,7 +233,7 @@ class CsrRows:
 
 
 LARGE = (
-    "has a whole number of 2^53 or more, which float64 cannot hold; rescale it, or leave the column out if it is an id"
+    "has a whole number of 2^53 or more, which float64 cannot represent; rescale it, or drop the column if it is an id"
 )
 
 

@@ -82,7 +82,7 @@ class Declared:
             check_features(len(self.names))
             if self.n_features not in (None, len(self.names)):
                 raise Invalid(
-                    f"{len(self.names)} feature names for {self.n_features} features; declare as many as names"
+                    f"{len(self.names)} feature names for {self.n_features} features; declare as many features as names"
                 )
 
     @property
@@ -123,10 +123,12 @@ class Declared:
         """
         named = dict(columns or {})
         if not named.keys() <= set(ROLES):
-            raise Invalid(f"columns name {', '.join(sorted(named))}; they are {', '.join(ROLES)}; correct them")
+            raise Invalid(
+                f"columns has the roles {', '.join(sorted(named))}; it must have {', '.join(ROLES)}; correct them"
+            )
         chosen = tuple(named.get(role, role) for role in ROLES)
         if len({*chosen, unit_column}) < len(ROLES) + 1:
-            raise Invalid("one column of the table has two roles; name another column for one of them")
+            raise Invalid("a column of the table has two roles; choose another column for one of them")
         return cls(
             n_features=n_features,
             names=None if feature_names is None else read_names(feature_names),
@@ -157,7 +159,7 @@ def read_names(path: Path) -> tuple[str, ...]:
     for line, name in enumerate(names, start=1):
         if not name or name in seen:
             fault = "occurs twice" if name else "is empty"
-            raise Invalid(f"line {line} of the feature names in {path} {fault}; names are unique, one a line")
+            raise Invalid(f"line {line} of the feature names in {path} {fault}; names must be unique, one per line")
         seen.add(name)
     check_features(len(names))
     return names
@@ -173,8 +175,8 @@ def read_scale(path: str | Path, *, n_features: int) -> NDArray[np.float64]:
     """
     if str(path).lower() in _FROM_DATA:
         raise Invalid(
-            f"scale={str(path)!r} would be computed from the rows, and so reveal them outside the budget; "
-            "give a file of public factors, or release the scale with a mechanism of its own"
+            f"scale={str(path)!r} would be computed from the rows, and so reveal them outside the budget; give a file "
+            "of public factors, or release the scale with a separate mechanism"
         )
     path = Path(path)
     with _declared_file(path, "scale"):
@@ -191,4 +193,4 @@ def _declared_file(path: Path, what: str) -> Iterator[None]:
         yield
     except (OSError, ValueError) as error:
         reason = (error.strerror if isinstance(error, OSError) else None) or "not text of the expected kind"
-        raise Invalid(f"{what} {path} cannot be read ({reason}); name a text file, one entry a line") from None
+        raise Invalid(f"{what} {path} cannot be read ({reason}); give a text file with one entry per line") from None

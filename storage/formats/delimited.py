@@ -43,10 +43,10 @@ NO_ROWS = (BLANK, INSIDE)
 _REASONS = {
     OPENED: "has a quote that is not closed on its line; close it, or write the text without line breaks",
     _QUOTE: "does not close a quote; close or drop it",
-    _BEHIND: "has text behind a closing quote; double each quote inside quotes",
-    _WIDTH: "has another number of fields than the header; correct or drop it",
+    _BEHIND: "has text after a closing quote; double each quote inside quotes",
+    _WIDTH: "has a different number of fields than the header; correct or drop it",
     _RETURN: "holds a carriage return; end lines in LF or CRLF",
-    _ENCODING: "is not {}, or too long for a row; convert the file",
+    _ENCODING: "is not {}, or is too long for a row; convert the file",
 }
 _ALONE = re.compile(rb"\r(?!\n)")
 _NEWLINE, _CARRIAGE, _SPACE, _TAB = (ord(sign) for sign in "\n\r \t")
@@ -367,7 +367,7 @@ class DelimitedReader:
                 ),
             )
         except (pa.ArrowInvalid, pa.ArrowKeyError):
-            raise BadSource(f"the text near line {first_line} is no delimited text; convert it") from None
+            raise BadSource(f"the text near line {first_line} is not delimited text; convert it") from None
         assert table.num_rows == len(kept), "Arrow splits lines as `judge_lines` does"
         return table.combine_chunks().to_batches()[0], places, bad
 
@@ -384,8 +384,7 @@ class DelimitedReader:
             if at >= 0:
                 line = first_line + text.count(b"\n", 0, at)
                 raise BadSource(
-                    f"line {line} is not {self._text.encoding.upper()}, so which quotes it opens or closes cannot be "
-                    "known; convert the file"
+                    f"line {line} is not {self._text.encoding.upper()}, so its quotes are unknown; convert the file"
                 )
         verdicts = judge_lines(
             text,
@@ -401,8 +400,8 @@ class DelimitedReader:
 
     def _lost(self, extent: Extent) -> BadSource:
         return BadSource(
-            f"line {extent.line}: {self._quote_at(extent)} is not closed before the end of a field, so where its "
-            "record ends cannot be known; close it, and double each quote inside quotes"
+            f"line {extent.line}: {self._quote_at(extent)} is not closed before the end of a field, so the end of its "
+            "record is unknown; close it, and double each quote inside quotes"
         )
 
     def _opened(self, line: bytes) -> str:
@@ -418,8 +417,8 @@ class DelimitedReader:
         if line.count(other := guess_delimiter(line)):
             flag = "--format tsv" if other == "\t" else f"--delimiter '{other}'"
             raise BadSource(
-                f"the first line is one field, as it holds {other!r} and not the delimiter; give {flag}, or state it "
-                "in a schema: `dpca schema draft FILE`"
+                f"the first line is one field, because it has {other!r} instead of the delimiter; give {flag}, or "
+                "declare it in a schema: `dpca schema draft FILE`"
             )
 
     def _read_header(self, declared: Declared) -> tuple[list[str], bytes, int]:
@@ -432,18 +431,18 @@ class DelimitedReader:
             return columns, text, 1
         header, _, rest = text.partition(b"\n")
         if not header.strip():
-            raise BadSource("the first line is empty; it must name the columns")
+            raise BadSource("the first line is empty; it must contain the column names")
         extent = Extent()
         judge_lines(header + b"\n", n_fields=1, delimiter=self._delimiter, quote=self._quote, extent=extent)
         if extent.is_open or extent.is_lost:
             raise BadSource(
-                f"line 1: the quote at character {extent.character} is not closed on its line, so the columns are not "
-                "known; close it, and name columns without line breaks"
+                f"line 1: the quote at character {extent.character} is not closed on its line, so the columns are "
+                "unknown; close it, and use column names without line breaks"
             )
         try:
             names = split_line(header.decode(), delimiter=self._delimiter, quote=self._quote)
         except (UnicodeDecodeError, csv.Error):
-            raise BadSource("the first line does not name columns in UTF-8; convert the file") from None
+            raise BadSource("the first line has no column names in UTF-8; convert the file") from None
         names = [name.strip() for name in names]
         if len(names) == 1 and declared.schema is None and declared.width != 1:
             self._refuse_other_delimiter(names[0])
@@ -455,8 +454,8 @@ class DelimitedReader:
             return _numbered(len(names), declared), text, 1
         if declared.header is None and looks_like_a_row(names, declared):
             raise BadSource(
-                "the first line holds numbers where it should name the columns; give --no-header if it is a row, or "
-                "--header if these are the names"
+                "the first line has numbers instead of column names; give --no-header if it is a row, or --header if "
+                "these are the names"
             )
         return names, rest, 2
 
@@ -495,16 +494,16 @@ def _declared_columns(declared: Declared) -> list[str] | None:
     if declared.schema is not None:
         if not has_byte_lines(declared.schema.text.encoding):
             raise Invalid(
-                f"one bad line of {declared.schema.text.encoding} text may hide the ends of all others, so it is not "
-                "read unattended; save it as UTF-8"
+                f"one bad line of {declared.schema.text.encoding} text may hide the ends of all other lines, so an "
+                "unattended run does not read it; save it as UTF-8"
             )
         return None if declared.schema.text.header else [column.name for column in declared.schema.columns]
     if declared.header is not False:
         return None
     if declared.columns_named or declared.width is None:
         raise Invalid(
-            "triplets without a header declare their number of columns in the first row alone, so they are not read "
-            "unattended; write a header line"
+            "triplets without a header declare their number of columns only in the first row, so an unattended run "
+            "does not read them; write a header line"
         )
     return _numbered(declared.width + (declared.unit_column is not None), declared)
 
@@ -513,8 +512,8 @@ def _listed(count: int, schema: Schema) -> list[str]:
     """Name the columns of a table without a header in the order of its schema."""
     if count != len(schema.columns):
         raise BadSource(
-            f"the first line has {count} fields, and the schema lists {len(schema.columns)} columns of a table without "
-            "a header; list every column in order, with kind: drop what is not wanted, and check the delimiter"
+            f"the first line has {count} fields, but the schema lists {len(schema.columns)} columns of a table "
+            "without a header; list every column in order, use kind: drop for unused ones, and check the delimiter"
         )
     return [column.name for column in schema.columns]
 

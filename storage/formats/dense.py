@@ -86,7 +86,7 @@ class NpyRows:
             raise ValueError("the file is shorter than its header declares")
         if size > declared:
             raise BadSource(
-                f"the file has {size - declared} more bytes than its header declares; save one array a file"
+                f"the file has {size - declared} more bytes than its header declares; save one array per file"
             )
         self.is_by_columns = by_columns and len(self.shape) > 1
 
@@ -367,10 +367,10 @@ def _check_members(archive: zipfile.ZipFile) -> None:
         said = repr(name.removesuffix(".npy"))
         if name not in _MEMBERS and f"{_ARRAYS[0]}.npy" in names:
             raise BadSource(
-                f"the .npz holds {said} besides a csr matrix, which would be ignored; save the matrix alone"
+                f"the .npz has {said} in addition to a csr matrix, which would be ignored; save only the matrix"
             )
         if names.count(name) > 1:
-            raise BadSource(f"the .npz holds {said} twice; save it again with scipy.sparse.save_npz")
+            raise BadSource(f"the .npz has {said} twice; save it again with scipy.sparse.save_npz")
 
 
 def _open_member(archive: zipfile.ZipFile, name: str) -> IO[bytes]:

@@ -31,9 +31,9 @@ _AHEAD = 1 << 23  # bytes fetched by one request to an object store
 _MARKERS = ("_SUCCESS", "_metadata", "_common_metadata", "_committed_*", "_started_*", "*.crc")
 """Marker files that writers of tables put next to the files with rows."""
 _LOGS = {
-    "_delta_log": "a Delta table, whose log says which files count; export the rows, such as by `to_parquet`",
-    ".hoodie": "a Hudi table, whose log says which files count; export the rows to files",
-    "_temporary": "the output of a job that did not end; let it end, or write the files again",
+    "_delta_log": "a Delta table, whose log lists the valid files; export the rows, for example with `to_parquet`",
+    ".hoodie": "a Hudi table, whose log lists the valid files; export the rows to files",
+    "_temporary": "the output of an unfinished job; finish the job, or write the files again",
 }
 _RETRIES: Any = {"max_retries": 8, "retry_timeout": timedelta(minutes=1)}
 
@@ -205,7 +205,7 @@ class ObjectFile:
         for name in ("", *ZARR_FILES):
             with suppress(FileNotFoundError):
                 return _version(self._meta(name))
-        raise FileNotFoundError(f"there is nothing at {self.address}")
+        raise FileNotFoundError(f"nothing exists at {self.address}")
 
     def marks(self) -> tuple[Hashable, ...]:
         """Return the bucket and the key as one path."""
@@ -274,7 +274,7 @@ class ObjectFile:
         import obstore
 
         if not (key := f"{self._key}/{name}".strip("/")):
-            raise FileNotFoundError("a bucket is no object")
+            raise FileNotFoundError("a bucket is not an object")
         with self._bucket.reaching():
             # a failed HEAD request returns no reason
             return cast("Mapping[str, Any]", obstore.get(self._store, key).meta)
@@ -368,7 +368,7 @@ def find_files(sources: Sequence[str | Path | SourceFile]) -> list[SourceFile]:
         If an object store cannot be used.
     """
     if not sources or not all(str(source).strip() for source in sources):
-        raise Invalid("no source is named; name a file, a folder or a pattern")
+        raise Invalid("no source is given; give a file, a folder or a pattern")
     found: list[SourceFile] = []
     for source in sources:
         if isinstance(source, SourceFile):
@@ -385,7 +385,7 @@ def find_files(sources: Sequence[str | Path | SourceFile]) -> list[SourceFile]:
                 _refuse_tables(str(path), [entry.name for entry in entries], partitions)
             matches = local_matches(path)
         if not matches:
-            raise BadSource(f"{source}: no file is there; correct the path or pattern")
+            raise BadSource(f"{source}: no file exists there; correct the path or pattern")
         found += matches
     _refuse_repeats(found)
     return found
@@ -399,8 +399,8 @@ def _refuse_tables(folder: str, names: Sequence[str], partitions: Sequence[str])
     if partitions:
         key = partitions[0].partition("=")[0]
         raise BadSource(
-            f"the folder holds partitions by {key!r}, a column that its files lack; name the files as "
-            f"'{folder.rstrip('/')}/{key}=*/*' to leave {key!r} out, or write the table with {key!r} as a column"
+            f"the folder holds partitions by {key!r}, a column that its files lack; give the files as "
+            f"'{folder.rstrip('/')}/{key}=*/*' to drop {key!r}, or write the table with {key!r} as a column"
         )
 
 
@@ -411,14 +411,15 @@ def _refuse_repeats(files: Sequence[SourceFile]) -> None:
         for mark in file.marks():
             if (first := known.setdefault(mark, file)) is not file:
                 raise BadSource(
-                    f"{file.address} is the same file as {first.address}, and its rows would count twice; name each "
+                    f"{file.address} is the same file as {first.address}, so its rows would count twice; give each "
                     "file once"
                 )
     for path, file in known.items():
         for folder in path.parents if isinstance(path, PurePath) else ():
             if folder in known:
                 raise BadSource(
-                    f"{file.address} lies in {known[folder].address}, and its rows would count twice; name one of them"
+                    f"{file.address} is inside {known[folder].address}, so its rows would count twice; give only one "
+                    "of them"
                 )
 
 

@@ -163,7 +163,9 @@ def _check_attributes(matrix: Any) -> None:
     for name in set(CSR) & set(matrix.keys()):
         _check_packing(dict(matrix[name].attrs), f"{name} of X")
     if "encoding-type" not in attributes and len(set(_shape(matrix))) == 1:
-        raise BadSource("a square matrix needs the attribute encoding-type, as it may be csr or csc; save it again")
+        raise BadSource(
+            "a square matrix needs the attribute encoding-type, because it may be csr or csc; save it again"
+        )
     if old := sorted(name for name in attributes if name.startswith("h5sparse")):
         raise BadSource(f"X has the attribute {old[0]} of an older layout next to encoding-type; save it again")
 
@@ -180,7 +182,7 @@ def _check_members(frames: Any, matrix: Any) -> None:
     if not hasattr(matrix, "shape") and set(CSR) <= set(matrix.keys()):
         extra |= set(matrix.keys()) - set(CSR)
     if extra:
-        raise BadSource(f"the store holds {min(extra)!r} besides X, which would be ignored; save X without it")
+        raise BadSource(f"the store has {min(extra)!r} in addition to X, which would be ignored; save X without it")
 
 
 def _rows(matrix: Any, *, n_features: int | None) -> CsrRows | DenseRows:
@@ -188,7 +190,7 @@ def _rows(matrix: Any, *, n_features: int | None) -> CsrRows | DenseRows:
         return DenseRows(matrix, stored=_stored(matrix), n_features=n_features)
     kind = str(matrix.attrs.get("encoding-type", "csr_matrix"))
     if kind != "csr_matrix" or not all(name in matrix for name in CSR):
-        raise BadSource(f"the store holds no matrix of rows but {kind!r}; save a dense array or a csr matrix as X")
+        raise BadSource(f"the store has {kind!r} instead of a matrix of rows; save a dense array or a csr matrix as X")
     arrays = [matrix[name] for name in CSR]
     columns, stored = map(_SlicedColumn, arrays), sum(map(_stored, arrays))
     return CsrRows(*columns, shape=_shape(matrix), stored=stored, n_features=n_features)

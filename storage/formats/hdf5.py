@@ -38,7 +38,7 @@ def open_hdf5(file: SourceFile, opened: ExitStack) -> Any:
     import h5py
 
     if not _is_survived(file.address, file.version(), file.descriptor if isinstance(file, HeldFile) else None):
-        raise BadSource(f"its head cannot be read within {_SECONDS:g} s, or crashes HDF5; save it again")
+        raise BadSource(f"its header cannot be read within {_SECONDS:g} s, or crashes HDF5; save it again")
     return opened.enter_context(h5py.File(opened.enter_context(file.open()), mode="r"))
 
 
@@ -92,14 +92,16 @@ def find_matrix(root: Any) -> tuple[Any, Any]:
         names = group["features"]["id"] if "features" in group else group["genes"]
         return _Cells(group), {"var": _Frame(names), "obs": _Frame(group["barcodes"])}
     if groups:
-        raise BadSource("the file holds several matrices of 10x, one a genome; save each by itself as .h5ad")
+        raise BadSource("the file has several 10x matrices, one per genome; save each separately as .h5ad")
     layers = sorted(root["layers"].keys()) if "layers" in root else []
     if layers:
         raise BadSource(
-            f"the store has no X but the layer {layers[0]!r}; copy a layer to X, as by adata.X = adata.layers["
-            f"{layers[0]!r}], and save it again"
+            f"the store has no X, but the layer {layers[0]!r}; copy a layer to X, as in adata.X = "
+            f"adata.layers[{layers[0]!r}], and save it again"
         )
-    raise BadSource("the store has no X, the matrix of rows, and is no 10x file; save a dense array or csr matrix as X")
+    raise BadSource(
+        "the store has no X, the matrix of rows, and is not a 10x file; save a dense array or csr matrix as X"
+    )
 
 
 def read_names(root: Any, frame: str) -> list[str] | None:

@@ -143,10 +143,10 @@ def holding(address: str) -> Iterator[SourceFile]:
     except OSError as error:
         if error.errno not in _NO_FILE:
             raise
-        raise FileNotFoundError(errno.ENOENT, "no regular file", address) from None
+        raise FileNotFoundError(errno.ENOENT, "not a regular file", address) from None
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise FileNotFoundError(errno.ENOENT, "no regular file", address)
+            raise FileNotFoundError(errno.ENOENT, "not a regular file", address)
         yield HeldFile(file.path, descriptor)
     finally:
         os.close(descriptor)

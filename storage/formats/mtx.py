@@ -34,9 +34,10 @@ _ORDINAL_CAP = 1 << 58
 _FINE, _LINE, _OUTSIDE, _ABOVE, _ON = range(5)
 _REASONS = {
     _LINE: "is not an entry of the declared kind; correct or drop it",
-    _OUTSIDE: "lies outside the declared shape; correct the entry or the size line",
-    _ABOVE: "lies above the diagonal, and a symmetric file stores the lower triangle; drop it, or declare 'general'",
-    _ON: "lies on or above the diagonal, where a skew-symmetric file stores nothing; drop it, or declare 'general'",
+    _OUTSIDE: "is outside the declared shape; correct the entry or the size line",
+    _ABOVE: "is above the diagonal, but a symmetric file stores only the lower triangle; drop it, or declare 'general'",
+    _ON: "is on or above the diagonal, but a skew-symmetric file stores only entries below it; drop it, or declare "
+    "'general'",
 }
 _NEWLINE = ord("\n")
 
@@ -159,8 +160,8 @@ class MatrixMarketReader:
         known = kind in _FIELDS and symmetry in _SYMMETRIES and (has_signs or symmetry != "skew-symmetric")
         if layout != "coordinate" or not known:
             raise BadSource(
-                f"a Matrix Market file of kind '{layout} {kind} {symmetry}' is not read; "
-                "save a real, integer, unsigned-integer or pattern matrix in coordinate form"
+                f"a Matrix Market file of kind '{layout} {kind} {symmetry}' is not supported; save a real, integer, "
+                "unsigned-integer or pattern matrix in coordinate form"
             )
         while True:
             size, newline, rest = rest.partition(b"\n")

@@ -40,13 +40,11 @@ def open_file(source: SourceFile | Path, declared: Declared) -> Reader:
         kind = checked_format(file, declared)
         chosen = named(kind)
         if declared.schema is not None and not chosen.is_table:
-            raise Invalid(f"{kind} holds numbers alone, and a schema is for raw tables; give CSV, TSV or Parquet")
+            raise Invalid(f"{kind} has only numbers, but a schema is for raw tables; give CSV, TSV or Parquet")
         if declared.unit_column is not None and not chosen.is_table:
-            raise Invalid(
-                f"{kind} has no columns to take the unit from; give a file of unit ids, or a table with a unit column"
-            )
+            raise Invalid(f"{kind} has no unit column; give a file of unit ids, or a table with a unit column")
         if chosen.needs_width and declared.width is None:
-            raise Invalid(f"{kind} declares no width and it is never inferred; declare the number of features")
+            raise Invalid(f"{kind} declares no width, which is never inferred; declare the number of features")
         reader: Reader = chosen.open(file, replace(declared, format=kind))
         return reader
 
@@ -72,7 +70,9 @@ def opening() -> Iterator[None]:
         raise BadSource("no such file; correct the path") from None
     except OSError as error:
         if error.errno in _SHORT:
-            raise Unavailable(f"files cannot be opened ({error.strerror}); close others, or raise the limit") from None
+            raise Unavailable(
+                f"files cannot be opened ({error.strerror}); close other files, or raise the limit"
+            ) from None
         raise BadSource(f"cannot be read ({error.strerror or 'input error'}); check path and permissions") from None
 
 
@@ -87,7 +87,7 @@ def checked_format(file: SourceFile, declared: Declared) -> str:
     size, _ = file.version()
     is_store = declared.format == "zarr" or (declared.format is None and file.is_zarr())
     if not (is_store or file.is_file()):
-        raise BadSource("not a regular file; name files, or a pattern of files such as FOLDER/*/*.parquet")
+        raise BadSource("not a regular file; give files, or a pattern of files such as FOLDER/*/*.parquet")
     if file.is_file() and size == 0:
         raise BadSource("the file is empty; a dataset needs at least one row")
     return declared.format or format_of(file)
@@ -117,7 +117,7 @@ def infer_items(files: Sequence[SourceFile], declared: Declared, *, rejects: Rej
     for file in files:
         with _opened(file, replace(declared, n_features=1)) as (reader, _):
             if not isinstance(reader, DelimitedReader | ParquetReader) or not reader.scattered:
-                raise Invalid("public items are those of CSV or Parquet triplets; give triplets or feature names")
+                raise Invalid("public items require CSV or Parquet triplets; give triplets or feature names")
             for ids in reader.items(rejects):
                 seen.update(item for item in ids.to_pylist() if item)
     check_features(len(seen))
@@ -163,10 +163,10 @@ class FilesReader:
                 names = reader.names
                 if reader.scattered and opened[0][1] and (reader.n_rows is None) != (opened[0][5] is None):
                     raise BadSource(
-                        "a Matrix Market file numbers its rows, and a table of triplets names them; ingest one format"
+                        "a Matrix Market file numbers its rows, but a table of triplets names them; ingest one format"
                     )
                 if opened[-1][:2] != opened[0][:2] or (len(opened) > 1 and names != self.names):
-                    raise BadSource("the columns are not those of the first file; ingest the files apart")
+                    raise BadSource("the columns differ from those of the first file; ingest the files separately")
                 self.names: Sequence[str] | None = names
         widths, kinds, dtypes, formats, sizes, counts = zip(*opened, strict=True)
         self.n_features: int = widths[0]
@@ -176,7 +176,9 @@ class FilesReader:
         self.size = sum(sizes)
         self.n_rows: int | None = None if None in counts else sum(counts)
         if self.scattered and self.n_rows is None and set(counts) != {None}:
-            raise BadSource("rows go by position in one file and by ids in another; ingest the files apart")
+            raise BadSource(
+                "rows are identified by position in one file and by ids in another; ingest the files separately"
+            )
         self._as_text = [f"{role}_ids" for role, kinds in types.items() if len(kinds) > 1]
 
     @property
@@ -224,7 +226,7 @@ def format_of(file: SourceFile) -> str:
     last = suffixes[0] if len(suffixes) == 2 and suffixes[1] in _PACKED else "".join(suffixes[-1:])
     if (kind := by_suffix(last)) is None:
         raise BadSource(
-            f"the name has no known format; it must end in one of {all_suffixes()}, text also in .gz or .zst; "
+            f"the name has no known format; it must end in one of {all_suffixes()}, for text also in .gz or .zst; "
             f"rename it, or give --format with one of {', '.join(FORMATS)}"
         )
     return kind

@@ -117,7 +117,7 @@ class SvmlightParser:
         """
         if len(text) > self.capacity or not text or text[-1] != _NEWLINE:
             raise ValueError(
-                f"{len(text)} bytes are not whole lines of at most {self.capacity} bytes; cut at a newline"
+                f"{len(text)} bytes are not complete lines of at most {self.capacity} bytes; cut at a newline"
             )
         n_rows, n_lines, n_undecided, bad, is_canonical = _parse_lines(
             np.frombuffer(text, dtype=np.uint8),
@@ -307,18 +307,18 @@ def _end_of_line(text: memoryview, at: int) -> int:
 def _broken_rule(token: bytes, *, is_label: bool, n_features: int) -> str:
     """Return the rule that a token breaks, with ``{}`` in place of the token."""
     if is_label:
-        return "label {} is not a number; every line begins with a label"
+        return "label {} is not a number; every line must start with a label"
     column, colon, value = token.partition(b":")
     if not colon:
         return "{} is not COLUMN:VALUE"
     if column[:1] == b"-" and column[1:].isdigit():
-        return "{} has a negative column; columns count from 1"
+        return "{} has a negative column; columns start at 1"
     if not column.isdigit():
-        return "{} has no whole number for a column"
+        return "{} has a column that is not a whole number"
     if not column.strip(b"0"):
-        return "{} has column 0, but svmlight columns count from 1; add 1 to every column"
+        return "{} has column 0, but svmlight columns start at 1; add 1 to every column"
     if len(column.lstrip(b"0")) > 18 or int(column) > n_features:
-        return f"{{}} lies beyond the {n_features} declared features; declare more or correct the file"
+        return f"{{}} is beyond the {n_features} declared features; declare more or correct the file"
     try:
         is_infinite = not math.isfinite(float(value))
     except ValueError:
@@ -424,7 +424,7 @@ def _check_comments(text: memoryview) -> None:
         if not line.startswith(b"#"):
             return
         if line.startswith(_ZERO_BASED):
-            raise BadSource("a comment states that columns count from 0, and here they count from 1; add 1 to each")
+            raise BadSource("a comment states that columns start at 0, but they must start at 1; add 1 to each")
 
 
 def _rejected_row(line: int) -> RowBatch:

@@ -28,13 +28,13 @@ from storage.formats.files import SourceFile
 
 MAX_COLUMNS = 1 << 16  # each column needs a name and a buffer
 
-_ID = "has no whole number or text as an id; correct or drop it"
+_ID = "has an id that is neither a whole number nor text; correct or drop it"
 _NUMBER = (
-    "has a value that is missing or not a number; correct or drop it, or declare in a schema what it means: begin with "
-    "`dpca schema draft FILE`"
+    "has a value that is missing or not a number; correct or drop it, or declare its meaning in a schema, which "
+    "`dpca schema draft FILE` drafts"
 )
-_ITEM = "has a column that the feature names do not list; list it or drop the row"
-_INDEX = "has a column that is no whole number; correct it, or give a file of feature names"
+_ITEM = "has a column that is not in the feature names; add it or drop the row"
+_INDEX = "has a column that is not a whole number; correct it, or give a file of feature names"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,7 +161,7 @@ def table_schema(
     if not set(roles) - known:
         if declared.width is None:
             raise Invalid(
-                "triplets declare no width and it is never inferred; declare the number of features, or their names"
+                "triplets declare no width, which is never inferred; declare the number of features, or their names"
             )
         return TableSchema(n_features=declared.width, names=declared.names, triplet=roles, unit=unit)
     names, is_listed = declared.names or (), declared.names is not None
@@ -170,12 +170,12 @@ def table_schema(
         try:
             match_names(found, declared.names, noun="declaration", drop_others=declared.drop_others)
         except Invalid as error:
-            raise BadSource(f"{error}; check the delimiter too") from None
+            raise BadSource(f"{error}; also check the delimiter") from None
         return TableSchema(n_features=len(declared.names), names=declared.names, triplet=None, unit=unit, found=found)
     if declared.width is None and not declares_width:
         raise Invalid(
-            "CSV text declares no width and it is never inferred; declare the number of features, or their names; for "
-            "names, dates, categories or missing values, begin with `dpca schema draft FILE`"
+            "CSV text declares no width, which is never inferred; declare the number of features, or their names; "
+            "for names, dates, categories or missing values, start with `dpca schema draft FILE`"
         )
     if declared.width not in (None, len(found)) or not found:
         raise BadSource(
@@ -369,7 +369,7 @@ def encoded_table(columns: Sequence[str], declared: Declared, *, index: Sequence
     """
     assert declared.schema is not None
     if len(columns) > MAX_COLUMNS:
-        raise BadSource(f"the table has {len(columns)} columns, more than {MAX_COLUMNS}; leave out what is not wanted")
+        raise BadSource(f"the table has {len(columns)} columns, more than {MAX_COLUMNS}; drop unused columns")
     if len(set(columns)) < len(columns):
         raise BadSource("two columns have the same name; rename one")
     encoder = Encoder(declared.schema)
@@ -382,7 +382,7 @@ def encoded_table(columns: Sequence[str], declared: Declared, *, index: Sequence
     try:
         encoder.match(found, needs_unit=False, drop_others=declared.drop_others)
     except Invalid as error:
-        raise BadSource(f"{error}; check the delimiter too") from None
+        raise BadSource(f"{error}; also check the delimiter") from None
     return EncodedTable(encoder=encoder, unit=unit, found=found)
 
 

@@ -122,7 +122,7 @@ def _parquet_head(file: SourceFile) -> Head:
 
 def _refuse_numbers(kind: str) -> None:
     if kind not in DELIMITERS:
-        raise Invalid(f"a {kind} file holds numbers alone and needs no schema; name CSV, TSV or Parquet")
+        raise Invalid(f"a {kind} file has only numbers and needs no schema; give CSV, TSV or Parquet")
 
 
 def _text_head(
@@ -137,16 +137,16 @@ def _text_head(
     text = text.model_copy(update={"delimiter": delimiter})
     names = _split_names(line, text)
     if text.quote and line.count(text.quote) % 2:
-        raise BadSource("the first line does not close a quote; a name of a column is of one line: rename it")
+        raise BadSource("the first line does not close a quote; a column name must fit on one line: rename it")
     if header is None and (looks_like_a_row(names, Declared()) or _has_a_date(names) or line.lstrip().startswith("#")):
         raise BadSource(
-            "the first line holds numbers, dates or a comment where it should name the columns; give --no-header if it "
-            "is a row, or --header if these are the names"
+            "the first line has numbers, dates or a comment instead of column names; give --no-header if it is a "
+            "row, or --header if these are the names"
         )
     if header is False:
         names = [f"column{number}" for number in range(1, len(names) + 1)]
     elif len(set(names)) < len(names) or not all(names):
-        raise BadSource("two columns have the same name, or one has none; name each, or give --no-header")
+        raise BadSource("two columns have the same name, or one has no name; give each a name, or use --no-header")
     return [(name, None) for name in names], text
 
 
@@ -159,7 +159,7 @@ def _first_line(file: SourceFile, text: Text) -> str:
     except UnicodeDecodeError:
         raise _no_names(text) from None
     if not line.strip():
-        raise BadSource("the first line is empty; it must name the columns")
+        raise BadSource("the first line is empty; it must contain the column names")
     return line
 
 
@@ -172,7 +172,7 @@ def _split_names(line: str, text: Text) -> list[str]:
 
 
 def _no_names(text: Text) -> BadSource:
-    return BadSource(f"the first line does not name columns in {text.encoding}; state --encoding")
+    return BadSource(f"the first line has no column names in {text.encoding}; give --encoding")
 
 
 def _has_a_date(names: Sequence[str]) -> bool:
@@ -337,11 +337,11 @@ def _matched(schema: Schema, head: Head) -> tuple[Schema, list[tuple[str | None,
         (name, "is not in the file; correct the name in the schema, or remove the column from it") for name in absent
     ]
     if schema.unit is not None and schema.unit not in names:
-        faults.append((schema.unit, "is not in the file, and the schema declares it as the id; correct the name"))
+        faults.append((schema.unit, "is not in the file, but the schema declares it as the id; correct the name"))
     if schema.unlisted == "refuse":
         others = [name for name in dict.fromkeys(names) if name not in known and name not in dropped]
         faults += [
-            (name, "is in the file and not in the schema; list it, or declare `unlisted: drop`") for name in others
+            (name, "is in the file, but not in the schema; list it, or declare `unlisted: drop`") for name in others
         ]
     types = dict(head)
     kept = []

@@ -36,18 +36,18 @@ def refusal(budget: Budget, charged: Charge, charge: Charge, event: Event, asked
     if not is_private(event):
         return BudgetExhausted(
             f"budget {budget.population!r} cannot hold a release without privacy, whose epsilon is infinite; nothing "
-            "was charged: insist with --i-know-this-is-not-private, which voids the budget for good."
+            "was charged: insist with --i-know-this-is-not-private, which voids the budget permanently."
         )
     if math.isinf(rules.spent(charged)):
         return BudgetExhausted(
-            f"budget {budget.population!r} was voided by a release without privacy, so no guarantee is left to keep; "
-            "nothing was charged: no private release of these people is admitted any more."
+            f"budget {budget.population!r} was voided by a release without privacy, so it no longer has a guarantee; "
+            "nothing was charged: it admits no further private release of these people."
         )
     if any(charge[:2]) and (left := rules.own_left(charged)) is not None:
         return BudgetExhausted(
             f"budget {budget.population!r} has epsilon {left[0]:.6g} and delta {left[1]:.6g} left for one release "
-            f"charged by itself, {rules.spent(charge):.6g} at delta {charge[1] / filters.DELTA_UNITS:.6g} was asked; "
-            "nothing was charged: ask for less, or stop here."
+            f"with a standalone charge, and {rules.spent(charge):.6g} at delta {charge[1] / filters.DELTA_UNITS:.6g} "
+            "was requested; nothing was charged: request less, or stop here."
         )
     if rules.failures(prices.add(charged, charge)) > budget.failure_delta:
         return BudgetExhausted(
@@ -56,9 +56,8 @@ def refusal(budget: Budget, charged: Charge, charge: Charge, event: Event, asked
     if _is_bounded(budget, event):
         return BudgetExhausted(
             f"budget {budget.population!r} has epsilon {rules.remaining(charged):.6g} left for one Gaussian release; "
-            f"since its first one, what is not Gaussian is charged as {BOUNDS[budget.filter]}: {asked['epsilon']:g} at "
-            f"delta {asked['delta']:g} would take {rules.spent(charge):.6g}; nothing was charged: "
-            f"{_remedy(budget, charged)}"
+            f"since its first one, other events are charged as {BOUNDS[budget.filter]}: {asked['epsilon']:g} at delta "
+            f"{asked['delta']:g} would take {rules.spent(charge):.6g}; nothing was charged: {_remedy(budget, charged)}"
         )
     return _exhausted(budget.population, left=rules.remaining(charged), **asked)
 
@@ -69,21 +68,21 @@ def _no_failures(budget: Budget, charged: Charge, charge: Charge) -> str:
     asked = f"{rules.failures(charge):.6g}"
     if not budget.failure_delta:
         return (
-            f"budget {budget.population!r} was opened with failure_delta=0, so since its first Gaussian release it "
-            f"admits no event known only as (epsilon, delta), for ever; one of delta {asked} was asked"
+            f"budget {budget.population!r} was opened with failure_delta=0, so after its first Gaussian release it "
+            f"admits no event known only as (epsilon, delta); one of delta {asked} was requested"
         )
     return (
-        f"budget {budget.population!r} set failure_delta={budget.failure_delta:g} aside for events known only as "
-        f"(epsilon, delta), of which {rules.failures(charged):.6g} is taken and {asked} was asked, after its first "
-        "Gaussian release"
+        f"budget {budget.population!r} reserves failure_delta={budget.failure_delta:g} for events known only as "
+        f"(epsilon, delta) after its first Gaussian release; {rules.failures(charged):.6g} of it is used and {asked} "
+        "was requested"
     )
 
 
 def _exhausted(population: str, *, epsilon: float, delta: float, left: float) -> BudgetExhausted:
     """Return the error that states the request and the remaining budget; both are public."""
     return BudgetExhausted(
-        f"budget {population!r} has epsilon {left:.6g} left for one release, {epsilon:g} at delta {delta:g} was asked; "
-        "nothing was charged: ask for less, or stop here."
+        f"budget {population!r} has epsilon {left:.6g} left for one release, and {epsilon:g} at delta {delta:g} was "
+        "requested; nothing was charged: request less, or stop here."
     )
 
 
@@ -99,8 +98,8 @@ def _remedy(budget: Budget, charged: Charge) -> str:
     epsilon = _written(largest, lambda epsilon: _admits(rules, charged, epsilon=epsilon, delta=float(delta)))
     if not float(epsilon) > 0:
         return f"{gaussian}."
-    pure = "" if float(delta) else " of a pure one"
-    return f"{gaussian}, or ask for at most --epsilon {epsilon} and --delta {delta}{pure}."
+    pure = "" if float(delta) else " for a pure event"
+    return f"{gaussian}, or request at most --epsilon {epsilon} and --delta {delta}{pure}."
 
 
 def _written(value: float, fits: Callable[[float], bool]) -> str:

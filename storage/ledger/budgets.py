@@ -71,11 +71,13 @@ class Budget:
         """Check every term."""
         check_name("population", self.population)
         if not 0 < self.epsilon <= 100:
-            raise Invalid(f"epsilon={self.epsilon!r} must be positive and at most 100; 1 to 10 in all is usual.")
+            raise Invalid(f"epsilon={self.epsilon!r} must be positive and at most 100; a total of 1 to 10 is usual.")
         if not 0 < self.delta < 1:
-            raise Invalid(f"delta={self.delta!r} must lie strictly between 0 and 1; 1e-6 is usual.")
+            raise Invalid(f"delta={self.delta!r} must be strictly between 0 and 1; 1e-6 is usual.")
         if not 0 <= self.failure_delta < self.delta:
-            raise Invalid(f"failure_delta={self.failure_delta!r} must be a part of delta={self.delta!r}; 0 is usual.")
+            raise Invalid(
+                f"failure_delta={self.failure_delta!r} must be at least 0 and at most delta={self.delta!r}; 0 is usual."
+            )
         if self.relation not in get_args(Relation):
             raise Invalid(f"relation={self.relation!r} must be one of {', '.join(get_args(Relation))}.")
         if self.filter not in filters.KINDS:
@@ -111,7 +113,7 @@ class Budget:
         """Return how a dataset's unit differs from the budget's, and the remedy; None where the unit is covered."""
         if self.privacy_unit.covers(unit):
             return None
-        found = f"budget {self.population!r} counts {self.privacy_unit} as the unit of privacy, and dataset {dataset!r}"
+        found = f"budget {self.population!r} uses {self.privacy_unit} as the unit of privacy, and dataset {dataset!r}"
         return f"{found} has {unit}", _remedy(self.privacy_unit, unit)
 
     def build_filter(self) -> filters.PrivacyFilter:
@@ -163,8 +165,8 @@ def open_budget(
         )
         if (found := connection.scalar(alike.limit(1))) is not None:
             raise Conflict(
-                f"budget {population!r} differs from {found!r} only by case, and the same people under two budgets "
-                f"lose the sum of both; use {found!r}, or choose another name."
+                f"budget {population!r} differs from {found!r} only by case, and two budgets for the same people add "
+                f"up; use {found!r}, or choose another name."
             )
         if not allow_large_delta:
             _check_delta(connection, budget)
@@ -178,8 +180,7 @@ def open_budget(
         raise Conflict(
             f"budget {population!r} is open with epsilon={standing.epsilon:g}, delta={standing.delta:g}, "
             f"failure_delta={standing.failure_delta:g}, relation={standing.relation}, filter={standing.filter}, for "
-            f"{standing.privacy_unit}; "
-            "its terms never change: use those."
+            f"{standing.privacy_unit}; its terms never change: use these terms."
         )
     return budget
 
@@ -207,9 +208,9 @@ def _check_delta(connection: sa.Connection, budget: Budget) -> None:
     records = records_bound(connection, budget.population)
     if budget.delta * records >= 1:
         raise Refused(
-            f"delta={budget.delta!r} is not below 1/records_at_most={1 / records:.3g}: publishing some records whole "
-            "would meet it; take a smaller delta, declare fewer records with `dpca dataset ingest --records-at-most` "
-            "before, or insist with --allow-large-delta."
+            f"delta={budget.delta!r} is not below 1/records_at_most={1 / records:.3g}: it would allow some records to "
+            "be published whole; choose a smaller delta, first declare fewer records with `dpca dataset ingest "
+            "--records-at-most`, or insist with --allow-large-delta."
         )
 
 
@@ -306,13 +307,13 @@ def lock_budget(connection: sa.Connection, budget: Budget) -> None:
 def check_name(what: str, name: str) -> None:
     """Check a name, such as a population or run key, that is displayed and stored in either database."""
     if not name.strip() or len(name) > 500 or not name.isprintable():
-        raise Invalid(f"{what} {name!r} must be printable, and at most 500 characters; choose another.")
+        raise Invalid(f"{what} {name!r} must be printable and have at most 500 characters; choose another.")
 
 
 def _remedy(stated: PrivacyUnit, found: PrivacyUnit) -> str:
     """Return how to ingest a dataset so that its unit matches the budget."""
     if stated == PrivacyUnit():
-        return "ingest it without ids, or open a budget of another population for its unit"
+        return "ingest it without ids, or open a budget for another population with its unit"
     if stated.name != found.name:
         return f"ingest it with the ids {stated.name!r}, as --unit-column or --units with --unit-name"
     return f"ingest it with --max-rows-per-unit {stated.rows}"
@@ -379,8 +380,8 @@ def read_total(connection: sa.Connection, budget: Budget) -> ChargedTotal:
     check_units(budget, {(total.accounting, len(prices.encode((0,) * len(total.charge))))})
     if facts_of(total) != _told(connection, budget):
         raise Corrupt(
-            f"what the releases of budget {budget.population!r} were charged is not the total that the journal states; "
-            "look with `dpca doctor`, and restore the database from a copy."
+            f"the charges of the releases of budget {budget.population!r} differ from the total in the journal; check "
+            "with `dpca doctor`, and restore the database from a copy."
         )
     return total
 
@@ -437,8 +438,8 @@ def check_units(budget: Budget, found: set[tuple[str, int]]) -> None:
     for accounting, size in found:
         if (accounting.partition("-")[0], size) != (family, length):
             raise Refused(
-                f"a release was charged in units of accounting {accounting!r}, and this version of dpca knows those of "
-                f"{family!r}; a charge is never priced anew: use the version that admitted it."
+                f"a release was charged in units of accounting {accounting!r}, and this version of dpca supports "
+                f"{family!r}; a charge is never recomputed: use the version that admitted it."
             )
 
 

@@ -93,13 +93,15 @@ def check_ticks(connection: sa.Connection) -> None:
                 seen.ended.add(release)
     for release, event in seen.events.items():
         if is_tick(event) and release not in seen.bound:
-            raise Corrupt(f"release {release} states to be a tick, and no stream has it; {_NEXT}")
+            raise Corrupt(f"release {release} states that it is a tick, but no stream has it; {_NEXT}")
 
 
 def _check_payer(seen: _Replayed, release: str, stream: str) -> None:
     event = seen.events.get(release, {})
     if event.get("name") != "gaussian" or not seen.charged[release]:
-        raise Corrupt(f"release {release} is said to pay for ticks of stream {stream} and was not charged; {_NEXT}")
+        raise Corrupt(
+            f"release {release} is recorded as the payment for ticks of stream {stream}, but was not charged; {_NEXT}"
+        )
 
 
 def _check_tick(seen: _Replayed, release: str, *, stream: str, tick: int) -> None:
@@ -108,11 +110,11 @@ def _check_tick(seen: _Replayed, release: str, *, stream: str, tick: int) -> Non
     stated = (event.get("name"), event.get("stream"), event.get("tick"))
     name = f"tick {tick} of stream {stream}"
     if stated != ("stream_tick", stream, tick):
-        raise Corrupt(f"{name} is a release that states another event; {_NEXT}")
+        raise Corrupt(f"{name} is a release with another event; {_NEXT}")
     if tick > max(payers, default=0) or seen.ended.intersection(payers.values()):
-        raise Corrupt(f"{name} began without a live stream that was charged for it; {_NEXT}")
+        raise Corrupt(f"{name} began although no live stream was charged for it; {_NEXT}")
     if tick != len(earlier) + 1 or not seen.ended.issuperset(earlier):
-        raise Corrupt(f"{name} began before the one before it was settled; {_NEXT}")
+        raise Corrupt(f"{name} began before the previous tick was settled; {_NEXT}")
 
 
 type Totals = Mapping[str, tuple[int, Charge]]
@@ -200,7 +202,9 @@ def check_totals(connection: sa.Connection, *, fresh: Collection[str]) -> Totals
     for total in connection.execute(sa.select(tables.charged_total)):
         noted = tuple(json.loads(total.charge))
         if (total.releases, noted) != summed.get(total.population, (0, (0,) * len(noted))):
-            raise Corrupt(f"the noted total of budget {total.population!r} is not what the journal adds up to; {NEXT}")
+            raise Corrupt(
+                f"the stored total of budget {total.population!r} differs from the sum in the journal; {NEXT}"
+            )
     return settled
 
 
@@ -308,9 +312,9 @@ def compare_part(connection: sa.Connection, before: Compared) -> tuple[Compared,
     """
     new = _between(connection, before.entries, before.entries + PART + 1)
     if max(len(new), len(before.open)) > PART:
-        raise Corrupt(f"more than {PART} entries are new, or releases open; read everything.")
+        raise Corrupt(f"more than {PART} entries are new or releases are open; check everything.")
     if _hash_of(connection, before.entries) != before.head:
-        raise Corrupt(f"entry {before.entries} of the journal is another one than before; {NEXT}")
+        raise Corrupt(f"entry {before.entries} of the journal changed since the last check; {NEXT}")
     entries, head = journal.follow(new, count=before.entries, previous=before.head)
     first, last = part_after(before)
     part = _between(connection, first, min(last + 1, before.entries))  # one more entry links to the next part
@@ -328,13 +332,13 @@ def compare_part(connection: sa.Connection, before: Compared) -> tuple[Compared,
         for keys in batched(told, _AT_ONCE) if name not in _WHOLE else ():
             compare_told(name, {key: told[key] for key in keys}, stored_rows(connection, name, keys), every=False)
     if row_counts(connection, NAMES) != counts:
-        raise Corrupt(f"rows were removed or put in by hand; {NEXT}")
+        raise Corrupt(f"rows were removed or inserted by hand; {NEXT}")
     if replay.tells_of_ticks:
         check_ticks(connection)
     open_now, reserved = replay.open_releases(), replay.told["release"]
     fresh = before.open.union(key[0] for key, facts in reserved.items() if facts["seq"] > before.entries)
     if not open_now <= fresh or check_totals(connection, fresh=fresh) != before.totals:
-        raise Corrupt(f"what was spent before is another sum than it was; {NEXT}")
+        raise Corrupt(f"the sum that was spent before the last check has changed; {NEXT}")
     ended = (reserved[release,] for release in fresh - open_now)
     settled = totals_of((facts["population"], facts["state"], facts["charge"]) for facts in ended)
     now = Compared(

@@ -192,7 +192,10 @@ def follow(rows: Iterable[Entry], *, count: int, previous: str) -> tuple[int, st
     for *values, stored in rows:
         count += 1
         if (values[0], values[-1], hash_values(values)) != (count, previous, stored):
-            raise Corrupt(f"event {count} of the journal was changed; restore the database and accept it by name.")
+            raise Corrupt(
+                f"event {count} of the journal was changed; restore the database from a copy, and accept it with "
+                "`dpca budget accept-restored`."
+            )
         previous = stored
     return count, previous
 
@@ -369,15 +372,13 @@ def compare_told(name: str, told: Mapping[Key, Mapping[str, Any]], rows: Iterabl
     stored = {key_of(table, row): row for row in rows}
     for key, facts in told.items():
         if key not in stored:
-            raise Corrupt(f"the journal tells of {called(name, key)}, whose row is gone; {NEXT}")
+            raise Corrupt(f"the journal records {called(name, key)}, but its row is missing; {NEXT}")
         found = facts_of(table, stored[key])
         if changed := [column for column, value in facts.items() if found[column] != value]:
-            raise Corrupt(
-                f"the row of {called(name, key)} does not say what the journal says ({', '.join(changed)}); {NEXT}"
-            )
+            raise Corrupt(f"the row of {called(name, key)} differs from the journal ({', '.join(changed)}); {NEXT}")
     if every and len(stored) > len(told):
         strange = next(key for key in stored if key not in told)
-        raise Corrupt(f"the journal knows nothing of {called(name, strange)}, which has a row; {NEXT}")
+        raise Corrupt(f"{called(name, strange)} has a row, but no entry in the journal; {NEXT}")
 
 
 def check_rows(
@@ -415,7 +416,7 @@ def check_rows(
         for batch in entries(connection, sa.or_(*where)):
             replay.take(batch)
     except (LookupError, ValueError, TypeError):
-        raise Corrupt(f"the journal does not tell the beginning of what the {name} table holds; {NEXT}") from None
+        raise Corrupt(f"the journal lacks the first entries of rows in the {name} table; {NEXT}") from None
     keys = None if every else {key_of(table, row) for row in found}
     told = {
         key: facts

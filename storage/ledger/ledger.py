@@ -264,7 +264,7 @@ class Ledger:
             key = releases.new_key()
             release_id = releases.release_id_of(key)
             if find_release(connection, release_id) is not None:
-                raise Conflict(f"release {release_id} exists already; a key serves one release: draw another.")
+                raise Conflict(f"release {release_id} already exists; a key serves only one release: draw another key.")
             self._keys.create(release_id, key)
             reached("reserve.key_written")
             row = {
@@ -315,7 +315,7 @@ class Ledger:
         row = self.release(release_id)
         releases.check_under_way(row)
         if row.state != "noising":
-            raise Refused(f"release {release_id} is {row.state}; only of one that began the key is read: begin it.")
+            raise Refused(f"release {release_id} is {row.state}; the key is read only after a release began: begin it.")
         return self._keys.read(release_id)
 
     def commit[T](self, release_id: str, *, artifact_digest: str, record: Callable[[sa.Connection], T]) -> T:
@@ -339,8 +339,8 @@ class Ledger:
                 raise Refused(f"release {release_id} is {row.state}; only a release that began can be committed.")
             elif row.artifact_digest != artifact_digest:
                 raise Finished(
-                    f"release {release_id} was committed as {row.artifact_digest}, not {artifact_digest}; "
-                    "one release has one artifact: use the committed one."
+                    f"release {release_id} was committed as {row.artifact_digest}, not {artifact_digest}; a release "
+                    "has one artifact: use the committed artifact."
                 )
             result = record(connection)
             self._witness.note(note_versions(connection, release_id))
@@ -411,7 +411,7 @@ class Ledger:
         with self.transaction() as connection:
             row = read_release(connection, release_id, lock=True)
             if row.state not in (before, after):
-                raise Refused(f"release {release_id} is {row.state}; only a {before} one can become {after}.")
+                raise Refused(f"release {release_id} is {row.state}; only a {before} release can become {after}.")
             if row.state == before:
                 check(connection, row)
                 releases.move_release(connection, row, after, event)

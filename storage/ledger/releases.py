@@ -134,11 +134,11 @@ class KeyFolder:
             key = (self.folder / release_id).read_bytes()
         except OSError:
             raise Unavailable(
-                f"the key of release {release_id} is not in {self.folder}; set DPCA_KEY_FOLDER to the folder where it "
-                "was reserved, or close the release."
+                f"the key of release {release_id} is not in {self.folder}; set DPCA_KEY_FOLDER to the folder that was "
+                "used at its reservation, or close the release."
             ) from None
         if len(key) != KEY_BYTES or release_id_of(key) != release_id:
-            raise Corrupt(f"{self.folder / release_id} is not the key of its release; close the release.")
+            raise Corrupt(f"{self.folder / release_id} is not the key of this release; close the release.")
         return key
 
     def erase(self, release_id: str) -> None:
@@ -212,7 +212,7 @@ def standing_grant(row: Release, population: str, fingerprint: str) -> Grant:
         When the release has another population or fingerprint.
     """
     if (row.population, row.fingerprint) != (population, fingerprint):
-        raise Conflict(f"run key {row.run_key!r} stands for another request (release {row.id}); use another --run-key.")
+        raise Conflict(f"run key {row.run_key!r} belongs to another request (release {row.id}); use another --run-key.")
     return Grant(release_id=row.id, state=row.state, is_new=False)
 
 
@@ -230,8 +230,8 @@ def check_abandon(connection: sa.Connection, release: Release) -> None:
     lock_budget(connection, budget)
     if any(charge_of(budget, release)[:2]) and any(charged_to(connection, budget)[2:]):
         raise Refused(
-            f"release {release.id} is charged by itself, and what it left has begun to be spent since, so it can no "
-            "longer be given back; run its request, or leave it reserved."
+            f"release {release.id} has a standalone charge, and later releases already used the rest of the budget, "
+            "so it cannot be abandoned; run its request, or leave it reserved."
         )
 
 
@@ -307,7 +307,7 @@ def check_under_way(release: Release) -> None:
     if release.state == "committed":
         raise Finished(f"release {release.id} was finished by another process; run the same request to get its result.")
     if release.state in GIVEN_UP:
-        raise Refused(f"release {release.id} is {release.state}; ask again under another --run-key.")
+        raise Refused(f"release {release.id} is {release.state}; repeat the request with another --run-key.")
 
 
 def enter_release(

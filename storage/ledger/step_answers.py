@@ -109,7 +109,7 @@ class LedgerSteps:
         check_under_way(row)
         if row.state != "noising":
             raise Refused(
-                f"release {row.id} is {row.state}; no step can be answered in it: run the same request again."
+                f"release {row.id} is {row.state}; it can answer no further step: run the same request again."
             )
         winner = self._digest(connection, step)
         if winner is None:
@@ -171,7 +171,7 @@ class StepStore:
             return None
         payload = content[:-_CHECKSUM_BYTES]
         if content[-_CHECKSUM_BYTES:] != _checksum(digest, payload):
-            raise Corrupt(f"{path} is not the answer that was kept; remove it and run the same request again.")
+            raise Corrupt(f"{path} is not the stored answer; remove it and run the same request again.")
         with np.load(io.BytesIO(payload), allow_pickle=False) as archive:
             return {name: archive[name] for name in archive.files}
 
@@ -203,12 +203,12 @@ class StepStore:
             return dict(arrays)
         if winner != digest:
             path.unlink(missing_ok=True)
-            logger.error("release %s: step %d was computed twice with unlike results", self.release_id, step)
+            logger.error("release %s: step %d was computed twice with different results", self.release_id, step)
         stored = self.kept(step)
         if stored is None:
             raise Corrupt(
-                f"step {step} of release {self.release_id} was answered otherwise before, and that answer is lost; "
-                "nothing may leave: close the release."
+                f"step {step} of release {self.release_id} had a different answer before, and that answer is lost; "
+                "nothing may be published: close the release."
             )
         return stored
 

@@ -130,7 +130,7 @@ def read_stream(connection: sa.Connection, name: str) -> Stream:
     """Return the newest stream with this name, or raise `NotFound`."""
     found = find_stream(connection, name)
     if found is None:
-        raise NotFound(f"no stream is named {name!r}; see `dpca stream list`, or open one with `dpca stream open`.")
+        raise NotFound(f"stream {name!r} does not exist; see `dpca stream list`, or open it with `dpca stream open`.")
     return found
 
 
@@ -299,8 +299,8 @@ class Answers(Mapping[int, NDArray[np.int64]]):
         payload = self.place.read(path).payload
         if hashlib.sha256(payload).hexdigest() != self._digests[tick]:
             raise Corrupt(
-                f"{self.place.at(path)} is not the answer of tick {tick} that was kept; restore it from a copy, or "
-                "remove it to estimate without that tick."
+                f"{self.place.at(path)} is not the stored answer of tick {tick}; restore it from a copy, or remove it "
+                "to estimate without this tick."
             )
         answer: NDArray[np.int64] = np.load(io.BytesIO(payload), allow_pickle=False)
         return answer
@@ -319,7 +319,7 @@ def newest_snapshot(connection: sa.Connection, stream: Stream) -> sa.Row[Any]:
     """Return the newest snapshot of a stream's dataset, checked by `current_snapshot`, or raise `NotFound`."""
     found = current_snapshot(connection, stream.terms["dataset"])
     if found is None:
-        raise NotFound(f"no dataset is named {stream.terms['dataset']!r}; ingest one.")
+        raise NotFound(f"dataset {stream.terms['dataset']!r} does not exist; ingest it.")
     return found
 
 
@@ -333,8 +333,8 @@ def as_bound(tick: Tick, snapshot_id: str | None) -> Tick:
     """
     if snapshot_id not in (None, tick.snapshot_id):
         raise Conflict(
-            f"slot {tick.slot!r} is tick {tick.tick}, which is bound to another snapshot for good; corrected data "
-            "enter with the next tick by themselves."
+            f"slot {tick.slot!r} is tick {tick.tick}, which is permanently bound to another snapshot; the next tick "
+            "includes corrected data automatically."
         )
     return tick
 
@@ -348,16 +348,16 @@ def check_next(stream: Stream, ticks: tuple[Tick, ...]) -> None:
         When the stream is closed, all its ticks are used, or a tick is under way.
     """
     if not stream.is_live:
-        raise Refused(f"stream {stream.name!r} is closed for good; open a new one, which is charged anew.")
+        raise Refused(f"stream {stream.name!r} is closed permanently; open a new stream, which has a new charge.")
     if ticks and not ticks[-1].is_settled:
         raise Refused(
-            f"tick {ticks[-1].tick} of stream {stream.name!r} is under way for slot {ticks[-1].slot!r}; run that slot "
-            f"again, or give it up with `dpca stream close {stream.name} --tick {ticks[-1].tick}`."
+            f"tick {ticks[-1].tick} of stream {stream.name!r} is under way for slot {ticks[-1].slot!r}; run this slot "
+            f"again, or close the tick with `dpca stream close {stream.name} --tick {ticks[-1].tick}`."
         )
     if len(ticks) >= stream.ticks:
         raise Refused(
-            f"stream {stream.name!r} is charged for {stream.ticks} ticks, and all are used; pay for more with "
-            f"`dpca stream extend {stream.name} --ticks N`, or open a new stream where this one has no more."
+            f"stream {stream.name!r} is charged for {stream.ticks} ticks, and all are used; pay for more with `dpca "
+            f"stream extend {stream.name} --ticks N`, or open a new stream."
         )
 
 
@@ -381,8 +381,8 @@ def check_snapshot(
     before = connection.scalar(sa.select(table.c.seq).where(table.c.id == ticks[-1].snapshot_id)) if ticks else None
     if before is not None and (newest.seq or 0) < before:
         raise Refused(
-            f"the newest snapshot of {stream.terms['dataset']!r} is older than the one of tick {ticks[-1].tick}, and "
-            "arrivals never fall; ingest the data again."
+            f"the newest snapshot of {stream.terms['dataset']!r} is older than the snapshot of tick {ticks[-1].tick}, "
+            "and the number of arrivals never decreases; ingest the data again."
         )
 
 
@@ -423,7 +423,7 @@ def bind_tick(
     at, key = len(ticks) + 1, releases.new_key()
     release_id = releases.release_id_of(key)
     if releases.find_release(connection, release_id) is not None:
-        raise Conflict(f"release {release_id} exists already; a key serves one release: draw another.")
+        raise Conflict(f"release {release_id} already exists; a key serves only one release: draw another key.")
     keys.create(release_id, key)
     reached("tick.key_written")
     rules = read_budget(connection, stream.population).build_filter()

@@ -80,8 +80,8 @@ def check_standing(standing: Stream, *, population: str, fingerprint: str, ticks
     """
     if (standing.population, standing.fingerprint) != (population, fingerprint) or standing.ticks < ticks:
         raise Conflict(
-            f"stream {standing.name!r} is live with other terms, and they never change; close it, or choose another "
-            "name; `dpca stream extend` pays for more ticks."
+            f"stream {standing.name!r} is live with other terms, which never change; close it, choose another name, "
+            "or pay for more ticks with `dpca stream extend`."
         )
 
 
@@ -176,7 +176,9 @@ class Streams:
             if ticks <= stream.ticks:
                 return stream
             if stream.ticks != after:
-                raise Conflict(f"stream {name!r} is charged for {stream.ticks} ticks by now, not {after}; ask again.")
+                raise Conflict(
+                    f"stream {name!r} is now charged for {stream.ticks} ticks, not {after}; repeat the request."
+                )
             budget = read_budget(connection, stream.population)
             opened = releases.read_release(connection, stream.id)
             release_id = secrets.token_hex(16)
@@ -226,7 +228,10 @@ class Streams:
             lock_budget(connection, read_budget(connection, stream.population))
             stream = stream_of(connection, stream.id)
             if stream.fingerprint != fingerprint:
-                raise Conflict(f"stream {name!r} was opened with other terms, and they never change; use those.")
+                raise Conflict(
+                    f"stream {name!r} was opened with other terms, which never change; use the terms from `dpca "
+                    "stream show`."
+                )
             ticks = ticks_of(connection, stream.id)
             standing = next((tick for tick in ticks if tick.slot == slot), None)
             if standing is not None:
@@ -258,7 +263,7 @@ class Streams:
                 enter_answer(connection, release_id=tick.release_id, **told)
                 self.witness.note(note_answer(**told))
             elif standing != digest:
-                raise Conflict(f"tick {tick.tick} of the stream has another answer than this one; close the tick.")
+                raise Conflict(f"tick {tick.tick} of the stream has a different answer; close the tick.")
             reached("answer.row_written")
         reached("answer.row_committed")
         return digest
@@ -282,7 +287,9 @@ class Streams:
                 raise NotFound(f"stream {name!r} has ticks 1 to {len(ticks)}, not {tick}; see `dpca stream show`.")
             row = releases.read_release(connection, ticks[tick - 1].release_id, lock=True)
             if row.state == "committed":
-                raise Refused(f"tick {tick} of stream {name!r} is published, so it stays; close the stream instead.")
+                raise Refused(
+                    f"tick {tick} of stream {name!r} is published and cannot be closed; close the stream instead."
+                )
             if row.state == "noising":
                 releases.move_release(connection, row, "closed", "release_closed")
             closed = ticks_of(connection, stream.id)[tick - 1]
@@ -317,7 +324,7 @@ class Streams:
             table = tables.tick
             row = connection.execute(sa.select(table).where(table.c.release_id == release_id)).first()
             if row is None:
-                raise NotFound(f"release {release_id!r} is no tick of a stream; see `dpca stream list`.")
+                raise NotFound(f"release {release_id!r} is not a tick of a stream; see `dpca stream list`.")
             return stream_of(connection, row.stream), ticks_of(connection, row.stream)[: row.tick]
 
     def all(self) -> tuple[Stream, ...]:
@@ -341,7 +348,9 @@ class Streams:
     ) -> None:
         """Enter a release that pays for ticks, in the state ``noising``."""
         if event.get("name") != "gaussian":
-            raise Invalid(f"a stream is one Gaussian release, and {event.get('name')!r} is none; take its event.")
+            raise Invalid(
+                f"a stream is one Gaussian release, and {event.get('name')!r} is another event; use a Gaussian event."
+            )
         charge, total = admitted_charge(connection, budget, event, epsilon=epsilon, delta=delta)
         row = {
             **{"id": release_id, "population": budget.population, "run_key": run_key, "fingerprint": fingerprint},
@@ -358,7 +367,7 @@ class Streams:
         lock_budget(connection, read_budget(connection, stream.population))
         stream = stream_of(connection, stream.id)
         if not stream.is_live:
-            raise Refused(f"stream {name!r} is closed for good; open a new one, which is charged anew.")
+            raise Refused(f"stream {name!r} is closed permanently; open a new stream, which has a new charge.")
         return stream
 
 
@@ -374,4 +383,4 @@ def close_stream(connection: sa.Connection, stream: Stream) -> list[str]:
 
 def _check_ticks(ticks: int) -> None:
     if ticks < 1:
-        raise Invalid(f"ticks={ticks} must be at least 1; state how many are paid for.")
+        raise Invalid(f"ticks={ticks} must be at least 1; give the number of ticks to pay for.")

@@ -100,7 +100,7 @@ def signing_key(keys: Path) -> Ed25519PrivateKey:
     except OSError as error:
         raise Unavailable(f"{path} cannot be read ({error.strerror}); fix it and try again.") from None
     except ValueError:
-        raise Corrupt(f"{path} is no signing key; restore it, or remove it and publish the new one.") from None
+        raise Corrupt(f"{path} is not a signing key; restore it, or remove it and publish the new key.") from None
 
 
 def public_key(private: Ed25519PrivateKey) -> str:
@@ -130,7 +130,7 @@ def _stored(place: Place, ledger: str) -> list[Checkpoint]:
             try:
                 checkpoint = Checkpoint.from_json(json.loads(place.read(f"{folder}/{name}").payload))
             except (RecursionError, ValueError):
-                raise Corrupt(f"{place.at(folder)}/{name} is no checkpoint; restore it from an export.") from None
+                raise Corrupt(f"{place.at(folder)}/{name} is not a checkpoint; restore it from an export.") from None
             checkpoint.check_signature()
             found.append(checkpoint)
     return found
@@ -150,8 +150,8 @@ def _agrees(checkpoint: Checkpoint, roots: JournalRoots, *, is_accepted: bool) -
         if is_accepted:
             return False
         raise Refused(
-            f"the journal is not the one of which a checkpoint of {checkpoint.entries} entries was signed: the "
-            "database was restored or rewritten; restore the newest copy, or accept this one with `dpca budget "
+            f"the journal does not match its signed checkpoint of {checkpoint.entries} entries: the database was "
+            "restored or rewritten; restore the newest copy, or accept this database with `dpca budget "
             "accept-restored`."
         ) from None
     return True

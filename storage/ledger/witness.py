@@ -61,7 +61,7 @@ def decode(payload: bytes) -> Head:
         When neither copy is intact.
     """
     if len(payload) != 2 * _PAGE:
-        raise ValueError("the file has not the length of two copies")
+        raise ValueError("the file does not have the length of two copies")
     sound = [head for head in _copies(payload) if head is not None]
     if not sound:
         raise ValueError("both copies are damaged")
@@ -179,8 +179,8 @@ class Witness:
         if seen is None:
             if current.seq > 1 and not restored:
                 raise Refused(
-                    f"{self.folder} has no witness of this ledger; set DPCA_KEY_FOLDER to the folder it was used with, "
-                    "or accept it with `dpca budget accept-restored`."
+                    f"{self.folder} has no witness of this ledger; set DPCA_KEY_FOLDER to the key folder of this "
+                    "ledger, or accept the ledger with `dpca budget accept-restored`."
                 )
             return
         if seen.ledger != current.ledger:
@@ -287,8 +287,8 @@ def _require(connection: sa.Connection, seen: Head) -> None:
             stored = newer.execute(_HASH, {"seq": seen.seq}).scalar_one_or_none()
     if stored != seen.hash:
         raise Refused(
-            f"the ledger lacks event {seen.seq} that was committed: it was restored from a copy, or another copy of it "
-            "is in use, and has un-spent; restore the newest copy, or accept this one with `dpca budget "
+            f"the ledger lacks the committed event {seen.seq}: it was restored from an older copy, or another copy is "
+            "in use, so it counts less than was spent; restore the newest copy, or accept this one with `dpca budget "
             "accept-restored`."
         )
 

@@ -297,8 +297,8 @@ def _refuse_unknown(connection: sa.Connection, place: Place, unknown: set[str]) 
         shown = ", ".join(sorted(unknown)[:3]) + (", ..." if len(unknown) > 3 else "")
         raise Refused(
             f"{place.at('registry')} shows {shown}, which this ledger did not publish: its database was restored or "
-            f"replaced, or another ledger publishes there; restore the newest copy of the database, give this ledger a "
-            "store of its own, or accept it with `dpca budget accept-restored`."
+            "replaced, or another ledger publishes there; restore the newest copy of the database, give this ledger "
+            "a separate store, or accept it with `dpca budget accept-restored`."
         )
 
 
@@ -339,8 +339,8 @@ def _check_release(row: tuple[Any, ...], manifest: Mapping[str, Any]) -> None:
     stated = (manifest.get("release"), told.get("event"), told.get("epsilon"))
     if stated != (release, event, epsilon if is_private(event) else None):
         raise Corrupt(
-            f"the artifact of {name}@{version} tells of another release, event or epsilon than the ledger; "
-            "restore the registry and the database of one ledger."
+            f"the artifact of {name}@{version} states another release, event or epsilon than the ledger; restore the "
+            "registry and the database of the same ledger."
         )
 
 
@@ -349,8 +349,8 @@ def _check_joint_release(row: tuple[Any, ...], manifest: Mapping[str, Any]) -> N
     plan = manifest.get("plan")
     if (manifest.get("release"), plan.get("sites") if isinstance(plan, dict) else None) != (joint, json.loads(sites)):
         raise Corrupt(
-            f"the artifact of {name}@{version} tells of another joint release, or of other sites, than the ledger; "
-            "restore the registry and the database of one ledger."
+            f"the artifact of {name}@{version} states another joint release or other sites than the ledger; restore "
+            "the registry and the database of the same ledger."
         )
 
 

@@ -115,7 +115,7 @@ def add_version(
     check_name(name)
     journal.lock(connection)
     if among is not None and not owners_of(connection, name) <= set(among):
-        raise Refused(f"others than this client's populations publish {name!r}; choose another name.")
+        raise Refused(f"populations of other clients publish {name!r}; choose another name.")
     same = _OF_ORIGIN_AND_NAME if sites is None else _OF_ORIGIN
     rows = connection.execute(same, {"origin": release_id, "name": name}).all()
     others = [row for row in rows if row.digest != digest]
@@ -334,8 +334,8 @@ def _rebuild(
         if plain != payload and place.write(path, payload, over=standing):
             reached("pointer.written")
     raise Unavailable(
-        f"{place.at(path)} changes while it is written, or does not read back; one ledger alone may publish there; "
-        "give each ledger its own store, check the store, and run the same request again"
+        f"{place.at(path)} changes during the write, or does not read back; only one ledger may publish there; give "
+        "each ledger its own store, check the store, and run the same request again"
     )
 
 

@@ -339,7 +339,8 @@ def _pointers(connection: sa.Connection, place: Place) -> list[Pointer]:
     except Corrupt as error:
         found = str(error).partition(";")[0]
         raise Corrupt(
-            f"{found}, so what it showed cannot be charged; restore that file from a copy, or remove it to do without."
+            f"{found}, so its versions cannot be charged; restore that file from a copy, or remove it to continue "
+            "without them."
         ) from None
 
 
@@ -359,8 +360,8 @@ def _lost(connection: sa.Connection, place: Place, pointers: Sequence[Pointer], 
                 released.add((pointer.name, str(found.release_id)))
             elif twice or known != digest:
                 raise Corrupt(
-                    f"{place.at('registry')} shows other bytes as {pointer.name}@{version} than this ledger published; "
-                    "a version never changes, so two ledgers publish there: give this one a store of its own."
+                    f"{place.at('registry')} has other bytes for {pointer.name}@{version} than this ledger published; "
+                    "a version never changes, so two ledgers publish there: give this ledger a separate store."
                 )
     remembered = {(note["version"]["name"], note["version"]["version"]): note for note in noted if "version" in note}
     for at, note in remembered.items():  # the last note of a number; the transaction of an earlier one failed
@@ -423,8 +424,8 @@ def _explain(
     if unexplained:
         shown = ", ".join(unexplained[:3]) + (", ..." if len(unexplained) > 3 else "")
         raise Refused(
-            f"nothing here tells whose budget paid for {shown}; say --charge POPULATION to charge such releases to its "
-            "budget, or --another-ledger when another ledger publishes there."
+            f"no record here states which budget paid for {shown}; use --charge POPULATION to charge these releases "
+            "to its budget, or --another-ledger if another ledger publishes there."
         )
     return others
 
@@ -473,15 +474,17 @@ def _from_manifest(connection: sa.Connection, shown: Lost, population: str) -> d
         if private and not (0 < epsilon < float("inf") and 0 <= delta < 1):
             raise ValueError
     except (StorageError, KeyError, TypeError, ValueError, RecursionError):
-        raise Corrupt(f"the manifest of {shown} does not tell what was released; restore its artifact.") from None
+        raise Corrupt(f"the manifest of {shown} does not state what was released; restore its artifact.") from None
     budget = read_budget(connection, population)
     if budget.relation != relation:
         raise Refused(
-            f"{shown} was released under {relation}, budget {population!r} holds {budget.relation}; name its people."
+            f"{shown} was released under {relation}, but budget {population!r} uses {budget.relation}; give the "
+            "population of its records."
         )
     if not budget.privacy_unit.covers(PrivacyUnit() if unit.name == NIGHT_ROW else unit):
         raise Refused(
-            f"{shown} was released for {unit}, budget {population!r} is of {budget.privacy_unit}; name its people."
+            f"{shown} was released for {unit}, but budget {population!r} protects {budget.privacy_unit}; give the "
+            "population of its records."
         )
     return {
         "id": shown.release_id,
@@ -541,8 +544,8 @@ def _commit(connection: sa.Connection, release_id: str, *, digest: str) -> None:
     row = read_release(connection, release_id, lock=True)
     if row.state == "abandoned":
         raise Corrupt(
-            f"the registry shows release {release_id}, which was abandoned before it began; one of the two is forged: "
-            "restore the registry and the database of one ledger."
+            f"the registry shows release {release_id}, which was abandoned before it began, so one of the two records "
+            "is forged: restore the registry and the database of the same ledger."
         )
     if row.state == "noising":
         move_release(connection, row, "committed", "release_committed", artifact_digest=digest)

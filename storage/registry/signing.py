@@ -163,8 +163,8 @@ class Signer:
                 place.write(path, payload, over=standing)
             else:
                 raise Unavailable(
-                    f"{place.at(path)} changes while it is written, or does not read back; one ledger alone may "
-                    "publish there; give each ledger its own store, check the store, and run the same request again"
+                    f"{place.at(path)} changes during the write, or does not read back; only one ledger may publish "
+                    "there; give each ledger its own store, check the store, and run the same request again"
                 )
 
 
@@ -183,9 +183,9 @@ def read_key(path: Path) -> "Ed25519PrivateKey":
     try:
         return Ed25519PrivateKey.from_private_bytes(path.read_bytes())
     except OSError as error:
-        raise Unavailable(f"{path} cannot be read ({error.strerror}); name a readable key, or fix it.") from None
+        raise Unavailable(f"{path} cannot be read ({error.strerror}); fix it, or give a readable key.") from None
     except ValueError:
-        raise Corrupt(f"{path} is no signing key of 32 bytes; restore it, or make a new one.") from None
+        raise Corrupt(f"{path} is not a signing key of 32 bytes; restore it, or make a new one.") from None
 
 
 def make_key(path: Path) -> "Ed25519PrivateKey":
@@ -220,7 +220,7 @@ def make_new_key(path: Path) -> "Ed25519PrivateKey":
             create_file(path)
         except FileExistsError:
             raise Conflict(
-                f"{path} exists already; a key is never written over; name another file, or use that one."
+                f"{path} already exists; a key is never overwritten; choose another file, or use this key."
             ) from None
         try:
             write_atomically(path, _draw_key())
@@ -289,7 +289,7 @@ def init_root(
         If the arguments do not make a valid root.
     """
     if newest_root(place) is not None:
-        raise Conflict(f"{place.at('registry')} has a root already; change it with `dpca registry root update`.")
+        raise Conflict(f"{place.at('registry')} already has a root; change it with `dpca registry root update`.")
     root = Root(
         version=1, keys=tuple(public_name(key) for key in keys), threshold=threshold, publishers=dict(publishers)
     )
@@ -342,18 +342,21 @@ def update_root(
     }
     again = [key for key in delegate or {} if key in before.publishers and before.publishers[key].state == "revoked"]
     if again:
-        raise Refused(f"key {again[0][:_SHOWN]}... was revoked for ever; make another with `dpca registry key rotate`.")
+        raise Refused(
+            f"key {again[0][:_SHOWN]}... was revoked permanently; make another with `dpca registry key rotate`."
+        )
     states: list[tuple[Collection[str], State]] = [(retire, "retired"), (revoke, "revoked")]
     for chosen, state in states:
         for key in chosen:
             if key not in publishers or (state == "retired" and publishers[key].state == "revoked"):
                 raise NotFound(
-                    f"key {key[:_SHOWN]}... is no publisher's that could be {state}; see `dpca registry root show`."
+                    f"key {key[:_SHOWN]}... is not a publisher's key that can be {state}; see `dpca registry root "
+                    "show`."
                 )
             through = _numbers(place, key) if state == "retired" else {}
             publishers[key] = replace(publishers[key], state=state, through=through)
     if missing := [key for key in drop if key not in before.keys]:
-        raise NotFound(f"key {missing[0][:_SHOWN]}... is none of the root's; see `dpca registry root show`.")
+        raise NotFound(f"key {missing[0][:_SHOWN]}... is not a key of the root; see `dpca registry root show`.")
     kept = [key for key in before.keys if key not in drop]
     root = Root(
         version=before.version + 1,
@@ -364,8 +367,8 @@ def update_root(
     signers = {public_name(key) for key in keys}
     if not before.is_signed_by(signers) or not root.is_signed_by(signers):
         raise Refused(
-            f"version {root.version} of the root needs {before.threshold} keys of the one before and {root.threshold} "
-            "of its own; fewer of them were given; name further files with --key."
+            f"version {root.version} of the root needs {before.threshold} keys of the previous version and "
+            f"{root.threshold} of the new one; fewer were given; add files with --key."
         )
     _write(place, root, keys)
     return root
@@ -374,27 +377,26 @@ def update_root(
 def _write(place: Place, root: Root, keys: Sequence["Ed25519PrivateKey"]) -> None:
     for key in (*root.keys, *root.publishers):
         if not re.fullmatch(KEY, key):
-            raise Invalid(f"{key!r} is no public key; one is 64 hex digits; copy it whole")
+            raise Invalid(f"{key!r} is not a public key, which has 64 hex digits; copy the whole key")
     try:
         Root.from_facts(root.facts())
     except ValueError:
         raise Invalid(
-            f"no root has threshold {root.threshold} over {len(root.keys)} keys and these names; no key is named "
-            "twice or "
-            "is a publisher's too, a threshold is 1 to the number of keys, names are as published or end in *; "
-            "correct it"
+            f"a root cannot have threshold {root.threshold} with {len(root.keys)} keys and these names; keys must be "
+            "distinct and not a publisher's, the threshold at most the number of keys, and names as published or "
+            "ending in *; correct it"
         ) from None
     path = Root.path(root.version)
     standing = read_stored(place, path)
     signed = sign(root.facts(), role="root", keys=keys)
     if standing is not None or not place.write(path, signed, over=None):
         raise Conflict(
-            f"{place.at(path)} was written by somebody else meanwhile; look at it, and run the command again."
+            f"{place.at(path)} was written by another process in the meantime; check it, and run the command again."
         )
     stored = read_stored(place, path)
     if stored is None or stored.payload != signed:
         raise Unavailable(
-            f"{place.at(path)} does not read back as it was written; check the store, and run this again."
+            f"{place.at(path)} does not read back as it was written; check the store, and run the command again."
         )
 
 

@@ -139,8 +139,8 @@ class Checkpoint:
             )
         except (InvalidSignature, ValueError):
             raise Corrupt(
-                f"the checkpoint of {self.entries} entries is not signed by the key that it names; get the export from "
-                "the curator again."
+                f"the checkpoint of {self.entries} entries is not signed by the key in it; get the export from the "
+                "curator again."
             ) from None
 
     def check_journal(self, roots: "JournalRoots") -> None:
@@ -153,15 +153,15 @@ class Checkpoint:
         """
         if roots.whole.get(self.entries) != self.root:
             raise Corrupt(
-                f"the journal is not the one of which the checkpoint of {self.entries} entries was signed: entries "
-                "were changed, dropped or moved; ask the curator what happened to the ledger."
+                f"the journal does not match the signed checkpoint of {self.entries} entries: entries were changed, "
+                "dropped or moved; contact the curator of the ledger."
             )
         for subject, found in roots.subjects.items():
             told = self.populations.get(name_in_checkpoint(self.ledger, subject), (0, tree_root([])))
             if tuple(told) != found[self.entries]:
                 raise Corrupt(
-                    f"the {found[self.entries][0]} entries of {subject or 'the ledger'} are not the {told[0]} of which "
-                    f"the checkpoint of {self.entries} entries was signed: some were dropped or moved; export again."
+                    f"the {found[self.entries][0]} entries of {subject or 'the ledger'} do not match the {told[0]} in "
+                    f"the signed checkpoint of {self.entries} entries: some were dropped or moved; export again."
                 )
 
     def to_json(self) -> dict[str, Any]:
@@ -188,7 +188,7 @@ class Checkpoint:
         }
         good = isinstance(found, dict) and found.keys() == kinds.keys()
         if not good or any(type(found[name]) is not kind for name, kind in kinds.items()):
-            raise Corrupt("a checkpoint has not the fields of one; get the export from the curator again.")
+            raise Corrupt("a checkpoint does not have the required fields; get the export from the curator again.")
         return cls(**{**found, "populations": {name: tuple(told) for name, told in found["populations"].items()}})
 
 

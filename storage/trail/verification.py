@@ -73,10 +73,10 @@ def read_trail(path: Path) -> Any:
         return json.loads(path.read_bytes())
     except OSError as error:
         raise NotFound(
-            f"{path} cannot be read ({error.strerror}); name a file that dpca budget export wrote."
+            f"{path} cannot be read ({error.strerror}); give a file that `dpca budget export` wrote."
         ) from None
     except (ValueError, RecursionError):
-        raise Corrupt(f"{path} is no audit trail; {_NEXT}") from None
+        raise Corrupt(f"{path} is not an audit trail; {_NEXT}") from None
 
 
 def verify_trail(export: Any, *, key: str | None = None, earlier: Any = None) -> dict[str, Any]:
@@ -121,7 +121,7 @@ def verify_trail(export: Any, *, key: str | None = None, earlier: Any = None) ->
     for checkpoint in checkpoints:
         checkpoint.check_journal(roots)
     if last.entries != len(hashes):
-        raise Corrupt(f"{len(hashes)} entries, of which the last checkpoint covers {last.entries}; {_NEXT}")
+        raise Corrupt(f"the trail has {len(hashes)} entries, but the last checkpoint covers {last.entries}; {_NEXT}")
     if earlier is not None:
         _check_continues(earlier, hashes=hashes, ledger=last.ledger, population=population)
     replay = _replayed(entries)
@@ -149,33 +149,33 @@ def verify_trail(export: Any, *, key: str | None = None, earlier: Any = None) ->
 
 def _checked(checkpoints: Sequence[Checkpoint], *, entries: int, key: str | None, continues: bool) -> str:
     """Return a description of the checks that were made."""
-    signer = "the key that was given" if key is not None else "the key in the file itself; give --key to know whose"
+    signer = "the key that was given" if key is not None else "the key in the file (give --key to verify the signer)"
     return (
         f"{entries} entries against their hashes, {len(checkpoints)} checkpoint{'s' * (len(checkpoints) > 1)} against "
-        f"{signer}, and what was spent against every charge" + ("; it continues the earlier export" * continues)
+        f"{signer}, and the sum that was spent against every charge" + ("; it continues the earlier export" * continues)
     )
 
 
 def _parsed(export: Any) -> tuple[list[Checkpoint], list[str], list[dict[str, Any]], str]:
     try:
         if export["format"] != FORMAT or type(export["version"]) is not int or export["version"] != VERSION:
-            raise Corrupt(f"this is no audit trail of version {VERSION}; {_NEXT}")
+            raise Corrupt(f"this is not an audit trail of version {VERSION}; {_NEXT}")
         hashes, entries, population = export["hashes"], export["entries"], export["population"]
         checkpoints = [Checkpoint.from_json(found) for found in export["checkpoints"]]
     except (KeyError, TypeError):
-        raise Corrupt(f"this is no audit trail; {_NEXT}") from None
+        raise Corrupt(f"this is not an audit trail; {_NEXT}") from None
     if not (isinstance(hashes, list) and isinstance(entries, list)):
-        raise Corrupt(f"this is no audit trail; {_NEXT}")
+        raise Corrupt(f"this is not an audit trail; {_NEXT}")
     hexadecimal = all(
         isinstance(text, str) and len(text) == 64 and set(text) <= set("0123456789abcdef") for text in hashes
     )
     whole = all(isinstance(entry, dict) and entry.keys() == set(FIELDS) for entry in entries)
     if not (isinstance(population, str) and hexadecimal and whole and checkpoints):
-        raise Corrupt(f"the audit trail lacks checkpoints, or has entries of another form; {_NEXT}")
+        raise Corrupt(f"the audit trail lacks checkpoints, or has entries with another format; {_NEXT}")
     if len({checkpoint.signature for checkpoint in checkpoints}) < len(checkpoints):
         raise Corrupt(f"a checkpoint is listed twice; {_NEXT}")
     if {checkpoint.ledger for checkpoint in checkpoints} != {checkpoints[-1].ledger}:
-        raise Corrupt(f"the checkpoints are of several ledgers; {_NEXT}")
+        raise Corrupt(f"the checkpoints belong to several ledgers; {_NEXT}")
     if any(type(entry["seq"]) is not int for entry in entries):
         raise Corrupt(f"an entry has no number; {_NEXT}")
     return sorted(checkpoints, key=lambda found: found.entries), hashes, entries, population
@@ -191,7 +191,7 @@ def _subjects(entries: Sequence[Mapping[str, Any]], hashes: Sequence[str], popul
         if not before < at <= len(hashes):
             raise Corrupt(f"entry {at} does not come after entry {before} of {len(hashes)}; {_NEXT}")
         if hash_entry(entry) != hashes[at - 1] or entry["prev_hash"] != (hashes[at - 2] if at > 1 else START):
-            raise Corrupt(f"entry {at} is not the one that the journal has there: it was changed or moved; {_NEXT}")
+            raise Corrupt(f"entry {at} differs from the journal's entry there: it was changed or moved; {_NEXT}")
         subject = subjects.of(entry)
         if subject not in found:
             raise Corrupt(f"entry {at} is not about {population!r}; {_NEXT}")
@@ -203,11 +203,11 @@ def _subjects(entries: Sequence[Mapping[str, Any]], hashes: Sequence[str], popul
 def _check_continues(earlier: Any, *, hashes: Sequence[str], ledger: str, population: str) -> None:
     checkpoints, known, _, name = _parsed(earlier)
     if (checkpoints[-1].ledger, name) != (ledger, population):
-        raise Corrupt("the earlier export is of another ledger or population; give one of the same.")
+        raise Corrupt("the earlier export is from another ledger or population; give one from the same.")
     if list(hashes[: len(known)]) != list(known):
         raise Corrupt(
             f"this export does not continue the earlier one of {len(known)} entries: the journal was rewritten, or "
-            "restored from a copy; ask the curator what happened to the ledger."
+            "restored from a copy; contact the curator of the ledger."
         )
 
 
@@ -217,9 +217,9 @@ def _replayed(entries: Sequence[Mapping[str, Any]]) -> _Replay:
         try:
             _replay_entry(replay, entry)
         except _UNREADABLE:
-            raise Corrupt(f"entry {entry['seq']} does not say what an entry of its name says; {_NEXT}") from None
+            raise Corrupt(f"entry {entry['seq']} does not have the facts that its name requires; {_NEXT}") from None
     if replay.rules is None:
-        raise Corrupt(f"the trail has no terms of a budget; {_NEXT}")
+        raise Corrupt(f"the trail lacks the terms of a budget; {_NEXT}")
     return replay
 
 
@@ -229,8 +229,8 @@ def _replay_entry(replay: _Replay, entry: Mapping[str, Any]) -> None:
         case "budget_opened":
             if replay.rules is not None:
                 raise Corrupt(
-                    f"entry {entry['seq']} opens a budget that is open, as if nothing had been spent; a budget is "
-                    "opened once: ask the curator what happened to the ledger."
+                    f"entry {entry['seq']} opens a budget that is already open, which would reset what was spent; a "
+                    "budget is opened once: contact the curator of the ledger."
                 )
             replay.terms = {name: detail[name] for name in _TERMS}
             if detail["statement"] != replay.statement(0.0):
@@ -280,11 +280,11 @@ def _charged(replay: _Replay, at: int, detail: Mapping[str, Any]) -> Charge:
         prices += [rules.charge_after(rules.zero, event, delta=delta), rules.charge(event, delta=delta)]
     if stated not in prices:
         raise Corrupt(
-            f"entry {at} was charged otherwise than its event is priced; verify it with the version of dpca that "
-            "admitted it, and ask the curator where that refuses it too."
+            f"entry {at} was not charged the price of its event; verify it with the version of dpca that admitted it, "
+            "and contact the curator if that refuses it too."
         )
     if not (replay.accepted or not is_private(event) or rules.admits(add(replay.total, stated))):
-        raise Corrupt(f"entry {at} passes the budget; ask the curator how it was admitted.")
+        raise Corrupt(f"entry {at} exceeds the budget; contact the curator of the ledger.")
     return stated
 
 

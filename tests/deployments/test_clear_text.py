@@ -202,7 +202,7 @@ def test_the_client_of_the_object_store_trusts_the_shipped_authority_alone(shipp
         refused = read_with(SSL_CERT_FILE=str(shipped / "ca.pem"))
         assert "its certificate is not trusted; set SSL_CERT_FILE" in refused.stderr
         in_clear_text = read_with(AWS_ENDPOINT_URL=server.url.replace("https", "http"))
-        assert "its endpoint is no https:// URL" in in_clear_text.stderr
+        assert "its endpoint is not an https:// URL" in in_clear_text.stderr
         assert [method for method, _ in server.asked] == ["GET"]
 
 

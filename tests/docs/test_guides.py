@@ -146,8 +146,8 @@ TYPED = {
     "docs/how-to/from-a-messy-file-to-a-dataset.md": Guide(
         shows=(
             r"^age +missing: must be refuse, category, or a public number",
-            r"^clerk +is in the file and not in the schema",
-            r"^weight +has a value that is no finite number.* 1 +line 4 *$",
+            r"^clerk +is in the file, but not in the schema",
+            r"^weight +has a value that is not a finite number.* 1 +line 4 *$",
             r"^rows checked: 6; rules broken: 7$",
             r"^quarantined +2$",
             r"^nothing arrived$",

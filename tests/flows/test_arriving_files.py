@@ -115,7 +115,7 @@ def test_a_schedule_finds_the_inbox_and_files_of_the_last_refresh_by_hand(
 @pytest.mark.parametrize(
     ("asked", "reason"),
     [
-        ({"dataset": "../../elsewhere"}, "must be a letter or digit"),
+        ({"dataset": "../../elsewhere"}, "must start with a letter or digit"),
         ({"alias": "latest"}, "reserved"),
         ({"alias": "The Best"}, "not allowed"),
         ({"drift_at_most": float("nan")}, "between 0 and 1"),

@@ -229,13 +229,13 @@ def test_promote_moves_an_alias_that_every_reader_follows(released: Path, dpca: 
 @pytest.mark.parametrize(
     ("reference", "complaint"),
     [
-        ("nothing", "nothing named 'nothing'"),
+        ("nothing", "'nothing' does not exist"),
         ("sub@9", "sub has no version 9; only version 1 exists"),
         ("sub@champion", "sub has no alias 'champion'"),
         (f"sub@sha256:{'0' * 64}", "sub has no version of digest"),
-        ("sub@", "reference 'sub@' is none of"),
-        ("Sub", "reference 'Sub' is none of"),
-        ("../sub", "reference '../sub' is none of"),
+        ("sub@", "reference 'sub@' is not name, name@3"),
+        ("Sub", "reference 'Sub' is not name, name@3"),
+        ("../sub", "reference '../sub' is not name, name@3"),
     ],
 )
 def test_unknown_references_are_refused(
@@ -250,7 +250,7 @@ def test_unknown_references_are_refused(
         ("sub@2", "champion", "has no version 2"),
         ("sub@1", "latest", "'latest' is reserved"),
         ("sub@1", "Two Words", "alias 'Two Words' is not allowed"),
-        ("other@1", "champion", "nothing named 'other'"),
+        ("other@1", "champion", "'other' does not exist"),
     ],
 )
 def test_a_bad_promotion_changes_nothing(

@@ -278,7 +278,7 @@ def test_a_row_that_was_edited_by_hand_is_found(home: Path) -> None:
         connection.exec_driver_sql("UPDATE budget SET epsilon = 9")
     finding = verdicts()["ledger"]
     assert finding.verdict == "fix"
-    assert finding.found == "the row of budget 'people' does not say what the journal says (epsilon)"
+    assert finding.found == "the row of budget 'people' differs from the journal (epsilon)"
     assert finding.advice.startswith("restore the database from a copy")
 
 
@@ -321,7 +321,7 @@ def test_a_read_only_disk_is_named_and_what_can_be_read_is_checked(monkeypatch: 
     monkeypatch.setattr(os, "access", lambda path, mode, **how: not mode & os.W_OK and access(path, mode, **how))
     found = verdicts()
     assert (found["home"].verdict, found["ledger"].verdict) == ("fix", "ok")
-    assert "as its disk is read-only" in found["home"].found
+    assert "because its disk is read-only" in found["home"].found
     assert "mount the disk for writing" in found["home"].advice
     assert "every row agrees with it" in found["ledger"].found
     assert found["keys"].advice in ("", "mount its disk for writing")

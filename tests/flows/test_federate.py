@@ -168,12 +168,12 @@ def test_commits_that_are_missing_are_made_by_the_same_request(monkeypatch: pyte
 
 
 REFUSED = {
-    ("--datasets", "north"): "names one dataset",
-    ("--datasets", "north,north"): "both of population 'north'",
-    ("--datasets", "north,twin"): "datasets north, twin are both of population 'north'",
+    ("--datasets", "north"): "has one dataset",
+    ("--datasets", "north,north"): "both belong to population 'north'",
+    ("--datasets", "north,twin"): "datasets north, twin both belong to population 'north'",
     ("--datasets", "north,wide"): "has 6 columns and 'north' has 5",
     ("--datasets", "north,poor"): "population 'poor' has no budget",
-    ("--datasets", "north,nobody"): "no dataset is named 'nobody'",
+    ("--datasets", "north,nobody"): "dataset 'nobody' does not exist",
     ("--method", "best"): "method='best' is not one of",
     ("--settings", "speed=2"): "conv has no setting 'speed'",
     ("--clip-norm", "0"): "clip_norm=0",

@@ -104,17 +104,17 @@ def killed_after_the_first_round(mechanism, parties, plan):
 
 
 REFUSED = {
-    ("--method", "cape_agn"): "state --model",
+    ("--method", "cape_agn"): "give --model",
     ("--method", "cape_agn", "--model", "topics"): "words_at_most=None",
     ("--method", "cape_agn", "--model", "topics", "--words-at-most", 2): "words_at_most=2",
     ("--method", "cape_agn", *TOPICS, "--components", 6): "components=6",
     ("--method", "cape_agn", *TOPICS, "--clip-norm", 2): "clip_norm",
     ("--method", "cape_agn", *TOPICS, "--row-policy", "normalise"): "scales counts",
     ("--method", "cape_agn", "--model", "mixture"): "clip_norm=None",
-    ("--method", "cape_agn", *MIXTURE, "--datasets", "north,lines"): "one row a point",
-    ("--method", "cape_agn", *TOPICS, "--datasets", "north,lines"): "a joint release states one unit",
+    ("--method", "cape_agn", *MIXTURE, "--datasets", "north,lines"): "one row per record",
+    ("--method", "cape_agn", *TOPICS, "--datasets", "north,lines"): "a joint release needs one unit",
     ("--method", "cape_pca", *TOPICS, "--clip-norm", 2): "finds a subspace",
-    ("--method", "cape_pca"): "state --clip-norm",
+    ("--method", "cape_pca"): "give --clip-norm",
 }
 
 

@@ -79,7 +79,7 @@ def test_an_unknown_dataset_or_one_without_budget_is_refused(ready: Path, dpca: 
     assert dpca("dataset", "ingest", rows_file, *words).status == 0
     before = facts_of(ready)
     for dataset, complaint in (
-        ("nobody", "no dataset is named 'nobody'"),
+        ("nobody", "dataset 'nobody' does not exist"),
         ("others", "population 'others' has no budget; open one with `dpca budget open others"),
     ):
         assert complaint in dpca(*FIT[:2], dataset, *FIT[3:], "--direct", "--yes", "--json").complaint(1)
@@ -116,7 +116,7 @@ def test_a_dry_run_that_would_not_fit_says_so_and_exits_3(ready: Path, dpca: Com
     ending = dpca(*FIT, "--epsilon", "2.5", "--dry-run", "--json")
     assert (ending.status, json.loads(ending.out)["fits"]) == (3, False)
     assert ending.err.startswith(
-        "dpca: budget 'people' has epsilon 2 left for one release, 2.5 at delta 1e-06 was asked"
+        "dpca: budget 'people' has epsilon 2 left for one release, and 2.5 at delta 1e-06 was requested"
     )
     assert facts_of(ready) == before
 
@@ -127,7 +127,7 @@ def test_over_budget_exits_3_and_says_what_is_left_and_asked(released: Path, dpc
     left = json.loads(dpca("budget", "show", "people", "--json").out)["remaining"]
     complaint = dpca(*FIT, "--epsilon", epsilon, "--publish", "other", "--direct", "--yes", "--json").complaint(3)
     assert f"epsilon {left:.6g} left" in complaint
-    assert f"{float(epsilon):g} at delta 1e-06 was asked; nothing was charged" in complaint
+    assert f"{float(epsilon):g} at delta 1e-06 was requested; nothing was charged" in complaint
     assert facts_of(released) == before
 
 
@@ -208,7 +208,7 @@ def test_a_run_key_names_one_request_for_ever(ready: Path, dpca: Command) -> Non
     assert (again["release"], again["reused"], again["spent"]) == (first["release"], True, first["spent"])
     before = facts_of(ready)
     for other in (("--components", "3"), ("--clip-norm", "1"), ("--delta", "1e-7"), ("--epsilon", "0.4")):
-        assert "run key 'monday' stands for another request" in dpca(*FIT, *key, *other).complaint(1)
+        assert "run key 'monday' belongs to another request" in dpca(*FIT, *key, *other).complaint(1)
     assert facts_of(ready) == before
     tuesday = json.loads(dpca(*FIT, *key, "--run-key", "tuesday").out)
     assert (tuesday["artifact"], tuesday["reused"]) == ("sub@2", False)
@@ -287,7 +287,7 @@ def test_a_direct_run_tells_prefect_nothing(released: Path, prefect: SyncPrefect
 
 def test_a_flow_over_budget_ends_as_budget_exhausted(ready: Path, prefect: SyncPrefectClient) -> None:
     before = facts_of(ready)
-    with pytest.raises(BudgetExhausted, match=r"epsilon 2 left for one release, 2\.5 at delta 1e-06 was asked"):
+    with pytest.raises(BudgetExhausted, match=r"epsilon 2 left for one release, and 2\.5 at delta 1e-06 was requested"):
         run_release(SubspaceRequest(**{**REQUEST, "epsilon": 2.5}))
     run = newest_run(prefect, "fit-subspace")
     state = run.state
@@ -358,7 +358,7 @@ def test_files_that_are_not_those_that_were_charged_are_refused_without_their_di
     shutil.copytree(found.parent, ready / entry.path)
     for words in ((), ("--row-policy", "normalise")):
         line = dpca(*FIT, *words, "--direct", "--yes").complaint(1)
-        assert "the files of dataset 'people' are not those registered; restore them" in line
+        assert "the files of dataset 'people' differ from the registered ones; restore them" in line
         assert not any(secret[:8] in line for secret in (digest, entry.content_digest))
 
 

@@ -48,7 +48,7 @@ BAD_TEXT = {
     "overflow": (GOOD + "1 2:1e999\n", "line 51: the value of '2:1e999' is not finite"),
     "negative-column": (GOOD + "1 -3:1\n", "line 51: '-3:1' has a negative column"),
     "zero-column": (GOOD + "1 0:1\n", "line 51: '0:1' has column 0"),
-    "beyond-features": (GOOD + "1 7:1\n", "line 51: '7:1' lies beyond the 6 declared features"),
+    "beyond-features": (GOOD + "1 7:1\n", "line 51: '7:1' is beyond the 6 declared features"),
 }
 
 
@@ -84,10 +84,10 @@ def test_a_missing_or_cut_source_is_refused_and_leaves_nothing(ready: Path, dpca
     before = facts_of(ready)
     for source, complaint in (
         (tmp_path / "gone.svm", "no such file"),
-        (tmp_path / "nothing", "no file is there"),
+        (tmp_path / "nothing", "no file exists there"),
         (cut, "cut short or corrupt"),
         (plain, "the content is not gzip"),
-        (zipped, "no readable .npz archive"),
+        (zipped, "not a readable .npz archive"),
     ):
         ending = dpca("dataset", "ingest", source, "--name", "bad", "--features", FEATURES, "--direct", "--json")
         assert complaint in ending.complaint(1)
@@ -146,7 +146,7 @@ def test_a_dataset_name_is_a_plain_word(ready: Path, dpca: Command, rows_file: P
 def test_a_name_stays_with_its_population(ready: Path, dpca: Command, rows_file: Path) -> None:
     words = ("--name", "people", "--population", "others", "--features", FEATURES, "--direct", "--json")
     before = facts_of(ready)
-    assert "belongs to population 'people' for ever" in dpca("dataset", "ingest", rows_file, *words).complaint(1)
+    assert "belongs to population 'people' permanently" in dpca("dataset", "ingest", rows_file, *words).complaint(1)
     assert facts_of(ready) == before
 
 
@@ -210,7 +210,7 @@ def test_a_flipped_byte_of_a_dataset_is_found(ready: Path, dpca: Command) -> Non
 
 def test_a_dataset_with_releases_is_removed_only_by_force(released: Path, dpca: Command) -> None:
     before = facts_of(released)
-    assert "needs force" in dpca("dataset", "remove", "people", "--json").complaint(1)
+    assert "must be forced" in dpca("dataset", "remove", "people", "--json").complaint(1)
     assert facts_of(released) == before
     removed = json.loads(dpca("dataset", "remove", "people", "--force", "--json").out)["removed"]
     assert len(removed) == 1
@@ -220,7 +220,7 @@ def test_a_dataset_with_releases_is_removed_only_by_force(released: Path, dpca: 
 
 def test_unknown_datasets_are_named(ready: Path, dpca: Command) -> None:
     for verb in ("show", "verify", "remove"):
-        assert "no dataset is named 'nobody'" in dpca("dataset", verb, "nobody", "--json").complaint(1)
+        assert "dataset 'nobody' does not exist" in dpca("dataset", verb, "nobody", "--json").complaint(1)
 
 
 def test_the_flow_ingests_and_tells_prefect_names_alone(
@@ -427,7 +427,7 @@ def test_a_new_snapshot_lacks_the_individual_and_holds_all_others_as_they_were(
     assert traces(home) == []
     assert UNIT not in ending.out
     again = dpca("dataset", "erase", "visits", "--unit", UNIT, "--yes").complaint(1)
-    assert "does not hold this id" in again
+    assert "does not contain this id" in again
     assert UNIT not in again
 
 
@@ -461,7 +461,7 @@ def test_what_remains_is_listed_with_what_to_do_and_the_older_snapshots_are_remo
     assert str(tmp_path / "rows.csv") in shown
     assert "earlier backups" in shown
     assert "dpca dataset remove visits --older --force" in shown
-    assert "so removing it needs force" in dpca("dataset", "remove", "visits", "--older").complaint(1)
+    assert "so its removal must be forced" in dpca("dataset", "remove", "visits", "--older").complaint(1)
     spent = json.loads(dpca("budget", "show", "visits", "--json").out)["spent"]
     current = Workspace.read_only().catalog.current("visits").snapshot
     assert dpca("dataset", "remove", "visits", "--older", "--force").status == 0
@@ -487,7 +487,7 @@ def test_rows_without_ids_and_a_dataset_of_one_person_are_refused(home: Path, dp
     np.save(tmp_path / "who.npy", np.array([3, 3, 3, 3, 3, 3]))
     words = ("--units", tmp_path / "who.npy", "--name", "one", "--allow-shared-rows", "--direct")
     assert dpca("dataset", "ingest", tmp_path / "rows.npy", *words).status == 0
-    assert "holds no other individual" in dpca("dataset", "erase", "one", "--unit", "3", "--yes").complaint(1)
+    assert "has no other individual" in dpca("dataset", "erase", "one", "--unit", "3", "--yes").complaint(1)
 
 
 @pytest.mark.filterwarnings("ignore:The 'future.infer_string' option", "ignore::FutureWarning")
@@ -550,7 +550,7 @@ def test_an_ingest_in_between_is_not_undone(home: Path, dpca: Command, tmp_path:
     workspace = Workspace.open()
     found = find_unit("visits", UNIT, catalog=workspace.catalog, keys=key_folder())
     newer = ingest(dpca, tmp_path, "schema_table")
-    with pytest.raises(Conflict, match="another snapshot of dataset 'visits' is current"):
+    with pytest.raises(Conflict, match="another snapshot of dataset 'visits' is now current"):
         erase_unit(found, catalog=workspace.catalog)
     assert Workspace.read_only().catalog.current("visits").snapshot == newer["snapshot"]
 

@@ -151,11 +151,11 @@ def test_a_format_is_named_where_the_name_does_not_tell(dpca: Command, visits: P
     ("words", "status", "complaint"),
     [
         (("--columns", "user"), 2, "row=NAME,column=NAME,value=NAME"),
-        (("--columns", "who=user"), 1, "columns name who"),
+        (("--columns", "who=user"), 1, "columns has the roles who"),
         (("--columns", "row=user,column=user,value=rating"), 1, "has two roles"),
         (("--columns", "row=nobody"), 1, "no column 'nobody'"),
         (("--unit-column", "nobody"), 1, "no column 'nobody'"),
-        (("--max-rows-per-unit", "3"), 1, "needs to know whose row each is"),
+        (("--max-rows-per-unit", "3"), 1, "requires the individual of each row"),
         (("--units", "none.npy", "--unit-column", "user"), 1, "not both"),
         (("--format", "xlsx"), 1, "is not one of"),
         (("--on-error", "ignore"), 1, "is not one of"),
@@ -183,7 +183,7 @@ def test_exports_are_read_by_others_and_by_us(dpca: Command, tmp_path: Path, row
     assert sparse.load_npz(tmp_path / "out.npz").toarray().tolist() == dense(dataset)
     assert load_svmlight_file(str(tmp_path / "out.svmlight"), n_features=6)[0].toarray().tolist() == dense(dataset)
     again = dpca("dataset", "export", "d", "--format", "npz", "--output", tmp_path / "out.npz")
-    assert "replaces nothing" in again.complaint(1)
+    assert "never overwrites a file" in again.complaint(1)
     assert "is not one of" in dpca("dataset", "export", "d", "--format", "csv", "--output", tmp_path / "x").complaint(1)
 
 
@@ -246,7 +246,7 @@ def test_rows_of_other_people_are_refused_in_one_line_without_their_digest(dpca:
     words = ("dataset", "ingest", rows_file, "--features", 6, "--direct")
     first = json.loads(dpca(*words, "--name", "people", "--json").out)
     line = dpca(*words, "--name", "others").complaint(1)
-    assert "are those of dataset 'people' of population 'people'" in line
+    assert "equal those of dataset 'people' of population 'people'" in line
     assert first["content_digest"][:8] not in line
     assert dpca(*words, "--name", "others", "--population", "people").status == 0
     assert dpca(*words, "--name", "again", "--allow-shared-rows").status == 0

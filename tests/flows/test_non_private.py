@@ -127,7 +127,9 @@ def test_a_smooth_release_publishes_directions_and_neither_gap_nor_scale(dpca: C
     told = {name for name, fact in found.manifest["outcome"].items() if fact is not None}
     assert told == {"refined_by", "verdict", "probes", "seed"}
     assert Workspace.open().ledger.statement("people").spent >= 1.0
-    assert "none leads" in dpca("subspace", "refit", "sub@1", "--components", "1", "--publish", "other").complaint(1)
+    assert "so they have no order" in dpca(
+        "subspace", "refit", "sub@1", "--components", "1", "--publish", "other"
+    ).complaint(1)
 
 
 @pytest.mark.usefixtures("opened")

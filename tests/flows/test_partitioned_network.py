@@ -255,7 +255,7 @@ def test_commands_say_in_one_line_what_is_wrong_with_a_store(
     monkeypatch.setenv("DPCA_STORE_URL", "s3://no-such-bucket/x")
     for words in (("dataset", "verify", "people"), ("registry", "list"), (*FIT, "--direct", "--yes")):
         assert "s3://no-such-bucket/x" in (line := dpca(*words).complaint(1))
-        assert "cannot be used: there is no such bucket; create it" in line
+        assert "cannot be used: the bucket does not exist; create it" in line
     monkeypatch.setenv("DPCA_STORE_URL", "https://example.org/x")
     assert "DPCA_STORE_URL must be s3://bucket/prefix" in dpca("registry", "list").complaint(1)
     monkeypatch.setenv("DPCA_STORE_URL", server.url("x"))

@@ -122,7 +122,7 @@ def test_a_missing_raw_column_is_one_line(releases: Path, dpca: Command, tmp_pat
     table, output = TABLES[name], tmp_path / "scores.npy"
     source = table.write(tmp_path, without=table.needed)
     refused = dpca("transform", name, source, "--output", output).complaint(1)
-    expected = f"column '{table.needed}' is missing" if table.has_header else "has 3 fields, and the schema lists 4"
+    expected = f"column '{table.needed}' is missing" if table.has_header else "has 3 fields, but the schema lists 4"
     assert expected in refused
     assert not output.exists()
 
@@ -157,7 +157,7 @@ def test_a_loaded_release_takes_raw_frames_and_tables(releases: Path, dpca: Comm
 def test_a_bad_row_is_named_by_place_and_rule_and_never_shown(home: Path, dpca: Command, tmp_path: Path) -> None:
     schema = CENSUS.write_schema(tmp_path)
     for at, value, rule in (
-        (0, "SECRETage", "no finite number"),
+        (0, "SECRETage", "not a finite number"),
         (3, "SECRETsex", "the schema does not list"),
         (3, "?", "has a missing value; the schema refuses"),
         (5, "SECRET", "the schema does not list"),
@@ -184,7 +184,7 @@ def test_what_a_schema_states_is_not_given_twice(home: Path, dpca: Command, tmp_
     source, schema = BANK.write(tmp_path), BANK.write_schema(tmp_path)
     words = ("dataset", "ingest", source, "--name", "d", "--table-schema", schema, "--direct")
     for given in (("--features", 3), ("--header",), ("--unit-column", "kunde"), ("--public-items",), ("--scale", "x")):
-        assert "is given beside a schema" in dpca(*words, *given).complaint(1)
+        assert "is given together with a schema" in dpca(*words, *given).complaint(1)
     np.save(tmp_path / "units.npy", np.arange(4 * REPEATED))
     assert "not both" in dpca(*words, "--units", tmp_path / "units.npy").complaint(1)
     np.save(tmp_path / "rows.npy", np.eye(3))
@@ -227,6 +227,6 @@ def test_sites_of_one_schema_release_jointly_with_it_and_sites_of_unlike_ones_ar
         assert dpca("budget", "open", name, "--epsilon", 2, "--delta", 1e-6).status == 0
     fit = "--method dps_pca --components 2 --epsilon 1 --delta 1e-6 --clip-norm 2 --publish joint --direct --yes"
     refused = dpca("sites", "fit", "--datasets", "a,c", *fit.split()).complaint(1)
-    assert "datasets 'c' and 'a' were encoded by unlike schemas" in refused
+    assert "datasets 'c' and 'a' were encoded with different schemas" in refused
     assert dpca("sites", "fit", "--datasets", "a,b", *fit.split()).status == 0
     assert Registry.open().load("joint").encoder.feature_names == NESTED.names

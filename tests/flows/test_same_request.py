@@ -217,7 +217,7 @@ def test_what_a_restored_home_forgot_is_charged_again(ready: Path, dpca: Command
         for path in ready.with_name("copy").glob(f"{name}*"):
             (shutil.copytree if path.is_dir() else shutil.copy)(path, ready / path.name)
     for words in (("budget", "show", "people"), (*FIT, "--direct", "--yes")):
-        assert "has un-spent; restore the newest copy" in dpca(*words).complaint(1)
+        assert "counts less than was spent; restore the newest copy" in dpca(*words).complaint(1)
     assert "fix   database" in dpca("doctor").out
     accepted = dpca("budget", "accept-restored", "--reason", "the disk died", "--yes", "--json")
     (row,) = json.loads(accepted.out)
@@ -245,7 +245,7 @@ def test_a_lost_ledger_is_locked_and_goes_on_once_somebody_pays(released: Path, 
     terms = ("budget", "open", "people", "--epsilon", "2", "--delta", "1e-6")
     accept = ("budget", "accept-restored", "--reason", "lost", "--yes")
     assert "shows sub, which this ledger did not publish" in dpca(*terms).complaint(1)
-    assert "say --charge POPULATION" in dpca(*accept).complaint(1)
+    assert "use --charge POPULATION" in dpca(*accept).complaint(1)
     assert dpca(*terms, "--even-locked").status == 0
     assert "shows sub" in dpca("budget", "show", "people").complaint(1)
     (row,) = json.loads(dpca(*accept, "--charge", "people", "--json").out)

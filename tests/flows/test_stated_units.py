@@ -87,7 +87,7 @@ def test_only_datasets_of_the_unit_of_a_budget_are_charged(dpca: Command, ingest
     }
     for number, (unit, words) in enumerate(others.items()):
         told = ingest(*words, name=f"d{number}").err
-        line = f"budget 'people' counts {budget} as the unit of privacy, and dataset 'd{number}' has {unit}; "
+        line = f"budget 'people' uses {budget} as the unit of privacy, and dataset 'd{number}' has {unit}; "
         assert f"warning: {line}" in told
         for how in ("--dry-run", "--yes"):
             assert line in dpca(*(f"d{number}" if word == "visits" else word for word in FIT), how).complaint(1)
@@ -171,10 +171,10 @@ def test_a_column_that_cannot_be_stated_is_named_otherwise(dpca: Command, ingest
 def test_a_doctor_names_a_dataset_that_its_budget_does_not_admit(dpca: Command, ingest: Any) -> None:
     ingest("--unit-column", "patient_id")
     warned = opened(dpca)
-    assert "warning: budget 'people' counts one row as the unit of privacy, and dataset 'visits' has one" in warned.err
+    assert "warning: budget 'people' uses one row as the unit of privacy, and dataset 'visits' has one" in warned.err
     found = json.loads(dpca("doctor", "--json").out)
     assert [row["found"] for row in found if row["check"] == "units"] == [
-        "budget 'people' counts one row as the unit of privacy, and dataset 'visits' has one patient (`patient_id`)"
+        "budget 'people' uses one row as the unit of privacy, and dataset 'visits' has one patient (`patient_id`)"
     ]
 
 

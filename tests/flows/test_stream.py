@@ -185,7 +185,7 @@ class TestTicks:
         tick("2026-11-01")
         turned = np.linalg.qr(np.random.default_rng(2).normal(size=(D, D)))[0][:K]
         snapshot = ingest(opened, night=2, directions=turned, count=30_000)
-        with pytest.raises(Exception, match="corrected data enter with the next tick"):
+        with pytest.raises(Exception, match="the next tick includes corrected data"):
             tick("2026-11-01", snapshot=snapshot)
         assert tick("2026-11-02", snapshot=snapshot)["tick"] == 2
         found = Registry.open().load("nightly@2", PrivateSubspace)

@@ -79,8 +79,8 @@ def test_bad_rows_are_refused_and_an_older_output_stays(released: Path, dpca: Co
         "gone.svm": (None, "no such file"),
         "empty.svm": (b"", "is empty"),
         "word.svm": (b"1 1:1\n1 2:two\n", "line 2: the value of '2:two' is not a number"),
-        "wide.svm": (b"1 7:1\n", "lies beyond the 6 declared features"),
-        "zip.npz": (b"PK\x03\x04", "no readable .npz archive"),
+        "wide.svm": (b"1 7:1\n", "is beyond the 6 declared features"),
+        "zip.npz": (b"PK\x03\x04", "not a readable .npz archive"),
     }
     arrays = {
         "narrow.npy": (np.ones((2, 5)), "has 5 columns"),
@@ -110,7 +110,7 @@ def test_a_bad_output_or_reference_is_refused(released: Path, dpca: Command, tmp
         ("sub", "/proc/scores.npy", "cannot be written"),
         ("sub@2", tmp_path / "scores.npy", "sub has no version 2"),
         ("sub@champion", tmp_path / "scores.npy", "sub has no alias 'champion'"),
-        ("other", tmp_path / "scores.npy", "nothing named 'other'"),
+        ("other", tmp_path / "scores.npy", "'other' does not exist"),
     ):
         assert complaint in dpca("transform", reference, rows, "--output", output, "--json").complaint(1)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["home", "rows.npy"]
@@ -228,7 +228,7 @@ def test_declared_names_name_columns_and_never_mix_them(home: Path, dpca: Comman
     words = ("dataset", "ingest", source, "--name", "d", "--feature-names", listed, "--direct")
     listed.write_text("\n".join(NAMES[at] for at in ORDER), encoding="utf-8")
     if suffix in ("h5ad", "zarr"):
-        assert "are those of the file in another order" in dpca(*words).complaint(1)
+        assert "are the file's names in another order" in dpca(*words).complaint(1)
         listed.write_text("\n".join(f"gene{at}" for at in range(6)), encoding="utf-8")
     assert dpca(*words).status == 0
     catalog = Workspace.read_only().catalog
@@ -372,7 +372,7 @@ def test_a_release_without_components_says_so(dpca: Command, home: Path) -> None
     assert "no component is above the noise" in dpca("tensor", "show", "topics").out
     np.save(home / "rows.npy", np.ones((1, 4)))
     refused = dpca("transform", "topics", home / "rows.npy", "--output", home / "weights.npy")
-    assert "no component, since noise hid all" in refused.complaint(1)
+    assert "no component, because noise hid all" in refused.complaint(1)
 
 
 @pytest.mark.parametrize("kind", ["npy", "svm", "csv"])

@@ -157,7 +157,7 @@ def _must_be_locked(attempt: Callable[[], object]) -> None:
     try:
         attempt()
     except Refused as error:
-        check("has un-spent" in str(error), f"said: {error}")
+        check("counts less than was spent" in str(error), f"said: {error}")
     else:
         raise Failure("a ledger that forgot a charge was opened, or spent from")
 

@@ -262,7 +262,7 @@ def test_format_says_what_a_name_does_not(tmp_path: Path, rows: sp.csr_array, ta
     assert found.content_digest == take(tmp_path / "x.npz").content_digest
     with pytest.raises(Invalid, match="is not one of"):
         take(tmp_path / "rows.txt", format="xlsx", features=WIDTH)
-    with pytest.raises(BadSource, match="no file is there"):
+    with pytest.raises(BadSource, match="no file exists there"):
         take(str(tmp_path / "none-*.csv"), features=WIDTH)
 
 
@@ -321,7 +321,7 @@ def test_a_small_member_that_declares_much_is_not_believed(tmp_path: Path) -> No
     with zipfile.ZipFile(tmp_path / "x.npz", "w") as archive:
         for name, content in members.items():
             archive.writestr(name, content)
-    with pytest.raises(BadSource, match=r"no readable \.npz"):
+    with pytest.raises(BadSource, match=r"not a readable \.npz"):
         read(tmp_path / "x.npz")
 
 
@@ -329,7 +329,7 @@ def test_a_small_member_that_declares_much_is_not_believed(tmp_path: Path) -> No
 def test_a_header_that_is_no_python_is_refused(tmp_path: Path, descriptor: str) -> None:
     text = descriptor.ljust(502) + "\n"
     (tmp_path / "x.npy").write_bytes(b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text.encode() + bytes(80))
-    with pytest.raises(BadSource, match=r"no readable \.npy"):
+    with pytest.raises(BadSource, match=r"not a readable \.npy"):
         read(tmp_path / "x.npy")
 
 
@@ -385,7 +385,7 @@ def test_an_hdf5_file_that_cannot_be_opened_in_time_is_refused(tmp_path: Path, m
     assert read(tmp_path / "x.h5ad") == 3
     hdf5._is_survived.cache_clear()
     monkeypatch.setattr(hdf5, "_SECONDS", 0.001)
-    with pytest.raises(BadSource, match="its head cannot be read within"):
+    with pytest.raises(BadSource, match="its header cannot be read within"):
         read(tmp_path / "x.h5ad")
     hdf5._is_survived.cache_clear()
 

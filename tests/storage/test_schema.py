@@ -69,7 +69,7 @@ def test_the_first_rows_of_each_individual_are_kept(take: Take) -> None:
     _, dataset = take(text, features=1, unit_column="who", max_rows_per_unit=2)
     assert records(dataset) == [[[(0, 1.0)], [(0, 3.0)]], [[(0, 2.0)]]]
     assert dataset.manifest.max_rows_per_unit == 2
-    with pytest.raises(Invalid, match="needs to know whose row"):
+    with pytest.raises(Invalid, match="requires the individual of each row"):
         take(text, features=2, max_rows_per_unit=2)
 
 
@@ -87,7 +87,7 @@ def test_unit_ids_beside_a_matrix(tmp_path: Path, take: Take, ids: np.ndarray, k
     assert records(dataset) == [[[]], [[(0, 1.0)], [(1, 3.0)]]]
     assert dataset.manifest.privacy_unit == "unit"
     np.save(tmp_path / "units.npy", ids[:2])
-    with pytest.raises((BadSource, Invalid), match="unit ids as rows"):
+    with pytest.raises((BadSource, Invalid), match="number of unit ids differs"):
         take(source if kind != "svm" else "0 1:1\n0\n0 2:3\n", f"x.{kind}", features=2, units=tmp_path / "units.npy")
 
 
@@ -123,7 +123,7 @@ def test_names_and_scale_are_kept_and_applied(tmp_path: Path, take: Take) -> Non
     found = dataset.scale()
     assert found is not None
     assert found.tolist() == [0.5, 2.0, 1.0]
-    with pytest.raises(BadSource, match=r"line 2 has a column that the feature names do not list"):
+    with pytest.raises(BadSource, match=r"line 2 has a column that is not in the feature names"):
         take("row,column,value\n1,beer,1\n", **declared)
 
 
@@ -196,21 +196,21 @@ def test_bad_rows_end_the_ingest_or_make_their_records_empty(catalog: Catalog, t
 @pytest.mark.parametrize(
     ("text", "declared", "complaint"),
     [
-        ("a;b\n1;2\n", {"features": 2}, "and not the delimiter; give --delimiter"),
+        ("a;b\n1;2\n", {"features": 2}, "instead of the delimiter; give --delimiter"),
         ("a,b\n1,2\n", {}, "declare the number of features"),
         ("a,a\n1,2\n", {"features": 2}, "same name"),
         ("a,b\n1,2\n", {"features": 2, "columns": {"row": "user"}}, "no column 'user'"),
         ("a,b\n1,2\n", {"features": 2, "unit_column": "who"}, "no column 'who'"),
         ("a,b\n", {"features": 2}, "no row"),
         ("row,column,value\n", {"features": 2}, "no row"),
-        ("\n1,2\n", {"features": 2}, "must name the columns"),
+        ("\n1,2\n", {"features": 2}, "must contain the column names"),
         ("row,column,value\n1,0,1e308\n1,0,1e308\n", {"features": 2}, "outside the range of float64"),
-        ("%%MatrixMarket matrix array real general\n", {"file": "x.mtx"}, "is not read"),
+        ("%%MatrixMarket matrix array real general\n", {"file": "x.mtx"}, "is not supported"),
         ("%%MatrixMarket matrix coordinate real general\n2 2 2\n1 1 1\n", {"file": "x.mtx"}, "there are 1 entries"),
         ("%%MatrixMarket matrix coordinate real general\n2 two 2\n", {"file": "x.mtx"}, "line 2 is not"),
-        ("spam", {"file": "x.parquet"}, "no readable Parquet"),
-        ("spam", {"file": "x.npy"}, r"no readable \.npy"),
-        ("spam", {"file": "x.h5ad"}, "no readable h5ad"),
+        ("spam", {"file": "x.parquet"}, "not a readable Parquet"),
+        ("spam", {"file": "x.npy"}, r"not a readable \.npy"),
+        ("spam", {"file": "x.h5ad"}, "not a readable h5ad"),
         ("spam", {"file": "x.svm.zst", "features": 2}, "not Zstandard"),
     ],
 )
@@ -239,7 +239,7 @@ HEADERLESS = "7,1,2\n7,3,4\n8,5,6\n"
 
 @pytest.mark.parametrize("text", [HEADERLESS, "alice,1,2\n", "0,1,2\n7,3,4\n", "1e5,-.5,3.\n", "id,2019,2020\n1,2,3\n"])
 def test_a_first_line_of_numbers_is_refused_until_the_user_says_what_it_is(take: Take, text: str) -> None:
-    with pytest.raises(BadSource, match=r"x\.csv: the first line holds numbers .* --no-header .* --header"):
+    with pytest.raises(BadSource, match=r"x\.csv: the first line has numbers .* --no-header .* --header"):
         take(text, features=3)
 
 

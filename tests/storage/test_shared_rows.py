@@ -153,7 +153,9 @@ def test_ids_that_come_or_go_or_bound_rows_make_no_other_people(
 @pytest.mark.parametrize("ids", [True, False])
 def test_snapshots_of_a_dataset_keep_its_unit(sqlite_ledger: Ledger, tmp_path: Path, *, ids: bool) -> None:
     give(sqlite_ledger, tmp_path, "people", ids=ids)
-    with pytest.raises(Conflict, match=r"snapshots of dataset 'people' have one .* as the unit of privacy, and this"):
+    with pytest.raises(
+        Conflict, match=r"snapshots of dataset 'people' have one .* as the unit of privacy, and the new"
+    ):
         give(sqlite_ledger, tmp_path, "people", ids=not ids)
     assert len(datasets(sqlite_ledger)) == 1
     give(sqlite_ledger, tmp_path, "people", ids=ids, most=2 if ids else None)

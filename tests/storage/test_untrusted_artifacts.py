@@ -98,7 +98,7 @@ def test_an_array_that_declares_more_than_it_holds_is_corrupt(tmp_path: Path) ->
         if value == [20_000, 20_000]:
             described["chunk_grid"]["configuration"]["chunk_shape"] = value
         publish(tmp_path / str(number), files | {COMPONENTS: json.dumps(described).encode()})
-        with pytest.raises(Corrupt, match=r"no artifact all the same \(.*components") as caught:
+        with pytest.raises(Corrupt, match=r"is not a valid artifact \(.*components") as caught:
             Registry.open(tmp_path / str(number)).load("news")
         assert "\n" not in str(caught.value)
 

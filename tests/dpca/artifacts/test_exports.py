@@ -192,7 +192,7 @@ def test_equal_subspaces_give_equal_bytes() -> None:
 
 def test_what_no_file_holds_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dpca.artifacts.exports._MOST_BYTES", 8 * 4)
-    with pytest.raises(Invalid, match="more than an ONNX file holds; export npz"):
+    with pytest.raises(Invalid, match="does not fit into an ONNX file; export npz"):
         onnx_model(PrivateSubspace(components=np.eye(1, 2), manifest={}), {})
 
 

@@ -145,7 +145,7 @@ class TestFiles:
 
         monkeypatch.setattr(atomic_files, "hook", damage)
         with remembered_artifacts():
-            with pytest.raises(Unavailable, match="does not read back as it was written just now"):
+            with pytest.raises(Unavailable, match="does not read back as it was just written"):
                 write_artifact(SUBSPACE, home=tmp_path)
             with pytest.raises(Corrupt):
                 known_artifact(LocalPlace(tmp_path), damaged[0].parent.name)

@@ -261,9 +261,9 @@ def test_a_missing_column_and_an_unknown_one_are_one_line_each(kind: str) -> Non
     make: Any = MAKERS[kind]
     with pytest.raises(Invalid, match=r"^column 'f3' is missing; this subspace finds its 40 columns by name"):
         COLUMNS_SUBSPACE.transform(make(np.delete(ROWS, 3, axis=1), [name for name in NAMES if name != "f3"]))
-    with pytest.raises(Invalid, match=r"^column 'age' is not among the 40 that this subspace knows; leave"):
+    with pytest.raises(Invalid, match=r"^column 'age' is not among the 40 of this subspace; drop"):
         COLUMNS_SUBSPACE.transform(make(np.column_stack([ROWS, ROWS[:, 0]]), [*NAMES, "age"]))
-    with pytest.raises(Invalid, match=r"^column 'f0' and 39 more are missing \(40 of the 40 that are there"):
+    with pytest.raises(Invalid, match=r"^column 'f0' and 39 more are missing \(40 of the 40 columns have other names"):
         COLUMNS_SUBSPACE.transform(make(ROWS, [f"g{column}" for column in range(40)]))
 
 

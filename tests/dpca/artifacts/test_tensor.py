@@ -77,7 +77,7 @@ def test_without_a_variance_all_weight_is_on_the_nearest_centre_and_there_is_no_
     points = np.array([[2.0, 0.0, 0.0], [0.0, -3.0, 0.0]])
     assert centres.transform(points).tolist() == [[1.0, 0.0], [0.0, 1.0]]
     assert mixture(noise_variance=1e-300).transform(points).tolist() == [[1.0, 0.0], [0.0, 1.0]]
-    with pytest.raises(Invalid, match="no noise variance, and a density needs one"):
+    with pytest.raises(Invalid, match="no noise variance, and a density needs it"):
         centres.score(points)
 
 
@@ -129,14 +129,14 @@ def test_a_release_without_any_component_is_stored_and_says_so(tmp_path):
     assert read_manifest(LocalPlace(tmp_path), digest)["n_components"] == 0
     assert (empty.n_components, empty.top_words(3), empty.summary()["components_found"]) == (0, [], 0)
     for ask in (empty.transform, empty.score):
-        with pytest.raises(Invalid, match="no component, since noise hid all"):
+        with pytest.raises(Invalid, match="no component, because noise hid all"):
             ask([[1, 1, 1, 0, 0]])
 
 
 @pytest.mark.parametrize(
     ("rows", "rule"),
     [
-        ([[1.5, 0, 0, 0, 0]], "no whole number"),
+        ([[1.5, 0, 0, 0, 0]], "not a whole number"),
         ([[-1, 0, 0, 0, 0]], "negative"),
         ([[1, 0, 0]], "has 3 columns; this set of tensor components has 5 features"),
         ([[np.nan, 0, 0, 0, 0]], "NaN or infinity"),
@@ -293,11 +293,11 @@ def test_a_copy_is_equal_and_read_only_and_says_what_the_guarantee_covers():
 @pytest.mark.parametrize(
     ("items", "ratings", "rule"),
     [
-        ([0, 1], [1.0], "each rating has an item"),
+        ([0, 1], [1.0], "each rating needs an item"),
         ([7], [1.0], "outside 0..6"),
         ([-1], [1.0], "outside 0..6"),
         ([0], [np.nan], "not a finite number"),
-        ([0.5], [1.0], "each rating has an item"),
+        ([0.5], [1.0], "each rating needs an item"),
     ],
 )
 def test_ratings_that_are_none_are_refused(items, ratings, rule):
@@ -346,7 +346,7 @@ def test_an_estimate_is_read_back_as_it_was_written(tmp_path: Path) -> None:
     assert isinstance(found, PrivateEstimate)
     assert found.sums.tolist() == [6.0, 3.0, -1.0]
     assert found.summary() == {"evaluated": "map@3", "share": 0.7, "share_std": 0.01}
-    assert found.headline() == "an estimate of how good map@3 is"
+    assert found.headline() == "an estimate of the quality of map@3"
     assert pickle.loads(pickle.dumps(found)).manifest == found.manifest
     with pytest.raises(ValueError, match="read-only"):
         found.sums[0] = 0.0

@@ -229,7 +229,7 @@ def assert_one_clear_line(text: str, told: str) -> None:
 def test_a_wrong_bucket_is_named(objects: Place, tmp_path: Path) -> None:
     wrong = open_place("s3://no-such-bucket/x")
     for text in uses(wrong, stage(tmp_path / "staged", FILES)):
-        assert_one_clear_line(text, "s3://no-such-bucket/x cannot be used: there is no such bucket; create it")
+        assert_one_clear_line(text, "s3://no-such-bucket/x cannot be used: the bucket does not exist; create it")
 
 
 def test_wrong_credentials_and_then_a_server_that_is_gone_are_named(
@@ -252,7 +252,7 @@ def test_wrong_credentials_and_then_a_server_that_is_gone_are_named(
     [
         ("AWS_ACCESS_KEY_ID", None, "there are no credentials; set AWS_ACCESS_KEY_ID"),
         ("AWS_ALLOW_HTTP", None, "no https:// URL; correct AWS_ENDPOINT_URL, or set AWS_ALLOW_HTTP=true"),
-        ("AWS_ALLOW_HTTP", "maybe", "an AWS_. variable has a value that it cannot have"),
+        ("AWS_ALLOW_HTTP", "maybe", "an AWS_. variable has an invalid value"),
         ("AWS_ENDPOINT_URL", "nonsense", "AWS_ENDPOINT_URL must be the URL of an S3 service"),
     ],
 )

@@ -174,7 +174,7 @@ class TestResolve:
         registry = Registry.open(tmp_path / "nowhere")
         assert not registry.names()
         assert not registry.list()
-        with pytest.raises(NotFound, match="it has none"):
+        with pytest.raises(NotFound, match="which has none"):
             registry.load("news")
 
     def test_the_default_is_the_home_of_the_environment(self, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -387,6 +387,6 @@ class TestExport:
         assert not [*tmp_path.iterdir()]
 
     def test_a_place_that_cannot_be_written_is_named(self, home: Path, tmp_path: Path) -> None:
-        with pytest.raises(Unavailable, match="nothing was exported"):
+        with pytest.raises(Unavailable, match="no file was written"):
             Registry.open(home).export("news", tmp_path / ("x" * 300))
         assert not [*tmp_path.iterdir()]

@@ -56,17 +56,17 @@ BAD = {
     "columns: [{name: a}]": "column 'a', kind: must be one of",
     "columns: [{kind: drop}]": "column 1, name: Field required",
     "columns: [{name: a, kind: numeric}]": "column 'a', range: Field required",
-    "columns: [{name: a, kind: numeric, range: [1, 0]}]": "column 'a': the range must rise",
-    "columns: [{name: a, kind: numeric, range: [0, .inf]}]": "no plain value",
-    "columns: [{name: a, kind: numeric, range: [-1.7e308, 1.7e308]}]": "column 'a': the range must rise",
+    "columns: [{name: a, kind: numeric, range: [1, 0]}]": "column 'a': the range must go from",
+    "columns: [{name: a, kind: numeric, range: [0, .inf]}]": "a value that is not plain",
+    "columns: [{name: a, kind: numeric, range: [-1.7e308, 1.7e308]}]": "column 'a': the range must go from",
     "columns: [{name: a, kind: numeric, range: [0, 1], missing: zero}]": "column 'a', missing: ",
-    "columns: [{name: a, kind: numeric, range: [0, 1], missing: {value: 2}}]": "must lie in the range",
+    "columns: [{name: a, kind: numeric, range: [0, 1], missing: {value: 2}}]": "must be in the range",
     "columns: [{name: a, kind: numeric, range: [0, 1], guess: true}]": "column 'a', guess: Extra inputs",
-    "columns: [{name: a, kind: numeric, range: [TO_DECLARE, 1]}]": "range of column 'a' still says TO_DECLARE",
-    "columns: [{name: a, kind: TO_DECLARE}]": "kind of column 'a' still says TO_DECLARE",
+    "columns: [{name: a, kind: numeric, range: [TO_DECLARE, 1]}]": "range of column 'a' is still TO_DECLARE",
+    "columns: [{name: a, kind: TO_DECLARE}]": "kind of column 'a' is still TO_DECLARE",
     "columns: [{name: a, kind: categorical, values: [x]}]": "column 'a', others: Field required",
     "columns: [{name: a, kind: categorical, values: [x, x], others: zero}]": "must list each value once",
-    "columns: [{name: a, kind: categorical, values: [yes, no], others: zero}]": "put it in quotes",
+    "columns: [{name: a, kind: categorical, values: [yes, no], others: zero}]": "quote it",
     "columns: [{name: a, kind: categorical, values: [[1]], others: zero}]": "column 'a', values, 0: ",
     "columns: [{name: a, kind: categorical, values: [x], others: zero, missing: {value: y}}]": "must be listed",
     "columns: [{name: a, kind: categorical, values: [''], others: zero}]": "must not list the empty text",
@@ -76,27 +76,27 @@ BAD = {
     "missing_texts: [-9]\ncolumns: [{name: a, kind: categorical, values: ['-9.0'], others: zero}]": "a missing text",
     "columns: [{name: a, kind: categorical, values: ['(other)'], others: category}]": "would have the same name",
     "columns: [{name: a, kind: boolean, when_true: [x], when_false: [x]}]": "both yes and no",
-    "columns: [{name: a, kind: date, range: [2020-01-01, 2019-01-01]}]": "the range must rise",
+    "columns: [{name: a, kind: date, range: [2020-01-01, 2019-01-01]}]": "the range must go from",
     "columns: [{name: a, kind: date, range: [2020-01-01, 2021-01-01], formats: ['%H']}]": "year, month and day",
-    "columns: [{name: a, kind: vector, length: 2}]": "either a range of each number or a norm",
+    "columns: [{name: a, kind: vector, length: 2}]": "either a range for each number or a norm",
     "columns: [{name: a, kind: vector, length: 99999, norm: 1}]": "column 'a', length: ",
     "columns: [{name: a, kind: id}]": "become 0 features",
-    "columns: [{name: a, kind: id}, {name: b, kind: id}]": "one column at most is the id",
+    "columns: [{name: a, kind: id}, {name: b, kind: id}]": "at most one column can be the id",
     "columns: [{name: a, kind: drop}, {name: a, kind: drop}]": "two columns have the same name",
     "columns: [{name: 'a\n\n  b', kind: drop}]": "must be one line",
-    f"text: {{encoding: rot13}}\n{COLUMN}": "is no known encoding",
-    f"text: {{encoding: punycode}}\n{COLUMN}": "is no known encoding",
-    f"text: {{encoding: klingon}}\n{COLUMN}": "is no known encoding",
+    f"text: {{encoding: rot13}}\n{COLUMN}": "is not a known text encoding",
+    f"text: {{encoding: punycode}}\n{COLUMN}": "is not a known text encoding",
+    f"text: {{encoding: klingon}}\n{COLUMN}": "is not a known text encoding",
     f"text: {{delimiter: ';;'}}\n{COLUMN}": "text, delimiter: ",
-    f"text: {{delimiter: ','}}\n{COLUMN}\ntext: {{}}": "one key twice",
-    f"text: {{delimiter: ',', decimal: ','}}\n{COLUMN}": "must be three signs",
+    f"text: {{delimiter: ','}}\n{COLUMN}\ntext: {{}}": "a key twice",
+    f"text: {{delimiter: ',', decimal: ','}}\n{COLUMN}": "must be three different characters",
     "columns: &a [*a]": "repeats a part by reference",
-    "columns: !!python/object/apply:os.system [ls]": "the text is no YAML near line 1",
-    "columns: [": "the text is no YAML near line",
-    "a: b: c": "the text is no YAML near line 1",
-    "[" * 1500: "the text is no YAML",
-    "? [a]\n: b": "the text is no YAML",
-    "--- 1\n--- 2": "the text is no YAML near line 2",
+    "columns: !!python/object/apply:os.system [ls]": "the text is not YAML near line 1",
+    "columns: [": "the text is not YAML near line",
+    "a: b: c": "the text is not YAML near line 1",
+    "[" * 1500: "the text is not YAML",
+    "? [a]\n: b": "the text is not YAML",
+    "--- 1\n--- 2": "the text is not YAML near line 2",
     "columns: [{name: a, kind: numeric, range: [0, " + "9" * 5000 + "]}]": "",
 }
 
@@ -118,7 +118,7 @@ def test_a_file_that_is_no_text_is_one_line(tmp_path: Path) -> None:
     for make, rule in (
         (lambda path: None, "cannot be read (No such file"),
         (lambda path: path.mkdir(), "cannot be read (Is a directory"),
-        (lambda path: path.write_bytes(b"\xff\xfe\x00"), "is no UTF-8 text"),
+        (lambda path: path.write_bytes(b"\xff\xfe\x00"), "is not UTF-8 text"),
     ):
         path = tmp_path / rule[:5] / "schema.yaml"
         path.parent.mkdir(exist_ok=True)
@@ -292,14 +292,14 @@ def test_a_row_without_an_id_is_refused_or_quarantined(tmp_path: Path, fault: st
     plain: dict[str, Any] = {"n_features": 1, "unit_column": "who"}
     declarations: list[dict[str, Any]] = [{"schema": SCHEMA}, *([] if "schema" in fault else [plain])]
     for given in declarations:
-        with pytest.raises(BadSource, match=r"^(row 1|line 3).*has no whole number or text as an id"):
+        with pytest.raises(BadSource, match=r"^(row 1|line 3).*has an id that is neither a whole number nor text"):
             ids_in(path, **given)
         rejects = Quarantine()
         rejects.open(tmp_path / "notes")
         assert [who is None for who in ids_in(path, rejects, **given)] == [False, True, False]
         rejects.close()
         assert rejects.count == 1
-        assert "has no whole number or text as an id" in (tmp_path / "notes").read_text()
+        assert "has an id that is neither a whole number nor text" in (tmp_path / "notes").read_text()
 
 
 @pytest.mark.parametrize("rows", ["rows.npy", "rows.csv", "rows.mtx"])
@@ -314,7 +314,9 @@ def test_a_file_of_unit_ids_without_one_is_refused_or_quarantined(
     )
     np.save(tmp_path / "owners.npy", np.array(ids))
     given = {"features": 3, "units": str(tmp_path / "owners.npy")}
-    with pytest.raises(BadSource, match="row 1 has no whole number or text as its id in the file of unit ids"):
+    with pytest.raises(
+        BadSource, match="row 1 has an id in the file of unit ids that is neither a whole number nor text"
+    ):
         take(tmp_path / rows, **given)
     report = take(tmp_path / rows, on_error="quarantine", **given)
     assert (report.records, report.quarantined) == (3, 1)
@@ -336,7 +338,7 @@ def test_a_file_of_unit_ids_without_one_is_refused_or_quarantined(
 def test_what_is_no_id_is_refused_with_its_column(tmp_path: Path, ids: pa.Array) -> None:
     columns(tmp_path / "x.parquet", ids)
     for given in ({"n_features": 1, "unit_column": "who"}, {"schema": SCHEMA}):
-        with pytest.raises(BadSource, match=r"column 'who': ids are stored as .*; ids are whole numbers or text"):
+        with pytest.raises(BadSource, match=r"column 'who': ids are stored as .*; ids must be whole numbers or text"):
             ids_in(tmp_path / "x.parquet", **given)
 
 
@@ -351,7 +353,7 @@ def test_a_file_of_what_is_no_id_is_refused(take: Take, tmp_path: Path, ids: Any
 def test_rows_by_position_and_by_id_are_not_combined(take: Take, tmp_path: Path) -> None:
     (tmp_path / "a.mtx").write_text("%%MatrixMarket matrix coordinate real general\n1 2 1\n1 1 1\n")
     pq.write_table(pa.table({"row": [0], "column": [1], "value": [1.0]}), tmp_path / "b.parquet")
-    with pytest.raises(BadSource, match="a Matrix Market file numbers its rows, and a table of triplets names them"):
+    with pytest.raises(BadSource, match="a Matrix Market file numbers its rows, but a table of triplets names them"):
         take(tmp_path / "a.mtx", tmp_path / "b.parquet", features=2)
 
 

@@ -52,7 +52,7 @@ def test_a_trail_is_valid_or_not_valid_and_says_what_was_compared(home: Path, dp
     dpca("budget", "export", POPULATION, "--output", trail)
     facts = json.loads(dpca("audit", "verify", trail, "--json").out)
     assert facts["verdict"] == "valid"
-    assert "the key in the file itself" in facts["checked"]
+    assert "the key in the file (give --key to verify the signer)" in facts["checked"]
     assert facts["actors"] == [getpass.getuser()]
     assert "the key that was given" in dpca("audit", "verify", trail, "--key", facts["key"]).out
     assert dpca("audit", "verify", trail, "--key", "0" * 64).complaint(1).startswith("dpca: not valid: ")
@@ -105,8 +105,10 @@ def test_a_pure_fit_after_a_gaussian_one_is_refused_with_what_still_fits(dpca: C
     for words in (("--dry-run",), ("--direct", "--yes")):
         ending = dpca(*pure, *words)
         assert ending.status == 3
-        assert "is charged as the Gaussian that dominates it: 1 at delta 0 would take 6.2073" in ending.err
-        assert "use a Gaussian mechanism such as analyze_gauss, or ask for at most --epsilon 0." in ending.err
+        assert (
+            "other events are charged as the Gaussian that dominates it: 1 at delta 0 would take 6.2073" in ending.err
+        )
+        assert "use a Gaussian mechanism such as analyze_gauss, or request at most --epsilon 0." in ending.err
 
 
 def test_an_exported_trail_is_verified_and_a_changed_one_is_not(dpca: Command, ready: Path, tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ def test_a_draft_is_refused_until_it_is_filled_in(home: Path, dpca: Command, tmp
     assert dpca("schema", "draft", source, "--output", output, *words).status == 0
     assert "must be a new file" in dpca("schema", "draft", source, "--output", output, *words).complaint(1)
     refused = dpca("dataset", "ingest", source, "--name", "d", "--table-schema", output, "--direct").complaint(1)
-    assert f"still says {TO_DECLARE}; declare it from public knowledge, never from the rows" in refused
+    assert f"is still {TO_DECLARE}; declare it from public knowledge, never from the rows" in refused
 
 
 def test_what_cannot_be_drafted_is_one_line(home: Path, dpca: Command, tmp_path: Path) -> None:
@@ -98,10 +98,10 @@ def test_what_cannot_be_drafted_is_one_line(home: Path, dpca: Command, tmp_path:
         ("twice.csv", "a,a\n", (), "same name"),
         ("rows.svm", "1 1:1\n", (), "needs no schema"),
         ("rows.xyz", "a\n", (), "no known format"),
-        ("bad.parquet", "x", (), "no readable Parquet"),
+        ("bad.parquet", "x", (), "not a readable Parquet"),
         ("latin.csv", b"gr\xf6\xdfe\n", (), "in utf-8"),
         ("signs.csv", "a\n", ("--delimiter", "ab"), "delimiter: "),
-        ("signs.csv", "a\n", ("--encoding", "nope"), "no known encoding"),
+        ("signs.csv", "a\n", ("--encoding", "nope"), "not a known text encoding"),
     ):
         path = tmp_path / name
         if content is not None:
@@ -148,8 +148,8 @@ p7;SECRET;f;01.01.2000;yes;x
 
 
 LOST = (
-    "the quote at character 1 (column 'id') is not closed before the end of a field, so where its record ends "
-    "cannot be known"
+    "the quote at character 1 (column 'id') is not closed before the end of a field, so the end of its record "
+    "is unknown"
 )
 
 
@@ -175,13 +175,13 @@ def test_a_check_reports_every_violation_of_schema_file_and_rows_at_once(
     assert rows == 6, "what follows an open quote is no row"
     assert found == {
         ("weight", "is not in the file"): (None, ["people.csv"]),
-        ("SECRET note", "is in the file and not in the schema"): (None, ["people.csv"]),
+        ("SECRET note", "is in the file, but not in the schema"): (None, ["people.csv"]),
         (None, f"line 7: {LOST}"): (None, ["people.csv"]),
-        (None, "has another number of fields than the header"): (1, ["line 6"]),
+        (None, "has a different number of fields than the header"): (1, ["line 6"]),
         (None, "has a quote that is not closed on its line"): (1, ["line 7"]),
-        ("age", "has a value that is no finite number"): (2, ["line 3", "line 4"]),
+        ("age", "has a value that is not a finite number"): (2, ["line 3", "line 4"]),
         ("since", "has a value that no declared format reads as a date"): (2, ["line 3", "line 4"]),
-        ("id", "has no whole number or text as an id"): (1, ["line 4"]),
+        ("id", "has an id that is neither a whole number nor text"): (1, ["line 4"]),
         ("married", "has a value that the schema does not list"): (1, ["line 4"]),
         ("age", "has a missing value"): (1, ["line 5"]),
         ("sex", "has a value that the schema does not list"): (1, ["line 5"]),
@@ -227,7 +227,7 @@ def test_a_check_of_a_table_without_a_header_keeps_the_place_of_a_column_that_is
     schema.write_text(schema.read_text().replace("  - {name: d, kind: drop, range: 3}\n", ""))
     rows, found = violations(dpca, source, schema)
     assert (rows, {column for column, _ in found}) == (2, {"b", "c"})
-    assert found["c", "has a value that is no finite number"] == (1, ["line 2"])
+    assert found["c", "has a value that is not a finite number"] == (1, ["line 2"])
 
 
 def test_a_check_reports_types_that_no_kind_takes_next_to_the_values_of_other_columns(
@@ -239,7 +239,7 @@ def test_a_check_reports_types_that_no_kind_takes_next_to_the_values_of_other_co
     schema.write_text(CHECKED)
     rows, found = violations(dpca, source, schema)
     assert (rows, {column for column, _ in found}) == (2, {"weight", "sex", "since", "age", "married"})
-    assert found["age", "has a value that is no finite number"] == (1, ["row 1"])
+    assert found["age", "has a value that is not a finite number"] == (1, ["row 1"])
 
 
 def test_a_check_of_right_tables_ends_well_and_names_the_file_where_there_are_several(
@@ -250,7 +250,10 @@ def test_a_check_of_right_tables_ends_well_and_names_the_file_where_there_are_se
     schema.write_text("columns:\n  - {name: age, kind: numeric, range: [0, 100]}\n")
     (folder / "a.csv").write_text("age\n3\n")
     (folder / "b.csv").write_text("age\nx\n")
-    assert violations(dpca, folder, schema)[1]["age", "has a value that is no finite number"] == (1, ["b.csv line 2"])
+    assert violations(dpca, folder, schema)[1]["age", "has a value that is not a finite number"] == (
+        1,
+        ["b.csv line 2"],
+    )
     (folder / "b.csv").write_text("age\n4\n")
     assert violations(dpca, folder, schema) == (2, {})
     assert "no violation" in dpca("schema", "check", folder, schema).out
@@ -314,7 +317,7 @@ def test_an_attended_refresh_with_a_file_set_aside_fails_and_names_the_command_t
     listed = arrivals(dpca)
     assert listed["good.npy"]["state"] == "released"
     assert listed["bad.npy"]["state"] == "set_aside"
-    assert "no readable .npy array" in str(listed["bad.npy"]["reason"])
+    assert "not a readable .npy array" in str(listed["bad.npy"]["reason"])
     status, found, err = refreshes(dpca, inbox)
     assert (status, found["outcome"], err) == (0, "nothing arrived", "")
 

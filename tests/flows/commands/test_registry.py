@@ -104,14 +104,14 @@ def test_a_consumer_pins_a_root_and_follows_a_rotation_and_a_revocation(
 
 
 def test_an_operator_is_told_what_is_missing_in_one_line(dpca: Command, signed: Path, tmp_path: Path) -> None:
-    assert "has a root already" in dpca("registry", "root", "init", "--out", tmp_path / "other.key").complaint(1)
+    assert "already has a root" in dpca("registry", "root", "init", "--out", tmp_path / "other.key").complaint(1)
     assert not (tmp_path / "other.key").exists()
-    assert "exists already" in dpca("registry", "key", "new").complaint(1)
+    assert "already exists" in dpca("registry", "key", "new").complaint(1)
     assert "64 hex digits" in dpca("registry", "trust", "key").complaint(1)
     assert "has no root signed by the pinned key" in dpca("registry", "trust", "0" * 64).complaint(1)
     other = tmp_path / "stranger.key"
     assert dpca("registry", "root", "new-key", "--out", other).status == 0
-    assert "fewer of them were given" in dpca("registry", "root", "update", "--key", other).complaint(1)
+    assert "fewer were given" in dpca("registry", "root", "update", "--key", other).complaint(1)
     threshold = dpca("registry", "root", "init", "--out", tmp_path / "third.key", "--threshold", "2")
     assert "must be from 1 to 1" in threshold.complaint(1)
     missing = dpca("registry", "root", "update", "--key", tmp_path / "missing.key")

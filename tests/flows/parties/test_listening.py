@@ -100,8 +100,8 @@ def test_nobody_is_told_where_things_are(hidden: str, caplog: pytest.LogCaptureF
 
 def test_a_rule_is_told_as_it_is() -> None:
     for error in (
-        Refused("release 0a is closed; ask again under another --run-key."),
-        Conflict("run key 'people/0a' stands for another request; use another --run-key."),
+        Refused("release 0a is closed; repeat the request with another --run-key."),
+        Conflict("run key 'people/0a' belongs to another request; use another --run-key."),
         InvalidInput("epsilon=-1 must be positive; state more\nthan 0."),
     ):
         status, said = asked(failing(error))
@@ -112,7 +112,7 @@ def test_a_certificate_that_may_not_ask_is_refused_before_it_is_read() -> None:
     for by in ("another print", "a stranger's", ""):
         status, said = asked(failing(KeyError()), by=by)
         assert (status, said["kind"]) == (REFUSED, "Refused")
-        assert "this certificate may not ask that" in said["line"]
+        assert "this certificate may not send this request" in said["line"]
 
 
 def test_who_stops_in_a_message_gives_the_place_back(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -427,7 +427,7 @@ def test_the_sound_form_of_what_is_refused_is_read() -> None:
 
 @pytest.mark.parametrize("case", FRAMES_REFUSED)
 def test_what_is_malformed_is_refused_in_one_line_without_its_content(case: str) -> None:
-    with pytest.raises(FramesRefused, match="cut, too long or malformed"):
+    with pytest.raises(FramesRefused, match="incomplete, too long or malformed"):
         decode(FRAMES_REFUSED[case], most=1 << 20)
 
 
@@ -485,7 +485,7 @@ def test_facts_of_another_type_are_refused() -> None:
     for name, kind in (("round", int), ("names", list), ("absent", str)):
         with pytest.raises(FramesRefused, match=f"lacks {name}"):
             frame.fact(name, kind)
-    with pytest.raises(FramesRefused, match="are not sent"):
+    with pytest.raises(FramesRefused, match="cannot be sent"):
         encode({}, {"bits": np.zeros(2, bool)})
 
 

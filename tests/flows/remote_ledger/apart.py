@@ -57,7 +57,7 @@ class Loopback(Caller):
         """Call a route as the listener does, and lose the answer where requested."""
         route = self._routes[path]
         if self.name not in route.callers:
-            raise Refused("this certificate may not ask that here.")
+            raise Refused("this certificate may not send this request.")
         try:
             answer = route.answer(self.name, {}, decode(encode(facts, arrays), most=route.most({})))
         except (DpcaError, StorageError) as error:

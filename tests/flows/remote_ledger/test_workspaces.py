@@ -147,7 +147,7 @@ def test_a_refusal_comes_back_as_it_was(become: Callable[[str], None], dpca: Com
 def test_a_reader_spends_nothing_and_a_stranger_sees_nothing(become: Callable[[str], None], dpca: Command) -> None:
     become("reader")
     assert dpca("budget", "show", PEOPLE).status == 0
-    assert "may not ask that here" in dpca(*FIT, "--direct", "--yes").complaint(1)
+    assert "may not send this request" in dpca(*FIT, "--direct", "--yes").complaint(1)
     become("stranger")
     line = dpca("budget", "show", PEOPLE).complaint(1)
     assert "certificates" in line or "does not answer" in line  # the reason, or a closed connection

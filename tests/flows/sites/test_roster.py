@@ -49,9 +49,9 @@ def site(name: str, **others: Any) -> dict[str, Any]:
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "one site": ({"sites": [site("a")]}, "a roster of 1 sites must have at least 2"),
     "no site": ({"sites": []}, "a roster of 0 sites"),
-    "equal names": ({"sites": [site("a"), site("a", certificate="b.pem")]}, "sites a are named twice"),
-    "equal keys": ({"sites": [site("a"), site("b", certificate="a.pem")]}, "a and b have one key"),
-    "a site with the helper's key": ({"sites": [site("a"), site("b", certificate="helper.pem")]}, "have one key"),
+    "equal names": ({"sites": [site("a"), site("a", certificate="b.pem")]}, "sites a occur twice"),
+    "equal keys": ({"sites": [site("a"), site("b", certificate="a.pem")]}, "a and b have the same key"),
+    "a site with the helper's key": ({"sites": [site("a"), site("b", certificate="helper.pem")]}, "have the same key"),
     "as many colluders as sites": ({"colluders": 3}, "colluders=3 and dropouts=0 must leave one of 3"),
     "colluders and dropouts": ({"colluders": 1, "dropouts": 2}, "must leave one of 3"),
     "no attempt": ({"attempts": 0}, "attempts=0 must be a whole number, at least 1"),
@@ -59,22 +59,22 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no helper": ({"helper": "absent"}, "masks=helper needs a helper"),
     "other masks": ({"masks": "none"}, "masks='none' is not one of helper"),
     "another relation": ({"relation": "add"}, "relation='add' is not one of"),
-    "no time": ({"timeout": 0}, "timeout=0 must be seconds"),
-    "unknown names": ({"sits": []}, "has sits, and knows"),
+    "no time": ({"timeout": 0}, "timeout=0 must be in seconds"),
+    "unknown names": ({"sits": []}, "has unknown sits; it may have"),
     "nothing of the aggregator": ({"aggregator": "absent"}, "lacks aggregator"),
     **{
         f"the name {name[:9]!r}": ({"sites": [{**site("a"), "name": name}, site("b")]}, "must be a printable word")
         for name in ("", " a", "a:b", "a\nb", "helper", 129 * "a")
     },
     **{
-        f"the address {address}": ({"sites": [site("a", address=address), site("b")]}, "is no https URL")
+        f"the address {address}": ({"sites": [site("a", address=address), site("b")]}, "must be an https URL")
         for address in ("https://x:port", "https://x:99999", "https://[x", "https://")
     },
-    "clear text": ({"sites": [site("a", address="http://x"), site("b")]}, "is no https URL"),
-    "no certificate": ({"sites": [site("a", certificate="broken.pem"), site("b")]}, "no file with one certificate"),
+    "clear text": ({"sites": [site("a", address="http://x"), site("b")]}, "must be an https URL"),
+    "no certificate": ({"sites": [site("a", certificate="broken.pem"), site("b")]}, "not a file with one certificate"),
     "no records": ({"sites": [site("a", records=0), site("b")]}, "records=0 must be a whole number"),
     "no weight": ({"sites": [site("a", weight=0), site("b")]}, "weight=0 must be a whole number"),
-    "no list": ({"sites": "a, b"}, "is no list"),
+    "no list": ({"sites": "a, b"}, "must be a list"),
 }
 
 
@@ -89,7 +89,7 @@ def test_a_roster_that_cannot_work_is_refused_in_one_line(keys: Path, case: str)
 def test_what_is_no_yaml_mapping_is_refused(keys: Path) -> None:
     path = keys / "list.yaml"
     path.write_text("- 1\n")
-    with pytest.raises(InvalidInput, match="is no mapping"):
+    with pytest.raises(InvalidInput, match="must be a mapping"):
         read_roster(path)
     with pytest.raises(InvalidInput, match="cannot be read as YAML"):
         read_roster(keys / "absent.yaml")
@@ -269,15 +269,15 @@ def test_a_sound_configuration_is_read(configs: Path) -> None:
     ("change", "said"),
     [
         ({"name": "x", "certificate": "a.pem"}, "site 'x' is not in the roster"),
-        ({"certificate": "b.pem"}, "is not the certificate that the roster names for a"),
+        ({"certificate": "b.pem"}, "is not the certificate of a in the roster"),
         ({"limits": "absent"}, "lacks limits"),
         ({"limits": {"epsilon": 1}}, "lacks delta, methods"),
-        ({"limits": {**LIMITS, "methods": ["best"]}}, "must list methods of"),
-        ({"limits": {**LIMITS, "epsilon": "much"}}, "epsilon in limits of .* is no positive number"),
-        ({"limits": {**LIMITS, "epsilon": float("nan")}}, "epsilon in limits of .* is no positive number"),
-        ({"limits": {**LIMITS, "methods": ["conv_agn"]}}, "must list methods of cape_agn, "),
-        ({"name": "helper", "key": "helper.key"}, "has dataset, limits"),
-        ({"password": "x"}, "has password, and knows"),
+        ({"limits": {**LIMITS, "methods": ["best"]}}, "must list methods from"),
+        ({"limits": {**LIMITS, "epsilon": "much"}}, "epsilon in limits of .* must be a positive number"),
+        ({"limits": {**LIMITS, "epsilon": float("nan")}}, "epsilon in limits of .* must be a positive number"),
+        ({"limits": {**LIMITS, "methods": ["conv_agn"]}}, "must list methods from cape_agn, "),
+        ({"name": "helper", "key": "helper.key"}, "has unknown dataset, limits"),
+        ({"password": "x"}, "has unknown password; it may have"),
     ],
 )
 def test_one_that_does_not_fit_is_refused_in_one_line(configs: Path, change: dict[str, Any], said: str) -> None:
@@ -318,4 +318,4 @@ def test_the_operator_sees_limits_budget_and_releases(
         assert main(["site", "status", "--config", str(federation.config("helper"))]) == 1
     assert (shown["site"], shown["dataset"], shown["epsilon_at_most"]) == ("site-0", "rows", 100.0)
     assert shown["sites"] == ["site-0", "site-1", "site-2"]
-    assert "no state" in capsys.readouterr().err
+    assert "no status" in capsys.readouterr().err

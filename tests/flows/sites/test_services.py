@@ -114,11 +114,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a round after the last": ({"round": 1}, "round 1 with the arrays none is not one of the 1 planned"),
     "a round before the first": ({"round": -1}, "round=-1 and attempt=0 must be at least 0"),
     "a round that is no number": ({"round": "0"}, "lacks round"),
-    "a forged roster": ({"roster": "0" * 64}, "roster of this round is not the one computed here"),
-    "a stranger among the sites": ({"names": ["site-0", "site-1", "x"]}, "not of the roster, or not this one"),
-    "without this site": ({"names": ["site-1", "site-2"]}, "not of the roster, or not this one"),
+    "a forged roster": ({"roster": "0" * 64}, "roster of this round differs from the roster that this site computed"),
+    "a stranger among the sites": ({"names": ["site-0", "site-1", "x"]}, "not in the roster, or lack this site"),
+    "without this site": ({"names": ["site-1", "site-2"]}, "not in the roster, or lack this site"),
     "this site alone": ({"names": ["site-0"]}, "1 sites are left"),
-    "a site twice": ({"names": ["site-0", "site-0", "site-1"]}, "not of the roster"),
+    "a site twice": ({"names": ["site-0", "site-0", "site-1"]}, "not in the roster"),
     "no dealing": ({"dealing": 3}, "lacks dealing"),
 }
 
@@ -137,9 +137,9 @@ def test_messages_that_are_not_planned_are_refused_in_one_line_and_logged_withou
         asking.ask(f"{path}/message", message(planned), {"directions": np.ones((9000, 2)) * 7e12})
     with pytest.raises(Refused, match="malformed"):
         asking.ask(f"{path}/message", message(planned), {"directions": secret})
-    with pytest.raises(Refused, match="no such release"):
+    with pytest.raises(Refused, match="no reservation for this release"):
         asking.ask(f"/v1/releases/{'0' * 32}/message", message(planned))
-    with pytest.raises(Refused, match="sites send nothing of their own"):
+    with pytest.raises(Refused, match="sites send no separate part"):
         asking.ask(f"{path}/part", {})
     said = logs(federation)
     assert said.count("refused route=") >= len(REFUSED)
@@ -161,7 +161,7 @@ def test_a_dealing_is_answered_once_and_a_resend_has_the_same_integers_under_ano
         for name in federation.names:
             answer = caller(federation, name).ask(path, message(planned, dealing=dealing), most=8 * 78)
             words.append(answer.arrays["words"])
-        with pytest.raises(Refused, match="answered before"):
+        with pytest.raises(Refused, match="already answered"):
             caller(federation).ask(path, message(planned, dealing=dealing), most=8 * 78)
         totals.append(sum(words, np.zeros(78, np.uint64)))
         seen.append(np.concatenate(words))
@@ -176,7 +176,7 @@ def test_sites_that_are_told_unlike_attempts_answer_nothing_under_one_dealing(fe
     smaller = planned.plan.roster.without("site-2")
     told = message(planned, dealing="one", names=list(smaller.names), roster=smaller.digest.hex())
     caller(federation).ask(path, message(planned, dealing="one"), most=8 * 78)
-    with pytest.raises(Refused, match="of another attempt"):
+    with pytest.raises(Refused, match="belongs to another attempt"):
         caller(federation, "site-1").ask(path, told, most=8 * 78)
 
 
@@ -207,7 +207,7 @@ def test_what_a_server_broadcasts_is_taken_as_planned_alone_and_by_all_sites_of_
     asking.ask(path, message(planned, round=1, dealing="other directions"), fine, most=8 * 4)
     other = {**fine, "directions": directions[:, ::-1]}
     told = message(planned, round=1, dealing="other directions")
-    with pytest.raises(Refused, match="of another attempt"):
+    with pytest.raises(Refused, match="belongs to another attempt"):
         caller(federation, "site-1").ask(path, told, other, most=8 * 4)
 
 
@@ -219,7 +219,7 @@ def test_another_model_than_was_planned_is_not_charged(federation: Federation, c
     with aggregator(federation):
         asked = request(federation, run_key="models", **METHODS["cape_agn of a known variance"])
         facts = planned_of(asked).facts
-    said = "joint plan of this request is not|model=|must be"
+    said = "joint plan of this request differs|model=|must be"
     for route in ("quote", "reserve"):
         with pytest.raises(Refused, match=said) as refusal:
             caller(federation).ask(f"/v1/{route}", {**facts, **change})
@@ -231,16 +231,16 @@ def test_another_model_than_was_planned_is_not_charged(federation: Federation, c
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"plan": "0" * 64}, "joint plan of this request is not the one computed here"),
-        ({"roster": "0" * 64}, "roster of this request is not the one here"),
-        ({"epsilon": 2.0}, "joint plan of this request is not the one"),
+        ({"plan": "0" * 64}, "joint plan of this request differs from this site's plan"),
+        ({"roster": "0" * 64}, "roster of this request differs from this site's roster"),
+        ({"epsilon": 2.0}, "joint plan of this request differs"),
         ({"epsilon": 1e9}, "the most that this site's operator admits"),
         ({"delta": 0.1}, "the most that this site's operator admits"),
-        ({"method": "conv_agn"}, "not one that this site's operator admits"),
+        ({"method": "conv_agn"}, "not a method that this site's operator admits"),
         ({"method": "best"}, "method='best' is not one of"),
-        ({"epsilon": "1"}, "other facts than this version knows"),
-        ({"snapshot": "1"}, "other facts than this version knows"),
-        ({"settings": {"a": 1}}, "settings that are no text"),
+        ({"epsilon": "1"}, "facts that this version does not support"),
+        ({"snapshot": "1"}, "facts that this version does not support"),
+        ({"settings": {"a": 1}}, "settings that are not text"),
         ({"components": 99}, "n_components=99"),
         ({"run_key": "a key with\nlines"}, "run key"),
     ],

@@ -98,9 +98,9 @@ def test_it_is_neither_written_over_another_nor_into_the_home(filled_on_sqlite: 
     with pytest.raises(Refused, match="part of the home"):
         create_backup(filled_on_sqlite.home / "backup")
     create_backup(tmp_path / "backup")
-    with pytest.raises(Refused, match="never written over"):
+    with pytest.raises(Refused, match="never overwritten"):
         create_backup(tmp_path / "backup")
-    with pytest.raises(NotFound, match="is no backup"):
+    with pytest.raises(NotFound, match="is not a backup"):
         open_backup(tmp_path)
 
 
@@ -239,7 +239,7 @@ def test_another_spent_than_was_stated_is_found(filled_on_sqlite: Ledger, tmp_pa
     contents = create_backup(tmp_path / "backup")
     said = {name: spent * (1 + 1e-15) for name, spent in contents.spent.items()}
     sign(tmp_path / "backup", replace(contents, spent=said))
-    with pytest.raises(Corrupt, match="spent is another number"):
+    with pytest.raises(Corrupt, match="the sum that was spent differs"):
         rehearse_backup(tmp_path / "backup", database_url=database_url())
 
 
@@ -314,7 +314,7 @@ def test_the_passphrase_alone_opens_them_and_for_their_ledger_alone(monkeypatch:
             unseal(sealed, passphrase=passphrase, ledger=ledger)
     with pytest.raises(Corrupt, match="damaged"):
         unseal(b"{}", passphrase=PASSPHRASE, ledger="a" * 32)
-    with pytest.raises(Corrupt, match="no key that signs"):
+    with pytest.raises(Corrupt, match="not a signing key"):
         unseal(seal({"../x": b""}, passphrase=PASSPHRASE, ledger="c"), passphrase=PASSPHRASE, ledger="c")
 
 
@@ -363,7 +363,7 @@ def test_a_release_that_is_erased_from_rows_and_digests_is_found(
     forge(tmp_path / "backup", tmp_path / "thief", passphrase=ANOTHER)
     move("other")
     for known in ({"key": contents.signed_by}, {"passphrase": SIGNATURES_PASSPHRASE}, {}):
-        with pytest.raises(Refused, match=r"is signed by|under this passphrase") as found:
+        with pytest.raises(Refused, match=r"is signed by|with another passphrase") as found:
             READ[by](tmp_path / "backup", **known)
         assert "\n" not in str(found.value)
         assert not list((tmp_path / "other").glob("dpca.sqlite*"))
@@ -384,7 +384,7 @@ def test_digests_that_are_changed_without_a_signature_are_found(
     contents = create_backup(tmp_path / "backup")
     erase(tmp_path / "backup")
     (tmp_path / "backup" / MANIFEST).write_bytes(list_anew(tmp_path / "backup", contents).encode())
-    with pytest.raises(Corrupt, match=r"is not what backup\.sig signs"):
+    with pytest.raises(Corrupt, match=r"does not match backup\.sig"):
         READ[by](tmp_path / "backup")
 
 
@@ -418,7 +418,7 @@ def test_a_mac_that_is_taken_away_leaves_the_key_to_check(filled_on_sqlite: Ledg
     path.write_text(json.dumps({"signature": json.loads(path.read_text())["signature"]}))
     open_backup(tmp_path / "backup", passphrase=SIGNATURES_PASSPHRASE)  # this home's key signed it
     move("other")
-    with pytest.raises(Refused, match="nothing here shows"):
+    with pytest.raises(Refused, match="this installation cannot verify"):
         open_backup(tmp_path / "backup", passphrase=SIGNATURES_PASSPHRASE)
     assert open_backup(tmp_path / "backup", passphrase=SIGNATURES_PASSPHRASE, key=contents.signed_by) == contents
 

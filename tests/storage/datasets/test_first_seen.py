@@ -351,7 +351,7 @@ def test_blocks_of_a_killed_ingest_are_not_taken_for_those_of_other_arrivals(cat
     gone.rename(catalog.home / "elsewhere")
     assert forked(die) == -signal.SIGKILL  # the table is lost: one block of unknown arrivals
     take(*"a", name="y")
-    with pytest.raises(Conflict, match="without resuming"):
+    with pytest.raises(Conflict, match="again without --resume"):
         take(*"ab", resume=True)
 
 

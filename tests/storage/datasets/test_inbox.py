@@ -195,7 +195,7 @@ class TestFolder:
     ) -> None:
         with pytest.raises(Unavailable, match="no such folder"):
             inbox.waiting(str(folder / "elsewhere" / "deep"), settled=0.0)
-        with pytest.raises(NotFound, match="look into the inbox again"):
+        with pytest.raises(NotFound, match="list the inbox again"):
             inbox.arrival("0" * 32)
 
     def test_one_process_takes_an_arrival_at_a_time(self, inbox: Inbox, folder: Path) -> None:

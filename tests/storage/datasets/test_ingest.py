@@ -134,7 +134,7 @@ def test_one_row_is_a_dataset(home: Path, engine: sa.Engine, source: Path, text:
     ("text", "reason"),
     [
         ("# nothing\n\n", "no row"),
-        ("1 1:1\n" * 3 + "1 9:1\n", "line 4: '9:1' lies beyond the 4 declared features"),
+        ("1 1:1\n" * 3 + "1 9:1\n", "line 4: '9:1' is beyond the 4 declared features"),
         ("1 1:1\n1 1:nan\n", "line 2: the value of '1:nan' is not finite"),
         ("1 1:1e308 1:1e308\n", "line 1 has two values in one column"),
         ("1 1:1\n" * 11, "more than the declared 10 records"),
@@ -310,7 +310,8 @@ def test_a_full_disk_keeps_the_blocks_that_are_whole(
 
     monkeypatch.setattr(_PaddedRows, "write", until_full)
     with pytest.raises(
-        Unavailable, match="No space left on device; make room or correct the permissions, and continue with --resume"
+        Unavailable,
+        match="No space left on device; free disk space or correct the permissions, and continue with --resume",
     ):
         take(catalog, parts)
     assert catalog.entries() == []
@@ -367,7 +368,7 @@ def test_rows_that_changed_are_noticed(catalog: Catalog, parts: list[Path], chan
     (left,) = hidden(catalog)
     for part in parts:
         _restore_time(left, part)
-    with pytest.raises(Conflict, match="killed ingest has written"):
+    with pytest.raises(Conflict, match="part that the killed ingest wrote"):
         take(catalog, parts, resume=True)
     assert hidden(catalog) == []
     assert catalog.entries() == []
@@ -385,7 +386,7 @@ def test_a_block_that_was_torn_is_noticed(catalog: Catalog, parts: list[Path]) -
     (left,) = hidden(catalog)
     chunk = next(path for path in (left / "values/c/0").iterdir())
     chunk.write_bytes(chunk.read_bytes()[:-9])
-    with pytest.raises(Conflict, match="without resuming"):
+    with pytest.raises(Conflict, match="again without --resume"):
         take(catalog, parts, resume=True)
 
 

@@ -108,7 +108,7 @@ def test_columns_of_another_order_are_mapped_by_name(take_of_saved_columns: Taki
 @pytest.mark.filterwarnings("ignore:The 'future.infer_string' option")
 def test_a_store_whose_columns_have_another_order_is_refused(take_of_saved_columns: Taking) -> None:
     first = take_of_saved_columns("h5ad", ROWS)
-    with pytest.raises(BadSource, match="the columns are not those of dataset 'd': they have another order"):
+    with pytest.raises(BadSource, match="the columns differ from those of dataset 'd': they have another order"):
         take_of_saved_columns("h5ad", reordered(ROWS))
     assert take_of_saved_columns("h5ad", ROWS) == first
 
@@ -123,9 +123,11 @@ def test_other_columns_are_refused_by_their_names(take_of_saved_columns: Taking)
         ({"a": ROWS["a"], "b": ROWS["b"], "C": ROWS["c"]}, "column 'c' missing and column 'C' new"),
     ):
         for form in ("csv", "parquet", "h5ad"):
-            with pytest.raises(BadSource, match=f"rows.{form}: the columns are not those of dataset 'd': {message}; "):
+            with pytest.raises(
+                BadSource, match=f"rows.{form}: the columns differ from those of dataset 'd': {message}; "
+            ):
                 take_of_saved_columns(form, rows, features=len(rows))
-    with pytest.raises(BadSource, match="the columns have no names, and those of dataset 'd' have"):
+    with pytest.raises(BadSource, match="the columns have no names, but those of dataset 'd' have"):
         take_of_saved_columns("npy", ROWS)
     assert take_of_saved_columns.dataset().manifest.snapshot == before
 
@@ -157,12 +159,12 @@ def test_a_schema_of_another_order_keeps_the_saved_one(take_of_saved_columns: Ta
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"a": "{name: a, kind: numeric, range: [0, 11]}"}, "declares column 'a' in another way"),
-        ({"a": "{name: a, kind: categorical, values: [1], others: zero}"}, "declares column 'a' in another way"),
-        ({"b": "{name: b, kind: categorical, values: [2, 6], others: zero}"}, "declares column 'b' in another way"),
-        ({"b": "{name: b, kind: categorical, values: [5, 2], others: zero}"}, "declares column 'b' in another way"),
-        ({"c": "{name: c, kind: numeric, range: [0, 10]}"}, "declares column 'c' in another way"),
-        ({"a": "{name: A, kind: numeric, range: [0, 10]}"}, "declares columns 'a', 'A' in another way"),
+        ({"a": "{name: a, kind: numeric, range: [0, 11]}"}, "changes the declaration of column 'a'"),
+        ({"a": "{name: a, kind: categorical, values: [1], others: zero}"}, "changes the declaration of column 'a'"),
+        ({"b": "{name: b, kind: categorical, values: [2, 6], others: zero}"}, "changes the declaration of column 'b'"),
+        ({"b": "{name: b, kind: categorical, values: [5, 2], others: zero}"}, "changes the declaration of column 'b'"),
+        ({"c": "{name: c, kind: numeric, range: [0, 10]}"}, "changes the declaration of column 'c'"),
+        ({"a": "{name: A, kind: numeric, range: [0, 10]}"}, "changes the declaration of columns 'a', 'A'"),
     ],
     ids=["range", "kind", "values", "order of values", "feature", "name"],
 )
@@ -177,19 +179,19 @@ def test_a_schema_that_means_something_else_is_refused(
 @pytest.mark.filterwarnings("ignore:The 'future.infer_string' option")
 def test_a_schema_is_kept_with_its_missing_texts_and_its_positions(take_of_saved_columns: Taking) -> None:
     take_of_saved_columns("csv", ROWS, table_schema=take_of_saved_columns.schema(COLUMNS))
-    with pytest.raises(Invalid, match="has other missing_texts"):
+    with pytest.raises(Invalid, match="changes missing_texts"):
         take_of_saved_columns("csv", ROWS, table_schema=take_of_saved_columns.schema(COLUMNS, missing="-8"))
-    with pytest.raises(Invalid, match="in another order, and without a header they go by position"):
+    with pytest.raises(Invalid, match="in another order, but columns without a header are matched by position"):
         take_of_saved_columns(
             "csv",
             ROWS,
             table_schema=take_of_saved_columns.schema({name: COLUMNS[name] for name in "bac"}, text="{header: false}"),
         )
-    with pytest.raises(Invalid, match="was ingested by a schema, and none is given"):
+    with pytest.raises(Invalid, match="was ingested with a schema, but none is given"):
         take_of_saved_columns("csv", ROWS, features=3)
     Workspace.open().catalog.remove("d")
     take_of_saved_columns("csv", ROWS, features=3)
-    with pytest.raises(Invalid, match="was ingested without a schema, and one is given"):
+    with pytest.raises(Invalid, match="was ingested without a schema, but a schema is given"):
         take_of_saved_columns("csv", ROWS, table_schema=take_of_saved_columns.schema(COLUMNS))
 
 
@@ -277,12 +279,12 @@ def test_a_declared_row_without_entries_is_still_empty(take: Take) -> None:
 
 @pytest.mark.parametrize("asked", [{"duplicates": "last"}, {"keep_zeros": True}], ids=["duplicates", "zeros"])
 def test_a_table_whose_columns_come_once_refuses_both(take: Take, asked: dict[str, Any]) -> None:
-    with pytest.raises(Invalid, match=r"of (triplets|formats that list the entries)"):
+    with pytest.raises(Invalid, match=r"applies only to (triplets|formats that list the entries)"):
         take("a,b\n1,2\n", features=2, **asked)
 
 
 def test_zeros_of_whole_rows_are_not_kept(take: Take) -> None:
-    with pytest.raises(Invalid, match="keep_zeros is of triplets"):
+    with pytest.raises(Invalid, match="keep_zeros applies only to triplets"):
         take("1 1:1\n", file="x.svm", features=1, keep_zeros=True)
 
 

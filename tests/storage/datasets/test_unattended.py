@@ -145,7 +145,10 @@ def test_rows_beyond_every_bound_are_kept_or_left_out_and_reported(take: Callabl
     many = WIDE + b"u1,9,9\nu1,9,9\nu4,1,1\n"
     found = take(many, **OF_WIDE, max_rows_per_unit=2, records_at_most=3)
     assert [len(rows) for _, rows in records(found)] == [2, 2, 1, 1]
-    assert [(number, reason.split(" ")[1]) for _, number, reason in reported(found)] == [("7", "one"), ("8", "a")]
+    assert [(number, reason.split(" ")[1]) for _, number, reason in reported(found)] == [
+        ("7", "max_rows_per_unit"),
+        ("8", "a"),
+    ]
     assert not any(rejected for rejected, _ in records(found))
 
 
@@ -193,7 +196,7 @@ def test_a_first_row_decides_nothing_about_a_text_without_a_header(
 
 REFUSED = {
     "on_error=fail": (WIDE, {**OF_WIDE, "on_error": "fail"}, "outcome of an unattended run is public"),
-    "duplicates": (TRIPLETS, {"features": 2}, "must be stated before an unattended run reads a row"),
+    "duplicates": (TRIPLETS, {"features": 2}, "an unattended run needs a rule"),
     "public items": (TRIPLETS, {"public_items": True, "duplicates": "sum"}, "file of feature names"),
     "no header": (
         b"u1,0,1\n",

@@ -126,8 +126,8 @@ def test_a_source_without_a_good_row_ends_in_counts_by_reason_and_column(home: P
         f"{tmp_path / 'x.csv'}: no row is left, and 50005 were set aside: "
         "30000 x has a value that is missing or not a number (column pay), "
         "20000 x has a value that is missing or not a number (column age), "
-        "3 x has a value that is not finite (column pay), 2 x has another number of fields than the header; "
-        "correct them, or what is declared about the source"
+        "3 x has a value that is not finite (column pay), 2 x has a different number of fields than the header; "
+        "correct them, or the declarations about the source"
     )
     assert heard == sorted(heard)
     assert heard[0] < 1 == heard[-1]
@@ -242,14 +242,14 @@ def read(path: Path, rejects: Rejects | None = None) -> list[float]:
         ("real symmetric\n3 2 1", "1 1 1", "symmetric matrix of 3 rows and 2 columns"),
         ("real symmetric\n2 3 1", "1 1 1", "symmetric matrix of 2 rows and 3 columns"),
         ("integer skew-symmetric\n3 2 1", "2 1 1", "symmetric matrix of 3 rows and 2 columns"),
-        ("real symmetric\n2 2 2", "2 1 5\n1 2 5", "line 4 lies above the diagonal"),
-        ("real symmetric\n2 2 2", "1 2 5\n2 1 5", "line 3 lies above the diagonal"),
-        ("pattern symmetric\n2 2 2", "2 1\n1 2", "line 4 lies above the diagonal"),
-        ("real skew-symmetric\n2 2 2", "2 1 5\n1 2 -5", "line 4 lies on or above the diagonal"),
-        ("real skew-symmetric\n2 2 2", "2 1 5\n2 2 1", "line 4 lies on or above the diagonal"),
-        ("pattern skew-symmetric\n2 2 1", "2 1", "kind 'coordinate pattern skew-symmetric' is not read"),
-        ("real hermitian\n2 2 1", "2 1 1", "kind 'coordinate real hermitian' is not read"),
-        ("complex hermitian\n2 2 1", "2 1 1 0", "kind 'coordinate complex hermitian' is not read"),
+        ("real symmetric\n2 2 2", "2 1 5\n1 2 5", "line 4 is above the diagonal"),
+        ("real symmetric\n2 2 2", "1 2 5\n2 1 5", "line 3 is above the diagonal"),
+        ("pattern symmetric\n2 2 2", "2 1\n1 2", "line 4 is above the diagonal"),
+        ("real skew-symmetric\n2 2 2", "2 1 5\n1 2 -5", "line 4 is on or above the diagonal"),
+        ("real skew-symmetric\n2 2 2", "2 1 5\n2 2 1", "line 4 is on or above the diagonal"),
+        ("pattern skew-symmetric\n2 2 1", "2 1", "kind 'coordinate pattern skew-symmetric' is not supported"),
+        ("real hermitian\n2 2 1", "2 1 1", "kind 'coordinate real hermitian' is not supported"),
+        ("complex hermitian\n2 2 1", "2 1 1 0", "kind 'coordinate complex hermitian' is not supported"),
         ("integer general\n2 2 2", "2 1 5\n1 2 0.5", "line 4 is not an entry of the declared kind"),
         ("pattern general\n2 2 1", "2 1 5", "line 3 is not an entry of the declared kind"),
         ("real general\n2 2 1", "2 1 5 0", "line 3 is not an entry of the declared kind"),
@@ -363,7 +363,7 @@ def test_svmlight_that_counts_columns_from_0_is_refused(tmp_path: Path) -> None:
         dump_svmlight_file(CSR, np.zeros(2), str(tmp_path / "x.svm"), zero_based=zero_based, comment="rows")
         with closing(open_file(tmp_path / "x.svm", Declared(n_features=3))) as reader:
             if zero_based:
-                with pytest.raises(BadSource, match="a comment states that columns count from 0"):
+                with pytest.raises(BadSource, match="a comment states that columns start at 0"):
                     list(reader.batches(Rejects()))
             else:
                 assert [batch.indices.tolist() for batch in reader.batches(Rejects())] == [[0, 2, 1]]
@@ -388,7 +388,7 @@ GROUP = {"encoding-type": "csr_matrix", "shape": [2, 3]}
         ({"X": CSR.toarray()}, {"scale_factor": 0.1}, {}, "scale_factor"),
         ({"X": CSR.toarray()}, {"add_offset": 5.0}, {}, "add_offset"),
         ({"X": CSR.toarray()}, {"_FillValue": 2.0}, {}, "_FillValue"),
-        ({"X": CSR.toarray()}, {}, {"mask": 2}, "'mask' besides X"),
+        ({"X": CSR.toarray()}, {}, {"mask": 2}, "'mask' in addition to X"),
         ({"X": CSR.toarray()}, {}, {"var": 2}, "2 names in var, but 3 columns"),
         (ARRAYS, GROUP, {"var": 4}, "4 names in var, but 3 columns"),
         ({"X": CSR.toarray()}, {}, {"obs": 3}, "3 names in obs, but 2 rows"),
@@ -484,11 +484,11 @@ def test_a_new_format_is_ingested_by_suffix_and_by_name(take: Take, tmp_path: Pa
 @pytest.mark.parametrize(
     ("declared", "message"),
     [
-        ({"keep_zeros": True, "format": "toy"}, "keep_zeros is of triplets"),
-        ({"keep_zeros": True}, "keep_zeros is of triplets"),
-        ({"duplicates": "sum", "format": "toy"}, "duplicates are of formats"),
-        ({"duplicates": "sum"}, "duplicates are of formats"),
-        ({"unit_column": "who"}, "toy has no columns to take the unit from"),
+        ({"keep_zeros": True, "format": "toy"}, "keep_zeros applies only to triplets"),
+        ({"keep_zeros": True}, "keep_zeros applies only to triplets"),
+        ({"duplicates": "sum", "format": "toy"}, "duplicates applies only to formats"),
+        ({"duplicates": "sum"}, "duplicates applies only to formats"),
+        ({"unit_column": "who"}, "toy has no unit column"),
     ],
 )
 def test_a_new_format_refuses_contradicting_declarations(take: Take, declared: dict[str, Any], message: str) -> None:

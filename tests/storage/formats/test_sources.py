@@ -222,7 +222,7 @@ def save_parts(path: Path, **changes: Any) -> None:
         ({"indices": np.array([0, 3])}, r"row 1 has a column outside 0\.\.2"),
         ({"indices": np.array([-1, 2])}, r"row 0 has a column outside 0\.\.2"),
         ({"indices": np.array([0.0, 2.0])}, "must hold integers"),
-        ({"indptr": np.array([1, 1, 2])}, "begins with 1"),
+        ({"indptr": np.array([1, 1, 2])}, "starts with 1"),
         ({"indptr": np.array([0, 2, 1])}, "out of order or too large at row 1"),
         ({"indptr": np.array([0, 1, 3])}, "out of order or too large at row 1"),
         ({"indptr": np.array([0, 1, 2**64 - 1], dtype=np.uint64)}, "out of order or too large at row 1"),
@@ -230,8 +230,8 @@ def save_parts(path: Path, **changes: Any) -> None:
         ({"data": np.array([1, 2**53 + 1])}, "row 1 has a whole number of 2"),
         ({"data": np.array([1.0, 2j])}, "real numbers"),
         ({"data": np.array(["a", "b"])}, "real numbers"),
-        ({"data": np.array([[1.0, 2.0]])}, "no readable .npz"),
-        ({"data": np.array([None, 1], dtype=object)}, "no readable .npz"),
+        ({"data": np.array([[1.0, 2.0]])}, "not a readable .npz"),
+        ({"data": np.array([None, 1], dtype=object)}, "not a readable .npz"),
     ],
 )
 def test_a_bad_npz_is_refused(tmp_path: Path, changes: dict[str, Any], reason: str) -> None:
@@ -279,7 +279,7 @@ def test_an_npz_with_a_lying_header_allocates_nothing(tmp_path: Path) -> None:
     save_parts(tmp_path / "x.npz", data=None)
     with zipfile.ZipFile(tmp_path / "x.npz", "a") as archive:
         archive.writestr("data.npy", header.getvalue() + bytes(16))
-    with pytest.raises(BadSource, match="no readable"):
+    with pytest.raises(BadSource, match="not a readable"):
         read(tmp_path / "x.npz")
 
 
@@ -307,7 +307,7 @@ def test_the_width_is_declared_never_inferred(tmp_path: Path) -> None:
     with pytest.raises(BadSource, match="has 3 columns, but 4 features are declared"):
         read(tmp_path / "x.npz", n_features=4)
     for n_features in (0, -1, 2**31):
-        with pytest.raises(Invalid, match="must lie in"):
+        with pytest.raises(Invalid, match="must be in"):
             read(tmp_path / "x.svm", n_features=n_features)
 
 

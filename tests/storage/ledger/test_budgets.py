@@ -113,7 +113,7 @@ def test_a_pure_request_after_a_gaussian_hears_the_cause_and_what_still_fits(sql
         ask(sqlite_ledger, "pure", pure(1.0))
     said = str(no.value)
     assert "charged as the Gaussian that dominates it: 1 at delta 0 would take 6.2073" in said
-    most = float(re.search(r"--epsilon ([0-9.]+) and --delta 0 of a pure one\.", said)[1])  # type: ignore[index]
+    most = float(re.search(r"--epsilon ([0-9.]+) and --delta 0 for a pure event\.", said)[1])  # type: ignore[index]
     with pytest.raises(BudgetExhausted):
         ask(sqlite_ledger, "more", pure(1.001 * most))
     ask(sqlite_ledger, "most", pure(most))
@@ -127,7 +127,7 @@ def test_what_a_refusal_says_still_fits_does(sqlite_ledger: Ledger, filter_: str
     reserve(sqlite_ledger, "first", event=calibrated(1.0))
     with pytest.raises(BudgetExhausted, match=r"its first Gaussian release.*; nothing was charged") as no:
         ask(sqlite_ledger, "rough", pure(1.0, DELTA), delta=DELTA)
-    epsilon, delta = re.search(r"--epsilon (\S+) and --delta (\S+?)(?:\.$| of)", str(no.value)).groups()  # type: ignore[union-attr]
+    epsilon, delta = re.search(r"--epsilon (\S+) and --delta (\S+?)(?:\.$| for)", str(no.value)).groups()  # type: ignore[union-attr]
     assert (float(delta) > 0) == (failure_delta is None)
     ask(sqlite_ledger, "most", pure(float(epsilon), float(delta)), delta=float(delta))
 
@@ -135,7 +135,7 @@ def test_what_a_refusal_says_still_fits_does(sqlite_ledger: Ledger, filter_: str
 def test_a_gaussian_request_beyond_the_rest_hears_of_no_other_kind(sqlite_ledger: Ledger) -> None:
     sqlite_ledger.open_budget(POPULATION, **TERMS)
     reserve(sqlite_ledger, "first", event=calibrated(1.0))
-    with pytest.raises(BudgetExhausted, match=r"left for one release, 1 at delta 1e-06 was asked"):
+    with pytest.raises(BudgetExhausted, match=r"left for one release, and 1 at delta 1e-06 was requested"):
         reserve(sqlite_ledger, "large", event=calibrated(3.9))
 
 
@@ -283,7 +283,7 @@ def test_a_note_that_was_edited_admits_nothing_and_is_found(ledger: Ledger, colu
     value = {"charge": "[0, 0, 0, 0]", "releases": 0}[column]
     with ledger.engine.begin() as connection:
         connection.execute(tables.charged_total.update().values({column: value}))
-    with pytest.raises(Corrupt, match="the noted total of budget 'people' is not what the journal adds up to"):
+    with pytest.raises(Corrupt, match="the stored total of budget 'people' differs from the sum in the journal"):
         ledger.verify()
     entries = len(entries_of(ledger))
     for use in (
@@ -292,7 +292,7 @@ def test_a_note_that_was_edited_admits_nothing_and_is_found(ledger: Ledger, colu
         lambda: ledger.quote(POPULATION, TENTH, epsilon=0.1, delta=1e-9),
         lambda: ledger.runs_that_fit(POPULATION, epsilon=0.1, delta=1e-9),
     ):
-        with pytest.raises(Corrupt, match="is not the total that the journal states"):
+        with pytest.raises(Corrupt, match="differ from the total in the journal"):
             use()
     assert len(entries_of(ledger)) == entries
 
@@ -303,7 +303,7 @@ def test_a_release_that_was_edited_away_admits_nothing(ledger: Ledger) -> None:
     with ledger.engine.begin() as connection:
         connection.exec_driver_sql("UPDATE release SET state = 'abandoned'")
     assert not has_note(ledger)
-    with pytest.raises(Corrupt, match="is not the total that the journal states"):
+    with pytest.raises(Corrupt, match="differ from the total in the journal"):
         reserve(ledger, "second")
 
 
@@ -317,7 +317,7 @@ def test_an_entry_that_states_no_total_admits_nothing(sqlite_ledger: Ledger) -> 
     reserve(sqlite_ledger, "first")
     with sqlite_ledger.engine.begin() as connection:
         journal.append(connection, "release_abandoned", population=POPULATION)
-    with pytest.raises(Corrupt, match="is not the total that the journal states"):
+    with pytest.raises(Corrupt, match="differ from the total in the journal"):
         reserve(sqlite_ledger, "second")
 
 

@@ -174,7 +174,7 @@ def test_a_row_that_was_edited_is_found(used: Ledger) -> None:
     for statement, name, columns in EDITS.values():
         text = found(used, statement)
         assert text.startswith(f"the row of {name}")
-        assert f"does not say what the journal says ({columns});" in text
+        assert f"differs from the journal ({columns});" in text
 
 
 def test_a_row_that_was_removed_is_missed(used: Ledger) -> None:
@@ -184,14 +184,14 @@ def test_a_row_that_was_removed_is_missed(used: Ledger) -> None:
         "version": "map@1",
     }.items():
         text = found(used, f"DELETE FROM {row}")
-        assert text.startswith(f"the journal tells of {name}")
-        assert "whose row is gone" in text
+        assert text.startswith(f"the journal records {name}")
+        assert "but its row is missing" in text
 
 
 def test_a_row_that_was_put_in_is_found(used: Ledger) -> None:
     columns = ", ".join(column.name for column in tables.release.c if column.name not in ("id", "run_key"))
     text = found(used, f"INSERT INTO release (id, run_key, {columns}) SELECT 'x', 'x', {columns} FROM release LIMIT 1")
-    assert text.startswith("the journal knows nothing of release x, which has a row;")
+    assert text.startswith("release x has a row, but no entry in the journal;")
 
 
 def test_the_ledger_says_so_when_it_is_verified(used: Ledger) -> None:
@@ -286,7 +286,7 @@ def test_a_total_that_was_edited_is_found_at_once_also_where_it_agrees_with_the_
     assert looks_to_find(used_on_sqlite, known, "UPDATE charged_total SET releases = releases + 1") == 1
     count, charge = known.totals["people"]
     forged = {**known.totals, "people": (count, (0,) * len(charge))}
-    with pytest.raises(Corrupt, match="another sum"):
+    with pytest.raises(Corrupt, match="the sum that was spent before the last check has changed"):
         after(used_on_sqlite, replace(known, totals=forged))
 
 

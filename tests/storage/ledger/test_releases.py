@@ -75,7 +75,9 @@ def test_an_ended_release_never_begins_again(budget: Ledger, state: str) -> None
     assert reserve(budget).state == state
     assert key_names(budget) == set()
     assert not (budget.home / "staging" / release_id).exists()
-    message = "was finished by another process" if state == "committed" else f"is {state}; ask again under another"
+    message = (
+        "was finished by another process" if state == "committed" else f"is {state}; repeat the request with another"
+    )
     with pytest.raises(Refused, match=message):
         budget.begin(release_id)
     for other in ENDS.keys() - {state}:
@@ -113,7 +115,7 @@ def test_a_commit_is_repeated_with_the_same_artifact_alone(budget: Ledger) -> No
 
     for count in (1, 2):
         assert budget.commit(begun.release_id, artifact_digest="d", record=record) == count
-    with pytest.raises(Finished, match="one release has one artifact"):
+    with pytest.raises(Finished, match="a release has one artifact"):
         budget.commit(begun.release_id, artifact_digest="e", record=record)
     assert len(calls) == 2
     assert event_names(budget).count("release_committed") == 1
@@ -188,7 +190,7 @@ def test_an_erased_key_is_gone_and_erasing_again_is_fine(folder: KeyFolder) -> N
 def test_another_key_than_the_release_is_named_after_is_refused(folder: KeyFolder, content: bytes) -> None:
     folder.create(release_id_of(KEY), KEY)
     (folder.folder / release_id_of(KEY)).write_bytes(content)
-    with pytest.raises(Corrupt, match="is not the key of its release"):
+    with pytest.raises(Corrupt, match="is not the key of this release"):
         folder.read(release_id_of(KEY))
 
 

@@ -307,14 +307,14 @@ def test_a_row_that_is_changed_by_hand_or_an_artifact_of_other_sites_is_found(ho
     other = written("joint-" + 32 * "c", [])
     workspace.publish_joint("joint-" + 32 * "c", name="map", artifact_digest=other, sites=SITES)
     with (
-        pytest.raises(Corrupt, match="map@2 tells of another joint release"),
+        pytest.raises(Corrupt, match="map@2 states another joint release"),
         transaction(workspace.ledger.engine) as connection,
     ):
         compare_artifacts(connection, workspace.store)
     with workspace.ledger.engine.begin() as connection:
         connection.exec_driver_sql("DROP TRIGGER joint_version_no_update")
         connection.execute(tables.joint_version.update().values(sites="[]"))
-    with pytest.raises(Corrupt, match=r"row of map@1 does not say what the journal says \(sites\)"):
+    with pytest.raises(Corrupt, match=r"row of map@1 differs from the journal \(sites\)"):
         workspace.ledger.verify()
 
 

@@ -112,10 +112,16 @@ def spent(ledger: Ledger) -> list[str]:
 
 ALL = ["first", "second", "third", "waiting"]
 LOCKED: Mapping[str, tuple[Callable[[World], None], str]] = {
-    "the database": (lambda world: restore(world, "dpca.sqlite"), "has un-spent"),
-    "the database and the keys": (lambda world: restore(world, "dpca.sqlite", "keys"), "has un-spent"),
-    "the whole home": (lambda world: restore(world, "dpca.sqlite", "keys", "registry", "staging"), "has un-spent"),
-    "the database and the registry": (lambda world: restore(world, "dpca.sqlite", "registry"), "has un-spent"),
+    "the database": (lambda world: restore(world, "dpca.sqlite"), "counts less than was spent"),
+    "the database and the keys": (lambda world: restore(world, "dpca.sqlite", "keys"), "counts less than was spent"),
+    "the whole home": (
+        lambda world: restore(world, "dpca.sqlite", "keys", "registry", "staging"),
+        "counts less than was spent",
+    ),
+    "the database and the registry": (
+        lambda world: restore(world, "dpca.sqlite", "registry"),
+        "counts less than was spent",
+    ),
 }
 
 
@@ -157,7 +163,7 @@ def test_what_was_noted_is_entered_as_it_was(world: World) -> None:
 
 def test_a_copied_home_is_locked_once_the_other_went_on(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DPCA_HOME", str(world.copy))
-    with pytest.raises(Refused, match="another copy of it is in use"):
+    with pytest.raises(Refused, match="another copy is in use"):
         Workspace.open()
 
 
@@ -171,7 +177,7 @@ def test_of_two_copies_in_use_at_once_one_alone_goes_on(
     monkeypatch.setenv("DPCA_HOME", str(tmp_path / "copied"))
     copied = Workspace.open().ledger
     reserve(ledger)
-    with pytest.raises(Refused, match="another copy of it is in use"):
+    with pytest.raises(Refused, match="another copy is in use"):
         reserve(copied)
     monkeypatch.setenv("DPCA_HOME", str(home))
     begin(Workspace.open().ledger).keep(0, {})
@@ -185,7 +191,7 @@ def test_a_lost_database_beside_a_full_registry_is_locked(world: World, names: t
         with pytest.raises(Refused, match=r"shows map, other, which this ledger did not publish"):
             Workspace.open()
     assert not (world.home / "keys").exists(), "the newest copy can still be restored"
-    with pytest.raises(Refused, match=r"whose budget paid for map@1, map@2, other@1; say --charge"):
+    with pytest.raises(Refused, match=r"which budget paid for map@1, map@2, other@1; use --charge"):
         Workspace.open(accept_restored="lost")
     open_budget(Workspace.open(even_locked=True).ledger)
     accepted = Workspace.open(accept_restored="lost", charge_to=POPULATION)
@@ -235,7 +241,7 @@ def test_a_home_on_another_machine_opens_and_is_watched_from_then_on(world: Worl
     shutil.rmtree(world.state)
     assert sorted(spent(Workspace.open().ledger)) == ALL
     restore(world, "dpca.sqlite", "keys", "registry")
-    with pytest.raises(Refused, match="has un-spent"):
+    with pytest.raises(Refused, match="counts less than was spent"):
         Workspace.open()
     assert sorted(spent(Workspace.open(accept_restored="the disk died").ledger)) == ALL
 
@@ -274,7 +280,7 @@ def test_other_bytes_under_a_used_version_are_refused_and_never_written_over(wor
     path.write_bytes(forged)
     with pytest.raises(Refused, match="shows a map@2 that this ledger did not publish"):
         Workspace.open()
-    with pytest.raises(Corrupt, match="other bytes as map@2 than this ledger published"):
+    with pytest.raises(Corrupt, match="other bytes for map@2 than this ledger published"):
         Workspace.open(accept_restored="why not")
     assert path.read_bytes() == forged
 
@@ -318,7 +324,7 @@ def test_every_manifest_is_compared_when_somebody_asks(world: World) -> None:
     path = world.home / "registry" / "artifacts" / shown()["map@2"] / "manifest.json"
     path.write_text(path.read_text().replace('"epsilon": 1.0', '"epsilon": 0.1'))
     with (
-        pytest.raises(Corrupt, match="map@2 tells of another release, event or epsilon"),
+        pytest.raises(Corrupt, match="map@2 states another release, event or epsilon"),
         ledger.transaction() as open_,
     ):
         compare_artifacts(open_, store())
@@ -338,7 +344,7 @@ def test_a_restored_database_is_charged_what_the_registry_shows(
         for name in forget:
             shutil.rmtree(tmp_path / name)
         _put_back(copied, rows)
-        with pytest.raises(Refused, match=r"has un-spent|no witness of this ledger"):
+        with pytest.raises(Refused, match=r"counts less than was spent|no witness of this ledger"):
             Workspace.open()
         opened = Workspace.open(accept_restored="the disk died", charge_to=POPULATION)
         accepted = opened.ledger
@@ -478,7 +484,7 @@ def test_an_answer_that_no_tick_explains_closes_the_stream(
     restore_of_restored_streams(home, forget=state)
     again = accepted()
     assert not again.streams.show(NAME)[0].is_live
-    with pytest.raises(Refused, match="closed for good"):
+    with pytest.raises(Refused, match="closed permanently"):
         begin_tick(again, "night 2")
 
 
