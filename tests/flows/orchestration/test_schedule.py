@@ -367,7 +367,7 @@ def test_a_server_takes_typed_settings_and_text_of_before_and_refuses_the_rest(
         (
             {"epsilonn": 1.0},
             "Failed",
-            "fit-subspace has no parameter epsilonn (did you mean epsilon?); its parameters are dataset, publish, epsilon, ",
+            "fit-subspace has no parameter epsilonn (did you mean epsilon?); its parameters are dataset, publish, ",
         ),
         ({"dataset": "vists"}, "Refused", "The request was refused because of dataset='vists'; correct it."),
         ({"clip_norm": "quantile:2"}, "Refused", "clip_norm='quantile:2'"),
