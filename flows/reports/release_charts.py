@@ -9,7 +9,7 @@ text. The colours of both themes, light and dark, are distinguishable for colour
 
 >>> from flows.reports.spectrum import Spectrum
 >>> scree_chart(Spectrum(eigenvalues=(160.0, 40.0, 5.0), n_components=2, noise_edge=12.0)).get_label()
-'2 of 3 eigenvalues stand above the noise'
+'2 of 3 eigenvalues are above the noise'
 """
 
 import io
