@@ -313,7 +313,7 @@ def test_rows_without_ids_give_scores_alone_and_a_column_that_is_not_there_is_re
     assert dpca("transform", "map", tmp_path / "rows.npy", "--output", output).status == 0
     assert pq.read_table(output).column_names == ["component0", "component1", "component2"]
     words = ("--output", output, "--id-column", "who")
-    assert "npy has no unit column" in dpca("transform", "map", tmp_path / "rows.npy", *words).complaint(1)
+    assert "npy has no columns" in dpca("transform", "map", tmp_path / "rows.npy", *words).complaint(1)
     source = write(tmp_path / "rows.csv", ROWS, NAMES)
     assert "no column 'who'" in dpca("transform", "map", source, *words).complaint(1)
 
