@@ -251,7 +251,7 @@ def test_wrong_credentials_and_then_a_server_that_is_gone_are_named(
     ("variable", "value", "told"),
     [
         ("AWS_ACCESS_KEY_ID", None, "there are no credentials; set AWS_ACCESS_KEY_ID"),
-        ("AWS_ALLOW_HTTP", None, "no https:// URL; correct AWS_ENDPOINT_URL, or set AWS_ALLOW_HTTP=true"),
+        ("AWS_ALLOW_HTTP", None, "not an https:// URL; correct AWS_ENDPOINT_URL, or set AWS_ALLOW_HTTP=true"),
         ("AWS_ALLOW_HTTP", "maybe", "an AWS_. variable has an invalid value"),
         ("AWS_ENDPOINT_URL", "nonsense", "AWS_ENDPOINT_URL must be the URL of an S3 service"),
     ],
