@@ -66,7 +66,7 @@ def test_documents_become_topics_with_their_words(dpca: Command, tmp_path: Path)
     shown = json.loads(dpca(*TOPICS, "--dry-run").out)
     assert (shown["model"], shown["components"], shown["words_at_most"], shown["fits"]) == ("topics", 2, 12, True)
     assert shown["room"] >= 2
-    assert shown["forecast"].startswith("there is room for the 2 components requested")
+    assert shown["forecast"].startswith("there is room for the 2 components asked for")
     report = json.loads(dpca(*TOPICS).out)
     assert (report["artifact"], report["private"]) == ("topics@1", True)
     assert (report["found"], report["spent"]) == (2, pytest.approx(4.0, abs=1e-2))
@@ -152,7 +152,7 @@ def test_what_noise_hides_is_left_out_with_a_warning(dpca: Command) -> None:
     assert ended.status == 0, ended.err
     report = json.loads(ended.out)
     assert report["found"] < 5
-    assert "of the 5 components requested" in " ".join(report["warnings"])
+    assert "of the 5 components asked for" in " ".join(report["warnings"])
     assert dpca("tensor", "show", "topics").status == 0
 
 
