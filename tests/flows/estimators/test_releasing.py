@@ -251,7 +251,7 @@ def test_an_unpickled_estimator_spends_from_the_same_ledger_and_from_no_other(
     elsewhere = pickle.loads(frozen)
     assert elsewhere.transform(ROWS).tobytes() == fitted.transform(ROWS).tobytes()
     assert not (tmp_path / "other").exists()
-    with pytest.raises(errors.Refused, match="of another ledger"):
+    with pytest.raises(errors.Refused, match="belongs to another ledger"):
         elsewhere.fit(ROWS)
 
 
