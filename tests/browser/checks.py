@@ -20,7 +20,8 @@ LOOKS: tuple[dict[str, Any], ...] = ({}, {"scheme": "dark"}, {"narrow": True})
 _MOST_STOPS, _TRIES = 60, 5
 _FOCUSED = """() => {
   const at = document.activeElement, style = getComputedStyle(at), box = at.getBoundingClientRect();
-  const all = [...document.querySelectorAll('a[href], button, select, input:not([type=hidden]), summary, [tabindex="0"]')];
+  const kinds = 'a[href], button, select, input:not([type=hidden]), summary, [tabindex="0"]';
+  const all = [...document.querySelectorAll(kinds)];
   return {name: at.tagName, order: all.indexOf(at), outline: style.outlineStyle, width: parseFloat(style.outlineWidth),
           seen: box.right > 0 && box.bottom > 0 && box.left < innerWidth && box.top < innerHeight};
 }"""

@@ -248,7 +248,7 @@ def test_a_refit_keeps_every_direction():
 def test_a_subspace_without_further_directions_can_be_made_smaller_only():
     plain = subspace(further=None, spectrum=None)
     np.testing.assert_array_equal(plain.refit(1, parent="p").components, BASIS[:1])
-    with pytest.raises(Invalid, match="kept 2"):
+    with pytest.raises(Invalid, match="has 2 directions"):
         plain.refit(3, parent="p")
 
 

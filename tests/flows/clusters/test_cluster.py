@@ -60,7 +60,7 @@ def test_workers_that_do_not_start_are_one_clear_line(tmp_path: Path, monkeypatc
         raise RuntimeError("Nanny failed\nto start.")
 
     monkeypatch.setattr(subject, "LocalCluster", failing)
-    expected = r"^no workers could be started here \(RuntimeError: Nanny failed to start\.\); see"
+    expected = r"^no workers could be started here \(RuntimeError: Nanny failed to start\.\); check"
     with (
         pytest.raises(Unavailable, match=expected),
         open_cluster(Settings(cluster="local", workers=1), scratch=tmp_path / "scratch"),
