@@ -36,10 +36,11 @@ def arranged(template: str, facts: Mapping[str, Any], *, find: str, order: str) 
     if template not in LISTS:
         return dict(facts)
     column, known = order.removeprefix("-"), columns_of(template, facts)
-    rows = [row for row in facts[LISTS[template]] if find.lower() in " ".join(_cells(_flat(row))).lower()]
+    pairs = [(row, _flat(row)) for row in facts[LISTS[template]]]
+    found = [(row, flat) for row, flat in pairs if find.lower() in " ".join(_cells(flat)).lower()]
     if column in known:
-        rows.sort(key=lambda row: _key(_flat(row).get(column)), reverse=order.startswith("-"))
-    return {**facts, LISTS[template]: rows}
+        found.sort(key=lambda pair: _key(pair[1].get(column)), reverse=order.startswith("-"))
+    return {**facts, LISTS[template]: [row for row, _ in found]}
 
 
 def csv_of(template: str, facts: Mapping[str, Any]) -> str:

@@ -130,17 +130,15 @@ class Site:
         self, path: str, template: str, facts: Mapping[str, Any], *, status: int = 200, find: str = "", order: str = ""
     ) -> Answer:
         """Return the file at an address, made from facts."""
-        columns = columns_of(template, facts)
-        if find or order:
-            facts = arranged(template, facts, find=find, order=order)
+        shown = arranged(template, facts, find=find, order=order) if find or order else facts
         if path.endswith(".csv") and template in LISTS:
-            return Answer(status=status, content=csv_of(template, facts).encode(), media=CSV)
+            return Answer(status=status, content=csv_of(template, shown).encode(), media=CSV)
         if path.endswith(".json"):
-            return Answer(status=status, content=json_text({"page": template, **facts}).encode() + b"\n", media=JSON)
+            return Answer(status=status, content=json_text({"page": template, **shown}).encode() + b"\n", media=JSON)
         page = path.rpartition("/")[2].removesuffix(".html")
         about = {"root": "../" * path.count("/"), "live": self.live, "curator": self.curator, "page": page}
-        about |= {"find": find, "order": order, "columns": columns}
-        return Answer(status=status, content=render(template, facts, **about), media=HTML)
+        about |= {"find": find, "order": order, "columns": columns_of(template, facts)}
+        return Answer(status=status, content=render(template, shown, **about), media=HTML)
 
     def facts(self, path: str) -> tuple[str, Mapping[str, Any]]:
         """Return the template of a page and its facts, or raise `Absent`."""
