@@ -57,7 +57,7 @@ def own_home(folder: Path | None) -> Iterator[Path]:
 def prepare(say: Callable[[str], None]) -> None:
     """Ingest the shipped data, unless an earlier demo did, and open its budget."""
     from dpca.home import home, writable_home
-    from flows.ingest import run_ingest
+    from flows.jobs import run_ingest
     from storage.datasets.ingest_options import IngestOptions
     from storage.workspace import Workspace
 
@@ -162,7 +162,7 @@ def make_federation(
     **facts: Any,
 ) -> Federation:
     """Write keys, roster, configurations and homes with ingested rows; ``facts`` are added to the roster."""
-    from flows.ingest import run_ingest
+    from flows.ingest import ingest_directly
     from storage.datasets.ingest_options import IngestOptions
     from storage.workspace import Workspace
 
@@ -178,7 +178,7 @@ def make_federation(
         np.save(source, rows[name])
         with own_home(folder / "homes" / name):
             options = IngestOptions(records_at_most=records)
-            run_ingest(str(source), name="rows", options=options, direct=True)
+            ingest_directly(str(source), name="rows", options=options)
             Workspace.open().ledger.open_budget("rows", epsilon=BUDGET, delta=FEDERATION_DELTA, relation="replace_one")
         _write(
             folder / f"{name}.yaml",
@@ -271,7 +271,7 @@ def run_demo(
 ) -> dict[str, Any]:
     """Start a federation, fit over it, and return the report with the distance to the exact subspace of all rows."""
     from dpca.registry.reader import Registry
-    from flows.federate import run_sites_fit
+    from flows.federate import fit_sites_directly
 
     if method not in METHODS:
         raise InvalidInput(f"method={method!r} releases no subspace; choose one of {', '.join(sorted(METHODS))}.")
@@ -289,7 +289,7 @@ def run_demo(
                 delta=FEDERATION_DELTA,
             )
             with aggregator(federation):
-                report = run_sites_fit(request, direct=True)
+                report = fit_sites_directly(request)
                 found = Registry.open().load("demo").components
         rows = np.vstack(list(federation.rows.values()))
         exact = np.linalg.eigh(rows.T @ rows)[1][:, -components:].T

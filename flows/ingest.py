@@ -8,38 +8,24 @@ Erasure runs neither under Prefect nor on a schedule. It also lists what remains
 and forgotten: no log, journal, file or exit code contains it. The returned facts are for the curator.
 """
 
-import math
-import os
 import time
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import asdict, replace
-from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
-from prefect.client.schemas.objects import State
-
-from dpca.backends.atomic_files import make_folder, writing
 from dpca.errors import BadSource, NotFound
 from dpca.home import key_folder
-from dpca.schemas.encoder import Encoder
-from flows.options import NewName, Sources, form_field, with_options
-from flows.orchestration.job_flows import job
-from flows.orchestration.own_server import prefect_server
-from flows.orchestration.prefect_stages import finish, in_flow, is_deployed
-from flows.orchestration.stage_calls import Runner, directly
-from flows.reports.activity import begin_step
+from flows.orchestration.stage_calls import directly
+from flows.reports.snapshot_facts import report_fault, snapshot_facts
 from flows.reports.terminal import STDERR, configure_logs, log_event
 from flows.settings import cluster_settings
 from storage.database.engine import reading
-from storage.datasets.catalog import Catalog, Entry
 from storage.datasets.erase import FoundUnit, erase_unit, find_unit
 from storage.datasets.ingest import IngestReport, ingest
 from storage.datasets.ingest_options import DEFAULTS, IngestOptions
 from storage.datasets.kept_sources import FILES, INBOXES, find_source, is_reference, keep_source, reference_to
 from storage.datasets.whole_records import Progress
-from storage.formats.batch import quarantine_notes, read_tally
 from storage.formats.files import SourceFile
 from storage.ledger.budgets import has_large_delta, other_units
 from storage.workspace import Workspace
@@ -54,11 +40,6 @@ FILE_FAULT = (
     "the home folder states the reason."
 )
 """The only message of an unattended ingest that fails at a file; it contains nothing from the file."""
-REPORTS = "reports"
-"""The folder of private reports in the home.
-
-Each dataset has one report of mode 0600, with a line for each file that was not read.
-"""
 
 
 def ingest_source(source: str | list[str], name: str, options: IngestOptions = DEFAULTS) -> str:
@@ -83,32 +64,6 @@ def ingest_opened(
             raise
         report_fault(workspace.home, name, str(error))
         raise BadSource(FILE_FAULT) from None
-
-
-def report_fault(home: Path, name: str, reason: str) -> None:
-    """Add a line to the private report on the files of a dataset that could not be read."""
-    folder = home / REPORTS
-    with writing(folder):
-        make_folder(folder)
-        descriptor = os.open(folder / f"{name}.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        with os.fdopen(descriptor, "ab") as report:
-            line = _in_one_line(f"{datetime.now(UTC):%FT%TZ} {reason}")
-            report.write(f"{line}\n".encode(errors="replace"))
-
-
-def reported_fault(home: Path, name: str, address: str) -> str | None:
-    """Return why a file could not be read most recently, from a dataset's private report; for the curator alone."""
-    try:
-        lines = (home / REPORTS / f"{name}.txt").read_text(errors="replace").splitlines()
-    except FileNotFoundError:
-        return None
-    reasons = (line.partition(" ")[2] for line in lines)
-    begin = f"{_in_one_line(address)}: "
-    return next((reason.removeprefix(begin) for reason in reversed([*reasons]) if reason.startswith(begin)), None)
-
-
-def _in_one_line(text: str) -> str:
-    return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 def _ingest(source: str | list[str] | SourceFile, name: str, options: IngestOptions, *, workspace: Workspace) -> str:
@@ -147,46 +102,36 @@ def _ingest(source: str | list[str] | SourceFile, name: str, options: IngestOpti
     return report.snapshot
 
 
-@job(name="ingest-dataset")
-@with_options(IngestOptions, annotation=form_field)
-def ingest_dataset(source: Sources, name: NewName, **options: Any) -> str | State[Any]:
-    """Ingest files as a new snapshot of a dataset; return the snapshot's id.
-
-    `storage.datasets.ingest_options.IngestOptions` declares all parameters except source and name. A deployment's run
-    is unattended: no single record ends it.
-    """
-
-    def body(run: Runner) -> str:
-        asked = IngestOptions(**options)
-        return run(ingest_source, source, name, replace(asked, unattended=asked.unattended or is_deployed()))
-
-    return in_flow(body)
+def ingest_directly(
+    source: str | list[str], *, name: str, options: IngestOptions = DEFAULTS, watch: Progress | None = None
+) -> dict[str, Any]:
+    """Ingest in this process, without Prefect; return the curator's facts of the snapshot."""
+    return ingest_by(
+        lambda reference, values: directly(ingest_source, reference, name, IngestOptions(**values)),
+        source,
+        name=name,
+        options=options,
+        watch=watch,
+    )
 
 
-def run_ingest(
+def ingest_by(
+    call: Callable[[str, dict[str, Any]], str],
     source: str | list[str],
     *,
     name: str,
-    options: IngestOptions = DEFAULTS,
-    direct: bool = False,
-    watch: Progress | None = None,
+    options: IngestOptions,
+    watch: Progress | None,
 ) -> dict[str, Any]:
-    """Ingest from this process, as a Prefect flow or directly; return the curator's facts of the snapshot.
+    """Ingest by a call that receives a reference to the files, and the other options by name.
 
-    Prefect receives a reference to the files. Their paths are stored in the home folder, for schedules.
+    Return the curator's facts of the snapshot. The paths of the files are stored in the home folder, for schedules.
     """
     values = asdict(options)
     files = {"source": source, **{what: values.pop(what) for what in FILES[1:]}}
     token, given = watch_rows.set(watch), given_files.set(files)
     try:
-        if direct:
-            snapshot = directly(ingest_source, reference_to(name), name, IngestOptions(**values))
-        else:
-            begin_step("starting Prefect")
-            with prefect_server():
-                # The flow's static type lacks its declared options, and treats `return_state` as an option.
-                call: Callable[..., Any] = ingest_dataset
-                snapshot = finish(lambda: call(reference_to(name), name, **values, return_state=True))
+        snapshot = call(reference_to(name), values)
     finally:
         watch_rows.reset(token)
         given_files.reset(given)
@@ -194,49 +139,6 @@ def run_ingest(
     keep_source(workspace.home, name, files)
     catalog = workspace.catalog
     return snapshot_facts(catalog, catalog.entry(snapshot))
-
-
-def snapshot_facts(catalog: Catalog, entry: Entry) -> dict[str, Any]:
-    """Return the facts of a snapshot for the curator alone, as sizes and digest are private."""
-    manifest = catalog.open(entry).manifest
-    return {
-        "dataset": entry.name,
-        "population": entry.population,
-        "snapshot": entry.snapshot,
-        "content_digest": entry.content_digest,
-        "records": manifest.n_records,
-        "rows": manifest.n_rows,
-        "features": entry.n_features,
-        "privacy_unit": manifest.privacy_unit,
-        "max_rows_per_unit": manifest.max_rows_per_unit,
-        "quarantined": manifest.quarantined,
-        "quarantined_by": _quarantined_by(catalog, entry),
-        "nnz": manifest.nnz,
-        "density": manifest.density,
-        "blocks": manifest.n_blocks,
-        "dtype": manifest.dtype,
-        **_public_bound(catalog, entry),
-        "records_at_most": entry.records_at_most,
-        "path": catalog.address(entry),
-        "created_at": entry.created_at,
-    }
-
-
-def _public_bound(catalog: Catalog, entry: Entry) -> dict[str, Any]:
-    """Return the bound on the norm of a record that follows from the schema, if there is one."""
-    rows = catalog.open(entry)
-    if (facts := rows.encoder()) is None:
-        return {}
-    most = entry.rows_per_unit
-    bound = None if most is None else Encoder.of(facts).norm_at_most * math.sqrt(most)
-    return {"norm_at_most": None if bound is None else math.ceil(bound * 1e6) / 1e6}
-
-
-def _quarantined_by(catalog: Catalog, entry: Entry) -> list[dict[str, Any]]:
-    """Count the quarantined rows in the private report by reason and column, the most frequent first."""
-    notes = quarantine_notes(catalog.home / entry.path)
-    counted = read_tally(notes).most_common() if notes.exists() else []
-    return [{"rows": rows, "reason": reason, "column": column or None} for (reason, column), rows in counted]
 
 
 def _warnings(workspace: Workspace, name: str, report: IngestReport, *, is_unattended: bool) -> Iterator[str]:

@@ -1,38 +1,76 @@
-"""Release jobs, each run as a Prefect flow or directly.
+"""All jobs as Prefect flows: ingests, releases of each family, ticks of streams, refreshes and joint releases.
 
 `release_flow` makes the flow of a release family from its request class. `run_release` runs a request of any family
 from this process. The schedule of a stream calls `tick_stream`: a slot is one tick, however often the schedule fires.
 The operator opens, extends, shows and closes streams with `flows.releases.streams`.
+
+A command imports this module, and Prefect with it, unless it runs with ``--direct``.
 """
 
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 from prefect import Flow
 from prefect.client.schemas.objects import State
 from prefect.states import Completed
 
-from flows.options import DryRun, Slot, SnapshotId, StreamName, Workers, form_field, with_options
+from flows.federate import fit_sites_directly, make_sites_release
+from flows.ingest import given_files, ingest_by, ingest_directly, ingest_source
+from flows.options import (
+    Alias,
+    DriftAtMost,
+    DryRun,
+    InboxAddress,
+    NewName,
+    Releases,
+    Settled,
+    Slot,
+    SnapshotId,
+    Sources,
+    StreamName,
+    Workers,
+    form_field,
+    with_options,
+)
 from flows.orchestration.job_flows import job
 from flows.orchestration.own_server import prefect_server
 from flows.orchestration.prefect_artifacts import state_refusal, state_release, state_verdict
-from flows.orchestration.prefect_stages import finish, in_flow, planned_time, schedule_slot
-from flows.orchestration.stage_calls import Runner, StageEnded, directly
+from flows.orchestration.prefect_stages import finish, in_flow, is_deployed, planned_time, schedule_slot
+from flows.orchestration.stage_calls import Runner, StageEnded
+from flows.refresh import (
+    CHAMPION,
+    DRIFT,
+    LOOP,
+    SERIES,
+    SETTLED,
+    found_inbox,
+    make_refresh,
+    nobody,
+    parted,
+    refresh_directly,
+    reporting_to,
+)
 from flows.releases.stages import Caller, insisted, make_release, release_directly, waiting
 from flows.releases.streams import make_tick
-from flows.releases.verdicts import Verdict, judge_request, note_budget
+from flows.releases.verdicts import Verdict, check_pace, judge_request, note_budget
 from flows.reports.activity import begin_step
 from flows.requests import (
     NO_FORM_ASKS,
+    NO_LOOP_ASKS,
     CompletionEvaluationRequest,
     CompletionRequest,
     Request,
+    SitesRequest,
     SubspaceEvaluationRequest,
     SubspaceRequest,
     TensorRequest,
 )
 from flows.settings import cluster_settings
+from storage.datasets.ingest_options import DEFAULTS, IngestOptions
+from storage.datasets.kept_sources import FILES, INBOXES, keep_source, reference_to
+from storage.datasets.whole_records import Progress
+from storage.workspace import Workspace
 
 
 def run_release(
@@ -58,21 +96,16 @@ def run_release(
         return release_directly(request, workers=workers, caller=caller)
     given = {item.name: getattr(request, item.name) for item in fields(request) if item.name not in NO_FORM_ASKS}
     with waiting(caller, request):
-        return _run_flow(FLOWS[request.family], **given, workers=workers)
+        report: dict[str, Any] = _run_flow(FLOWS[request.family], **given, workers=workers)
+        return report
 
 
 def run_tick(
-    name: str,
-    *,
-    slot: str | None = None,
-    snapshot: str | None = None,
-    workers: int | None = None,
-    direct: bool = False,
+    name: str, *, slot: str | None = None, snapshot: str | None = None, workers: int | None = None
 ) -> dict[str, Any]:
-    """Run one slot of a stream from this process, as a Prefect flow or directly."""
-    if direct:
-        return make_tick(directly, name, cluster_settings(workers), slot=slot, snapshot=snapshot)
-    return _run_flow(tick_stream, name=name, slot=slot, snapshot=snapshot, workers=workers)
+    """Run one slot of a stream from this process, as a Prefect flow."""
+    report: dict[str, Any] = _run_flow(tick_stream, name=name, slot=slot, snapshot=snapshot, workers=workers)
+    return report
 
 
 def release_flow(kind: type[Request], name: str, text: str) -> Flow[..., Any]:
@@ -165,6 +198,142 @@ def tick_stream(
     return in_flow(body)
 
 
+@job(name="ingest-dataset")
+@with_options(IngestOptions, annotation=form_field)
+def ingest_dataset(source: Sources, name: NewName, **options: Any) -> str | State[Any]:
+    """Ingest files as a new snapshot of a dataset; return the snapshot's id.
+
+    `storage.datasets.ingest_options.IngestOptions` declares all parameters except source and name. A deployment's run
+    is unattended: no single record ends it.
+    """
+
+    def body(run: Runner) -> str:
+        asked = IngestOptions(**options)
+        return run(ingest_source, source, name, replace(asked, unattended=asked.unattended or is_deployed()))
+
+    return in_flow(body)
+
+
+def run_ingest(
+    source: str | list[str],
+    *,
+    name: str,
+    options: IngestOptions = DEFAULTS,
+    direct: bool = False,
+    watch: Progress | None = None,
+) -> dict[str, Any]:
+    """Ingest from this process, as a Prefect flow or directly; return the curator's facts of the snapshot.
+
+    Prefect receives a reference to the files.
+    """
+    if direct:
+        return ingest_directly(source, name=name, options=options, watch=watch)
+    return ingest_by(
+        lambda reference, values: _run_flow(ingest_dataset, source=reference, name=name, **values),
+        source,
+        name=name,
+        options=options,
+        watch=watch,
+    )
+
+
+@job(name="refresh-subspace")
+@with_options(IngestOptions, SubspaceRequest, annotation=form_field, without=NO_LOOP_ASKS)
+def refresh_subspace(
+    inbox: InboxAddress,
+    *,
+    releases: Releases = None,
+    alias: Alias = CHAMPION,
+    drift_at_most: DriftAtMost = DRIFT,
+    settled: Settled = SETTLED,
+    dry_run: DryRun = False,
+    workers: Workers = None,
+    **given: Any,
+) -> dict[str, Any] | State[Any]:
+    """Ingest the files that arrived, release each, and move an alias to each release that passes the gate.
+
+    `flows.requests.SubspaceRequest` and `storage.datasets.ingest_options.IngestOptions` declare all parameters except
+    the options of the loop. Each arrival has a separate run key.
+    """
+
+    def body(run: Runner) -> dict[str, Any] | State[Any]:
+        options, request = parted(given)
+        if dry_run:
+            check_pace(request.epsilon, releases)
+            return dry_run_in_flow(run, request, releases=releases, series=SERIES)
+        address, options = found_inbox(inbox, options)
+        try:
+            return make_refresh(
+                run,
+                address,
+                request,
+                options,
+                cluster_settings(workers),
+                releases=releases,
+                alias=alias,
+                drift_at_most=drift_at_most,
+                settled=settled,
+                on_refusal=lambda: run(state_refusal, request.dataset, request.epsilon, request.delta),
+                on_release=lambda artifact: run(state_release, artifact),
+            )
+        finally:
+            note_budget(request, series=SERIES)
+
+    return in_flow(body)
+
+
+def run_refresh(
+    inbox: str,
+    request: SubspaceRequest,
+    options: IngestOptions = DEFAULTS,
+    *,
+    workers: int | None = None,
+    direct: bool = False,
+    tell: Callable[[dict[str, Any]], None] = nobody,
+    **loop: Any,
+) -> dict[str, Any]:
+    """Process an inbox from this process, as a Prefect flow or directly, as `flows.refresh.refresh_directly` does."""
+    if direct:
+        return refresh_directly(inbox, request, options, workers=workers, tell=tell, **loop)
+    given = {item.name: getattr(record, item.name) for record in (request, options) for item in fields(record)}
+    given = {name: value for name, value in given.items() if name not in NO_LOOP_ASKS}
+    files = {"source": inbox, **{what: given.pop(what) for what in FILES[1:]}}
+    token = given_files.set(files)
+    try:
+        with reporting_to(tell):
+            known = reference_to(request.dataset)
+            report: dict[str, Any] = _run_flow(refresh_subspace, inbox=known, **given, **{**LOOP, **loop}, workers=workers)
+    finally:
+        given_files.reset(token)
+    keep_source(Workspace.read_only().home, request.dataset, files, INBOXES)
+    return report
+
+
+@job(name="fit-sites")
+@with_options(SitesRequest, annotation=form_field)
+def fit_sites(*, workers: Workers = None, **request: Any) -> dict[str, Any] | State[Any]:
+    """Release a private subspace or components over several datasets or a roster's sites, as a version of a name.
+
+    `flows.requests.SitesRequest` declares all parameters except workers. A repeated request returns the same release.
+    """
+
+    def body(run: Runner) -> dict[str, Any]:
+        report = make_sites_release(run, SitesRequest(**request), cluster_settings(workers))
+        run(state_release, report["artifact"])
+        return report
+
+    return in_flow(body)
+
+
+def run_sites_fit(request: SitesRequest, *, workers: int | None = None, direct: bool = False) -> dict[str, Any]:
+    """Run a joint fit from this process, as a Prefect flow or directly."""
+    if direct:
+        return fit_sites_directly(request, workers=workers)
+    asked = {item.name: getattr(request, item.name) for item in fields(request)}
+    report: dict[str, Any] = _run_flow(fit_sites, **asked, workers=workers)
+    return report
+
+
 def dry_run_in_flow(run: Runner, request: Request, *, releases: int | None = None, series: str = "") -> State[Any]:
     """Return the state named after the verdict on a request, and write the verdict as a Prefect artifact.
 
@@ -176,9 +345,8 @@ def dry_run_in_flow(run: Runner, request: Request, *, releases: int | None = Non
     return Completed(name=verdict.name, message=verdict.text)
 
 
-def _run_flow(called: Callable[..., Any], **given: Any) -> dict[str, Any]:
+def _run_flow(called: Callable[..., Any], **given: Any) -> Any:
     """Run a flow in this process, starting a Prefect server if none is configured; return the result of its body."""
     begin_step("starting Prefect")
     with prefect_server():
-        report: dict[str, Any] = finish(lambda: called(**given, return_state=True))
-        return report
+        return finish(lambda: called(**given, return_state=True))

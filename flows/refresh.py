@@ -6,25 +6,17 @@ run fails and is retried. The decision after a release uses only facts that are 
 """
 
 import math
-from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import fields, replace
 from typing import Any
-
-from prefect.client.schemas.objects import State
 
 from dpca.errors import BadSource, BudgetExhausted, Conflict, Invalid, StorageError, Unavailable
 from dpca.registry.pointers import check_alias, check_name
 from dpca_tasks.errors import DpcaError, InvalidInput
 from flows.clusters.connecting import reach_cluster
 from flows.ingest import given_files, ingest_opened
-from flows.jobs import dry_run_in_flow
-from flows.options import Alias, DriftAtMost, DryRun, InboxAddress, Releases, Settled, Workers, form_field, with_options
-from flows.orchestration.job_flows import job
-from flows.orchestration.own_server import prefect_server
-from flows.orchestration.prefect_artifacts import state_refusal, state_release
-from flows.orchestration.prefect_stages import finish, in_flow
 from flows.orchestration.stage_calls import Runner, StageEnded, directly, ending
 from flows.releases.arrival_ends import (
     LOG,
@@ -37,24 +29,26 @@ from flows.releases.arrival_ends import (
 )
 from flows.releases.running import deliver_notices
 from flows.releases.stages import make_reserved, reserved_request
-from flows.releases.verdicts import check_pace, next_cost, note_budget, reserve_paced
+from flows.releases.verdicts import check_pace, next_cost, reserve_paced
 from flows.reports.activity import begin_step
 from flows.reports.terminal import RefreshOutcome, configure_logs, log_event, rounded_down
-from flows.requests import NO_LOOP_ASKS, Request, SubspaceRequest
+from flows.requests import Request, SubspaceRequest
 from flows.settings import Settings, cluster_settings
 from storage.datasets.catalog import check_name as check_dataset
 from storage.datasets.inbox import Arrival, Inbox, Waiting
 from storage.datasets.ingest import checked_options
 from storage.datasets.ingest_options import DEFAULTS, IngestOptions
-from storage.datasets.kept_sources import FILES, INBOXES, find_source, is_reference, keep_source, reference_to
+from storage.datasets.kept_sources import INBOXES, find_source, is_reference
 from storage.workspace import Workspace
 
 CHAMPION, SETTLED, DRIFT = "champion", 10.0, 0.5
+LOOP: Mapping[str, Any] = {"releases": None, "alias": CHAMPION, "drift_at_most": DRIFT, "settled": SETTLED}
+"""The default options of the loop."""
 AT_ONCE = 1000
 """The largest number of arrivals that one stage takes."""
-_SERIES = "refresh/"
-_nobody: Callable[[dict[str, Any]], None] = lambda _: None  # noqa: E731 - a default
-_tell: ContextVar[Callable[[dict[str, Any]], None]] = ContextVar("tell", default=_nobody)
+SERIES = "refresh/"
+nobody: Callable[[dict[str, Any]], None] = lambda _: None  # noqa: E731 - a default
+_tell: ContextVar[Callable[[dict[str, Any]], None]] = ContextVar("tell", default=nobody)
 
 
 def look_into(inbox: str, dataset: str, options: IngestOptions, settled: float) -> Waiting:
@@ -142,7 +136,7 @@ def reserve_arrival(request: SubspaceRequest, token: str, snapshot: str, release
     if workspace.ledger.find(run_key) is None:
         reach_cluster(cluster_settings())
     entry = workspace.catalog.entry(snapshot)
-    row = reserve_paced(workspace, request, entry, run_key=run_key, series=_SERIES, releases=releases)
+    row = reserve_paced(workspace, request, entry, run_key=run_key, series=SERIES, releases=releases)
     if row.request.get("publish") != request.publish:
         LOG.warning(
             "release %s was charged as %s before, and is completed with that charge", row.id, row.request.get("publish")
@@ -157,7 +151,7 @@ def begun_request(release_id: str) -> Request:
 
 def run_key_of(token: str) -> str:
     """Return the run key of an arrival's release."""
-    return f"{_SERIES}{token}"
+    return f"{SERIES}{token}"
 
 
 def make_refresh(
@@ -171,14 +165,15 @@ def make_refresh(
     alias: str,
     drift_at_most: float,
     settled: float,
-    attach: Callable[..., object] = lambda *_: None,
+    on_refusal: Callable[[], object] = lambda: None,
+    on_release: Callable[[str], object] = lambda _: None,
 ) -> dict[str, Any]:
     """Process all waiting arrivals of an inbox, one after another, and return the outcome.
 
     A file that cannot be ingested is set aside if another file was ingested, or if it is the only one and breaks a rule
     itself. Otherwise the options are at fault, and all files keep waiting. A refusal or failure ends the run in its
     state, after the other arrivals were processed. An unavailable service ends the run at once. The next run continues
-    from there.
+    from there. ``on_refusal`` is called after a refusal by the budget, ``on_release`` with each published version.
     """
     _check_loop(request, alias=alias, drift_at_most=drift_at_most, settled=settled)
     check_pace(request.epsilon, releases)
@@ -213,7 +208,7 @@ def make_refresh(
             name = _ending(error)
             if name == "BudgetExhausted":
                 run(refuse_arrival, token, request.dataset, request.publish)
-                attach(state_refusal, request.dataset, request.epsilon, request.delta)
+                on_refusal()
                 done.end("refused")
             elif name == "Refused" and run(settle_withheld, run_key_of(token), token, request.dataset):
                 done.end("kept_back")
@@ -221,7 +216,7 @@ def make_refresh(
             raise
         done.decisions.append(run(decide_release, report["artifact"], alias, drift_at_most, token, request.dataset))
         done.left -= 1
-        attach(state_release, report["artifact"])
+        on_release(report["artifact"])
 
     try:
         while left:
@@ -247,98 +242,31 @@ def make_refresh(
     return done.report()
 
 
-def run_refresh(
+def refresh_directly(
     inbox: str,
     request: SubspaceRequest,
     options: IngestOptions = DEFAULTS,
     *,
     workers: int | None = None,
-    direct: bool = False,
-    tell: Callable[[dict[str, Any]], None] = _nobody,
+    tell: Callable[[dict[str, Any]], None] = nobody,
     **loop: Any,
 ) -> dict[str, Any]:
-    """Process an inbox from this process, as a Prefect flow or directly; ``loop`` holds the options of the loop.
+    """Process an inbox in this process, without Prefect; ``loop`` holds the options of the loop.
 
     ``tell`` is called with the report at the end, even if the run then fails.
     """
+    with reporting_to(tell):
+        return make_refresh(directly, inbox, request, options, cluster_settings(workers), **{**LOOP, **loop})
+
+
+@contextmanager
+def reporting_to(tell: Callable[[dict[str, Any]], None]) -> Iterator[None]:
+    """Pass the report of a refresh to a function at its end, even if the run then fails."""
     token = _tell.set(tell)
     try:
-        return _refresh(inbox, request, options, workers=workers, direct=direct, loop=loop)
+        yield
     finally:
         _tell.reset(token)
-
-
-def _refresh(
-    inbox: str,
-    request: SubspaceRequest,
-    options: IngestOptions,
-    *,
-    workers: int | None,
-    direct: bool,
-    loop: dict[str, Any],
-) -> dict[str, Any]:
-    loop = {"releases": None, "alias": CHAMPION, "drift_at_most": DRIFT, "settled": SETTLED} | loop
-    if direct:
-        return make_refresh(directly, inbox, request, options, cluster_settings(workers), **loop)
-    given = {item.name: getattr(record, item.name) for record in (request, options) for item in fields(record)}
-    given = {name: value for name, value in given.items() if name not in NO_LOOP_ASKS}
-    files = {"source": inbox, **{what: given.pop(what) for what in FILES[1:]}}
-    token = given_files.set(files)
-    begin_step("starting Prefect")
-    try:
-        with prefect_server():
-            known = reference_to(request.dataset)
-            # The overloads of a Prefect flow do not recognize that the function is synchronous.
-            call: Callable[..., Any] = refresh_subspace
-            report: dict[str, Any] = finish(lambda: call(known, **given, **loop, workers=workers, return_state=True))
-    finally:
-        given_files.reset(token)
-    keep_source(Workspace.read_only().home, request.dataset, files, INBOXES)
-    return report
-
-
-@job(name="refresh-subspace")
-@with_options(IngestOptions, SubspaceRequest, annotation=form_field, without=NO_LOOP_ASKS)
-def refresh_subspace(
-    inbox: InboxAddress,
-    *,
-    releases: Releases = None,
-    alias: Alias = CHAMPION,
-    drift_at_most: DriftAtMost = DRIFT,
-    settled: Settled = SETTLED,
-    dry_run: DryRun = False,
-    workers: Workers = None,
-    **given: Any,
-) -> dict[str, Any] | State[Any]:
-    """Ingest the files that arrived, release each, and move an alias to each release that passes the gate.
-
-    `flows.requests.SubspaceRequest` and `storage.datasets.ingest_options.IngestOptions` declare all parameters except
-    the options of the loop. Each arrival has a separate run key.
-    """
-
-    def body(run: Runner) -> dict[str, Any] | State[Any]:
-        options, request = parted(given)
-        if dry_run:
-            check_pace(request.epsilon, releases)
-            return dry_run_in_flow(run, request, releases=releases, series=_SERIES)
-        address, options = found_inbox(inbox, options)
-        try:
-            return make_refresh(
-                run,
-                address,
-                request,
-                options,
-                cluster_settings(workers),
-                releases=releases,
-                alias=alias,
-                drift_at_most=drift_at_most,
-                settled=settled,
-                attach=run,
-            )
-        finally:
-            note_budget(request, series=_SERIES)
-
-    return in_flow(body)
 
 
 def found_inbox(inbox: str, options: IngestOptions) -> tuple[str, IngestOptions]:
@@ -359,7 +287,7 @@ def question_of(request: SubspaceRequest, options: IngestOptions, *, releases: i
     current = next((entry for entry in workspace.catalog.entries() if entry.name == request.dataset), None)
     if current is not None:
         with suppress(BudgetExhausted):  # then the release of each file is refused
-            cost = next_cost(workspace, request, current, series=_SERIES, releases=releases)
+            cost = next_cost(workspace, request, current, series=SERIES, releases=releases)
             return f"Spend, for each arrived file, {cost} the first?"
     population = current.population if current is not None else options.population or request.dataset
     left = rounded_down(workspace.ledger.statement(population).remaining)

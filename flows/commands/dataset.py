@@ -50,13 +50,14 @@ def ingest(
     and categories become 0 and 1.
     """
     with activity("starting") as seen:
-        from flows.ingest import run_ingest
-
+        if direct:
+            from flows.ingest import ingest_directly as run_ingest
+        else:
+            from flows.jobs import run_ingest
         report = run_ingest(
             source[0] if len(source) == 1 else source,
             name=name,
             options=IngestOptions(**options),
-            direct=direct,
             watch=seen.transfer,
         )
     if (bound := report.get("norm_at_most")) is not None:
@@ -71,7 +72,7 @@ def ingest(
 @app.command("list")
 def list_(as_json: Json = False) -> None:
     """List the datasets and their current snapshots."""
-    from flows.ingest import snapshot_facts
+    from flows.reports.snapshot_facts import snapshot_facts
 
     catalog = _catalog()
     rows = [snapshot_facts(catalog, entry) for entry in catalog.entries()]
@@ -82,7 +83,7 @@ def list_(as_json: Json = False) -> None:
 @app.command()
 def show(name: Name, as_json: Json = False) -> None:
     """Show a dataset's current snapshot."""
-    from flows.ingest import snapshot_facts
+    from flows.reports.snapshot_facts import snapshot_facts
 
     catalog = _catalog()
     print_facts(snapshot_facts(catalog, catalog.current(name)), as_json=as_json)
@@ -280,7 +281,7 @@ def json_(output: File = None) -> None:
 
 
 def _arrivals(name: str) -> list[dict[str, Any]]:
-    from flows.ingest import reported_fault
+    from flows.reports.snapshot_facts import reported_fault
     from storage.datasets.catalog import check_name
     from storage.datasets.inbox import Inbox
     from storage.workspace import Workspace

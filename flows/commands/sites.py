@@ -57,9 +57,11 @@ def fit(
     if not seen.exists:
         confirm(seen.question, yes=yes)
     with activity("starting"):
-        from flows.federate import run_sites_fit
-
-        report = run_sites_fit(asked, workers=workers, direct=direct)
+        if direct:
+            from flows.federate import fit_sites_directly as run_sites_fit
+        else:
+            from flows.jobs import run_sites_fit
+        report = run_sites_fit(asked, workers=workers)
     if report["reused"]:
         STDERR.print("this request was released before: the release is reused, and nothing was spent")
     if not as_json:

@@ -74,7 +74,7 @@ def refresh(
     alias points to. A held release is published, but the alias stays.
     """
     with activity("planning"):
-        from flows.refresh import parted, question_of, run_refresh
+        from flows.refresh import parted, question_of
 
         options, request = parted(given)
         question = "" if yes else question_of(request, options, releases=releases)
@@ -82,6 +82,10 @@ def refresh(
     found: list[dict[str, Any]] = []
     try:
         with activity("starting"):
+            if direct:
+                from flows.refresh import refresh_directly as run_refresh
+            else:
+                from flows.jobs import run_refresh
             loop: dict[str, Any] = {
                 "releases": releases,
                 "alias": alias,
@@ -93,7 +97,6 @@ def refresh(
                 request,
                 options,
                 workers=workers,
-                direct=direct,
                 tell=found.append,
                 **loop,
             )
@@ -173,9 +176,11 @@ def tick(
     Schedules call this command. A tick that an earlier slot began and a crash interrupted is finished first.
     """
     with activity("starting"):
-        from flows.jobs import run_tick
-
-        report = run_tick(name, slot=slot, snapshot=snapshot, workers=workers, direct=direct)
+        if direct:
+            from flows.releases.streams import tick_directly as run_tick
+        else:
+            from flows.jobs import run_tick
+        report = run_tick(name, slot=slot, snapshot=snapshot, workers=workers)
     if report["reused"]:
         STDERR.print("this slot has its tick already: its version is shown")
     for warning in report["warnings"]:

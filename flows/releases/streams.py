@@ -27,13 +27,13 @@ from dpca_tasks.records.blocks import BlockSource
 from flows.clusters.connecting import check_address, connect, open_cluster
 from flows.families.base import rows_by_policy
 from flows.families.streams import Earlier, StreamTerms, check_fits, factor, plan_terms, read_terms, state_tick
-from flows.orchestration.stage_calls import Runner, shown_progress
+from flows.orchestration.stage_calls import Runner, directly, shown_progress
 from flows.releases.running import summing, warn_of_budget
 from flows.releases.stages import digest_of, made_or_found, release_facts, released_digest
 from flows.reports.activity import begin_step
 from flows.reports.terminal import about, configure_logs, log_event, spending
 from flows.requests import StreamRequest
-from flows.settings import Settings
+from flows.settings import Settings, cluster_settings
 from storage.datasets.catalog import Catalog
 from storage.datasets.snapshot_reader import Dataset, NightRows
 from storage.ledger.step_answers import Reservation
@@ -339,6 +339,13 @@ def report_tick(artifact: str, *, reused: bool) -> dict[str, Any]:
         **({"least_cosine": min(alignment["cosines"])} if "cosines" in alignment else {}),
         **({"drift_p": outcome["drift"]["p"]} if "drift" in outcome else {}),
     }
+
+
+def tick_directly(
+    name: str, *, slot: str | None = None, snapshot: str | None = None, workers: int | None = None
+) -> dict[str, Any]:
+    """Run one slot of a stream in this process, without Prefect."""
+    return make_tick(directly, name, cluster_settings(workers), slot=slot, snapshot=snapshot)
 
 
 def make_tick(

@@ -27,9 +27,8 @@ from dpca.privacy_unit import ROW, PrivacyUnit
 from storage.database import tables
 from storage.database.engine import reading, transaction
 from storage.datasets.content_digest import MARKER, Manifest
-from storage.datasets.snapshot_reader import Dataset
-from storage.datasets.staging import remove_if_empty
-from storage.formats.batch import quarantine_notes
+from storage.datasets.snapshot_reader import Dataset, read_manifest
+from storage.datasets.staging import quarantine_notes, remove_if_empty
 from storage.ledger import journal
 from storage.ledger.arrivals import number_of_snapshot
 from storage.ledger.budgets import check_snapshots, current_snapshot
@@ -320,10 +319,17 @@ class Catalog:
         Corrupt
             If the files cannot be read.
         """
+        return open_snapshot(self.place, entry, ledger=self._ledger_id())
+
+    def manifest(self, entry: Entry) -> Manifest:
+        """Return the manifest of a snapshot, without opening its arrays; raises the errors of `open`."""
+        return _checked(read_manifest(self.place.at(entry.path)), entry, ledger=self._ledger_id())
+
+    def _ledger_id(self) -> str:
         if self._ledger is None:
             with reading(self.engine) as connection:
                 self._ledger = journal.head(connection).ledger
-        return open_snapshot(self.place, entry, ledger=self._ledger)
+        return self._ledger
 
     def verify(self, name: str) -> str:
         """Recompute the content digest of the current snapshot from its files and return it.
@@ -386,17 +392,23 @@ class Catalog:
 def open_snapshot(place: Place, entry: Entry, *, ledger: str) -> Dataset:
     """Open the files of a snapshot in the place of datasets; raises the errors of `Catalog.open`."""
     dataset = Dataset.open(place.at(entry.path))
-    found = (dataset.manifest.ledger, dataset.manifest.populations, dataset.manifest.snapshot)
+    _checked(dataset.manifest, entry, ledger=ledger)
+    return dataset
+
+
+def _checked(manifest: Manifest, entry: Entry, *, ledger: str) -> Manifest:
+    """Return a manifest if it belongs to a registered snapshot."""
+    found = (manifest.ledger, manifest.populations, manifest.snapshot)
     if found != (ledger, [entry.population], entry.snapshot):
         raise Refused(
             f"the files of dataset {entry.name!r} belong to another ledger or population; ingest the data here"
         )
-    if dataset.content != entry.content_digest:
+    if manifest.content_digest != entry.content_digest:
         raise Corrupt(
             f"the files of dataset {entry.name!r} differ from the registered ones; restore them or ingest the data "
             "again"
         )
-    return dataset
+    return manifest
 
 
 def check_name(name: str) -> str:

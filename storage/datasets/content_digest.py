@@ -21,14 +21,12 @@ from typing import Any, Self
 
 import numpy as np
 from blake3 import blake3
-from numba import njit, uint64
 from numpy.typing import NDArray
 
 from dpca.errors import Corrupt
 from dpca.privacy_unit import PrivacyUnit
 
 _LABEL = b"dpca content 1\0"
-_ROWS_LABEL = b"dpca rows 1\0"
 
 
 class ContentDigest:
@@ -90,63 +88,6 @@ def _bytes(array: NDArray[Any], kind: str) -> memoryview:
     return np.ascontiguousarray(array, dtype=kind).view(np.uint8).data
 
 
-class RowsDigest:
-    """Hash of canonical rows that ignores their order and the individuals they belong to.
-
-    The same rows have the same digest with and without ids, and under any bound on the rows of an individual. The
-    catalog uses it to recognize rows that another population already holds.
-
-    Guarantees
-    ----------
-    Each row has a 128-bit hash of its columns and values. The hashes are added up, so the digest identifies a multiset
-    of rows. It does not prove equality against an adversary who chooses rows. It finds equal rows, no matter who
-    ingests them.
-    """
-
-    def __init__(self, *, n_features: int) -> None:
-        self._n_features, self._n_rows = n_features, 0
-        self._sum = np.zeros(2, np.uint64)
-
-    def update(self, *, values: NDArray[Any], indices: NDArray[np.int64], row_ptr: NDArray[np.int64]) -> None:
-        """Add rows.
-
-        Parameters
-        ----------
-        values : array of shape (nnz,), exact in float64
-        indices : integer array of shape (nnz,), columns from 0
-        row_ptr : integer array of shape (n_rows + 1,), where each row begins
-        """
-        self._n_rows += len(row_ptr) - 1
-        exact = np.ascontiguousarray(values, dtype=np.float64) + 0.0  # turns a negative zero into a positive one
-        _add_rows(self._sum, exact.view(np.uint64), np.asarray(indices, np.int64), np.asarray(row_ptr, np.int64))
-
-    def hexdigest(self) -> str:
-        """Return the digest of everything added so far, as 64 hex digits."""
-        shape = struct.pack("<2q", self._n_rows, self._n_features)
-        return blake3(_ROWS_LABEL + shape + self._sum.astype("<u8").tobytes()).hexdigest()
-
-
-@njit(cache=True, nogil=True)
-def _add_rows(total, bits, indices, row_ptr):  # type: ignore[no-untyped-def]
-    for row in range(len(row_ptr) - 1):
-        one, other = uint64(0x9E3779B97F4A7C15), uint64(0xC2B2AE3D27D4EB4F)
-        for at in range(row_ptr[row], row_ptr[row + 1]):
-            column = uint64(indices[at])
-            one = _mixed(one ^ (bits[at] + column * uint64(0xD6E8FEB86659FD93)))
-            other = _mixed(other ^ (bits[at] + column * uint64(0xA0761D6478BD642F)))
-        total[0] += one
-        total[1] += other
-
-
-@njit(cache=True, nogil=True)
-def _mixed(word):  # type: ignore[no-untyped-def]
-    """Mix 64 bits by a bijection, as the last step of SplitMix64 does."""
-    word += uint64(0x9E3779B97F4A7C15)
-    word = (word ^ (word >> uint64(30))) * uint64(0xBF58476D1CE4E5B9)
-    word = (word ^ (word >> uint64(27))) * uint64(0x94D049BB133111EB)
-    return word ^ (word >> uint64(31))
-
-
 FORMAT = "dpca-rows"
 FORMAT_VERSION = 1
 MARKER = "zarr.json"  # holds the manifest; is written last when a snapshot is published
@@ -178,7 +119,8 @@ class Manifest:
     n_features, n_records, n_rows, nnz, n_blocks : int
     dtype : str, of the stored values
     content_digest : str, see `ContentDigest`
-    rows_digest : str, digest of the rows of the source, in any order and of any individuals; see `RowsDigest`
+    rows_digest : str, digest of the rows of the source, in any order and of any individuals; see
+        `storage.datasets.rows_digest.RowsDigest`
     records_at_most : int or None, the declared public bound on n_records
     density : float or None, the share of nonzero entries, as declared or as fixed by the format
     source : str, the format of the source

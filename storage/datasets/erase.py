@@ -24,9 +24,10 @@ from numpy.typing import NDArray
 from dpca.errors import Invalid, NotFound, Refused
 from dpca.schemas.canonical import id_cells
 from storage.datasets.catalog import Catalog, Entry
-from storage.datasets.content_digest import MARKER, RowsDigest
+from storage.datasets.content_digest import MARKER
 from storage.datasets.ingest import encoded, joined, publish
 from storage.datasets.keyed_hash import OwnerKey, keyed_hashes
+from storage.datasets.rows_digest import RowsDigest
 from storage.datasets.snapshot_reader import Dataset
 from storage.datasets.snapshot_writer import SnapshotWriter
 from storage.datasets.staging import begin

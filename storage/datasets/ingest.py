@@ -27,13 +27,14 @@ from dpca.backends.base import Place
 from dpca.errors import BadSource, Conflict, StorageError, Unavailable
 from dpca.schemas.schema import read_schema
 from storage.datasets.catalog import Catalog, check_name
-from storage.datasets.content_digest import MARKER, Manifest, RowsDigest
+from storage.datasets.content_digest import MARKER, Manifest
 from storage.datasets.ingest_options import DEFAULTS, IngestOptions
 from storage.datasets.kept_sources import SavedColumns
 from storage.datasets.keyed_hash import OwnerKey
 from storage.datasets.open_source import OpenSource, Source, open_source
+from storage.datasets.rows_digest import RowsDigest
 from storage.datasets.snapshot_writer import BLOCK_NNZ, SnapshotWriter, Totals, check_block_nnz
-from storage.datasets.staging import Staging, begin
+from storage.datasets.staging import Staging, begin, quarantine_notes
 from storage.datasets.whole_records import FirstSeenTable, Progress, whole_records
 from storage.formats.batch import (
     Quarantine,
@@ -41,7 +42,6 @@ from storage.formats.batch import (
     RowBatch,
     describe,
     make_canonical,
-    quarantine_notes,
     stored_dtype,
     without_surplus,
 )

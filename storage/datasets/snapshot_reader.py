@@ -351,17 +351,23 @@ class _Handles:
     first_seen: NDArray[np.int64] | None
 
 
+def read_manifest(address: str) -> Manifest:
+    """Read the manifest of a snapshot without its arrays; raises the errors of `Dataset.open`."""
+    place = open_place(address)
+    if not place.holds("", marker=MARKER):
+        raise NotFound(f"there is no snapshot at {address}; see `dpca dataset list`")
+    with _reading(place, f"{address} is not a readable snapshot"):
+        return Manifest.from_attributes(json.loads(place.read(MARKER).payload)["attributes"])
+
+
 @lru_cache(maxsize=64)
 def _open_handles(address: str) -> _Handles:
     import zarr  # imported here: a planner reads no rows
 
-    place = open_place(address)
-    if not place.holds("", marker=MARKER):
-        raise NotFound(f"there is no snapshot at {address}; see `dpca dataset list`")
+    place, manifest = open_place(address), read_manifest(address)
     strict: ArrayConfigParams = {"read_missing_chunks": False}
     with _reading(place, f"{address} is not a readable snapshot"):
         group = zarr.open_group(place.zarr_store(), mode="r", zarr_format=3)
-        manifest = Manifest.from_attributes(dict(group.attrs))
         arrays = {name: cast("Stored", group[name]) for name in group.array_keys()}
         extents = np.asarray(arrays["extents"].with_config(strict)[:])
         sizes = manifest.n_records, manifest.n_rows, manifest.nnz

@@ -28,7 +28,6 @@ from numpy.typing import NDArray
 
 from dpca.backends.atomic_files import make_folder, write_atomically
 from dpca.errors import StorageError, Unavailable
-from storage.formats.batch import quarantine_notes
 
 _PARTIAL = ".partial"
 _REMOVED = ".removed"  # suffix of folders that `Catalog.remove` hides before it deletes them
@@ -177,6 +176,11 @@ def _clear(left: Path, *, is_registered: Callable[[str], bool], discard: Callabl
         shutil.rmtree(left, ignore_errors=True)
     elif found:
         _remove_notes(left)
+
+
+def quarantine_notes(folder: Path) -> Path:
+    """Return the path of the private report on a snapshot's rows, which is local and next to the snapshot."""
+    return folder.with_name(f"{folder.name}.rejected.csv")
 
 
 def remove_if_empty(folder: Path) -> None:

@@ -2,7 +2,7 @@
 
 A bad row either ends the ingest, or its record becomes empty and reading continues. The private report of an ingest
 lists the position of each bad row, the rule that it broke and the column, but never its content. The report is a file
-of mode 0600 in the home folder, next to the snapshot: see `quarantine_notes`.
+of mode 0600 in the home folder, next to the snapshot.
 
 >>> try:
 ...     Rejects().reject(place="line", number=3, reason="has a value that is not finite")
@@ -199,11 +199,6 @@ def read_tally(notes: Path) -> Tally:
 def _count(tally: Tally, reason: str, column: str) -> None:
     key = (reason, column)
     tally[key if key in tally or len(tally) < _KINDS else (reason, "")] += 1
-
-
-def quarantine_notes(folder: Path) -> Path:
-    """Return the path of the private report on a snapshot's rows, which is local and next to the snapshot."""
-    return folder.with_name(f"{folder.name}.rejected.csv")
 
 
 BATCH_VALUES = 1 << 18  # numbers that a reader puts into one batch, unless one row holds more

@@ -170,7 +170,7 @@ def _run(federation: Federation, number: int, fault: Fault | None, *, marks: Pat
             _going_wrong(fault, sites, marks, slow),
             suppress(DpcaError, StorageError),
         ):
-            is_done = not federate.run_sites_fit(request, direct=True).get("unfinished")
+            is_done = not federate.fit_sites_directly(request).get("unfinished")
         os._exit(SLOW_CALL if slow else int(not is_done))
 
     pid, end = processes.start(body), time.monotonic() + CALLS * TIMEOUT

@@ -101,7 +101,7 @@ def _offered(schema: Any) -> Iterator[str]:
 def test_what_forms_offer_no_more_is_taken_of_deployments_made_before() -> None:
     taken = inspect.signature(_flow("flows.jobs.fit_subspace").fn).parameters
     assert {"allow_large_delta", "settings", "run_key"} <= set(taken)
-    assert "allow_shared_rows" in inspect.signature(_flow("flows.ingest.ingest_dataset").fn).parameters
+    assert "allow_shared_rows" in inspect.signature(_flow("flows.jobs.ingest_dataset").fn).parameters
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from dpca.registry.reader import Registry
-from flows.refresh import run_refresh
+from flows.jobs import run_refresh
 from flows.requests import SubspaceRequest
 from storage.datasets.ingest_options import IngestOptions
 from storage.ledger.ledger import Ledger

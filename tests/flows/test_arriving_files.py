@@ -14,7 +14,9 @@ from prefect.client.orchestration import SyncPrefectClient
 
 from dpca.errors import Conflict
 from flows import refresh as subject
-from flows.ingest import FILE_FAULT, REPORTS, ingest_opened, ingest_source
+from flows.ingest import FILE_FAULT, ingest_opened, ingest_source
+from flows.jobs import refresh_subspace, run_refresh
+from flows.reports.snapshot_facts import REPORTS
 from flows.requests import NO_LOOP_ASKS
 from storage.datasets.inbox import Arrival, Inbox
 from storage.datasets.ingest_options import IngestOptions
@@ -98,12 +100,12 @@ def test_a_schedule_finds_the_inbox_and_files_of_the_last_refresh_by_hand(
     scale = tmp_path / "palmyra-scale.txt"
     scale.write_text("1.0\n" * FEATURES)
     options = dataclasses.replace(OPTIONS, scale=str(scale))
-    flow: Any = subject.refresh_subspace
+    flow: Any = refresh_subspace
     given = {item.name: getattr(request(), item.name) for item in dataclasses.fields(request())}
     given = {name: value for name, value in given.items() if name not in NO_LOOP_ASKS}
     asked = {**given, "records_at_most": OPTIONS.records_at_most, "settled": 0.0}
     assert flow(f"@{DATASET}", **asked, return_state=True).name == "Refused"
-    subject.run_refresh(str(inbox), request(), options, settled=0.0)
+    run_refresh(str(inbox), request(), options, settled=0.0)
     drop(inbox, "next.npy", seed=2)
     assert flow(f"@{DATASET}", **asked, return_state=True).name == "Completed"
     assert len(states()) == 1
@@ -131,7 +133,7 @@ def test_what_a_loop_cannot_do_is_refused_before_a_file_is_touched(
     loop = {"settled": 0.0} | {name: value for name, value in asked.items() if name != "dataset"}
     others = {name: value for name, value in asked.items() if name == "dataset"}
     with pytest.raises(ValueError, match=reason):
-        subject.run_refresh(str(inbox), request(**others), OPTIONS, direct=True, **loop)
+        run_refresh(str(inbox), request(**others), OPTIONS, direct=True, **loop)
     assert states() == []
     assert not list(inbox.parent.rglob("*.arrival"))
 
@@ -148,14 +150,14 @@ def test_options_that_fit_no_file_end_the_run_in_one_line_and_all_files_wait_on(
         (IngestOptions(dtype="float99"), "float99"),
     ):
         with pytest.raises(ValueError, match=reason) as refused:
-            subject.run_refresh(str(inbox), request(), wrong, direct=True, settled=0.0)
+            run_refresh(str(inbox), request(), wrong, direct=True, settled=0.0)
         assert "\n" not in str(refused.value)
     Workspace.open().catalog.admit(name=DATASET, population=DATASET)
     assert not list(inbox.parent.rglob("*.end"))
     assert "set aside" not in caplog.text
     assert len(refresh(inbox)["decisions"]) == 2
     with pytest.raises(Conflict, match="population"):
-        subject.run_refresh(str(inbox), request(), IngestOptions(population="others"), direct=True, settled=0.0)
+        run_refresh(str(inbox), request(), IngestOptions(population="others"), direct=True, settled=0.0)
 
 
 def test_a_malformed_file_that_waits_alone_is_set_aside_with_one_line_of_the_private_report(inbox: Path) -> None:
@@ -290,7 +292,7 @@ def test_an_inbox_in_an_object_store_is_released_once_each_and_a_replaced_object
         s3_server.ask("PUT", f"{prefix.removeprefix('s3://')}/{name}", payload)
 
     def looked() -> str:
-        report = subject.run_refresh(f"{prefix}/", request(), OPTIONS, direct=True, settled=3_600.0)
+        report = run_refresh(f"{prefix}/", request(), OPTIONS, direct=True, settled=3_600.0)
         return str(report["outcome"])
 
     put("monday.npy", 1)

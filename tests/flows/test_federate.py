@@ -14,7 +14,7 @@ from dpca.registry.reader import Registry
 from dpca_tasks.mechanisms.sites import METHODS
 from flows import federate
 from flows.cli import main
-from flows.federate import run_sites_fit
+from flows.jobs import run_sites_fit
 from flows.requests import SitesRequest
 from flows.sites.releases import preview_sites
 from storage.ledger.ledger import Ledger

@@ -10,7 +10,7 @@ import pytest
 from dpca.artifacts.tensor import TensorComponents
 from dpca.registry.reader import Registry
 from flows.cli import main
-from flows.federate import run_sites_fit
+from flows.jobs import run_sites_fit
 from flows.requests import SitesRequest
 from tests.flows.conftest import Command, facts_of, isolate
 from tests.flows.test_federate import spent

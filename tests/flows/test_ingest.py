@@ -25,7 +25,7 @@ from scipy import sparse
 
 from dpca.errors import BadSource, Conflict, Invalid, NotFound
 from dpca.home import key_folder
-from flows.ingest import ingest_dataset, run_ingest
+from flows.jobs import ingest_dataset, run_ingest
 from flows.orchestration.stage_calls import ENDINGS
 from storage.datasets import erase as subject
 from storage.datasets.catalog import Catalog

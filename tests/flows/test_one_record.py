@@ -19,16 +19,15 @@ import sqlalchemy as sa
 
 from dpca.errors import BadSource, NotFound
 from dpca.registry.reader import Registry
-from flows import ingest
+from flows import ingest, jobs
 from flows.cli import main
-from flows.federate import run_sites_fit
-from flows.ingest import FILE_FAULT, REPORTS
-from flows.jobs import run_release
+from flows.ingest import FILE_FAULT
+from flows.jobs import run_refresh, run_release, run_sites_fit
 from flows.orchestration.stage_calls import directly
-from flows.refresh import run_refresh
 from flows.releases import running
 from flows.releases.stages import make_release
 from flows.releases.streams import make_tick
+from flows.reports.snapshot_facts import REPORTS
 from flows.requests import SitesRequest, SubspaceRequest
 from flows.settings import Settings
 from storage.database import tables
@@ -242,9 +241,9 @@ def test_a_deployments_ingest_is_unattended(home: Path, tmp_path: Path, monkeypa
     asked = IngestOptions(features=2)
     with pytest.raises(BadSource, match="line 3"):
         ingest.ingest_source(source, "people", asked)
-    monkeypatch.setattr(ingest, "is_deployed", lambda: True)
-    monkeypatch.setattr(ingest, "in_flow", lambda body: body(directly))
-    snapshot = ingest.ingest_dataset.fn(source, "people", **dataclasses.asdict(asked))
+    monkeypatch.setattr(jobs, "is_deployed", lambda: True)
+    monkeypatch.setattr(jobs, "in_flow", lambda body: body(directly))
+    snapshot = jobs.ingest_dataset.fn(source, "people", **dataclasses.asdict(asked))
     workspace = Workspace.read_only()
     assert workspace.catalog.open(workspace.catalog.entry(str(snapshot))).n_records == 2
 

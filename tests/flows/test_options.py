@@ -20,8 +20,8 @@ from dpca_tasks.mechanisms.base import Center
 from dpca_tasks.records.blocks import RowPolicy
 from flows.cli import build_app
 from flows.families.subspace import SUBSPACE
-from flows.ingest import ingest_dataset, ingest_source
-from flows.jobs import fit_subspace
+from flows.ingest import ingest_source
+from flows.jobs import fit_subspace, ingest_dataset
 from flows.options import Workers, command_option, form_field, with_options
 from flows.requests import MECHANISM, NO_FORM_ASKS, Request, SubspaceRequest
 from storage.datasets.ingest import ingest

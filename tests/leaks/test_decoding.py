@@ -32,8 +32,8 @@ from dpca.registry.pointers import Pointer
 from dpca_tasks.mechanisms import completion, sites, subspace, tensors
 from dpca_tasks.privacy.gate import DIGEST
 from dpca_tasks.queries import joint_sum
-from flows.federate import run_sites_fit
 from flows.ingest import ingest_source
+from flows.jobs import run_sites_fit
 from flows.orchestration.stage_calls import ENDINGS, directly
 from flows.releases.stages import make_release
 from flows.releases.streams import make_tick, open_stream

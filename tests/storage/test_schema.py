@@ -18,7 +18,7 @@ from storage.datasets.catalog import Catalog
 from storage.datasets.ingest import IngestReport, ingest
 from storage.datasets.ingest_options import IngestOptions
 from storage.datasets.snapshot_reader import Block, Dataset
-from storage.formats.batch import quarantine_notes
+from storage.datasets.staging import quarantine_notes
 
 type Take = Callable[..., tuple[IngestReport, Dataset]]
 

@@ -186,7 +186,7 @@ def _sites(world: World) -> None:
 def _federation(world: World, *, masks: str) -> None:
     """Release over three site processes; everything that the aggregator receives is public too."""
     from flows import demo
-    from flows.federate import run_sites_fit
+    from flows.jobs import run_sites_fit
     from flows.parties.calling import Caller
     from flows.requests import SitesRequest
 

@@ -35,11 +35,10 @@ from dpca.errors import Invalid, NotFound, Refused
 from dpca.privacy_unit import PrivacyUnit, privacy_statement
 from dpca_tasks.errors import InvalidInput
 from flows.families.streams import StreamTerms
-from flows.jobs import fit_subspace
+from flows.jobs import fit_subspace, refresh_subspace
 from flows.orchestration import prefect_stages
 from flows.orchestration.job_flows import check_deployments
 from flows.orchestration.prefect_stages import is_deployed, planned_time, schedule_slot
-from flows.refresh import refresh_subspace
 from flows.releases.stages import reserve_release
 from flows.reports.budget_facts import written_share
 from flows.requests import SubspaceRequest

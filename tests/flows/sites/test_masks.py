@@ -13,7 +13,7 @@ from dpca_tasks.errors import InvalidInput, Refused
 from dpca_tasks.noise.keystream import SecretKey
 from dpca_tasks.sites.roster import Address, MaskSeeds
 from flows.demo import Federation, aggregator, await_listening, make_federation, running, start, stop
-from flows.federate import run_sites_fit
+from flows.jobs import run_sites_fit
 from flows.parties.calling import Caller, Frame, packed, unpacked
 from flows.parties.certificates import make_identity, signing_identity, signing_key_of
 from flows.sites import releases as stages

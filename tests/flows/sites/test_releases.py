@@ -12,7 +12,7 @@ from dpca_tasks.accounting import events
 from dpca_tasks.errors import SiteSilent
 from flows.cli import main
 from flows.demo import Federation, aggregator, await_listening, start, stop
-from flows.federate import run_sites_fit
+from flows.jobs import run_sites_fit
 from flows.parties.calling import Caller, Frame
 from flows.sites import releases as stages
 from storage.registry.agreement import compare_artifacts

@@ -26,7 +26,8 @@ from storage.datasets.ingest import ingest
 from storage.datasets.ingest_options import IngestOptions
 from storage.datasets.open_source import open_source
 from storage.datasets.snapshot_reader import Dataset
-from storage.formats.batch import Rejects, quarantine_notes
+from storage.datasets.staging import quarantine_notes
+from storage.formats.batch import Rejects
 from storage.formats.declared import Declared
 from storage.workspace import Workspace
 from tests.storage.test_schema import Take, records, take

@@ -18,7 +18,7 @@ from storage.datasets.catalog import Catalog
 from storage.datasets.ingest import ingest
 from storage.datasets.ingest_options import IngestOptions
 from storage.datasets.snapshot_reader import Dataset
-from storage.formats.batch import quarantine_notes
+from storage.datasets.staging import quarantine_notes
 from storage.workspace import Workspace
 
 WIDE = b"who,a,b\nu1,1,2\nu2,3,4\nu2,5,6\nu3,7,8\n"
