@@ -4,10 +4,14 @@ With a fixed number of threads the same matrix gives the same bits, whatever els
 """
 
 import ipaddress
+import math
+import os
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import cache
+from pathlib import Path
 from threading import Condition, local
 from typing import Any
 
@@ -57,11 +61,24 @@ def two_at_once[Item, Result](function: Callable[[Item], Result], items: Iterabl
         return list(pool.map(alone, items))
 
 
+@cache
 def processors() -> int:
     """Return how many processors this process may use, by its affinity and the quota of its container."""
-    from dask.system import CPU_COUNT  # planning a release needs no Dask
+    allowed = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    return min([allowed, *_quotas()])
 
-    return CPU_COUNT
+
+def _quotas() -> Iterator[int]:
+    """Yield the number of processors, rounded up, that a control group of version 1 or 2 grants to this process."""
+    groups = Path("/sys/fs/cgroup")
+    with suppress(OSError, ValueError):
+        quota, period = (int((groups / "cpu" / f"cpu.cfs_{name}_us").read_text()) for name in ("quota", "period"))
+        if quota > 0:
+            yield math.ceil(quota / period)
+    with suppress(OSError, ValueError):  # "max" is no number
+        here = Path("/proc/self/cgroup").read_text().strip().rpartition(":")[2]
+        quota, period = map(int, (groups / here.strip("/") / "cpu.max").read_text().split())
+        yield math.ceil(quota / period)
 
 
 class _Limit:

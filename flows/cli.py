@@ -10,7 +10,6 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from importlib.metadata import version
 from typing import Annotated, Any
 
 import typer
@@ -60,6 +59,8 @@ NOUNS = {
 
 def _print_version(wanted: bool) -> None:
     if wanted:
+        from importlib.metadata import version
+
         typer.echo(f"dpca {version('dpca-pipeline')}")
         raise typer.Exit
 

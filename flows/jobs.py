@@ -302,7 +302,8 @@ def run_refresh(
     try:
         with reporting_to(tell):
             known = reference_to(request.dataset)
-            report: dict[str, Any] = _run_flow(refresh_subspace, inbox=known, **given, **{**LOOP, **loop}, workers=workers)
+            given |= {**LOOP, **loop}
+            report: dict[str, Any] = _run_flow(refresh_subspace, inbox=known, **given, workers=workers)
     finally:
         given_files.reset(token)
     keep_source(Workspace.read_only().home, request.dataset, files, INBOXES)

@@ -8,17 +8,17 @@ from functools import lru_cache
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from pydantic import Field, SecretStr, ValidationError
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 
 from dpca_tasks.errors import InvalidInput
 from flows.reports.terminal import LogFormat
 
+_PREFIX = "DPCA_"
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _SAFE = (("https", True), ("https", False), ("http", True))
 
 
-class Settings(BaseSettings):
+class Settings(BaseModel):
     """Settings for where runs compute, log and send notices.
 
     What is computed, and with which privacy guarantee, is never a setting. ``DPCA_CLUSTER`` is one of:
@@ -29,7 +29,7 @@ class Settings(BaseSettings):
     - ``kubernetes``, ``gateway`` or ``slurm``, which start a cluster for each run.
     """
 
-    model_config = SettingsConfigDict(env_prefix="DPCA_", extra="ignore", frozen=True)
+    model_config = ConfigDict(extra="ignore", frozen=True)
 
     cluster: str = Field(
         default="local",
@@ -53,18 +53,6 @@ class Settings(BaseSettings):
     webhook_secret: SecretStr | None = Field(default=None, description="Key that signs notices.")
     encrypted_scratch: bool = Field(default=False, description="Declare that the workers' spill folder is encrypted.")
 
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Read settings from arguments, else from environment variables, and never from a file."""
-        return init_settings, env_settings
-
 
 def cluster_settings(workers: int | None = None) -> Settings:
     """Read the settings; an explicit number of workers takes precedence.
@@ -78,7 +66,7 @@ def cluster_settings(workers: int | None = None) -> Settings:
         settings = _settings(workers, _variables())
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        name = f"{Settings.model_config['env_prefix']}{first['loc'][0]}".upper()
+        name = f"{_PREFIX}{first['loc'][0]}".upper()
         raise InvalidInput(f"{name}={first['input']!r} is refused: {first['msg']}; fix that setting.") from None
     if settings.webhook_url is not None:
         check_webhook(settings.webhook_url.get_secret_value())
@@ -88,14 +76,16 @@ def cluster_settings(workers: int | None = None) -> Settings:
 
 
 @lru_cache(maxsize=2)
-def _settings(workers: int | None, _variables: frozenset[tuple[str, str]]) -> Settings:
+def _settings(workers: int | None, variables: frozenset[tuple[str, str]]) -> Settings:
     """Read the settings, and cache them until their environment variables change."""
-    return Settings() if workers is None else Settings(workers=workers)
+    given = dict(variables) if workers is None else {**dict(variables), "workers": workers}
+    return Settings.model_validate(given)
 
 
 def _variables() -> frozenset[tuple[str, str]]:
-    prefix = Settings.model_config["env_prefix"]
-    return frozenset((name, os.environ.get(name, "")) for name in os.environ if name.upper().startswith(prefix))
+    """Return the settings that environment variables name, by their names in `Settings`."""
+    ours = ((name.upper(), value) for name, value in os.environ.items())
+    return frozenset((name.removeprefix(_PREFIX).lower(), value) for name, value in ours if name.startswith(_PREFIX))
 
 
 def check_ledger(url: str) -> None:

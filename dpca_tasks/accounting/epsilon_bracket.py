@@ -57,8 +57,8 @@ from fractions import Fraction
 from functools import lru_cache
 
 import numpy as np
+import scipy  # its submodules load when they are used
 from numpy.typing import NDArray
-from scipy import fft, special
 
 from dpca_tasks.accounting import events
 from dpca_tasks.accounting.calibration import gaussian_epsilon
@@ -178,10 +178,10 @@ class _Noise:
 def _gaussian(multiplier: float) -> _Noise:
     square = multiplier * multiplier
     return _Noise(
-        below=lambda x: special.ndtr(x / multiplier),
+        below=lambda x: scipy.special.ndtr(x / multiplier),
         place=lambda ratio: square * ratio + 0.5,
         largest=math.inf,
-        quantile=lambda mass: float(multiplier * special.ndtri(mass)),
+        quantile=lambda mass: float(multiplier * scipy.special.ndtri(mass)),
         ratio=lambda x: (x - 0.5) / square,
     )
 
@@ -458,14 +458,14 @@ class _Composed:
         ]
         first = math.floor(bounds[0] / step)
         widest = max(grid.masses.size for grid, _ in rounded)
-        size = fft.next_fast_len(max(math.ceil(bounds[1] / step) - first + 1, widest), real=True)
+        size = scipy.fft.next_fast_len(max(math.ceil(bounds[1] / step) - first + 1, widest), real=True)
         spectrum = np.ones(size // 2 + 1, np.complex128)
         start, finite = 0, 1.0
         for grid, times in rounded:
-            spectrum *= fft.rfft(grid.masses, size) ** times
+            spectrum *= scipy.fft.rfft(grid.masses, size) ** times
             start += times * grid.first
             finite *= math.exp(times * math.log1p(-grid.beyond))
-        masses = np.roll(fft.irfft(spectrum, size), start - first)
+        masses = np.roll(scipy.fft.irfft(spectrum, size), start - first)
         reach = step * math.sqrt(0.5 * count * math.log(1 / spare))
         return cls(
             points=step * np.arange(first, first + size),
@@ -489,9 +489,9 @@ class _Composed:
             return math.inf
         fall = math.exp(self.points[0] - self.points[1])
         above = np.cumsum(self.masses[::-1])[::-1]
-        from scipy import signal  # slow to import
-
-        weighted = signal.lfilter([1.0], [1.0, -fall], self.masses[::-1])[::-1]  # by exp(this point - larger point)
+        weighted = scipy.signal.lfilter([1.0], [1.0, -fall], self.masses[::-1])[
+            ::-1
+        ]  # by exp(this point - larger point)
         at = int(np.searchsorted(weighted - above, -left))  # the first point at which delta is at most what is left
         if at == 0:
             return -math.inf
@@ -511,9 +511,7 @@ def _farthest(laws: Sequence[tuple[NDArray[np.float64], NDArray[np.float64], int
         return (logs - math.log(mass)) / slope
 
     rough = [(*_thinned(points, masses), times) for points, masses, times in laws]
-    from scipy import optimize  # slow to import
-
-    found = optimize.minimize_scalar(
+    found = scipy.optimize.minimize_scalar(
         bound, bounds=(-6.0, math.log(600.0)), args=(rough,), method="bounded", options={"maxiter": 24}
     )
     extent = sum(times * float((sign * points).max()) for points, _, times in laws)

@@ -17,8 +17,8 @@ from functools import lru_cache
 from typing import Literal
 
 import numpy as np
+import scipy  # its submodules load when they are used
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import ndtr
 
 from dpca_tasks.accounting.events import Relation
 from dpca_tasks.errors import InvalidInput
@@ -184,7 +184,10 @@ def hockey_stick(log_scale: float, shift: float, *, epsilon: float, size: int) -
     tails.
     """
     if log_scale == 0.0:
-        return _excess(ndtr(shift / 2 - epsilon / shift), ndtr(-shift / 2 - epsilon / shift), epsilon) if shift else 0.0
+        if not shift:
+            return 0.0
+        most, least = scipy.special.ndtr((shift / 2 - epsilon / shift, -shift / 2 - epsilon / shift))
+        return _excess(most, least, epsilon)
     weight, more = math.exp(-2.0 * log_scale), math.expm1(-2.0 * log_scale)
     centre = weight * shift / more
     square = (2.0 * (epsilon - size * log_scale) - weight * shift**2) / more + centre**2
@@ -193,9 +196,7 @@ def hockey_stick(log_scale: float, shift: float, *, epsilon: float, size: int) -
         return 1.0
     if square <= 0:
         return 0.0 if log_scale > 0 else 1.0
-    from scipy.stats import ncx2  # slow to import
-
-    tail = ncx2.sf if log_scale < 0 else ncx2.cdf
+    tail = scipy.stats.ncx2.sf if log_scale < 0 else scipy.stats.ncx2.cdf
     return _excess(tail(square, size, centre**2), tail(weight * square, size, other), epsilon)
 
 
