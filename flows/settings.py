@@ -23,7 +23,8 @@ class Settings(BaseModel):
 
     What is computed, and with which privacy guarantee, is never a setting. ``DPCA_CLUSTER`` is one of:
 
-    - ``local``: worker processes on this machine;
+    - ``local``: worker processes on this machine. This is the default, but a release starts none if declared facts
+      imply that one process suffices;
     - ``none``: this process alone, which is the fastest for small data;
     - the address of a Dask scheduler, such as ``tls://host:8786`` or ``tcp://host:8786``;
     - ``kubernetes``, ``gateway`` or ``slurm``, which start a cluster for each run.
@@ -52,6 +53,11 @@ class Settings(BaseModel):
     webhook_url: SecretStr | None = Field(default=None, description="Receiver of notices: an https:// address.")
     webhook_secret: SecretStr | None = Field(default=None, description="Key that signs notices.")
     encrypted_scratch: bool = Field(default=False, description="Declare that the workers' spill folder is encrypted.")
+
+    @property
+    def names_cluster(self) -> bool:
+        """True if a cluster, or its number of workers, was chosen; otherwise declared facts may exclude a cluster."""
+        return not self.model_fields_set.isdisjoint(("cluster", "workers"))
 
 
 def cluster_settings(workers: int | None = None) -> Settings:

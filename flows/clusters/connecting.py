@@ -9,11 +9,43 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flows.settings import Settings
+from storage.datasets.catalog import Entry
+from storage.datasets.content_digest import Manifest
 
 if TYPE_CHECKING:
     from distributed import Client
 
 NO_CLUSTER = "none"
+MOST_ALONE = 1e9
+"""Operations of a sum up to which one process is as fast as a cluster, whose start takes about two seconds."""
+_LEAST_EACH = 20.0  # operations for each stored value, including the time to read it
+
+
+def suffices_alone(entry: Entry, manifest: Manifest) -> bool:
+    """Return whether the declared facts of a snapshot imply that one process sums its rows at once.
+
+    The facts are the bounds on records and on rows of a record, the number of columns, and the density. Without a
+    bound, nothing is implied. Rows never decide, and neither do counts.
+
+    Guarantees
+    ----------
+    Released bits do not depend on the decision, because sums are exact.
+    """
+    if entry.records_at_most is None or entry.rows_per_unit is None:
+        return False
+    each = entry.n_features * (1.0 if manifest.density is None else manifest.density)
+    return entry.records_at_most * entry.rows_per_unit * each * max(each, _LEAST_EACH) <= MOST_ALONE
+
+
+def begin_cluster(settings: Settings, *, scratch: Path) -> None:
+    """Start a requested local cluster in the background, so that its workers load while the release is planned.
+
+    `open_cluster` with the same settings provides it. A cluster that is never opened is closed when the process ends.
+    """
+    if settings.names_cluster and settings.cluster == "local":
+        from flows.clusters.dask_clusters import begin_scheduler
+
+        begin_scheduler(settings, scratch=scratch)
 
 
 def open_cluster(settings: Settings, *, scratch: Path) -> AbstractContextManager[str]:

@@ -5,12 +5,13 @@ configuration of its library. This module adds only the rules of this project: w
 encrypted. The libraries are extras and are imported at use.
 """
 
+import atexit
 import gc
 import importlib
 import logging
 import shlex
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -172,6 +173,44 @@ def open_scheduler(settings: Settings, *, scratch: Path) -> Iterator[str]:
         with _launched(settings) as address:
             yield address
         return
+    begun = _begun.pop(settings) if settings in _begun else _Begun(settings, scratch)
+    try:
+        yield begun.address()
+    finally:
+        begun.close()
+
+
+def begin_scheduler(settings: Settings, *, scratch: Path) -> None:
+    """Start a local cluster in the background, as `flows.clusters.connecting.begin_cluster` does."""
+    if settings not in _begun:
+        _begun[settings] = begun = _Begun(settings, scratch)
+        atexit.register(begun.close)
+
+
+class _Begun:
+    """A local cluster that starts in a thread."""
+
+    def __init__(self, settings: Settings, scratch: Path) -> None:
+        self._stack, self._starter = ExitStack(), ThreadPoolExecutor(1)
+        self._address = self._starter.submit(self._stack.enter_context, _local(settings, scratch))
+
+    def address(self) -> str:
+        """Return the address of the scheduler when its workers have started."""
+        return self._address.result()
+
+    def close(self) -> None:
+        """Stop the cluster, after its start."""
+        self._starter.shutdown()
+        self._stack.close()
+
+
+_begun: dict[Settings, _Begun] = {}
+"""Local clusters that were begun and not opened yet."""
+
+
+@contextmanager
+def _local(settings: Settings, scratch: Path) -> Iterator[str]:
+    """Start worker processes on this machine."""
     make_folder(scratch)
     logging.getLogger("distributed").setLevel(logging.CRITICAL)
     security = temporary_security()

@@ -85,6 +85,8 @@ def release(request: "Request", *, workers: int | None, direct: bool, dry_run: b
             without = f"; only {', '.join(references)} runs without it" if references else ""
             raise typer.BadParameter(f"missing option {name}{without}.")
     with activity("planning"):
+        if not dry_run:
+            _begin_services(workers, direct=direct)
         seen = preview(request)
     for warning in seen.planned.plan.warnings:
         STDERR.print(f"warning: {warning}", style="yellow")
@@ -116,3 +118,16 @@ def release(request: "Request", *, workers: int | None, direct: bool, dry_run: b
     if not as_json:
         typer.echo(outcome_line(report))
     print_facts(report, as_json=as_json)
+
+
+def _begin_services(workers: int | None, *, direct: bool) -> None:
+    """Start the processes of the run in the background: a requested local cluster, and Prefect's temporary server."""
+    from dpca.home import WORKERS, home
+    from flows.clusters.connecting import begin_cluster
+    from flows.settings import cluster_settings
+
+    if not direct:
+        from flows.orchestration.own_server import begin_server
+
+        begin_server()
+    begin_cluster(cluster_settings(workers), scratch=home() / WORKERS)

@@ -90,15 +90,25 @@ def prefect_server() -> Iterator[None]:
     Unavailable
         When the temporary server does not start.
     """
-    if get_current_settings().api.url:
+    if (server := begin_server()) is None:
         yield
         return
-    if not _running or _running[-1].owner != os.getpid() or _running[-1].process.poll() is not None:
-        _running.append(_start())
-    server = _running[-1]
+    _await(server, seconds=get_current_settings().server.ephemeral.startup_timeout_seconds)
     found = {PREFECT_API_URL: server.url, PREFECT_API_AUTH_STRING: server.password}
     with temporary_settings({**found, PREFECT_SERVER_ALLOW_EPHEMERAL_MODE: False}):
         yield
+
+
+def begin_server() -> _Server | None:
+    """Start the temporary server unless it runs; return it, or None if a permanent server is configured.
+
+    The server loads in its own process, so a command begins it before it plans a release.
+    """
+    if get_current_settings().api.url:
+        return None
+    if not _running or _running[-1].owner != os.getpid() or _running[-1].process.poll() is not None:
+        _running.append(_start())
+    return _running[-1]
 
 
 def _start() -> _Server:
@@ -120,7 +130,6 @@ def _start() -> _Server:
     with suppress(BrokenPipeError):  # `_await` reports a server that has ended already
         process.stdin.write(f"{password}\n".encode())
         process.stdin.flush()  # stays open, so that it ends with this process
-    _await(server, seconds=settings.server.ephemeral.startup_timeout_seconds)
     return server
 
 

@@ -18,14 +18,21 @@ from typing import Any
 
 from dpca.artifacts.base import canonical_json
 from dpca.artifacts.files import known_artifact, read_artifact, remembered_artifacts, write_artifact
-from dpca.errors import Conflict, Finished, Refused
+from dpca.errors import Conflict, Finished, Refused, StorageError
 from dpca.home import WORKERS, home
 from dpca.privacy_unit import PrivacyUnit
 from dpca.registry.pointers import check_name
 from dpca.registry.reader import Registry, describe
 from dpca_tasks.accounting.events import Relation
 from dpca_tasks.errors import InvalidInput
-from flows.clusters.connecting import check_address, connect, open_cluster, reach_cluster
+from flows.clusters.connecting import (
+    NO_CLUSTER,
+    check_address,
+    connect,
+    open_cluster,
+    reach_cluster,
+    suffices_alone,
+)
 from flows.families.base import PlannedRelease, asked_of, family_of, fingerprint_of, read_request, target_of
 from flows.orchestration.stage_calls import Runner, directly, shown_progress
 from flows.releases.running import charge_release, finish_release, summing
@@ -99,16 +106,38 @@ def make_release(run: Runner, request: Request, settings: Settings, *, slot: str
 
 def make_reserved(run: Runner, request: Request, settings: Settings, release_id: str, state: str) -> dict[str, Any]:
     """Run the stages after the reservation; return the public facts of the published release."""
+    chosen = settings
     if state == "committed":
         digest = run(released_digest, release_id)
     else:
-        with open_cluster(settings, scratch=home() / WORKERS) as address:
+        chosen = _sufficient(settings, release_id)
+        with open_cluster(chosen, scratch=home() / WORKERS) as address:
             digest = run(compute_release, release_id, address)
     begin_step("publishing")
     artifact = run(publish_release, release_id, digest, request)
     report = run(report_release, artifact, reused=state == "committed")
+    if chosen is not settings:
+        report = {**report, "cluster": ALONE}
     log_event("published", **{name: report[name] for name in ("release", "artifact", "reused", "spent", "remaining")})
     return report
+
+
+ALONE = "none; by the declared facts, one process suffices (--workers starts a cluster)"
+"""The fact of a report that no cluster was started, although none was excluded."""
+
+
+def _sufficient(settings: Settings, release_id: str) -> Settings:
+    """Return settings without a cluster if none was requested and declared facts imply that one process suffices."""
+    if settings.names_cluster:
+        return settings
+    workspace = read_workspace()
+    catalog = workspace.catalog
+    try:
+        entry = catalog.entry(workspace.ledger.release(release_id).snapshot_id)
+        is_small = suffices_alone(entry, catalog.open(entry).manifest)
+    except StorageError:  # the computation reports it
+        return settings
+    return settings.model_copy(update={"cluster": NO_CLUSTER}) if is_small else settings
 
 
 def release_directly(request: Request, *, workers: int | None = None, caller: Caller | None = None) -> dict[str, Any]:
