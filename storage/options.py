@@ -161,6 +161,11 @@ _RULES = {
 """The JSON Schema name of a bound, by pydantic's name."""
 
 
+def rules_of(bounds: Mapping[str, Any]) -> dict[str, Any]:
+    """Return bounds by their names in JSON Schema."""
+    return {_RULES[bound]: to for bound, to in bounds.items()}
+
+
 class OptionField(NamedTuple):
     """The name of an option, its type without bounds, and its declaration."""
 
@@ -191,11 +196,10 @@ class OptionField(NamedTuple):
         found = {bound: getattr(one, bound, None) for one in stated for bound in _RULES if hasattr(one, bound)}
         return {bound: to for bound, to in found.items() if to is not None}
 
+    @property
     def rules(self) -> dict[str, Any]:
-        """Return the domain as keywords of JSON Schema."""
-        return {_RULES[bound]: to for bound, to in self.bounds.items()} | (
-            {"enum": list(self.words)} if self.words else {}
-        )
+        """The domain as keywords of JSON Schema."""
+        return rules_of(self.bounds) | ({"enum": list(self.words)} if self.words else {})
 
     @property
     def is_required(self) -> bool:
@@ -208,11 +212,6 @@ class OptionField(NamedTuple):
         return None if self.field.default_factory is not None else self.field.default
 
     @property
-    def flag(self) -> str:
-        """The command-line flag of the option."""
-        return f"--{self.name.replace('_', '-')}"
-
-    @property
     def is_settings(self) -> bool:
         """True if the option is a mapping whose entries are given one at a time."""
         return bool(self.kind == Mapping[str, str] | None)
@@ -223,21 +222,16 @@ class OptionField(NamedTuple):
         return type(None) in get_args(self.kind)
 
 
-_listed: dict[type[Any], tuple[OptionField, ...]] = {}
-"""The options of records that were listed before, because reading their types takes longer than all other work."""
-
-
+@cache  # reading the types of a record takes longer than all other work
 def options_of(record: type[Any]) -> tuple[OptionField, ...]:
     """Return the options of a record, required ones first, and otherwise in the order of the record."""
-    if record not in _listed:
-        kinds, hints = get_type_hints(record), get_type_hints(record, include_extras=True)
-        options = [
-            OptionField(
-                one.name,
-                kinds[one.name] if one.default_factory is MISSING else kinds[one.name] | None,
-                FieldInfo.from_annotated_attribute(hints[one.name], one),
-            )
-            for one in fields(record)
-        ]
-        _listed[record] = tuple(sorted(options, key=lambda option: not option.is_required))
-    return _listed[record]
+    kinds, hints = get_type_hints(record), get_type_hints(record, include_extras=True)
+    options = [
+        OptionField(
+            one.name,
+            kinds[one.name] if one.default_factory is MISSING else kinds[one.name] | None,
+            FieldInfo.from_annotated_attribute(hints[one.name], one),
+        )
+        for one in fields(record)
+    ]
+    return tuple(sorted(options, key=lambda option: not option.is_required))
