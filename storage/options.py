@@ -222,16 +222,21 @@ class OptionField(NamedTuple):
         return type(None) in get_args(self.kind)
 
 
-@cache  # reading the types of a record takes longer than all other work
+_listed: dict[type[Any], tuple[OptionField, ...]] = {}
+"""The options of records that were listed before, because reading their types takes longer than all other work."""
+
+
 def options_of(record: type[Any]) -> tuple[OptionField, ...]:
     """Return the options of a record, required ones first, and otherwise in the order of the record."""
-    kinds, hints = get_type_hints(record), get_type_hints(record, include_extras=True)
-    options = [
-        OptionField(
-            one.name,
-            kinds[one.name] if one.default_factory is MISSING else kinds[one.name] | None,
-            FieldInfo.from_annotated_attribute(hints[one.name], one),
-        )
-        for one in fields(record)
-    ]
-    return tuple(sorted(options, key=lambda option: not option.is_required))
+    if record not in _listed:
+        kinds, hints = get_type_hints(record), get_type_hints(record, include_extras=True)
+        options = [
+            OptionField(
+                one.name,
+                kinds[one.name] if one.default_factory is MISSING else kinds[one.name] | None,
+                FieldInfo.from_annotated_attribute(hints[one.name], one),
+            )
+            for one in fields(record)
+        ]
+        _listed[record] = tuple(sorted(options, key=lambda option: not option.is_required))
+    return _listed[record]
