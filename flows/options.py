@@ -40,7 +40,7 @@ from pydantic.json_schema import SkipJsonSchema
 
 from dpca.errors import Invalid
 from dpca_tasks.mechanisms.registered import Setting, settings_of
-from storage.options import Handling, OptionField, options_of
+from storage.options import Handling, OptionField, options_of, rules_of
 
 type Annotation = Callable[[OptionField], Any]
 """A function that returns the annotation of a parameter: its type, with the metadata that Prefect or Typer reads."""
@@ -123,7 +123,7 @@ def form_field(option: OptionField) -> Any:
         return Annotated[option.kind, _LEFT_OUT]
     kind = _SETTINGS if option.is_settings else option.kind
     in_place = {} if option.handling.form is None else option.handling.form()
-    return Annotated[kind, Field(json_schema_extra={"description": option.help, **option.rules(), **in_place})]
+    return Annotated[kind, Field(json_schema_extra={"description": option.help, **option.rules, **in_place})]
 
 
 def command_option(option: OptionField) -> Any:
@@ -138,29 +138,19 @@ def command_option(option: OptionField) -> Any:
 
 def _spelled(option: OptionField) -> Any:
     """Return the Typer argument or option that declares an option on the command line."""
-    flag = option.flag
+    flag, bounds = f"--{option.name.replace('_', '-')}", option.bounds
     if option.handling.is_argument:
         return typer.Argument(help=option.help)
     if option.is_settings:
         return typer.Option(flag, help=option.help, metavar="KEY=VALUE", callback=_pairs_of(flag))
-    if option.kind is bool:
-        return typer.Option(flag, help=option.help)
     if option.kind == bool | None:
         return typer.Option(f"{flag}/--no-{flag[2:]}", help=option.help)
-    if option.kind == dict[str, str] | None:
-        return typer.Option(flag, help=option.help, parser=_roles, metavar="ROLE=NAME,...")
-    if option.kind == float | str:
-        return typer.Option(flag, help=option.help, parser=_number_or_word, metavar="NUMBER|WORD")
-    if option.kind == int | str:
-        return typer.Option(flag, help=option.help, parser=_count_or_word, metavar="COUNT|auto")
-    low, high = _closed_bounds(option)
-    return typer.Option(flag, help=option.help, min=low, max=high)
-
-
-def _closed_bounds(option: OptionField) -> tuple[int | None, int | None]:
-    """Return the bounds that the command line checks; the option record checks intervals with an open end."""
-    bounds = option.bounds
-    return (None, None) if bounds.keys() & {"gt", "lt"} else (bounds.get("ge"), bounds.get("le"))
+    for kind, parser, metavar in _PARSED:
+        if option.kind == kind:
+            return typer.Option(flag, help=option.help, parser=parser, metavar=metavar)
+    if bounds.keys() & {"gt", "lt"}:  # the option record checks intervals with an open end
+        bounds = {}
+    return typer.Option(flag, help=option.help, min=bounds.get("ge"), max=bounds.get("le"))
 
 
 def _pairs_of(flag: str) -> Callable[[list[str] | None], list[tuple[str, str]]]:
@@ -199,6 +189,13 @@ def _number_or_word(text: str) -> float | str:
     except ValueError:
         return text
 
+
+_PARSED = (
+    (dict[str, str] | None, _roles, "ROLE=NAME,..."),
+    (float | str, _number_or_word, "NUMBER|WORD"),
+    (int | str, _count_or_word, "COUNT|auto"),
+)
+"""The parser and the metavariable of each kind of option that Typer does not read."""
 
 # Options that flows and commands share in addition to their records
 
@@ -266,8 +263,22 @@ _TYPES = {bool: "boolean", int: "integer", float: "number", str: "string"}
 
 
 def settings_form(kinds: Kinds) -> Callable[[], dict[str, Any]]:
-    """Return a function that builds the form schema for the settings of these mechanisms."""
-    return lambda: _parts(kinds())
+    """Return a function that builds the form schema for the settings of these mechanisms.
+
+    The schema admits null, one typed part for each mechanism, and settings as text.
+    """
+
+    def form() -> dict[str, Any]:
+        offered = {}
+        for name, kind in sorted(kinds().items()):
+            properties = {each.name: _setting(each) for each in settings_of(kind) if each.name not in NOT_OFFERED}
+            part = {"type": "object", "title": name, "properties": properties, "additionalProperties": False}
+            if properties:
+                offered[name] = {"title": name, "anyOf": [{"type": "null"}, part]}
+        by_text = {"title": "Settings", "type": "object", "properties": offered}
+        return {"anyOf": [{"type": "null"}, {**by_text, "additionalProperties": {"type": "string"}}]}
+
+    return form
 
 
 def text_settings(given: Given, *, of: str) -> dict[str, str]:
@@ -296,34 +307,10 @@ def _text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _parts(kinds: Mapping[str, type[Any]]) -> dict[str, Any]:
-    """Return the JSON schema of settings in a form.
-
-    It admits null, one typed part for each mechanism, and settings as text.
-    """
-    parts = {name: _part(name, kind) for name, kind in sorted(kinds.items())}
-    offered = {
-        name: {"title": name, "anyOf": [{"type": "null"}, part]} for name, part in parts.items() if part["properties"]
-    }
-    by_text = {"type": "object", "properties": offered, "additionalProperties": {"type": "string"}, "title": "Settings"}
-    return {"anyOf": [{"type": "null"}, by_text]}
-
-
-def _part(name: str, kind: type[Any]) -> dict[str, Any]:
-    properties = {each.name: _setting(each) for each in settings_of(kind) if each.name not in NOT_OFFERED}
-    return {"type": "object", "title": name, "properties": properties, "additionalProperties": False}
-
-
 def _setting(setting: Setting) -> dict[str, Any]:
     """Return the JSON schema of a setting, with its type, bounds, help and default."""
-    hint = setting.hint
-    bounds: dict[str, Any] = dict(setting.bounds)
-    option = OptionField(setting.name, hint, Field(description=setting.help, **bounds))
-    found: dict[str, Any] = {"title": setting.name, "description": option.help, **option.rules()}
-    words = [word for one in (get_args(hint) or ()) if get_origin(one) is Literal for word in get_args(one)]
-    if get_origin(hint) is Literal or words:
-        found |= {"type": "string", "enum": words or list(get_args(hint))}
-    else:
-        (kind,) = (one for one in (get_args(hint) or (hint,)) if one is not NoneType)
-        found["type"] = _TYPES[kind]
+    found: dict[str, Any] = {"title": setting.name, "description": setting.help, **rules_of(setting.bounds)}
+    kinds = [one for one in (setting.hint, *get_args(setting.hint)) if one is not NoneType]
+    words = [word for one in kinds if get_origin(one) is Literal for word in get_args(one)]
+    found |= {"type": "string", "enum": words} if words else {"type": _TYPES[kinds[-1]]}
     return found if setting.default in (None, MISSING) else {**found, "default": setting.default}

@@ -161,6 +161,11 @@ _RULES = {
 """The JSON Schema name of a bound, by pydantic's name."""
 
 
+def rules_of(bounds: Mapping[str, Any]) -> dict[str, Any]:
+    """Return bounds by their names in JSON Schema."""
+    return {_RULES[bound]: to for bound, to in bounds.items()}
+
+
 class OptionField(NamedTuple):
     """The name of an option, its type without bounds, and its declaration."""
 
@@ -191,11 +196,10 @@ class OptionField(NamedTuple):
         found = {bound: getattr(one, bound, None) for one in stated for bound in _RULES if hasattr(one, bound)}
         return {bound: to for bound, to in found.items() if to is not None}
 
+    @property
     def rules(self) -> dict[str, Any]:
-        """Return the domain as keywords of JSON Schema."""
-        return {_RULES[bound]: to for bound, to in self.bounds.items()} | (
-            {"enum": list(self.words)} if self.words else {}
-        )
+        """The domain as keywords of JSON Schema."""
+        return rules_of(self.bounds) | ({"enum": list(self.words)} if self.words else {})
 
     @property
     def is_required(self) -> bool:
@@ -206,11 +210,6 @@ class OptionField(NamedTuple):
     def default(self) -> Any:
         """The default, None for a default factory; for a required option the value is meaningless."""
         return None if self.field.default_factory is not None else self.field.default
-
-    @property
-    def flag(self) -> str:
-        """The command-line flag of the option."""
-        return f"--{self.name.replace('_', '-')}"
 
     @property
     def is_settings(self) -> bool:

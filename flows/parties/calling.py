@@ -1,7 +1,6 @@
 """Calls of one party to another, and the frames of JSON and arrays that they send.
 
-A call uses HTTPS with mutual certificates, has a timeout, and accepts an answer of bounded length. A client for a
-service whose refusals have other types overrides `Caller.refuse`.
+A call uses HTTPS with mutual certificates, has a timeout, and accepts an answer of bounded length.
 
 A frame holds JSON and arrays, contains no program objects, and is decoded strictly. It consists of ``DPCA1``, the
 length of its head in four bytes, the head, and the bytes of its arrays one after the other. The head is a JSON object
@@ -35,6 +34,7 @@ MAGIC = b"DPCA1"
 LONGEST_HEAD = 1 << 16
 OVERHEAD = len(MAGIC) + 4 + LONGEST_HEAD
 """Maximal bytes of a frame without its arrays."""
+FRAME = "application/x-dpca-frame"
 
 CARRIED = "frame"
 """Name of the array that carries bytes of another format."""
@@ -265,11 +265,28 @@ class Caller:
             When the party refuses, or either side does not accept the other's certificate; `BudgetExhausted` if its
             budget refuses.
         """
-        payload = encode(facts, arrays)
-        self.sent += len(payload)
+        status, body = self.send(path, encode(facts, arrays), media=FRAME, most=OVERHEAD + most)
+        if status == 200:
+            return decode(body, most=most)
+        if status in (REFUSED_BY_BUDGET, REFUSED):
+            line = f"{self.name}: {decode(body, most=0).fact('line', str)}"
+            raise BudgetExhausted(line) if status == REFUSED_BY_BUDGET else Refused(line)
+        raise SiteSilent(f"{self.name} could not answer; its log states the reason.")
+
+    def send(self, path: str, content: bytes, *, media: str, most: int) -> tuple[int, bytes]:
+        """Send a request of a media type; return the status of the answer, and its content of at most `most` bytes.
+
+        Raises
+        ------
+        SiteSilent
+            When the party does not answer in time.
+        Refused
+            When either side does not accept the other's certificate, or the answer is longer.
+        """
+        self.sent += len(content)
         try:
-            with self._client.stream("POST", path, content=payload) as answer:
-                status, body = answer.status_code, self._read(answer, most=OVERHEAD + most)
+            with self._client.stream("POST", path, content=content, headers={"content-type": media}) as answer:
+                status, body = answer.status_code, self._read(answer, most=most)
         except httpx.HTTPError as error:
             if _is_about_certificates(error):
                 raise Refused(
@@ -281,17 +298,7 @@ class Caller:
                 "compare rosters."
             ) from None
         self.received += len(body)
-        if status == 200:
-            return decode(body, most=most)
-        self.refuse(status, decode(body, most=0) if status in REFUSALS else None)
-        raise SiteSilent(f"{self.name} could not answer; its log states the reason.")
-
-    def refuse(self, status: int, said: Frame | None) -> None:
-        """Raise the refusal of an answer other than 200; its frame ``said`` is None if the answer is no refusal."""
-        if said is None or status == UNUSABLE:
-            return
-        line = f"{self.name}: {said.fact('line', str)}"
-        raise BudgetExhausted(line) if status == REFUSED_BY_BUDGET else Refused(line)
+        return status, body
 
     def _read(self, answer: httpx.Response, *, most: int) -> bytes:
         parts, size = [], 0

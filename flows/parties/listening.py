@@ -21,7 +21,7 @@ import ssl
 import time
 import traceback
 from collections import Counter, defaultdict
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 from weakref import WeakValueDictionary
@@ -38,7 +38,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from dpca.errors import BudgetExhausted, Corrupt, StorageError, Unavailable
 from dpca_tasks.errors import DpcaError, InvalidInput, Refused
-from flows.parties.calling import OVERHEAD, REFUSED, REFUSED_BY_BUDGET, UNUSABLE, Frame, decode, encode
+from flows.parties.calling import FRAME, OVERHEAD, REFUSED, REFUSED_BY_BUDGET, UNUSABLE, Frame, decode, encode
 from flows.parties.certificates import fingerprint_of_der
 from flows.reports.terminal import log_event
 
@@ -216,7 +216,6 @@ class BoundedProtocol(H11Protocol):
             self._connection.idle_since = time.monotonic()
 
 
-FRAME = "application/x-dpca-frame"
 PEER = "dpca.peer"
 """Entry of a request's scope with the fingerprint of the certificate that its connection shows."""
 AT_ONCE = 4
@@ -303,10 +302,10 @@ def address_of(at: socket.socket) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def serve(routes: list[Route], *, names: Mapping[str, str], context: ssl.SSLContext, at: socket.socket) -> None:
-    """Serve until the process is terminated; ``names`` are the callers' names by fingerprint."""
+def serve(app: ASGIApp, *, names: Mapping[str, str], context: ssl.SSLContext, at: socket.socket) -> None:
+    """Serve an application until the process is terminated; ``names`` are the callers' names by fingerprint."""
     run_app(
-        application(routes, names=names),
+        app,
         at=at,
         http=protocol_for(len(names)),
         ssl_context_factory=lambda _config, _default: context,
@@ -316,9 +315,8 @@ def serve(routes: list[Route], *, names: Mapping[str, str], context: ssl.SSLCont
 
 def application(routes: list[Route], *, names: Mapping[str, str]) -> Starlette:
     """Return an application of these routes; the scope of a request has the caller's certificate under `PEER`."""
-    places: Mapping[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(AT_ONCE))
-    threads = CapacityLimiter(AT_ONCE * max(1, len(names)))  # all callers may use their share at once
-    paths = [routing.Route(each.path, _handler(each, names, places, threads), methods=["POST"]) for each in routes]
+    callers = Callers(names)
+    paths = [routing.Route(each.path, _handler(each, callers), methods=["POST"]) for each in routes]
     return Starlette(routes=paths)
 
 
@@ -347,40 +345,89 @@ def server_of(app: ASGIApp, **more: Any) -> uvicorn.Server:
     return uvicorn.Server(config)
 
 
-def _handler(
-    route: Route, names: Mapping[str, str], places: Mapping[str, asyncio.Semaphore], threads: CapacityLimiter
-) -> Callable[[Request], Awaitable[Response]]:
-    async def answered(request: Request, caller: str) -> Response:
-        words = {name: str(word) for name, word in request.path_params.items()}
-        most = await run_sync(route.most, words, limiter=threads)
-        frame = decode(await _body(request, most=OVERHEAD + most), most=most)
-        return Response(await run_sync(route.answer, caller, words, frame, limiter=threads), media_type=FRAME)
+class Callers:
+    """Callers of a service by certificate, each with an equal share of its concurrent requests.
 
-    async def handle(request: Request) -> Response:
-        caller = names.get(request.scope.get(PEER) or "", "")
+    Parameters
+    ----------
+    names : mapping
+        Names of the callers, by the fingerprint of their certificates.
+    """
+
+    def __init__(self, names: Mapping[str, str]) -> None:
+        self._names = names
+        self._places: Mapping[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(AT_ONCE))
+        self.threads = CapacityLimiter(AT_ONCE * max(1, len(names)))  # all callers may use their share at once
+
+    async def answer(
+        self,
+        request: Request,
+        act: Callable[[str], Awaitable[Response]],
+        *,
+        route: str,
+        allowed: Collection[str],
+        refusal: Callable[[Mapping[str, str], int], Response],
+    ) -> Response:
+        """Answer a request of an allowed caller within its share, and any other with one client-safe line.
+
+        Parameters
+        ----------
+        request : Request
+        act : callable
+            Reads and answers the request of a caller.
+        route : str
+            Name of the route in the log.
+        allowed : collection of str
+            Names of the callers that may send the request.
+        refusal : callable
+            Returns the response with the kind and line of an error, and a status code.
+        """
+        caller = self._names.get(request.scope.get(PEER) or "", "")
         try:
-            if caller not in route.callers:
+            if caller not in allowed:
                 raise Refused(
                     "this certificate may not send this request; the configuration of this service lists the "
                     "permitted ones."
                 )
-            async with places[caller]:
-                return await answered(request, caller)
+            async with self._places[caller]:
+                return await act(caller)
         except ClientDisconnect:
-            log_event("cut", route=route.path, caller=caller)
+            log_event("cut", route=route, caller=caller)
             return Response(status_code=400)
         except (DpcaError, StorageError) as error:
-            log_event("refused", route=route.path, caller=caller or "a stranger", **logged(error))
-            said = {"kind": type(error).__name__, "line": told(error)}
-            return Response(encode(said), _status(error), media_type=FRAME)
+            log_event("refused", route=route, caller=caller or "a stranger", **logged(error))
+            return refusal({"kind": type(error).__name__, "line": told(error)}, _status(error))
         except Exception as error:  # noqa: BLE001 - its text may hold anything, so it stays here
-            log_event("failed", route=route.path, caller=caller, **logged(error))
-            return Response(encode({"kind": "Failed", "line": told(error)}), 500, media_type=FRAME)
+            log_event("failed", route=route, caller=caller, **logged(error))
+            return refusal({"kind": "Failed", "line": told(error)}, 500)
+
+
+def _handler(route: Route, callers: Callers) -> Callable[[Request], Awaitable[Response]]:
+    async def handle(request: Request) -> Response:
+        async def act(caller: str) -> Response:
+            words = {name: str(word) for name, word in request.path_params.items()}
+            most = await run_sync(route.most, words, limiter=callers.threads)
+            frame = decode(await read_body(request, most=OVERHEAD + most), most=most)
+            answer = await run_sync(route.answer, caller, words, frame, limiter=callers.threads)
+            return Response(answer, media_type=FRAME)
+
+        return await callers.answer(request, act, route=route.path, allowed=route.callers, refusal=_refused_frame)
 
     return handle
 
 
-async def _body(request: Request, *, most: int) -> bytes:
+def _refused_frame(said: Mapping[str, str], status: int) -> Response:
+    return Response(encode(said), status, media_type=FRAME)
+
+
+async def read_body(request: Request, *, most: int) -> bytes:
+    """Read the body of a request, which has at most `most` bytes and arrives without long pauses.
+
+    Raises
+    ------
+    Refused
+        When it is longer or too slow.
+    """
     parts, size, stream, began = [], 0, aiter(request.stream()), time.monotonic()
     while True:
         left = began + PATIENCE + size / SLOWEST - time.monotonic()

@@ -2,15 +2,16 @@
 
 Requests are JSON and are validated strictly.
 
->>> read(Step, b'{"release": "00000000000000000000000000000000", "step": -1}')
-Traceback (most recent call last):
-    ...
-dpca.errors.Invalid: step of this message is refused: Input should be greater than or equal to 0; correct it.
+>>> try:
+...     Step.model_validate({"release": "0" * 32, "step": -1})
+... except ValidationError as error:
+...     print(fault_of(error, "this message"))
+step of this message is refused: Input should be greater than or equal to 0; correct it.
 """
 
 import json
 import math
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 from pydantic import (
     AfterValidator,
@@ -25,9 +26,11 @@ from pydantic import (
 )
 from pydantic_core import to_json
 
-from dpca.errors import Invalid
 from dpca_tasks.accounting.events import Relation
 from dpca_tasks.accounting.prices import Charge
+
+if TYPE_CHECKING:  # clients need no FastAPI
+    from fastapi.exceptions import RequestValidationError
 
 PROTOCOL = 1
 """Version of the messages, which must be the same in the ledger and its clients."""
@@ -40,6 +43,7 @@ LONGEST_REQUEST = 1 << 18
 _LARGEST = 2**63
 _DEEPEST = 32
 _BYTES: Final = "base64"
+JSON = "application/json"
 
 
 def _printable(text: str) -> str:
@@ -196,24 +200,17 @@ class Begun(BaseModel):
     content: str | None = Field(repr=False)
 
 
-def read[M: Message](kind: type[M], sent: bytes) -> M:
-    """Read and check a request.
+class Refusal(BaseModel):
+    """An error of the ledger, with the name of its type and one line for the client."""
 
-    Raises
-    ------
-    Invalid
-        With the first refused field and its rule, without the sent value.
-    """
-    try:
-        return kind.model_validate_json(sent)
-    except ValidationError as error:
-        raise Invalid(fault_of(error, "this message")) from None
+    kind: str
+    line: str
 
 
-def fault_of(error: ValidationError, what: str) -> str:
+def fault_of(error: "ValidationError | RequestValidationError", what: str) -> str:
     """Return one line with the first field that a model refuses and its rule, without the value."""
-    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-    name = ".".join(str(part) for part in first["loc"]) or "the form"
+    first = error.errors()[0]
+    name = ".".join(str(part) for part in first["loc"] if part != "body") or "the form"
     return f"{name} of {what} is refused: {first['msg'].removeprefix('Value error, ').rstrip('.')}; correct it."
 
 

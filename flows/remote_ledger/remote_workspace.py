@@ -23,9 +23,19 @@ from dpca.home import STAGING, readable_home, store, writable_home
 from dpca.registry.reader import Registry
 from dpca_tasks.accounting.events import Event
 from dpca_tasks.errors import InvalidInput, SiteSilent
-from flows.parties.calling import Caller, Frame, Post, packed, unpacked
+from flows.parties.calling import REFUSALS, Caller, Post
 from flows.parties.certificates import days_left, read_certificate
-from flows.remote_ledger.messages import MOST_ANSWERED, PROTOCOL, Answer, Begun, Identity, Quoted, written
+from flows.remote_ledger.messages import (
+    JSON,
+    MOST_ANSWERED,
+    PROTOCOL,
+    Answer,
+    Begun,
+    Identity,
+    Quoted,
+    Refusal,
+    written,
+)
 from flows.reports.terminal import Finding
 from flows.settings import cluster_settings
 from storage.datasets.catalog import Entry, open_snapshot
@@ -113,19 +123,6 @@ def check_remote_ledger() -> Iterator[Finding]:
     )
 
 
-class LedgerCaller(Caller):
-    """Caller of a remote ledger that raises refusals with the ledger's error type and message."""
-
-    def refuse(self, status: int, said: Frame | None) -> None:
-        """Raise the error that the ledger returned."""
-        if said is None:
-            raise Refused(
-                "the ledger failed at this request; its log names the kind of failure; existing "
-                "charges stay: run the same request again."
-            )
-        raise _KINDS.get(said.fact("kind", str), Refused)(said.fact("line", str))
-
-
 @dataclass(frozen=True, slots=True)
 class Connection:
     """Connection to a remote ledger that repeats a call while the ledger does not answer."""
@@ -146,16 +143,36 @@ class Connection:
         """
         for pause in (*PAUSES, None):
             with suppress(SiteSilent):
-                answer = unpacked(self.caller.ask(f"/v1/{route}", *packed(written(asked)), most=MOST_ANSWERED))
+                status, answer = self.caller.send(f"/v1/{route}", written(asked), media=JSON, most=MOST_ANSWERED)
                 break
             if pause is not None:
                 time.sleep(pause)
         else:
             raise Unavailable("the ledger does not answer; existing charges stay: run the same request again.")
         try:
-            return kind.model_validate_json(answer).value
+            if status == 200:
+                return kind.model_validate_json(answer).value
+            refusal = refusal_of(status, answer)
         except ValidationError:
             raise Invalid("the ledger answered in an unknown form; use one version of dpca on both sides.") from None
+        raise refusal
+
+
+def refusal_of(status: int, answer: bytes) -> Exception:
+    """Return the error that the ledger raised, with its type and message.
+
+    Raises
+    ------
+    ValidationError
+        When the answer has another form.
+    """
+    if status not in REFUSALS:
+        return Refused(
+            "the ledger failed at this request; its log names the kind of failure; existing "
+            "charges stay: run the same request again."
+        )
+    said = Refusal.model_validate_json(answer)
+    return _KINDS.get(said.kind, Refused)(said.line)
 
 
 class RemoteLedger:
@@ -387,7 +404,7 @@ def _address() -> tuple[str, Path, Path] | None:
 def connect(url: str, certificate: Path, key: Path) -> Connection:
     """Return the connection of this process to a ledger with a pinned certificate."""
     post = Post(name="the ledger", address=url, certificate=read_certificate(certificate))
-    return Connection(LedgerCaller(post, certificate=key.with_suffix(".pem"), key=key, timeout=TIMEOUT))
+    return Connection(Caller(post, certificate=key.with_suffix(".pem"), key=key, timeout=TIMEOUT))
 
 
 def _refuse_void(void: bool) -> None:  # noqa: FBT001 - it is the only argument

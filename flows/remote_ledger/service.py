@@ -17,11 +17,16 @@ runs.
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Coroutine, Mapping
+from functools import partial, wraps
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
+from anyio.to_thread import run_sync
+from fastapi import Depends, FastAPI
+from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -33,13 +38,15 @@ from pydantic import (
     ValidationInfo,
     model_validator,
 )
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
 
-from dpca.errors import NotFound, Refused
+from dpca.errors import Invalid, NotFound, Refused
 from dpca_tasks.accounting.events import count_steps
 from dpca_tasks.errors import InvalidInput
-from flows.parties.calling import Frame, encode, packed, unpacked
 from flows.parties.certificates import fingerprint_of, key_of, listening_context, read_certificate, read_yaml
-from flows.parties.listening import Route, address_of, bind, serve
+from flows.parties.listening import Callers, address_of, bind, read_body, serve
 from flows.remote_ledger import messages
 from flows.remote_ledger.checks import (
     check_artifact,
@@ -49,7 +56,6 @@ from flows.remote_ledger.checks import (
     check_release,
     check_spent,
 )
-from flows.remote_ledger.messages import Message
 from flows.remote_ledger.pricing import Pricing
 from flows.reports.terminal import configure_logs, log_event
 from flows.settings import cluster_settings
@@ -62,7 +68,8 @@ from storage.workspace import Workspace
 type Role = Literal["runner", "reader"]
 RUNNER: Role = "runner"
 READER: Role = "reader"
-_PACKED = 8 + messages.MOST_ASKED
+_CLIENT = "dpca.client"
+"""Entry of a request's scope with the calling client."""
 
 
 def _read_beside(shown: object, info: ValidationInfo) -> object:
@@ -87,6 +94,14 @@ class Client(BaseModel):
     def fingerprint(self) -> str:
         """The SHA-256 digest of the certificate."""
         return fingerprint_of(self.certificate)
+
+
+async def _client_of(request: Request) -> Client:
+    return request.scope[_CLIENT]  # type: ignore[no-any-return]
+
+
+type Caller = Annotated[Client, Depends(_client_of)]
+"""The calling client, as a parameter of an endpoint."""
 
 
 class LedgerConfig(BaseModel):
@@ -150,7 +165,8 @@ def serve_ledger(config: LedgerConfig, *, ready: Callable[[str], None]) -> None:
     service.pricing.start()
     ready(address_of(at))
     log_event("listening", ledger=workspace.ledger.id)
-    serve(service.routes(), names={each.fingerprint: each.name for each in config.clients}, context=context, at=at)
+    names = {each.fingerprint: each.name for each in config.clients}
+    serve(service.application(names), names=names, context=context, at=at)
 
 
 class LedgerService:
@@ -167,41 +183,51 @@ class LedgerService:
         self._clients = {client.name: client for client in clients}
         self.pricing = Pricing()
 
-    def routes(self) -> list[Route]:
-        """Return the routes of the service."""
-        anyone, runners = (RUNNER, READER), (RUNNER,)
-        return [
-            self._route("identify", anyone, Message, self._identify),
-            self._route("budget", anyone, messages.OfPopulation, self._budget),
-            self._route("statement", anyone, messages.OfStatement, self._statement),
-            self._route("history", anyone, messages.OfHistory, self._history),
-            self._route("release", anyone, messages.OfRelease, self._release),
-            self._route("quote", runners, messages.Priced, self._quote),
-            self._route("find", runners, messages.OfRunKey, self._find),
-            self._route("current", runners, messages.OfDataset, self._current),
-            self._route("snapshot", runners, messages.OfSnapshot, self._snapshot),
-            self._route("alerts", runners, messages.OfRelease, self._alerts),
-            self._route("reserve", runners, messages.Asked, self._reserve),
-            self._route("begin", runners, messages.OfRelease, self._begin),
-            self._route("key", runners, messages.OfRelease, self._key),
-            self._route("step", runners, messages.Step, self._step),
-            self._route("keep", runners, messages.Answered, self._keep),
-            self._route("publish", runners, messages.Published, self._publish),
-            self._route("withhold", runners, messages.Made, self._withhold),
-        ]
+    def application(self, names: Mapping[str, str]) -> FastAPI:
+        """Return the application of the service; ``names`` are the names of the clients by fingerprint."""
+        callers, app = Callers(names), FastAPI(openapi_url=None)
+        runners = {client.name for client in self._clients.values() if client.role == RUNNER}
+        shown = (self._identify, self._budget, self._statement, self._history, self._release)
+        spent = (
+            *(self._quote, self._find, self._current, self._snapshot, self._alerts, self._reserve, self._begin),
+            *(self._key, self._step, self._keep, self._publish, self._withhold),
+        )
+        for allowed, acts in ((self._clients, shown), (runners, spent)):
+            app.router.route_class = self._route_class(callers, allowed)
+            for act in acts:
+                endpoint = _endpoint(act, callers)
+                app.add_api_route(f"/v1/{act.__name__[1:]}", endpoint, methods=["POST"], response_model=None)
+        return app
 
-    def _route[M: Message](
-        self, name: str, roles: tuple[Role, ...], kind: type[M], act: Callable[[Client, M], object]
-    ) -> Route:
-        callers = frozenset(client.name for client in self._clients.values() if client.role in roles)
+    def _route_class(self, callers: Callers, allowed: Collection[str]) -> type[APIRoute]:
+        """Return the class of routes for these clients, which reads a request within the limits of the service."""
+        clients = self._clients
 
-        def answer(caller: str, words: Mapping[str, str], frame: Frame) -> bytes:
-            asked = messages.read(kind, unpacked(frame))
-            return encode(*packed(messages.answered(act(self._clients[caller], asked))))
+        class Limited(APIRoute):
+            def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+                validated = super().get_route_handler()
 
-        return Route(path=f"/v1/{name}", callers=callers, answer=answer, most=lambda words: _PACKED)
+                async def handle(request: Request) -> Response:
+                    async def act(caller: str) -> Response:
+                        body = await read_body(request, most=messages.MOST_ASKED)
 
-    def _identify(self, client: Client, asked: Message) -> messages.Identity:
+                        async def whole() -> dict[str, Any]:
+                            return {"type": "http.request", "body": body, "more_body": False}
+
+                        try:
+                            return await validated(Request({**request.scope, _CLIENT: clients[caller]}, whole))
+                        except RequestValidationError as error:
+                            raise Invalid(messages.fault_of(error, "this message")) from None
+                        except HTTPException:
+                            raise Invalid("this message is not JSON; use one version of dpca on both sides.") from None
+
+                    return await callers.answer(request, act, route=self.path, allowed=allowed, refusal=JSONResponse)
+
+                return handle
+
+        return Limited
+
+    def _identify(self, client: Caller, asked: messages.Message) -> messages.Identity:
         return messages.Identity(
             ledger=self._ledger.id,
             protocol=messages.PROTOCOL,
@@ -211,20 +237,20 @@ class LedgerService:
             populations=sorted(client.populations),
         )
 
-    def _budget(self, client: Client, asked: messages.OfPopulation) -> Budget:
+    def _budget(self, client: Caller, asked: messages.OfPopulation) -> Budget:
         return self._ledger.budget(_own(client, asked.population))
 
-    def _statement(self, client: Client, asked: messages.OfStatement) -> Statement:
+    def _statement(self, client: Caller, asked: messages.OfStatement) -> Statement:
         population = _own(client, asked.population)
         return self._ledger.statement(population, newest=asked.newest, burn_down=asked.burn_down)
 
-    def _history(self, client: Client, asked: messages.OfHistory) -> list[dict[str, Any]]:
+    def _history(self, client: Caller, asked: messages.OfHistory) -> list[dict[str, Any]]:
         return self._ledger.history(_own(client, asked.population), newest=asked.newest)
 
-    def _release(self, client: Client, asked: messages.OfRelease) -> Release:
+    def _release(self, client: Caller, asked: messages.OfRelease) -> Release:
         return self._row(client, asked.release)
 
-    def _quote(self, client: Client, asked: messages.Priced) -> messages.Quoted:
+    def _quote(self, client: Caller, asked: messages.Priced) -> messages.Quoted:
         budget = self._ledger.budget(_own(client, asked.population))
 
         def quote() -> Quote:
@@ -235,27 +261,27 @@ class LedgerService:
         refusal = None if quoted.refusal is None else str(quoted.refusal)
         return messages.Quoted(spent=quoted.spent, total=quoted.total, refusal=refusal)
 
-    def _find(self, client: Client, asked: messages.OfRunKey) -> Release | None:
+    def _find(self, client: Caller, asked: messages.OfRunKey) -> Release | None:
         among = client.populations if asked.population is None else {_own(client, asked.population)}
         found = (self._ledger.find(asked.run_key, population=population) for population in sorted(among))
         return next(filter(None, found), None)
 
-    def _current(self, client: Client, asked: messages.OfDataset) -> Entry:
+    def _current(self, client: Caller, asked: messages.OfDataset) -> Entry:
         entry = self._workspace.catalog.current(asked.dataset)
         if entry.population not in client.populations:
             raise NotFound(f"dataset {asked.dataset!r} does not exist; see `dpca dataset list`, or ingest it")
         return entry
 
-    def _snapshot(self, client: Client, asked: messages.OfSnapshot) -> Entry:
+    def _snapshot(self, client: Caller, asked: messages.OfSnapshot) -> Entry:
         entry = self._workspace.catalog.entry(asked.snapshot)
         if entry.population not in client.populations:
             raise NotFound(f"snapshot {asked.snapshot} is no longer in the catalog; ingest the data again")
         return entry
 
-    def _alerts(self, client: Client, asked: messages.OfRelease) -> tuple[int, ...]:
+    def _alerts(self, client: Caller, asked: messages.OfRelease) -> tuple[int, ...]:
         return self._ledger.alerts(self._row(client, asked.release).id)
 
-    def _reserve(self, client: Client, asked: messages.Asked) -> Grant:
+    def _reserve(self, client: Caller, asked: messages.Asked) -> Grant:
         budget = self._ledger.budget(_own(client, asked.population))
         check_bounds(asked, replaced=budget.relation == "replace_one")
 
@@ -279,20 +305,20 @@ class LedgerService:
         log_event("reserved", release=grant.release_id, population=asked.population, client=client.name)
         return grant
 
-    def _begin(self, client: Client, asked: messages.OfRelease) -> messages.Begun:
+    def _begin(self, client: Caller, asked: messages.OfRelease) -> messages.Begun:
         begun = self._ledger.begin(self._acting(client, asked.release).id)
         return messages.Begun(event=dict(begun.event), relation=begun.relation, content=begun.content)
 
-    def _key(self, client: Client, asked: messages.OfRelease) -> str:
+    def _key(self, client: Caller, asked: messages.OfRelease) -> str:
         return self._ledger.key(self._acting(client, asked.release).id).hex()
 
-    def _step(self, client: Client, asked: messages.Step) -> str | None:
+    def _step(self, client: Caller, asked: messages.Step) -> str | None:
         return self._ledger.steps(self._planned(client, asked).id).find(asked.step)
 
-    def _keep(self, client: Client, asked: messages.Answered) -> str:
+    def _keep(self, client: Caller, asked: messages.Answered) -> str:
         return self._ledger.steps(self._planned(client, asked).id).settle(asked.step, asked.digest)
 
-    def _publish(self, client: Client, asked: messages.Published) -> int:
+    def _publish(self, client: Caller, asked: messages.Published) -> int:
         release = self._acting(client, asked.release)
         self._check_artifact(release, asked.artifact)
         if asked.made is not None and asked.made != asked.artifact:
@@ -305,7 +331,7 @@ class LedgerService:
             among=client.populations,
         )
 
-    def _withhold(self, client: Client, asked: messages.Made) -> None:
+    def _withhold(self, client: Caller, asked: messages.Made) -> None:
         release = self._acting(client, asked.release)
         self._check_artifact(release, asked.artifact)
         self._workspace.withhold(release.id, artifact_digest=asked.artifact)
@@ -339,3 +365,14 @@ def _own(client: Client, population: str) -> str:
     if population not in client.populations:
         raise Refused(f"this client has no access to population {population!r}; contact the ledger's operator.")
     return population
+
+
+def _endpoint(act: Callable[..., object], callers: Callers) -> Callable[..., Coroutine[Any, Any, Response]]:
+    """Return an endpoint that calls a function in a thread, and encodes what it returns."""
+
+    @wraps(act)
+    async def answer(**given: object) -> Response:
+        value = await run_sync(partial(act, **given), limiter=callers.threads)
+        return Response(messages.answered(value), media_type=messages.JSON)
+
+    return answer

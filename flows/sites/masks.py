@@ -38,7 +38,7 @@ from dpca_tasks.sites.secure_sum.session import SiteSession
 from dpca_tasks.sites.secure_sum.wire import Context, Participants, Scene, next_attempt
 from flows.parties.calling import Frame, encode
 from flows.parties.certificates import listening_context, signing_identity, signing_key_of
-from flows.parties.listening import Route, address_of, bind, serve
+from flows.parties.listening import Route, address_of, application, bind, serve
 from flows.reports.terminal import configure_logs, log_event
 from flows.settings import cluster_settings
 from flows.sites.charges import SiteRelease
@@ -148,7 +148,7 @@ def serve_helper(config: PartyConfig, *, ready: Callable[[str], None]) -> None:
     )
     route = Route(path=SEEDS, callers=frozenset(names.values()), answer=answer)
     ready(address_of(at))
-    serve([route], names=names, context=context, at=at)
+    serve(application([route], names=names), names=names, context=context, at=at)
 
 
 class SecureSums:

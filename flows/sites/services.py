@@ -45,7 +45,7 @@ from dpca_tasks.sites.roster import Address, Masks, MaskSeeds, Message, Roster
 from flows.clusters.connecting import check_address, connect, open_cluster
 from flows.parties.calling import CARRIED, Caller, Frame, encode, packed, unpacked
 from flows.parties.certificates import listening_context
-from flows.parties.listening import Route, address_of, bind, serve
+from flows.parties.listening import Route, address_of, application, bind, serve
 from flows.reports.terminal import configure_logs, log_event
 from flows.settings import cluster_settings
 from flows.sites.charges import SiteCharge, SiteRelease, begin_release, give_back, standing
@@ -356,7 +356,7 @@ def serve_site(config: PartyConfig, *, ready: Callable[[str], None]) -> None:
         service = SiteService(config, client=client, helper=helper)
         ready(address_of(at))
         log_event("listening", site=config.name)
-        serve(service.routes(), names=names, context=context, at=at)
+        serve(application(service.routes(), names=names), names=names, context=context, at=at)
 
 
 def status_of(config: PartyConfig) -> dict[str, Any]:

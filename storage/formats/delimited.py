@@ -35,7 +35,7 @@ from storage.formats.batch import BATCH_VALUES, Rejects, RowBatch
 from storage.formats.declared import Declared
 from storage.formats.files import SourceFile
 from storage.formats.tables import EncodedTable, TableSchema, column_text, encoded_table, table_schema
-from storage.formats.text import NO_LINE, TextFile, has_byte_lines
+from storage.formats.text import NO_LINE, TextFile, TextReader, has_byte_lines
 
 ROW, BLANK, INSIDE, OPENED, _QUOTE, _BEHIND, _WIDTH, _RETURN, _ENCODING = range(9)
 NO_ROWS = (BLANK, INSIDE)
@@ -241,7 +241,7 @@ _GUESSED = (",", ";", "\t", "|", DOUBLE_COLON)
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
 
-class DelimitedReader:
+class DelimitedReader(TextReader):
     """A `storage.formats.batch.Reader` for a delimited text file.
 
     Parameters
@@ -283,15 +283,6 @@ class DelimitedReader:
         self.unit_type = pa.string()
         self.id_types = dict.fromkeys(("unit", "row"), pa.string())
         self.scattered = self.repeats = self._schema.triplet is not None
-
-    @property
-    def position(self) -> int:
-        """Bytes of the file read so far."""
-        return self._text.position
-
-    def close(self) -> None:
-        """Close the file."""
-        self._text.close()
 
     def batches(self, rejects: Rejects) -> Iterator[RowBatch]:
         """Yield the rows of each piece of text.

@@ -18,7 +18,7 @@ from storage.formats.csr import check_rows, check_width
 from storage.formats.decimals import DECIDED, MALFORMED, scan_decimal
 from storage.formats.declared import Declared
 from storage.formats.files import SourceFile
-from storage.formats.text import TextFile
+from storage.formats.text import TextFile, TextReader
 
 _FIELDS = {
     "real": np.float64,
@@ -42,7 +42,7 @@ _REASONS = {
 _NEWLINE = ord("\n")
 
 
-class MatrixMarketReader:
+class MatrixMarketReader(TextReader):
     """A `storage.formats.batch.Reader` for a coordinate file; rows come in pieces of one entry.
 
     Parameters
@@ -68,15 +68,6 @@ class MatrixMarketReader:
         except BaseException:
             self.close()
             raise
-
-    @property
-    def position(self) -> int:
-        """Bytes of the file read so far."""
-        return self._text.position
-
-    def close(self) -> None:
-        """Close the file."""
-        self._text.close()
 
     def batches(self, rejects: Rejects) -> Iterator[RowBatch]:
         """Yield the entries in file order.

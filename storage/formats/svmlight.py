@@ -29,7 +29,7 @@ from storage.formats.batch import Rejects, RowBatch
 from storage.formats.decimals import DECIDED, EIGHT, MALFORMED, leading_digits, load_eight, scan_decimal
 from storage.formats.declared import Declared
 from storage.formats.files import SourceFile
-from storage.formats.text import PIECE, TextFile
+from storage.formats.text import PIECE, TextFile, TextReader
 
 _NEWLINE, _SPACE, _HASH, _COLON, _ZERO, _NINE = (ord(c) for c in "\n #:09")
 _BLANKS = b" \t\r\v\f"
@@ -331,7 +331,7 @@ _HEAD = 1 << 12  # bytes at the beginning that are searched for such a comment
 _WIDEST_FEATURE = 64  # average bytes of text that one column may take; a longer line is not a row
 
 
-class SvmlightReader:
+class SvmlightReader(TextReader):
     """A `storage.formats.batch.Reader` for svmlight text; each line that is not blank is one row.
 
     Parameters
@@ -357,15 +357,6 @@ class SvmlightReader:
         self._parser = SvmlightParser(n_features=self.n_features, capacity=PIECE)
         self.size = self._text.size
         self.format = f"svmlight{self._text.packing}"
-
-    @property
-    def position(self) -> int:
-        """Bytes of the file read so far."""
-        return self._text.position
-
-    def close(self) -> None:
-        """Close the file."""
-        self._text.close()
 
     def batches(self, rejects: Rejects) -> Iterator[RowBatch]:
         """Yield the rows of each piece of text; a rejected line becomes an empty row.

@@ -212,3 +212,18 @@ def _extends_ascii(encoding: str) -> bool:
         return not encoding.startswith("iso2022") and _ASCII.decode(encoding).encode() == _ASCII
     except UnicodeError:
         return False
+
+
+class TextReader:
+    """Base of the readers of one text file."""
+
+    _text: TextFile
+
+    @property
+    def position(self) -> int:
+        """Bytes of the file read so far."""
+        return self._text.position
+
+    def close(self) -> None:
+        """Close the file."""
+        self._text.close()

@@ -88,7 +88,7 @@ class Conv:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DpDis:
+class DpDis(Conv):
     """Sum the leading parts of the noised second moments, each of rank at most ``2 k``.
 
     Parameters
@@ -106,20 +106,7 @@ class DpDis:
     Imtiaz and Sarwate (2018), the baseline of earlier work; R = 2 k is taken from their code.
     """
 
-    n_components: int
-
     name: ClassVar[str] = "dp_dis"
-
-    def plan(
-        self,
-        problems: Sequence[Problem],
-        targets: Sequence[PrivacyTarget],
-        *,
-        session: str,
-        seats: Seats | None = None,
-    ) -> JointPlan:
-        """Plan one release at each site; the sites need no common session."""
-        return _plan(self.name, problems, targets, n_components=self.n_components)
 
     def noised_part(self, curator: Curator, plan: Plan) -> NDArray[np.float64]:
         """Return the leading part of a site's moment, as the rows of ``sqrt(L) U^T``."""

@@ -1,18 +1,17 @@
 """An in-process remote ledger: a separate workspace behind the service's routes, and calls that may be cut."""
 
+import asyncio
 import json
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
-from numpy.typing import NDArray
 
-from dpca.errors import StorageError
-from dpca_tasks.errors import DpcaError, Refused, SiteSilent
-from flows.parties.calling import Caller, Frame, decode, encode
-from flows.parties.listening import told
+from dpca_tasks.errors import SiteSilent
+from flows.parties.calling import Caller
+from flows.parties.listening import PEER
 from flows.remote_ledger import remote_workspace
 from flows.remote_ledger.messages import Answer
 from flows.remote_ledger.remote_workspace import Connection
@@ -41,34 +40,29 @@ class Loopback(Caller):
     """Calls of an in-process service; the first answer of each route in ``cut`` is lost after the operation."""
 
     def __init__(self, service: LedgerService, name: str) -> None:
-        self.name, self._routes = name, {route.path: route for route in service.routes()}
+        self._app = service.application({name: name})
+        self._name = name
         self.cut: set[str] = set()
         self.for_good = False
         self.lost: list[str] = []
 
-    def ask(
-        self,
-        path: str,
-        facts: Mapping[str, Any],
-        arrays: Mapping[str, NDArray[Any]] | None = None,
-        *,
-        most: int = 0,
-    ) -> Frame:
-        """Call a route as the listener does, and lose the answer where requested."""
-        route = self._routes[path]
-        if self.name not in route.callers:
-            raise Refused("this certificate may not send this request.")
-        try:
-            answer = route.answer(self.name, {}, decode(encode(facts, arrays), most=route.most({})))
-        except (DpcaError, StorageError) as error:
-            raise type(error)(told(error)) from None
+    def send(self, path: str, content: bytes, *, media: str, most: int) -> tuple[int, bytes]:
+        """Send a request as the listener receives it, and lose the answer where requested."""
+        answer = asyncio.run(self._posted(path, content, media))
         name = path.rpartition("/")[2]
         if name in self.cut:
             if not self.for_good:
                 self.cut.discard(name)
             self.lost.append(name)
             raise SiteSilent("the connection was cut.")
-        return decode(answer, most=most)
+        return answer.status_code, answer.content
+
+    async def _posted(self, path: str, content: bytes, media: str) -> httpx.Response:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(self._identified)) as client:
+            return await client.post(f"https://ledger{path}", content=content, headers={"content-type": media})
+
+    async def _identified(self, scope: Any, receive: Any, send: Any) -> None:
+        await self._app({**scope, PEER: self._name}, receive, send)
 
 
 class Apart:

@@ -129,7 +129,8 @@ def computing() -> list[str]:
     """Return the processes that compute a price, which are grandchildren of this process."""
     (parent,) = (
         child
-        for child in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+        for children in Path("/proc/self/task").glob("*/children")
+        for child in children.read_text().split()
         if b"pricing" in Path(f"/proc/{child}/cmdline").read_bytes()
     )
     return Path(f"/proc/{parent}/task/{parent}/children").read_text().split()

@@ -25,15 +25,15 @@ from dpca.backends import atomic_files
 from dpca.errors import BudgetExhausted, Corrupt, Finished, NotFound, Refused, Unavailable
 from flows import doctor
 from flows.cli import main
-from flows.parties.calling import decode, encode
+from flows.parties.calling import REFUSED
 from flows.parties.certificates import calling_context, make_identity, read_certificate
 from flows.parties.listening import CONNECTIONS
 from flows.remote_ledger import remote_workspace
-from flows.remote_ledger.messages import PROTOCOL, Identity
-from flows.remote_ledger.remote_workspace import LedgerCaller, RemoteKeys
+from flows.remote_ledger.messages import PROTOCOL, written
+from flows.remote_ledger.remote_workspace import RemoteKeys, refusal_of
 from tests.docs.reader import DOCS, shell_blocks
 from tests.flows.conftest import FIT, Command, isolate
-from tests.flows.remote_ledger.apart import PEOPLE, SECRET, Apart, Loopback, move_away
+from tests.flows.remote_ledger.apart import PEOPLE, SECRET, Apart, move_away
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -316,16 +316,15 @@ def test_rights_beside_a_remote_ledger_are_refused(
 
 
 def test_refusals_are_raised_as_they_were_with_their_line() -> None:
-    caller = LedgerCaller.__new__(LedgerCaller)
     for kind in (BudgetExhausted, Finished, NotFound, Refused, Unavailable, errors.Conflict, errors.Invalid):
-        said = decode(encode({"kind": kind.__name__, "line": "what, why, next."}), most=0)
-        with pytest.raises(kind, match=r"^what, why, next\.$") as raised:
-            caller.refuse(409, said)
-        assert type(raised.value) is kind
-    with pytest.raises(Refused, match="its log names the kind of failure"):
-        caller.refuse(500, None)
-    with pytest.raises(Refused, match="line"):
-        caller.refuse(409, decode(encode({"kind": "SystemExit", "line": "line"}), most=0))
+        found = refusal_of(REFUSED, written({"kind": kind.__name__, "line": "what, why, next."}))
+        assert (type(found), str(found)) == (kind, "what, why, next.")
+    for failed in (
+        refusal_of(500, b"its log names the kind of failure"),
+        refusal_of(REFUSED, written({"kind": "SystemExit", "line": "its log names the kind of failure"})),
+    ):
+        assert type(failed) is Refused
+        assert "its log names the kind of failure" in str(failed)
 
 
 def test_another_version_and_another_key_are_refused(
@@ -337,9 +336,7 @@ def test_another_version_and_another_key_are_refused(
 
     with pytest.raises(Corrupt, match="another key"):
         RemoteKeys(Other()).read("0" * 32)  # type: ignore[arg-type]
-    said = Identity(ledger="x", protocol=PROTOCOL + 1, version="", time=0.0, role="runner", populations=[])
-    monkeypatch.setattr(apart.service, "_identify", lambda *_: said)
-    apart.caller = Loopback(apart.service, "runner")
+    monkeypatch.setattr(remote_workspace, "PROTOCOL", PROTOCOL + 1)
     assert "another version" in dpca("budget", "show", PEOPLE).complaint(1)
 
 
