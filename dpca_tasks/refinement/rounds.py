@@ -8,7 +8,7 @@ All functions are post-processing of released answers. The unit is the clip norm
 moments are in squared clip norms. The noise of an answer is isometric, with ``noise_std`` off the diagonal.
 
 A release calls `begun` on the first answer. Before each further round it calls `proposed`, and after that round
-`continued`. At the end `components` and `assessed` take the last estimate.
+`continued`. At the end `components` and `dpca_tasks.refinement.rounds_assessment.assessed` take the answers.
 
 Notes
 -----
@@ -22,68 +22,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpca_tasks.refinement.leading_pairs import Refinement, Request
-from dpca_tasks.refinement.refined_release import Assessment
+from dpca_tasks.refinement.public_map import PublicMap
 
 type Matrix = NDArray[np.float64]
 
-MAP_BITS = 12
-"""U and W of a map are multiples of ``2^-12``."""
 WIDEST = 60
 """The most directions of a map."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class PublicMap:
-    """A public linear map ``T = I - W U^T`` of d features, as its integers define it.
-
-    Parameters
-    ----------
-    directions, reductions : int64 arrays of shape (d, r)
-        U, and ``W = U diag(1 - t)``, both in steps of ``2^-12``. r = 0 is the identity.
-    """
-
-    directions: NDArray[np.int64]
-    reductions: NDArray[np.int64]
-
-    @classmethod
-    def identity(cls, n_features: int) -> "PublicMap":
-        """Return the map that changes nothing."""
-        raise NotImplementedError
-
-    @classmethod
-    def on_grid(cls, directions: Matrix, factors: Matrix) -> "PublicMap":
-        """Round a map to its grid, given orthonormal columns (d, r) and the factors t (r,), from 0 to 1."""
-        raise NotImplementedError
-
-    @property
-    def width(self) -> int:
-        """The number r of directions."""
-        raise NotImplementedError
-
-    @property
-    def basis(self) -> Matrix:
-        """U as floats."""
-        raise NotImplementedError
-
-    def forward(self, columns: Matrix) -> Matrix:
-        """Return ``T B`` for columns B of shape (d, p)."""
-        raise NotImplementedError
-
-    def transposed(self, columns: Matrix) -> Matrix:
-        """Return ``T^T B``."""
-        raise NotImplementedError
-
-    def inverse(self, columns: Matrix) -> Matrix:
-        """Return ``T^-1 B``."""
-        raise NotImplementedError
-
-    def around(self, matrix: Matrix) -> Matrix:
-        """Return ``T A T^T`` for symmetric A."""
-        raise NotImplementedError
-
-    def undone(self, matrix: Matrix) -> Matrix:
-        """Return ``T^-1 A T^-T`` for symmetric A."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -105,6 +49,8 @@ class Answer:
         divided by the root of p.
     energy : float, optional
         `Proposal.energy` of this round; None if no record could be clipped.
+    step : float
+        The grid step of the answer.
     """
 
     released: Matrix
@@ -113,6 +59,7 @@ class Answer:
     clip_norm: float = 1.0
     constant: float = 0.0
     energy: float | None = None
+    step: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -255,9 +202,4 @@ def combined(rounds: Sequence[Round], start: Matrix) -> Matrix:
 
 def components(estimate: Estimate, *, n_components: int, method: Request = "auto") -> Refinement:
     """Return the leading k pairs of the estimate, refined where its noise is even."""
-    raise NotImplementedError
-
-
-def assessed(answers: Sequence[Answer], refinement: Refinement, *, centred: bool) -> Assessment:
-    """Assess the components that `components` found, from the last answer given all earlier ones."""
     raise NotImplementedError
