@@ -65,7 +65,7 @@ class PublicMap:
 
     def forward(self, columns: Matrix) -> Matrix:
         """Return ``T B`` for columns B of shape (d, p)."""
-        return np.asarray(columns - self._reduced @ (self.basis.T @ columns))
+        return np.asarray(columns - self.reduced @ (self.basis.T @ columns))
 
     def inverse(self, columns: Matrix) -> Matrix:
         """Return ``T^-1 B``."""
@@ -77,11 +77,11 @@ class PublicMap:
 
     def around(self, matrix: Matrix) -> Matrix:
         """Return ``T A T^T`` for a symmetric A of shape (d, d)."""
-        return _both_sides(matrix, -self._reduced, self.basis)
+        return _both_sides(matrix, -self.reduced, self.basis)
 
     def transposed_around(self, matrix: Matrix) -> Matrix:
         """Return ``T^T A T``."""
-        return _both_sides(matrix, -self.basis, self._reduced)
+        return _both_sides(matrix, -self.basis, self.reduced)
 
     def inverse_around(self, matrix: Matrix) -> Matrix:
         """Return ``T^-1 A T^-T``."""
@@ -93,13 +93,14 @@ class PublicMap:
         return np.asarray(mapped.T @ mapped)
 
     @property
-    def _reduced(self) -> Matrix:
+    def reduced(self) -> Matrix:
+        """W as floats."""
         return np.asarray(self.reductions * 2.0**-MAP_BITS)
 
     @property
     def _restored(self) -> Matrix:
         """R of ``T^-1 = I + R U^T``."""
-        reduced = self._reduced
+        reduced = self.reduced
         core = np.eye(self.width) - self.basis.T @ reduced
         return np.asarray(np.linalg.solve(core.T, reduced.T).T)
 
