@@ -23,7 +23,7 @@ Dong, Roth and Su (2022), Gaussian differential privacy, Corollary 3.3; the mart
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -50,6 +50,8 @@ SHARES = {
 """The shares of mu^2 of the rounds, by their number."""
 FEW = 5
 """The number of components up to which two rounds are better than three."""
+STORED = ("clip_norm", "constant", "energy", "noise_std", "step")
+"""The numbers of an answer that a release states, in the plural, so that its post-processing can be repeated."""
 LARGEST = 1 << 46
 """The largest ``n d^2`` for which rows are made dense, with the public bound n on the number of records."""
 
@@ -126,25 +128,24 @@ def release_rounds(curator: Curator, plan: Plan, *, n_components: int) -> Subspa
     found = decompose(Moment(matrix=estimate.matrix * unit, mean=mean), n_components=n_components)
     return dataclasses.replace(
         found,
-        outcome={"rounds": round_facts(estimate, answers)},
+        outcome={"rounds": round_facts(estimate, answers, shares=shares_of(plan))},
         rounds=Rounds(answers=tuple(answers), unit=unit, centred=mean is not None),
     )
 
 
-def round_facts(estimate: Estimate, answers: Sequence[Answer]) -> Mapping[str, Any]:
-    """Return the released facts about the rounds as plain JSON values, by the names of the manifest's ``outcome``.
+def shares_of(plan: Plan) -> list[float]:
+    """Return the share of the budget of each round of a plan."""
+    return [float(share) for share in SHARES[plan.rounds]]
 
-    ``energies`` are the expected mean squares of a record after each round's map; None if no record can be clipped.
-    """
+
+def round_facts(estimate: Estimate, answers: Sequence[Answer], *, shares: Sequence[float]) -> dict[str, Any]:
+    """Return the released facts about the rounds as plain JSON values, by the names of the manifest's ``outcome``."""
     return {
-        "count": len(answers),
-        "shares": [float(share) for share in SHARES[len(answers)]],
+        "shares": shares,
         "records": estimate.n_records,
-        "clip_norms": [answer.clip_norm for answer in answers],
         "directions": [answer.map.width for answer in answers],
-        "energies": [None if answer.energy is None else answer.energy / estimate.n_records for answer in answers],
         "kept": [each.kept for each in estimate.rounds],
-        "noise_stds": [answer.noise_std for answer in answers],
+        **{name: [getattr(answer, name) for answer in answers] for name in STORED},
     }
 
 

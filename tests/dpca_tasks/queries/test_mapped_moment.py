@@ -240,7 +240,7 @@ def test_blocks_move_no_bit(shift):
     for each in cut:
         np.testing.assert_array_equal(whole, each)
     made = images(asked, ROWS, counts)
-    np.testing.assert_array_equal(unpack_symmetric(whole, D + 1), made.T @ made)
+    np.testing.assert_array_equal(unpack_symmetric(whole.astype(np.float64), D + 1), made.T @ made)
 
 
 def test_a_record_that_is_not_finite_counts_as_an_empty_one():
@@ -261,7 +261,8 @@ def test_everything_public_is_in_the_digest_and_stored_with_the_step():
         query(shift=asked.shift, part=NEXT, **map_of(-ROTATION[:, :2], KEPT)),
     ]
     assert len({each.digest() for each in (asked, *others)}) == 8
-    stored = dataclasses.replace(others[-1], **asked.public_inputs())
+    public: dict[str, Any] = asked.public_inputs()
+    stored = dataclasses.replace(others[-1], **public)
     assert stored.digest() == asked.digest()
 
 
