@@ -12,7 +12,7 @@ rounds together cost what one Gaussian release costs. All of them are reserved, 
 
 >>> problem, target = Problem(n_features=123, clip_norm=1.0), PrivacyTarget(epsilon=1.0, delta=1e-6)
 >>> plan = plan_rounds("analyze_gauss", problem, target, n_components=10, rounds=3)
->>> [step["name"] for step in steps(plan.event)], plan.epsilon_at_most
+>>> [step["name"] for step in steps(plan.event)], round(plan.epsilon_at_most, 9)
 (['gaussian', 'gaussian', 'gaussian'], 1.0)
 
 References

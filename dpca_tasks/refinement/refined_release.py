@@ -312,7 +312,7 @@ def refine_release(
     Parameters
     ----------
     released : Subspace
-        The result of a mechanism.
+        The result of a mechanism. One in rounds is refined by `dpca_tasks.refinement.refined_rounds`.
     n_components : int or "auto"
         k. ``auto``: the number of components above the noise, at least one.
     method : {"none", "eb", "spikes", "all", "auto"}
@@ -331,6 +331,10 @@ def refine_release(
     With method ``none``, components and eigenvalues equal the mechanism's to the bit. If the matrix was formed, so does
     the spectrum. If it was not formed, only the requested pairs are kept, since others need not have converged.
     """
+    if released.rounds is not None:
+        from dpca_tasks.refinement.refined_rounds import refine_rounds  # it imports this module
+
+        return refine_rounds(released, n_components=n_components, method=method, edge=edge)
     check_refinement(
         method,
         n_components=n_components,

@@ -23,7 +23,6 @@ from dpca_tasks.mechanisms.subspace import MECHANISMS
 from dpca_tasks.refinement.leading_pairs import refine_kept_pairs
 from dpca_tasks.refinement.public_map import PublicMap
 from dpca_tasks.refinement.refined_release import AUTO, Assessment, RefinedRelease, moment_of, refine_release, verdict
-from dpca_tasks.refinement.refined_rounds import refine_rounds
 from dpca_tasks.refinement.rounds import Answer
 from dpca_tasks.refinement.rounds_assessment import estimated
 
@@ -252,7 +251,7 @@ def _from_rounds(artifact: PrivateSubspace, *, n_components: int | str, method: 
     raw = decompose(Moment(matrix=moment, mean=artifact.mean), n_components=1)
     raw = dataclasses.replace(raw, rounds=rounds, outcome={"rounds": artifact.outcome["rounds"]})
     count = n_components if n_components == AUTO else _checked(artifact, int(n_components))
-    refined = refine_rounds(raw, n_components=count, method=method, edge=artifact.outcome.get("noise_edge"))  # type: ignore[arg-type]
+    refined = refine_release(raw, n_components=count, method=method, edge=artifact.outcome.get("noise_edge"))  # type: ignore[arg-type]
     return state_subspace(
         refined,
         raw=raw,

@@ -30,7 +30,6 @@ from dpca_tasks.mechanisms.released_rounds import shares_of
 from dpca_tasks.mechanisms.subspace import MECHANISMS, REFERENCES
 from dpca_tasks.records.blocks import BlockSource
 from dpca_tasks.refinement.refined_release import AUTO, check_refinement, percent_at_least, refine_release
-from dpca_tasks.refinement.refined_rounds import refine_rounds
 from flows.families.base import (
     Family,
     PlannedRelease,
@@ -301,7 +300,7 @@ class SubspaceFamily(Family[SubspaceRequest, Subspace]):
         plan, problem = planned.plan, _problem_of(planned)
         clip_norm = problem.clip_norm if result.clip_norm is None else result.clip_norm
         method, asked = refinement_of(planned), _count(planned.request)
-        refined = (refine_release if result.rounds is None else refine_rounds)(
+        refined = refine_release(
             result,
             n_components=asked,
             method=method,
