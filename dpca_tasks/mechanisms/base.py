@@ -302,11 +302,14 @@ class Rounds:
         The squared clip norm in data units.
     centred : bool
         Whether the components are computed around the mean.
+    noise_edge : float, data units squared, optional
+        An upper bound on eigenvalues of noise alone that holds in 99 of 100 cases.
     """
 
     answers: "tuple[Answer, ...]"
     unit: float
     centred: bool
+    noise_edge: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

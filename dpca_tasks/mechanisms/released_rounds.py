@@ -34,7 +34,7 @@ from dpca_tasks.accounting.events import Event, composed, steps
 from dpca_tasks.errors import Refused
 from dpca_tasks.forecast.noise_forecast import forecast
 from dpca_tasks.mechanisms.base import Plan, PrivacyTarget, Problem, Rounds, Subspace, grid_warnings
-from dpca_tasks.mechanisms.noise_level import least_visible, semicircle_edge
+from dpca_tasks.mechanisms.noise_level import edge_quantile, least_visible, semicircle_edge, widened_edge
 from dpca_tasks.mechanisms.released_moment import Moment, decompose
 from dpca_tasks.noise.distributions import Symmetric, check_tail, grid_bits
 from dpca_tasks.privacy.curator import Curator
@@ -129,7 +129,12 @@ def release_rounds(curator: Curator, plan: Plan, *, n_components: int) -> Subspa
     return dataclasses.replace(
         found,
         outcome={"rounds": round_facts(estimate, answers, shares=shares_of(plan))},
-        rounds=Rounds(answers=tuple(answers), unit=unit, centred=mean is not None),
+        rounds=Rounds(
+            answers=tuple(answers),
+            unit=unit,
+            centred=mean is not None,
+            noise_edge=noise_edge(estimate, answers) * unit,
+        ),
     )
 
 
@@ -147,6 +152,25 @@ def round_facts(estimate: Estimate, answers: Sequence[Answer], *, shares: Sequen
         "kept": [each.kept for each in estimate.rounds],
         **{name: [getattr(answer, name) for answer in answers] for name in STORED},
     }
+
+
+def noise_edge(estimate: Estimate, answers: Sequence[Answer]) -> float:
+    """Return an upper bound on eigenvalues of noise alone in the estimate, in squared clip norms.
+
+    Notes
+    -----
+    Rounds without a map give an estimate whose noise is even. Other rounds only reduce the variance of its entries.
+    Centring at noisy means widens the noise of a round (`dpca_tasks.mechanisms.noise_level.widened_edge`).
+    """
+    order, even = len(estimate.matrix), [at for at, answer in enumerate(answers) if not answer.map.width]
+    std = 1.0 / math.sqrt(sum(estimate.rounds[at].noise_std ** -2 for at in even))
+    if estimate.mean is None:
+        return std * edge_quantile(order)
+    shifts = []
+    for answer in (answers[at] for at in even):
+        count = max(float(answer.released[-1, -1]), answer.constant**2)
+        shifts.append(float(np.square(answer.released[:-1, -1] / count).sum()))
+    return std * max(widened_edge(order, shift=shift) for shift in shifts)
 
 
 def noise_std(query: MappedMoment, noise: Symmetric) -> float:

@@ -334,7 +334,7 @@ def refine_release(
     if released.rounds is not None:
         from dpca_tasks.refinement.refined_rounds import refine_rounds  # it imports this module
 
-        return refine_rounds(released, n_components=n_components, method=method, edge=edge)
+        return refine_rounds(released, n_components=n_components, method=method)
     check_refinement(
         method,
         n_components=n_components,

@@ -23,9 +23,7 @@ from dpca_tasks.refinement.rounds_assessment import assessed, estimated
 from dpca_tasks.threads import one_thread
 
 
-def refine_rounds(
-    released: Subspace, *, n_components: int | str, method: Request = "none", edge: float | None = None
-) -> RefinedRelease:
+def refine_rounds(released: Subspace, *, n_components: int | str, method: Request = "none") -> RefinedRelease:
     """Refine the components of a release in rounds, and assess them.
 
     Parameters
@@ -36,8 +34,6 @@ def refine_rounds(
         k. ``auto``: the number of components above the noise, at least one.
     method : {"none", "eb", "spikes", "all", "auto"}
         As for `dpca_tasks.refinement.leading_pairs.refine`. It is applied where the noise is even.
-    edge : float, units of the matrix
-        The upper bound on eigenvalues of noise alone if no round has a map.
     """
     rounds = released.rounds
     assert rounds is not None
@@ -50,7 +46,7 @@ def refine_rounds(
     )
     facts = refined.outcome or {}
     refined = dataclasses.replace(refined, outcome={**facts, "in_rounds": rounds_in_words(facts["rounds"])})
-    return RefinedRelease(subspace=refined, refined_by=found.refined_by, assessment=told, noise_edge=edge)
+    return RefinedRelease(subspace=refined, refined_by=found.refined_by, assessment=told, noise_edge=rounds.noise_edge)
 
 
 def _above(estimate: Estimate) -> int:

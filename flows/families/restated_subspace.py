@@ -127,7 +127,10 @@ def unpacked_rounds(artifact: PrivateSubspace) -> Rounds:
         )
         entry, row = entry + size, row + width
     return Rounds(
-        answers=tuple(answers), unit=float(artifact.manifest["clip_norm"]) ** 2, centred=artifact.mean is not None
+        answers=tuple(answers),
+        unit=float(artifact.manifest["clip_norm"]) ** 2,
+        centred=artifact.mean is not None,
+        noise_edge=artifact.outcome.get("noise_edge"),
     )
 
 
@@ -251,7 +254,7 @@ def _from_rounds(artifact: PrivateSubspace, *, n_components: int | str, method: 
     raw = decompose(Moment(matrix=moment, mean=artifact.mean), n_components=1)
     raw = dataclasses.replace(raw, rounds=rounds, outcome={"rounds": artifact.outcome["rounds"]})
     count = n_components if n_components == AUTO else _checked(artifact, int(n_components))
-    refined = refine_release(raw, n_components=count, method=method, edge=artifact.outcome.get("noise_edge"))  # type: ignore[arg-type]
+    refined = refine_release(raw, n_components=count, method=method)  # type: ignore[arg-type]
     return state_subspace(
         refined,
         raw=raw,
