@@ -256,9 +256,10 @@ class PrivateSubspace(FittedTransformer, Artifact):
         The quality estimates of the release hold for one number of components, so they are not copied.
         `flows.published.refit_release` computes them anew.
         """
-        if self.refined_by != "none":
+        if self.refined_by != "none" or self.answers is not None:
+            way = "computed from rounds" if self.answers is not None else f"refined ({self.refined_by})"
             raise Invalid(
-                f"these components were refined ({self.refined_by}), and another number of components needs a new "
+                f"these components were {way}, and another number of components needs a new "
                 "refinement; use `dpca subspace refit`"
             )
         if self.eigenvalues is None:
