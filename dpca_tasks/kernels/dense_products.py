@@ -56,24 +56,18 @@ def add_dense_outer_products(
     """
     n_rows = row_ptr.size - 1
     strip = np.empty((min(n_rows, strip_rows(n_features)), n_features))
+    panel = np.empty(min(PANEL, n_features) * n_features)
     with one_thread():
         for first in range(0, n_rows, max(1, len(strip))):
             cells = strip[: min(len(strip), n_rows - first)]
             densify(values, indices, row_ptr[first : first + len(cells) + 1], cells)
-            add_cells(cells, total)
-
-
-def add_cells(cells: NDArray[np.float64], total: NDArray[np.int64]) -> None:
-    """Add the packed upper triangle of ``X^T X`` of a strip of dense rows, whose sums stay below ``2^53``."""
-    n_features = cells.shape[1]
-    panel = np.empty(min(PANEL, n_features) * n_features)
-    for left in range(0, n_features, PANEL):
-        columns = cells[:, left : left + PANEL]
-        for right in (left, left + PANEL):
-            others = columns if right == left else cells[:, right:]
-            product = panel[: columns.shape[1] * others.shape[1]].reshape(columns.shape[1], -1)
-            np.matmul(columns.T, others, out=product)
-            add_panel(product, left, right, n_features, total)
+            for left in range(0, n_features, PANEL):
+                columns = cells[:, left : left + PANEL]
+                for right in (left, left + PANEL):
+                    others = columns if right == left else cells[:, right:]
+                    product = panel[: columns.shape[1] * others.shape[1]].reshape(columns.shape[1], -1)
+                    np.matmul(columns.T, others, out=product)
+                    add_panel(product, left, right, n_features, total)
 
 
 def add_dense_moment_products(

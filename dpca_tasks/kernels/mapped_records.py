@@ -10,20 +10,24 @@ BLAS multiplies in float64. All entries are integers, and every sum of products 
 any order: the image of a record is the same in every block, next to any other records. The notes of
 `dpca_tasks.queries.mapped_moment` bound the sums.
 
-The image is clipped by `dpca_tasks.kernels.gridding.grid_records`, which compares integers after all rounding.
+The image is clipped by `clip_images`, which compares integers after all rounding.
 """
 
 from collections.abc import Iterator
 
 import numpy as np
+from numba import njit
 from numpy.typing import NDArray
+from scipy.linalg.blas import dgemm
 
-from dpca_tasks.kernels.dense_products import densify, strip_rows
-from dpca_tasks.kernels.gridding import SHIFT_BITS, grid_records, shared_constant
+from dpca_tasks.kernels.dense_products import strip_rows
+from dpca_tasks.kernels.gridding import SHIFT_BITS, shared_constant
 from dpca_tasks.threads import one_thread
 
 MAP_BITS = 12
 """U and W are on a grid of step ``2^-12``."""
+PIECE = 1 << 16
+"""Cells that are mapped at a time: 512 KiB."""
 
 
 def mapped_strips(
@@ -38,11 +42,11 @@ def mapped_strips(
     clip_norm: float,
     bound: int,
     square: int | None,
-) -> Iterator[NDArray[np.float64]]:
-    """Yield the clipped images of records as dense rows of integers, a strip of whole records at a time.
+) -> Iterator[NDArray[np.int32]]:
+    """Yield the clipped images of records as dense rows, a strip of whole records at a time.
 
-    A strip has at most `dpca_tasks.kernels.dense_products.CELLS` cells, or one longer record. BLAS has one thread
-    while this runs.
+    A strip has at most `dpca_tasks.kernels.dense_products.CELLS` cells, or one longer record. It is mapped in smaller
+    pieces, which stay in a processor's cache.
 
     Parameters
     ----------
@@ -61,42 +65,110 @@ def mapped_strips(
         The largest sum of squares of an image, and of its constants. There are no constants if ``square`` is None.
     """
     n_features = len(shift)
-    public = directions.astype(np.float64), reductions.T.astype(np.float64), shift.astype(np.float64)
+    public = directions.astype(np.float64), reductions.astype(np.float64), shift.astype(np.float64)
     unit = clip_norm * 2.0 ** (bits + SHIFT_BITS + MAP_BITS)
-    with one_thread():
-        for first, last in _strips(record_ptr, strip_rows(n_features + 1)):
-            rows = slice(record_ptr[first], record_ptr[last])
-            cells = np.empty((rows.stop - rows.start, n_features))
-            densify(values, indices, row_ptr[rows.start : rows.stop + 1], cells)
-            counts = np.diff(record_ptr[first : last + 1])
-            map_rows(cells, np.repeat(_shares(counts, bits), counts), *public)
-            line_ptr = np.arange(len(cells) + 1, dtype=np.int64) * n_features
-            records = record_ptr[first : last + 1] - rows.start
-            clipped = grid_records(cells.ravel(), line_ptr, records, unit, bound).reshape(cells.shape)
+    for start, stop in _strips(record_ptr, strip_rows(n_features + 1)):
+        records = record_ptr[start : stop + 1]
+        made = np.empty((records[-1] - records[0], n_features + (square is not None)), np.int32)
+        for first, last in _strips(records, max(1, PIECE // n_features)):
+            rows = records[first : last + 1]
+            if rows[0] == rows[-1]:  # records without rows
+                continue
+            counts = np.diff(rows)
+            cells = np.empty((rows[-1] - rows[0], n_features))
+            shares = np.repeat(_shares(counts, bits), counts)
+            write_rows(values, indices, row_ptr[rows[0] : rows[-1] + 1], shares, public[2], cells)
+            map_rows(cells, *public[:2])
+            piece = made[rows[0] - records[0] : rows[-1] - records[0]]
+            clip_images(cells, rows - rows[0], unit, bound, piece)
             if square is not None:
                 constants = [shared_constant(square, int(count)) for count in counts]
-                cells = np.empty((len(cells), n_features + 1))
-                cells[:, -1] = np.repeat(np.array(constants, np.float64), counts)
-            cells[:, :n_features] = clipped
-            yield cells
+                piece[:, -1] = np.repeat(np.array(constants, np.int32), counts)
+        yield made
 
 
-def map_rows(
-    cells: NDArray[np.float64],
+@njit(cache=True, nogil=True)
+def write_rows(
+    values: NDArray[np.int32],
+    indices: NDArray[np.integer],
+    row_ptr: NDArray[np.int64],
     shares: NDArray[np.float64],
-    directions: NDArray[np.float64],
-    reductions: NDArray[np.float64],
     shift: NDArray[np.float64],
+    cells: NDArray[np.float64],
 ) -> None:
-    """Replace rows on the grid by their images, in place; ``shares`` are the multiples of the mean, one a row."""
-    cells *= 2.0**SHIFT_BITS
-    if shift.any():
-        cells -= np.multiply.outer(shares, shift)
-    scores = cells @ directions
-    scores *= 2.0**-MAP_BITS
-    np.floor(scores, out=scores)
-    cells *= 2.0**MAP_BITS
-    cells -= scores @ reductions
+    """Write rows minus multiples of the mean as dense rows, in steps of ``2^-(b + 16)``."""
+    unit = 2.0**SHIFT_BITS
+    for row in range(cells.shape[0]):
+        cell, share = cells[row], shares[row]
+        for column in range(shift.size):
+            cell[column] = -share * shift[column]
+        for at in range(row_ptr[row], row_ptr[row + 1]):
+            cell[np.uint64(indices[at])] += values[at] * unit
+
+
+def map_rows(cells: NDArray[np.float64], directions: NDArray[np.float64], reductions: NDArray[np.float64]) -> None:
+    """Replace rows z by their images y in place, on one thread."""
+    with one_thread():
+        scores = cells @ directions
+        scores *= 2.0**-MAP_BITS
+        np.floor(scores, out=scores)
+        dgemm(-1.0, reductions, scores.T, beta=2.0**MAP_BITS, c=cells.T, overwrite_c=True)
+
+
+@njit(cache=True, nogil=True)
+def clip_images(
+    cells: NDArray[np.float64],
+    record_ptr: NDArray[np.int64],
+    clip_norm: float,
+    bound: int,
+    clipped: NDArray[np.int32],
+) -> None:
+    """Clip the images of records to ``clip_norm``, and write them on the grid on which it is ``sqrt(bound)`` steps.
+
+    Guarantees
+    ----------
+    The squares of every record sum to at most ``bound``, compared in integers after all rounding. A record is scaled
+    to the clip norm, if it is longer, and rounded to nearest. If that is too long, it is rounded toward zero from
+    ``1 - 2^-24`` of its size, which leaves room for the rounding of its norm. Entries are integers below ``2^53``, so
+    no norm overflows. The order of additions depends only on the shape of the record.
+    """
+    half_range = np.sqrt(np.float64(bound))
+    width = cells.shape[1]
+    for record in range(record_ptr.size - 1):
+        first, last = record_ptr[record], record_ptr[record + 1]
+        squares = 0.0
+        for row in range(first, last):
+            squares += row_square(cells[row])
+        weight = half_range / max(np.sqrt(squares), clip_norm)
+        shrunk = weight * (1.0 - 2.0**-24)
+        for attempt in range(2):
+            total = np.int64(0)
+            for row in range(first, last):
+                cell, out = cells[row], clipped[row]
+                for column in range(width):
+                    part = np.rint(cell[column] * weight) if attempt == 0 else np.trunc(cell[column] * shrunk)
+                    point = np.int32(part)
+                    out[column] = point
+                    total += np.int64(point) * np.int64(point)
+            if total <= bound:
+                break
+        else:  # impossible by the analysis above, but checked
+            for row in range(first, last):
+                clipped[row, :width] = 0
+
+
+@njit(cache=True, nogil=True)
+def row_square(cell: NDArray[np.float64]) -> float:
+    """Return the sum of squares of a row, in eight sums that a processor adds at the same time."""
+    sums = np.zeros(8)
+    whole = cell.size - cell.size % 8
+    for start in range(0, whole, 8):
+        for lane in range(8):
+            sums[lane] += cell[start + lane] * cell[start + lane]
+    rest = 0.0
+    for at in range(whole, cell.size):
+        rest += cell[at] * cell[at]
+    return rest + sums.sum()
 
 
 def _shares(counts: NDArray[np.int64], bits: int) -> NDArray[np.float64]:

@@ -19,7 +19,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpca_tasks.errors import InvalidInput
-from dpca_tasks.kernels.dense_products import add_cells
 from dpca_tasks.kernels.gridding import append_constants, grid_records
 from dpca_tasks.kernels.mapped_records import MAP_BITS, mapped_strips
 from dpca_tasks.layouts import Layout
@@ -84,7 +83,7 @@ class MappedMoment(RowSum):
     The proof uses no property of U, W, m or c. They need not be orthonormal, short or at most 1. It rests on three
     properties of the program.
 
-    - *The bound holds in integers*: `dpca_tasks.kernels.gridding.grid_records` compares ``||Y_u||^2`` with
+    - *The bound holds in integers*: `dpca_tasks.kernels.mapped_records.clip_images` compares ``||Y_u||^2`` with
       ``B - B // part`` after all rounding, for all rows of a record together. The constants of p rows are
       ``floor(sqrt((B // part) / p))``.
     - *A contribution is a function of one record.* The record is clipped and rounded separately to the grid of step
@@ -99,8 +98,8 @@ class MappedMoment(RowSum):
     changes the map by about ``2^-12``. The T of a release is the one of these integers, and need not be symmetric.
 
     *Memory.* Rows become dense a strip of whole records at a time, `dpca_tasks.kernels.dense_products.CELLS` cells or
-    one longer record. Without a map and a mean they stay sparse, and the sum has the same bits. The capacity is that of
-    `SecondMoment`.
+    one longer record. Without a map and a mean they stay sparse, and are clipped by
+    `dpca_tasks.kernels.gridding.grid_records`. The capacity is that of `SecondMoment`.
     """
 
     directions: NDArray[np.int64]
@@ -171,7 +170,7 @@ class MappedMoment(RowSum):
             raise InvalidInput(f"norm={norm!r} is not stated for mapped records; use symmetric Gaussian noise (l2).")
         return self._moment.sensitivity(norm)
 
-    def images(self, block: RowBlock) -> Iterator[NDArray[np.float64]]:
+    def images(self, block: RowBlock) -> Iterator[NDArray[np.int32]]:
         """Yield the images of the block's records as dense rows in grid steps, a strip of whole records at a time."""
         bound, square = self._bounds
         yield from mapped_strips(
@@ -191,8 +190,8 @@ class MappedMoment(RowSum):
     def add(self, block: RowBlock, total: NDArray[np.int64]) -> None:
         """Add the outer products of the images of the block's records, in steps of ``4^-bits``."""
         if self.directions.size or (self.shift is not None and self.shift.any()):
-            for cells in self.images(block):
-                add_cells(cells, total)
+            for strip in self.images(block):
+                self._moment.add(_dense_rows(strip, block, bits=self.bits), total)
         else:
             self._moment.add(self._unmapped(block), total)
 
@@ -232,6 +231,22 @@ class MappedMoment(RowSum):
         return dataclasses.replace(
             rows, values=values, indices=indices, row_ptr=row_ptr, n_features=self.n_features + 1
         )
+
+
+def _dense_rows(strip: NDArray[np.int32], block: RowBlock, *, bits: int) -> RowBlock:
+    """Return dense rows as a block; the bounds of its records are not known, and not needed for products of rows."""
+    n_rows, width = strip.shape
+    row_ptr = np.arange(n_rows + 1, dtype=np.int64) * width
+    return dataclasses.replace(
+        block,
+        values=strip.ravel(),
+        indices=np.tile(np.arange(width, dtype=np.int32), n_rows),
+        row_ptr=row_ptr,
+        record_ptr=np.arange(n_rows + 1, dtype=np.int64),
+        n_features=width,
+        bits=bits,
+        density=1.0,
+    )
 
 
 def _is_fit(matrix: NDArray[np.int64]) -> bool:
