@@ -147,7 +147,7 @@ def round_facts(estimate: Estimate, answers: Sequence[Answer], *, shares: Sequen
     """Return the released facts about the rounds as plain JSON values, by the names of the manifest's ``outcome``."""
     return {
         "shares": shares,
-        "records": estimate.n_records,
+        "noised_records": estimate.n_records,
         "directions": [answer.map.width for answer in answers],
         "kept": [each.kept for each in estimate.rounds],
         **{name: [getattr(answer, name) for answer in answers] for name in STORED},

@@ -1,9 +1,7 @@
 """Post-processing of a release in rounds: refinement of its components, and assessment of their quality.
 
->>> rounds_in_words(
-...     {"shares": [0.2, 0.8], "records": 1e5, "directions": [0, 7], "energy": [None, 2.1e4], "clip_norm": [1.0, 0.5],
-...      "kept": [1.0, 0.934]}
-... )
+>>> known = {"noised_records": 1e5, "energy": [None, 2.1e4], "clip_norm": [1.0, 0.5], "kept": [1.0, 0.934]}
+>>> rounds_in_words({"shares": [0.2, 0.8], "directions": [0, 7], **known})
 '2 rounds with 20 % and 80 % of the budget; the map of round 2 shrinks 7 directions and leaves a mean square of 0.21, \
 of which clipping at 0.5 keeps 93 %'
 """
@@ -79,6 +77,6 @@ def _later(facts: Mapping[str, Any]) -> list[str]:
             if directions
             else (f"round {at} has no map, and records around the mean have")
         )
-        left = f"{energy / facts['records']:.2g}"
+        left = f"{energy / facts['noised_records']:.2g}"
         said.append(f"{shrunk} a mean square of {left}, of which clipping at {norm:.2g} keeps {100 * kept:.0f} %")
     return said

@@ -72,7 +72,7 @@ class PrivatePCA(PrivateEstimator):
     explained_variance_ : array of shape (n_components,)
         Variance of the clipped rows along each component, as in scikit-learn, without the contribution of the noise.
         The divisor is the released number of rows, not this number minus 1. NaN if the release has no such number.
-        This is the case around the origin, and for mechanisms or widths for which no matrix is kept.
+        This is the case around the origin in one round, and for mechanisms or widths for which no matrix is kept.
     explained_variance_ratio_ : array of shape (n_components,)
         Ratio of each variance to the total variance of all columns, without the contribution of the noise. The sum is
         at most 1. Around the origin, mean squares replace variances. NaN if the release does not contain the ratio.
@@ -329,7 +329,7 @@ def _whole_or_auto(n_components: Any) -> int | str:
 def _released_count(artifact: PrivateSubspace) -> float | None:
     """Return the noisy number of rows from rounds or the corner of a centred matrix; None if neither was kept."""
     if "rounds" in artifact.outcome:
-        return float(artifact.outcome["rounds"]["records"])
+        return float(artifact.outcome["rounds"]["noised_records"])
     constant = (artifact.outcome.get("noise") or {}).get("constant")
     if artifact.matrix is None or not constant:
         return None

@@ -200,6 +200,10 @@ class SubspaceFamily(Family[SubspaceRequest, Subspace]):
         """
         if request.mechanism != AUTO:
             return request
+        if request.rounds not in (AUTO, 1):
+            raise InvalidInput(
+                f"mechanism=auto chooses the rounds too; leave out rounds={request.rounds}, or name analyze_gauss."
+            )
         if request.settings:
             raise InvalidInput(
                 "mechanism=auto accepts no settings, because settings belong to one mechanism; leave "
@@ -232,8 +236,6 @@ class SubspaceFamily(Family[SubspaceRequest, Subspace]):
         asked = [request.clip_norm, request.row_policy, request.center]
         if request.components == AUTO:
             asked.append("components=auto")
-        if request.rounds != AUTO:
-            asked.append(f"rounds={request.rounds}")
         if request.mechanism == AUTO:
             asked += [f"components={request.components}", f"spectrum={request.spectrum}"]
         if request.hold_if_rejected is not None:

@@ -322,10 +322,10 @@ def test_records_of_several_rows_and_normalised_ones_are_released_too(center):
     plan = planned(center=center, target=PrivacyTarget(epsilon=16.0, delta=1e-6))
     found = run(plan, ArrayBlocks(ROWS, record_rows=[3] * 1000))
     assert found.outcome is not None
-    assert found.outcome["rounds"]["records"] == pytest.approx(1000, rel=0.1)
+    assert found.outcome["rounds"]["noised_records"] == pytest.approx(1000, rel=0.1)
     scaled = run(plan, NormalisedBlocks(ArrayBlocks(ROWS * 7), length=1.0))
     assert scaled.outcome is not None
-    assert scaled.outcome["rounds"]["records"] == pytest.approx(3000, rel=0.1)
+    assert scaled.outcome["rounds"]["noised_records"] == pytest.approx(3000, rel=0.1)
 
 
 def test_the_number_of_rounds_follows_from_public_facts():
