@@ -55,19 +55,25 @@ def add_dense_outer_products(
     ``2^49``.
     """
     n_rows = row_ptr.size - 1
-    strip = np.empty((min(n_rows, _strip_rows(n_features)), n_features))
-    panel = np.empty(min(PANEL, n_features) * n_features)
+    strip = np.empty((min(n_rows, strip_rows(n_features)), n_features))
     with one_thread():
         for first in range(0, n_rows, max(1, len(strip))):
             cells = strip[: min(len(strip), n_rows - first)]
             densify(values, indices, row_ptr[first : first + len(cells) + 1], cells)
-            for left in range(0, n_features, PANEL):
-                columns = cells[:, left : left + PANEL]
-                for right in (left, left + PANEL):
-                    others = columns if right == left else cells[:, right:]
-                    product = panel[: columns.shape[1] * others.shape[1]].reshape(columns.shape[1], -1)
-                    np.matmul(columns.T, others, out=product)
-                    add_panel(product, left, right, n_features, total)
+            add_cells(cells, total)
+
+
+def add_cells(cells: NDArray[np.float64], total: NDArray[np.int64]) -> None:
+    """Add the packed upper triangle of ``X^T X`` of a strip of dense rows, whose sums stay below ``2^53``."""
+    n_features = cells.shape[1]
+    panel = np.empty(min(PANEL, n_features) * n_features)
+    for left in range(0, n_features, PANEL):
+        columns = cells[:, left : left + PANEL]
+        for right in (left, left + PANEL):
+            others = columns if right == left else cells[:, right:]
+            product = panel[: columns.shape[1] * others.shape[1]].reshape(columns.shape[1], -1)
+            np.matmul(columns.T, others, out=product)
+            add_panel(product, left, right, n_features, total)
 
 
 def add_dense_moment_products(
@@ -84,7 +90,7 @@ def add_dense_moment_products(
 ) -> None:
     """Add ``X_u^T Y_u`` of every record not too long, as `dpca_tasks.kernels.products.add_moment_products` does."""
     n_features, width = directions.shape
-    at_once = _strip_rows(n_features)
+    at_once = strip_rows(n_features)
     public = directions.astype(np.float64)
     first = 0
     with one_thread():
@@ -134,7 +140,8 @@ def add_panel(
             total[start + column] += np.int64(line[column - left])
 
 
-def _strip_rows(n_features: int) -> int:
+def strip_rows(n_features: int) -> int:
+    """Return the number of rows of a strip."""
     return max(1, CELLS // n_features)
 
 

@@ -291,6 +291,7 @@ class RefinedRelease:
             "captured_low": told.captured_low,
             "share": told.share,
             "share_low": told.share_low,
+            **({} if told.share_low_of_all is None else {"share_low_of_all": told.share_low_of_all}),
             "cv": told.captured_variance,
             "cv_low": told.captured_variance_low,
             "explained_variance_ratio": None
@@ -311,7 +312,7 @@ def refine_release(
     Parameters
     ----------
     released : Subspace
-        The result of a mechanism.
+        The result of a mechanism. One in rounds is refined by `dpca_tasks.refinement.refined_rounds`.
     n_components : int or "auto"
         k. ``auto``: the number of components above the noise, at least one.
     method : {"none", "eb", "spikes", "all", "auto"}
@@ -330,6 +331,10 @@ def refine_release(
     With method ``none``, components and eigenvalues equal the mechanism's to the bit. If the matrix was formed, so does
     the spectrum. If it was not formed, only the requested pairs are kept, since others need not have converged.
     """
+    if released.rounds is not None:
+        from dpca_tasks.refinement.refined_rounds import refine_rounds  # it imports this module
+
+        return refine_rounds(released, n_components=n_components, method=method, edge=edge)
     check_refinement(
         method,
         n_components=n_components,
@@ -443,7 +448,10 @@ def verdict(facts: Mapping[str, Any], *, n_components: int) -> str:
     if share is None:
         return f"captures {most}; {signal}."
     of_all = f"captures {100 * share:.{0 if share >= 0.1 else 1}f} % of all variance"
+    of_all += " of the records as weighted in the last round" if "rounds" in facts else ""
     bound = "no lower bound" if share_low is None else f"at least {percent_at_least(share_low)}"
+    low_of_all = facts.get("share_low_of_all")
+    bound += "" if low_of_all is None else f"; of all records at least {percent_at_least(low_of_all)}"
     return f"{of_all} ({bound}), and {most}; {signal}."
 
 
