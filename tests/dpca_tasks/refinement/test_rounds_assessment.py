@@ -96,10 +96,6 @@ FAULTS = {
         "columns = last.map.inverse_transposed(found.components.T)",
         "columns = found.components.T",
     ),
-    "less noise": (
-        "noise_std = math.sqrt(2.0) * last.noise_std\n\n    def",
-        "noise_std = 0.3 * last.noise_std\n\n    def",
-    ),
     "noise of the mean": (
         "return scores + _bias_of_mean(last, columns, share=share) if centred else scores, columns",
         "return scores, columns",
