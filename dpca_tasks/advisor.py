@@ -383,7 +383,10 @@ def cost_of(mechanism: Any, plan: Plan) -> Cost:
         case "smooth_sensitivity" | "propose_test_release":
             return Cost(passes=inner.passes, memory=4 * thin, time=_time(order * (count + 8) ** 2 * inner.passes))
     if plan.moment_formed:
-        return Cost(passes=1, memory=3 * square, time=_time(2_000.0 * order**2 + 4.0 * order**3))
+        rounds = plan.rounds
+        return Cost(
+            passes=rounds, memory=(2 + rounds) * square, time=_time(rounds * (2_000.0 * order**2 + 4.0 * order**3))
+        )
     passes = most_passes(int(order), count + 8)
     return Cost(passes=passes, memory=4 * thin, time=_time(30.0 * order**2 * passes))
 

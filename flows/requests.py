@@ -170,6 +170,13 @@ class SubspaceRequest(Request):
         Field(description="none: components around the origin; private: around a mean, which is also released."),
         Handling(choices=("none", "private")),
     ] = "none"
+    rounds: Annotated[
+        Annotated[int, Field(ge=1, le=3)] | str,
+        Field(
+            description="Number of rounds of analyze_gauss that share the budget, 1 to 3: later rounds need less "
+            "noise; auto: by public facts."
+        ),
+    ] = "auto"
     refine: Annotated[
         str | None,
         Field(

@@ -181,6 +181,11 @@ FORMS = {
         audited=AnalyzeGauss(n_components=1, form="operator"),
         usual=AnalyzeGauss(n_components=A9A_COMPONENTS, form="operator"),
         refined=None,
-    )
+    ),
+    "analyze_gauss/three rounds": replace(
+        TABLE["analyze_gauss"],
+        audited=AnalyzeGauss(n_components=1, rounds=3),
+        usual=AnalyzeGauss(n_components=A9A_COMPONENTS, rounds=3),
+    ),
 }
 """Other forms of registered mechanisms, which must meet the same contracts."""

@@ -15,6 +15,11 @@ LABELS: Mapping[str, tuple[str, str]] = {
     ),
     "share": ("share of all variance", "variance in the subspace over all variance, estimated without the noise"),
     "share_low": ("share of all variance, lower bound", "holds in 95 of 100 releases"),
+    "share_low_of_all": (
+        "share of all variance of all records, lower bound",
+        "counts every record in full, also those that the last round clipped",
+    ),
+    "in_rounds": ("rounds", "squares in units of the clip norm, as released"),
     "cv": ("captured variance", "variance in the subspace over the most that as many components could have"),
     "cv_low": ("captured variance, lower bound", "holds in 95 of 100 releases"),
     "captured": ("variance in the subspace", "estimated without the noise, in squared data units summed over records"),

@@ -25,10 +25,13 @@ from dpca.errors import Invalid
 
 _FACTS = {"clip_norm": "number", "encoder": "facts", "feature_names": "names", "total_variance": "number"}
 _OF_ONE_NUMBER = (
-    *("captured", "captured_low", "share", "share_low", "cv", "cv_low"),
+    *("captured", "captured_low", "share", "share_low", "share_low_of_all", "cv", "cv_low"),
     *("explained_variance_ratio", "probes", "seed", "verdict"),
 )
-_SHOWN = ("verdict", "refined_by", "above_noise", "share", "share_low", "cv", "cv_low", "noise_std")
+_SHOWN = (
+    *("verdict", "in_rounds", "refined_by", "above_noise"),
+    *("share", "share_low", "share_low_of_all", "cv", "cv_low", "noise_std"),
+)
 _ORTHONORMAL_WITHIN = 1e-6
 
 
@@ -55,6 +58,11 @@ class PrivateSubspace(FittedTransformer, Artifact):
     matrix : array of shape (order * (order + 1) / 2,), optional
         The released matrix: its upper triangle, row by row. Its order is one larger if rows were extended to be
         centred. With it every post-processing is free of charge (`dpca subspace refit`).
+    answers : array of shape (n_entries,), optional
+        The answers of a release in rounds: their upper triangles, row by row, one after the other, in squared clip
+        norms. They replace ``matrix``.
+    map_directions, map_reductions : array of shape (n_map_directions, n_features), optional
+        The maps of the rounds, one after the other: in units of ``2^-12``, the rows of U^T and W^T of ``I - W U^T``.
     mean : array of shape (n_features,), optional
         The released mean around which the components were computed. `transform` subtracts it; `inverse_transform` adds
         it.
@@ -84,6 +92,9 @@ class PrivateSubspace(FittedTransformer, Artifact):
         "mean": ("feature",),
         "leading": ("rank", "feature"),
         "matrix": ("entry",),
+        "answers": ("answered",),
+        "map_directions": ("mapped", "feature"),
+        "map_reductions": ("mapped", "feature"),
     }
     exports = {"npz": npz, "onnx": onnx_model, "mlflow": mlflow_model, "sklearn": scikit_model}  # noqa: RUF012
 
@@ -94,6 +105,9 @@ class PrivateSubspace(FittedTransformer, Artifact):
     mean: NDArray[np.float64] | None = None
     leading: NDArray[np.float64] | None = None
     matrix: NDArray[np.float64] | None = None
+    answers: NDArray[np.float64] | None = None
+    map_directions: NDArray[np.float64] | None = None
+    map_reductions: NDArray[np.float64] | None = None
     manifest: Mapping[str, Any]
 
     def __post_init__(self) -> None:
@@ -105,11 +119,22 @@ class PrivateSubspace(FittedTransformer, Artifact):
         mean = None if self.mean is None else frozen("mean", self.mean, ndim=1)
         leading = None if self.leading is None else frozen("leading", self.leading, ndim=2)
         matrix = None if self.matrix is None else frozen("matrix", self.matrix, ndim=1)
+        answers = None if self.answers is None else frozen("answers", self.answers, ndim=1)
+        maps = [
+            None if each is None else frozen(name, each, ndim=2)
+            for name, each in (("map_directions", self.map_directions), ("map_reductions", self.map_reductions))
+        ]
         _check_components(components if further is None else _stacked(components, further))
         if leading is not None:
             _check_leading(leading, components, spectrum)
         if matrix is not None:
             _check_matrix(matrix, components.shape[1])
+        shapes = {None if each is None else each.shape for each in maps}
+        if len(shapes) > 1 or (maps[0] is not None and maps[0].shape[1] != components.shape[1]):
+            raise Invalid(
+                f"map_directions and map_reductions must both be given, as rows of {components.shape[1]} features, or "
+                "neither; pass the arrays of a finished release"
+            )
         if further is not None and (spectrum is None or len(spectrum) != len(components) + len(further)):
             raise Invalid(
                 "further directions need one value each in spectrum; pass the spectrum of all directions kept"
@@ -134,6 +159,9 @@ class PrivateSubspace(FittedTransformer, Artifact):
         object.__setattr__(self, "mean", mean)
         object.__setattr__(self, "leading", leading)
         object.__setattr__(self, "matrix", matrix)
+        object.__setattr__(self, "answers", answers)
+        object.__setattr__(self, "map_directions", maps[0])
+        object.__setattr__(self, "map_reductions", maps[1])
         manifest = checked_manifest(self.manifest, kind=self.kind, facts=_FACTS, shape=shape)
         names = manifest.get("feature_names")
         if names is not None and len(names) != components.shape[1]:
@@ -228,9 +256,10 @@ class PrivateSubspace(FittedTransformer, Artifact):
         The quality estimates of the release hold for one number of components, so they are not copied.
         `flows.published.refit_release` computes them anew.
         """
-        if self.refined_by != "none":
+        if self.refined_by != "none" or self.answers is not None:
+            way = "computed from rounds" if self.answers is not None else f"refined ({self.refined_by})"
             raise Invalid(
-                f"these components were refined ({self.refined_by}), and another number of components needs a new "
+                f"these components were {way}, and another number of components needs a new "
                 "refinement; use `dpca subspace refit`"
             )
         if self.eigenvalues is None:

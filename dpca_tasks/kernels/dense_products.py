@@ -55,7 +55,7 @@ def add_dense_outer_products(
     ``2^49``.
     """
     n_rows = row_ptr.size - 1
-    strip = np.empty((min(n_rows, _strip_rows(n_features)), n_features))
+    strip = np.empty((min(n_rows, strip_rows(n_features)), n_features))
     panel = np.empty(min(PANEL, n_features) * n_features)
     with one_thread():
         for first in range(0, n_rows, max(1, len(strip))):
@@ -84,7 +84,7 @@ def add_dense_moment_products(
 ) -> None:
     """Add ``X_u^T Y_u`` of every record not too long, as `dpca_tasks.kernels.products.add_moment_products` does."""
     n_features, width = directions.shape
-    at_once = _strip_rows(n_features)
+    at_once = strip_rows(n_features)
     public = directions.astype(np.float64)
     first = 0
     with one_thread():
@@ -134,7 +134,8 @@ def add_panel(
             total[start + column] += np.int64(line[column - left])
 
 
-def _strip_rows(n_features: int) -> int:
+def strip_rows(n_features: int) -> int:
+    """Return the number of rows of a strip."""
     return max(1, CELLS // n_features)
 
 

@@ -9,7 +9,7 @@ privacy event. Its `run` calls the curator for the planned steps and post-proces
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,9 @@ from dpca_tasks.accounting.epsilon_bracket import stated_epsilon
 from dpca_tasks.accounting.events import Event, Relation
 from dpca_tasks.errors import InvalidInput, Refused
 from dpca_tasks.privacy.curator import Curator
+
+if TYPE_CHECKING:
+    from dpca_tasks.refinement.rounds import Answer
 
 Calibration = Literal["tight", "paper"]
 Center = Literal["none", "private"]
@@ -121,6 +124,7 @@ class Plan:
     moment_noise: str | None = None
     moment_std: float | None = None
     moment_formed: bool = True
+    rounds: int = 1
     level: float | None = None
     together: bool = False
 
@@ -268,6 +272,8 @@ class Subspace:
     - ``noise``, the public facts about its noise: ``law``, ``std`` off the diagonal, ``step`` of the grid, and
       ``constant``, which extends the rows;
     - ``all_eigenvalues`` (d,) of the formed matrix, around the mean if there is one.
+
+    A release in several rounds has ``rounds`` instead of ``released`` and ``noise``.
     """
 
     components: NDArray[np.float64]
@@ -281,6 +287,29 @@ class Subspace:
     released: NDArray[np.float64] | None = None
     noise: Mapping[str, Any] | None = None
     all_eigenvalues: NDArray[np.float64] | None = None
+    rounds: "Rounds | None" = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Rounds:
+    """The answers of a release in rounds.
+
+    Parameters
+    ----------
+    answers : tuple of `dpca_tasks.refinement.rounds.Answer`
+        In the unit in which clipped records have norm 1.
+    unit : float
+        The squared clip norm in data units.
+    centred : bool
+        Whether the components are computed around the mean.
+    noise_edge : float, data units squared, optional
+        An upper bound on eigenvalues of noise alone that holds in 99 of 100 cases.
+    """
+
+    answers: "tuple[Answer, ...]"
+    unit: float
+    centred: bool
+    noise_edge: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

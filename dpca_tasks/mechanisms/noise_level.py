@@ -77,6 +77,8 @@ def release_warnings(plan: Plan, subspace: Subspace) -> tuple[str, ...]:
         return plan.warnings
     clip_norm = plan.problem.clip_norm if subspace.clip_norm is None else subspace.clip_norm
     edge = plan.noise_edge * clip_norm**2
+    if subspace.rounds is not None and subspace.rounds.noise_edge is not None:
+        edge = subspace.rounds.noise_edge
     if subspace.eigenvalues[0] > edge:
         return plan.warnings
     return (

@@ -20,7 +20,7 @@ from pathlib import Path
 from pkgutil import iter_modules, resolve_name
 from typing import Any, get_type_hints
 
-STATED_APART = ("n_components", "rank", "components")
+STATED_APART = ("n_components", "rank", "components", "rounds")
 """Fields of mechanisms that are separate options of a request."""
 _PARAMETERS = re.compile(r"^Parameters\n-+\n(.*?)(?:\n\n\w[\w ]*\n-+\n|\Z)", re.MULTILINE | re.DOTALL)
 _AS_OF = re.compile(r"As (?:of|for) `([\w.]+)`")

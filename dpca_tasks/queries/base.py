@@ -135,6 +135,11 @@ class RowSum(ABC):
         return self.clip_norm**self.degree
 
     @property
+    def record_bits(self) -> int:
+        """The bits of the grid to which `grid` rounds records; `bits` unless `map` rounds them again."""
+        return self.bits
+
+    @property
     def kind(self) -> str:
         """The key in the table of `dpca_tasks.privacy.request`: name and version."""
         return f"{self.name} {self.version}"
@@ -159,7 +164,7 @@ class RowSum(ABC):
 
     def grid(self, block: Block) -> RowBlock:
         """Clip a stored block's records and convert them to the grid of this query."""
-        return grid_block(block, n_features=self.n_features, clip_norm=self.clip_norm, bits=self.bits)
+        return grid_block(block, n_features=self.n_features, clip_norm=self.clip_norm, bits=self.record_bits)
 
     def select(self, rows: RowBlock) -> RowBlock:
         """Return `grid` of a block, computed from the rows of the same block on the grid of `plain`."""

@@ -81,7 +81,7 @@ class ShiftedMoment(RowSum):
         RowSum.__post_init__(self)
         _ = self._moment
         shift = self.shift
-        if shift.shape != (self.n_features,) or shift.dtype != np.int64 or not _is_short(shift):
+        if shift.shape != (self.n_features,) or shift.dtype != np.int64 or not is_short(shift):
             raise InvalidInput(
                 f"shift of shape {shift.shape} must have n_features={self.n_features} entries and norm at most 1; "
                 "pass what on_shift_grid returns."
@@ -159,7 +159,7 @@ def lowered(images: NDArray[np.float64], shift: NDArray[np.int64]) -> NDArray[np
     return images[:-1] - np.outer(shift / 2.0**SHIFT_BITS, images[-1])
 
 
-def _is_short(shift: NDArray[np.int64]) -> bool:
+def is_short(shift: NDArray[np.int64]) -> bool:
     """Return whether the norm is at most 1, exactly; entries above 1 are not squared, which avoids overflow."""
     most = 1 << SHIFT_BITS
     return bool((shift >= -most).all() and (shift <= most).all() and int(np.vdot(shift, shift)) <= most * most)

@@ -79,6 +79,8 @@ class Assessment:
         Variance in the subspace, not divided by the number of records, and its lower bound.
     share, share_low : float, from 0 to 1
         ``captured`` and ``captured_low`` over all variance.
+    share_low_of_all : float, from 0 to 1
+        For a release in rounds, ``captured_low`` over an upper bound on the variance of records without weights.
     captured_variance, captured_variance_low : float, from 0 to 1
         ``captured`` and ``captured_low`` over the variance that the best k directions capture.
     explained_variance_ratio : tuple of float
@@ -93,6 +95,7 @@ class Assessment:
     captured_low: float | None = None
     share: float | None = None
     share_low: float | None = None
+    share_low_of_all: float | None = None
     captured_variance: float | None = None
     captured_variance_low: float | None = None
     explained_variance_ratio: tuple[float, ...] | None = None
@@ -151,12 +154,12 @@ def _estimated(told: Assessment, moment: NoisyMoment, values: Matrix, score: Sco
     trace, spread = float(values.sum()), math.sqrt(2.0 * len(values))
     told = replace(told, captured=score.total * moment.noise_std, captured_low=low * moment.noise_std)
     if trace > _ONE_SIDED * spread:
-        share = _part(score.total, trace)
+        share = part(score.total, trace)
         told = replace(
             told,
             share=share,
-            share_low=_part(low, trace + BELOW * spread),
-            explained_variance_ratio=_divided(share, weights),
+            share_low=part(low, trace + BELOW * spread),
+            explained_variance_ratio=divided(share, weights),
         )
     best, most = (
         _best_possible(values, count=count, above=told.above_noise or 0, trace=trace + quantile * spread, slack=slack)
@@ -165,8 +168,8 @@ def _estimated(told: Assessment, moment: NoisyMoment, values: Matrix, score: Sco
     if told.above_noise and best > 0.0:
         told = replace(
             told,
-            captured_variance=_part(score.total, max(score.total, best)),
-            captured_variance_low=_part(low, max(score.total, most)),
+            captured_variance=part(score.total, max(score.total, best)),
+            captured_variance_low=part(low, max(score.total, most)),
         )
     return told
 
@@ -204,10 +207,10 @@ def _bounded(
     told = replace(told, captured_low=low * moment.noise_std)
     trace = float(values.sum()) + BELOW * spread
     if trace > (BELOW + _ONE_SIDED) * spread:
-        told = replace(told, share_low=_part(low, trace))
+        told = replace(told, share_low=part(low, trace))
     if told.above_noise:
         most = float((np.maximum(values[: len(found)], 0.0) + edge).sum())
-        told = replace(told, captured_variance_low=_part(low, min(most, max(trace, low))))
+        told = replace(told, captured_variance_low=part(low, min(most, max(trace, low))))
     return told
 
 
@@ -226,22 +229,23 @@ def _without_noise(moment: NoisyMoment, refinement: Refinement) -> Assessment:
     )
     if not trace > 0.0:
         return told
-    share = _part(captured, trace)
+    share = part(captured, trace)
     return replace(
         told,
         share=share,
         share_low=share,
-        captured_variance=_part(captured, best),
-        captured_variance_low=_part(captured, best),
-        explained_variance_ratio=_divided(share, parts),
+        captured_variance=part(captured, best),
+        captured_variance_low=part(captured, best),
+        explained_variance_ratio=divided(share, parts),
     )
 
 
-def _part(amount: float, whole: float) -> float:
+def part(amount: float, whole: float) -> float:
+    """Return a part of a whole, from 0 to 1."""
     return min(max(amount / whole, 0.0), 1.0) if whole > 0.0 else 0.0
 
 
-def _divided(share: float, weights: Matrix) -> tuple[float, ...] | None:
+def divided(share: float, weights: Matrix) -> tuple[float, ...] | None:
     """Divide a share in proportion to weights, or evenly if all weights are 0; the parts' sum is at most 1."""
     total = float(weights.sum())
     parts = share * (weights / total if total > 0.0 else np.full(len(weights), 1.0 / len(weights)))
@@ -287,6 +291,7 @@ class RefinedRelease:
             "captured_low": told.captured_low,
             "share": told.share,
             "share_low": told.share_low,
+            **({} if told.share_low_of_all is None else {"share_low_of_all": told.share_low_of_all}),
             "cv": told.captured_variance,
             "cv_low": told.captured_variance_low,
             "explained_variance_ratio": None
@@ -307,7 +312,7 @@ def refine_release(
     Parameters
     ----------
     released : Subspace
-        The result of a mechanism.
+        The result of a mechanism. One in rounds is refined by `dpca_tasks.refinement.refined_rounds`.
     n_components : int or "auto"
         k. ``auto``: the number of components above the noise, at least one.
     method : {"none", "eb", "spikes", "all", "auto"}
@@ -326,6 +331,10 @@ def refine_release(
     With method ``none``, components and eigenvalues equal the mechanism's to the bit. If the matrix was formed, so does
     the spectrum. If it was not formed, only the requested pairs are kept, since others need not have converged.
     """
+    if released.rounds is not None:
+        from dpca_tasks.refinement.refined_rounds import refine_rounds  # it imports this module
+
+        return refine_rounds(released, n_components=n_components, method=method)
     check_refinement(
         method,
         n_components=n_components,
@@ -439,7 +448,10 @@ def verdict(facts: Mapping[str, Any], *, n_components: int) -> str:
     if share is None:
         return f"captures {most}; {signal}."
     of_all = f"captures {100 * share:.{0 if share >= 0.1 else 1}f} % of all variance"
+    of_all += " of the records as weighted in the last round" if "rounds" in facts else ""
     bound = "no lower bound" if share_low is None else f"at least {percent_at_least(share_low)}"
+    low_of_all = facts.get("share_low_of_all")
+    bound += "" if low_of_all is None else f"; of all records at least {percent_at_least(low_of_all)}"
     return f"{of_all} ({bound}), and {most}; {signal}."
 
 

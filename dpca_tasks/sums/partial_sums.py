@@ -371,7 +371,7 @@ def grid_of(query: RowSum) -> Hashable:
     """Return a key of the grid of a query: equal keys mean equal gridded rows."""
     plain = query.plain
     if type(plain).grid is RowSum.grid:
-        return plain.n_features, plain.clip_norm, plain.bits
+        return plain.n_features, plain.clip_norm, plain.record_bits
     if isinstance(plain, RatingsSum):
         return "ratings", plain.n_features, plain.low, plain.high
     return plain.digest()

@@ -47,6 +47,9 @@ class PrivatePCA(PrivateEstimator):
         Center of the components. ``private`` is a mean that is released too, at a cost within epsilon. ``none`` is the
         origin.
     row_policy : {"clip", "normalise"}
+    rounds : {"auto", 1, 2, 3}
+        Number of rounds of ``analyze_gauss`` that share the budget; later rounds need less noise. ``auto`` depends on
+        public facts alone.
     refine : str, optional
         Method that denoises the components, at no charge; by default ``auto`` if the mechanism allows it.
     settings : mapping, optional
@@ -69,7 +72,7 @@ class PrivatePCA(PrivateEstimator):
     explained_variance_ : array of shape (n_components,)
         Variance of the clipped rows along each component, as in scikit-learn, without the contribution of the noise.
         The divisor is the released number of rows, not this number minus 1. NaN if the release has no such number.
-        This is the case around the origin, and for mechanisms or widths for which no matrix is kept.
+        This is the case around the origin in one round, and for mechanisms or widths for which no matrix is kept.
     explained_variance_ratio_ : array of shape (n_components,)
         Ratio of each variance to the total variance of all columns, without the contribution of the noise. The sum is
         at most 1. Around the origin, mean squares replace variances. NaN if the release does not contain the ratio.
@@ -125,6 +128,7 @@ class PrivatePCA(PrivateEstimator):
         relation: Relation | None = None,
         center: str = "private",
         row_policy: str = "clip",
+        rounds: int | str = "auto",
         refine: str | None = None,
         settings: Mapping[str, str] | None = None,
         records_at_most: int | None = None,
@@ -139,6 +143,7 @@ class PrivatePCA(PrivateEstimator):
         self.relation = relation
         self.center = center
         self.row_policy = row_policy
+        self.rounds = rounds
         self.refine = refine
         self.settings = settings
         self.records_at_most = records_at_most
@@ -269,6 +274,7 @@ class PrivatePCA(PrivateEstimator):
             clip_norm=self.clip_norm if isinstance(self.clip_norm, str) else float(self.clip_norm),
             row_policy=self.row_policy,
             center=self.center,
+            rounds=self.rounds,
             refine=self.refine,
         )
 
@@ -321,7 +327,9 @@ def _whole_or_auto(n_components: Any) -> int | str:
 
 
 def _released_count(artifact: PrivateSubspace) -> float | None:
-    """Return the noisy number of rows from the corner of a centred matrix; None if no such matrix was kept."""
+    """Return the noisy number of rows from rounds or the corner of a centred matrix; None if neither was kept."""
+    if "rounds" in artifact.outcome:
+        return float(artifact.outcome["rounds"]["noised_records"])
     constant = (artifact.outcome.get("noise") or {}).get("constant")
     if artifact.matrix is None or not constant:
         return None

@@ -14,13 +14,17 @@ from numpy.typing import NDArray
 from dpca.artifacts.subspace import PrivateSubspace
 from dpca_tasks.errors import Refused
 from dpca_tasks.layouts import pack_symmetric, unpack_symmetric
-from dpca_tasks.mechanisms.base import Mechanism, Plan, PrivacyTarget, Problem, Subspace
+from dpca_tasks.mechanisms.base import Mechanism, Plan, PrivacyTarget, Problem, Rounds, Subspace
 from dpca_tasks.mechanisms.noise_level import above_edge, semicircle_edge
 from dpca_tasks.mechanisms.prior_releases import QuantileClip, RejectedShare
 from dpca_tasks.mechanisms.released_moment import Moment, decompose
+from dpca_tasks.mechanisms.released_rounds import STORED
 from dpca_tasks.mechanisms.subspace import MECHANISMS
 from dpca_tasks.refinement.leading_pairs import refine_kept_pairs
+from dpca_tasks.refinement.public_map import PublicMap
 from dpca_tasks.refinement.refined_release import AUTO, Assessment, RefinedRelease, moment_of, refine_release, verdict
+from dpca_tasks.refinement.rounds import Answer
+from dpca_tasks.refinement.rounds_assessment import estimated
 
 _MEGABYTE = 1e6
 
@@ -58,6 +62,8 @@ def state_subspace(
     """
     subspace = refined.subspace
     matrix = packed(subspace.released, keep_matrix=keep_matrix)
+    answers = {} if subspace.rounds is None else packed_rounds(subspace.rounds, keep_matrix=keep_matrix)
+    is_whole = matrix is not None or bool(answers)
     facts = {"total_variance": subspace.total_variance, "warnings": list(warnings) or None}
     return PrivateSubspace(
         components=subspace.components,
@@ -65,8 +71,9 @@ def state_subspace(
         spectrum=subspace.spectrum,
         further=subspace.further,
         mean=subspace.mean,
-        leading=_leading(raw) if refined.refined_by != "none" and matrix is None else None,
+        leading=_leading(raw) if (refined.refined_by != "none" or raw.rounds is not None) and not is_whole else None,
         matrix=matrix,
+        **answers,
         manifest={
             **{name: fact for name, fact in facts.items() if fact is not None},
             "outcome": outcome_of(refined),
@@ -82,6 +89,49 @@ def packed(matrix: NDArray[np.float64] | None, *, keep_matrix: float) -> NDArray
     order = len(matrix)
     size = matrix.itemsize * order * (order + 1) // 2
     return pack_symmetric(matrix) if size <= keep_matrix * _MEGABYTE else None
+
+
+def packed_rounds(rounds: Rounds, *, keep_matrix: float) -> dict[str, NDArray[np.float64]]:
+    """Return the answers and maps of rounds as arrays of an artifact; none if they exceed ``keep_matrix`` megabytes."""
+    triangles = [pack_symmetric(answer.released) for answer in rounds.answers]
+    maps = [answer.map for answer in rounds.answers]
+    arrays = {
+        "answers": np.concatenate(triangles),
+        "map_directions": np.hstack([each.directions for each in maps]).T.astype(np.float64),
+        "map_reductions": np.hstack([each.reductions for each in maps]).T.astype(np.float64),
+    }
+    if sum(array.nbytes for array in arrays.values()) > keep_matrix * _MEGABYTE:
+        return {}
+    return {name: array for name, array in arrays.items() if array.size}
+
+
+def unpacked_rounds(artifact: PrivateSubspace) -> Rounds:
+    """Return the rounds of a release from the arrays and facts of its artifact."""
+    facts, none = artifact.outcome["rounds"], np.zeros((0, artifact.n_features))
+    directions, reductions = (
+        none if array is None else array for array in (artifact.map_directions, artifact.map_reductions)
+    )
+    answers, entry, row = list[Answer](), 0, 0
+    assert artifact.answers is not None
+    for at, width in enumerate(facts["directions"]):
+        order = artifact.n_features + (facts["constant"][at] > 0.0)
+        size, columns = order * (order + 1) // 2, slice(row, row + width)
+        answers.append(
+            Answer(
+                released=unpack_symmetric(artifact.answers[entry : entry + size], order),
+                map=PublicMap(
+                    directions=directions[columns].T.astype(np.int64), reductions=reductions[columns].T.astype(np.int64)
+                ),
+                **{name: facts[name][at] for name in STORED},
+            )
+        )
+        entry, row = entry + size, row + width
+    return Rounds(
+        answers=tuple(answers),
+        unit=float(artifact.manifest["clip_norm"]) ** 2,
+        centred=artifact.mean is not None,
+        noise_edge=artifact.outcome.get("noise_edge"),
+    )
 
 
 def _leading(raw: Subspace) -> NDArray[np.float64]:
@@ -125,14 +175,21 @@ def restate_subspace(
         When the artifact kept fewer directions.
     """
     method = asked_refinement(artifact) if refine is None else refine
+    if artifact.answers is not None:
+        return _from_rounds(artifact, n_components=n_components, method=method, parent=parent)
     if artifact.matrix is not None:
         return _from_matrix(artifact, artifact.matrix, n_components=n_components, method=method, parent=parent)
     if n_components == AUTO:
         raise Refused(
             "components=auto counts the eigenvalues above the noise, but this artifact has no matrix; state a number."
         )
+    if "rounds" in artifact.outcome and method != "none" and refine is not None:
+        raise Refused(
+            f"refine={method} needs the answers of all rounds, which this artifact does not contain; use refine=none, "
+            "or make another release with --keep-matrix."
+        )
     if refine is None and artifact.leading is not None:
-        method = "eb"
+        method = "none" if "rounds" in artifact.outcome else "eb"
     if method in ("none", "eb") or refine is None:
         plain = _unrefined(artifact).refit(int(n_components), parent=parent)
         return plain if method != "eb" else _from_pairs(artifact, plain)
@@ -191,6 +248,22 @@ def _from_matrix(
     )
 
 
+def _from_rounds(artifact: PrivateSubspace, *, n_components: int | str, method: str, parent: str) -> PrivateSubspace:
+    rounds = unpacked_rounds(artifact)
+    moment = estimated(rounds.answers, centred=rounds.centred).matrix * rounds.unit
+    raw = decompose(Moment(matrix=moment, mean=artifact.mean), n_components=1)
+    raw = dataclasses.replace(raw, rounds=rounds, outcome={"rounds": artifact.outcome["rounds"]})
+    count = n_components if n_components == AUTO else _checked(artifact, int(n_components))
+    refined = refine_release(raw, n_components=count, method=method)  # type: ignore[arg-type]
+    return state_subspace(
+        refined,
+        raw=raw,
+        keep_matrix=_WHOLE,
+        warnings=artifact.manifest.get("warnings") or (),
+        manifest=_restated(artifact, method=method, parent=parent),
+    )
+
+
 def _from_pairs(artifact: PrivateSubspace, plain: PrivateSubspace) -> PrivateSubspace:
     """Refine a release from its kept leading directions alone."""
     source = _unrefined(artifact)
@@ -231,7 +304,7 @@ def _from_pairs(artifact: PrivateSubspace, plain: PrivateSubspace) -> PrivateSub
 
 def _unrefined(artifact: PrivateSubspace) -> PrivateSubspace:
     """Return the same release unrefined, with all its kept directions."""
-    if artifact.refined_by == "none" or artifact.leading is None:
+    if artifact.leading is None:
         return artifact
     outcome = {**artifact.outcome, "refined_by": "none"}
     return PrivateSubspace(

@@ -26,6 +26,7 @@ from dpca_tasks.mechanisms.prior_releases import (
     main_mechanism,
     rest_of,
 )
+from dpca_tasks.mechanisms.released_rounds import shares_of
 from dpca_tasks.mechanisms.subspace import MECHANISMS, REFERENCES
 from dpca_tasks.records.blocks import BlockSource
 from dpca_tasks.refinement.refined_release import AUTO, check_refinement, percent_at_least, refine_release
@@ -173,7 +174,9 @@ class SubspaceFamily(Family[SubspaceRequest, Subspace]):
         """
         count = _count(request)
         n_components = 1 if count == AUTO else count
-        mechanism = build_mechanism(self, request.mechanism, request.settings, n_components=n_components)
+        mechanism = build_mechanism(
+            self, request.mechanism, request.settings, n_components=n_components, **_rounds(request)
+        )
         if request.mechanism in REFERENCES and isinstance(request.clip_norm, str):
             raise InvalidInput(
                 f"clip_norm={request.clip_norm!r} is chosen by a private histogram, which "
@@ -197,6 +200,10 @@ class SubspaceFamily(Family[SubspaceRequest, Subspace]):
         """
         if request.mechanism != AUTO:
             return request
+        if request.rounds not in (AUTO, 1):
+            raise InvalidInput(
+                f"mechanism=auto chooses the rounds too; leave out rounds={request.rounds}, or name analyze_gauss."
+            )
         if request.settings:
             raise InvalidInput(
                 "mechanism=auto accepts no settings, because settings belong to one mechanism; leave "
@@ -250,6 +257,7 @@ class SubspaceFamily(Family[SubspaceRequest, Subspace]):
             "clip_norm": request.clip_norm,
             "row_policy": request.row_policy,
             "center": request.center,
+            "rounds": planned.plan.rounds,
         }
         if request.hold_if_rejected is not None:
             rows |= {
@@ -269,6 +277,8 @@ class SubspaceFamily(Family[SubspaceRequest, Subspace]):
     def stated(self, planned: PlannedRelease[SubspaceRequest]) -> Mapping[str, Any]:
         """Return the treatment of the rows, with the epsilons spent on a private clip norm and rejected count."""
         asked: dict[str, Any] = {"row_policy": planned.request.row_policy, "center": _problem_of(planned).center}
+        if planned.plan.rounds > 1:
+            asked |= {"rounds": planned.plan.rounds, "shares": shares_of(planned.plan)}
         mechanism, target = planned.mechanism, planned.plan.target
         if isinstance(mechanism, RejectedShare):
             asked |= {
@@ -380,6 +390,20 @@ def _count(request: SubspaceRequest) -> int | str:
         return int(request.components)
     except ValueError:
         raise InvalidInput(f"components={request.components!r} must be a whole number or auto; correct it.") from None
+
+
+def _rounds(request: SubspaceRequest) -> dict[str, Any]:
+    """Return the rounds of a mechanism that has this parameter; other mechanisms have one round."""
+    if request.rounds not in (AUTO, 1, 2, 3):
+        raise InvalidInput(f"rounds={request.rounds!r} must be auto, 1, 2 or 3; correct it.")
+    kind = MECHANISMS.get(request.mechanism)
+    if kind is not None and any(each.name == "rounds" for each in dataclasses.fields(kind)):
+        return {"rounds": request.rounds}
+    if request.rounds not in (AUTO, 1):
+        raise InvalidInput(
+            f"rounds={request.rounds} is for analyze_gauss, and {request.mechanism} has one round; use rounds=auto."
+        )
+    return {}
 
 
 def _clip_norm(request: SubspaceRequest) -> tuple[float, float | None]:

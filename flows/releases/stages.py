@@ -258,7 +258,8 @@ def check_run_key(run_key: str) -> None:
 
 
 _SAID = (
-    *("failed", "verdict", "refined_by", "above_noise", "share", "share_low", "cv", "cv_low", "noise_std"),
+    *("failed", "verdict", "in_rounds", "refined_by", "above_noise"),
+    *("share", "share_low", "share_low_of_all", "cv", "cv_low", "noise_std"),
     *("asked", "above", "found"),
     *("rmse", "rmse_std", "recall", "recall_std", "ndcg", "ndcg_std", "users", "users_std"),
     *("rejected_share", "rejected_share_std"),

@@ -138,9 +138,14 @@ def a9a_rows() -> sparse.csr_array:
     return of_norm_one(a9a_entries()[0])
 
 
+def mnist_entries(data: Path) -> sparse.csr_array:
+    """Return the training images of MNIST as rows that are not scaled."""
+    return sparse.csr_array(_images(data / MNIST))
+
+
 def mnist_rows(data: Path) -> sparse.csr_array:
     """Return the training images of MNIST as rows of norm 1."""
-    return of_norm_one(sparse.csr_array(_images(data / MNIST)))
+    return of_norm_one(mnist_entries(data))
 
 
 def reuters_rows(data: Path) -> sparse.csr_array:

@@ -41,6 +41,7 @@ from dpca_tasks.kernels import gridding
 from dpca_tasks.mechanisms.base import Plan, PrivacyTarget, Subspace
 from dpca_tasks.mechanisms.eigenpairs import leading_eigenpairs
 from dpca_tasks.mechanisms.subspace import MECHANISMS
+from dpca_tasks.mechanisms.subspace.analyze_gauss import AnalyzeGauss
 from dpca_tasks.mechanisms.subspace.dp_spca import DpSpca
 from dpca_tasks.noise import distributions
 from dpca_tasks.noise.distributions import Gaussian, Symmetric, symmetric_weights
@@ -126,6 +127,19 @@ def test_another_form_keeps_the_claim_too(attack, name, relation):
     finding = attack(FORMS[name].audited, relation=relation, trials=1000)
     assert finding.passed
     assert finding.bound >= 0.25
+
+
+@pytest.mark.audit_only
+@pytest.mark.parametrize("relation", RELATIONS)
+@pytest.mark.parametrize("center", ["none", "private"])
+@pytest.mark.parametrize(("epsilon", "reach"), [(1.0, 0.4), (4.0, 2.0)])
+def test_rounds_keep_their_claim_around_the_origin_and_a_mean(attack, relation, center, epsilon, reach):
+    """Three rounds, at a claim of 1 and of 4; half of the claim is reached around the origin."""
+    target = dataclasses.replace(TARGET, epsilon=epsilon)
+    mechanism, problem = AnalyzeGauss(n_components=1, rounds=3), asked(relation, center=center)
+    finding = attack(mechanism, relation=relation, problem=problem, target=target, trials=4000)
+    assert finding.passed
+    assert finding.bound >= (reach if center == "none" else 0.0)
 
 
 def test_the_same_seed_finds_the_same():

@@ -14,6 +14,8 @@ def mu_squared(event: Mapping[str, Any]) -> Fraction:
             return 1 / Fraction(event["noise_multiplier"]) ** 2
         case "self_composed":
             return int(event["count"]) * mu_squared(event["event"])
+        case "composed":
+            return sum((mu_squared(part) for part in event["events"]), Fraction(0))
         case name:
             raise ValueError(f"no run here makes the event {name!r}")
 

@@ -38,6 +38,7 @@ COUNTED = ("added", "removed")
 
 SUBSPACE: dict[str, tuple[str, ...]] = {
     "gauss": ("--mechanism", "analyze_gauss"),
+    "three rounds": ("--rounds", "3", "--center", "private"),
     "quantile": ("--clip-norm", "quantile:0.9"),
     "centre": ("--center", "private"),
     "both": ("--clip-norm", "quantile:0.9", "--center", "private"),
@@ -345,16 +346,18 @@ JOBS: dict[str, Job] = {
         neighbours=_ADD_REMOVE,
     ),
     "subspace, one record emptied": Job(
-        play=lambda world: _subspace(world, relation="zero_out", names=("gauss", "local", "quantile")),
+        play=lambda world: _subspace(world, relation="zero_out", names=("gauss", "local", "quantile", "three rounds")),
         neighbours=("changed", "NaN", "open quote"),
     ),
     "subspace, one record replaced": Job(
-        play=lambda world: _subspace(world, relation="replace_one", names=_ALL[:4]),
+        play=lambda world: _subspace(world, relation="replace_one", names=(*_ALL[:4], "three rounds")),
         neighbours=("changed", "NaN"),
         charts=True,
     ),
     "subspace of people with several rows": Job(
-        play=lambda world: _subspace(world, relation="add_remove", names=("gauss", "centre"), units=True),
+        play=lambda world: _subspace(
+            world, relation="add_remove", names=("gauss", "centre", "three rounds"), units=True
+        ),
         neighbours=("changed", "NaN", "too many rows of one person", "added", "open quote", "no id"),
     ),
     "subspace, quick": Job(

@@ -1,4 +1,4 @@
-"""Analyze Gauss: the leading eigenvectors of one noised second moment, formed or as an operator.
+"""Analyze Gauss: the leading eigenvectors of a noised second moment, formed in one or several rounds or as an operator.
 
 The default for (epsilon, delta). The noise is isometric on symmetric matrices: standard deviation s on the
 diagonal and ``s / sqrt 2`` off it. In the orthonormal basis of symmetric matrices an off-diagonal coordinate
@@ -21,10 +21,12 @@ from numpy.typing import NDArray
 
 from dpca_tasks.accounting.calibration import gaussian_noise_multiplier
 from dpca_tasks.accounting.published import Settings, published_noise
+from dpca_tasks.errors import InvalidInput, Refused
 from dpca_tasks.mechanisms.base import Calibration, Plan, PrivacyTarget, Problem, Subspace, check_request
 from dpca_tasks.mechanisms.eigenpairs import block_width, leading_eigenpairs_of
 from dpca_tasks.mechanisms.noisy_products import Centre, start_directions
 from dpca_tasks.mechanisms.released_moment import decompose, moment_query, noise_facts, plan_moment, release_moment
+from dpca_tasks.mechanisms.released_rounds import SHARES, plan_rounds, planned_rounds, release_rounds
 from dpca_tasks.noise.distributions import Symmetric, UpperTriangle
 from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.privacy.tiled_noise import NoisedOperator
@@ -110,6 +112,11 @@ class AnalyzeGauss:
         Whether ``X^T X`` plus noise is formed (d^2 numbers, all eigenpairs) or only applied to directions (d k numbers,
         k eigenpairs, accurate to about 1e-3). Both are one release of the same noisy matrix. ``auto`` forms the matrix
         up to `WIDE` features.
+    rounds : {"auto", 1, 2, 3}
+        The number of rounds of the dense form, which share one budget exactly. The first rounds find large directions
+        and the mean, so that later rounds need less noise (`dpca_tasks.mechanisms.released_rounds`). ``auto`` depends
+        on public facts alone: three rounds, two for at most five components, and one for ``calibration=paper``, for the
+        operator form, and for rows that are too large to be made dense.
 
     References
     ----------
@@ -120,12 +127,16 @@ class AnalyzeGauss:
     n_components: int
     calibration: Calibration = "tight"
     form: Literal["auto", "dense", "operator"] = "auto"
+    rounds: int | Literal["auto"] = "auto"
 
     name: ClassVar[str] = "analyze_gauss"
 
     def plan(self, problem: Problem, target: PrivacyTarget) -> Plan:
         """Calibrate one Gaussian release to the target, exactly or as printed."""
         check_request(problem, target, n_components=self.n_components)
+        rounds = self._rounds(problem)
+        if rounds > 1:
+            return plan_rounds(self.name, problem, target, n_components=self.n_components, rounds=rounds)
         if self.calibration == "tight":
             multiplier = gaussian_noise_multiplier(epsilon=target.epsilon, delta=target.delta)
             return self._plan(problem, target, multiplier)
@@ -134,7 +145,9 @@ class AnalyzeGauss:
         return self._plan(problem, target, multiplier)
 
     def run(self, curator: Curator, plan: Plan) -> Subspace:
-        """Release the noisy second moment once; the rest is post-processing."""
+        """Release the noisy second moment, once or in rounds; the rest is post-processing."""
+        if plan.rounds > 1:
+            return release_rounds(curator, plan, n_components=self.n_components)
         noise = self._noise(plan.noise_multiplier)
         if not self._forms(plan.problem):
             return decompose_unformed(curator, plan, noise, n_components=self.n_components)
@@ -151,6 +164,20 @@ class AnalyzeGauss:
             printed=self.calibration == "paper",
         )
         return dataclasses.replace(plan, moment_formed=self._forms(problem))
+
+    def _rounds(self, problem: Problem) -> int:
+        """Return the number of rounds, from public facts alone."""
+        allowed = self.calibration == "tight" and self._forms(problem)
+        if self.rounds == "auto":
+            return planned_rounds(problem, n_components=self.n_components) if allowed else 1
+        if self.rounds not in (1, *SHARES):
+            raise InvalidInput(f"rounds={self.rounds!r} must be auto, 1, 2 or 3; 3 is the most accurate.")
+        if self.rounds > 1 and not allowed:
+            raise Refused(
+                f"rounds={self.rounds} needs calibration=tight and the dense form, which auto uses up to {WIDE} "
+                "features; use rounds=1 or rounds=auto, or these settings."
+            )
+        return self.rounds
 
     def _forms(self, problem: Problem) -> bool:
         return self.form == "dense" or (self.form == "auto" and problem.n_features <= WIDE)

@@ -176,12 +176,12 @@ REFINED_RELEASES_PURE = ("wishart", "laplace")
 KEY = bytes(range(32))
 
 
-def release(rows, *, mechanism="analyze_gauss", k=1, epsilon=1.0, center="none", relation="add_remove"):
+def release(rows, *, mechanism="analyze_gauss", k=1, epsilon=1.0, center="none", relation="add_remove", **settings):
     """Release under a fixed key; return the mechanism's result."""
     problem = Problem(
         n_features=rows.shape[1], clip_norm=1.0, center=center, relation=relation, records_at_most=100_000
     )
-    chosen = MECHANISMS[mechanism](n_components=k)
+    chosen = MECHANISMS[mechanism](n_components=k, **settings)
     plan = chosen.plan(
         problem, PrivacyTarget(epsilon=epsilon, delta=0.0 if mechanism in REFINED_RELEASES_PURE else 1e-6)
     )
@@ -252,14 +252,14 @@ def test_a_release_is_published_with_the_same_bytes_twice_and_on_one_and_two_thr
         with threadpool_limits(threads):
             found.append(published(release(rows, mechanism=mechanism, k=4, center=center), k=4))
     assert {each.refined_by for each in found} != {"none"}
-    for name in ("components", "eigenvalues", "spectrum", "matrix", "mean"):
+    for name in ("components", "eigenvalues", "spectrum", "matrix", "answers", "map_directions", "mean"):
         assert len({np.asarray(getattr(each, name)).tobytes() for each in found}) == 1, name
     assert len({json.dumps(dict(each.manifest)) for each in found}) == 1
 
 
 def test_order_signs_and_unit_of_columns_change_the_columns_and_no_fact():
     """The columns of the released matrix, including its noise, are permuted, reflected and scaled."""
-    raw, rng, unit = release(spiky(80), k=4), np.random.default_rng(3), 7.3
+    raw, rng, unit = release(spiky(80), k=4, rounds=1), np.random.default_rng(3), 7.3
     assert raw.released is not None
     places, signs = rng.permutation(80), rng.choice([-1.0, 1.0], 80)
     moved = unit * (raw.released * np.outer(signs, signs))[np.ix_(places, places)]
@@ -282,7 +282,7 @@ def test_order_signs_and_unit_of_columns_change_the_columns_and_no_fact():
 
 def test_the_size_of_the_noise_that_a_release_states_is_that_of_its_matrix():
     """The std of 5,000 off-diagonal draws of an empty release has an error of 1 %; five times that is allowed."""
-    raw = release(np.zeros((50, 101)), k=3)
+    raw = release(np.zeros((50, 101)), k=3, rounds=1)
     assert raw.released is not None
     drawn = raw.released[np.triu_indices(101, 1)]
     assert drawn.std() == pytest.approx(raw.noise["std"], rel=0.05)

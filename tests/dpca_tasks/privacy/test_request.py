@@ -48,6 +48,8 @@ from tests.dpca_tasks.privacy.concrete import concrete
 from tests.dpca_tasks.queries.query_table import (
     captured_energies,
     energies_around_a_mean,
+    mapped_around_a_mean,
+    mapped_moment,
     point_triples,
     rejected_records,
     streamed_centred,
@@ -213,8 +215,8 @@ def asked(relation):
     energies = (captured_energies(relation, 10), energies_around_a_mean(relation, 10), rejected_records(relation, 10))
     of_tensors = [build(relation, 10) for build in (word_pairs, word_triples, point_triples)]
     streamed = (streamed_moment, streamed_centred, streamed_with_signs, streamed_centred_with_signs)
-    ticks = [build(relation, 10) for build in streamed]
-    return found | {query.kind: query for query in (*of_ratings, *energies, *of_tensors, *ticks)}
+    moments = [build(relation, 10) for build in (*streamed, mapped_moment, mapped_around_a_mean)]
+    return found | {query.kind: query for query in (*of_ratings, *energies, *of_tensors, *moments)}
 
 
 def test_every_query_has_a_row_or_never_leaves():

@@ -11,6 +11,7 @@ from dpca_tasks.noise.keystream import subkey
 from dpca_tasks.privacy import request
 from dpca_tasks.queries.counts import NormHistogram, RejectedRecords
 from dpca_tasks.queries.locally_noised import LocallyNoised
+from dpca_tasks.queries.mapped_moment import FIRST_CENTRED, NEXT, MappedMoment, norm_of
 from dpca_tasks.queries.poisson_sampled import PoissonSampled, sampled
 from dpca_tasks.queries.recentred_moment import CapturedEnergies, ShiftedMoment, on_shift_grid
 from dpca_tasks.queries.rounded_product import ClippedProduct, MomentProduct, ReplacedProduct, on_direction_grid
@@ -101,6 +102,44 @@ def shifted_moment(relation, bits):
 
 def shifted_along_all(relation, bits):
     return ShiftedMoment(shift=on_shift_grid(np.full(D, -0.5)), **facts(relation, bits))
+
+
+def map_of(directions, kept):
+    """Return the map ``I - U diag(1 - t) U^T`` on its grid."""
+    both = {"directions": directions, "reductions": directions * (1.0 - np.array(kept))}
+    return {name: np.rint(matrix * 2.0**12).astype(np.int64) for name, matrix in both.items()}
+
+
+def mapped(relation, bits, kept, **others):
+    """Return a moment under a map that keeps parts of the first columns; images are clipped to a third."""
+    rotation = np.linalg.qr(np.random.default_rng(bits).standard_normal((D, D)))[0]
+    terms = {"norm": norm_of(1 / 3), **map_of(rotation[:, : len(kept)], kept), **others}
+    return MappedMoment(**terms, **facts(relation, bits))
+
+
+def mapped_moment(relation, bits):
+    return mapped(relation, bits, [0.1, 0.5])
+
+
+def unmapped_moment(relation, bits):
+    """The first round: no map, and constants."""
+    return mapped(relation, bits, [], norm=norm_of(1.0), part=NEXT)
+
+
+def unmapped_centred(relation, bits):
+    return mapped(relation, bits, [], norm=norm_of(1.0), part=FIRST_CENTRED)
+
+
+def mapped_around_a_mean(relation, bits):
+    """A map that changes nothing along the mean; many of the tried rows lie along other axes."""
+    directions = map_of(np.eye(D)[:, 1:3], [0.5, 1 / 64])
+    return mapped(relation, bits, [], shift=on_shift_grid(np.eye(D)[0]), part=NEXT, **directions)
+
+
+def mapped_around_all(relation, bits):
+    """A map that is far from symmetric and lengthens records, around a mean of many features."""
+    directions = {"directions": np.full((D, 1), 2**11), "reductions": np.eye(D, dtype=np.int64)[:, :1] << 12}
+    return mapped(relation, bits, [], shift=on_shift_grid(np.full(D, -0.5)), norm=norm_of(1.0), **directions)
 
 
 def norm_histogram(relation, bits):
@@ -244,6 +283,11 @@ BUILDERS = (
     barely_clipped_product,
     shifted_moment,
     shifted_along_all,
+    mapped_moment,
+    unmapped_moment,
+    unmapped_centred,
+    mapped_around_a_mean,
+    mapped_around_all,
     captured_energies,
     energies_of_halves,
     energies_of_all,

@@ -143,11 +143,21 @@ def test_variances_and_mean_are_those_of_pca_up_to_noise() -> None:
 
 
 def test_around_the_origin_there_is_no_mean_and_variances_that_need_a_number_of_rows_are_unknown() -> None:
-    fitted = model(center="none").fit(ROWS)
+    fitted = model(center="none", rounds=1).fit(ROWS)
     assert fitted.mean_.tolist() == [0.0] * 5
     assert np.isnan(fitted.explained_variance_).all()
     assert np.isnan(fitted.noise_variance_)
     assert 0 < fitted.explained_variance_ratio_.sum() <= 1
+
+
+def test_rounds_release_a_number_of_rows_around_the_origin_too() -> None:
+    for rounds in (2, 3):
+        fitted = model(center="none", rounds=rounds).fit(ROWS)
+        squares = np.square(ROWS @ fitted.components_.T).mean(axis=0)
+        facts = fitted.artifact_.outcome["rounds"]
+        counted = fitted.explained_variance_ * facts["noised_records"] / len(ROWS)
+        np.testing.assert_allclose(counted, squares, rtol=0.15)
+        assert len(facts["shares"]) == rounds
 
 
 def test_scores_and_rows_are_those_of_components_and_mean() -> None:

@@ -243,7 +243,8 @@ def test_a_release_is_refined_says_how_good_it_is_and_is_refined_anew_for_free(d
     report = json.loads(ending.out)
     assert "components are above the noise" in report["verdict"]
     found, before = Registry.open().load("sub@1"), spent()
-    assert found.matrix is not None
+    assert found.answers is not None
+    assert "2 rounds with 20 % and 80 % of the budget" in found.outcome["in_rounds"]
     assert found.manifest["parameters"]["refine"] == "auto"
     assert report["share"] == pytest.approx(found.explained_variance_ratio.sum())
 
@@ -275,7 +276,7 @@ def test_a_release_below_the_share_required_is_charged_kept_and_published_later(
 
 @pytest.mark.usefixtures("wide")
 def test_without_its_matrix_an_artifact_gives_eb_with_a_warning_and_no_more(dpca: Command) -> None:
-    assert dpca(*FIT, "--publish", "sub", "--keep-matrix", "0", "--refine", "eb").status == 0
+    assert dpca(*FIT, "--rounds", "1", "--publish", "sub", "--keep-matrix", "0", "--refine", "eb").status == 0
     found = Registry.open().load("sub@1")
     assert found.matrix is None
     assert found.leading is not None
@@ -286,9 +287,51 @@ def test_without_its_matrix_an_artifact_gives_eb_with_a_warning_and_no_more(dpca
 
 
 @pytest.mark.usefixtures("wide")
+@pytest.mark.parametrize("center", ["none", "private"])
+def test_a_release_in_rounds_is_refined_anew_from_its_answers(dpca: Command, center: str) -> None:
+    """The same answers give the same components to the bit, and another number of components costs nothing."""
+    assert dpca(*FIT, "--rounds", "3", "--center", center, "--publish", "sub").status == 0
+    found, before = Registry.open().load("sub@1", PrivateSubspace), spent()
+    again = restate_subspace(found, n_components=2, parent="x")
+    np.testing.assert_array_equal(again.components, found.components)
+    assert again.outcome == found.outcome
+    assert again.answers is not None
+    np.testing.assert_array_equal(again.answers, found.answers)
+    three = restate_subspace(found, n_components=3, refine="eb", parent="x")
+    assert three.n_components == 3
+    assert three.outcome["share"] >= found.outcome["share"] - 0.01
+    shown = dpca("registry", "show", "sub")
+    assert "3 rounds with 10 %, 30 % and 60 % of the budget" in " ".join(shown.out.split())
+    assert spent() == before
+
+
+@pytest.mark.usefixtures("wide")
+def test_without_its_answers_a_release_in_rounds_gives_its_leading_directions_and_no_more(dpca: Command) -> None:
+    assert dpca(*FIT, "--publish", "sub", "--keep-matrix", "0").status == 0
+    found = Registry.open().load("sub@1", PrivateSubspace)
+    assert found.answers is None
+    assert found.leading is not None
+    words = ("subspace", "refit", "sub", "--components", "3", "--publish", "other")
+    assert "needs the answers of all rounds" in dpca(*words, "--refine", "eb").complaint(1)
+    assert dpca(*words).status == 0
+    made = Registry.open().load("other@1")
+    assert made.n_components == 3
+    assert made.refined_by == "none"
+
+
+@pytest.mark.usefixtures("wide")
+def test_rounds_of_another_mechanism_or_number_are_refused_before_they_are_charged(dpca: Command) -> None:
+    before = spent()
+    words = (*FIT, "--publish", "sub")
+    assert "noisy_power has one round" in dpca(*words, "--mechanism", "noisy_power", "--rounds", "2").complaint(1)
+    assert "must be less than or equal to 3" in dpca(*words, "--rounds", "4").complaint(1)
+    assert spent() == before
+
+
+@pytest.mark.usefixtures("wide")
 def test_an_artifact_of_a_version_that_knew_no_refinement_gives_eb_from_its_pairs_and_says_so(dpca: Command) -> None:
     """The manifest of an older version has no outcome, matrix or refinement; only the plan states the noise."""
-    assert dpca(*FIT, "--publish", "sub", "--refine", "none").status == 0
+    assert dpca(*FIT, "--rounds", "1", "--publish", "sub", "--refine", "none").status == 0
     found = Registry.open().load("sub@1", PrivateSubspace)
     facts = {name: fact for name, fact in found.manifest.items() if name != "outcome"}
     facts["parameters"] = {name: fact for name, fact in facts["parameters"].items() if name != "refine"}

@@ -1,0 +1,224 @@
+"""Plan and release of a second moment in rounds, each with noise for records that earlier rounds made short.
+
+Round 1 takes a small share of mu^2 and releases a rough moment with the number of records, and with their mean if the
+problem is centred. Each further round subtracts the mean, shrinks known directions by a public map, and clips records
+at a smaller norm (`dpca_tasks.refinement.rounds`). Map, mean and norm are functions of earlier answers, and public
+inputs of the round's query (`dpca_tasks.queries.mapped_moment`).
+
+*Privacy.* A round's noise multiplier z is fixed at planning. Given the earlier answers, a round is a Gaussian answer of
+sensitivity at most 1 / z in units of its noise, so it is exactly (1 / z)-GDP, whatever its map, mean and norm are.
+Adaptive composition of such answers is Gaussian: the squares of 1 / z add up. The shares of mu^2 add up to 1, so all
+rounds together cost what one Gaussian release costs. All of them are reserved, in one event, before the first.
+
+>>> problem, target = Problem(n_features=123, clip_norm=1.0), PrivacyTarget(epsilon=1.0, delta=1e-6)
+>>> plan = plan_rounds("analyze_gauss", problem, target, n_components=10, rounds=3)
+>>> [step["name"] for step in steps(plan.event)], round(plan.epsilon_at_most, 9)
+(['gaussian', 'gaussian', 'gaussian'], 1.0)
+
+References
+----------
+Dong, Roth and Su (2022), Gaussian differential privacy, Corollary 3.3; the martingale in the notes of
+`dpca_tasks.queries.streamed_moment` proves adaptive composition.
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from dpca_tasks.accounting.calibration import gaussian_noise_multiplier
+from dpca_tasks.accounting.events import Event, composed, steps
+from dpca_tasks.errors import Refused
+from dpca_tasks.forecast.noise_forecast import forecast
+from dpca_tasks.mechanisms.base import Plan, PrivacyTarget, Problem, Rounds, Subspace, grid_warnings
+from dpca_tasks.mechanisms.noise_level import edge_quantile, least_visible, semicircle_edge, widened_edge
+from dpca_tasks.mechanisms.released_moment import Moment, decompose
+from dpca_tasks.noise.distributions import Symmetric, check_tail, grid_bits
+from dpca_tasks.privacy.curator import Curator
+from dpca_tasks.queries.mapped_moment import FIRST_CENTRED, NEXT, MappedMoment, norm_of
+from dpca_tasks.queries.recentred_moment import on_shift_grid
+from dpca_tasks.refinement.public_map import PublicMap
+from dpca_tasks.refinement.rounds import Answer, Estimate, Proposal, begun, continued, proposed
+
+SHARES = {
+    2: (Fraction(1, 5), Fraction(4, 5)),
+    3: (Fraction(1, 10), Fraction(3, 10), Fraction(3, 5)),
+}
+"""The shares of mu^2 of the rounds, by their number."""
+FEW = 5
+"""The number of components up to which two rounds are better than three."""
+STORED = ("clip_norm", "constant", "energy", "noise_std", "step")
+"""The numbers of an answer that a release states, in the plural, so that its post-processing can be repeated."""
+LARGEST = 1 << 46
+"""The largest ``n d^2`` for which rows are made dense, with the public bound n on the number of records."""
+
+
+def planned_rounds(problem: Problem, *, n_components: int) -> int:
+    """Return the number of rounds that public facts allow and that is best for the number of components."""
+    if problem.records_at_most * problem.n_features**2 > LARGEST:
+        return 1
+    return 2 if n_components <= FEW else 3
+
+
+def plan_rounds(mechanism: str, problem: Problem, target: PrivacyTarget, *, n_components: int, rounds: int) -> Plan:
+    """Plan a release in two or three rounds.
+
+    Raises
+    ------
+    Refused
+        When rows would be made dense that are too many and too wide for it.
+    """
+    if problem.records_at_most * problem.n_features**2 > LARGEST:
+        raise Refused(
+            f"rounds={rounds} makes rows dense, and records_at_most={problem.records_at_most} rows of "
+            f"n_features={problem.n_features} are too large for that; use rounds=1, hashed or fewer columns."
+        )
+    multipliers = [
+        gaussian_noise_multiplier(epsilon=target.epsilon, delta=target.delta, share=share) for share in SHARES[rounds]
+    ]
+    noises = [Symmetric(noise_multiplier=multiplier) for multiplier in multipliers]
+    queries = [_unmapped(problem, noise, first=at == 0) for at, noise in enumerate(noises)]
+    check_tail(noises[-1], draws=rounds * queries[0].layout.size, delta=target.delta)
+    std = 1.0 / math.sqrt(sum(noise_std(query, noise) ** -2 for query, noise in zip(queries, noises, strict=True)))
+    level = std * least_visible(problem.n_features)
+    bits = min(query.bits for query in queries)
+    return Plan(
+        mechanism=mechanism,
+        problem=problem,
+        target=target,
+        noise_multiplier=gaussian_noise_multiplier(epsilon=target.epsilon, delta=target.delta),
+        bits=bits,
+        event=composed(*(noise.event for noise in noises)),
+        notes=(
+            *forecast(problem, n_components=n_components, level=level).warnings(),
+            *grid_warnings(problem, bits=bits),
+        ),
+        noise_edge=semicircle_edge(problem.n_features, std=std),
+        moment_noise="isometric",
+        moment_std=std,
+        rounds=rounds,
+        level=level,
+    )
+
+
+def release_rounds(curator: Curator, plan: Plan, *, n_components: int) -> Subspace:
+    """Release all planned rounds; return the leading eigenpairs of the estimate from all of them.
+
+    A resumed release continues after the last stored round, with the public inputs that were stored.
+    """
+    problem, answers = plan.problem, list[Answer]()
+    estimate: Estimate | None = None
+    for noise in _noises(plan.event):
+        query, proposal = _unmapped(problem, noise, first=estimate is None), None
+        if estimate is not None:
+            proposal = proposed(estimate, n_components=n_components, noise_std=noise_std(query, noise))
+            query = _mapped(query, estimate, proposal)
+        query = curator.with_stored_inputs(query)
+        answer = _answer(curator, query, noise, energy=None if proposal is None else proposal.energy)
+        estimate = (
+            begun(answer, centred=problem.center == "private") if estimate is None else continued(estimate, answer)
+        )
+        answers.append(answer)
+    assert estimate is not None
+    unit = problem.clip_norm**2
+    mean = None if estimate.mean is None else estimate.mean * problem.clip_norm
+    found = decompose(Moment(matrix=estimate.matrix * unit, mean=mean), n_components=n_components)
+    return dataclasses.replace(
+        found,
+        outcome={"rounds": round_facts(estimate, answers, shares=shares_of(plan))},
+        rounds=Rounds(
+            answers=tuple(answers),
+            unit=unit,
+            centred=mean is not None,
+            noise_edge=noise_edge(estimate, answers) * unit,
+        ),
+    )
+
+
+def shares_of(plan: Plan) -> list[float]:
+    """Return the share of the budget of each round of a plan."""
+    return [float(share) for share in SHARES[plan.rounds]]
+
+
+def round_facts(estimate: Estimate, answers: Sequence[Answer], *, shares: Sequence[float]) -> dict[str, Any]:
+    """Return the released facts about the rounds as plain JSON values, by the names of the manifest's ``outcome``."""
+    return {
+        "shares": shares,
+        "noised_records": estimate.n_records,
+        "directions": [answer.map.width for answer in answers],
+        "kept": [each.kept for each in estimate.rounds],
+        **{name: [getattr(answer, name) for answer in answers] for name in STORED},
+    }
+
+
+def noise_edge(estimate: Estimate, answers: Sequence[Answer]) -> float:
+    """Return an upper bound on eigenvalues of noise alone in the estimate, in squared clip norms.
+
+    Notes
+    -----
+    Rounds without a map give an estimate whose noise is even. Other rounds only reduce the variance of its entries.
+    Centring at noisy means widens the noise of a round (`dpca_tasks.mechanisms.noise_level.widened_edge`).
+    """
+    order, even = len(estimate.matrix), [at for at, answer in enumerate(answers) if not answer.map.width]
+    std = 1.0 / math.sqrt(sum(estimate.rounds[at].noise_std ** -2 for at in even))
+    if estimate.mean is None:
+        return std * edge_quantile(order)
+    shifts = []
+    for answer in (answers[at] for at in even):
+        count = max(float(answer.released[-1, -1]), answer.constant**2)
+        shifts.append(float(np.square(answer.released[:-1, -1] / count).sum()))
+    return std * max(widened_edge(order, shift=shift) for shift in shifts)
+
+
+def noise_std(query: MappedMoment, noise: Symmetric) -> float:
+    """Return the std of a round's noise off the diagonal, in squared clip norms."""
+    unit = query.unit / query.clip_norm**2
+    return noise.noise_multiplier * query.sensitivity(noise.norm) * unit * noise.beside
+
+
+def _noises(event: Event) -> list[Symmetric]:
+    return [Symmetric(noise_multiplier=step["noise_multiplier"]) for step in steps(event)]
+
+
+def _unmapped(problem: Problem, noise: Symmetric, *, first: bool) -> MappedMoment:
+    """Return the query of a round without a map, around the origin in place of a mean that is not yet released."""
+    centred, none = problem.center == "private", np.zeros((problem.n_features, 0), np.int64)
+    coarse = MappedMoment(
+        n_features=problem.n_features,
+        clip_norm=problem.clip_norm,
+        relation=problem.relation,
+        bits=1,
+        directions=none,
+        reductions=none,
+        norm=norm_of(1.0),
+        shift=np.zeros(problem.n_features, np.int64) if centred and not first else None,
+        part=(FIRST_CENTRED if first else NEXT) if centred else NEXT * first,
+    )
+    std = noise.noise_multiplier * coarse.sensitivity(noise.norm)
+    return dataclasses.replace(coarse, bits=grid_bits(noise_std=std, degree=coarse.degree))
+
+
+def _mapped(query: MappedMoment, estimate: Estimate, proposal: Proposal) -> MappedMoment:
+    return dataclasses.replace(
+        query,
+        directions=proposal.map.directions,
+        reductions=proposal.map.reductions,
+        norm=norm_of(proposal.clip_norm),
+        shift=None if estimate.mean is None else on_shift_grid(estimate.mean),
+    )
+
+
+def _answer(curator: Curator, query: MappedMoment, noise: Symmetric, *, energy: float | None) -> Answer:
+    unit = query.clip_norm**2
+    return Answer(
+        released=curator.release(query, noise) / unit,
+        noise_std=noise_std(query, noise),
+        map=PublicMap(directions=query.directions, reductions=query.reductions),
+        clip_norm=float(query.norm[0]),
+        constant=query.constant,
+        energy=energy,
+        step=query.unit / query.steps_per_unit / unit,
+    )

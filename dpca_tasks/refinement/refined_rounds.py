@@ -1,0 +1,82 @@
+"""Post-processing of a release in rounds: refinement of its components, and assessment of their quality.
+
+>>> known = {"noised_records": 1e5, "energy": [None, 2.1e4], "clip_norm": [1.0, 0.5], "kept": [1.0, 0.934]}
+>>> rounds_in_words({"shares": [0.2, 0.8], "directions": [0, 7], **known})
+'2 rounds with 20 % and 80 % of the budget; the map of round 2 shrinks 7 directions and leaves a mean square of 0.21, \
+of which clipping at 0.5 keeps 93 %'
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from dpca_tasks.mechanisms.base import Subspace
+from dpca_tasks.mechanisms.noise_level import above_edge, edge_quantile
+from dpca_tasks.refinement.leading_pairs import Request
+from dpca_tasks.refinement.refined_release import AUTO, RefinedRelease
+from dpca_tasks.refinement.rounds import Estimate, components
+from dpca_tasks.refinement.rounds_assessment import assessed, estimated
+from dpca_tasks.threads import one_thread
+
+
+def refine_rounds(released: Subspace, *, n_components: int | str, method: Request = "none") -> RefinedRelease:
+    """Refine the components of a release in rounds, and assess them.
+
+    Parameters
+    ----------
+    released : Subspace
+        The result of a mechanism, with ``rounds``.
+    n_components : int or "auto"
+        k. ``auto``: the number of components above the noise, at least one.
+    method : {"none", "eb", "spikes", "all", "auto"}
+        As for `dpca_tasks.refinement.leading_pairs.refine`. It is applied where the noise is even.
+    """
+    rounds = released.rounds
+    assert rounds is not None
+    estimate = estimated(rounds.answers, centred=rounds.centred)
+    count = _above(estimate) if n_components == AUTO else int(n_components)
+    found = components(estimate, n_components=count, method=method)
+    told = assessed(rounds.answers, found, centred=rounds.centred, unit=rounds.unit)
+    refined = dataclasses.replace(
+        released, components=found.components, eigenvalues=found.values * rounds.unit, further=None
+    )
+    facts = refined.outcome or {}
+    refined = dataclasses.replace(refined, outcome={**facts, "in_rounds": rounds_in_words(facts["rounds"])})
+    return RefinedRelease(subspace=refined, refined_by=found.refined_by, assessment=told, noise_edge=rounds.noise_edge)
+
+
+def _above(estimate: Estimate) -> int:
+    """Return the number of components above the noise, at least 1 and fewer than there are columns."""
+    order = len(estimate.matrix)
+    with one_thread():
+        values = np.linalg.eigvalsh(estimate.map.around(estimate.matrix))
+    above = above_edge(values / estimate.noise_std, edge=edge_quantile(order))
+    return min(max(above, 1), order - 1)
+
+
+def rounds_in_words(facts: Mapping[str, Any]) -> str:
+    """Summarize the rounds of a release in one sentence, from the facts that its outcome states."""
+    *others, last = (f"{100 * share:.0f} %" for share in facts["shares"])
+    return "; ".join([f"{len(others) + 1} rounds with {', '.join(others)} and {last} of the budget", *_later(facts)])
+
+
+def _later(facts: Mapping[str, Any]) -> list[str]:
+    """Describe the map and the clipping of each round after the first."""
+    said = []
+    each = zip(facts["directions"], facts["energy"], facts["clip_norm"], facts["kept"], strict=True)
+    for at, (directions, energy, norm, kept) in enumerate(each, start=1):
+        if at == 1:
+            continue
+        if energy is None:
+            said.append(f"round {at} has no map")
+            continue
+        shrunk = (
+            f"the map of round {at} shrinks {directions} directions and leaves"
+            if directions
+            else (f"round {at} has no map, and records around the mean have")
+        )
+        left = f"{energy / facts['noised_records']:.2g}"
+        said.append(f"{shrunk} a mean square of {left}, of which clipping at {norm:.2g} keeps {100 * kept:.0f} %")
+    return said

@@ -1,0 +1,428 @@
+"""Releases in rounds: a public map for the next round, the estimate from all rounds, its components and their quality.
+
+Round 1 releases a rough second moment. Each further round subtracts a released mean m from the records, multiplies them
+by a public map T, and clips the result at a norm c below 1. T shrinks the directions that earlier rounds have found, so
+that c, and the noise with it, is small. In later rounds only T, m and c depend on data: on earlier answers.
+
+All functions are post-processing of released answers. The unit is the clip norm: records have norm 1 at most, and
+moments are in squared clip norms. The noise of an answer is isometric, with ``noise_std`` off the diagonal.
+
+A release calls `begun` on the first answer. Before each further round it calls `proposed`, and after that round
+`continued`. At the end `components` and `dpca_tasks.refinement.rounds_assessment.assessed` take the answers.
+
+Notes
+-----
+Once on the grid, T need not be symmetric. A record x becomes ``y = T (x - m)``, and its moment ``T x x^T T^T``.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpca_tasks.mechanisms.eigenpairs import leading_eigenpairs, signed
+from dpca_tasks.mechanisms.noise_level import edge_quantile, spike_strengths
+from dpca_tasks.refinement.leading_pairs import Refinement, Request, refine
+from dpca_tasks.refinement.noisy_moment import BEYOND, NoisyMoment, posterior_mean
+from dpca_tasks.refinement.public_map import PublicMap
+from dpca_tasks.threads import one_thread
+
+type Matrix = NDArray[np.float64]
+
+WIDEST = 60
+"""The most directions of a map."""
+LEAST_FACTOR_OF_MAP = 2.0**-6
+"""The least t."""
+LEAST_FACTOR, MOST_FACTOR = 0.5, 2.5
+"""The least and the largest kappa; the least one also applies without a map."""
+ACCEPTED_LOSS = 0.003
+"""The part of the leading energy whose loss to noise gives a kappa of 1."""
+USELESS = 0.85
+"""The part of a record's energy from which on a map is not used: what it leaves, times kappa if that is above 1."""
+LEAST_KEPT = 0.3
+"""The least part of the energy that clipping is assumed to keep."""
+STEPS, NEGLIGIBLE = 20, 1e-12
+"""Conjugate gradient steps, and the squared residual, relative to the right side, at which they stop."""
+
+_NEVER_ZERO = 1e-12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Answer:
+    """The released answer of one round.
+
+    Parameters
+    ----------
+    released : float64 array of shape (d, d) or (d + 1, d + 1)
+        The noisy sum of the moments of mapped and clipped records, of order d + 1 if they end in a constant.
+    noise_std : float
+        The standard deviation of its noise off the diagonal.
+    map : PublicMap
+        T of this round.
+    clip_norm : float
+        c of this round; 1 in round 1.
+    constant : float
+        The constant ``a c`` at the end of a record, 0 if there is none. The constants of a record of p rows are each
+        divided by the root of p.
+    energy : float, optional
+        `Proposal.energy` of this round; None if no record could be clipped.
+    step : float
+        The grid step of the answer.
+    """
+
+    released: Matrix
+    noise_std: float
+    map: PublicMap
+    clip_norm: float = 1.0
+    constant: float = 0.0
+    energy: float | None = None
+    step: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Round:
+    """An answer around its own mean if the release is centred, divided by the part that clipping kept.
+
+    ``noise_std`` and ``step`` are divided by ``kept`` too.
+    """
+
+    map: PublicMap
+    matrix: Matrix
+    noise_std: float
+    step: float = 0.0
+    kept: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Estimate:
+    """The second moment S of the records, around their mean if ``mean`` is given, as all rounds so far estimate it.
+
+    Parameters
+    ----------
+    matrix : float64 array of shape (d, d)
+        S, not mapped.
+    noise_std : float
+        The standard deviation of the noise of ``T S T^T`` off the diagonal, for T of the last round.
+    rounds : tuple of Round
+        All rounds so far.
+    n_records : float
+        The released number of records, at least 1.
+    mean : float64 array of shape (d,), optional
+        The mean of round 1, scaled to norm 1 at most: m of all later rounds before it is rounded to its grid.
+    extra : float
+        The energy that the noise of the mean adds to ``sum |x - m|^2``.
+    """
+
+    matrix: Matrix
+    noise_std: float
+    rounds: tuple[Round, ...]
+    n_records: float
+    mean: Matrix | None = None
+    extra: float = 0.0
+
+    @property
+    def map(self) -> PublicMap:
+        """T of the last round."""
+        return self.rounds[-1].map
+
+    @property
+    def total(self) -> float:
+        """The energy ``sum |x - mean|^2`` of all records, at least half a standard deviation of its noise."""
+        added = self.extra if len(self.rounds) == 1 else 0.0
+        return max(float(np.trace(self.matrix)) + added, _least_energy(self))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Design:
+    """A map with its forecast.
+
+    Parameters
+    ----------
+    map : PublicMap
+    factors : float64 array of shape (r,)
+        t, before the map is rounded to its grid.
+    energy : float
+        E, the energy of all records after the map.
+    """
+
+    map: PublicMap
+    factors: Matrix
+    energy: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Proposal:
+    """The public inputs of the next round.
+
+    Parameters
+    ----------
+    map : PublicMap
+        T.
+    clip_norm : float
+        c. It is 1 for the identity around no mean: the round is then a plain second moment.
+    energy : float, optional
+        The expected ``sum |T (x - m)|^2``; None if no record can be clipped.
+    factor : float
+        ``c^2`` over the expected ``|T (x - m)|^2`` of one record, before the bounds on c.
+    """
+
+    map: PublicMap
+    clip_norm: float
+    energy: float | None
+    factor: float
+
+
+def begun(answer: Answer, *, centred: bool) -> Estimate:
+    """Return the estimate of round 1; if ``centred``, around the mean of the answer.
+
+    Records end in a constant in either case, since later rounds need their number.
+    """
+    constant, order = answer.constant, len(answer.released) - 1
+    count = max(float(answer.released[-1, -1]) / constant**2, 1.0)
+    matrix, mean, extra = answer.released[:-1, :-1], None, 0.0
+    if centred:
+        mean = answer.released[:-1, -1] / (constant * count)
+        matrix = matrix - count * np.outer(mean, mean)
+        extra = order * (answer.noise_std / constant) ** 2 / count
+        mean = mean / max(1.0, float(np.linalg.norm(mean)))
+    first = Round(map=answer.map, matrix=matrix, noise_std=answer.noise_std, step=answer.step)
+    return Estimate(matrix=matrix, noise_std=answer.noise_std, rounds=(first,), n_records=count, mean=mean, extra=extra)
+
+
+def proposed(estimate: Estimate, *, n_components: int, noise_std: float) -> Proposal:
+    """Return map and clip norm of the next round.
+
+    Parameters
+    ----------
+    estimate : Estimate
+        The estimate from all rounds so far.
+    n_components : int
+        k.
+    noise_std : float
+        The planned standard deviation off the diagonal of the next round's noise if its clip norm is 1:
+        ``(1 + a^2) sensitivity noise_multiplier / sqrt 2``.
+
+    Notes
+    -----
+    Where the map leaves nearly all energy, it is not used (`USELESS`). The records of such a round are clipped at 1, or
+    at their expected norm around the mean.
+    """
+    with one_thread():
+        found = design(estimate, n_components=n_components)
+        share = (found.energy + estimate.extra) / estimate.n_records
+        factor = clip_factor(found, estimate, n_components=n_components, noise_std=share * noise_std)
+    chosen = found.map
+    if max(factor, 1.0) * share >= USELESS:
+        chosen = PublicMap.identity(len(estimate.matrix))
+        share = (estimate.total + estimate.extra) / estimate.n_records
+    if not chosen.width and estimate.mean is None:
+        return Proposal(map=chosen, clip_norm=1.0, energy=None, factor=factor)
+    reach = 1.0 if estimate.mean is None else 1.0 + float(np.linalg.norm(estimate.mean))
+    return Proposal(
+        map=chosen,
+        clip_norm=min(math.sqrt(factor * share), reach),
+        energy=share * estimate.n_records,
+        factor=factor,
+    )
+
+
+def continued(estimate: Estimate, answer: Answer) -> Estimate:
+    """Return the estimate from one more round; a mean that the records of this round have is removed."""
+    with one_thread():
+        matrix = around_own_mean(answer) if estimate.mean is not None else answer.released
+        kept = 1.0
+        if answer.energy is not None:
+            kept = min(max(float(np.trace(matrix)) / answer.energy, LEAST_KEPT), 1.0)
+        last = Round(
+            map=answer.map,
+            matrix=matrix / kept,
+            noise_std=answer.noise_std / kept,
+            step=answer.step / kept,
+            kept=kept,
+        )
+        rounds = (*estimate.rounds, last)
+        return replace(
+            estimate,
+            matrix=combined(rounds, estimate.matrix),
+            noise_std=1.0 / math.sqrt(sum(_weights(rounds))),
+            rounds=rounds,
+        )
+
+
+def around_own_mean(answer: Answer) -> Matrix:
+    """Return the moment of an answer around the mean of its records, which end in a constant."""
+    total = answer.released[:-1, -1] / answer.constant
+    count = max(float(answer.released[-1, -1]) / answer.constant**2, 1.0)
+    return np.asarray(answer.released[:-1, :-1] - np.outer(total, total) / count)
+
+
+def design(estimate: Estimate, *, n_components: int) -> Design:
+    """Return the map of the next round; the identity if no direction is above the noise.
+
+    Notes
+    -----
+    Directions are leading eigenvectors where the noise is even, that is after the last map, shrunk by their posterior
+    means. With the directions of the last map they span the basis of a Rayleigh-Ritz step before the map.
+
+    To second order, the noise of a round with clip norm c costs ``sum_i d c^4 / (t_i^2 l_i)``, for energies l_i of the
+    k leading directions. c^2 is proportional to the energy after the map, ``D + sum_i a_i`` for ``a_i = t_i^2 l_i`` and
+    D outside the map. All a_i are then equal to D / k at the optimum: the k directions together keep as much energy as
+    all others. Only the noise of further directions against these k matters. With the energy per other direction D / d,
+    their optimum is ``t^4 = D / (d l)``.
+    """
+    order, noise_std = len(estimate.matrix), estimate.noise_std
+    none = Design(map=PublicMap.identity(order), factors=np.zeros(0), energy=estimate.total)
+    if order < 2:
+        return none
+    edge = noise_std * math.sqrt(order)
+    shrunk = _visible(estimate.map.around(estimate.matrix), noise_std)
+    if not shrunk.shape[1]:
+        return none
+    basis = np.hstack([estimate.map.inverse(shrunk), estimate.map.basis])
+    values, columns = _ritz(estimate.matrix, basis)
+    lengths = np.square(estimate.map.inverse_transposed(columns)).sum(axis=0)
+    mapped = values / lengths
+    kept = np.flatnonzero(mapped > edge)[:WIDEST]
+    if not len(kept):
+        return none
+    energies = (mapped[kept] - edge**2 / mapped[kept]) * lengths[kept]
+    outside = max(estimate.total - float(energies.sum()), _least_energy(estimate))
+    factors = _factors(energies, outside, n_components=n_components, order=order)
+    return Design(
+        map=PublicMap.on_grid(columns[:, kept], factors),
+        factors=factors,
+        energy=float(factors**2 @ energies) + outside,
+    )
+
+
+def clip_factor(found: Design, estimate: Estimate, *, n_components: int, noise_std: float) -> float:
+    """Return kappa: ``c^2`` over the expected squared norm of a mapped record.
+
+    ``noise_std`` is the noise off the diagonal of a round with factor 1.
+
+    Notes
+    -----
+    The loss by noise grows with the square of kappa. The bias of clipping falls about as ``exp(-4 kappa)``. So the
+    minimum of their sum moves by the logarithm of the loss over four.
+    """
+    if not found.map.width:
+        return LEAST_FACTOR
+    basis, factors = found.map.basis[:, :n_components], found.factors[:n_components]
+    energies = np.maximum(np.einsum("ij,ij->j", basis, estimate.matrix @ basis), _NEVER_ZERO)
+    loss = len(basis) * noise_std**2 * float((1.0 / (factors**2 * energies)).sum() / energies.sum())
+    return min(max(1.0 + math.log(ACCEPTED_LOSS / max(loss, _NEVER_ZERO)) / 4.0, LEAST_FACTOR), MOST_FACTOR)
+
+
+def combined(rounds: Sequence[Round], start: Matrix) -> Matrix:
+    """Return the S that minimises ``sum_j |A_j - T_j S T_j^T|^2 / s_j^2`` over the rounds j.
+
+    Notes
+    -----
+    The normal equations are ``sum_j H_j S H_j / s_j^2 = sum_j T_j^T A_j T_j / s_j^2 = B``, for ``H = T^T T``. Let Q be
+    an orthonormal basis of all columns of U and W. Every H is the identity orthogonal to Q. So B over the sum of
+    weights is S there, and a system of the order of Q gives ``Q^T S`` orthogonal to Q. Only ``Q^T S Q`` requires
+    conjugate gradients, for a matrix of the order of Q. Their preconditioner is exact for one map among the rounds,
+    hence for two rounds.
+    """
+    weights = _weights(rounds)
+    whole = sum(weights)
+    wanted = sum(weight * each.map.transposed_around(each.matrix) for weight, each in zip(weights, rounds, strict=True))
+    spanned = np.hstack([columns for each in rounds for columns in (each.map.basis, each.map.reduced)])
+    if not spanned.shape[1]:
+        return np.asarray(wanted / whole)
+    basis = np.linalg.qr(spanned)[0]
+    grams = [each.map.gram(basis) for each in rounds]
+    across = basis.T @ wanted
+    inner = across @ basis
+    outer = across - inner @ basis.T
+    mixed = np.linalg.solve(sum(weight * gram for weight, gram in zip(weights, grams, strict=True)), outer)
+    square = _solved(grams, weights, (inner + inner.T) / 2.0, basis.T @ start @ basis)
+    change = basis @ (mixed - outer / whole + (square - inner / whole) @ basis.T / 2.0)
+    return np.asarray(wanted / whole + (change + change.T))
+
+
+def components(estimate: Estimate, *, n_components: int, method: Request = "auto") -> Refinement:
+    """Return the leading k pairs of the estimate, refined where the noise of most of them is even.
+
+    Notes
+    -----
+    With a map of at least k directions this is after the map. There k + 10 pairs are refined, as their order differs
+    from the order before the map. With a narrower map most of the k directions are outside it.
+    """
+    order, last = len(estimate.matrix), estimate.rounds[-1]
+    mapped = last.map.width >= n_components
+    with one_thread():
+        found = refine(
+            NoisyMoment(
+                matrix=last.map.around(estimate.matrix) if mapped else estimate.matrix,
+                noise_std=estimate.noise_std,
+                step=last.step,
+            ),
+            n_components=min(n_components + BEYOND, order) if mapped else n_components,
+            method=method,
+        )
+        if not mapped:
+            return found
+        basis = np.hstack([last.map.inverse(found.components.T), last.map.basis])
+        values, columns = _ritz(estimate.matrix, basis if basis.shape[1] < order else np.eye(order))
+    return replace(found, components=signed(columns.T[:n_components]), values=values[:n_components])
+
+
+def _least_energy(estimate: Estimate) -> float:
+    """Return half a standard deviation of the noise of a trace."""
+    return math.sqrt(2.0 * len(estimate.matrix)) * estimate.noise_std / 2.0
+
+
+def _weights(rounds: Sequence[Round]) -> list[float]:
+    return [1.0 / each.noise_std**2 for each in rounds]
+
+
+def _visible(matrix: Matrix, noise_std: float) -> Matrix:
+    """Return the posterior means of the leading eigenvectors above the noise, as columns."""
+    order = len(matrix)
+    values, rows = leading_eigenpairs(matrix, min(order - 1, WIDEST))
+    values = values / noise_std
+    shrunk = posterior_mean(rows.T * spike_strengths(values, order=order))
+    return shrunk[:, values > edge_quantile(order)]
+
+
+def _ritz(matrix: Matrix, spanning: Matrix) -> tuple[Matrix, Matrix]:
+    """Return the Ritz values of a matrix, descending, and its Ritz vectors as columns."""
+    basis = np.linalg.qr(spanning)[0]
+    inner = basis.T @ matrix @ basis
+    values, mixtures = np.linalg.eigh((inner + inner.T) / 2.0)
+    return values[::-1], basis @ mixtures[:, ::-1]
+
+
+def _factors(energies: Matrix, outside: float, *, n_components: int, order: int) -> Matrix:
+    """Return t for directions with energies in descending order, given the energy outside all of them."""
+    width = len(energies)
+    count = min(n_components, width)
+    factors = np.minimum(1.0, (outside / max(order - width, 1) / energies) ** 0.25)
+    rest = outside + float(factors[count:] ** 2 @ energies[count:])
+    factors[:count] = np.minimum(1.0, np.sqrt(rest / (count * energies[:count])))
+    return np.maximum(factors, LEAST_FACTOR_OF_MAP)
+
+
+def _solved(grams: Sequence[Matrix], weights: Sequence[float], wanted: Matrix, start: Matrix) -> Matrix:
+    """Solve ``sum_j w_j H_j X H_j = B`` for X by `STEPS` preconditioned conjugate gradient steps."""
+
+    def image(found: Matrix) -> Matrix:
+        return np.asarray(sum(weight * gram @ found @ gram for weight, gram in zip(weights, grams, strict=True)))
+
+    values, turn = np.linalg.eigh(grams[-1])
+    scales = sum(weights[:-1]) + weights[-1] * np.multiply.outer(values, values)
+    found, residual = start, wanted - image(start)
+    direction, size = np.zeros_like(wanted), 1.0
+    for _ in range(STEPS):
+        if float(np.square(residual).sum()) <= NEGLIGIBLE * float(np.square(wanted).sum()):
+            break
+        conditioned = turn @ ((turn.T @ residual @ turn) / scales) @ turn.T
+        before, size = size, float((residual * conditioned).sum())
+        direction = conditioned + (size / before) * direction
+        product = image(direction)
+        length = size / float((direction * product).sum())
+        found, residual = found + length * direction, residual - length * product
+    return (found + found.T) / 2.0

@@ -1,0 +1,196 @@
+"""Quality of a release in rounds, estimated from its last answer given all earlier ones.
+
+In the last round a record x counts with weight ``w = min(1, c^2 / |T (x - m)|^2)``, so that long records count less.
+The weighted moment is ``S_w = T^-1 M T^-T``, for the exact answer M. Without centring it is at most the moment S of all
+records, since no weight exceeds 1: a lower bound on the variance that components capture of S_w is also one for S.
+
+*Fission.* Given the earlier answers, T, m and c are constants, and the last answer is ``A = M + E`` with isometric E.
+With a public copy Z of this noise, ``A + h Z`` and ``A - Z / h`` are independent. The whole rule (part kept, combined
+rounds, components) computes U from ``A + h Z``, and ``V = T^-T U`` is scored by ``tr(V^T (A - Z / h) V)``. This is
+without bias for ``tr(U^T S_w U)`` at noise ``sqrt(1 + h^2)`` times as large. Both signs of Z are scored, and h is
+`CHOICE_SHARE`. A centred score adds the variance that the noise of the mean removes.
+
+*Bounds.* The sum of the k largest eigenvalues is convex. So its mean on an unbiased estimate of S_w is at least its
+value at S_w, by Jensen's inequality, and two standard deviations cover its spread.
+
+References
+----------
+Oliveira, Lei and Tibshirani (2021), Unbiased risk estimation in the normal means problem via coupled bootstrap
+techniques; Bellec and Zhang (2021), Second-order Stein, for the variance.
+"""
+
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.linalg import eigh
+
+from dpca_tasks.mechanisms.noise_level import above_edge, edge_quantile
+from dpca_tasks.refinement.leading_pairs import CHOICE_SHARE, Refinement, Score, probes, public_noise
+from dpca_tasks.refinement.noisy_moment import REPORT, Method, NoisyMoment
+from dpca_tasks.refinement.public_map import PublicMap
+from dpca_tasks.refinement.refined_release import BELOW, Assessment, assess, divided, part
+from dpca_tasks.refinement.rounds import Answer, Estimate, around_own_mean, begun, components, continued
+from dpca_tasks.threads import one_thread, two_at_once
+
+type Matrix = NDArray[np.float64]
+
+_ONE_SIDED = 1.645
+
+
+def estimated(answers: Sequence[Answer], *, centred: bool) -> Estimate:
+    """Return the estimate from the answers of all rounds so far."""
+    return functools.reduce(continued, answers[1:], begun(answers[0], centred=centred))
+
+
+def assessed(answers: Sequence[Answer], refinement: Refinement, *, centred: bool, unit: float = 1.0) -> Assessment:
+    """Assess the components that `dpca_tasks.refinement.rounds.components` found.
+
+    Parameters
+    ----------
+    answers : sequence of Answer
+        The answers of all rounds, at least two.
+    refinement : Refinement
+        The components from the estimate of all rounds. Their rule is run again, with the same method, on copies of the
+        last answer with more noise.
+    centred : bool
+        Whether records were centred.
+    unit : float
+        The squared clip norm in data units, by which all variances of the result are multiplied.
+
+    Returns
+    -------
+    Assessment
+        All fields but ``noise_std``, ``above_noise`` and ``share_low_of_all`` refer to the records as weighted in the
+        last round. ``captured_low`` is a bound for the records without weights too if they are not centred. If no round
+        had a map or could clip a record, all weights are 1 and the assessment is that of one release.
+    """
+    with one_thread():
+        *early, last = answers
+        before = estimated(early, centred=centred)
+        estimate = continued(before, last)
+        moment = NoisyMoment(
+            matrix=last.map.around(estimate.matrix), noise_std=estimate.noise_std, step=estimate.rounds[-1].step
+        )
+        if all(each.energy is None for each in answers[1:]) and not centred:
+            told = assess(moment, refinement)
+            return _scaled(replace(told, share_low_of_all=told.share_low), unit)
+        values = eigh(moment.matrix, eigvals_only=True)
+        told = Assessment(
+            noise_std=estimate.noise_std,
+            above_noise=above_edge(values / estimate.noise_std, edge=edge_quantile(len(values))),
+        )
+        if not moment.guarded:
+            return _scaled(told, unit)
+        score = _scored(before, last, refinement)
+        told = replace(told, probes=probes(len(values)))
+        whole = _most_energy(answers[0], estimate)
+        return _scaled(_estimated(told, _unmapped(last, centred=centred), last, score, whole=whole), unit)
+
+
+def _unmapped(answer: Answer, *, centred: bool) -> Matrix:
+    """Return an unbiased estimate of S_w, around its mean if records are centred."""
+    return answer.map.inverse_around(around_own_mean(answer) if centred else answer.released)
+
+
+def _scored(before: Estimate, last: Answer, refinement: Refinement) -> Score:
+    """Score the rule that found the components, in the units of the answers."""
+    count, centred, share = len(refinement.components), before.mean is not None, CHOICE_SHARE
+    noise_std = math.sqrt(2.0) * last.noise_std
+
+    def seen_from(signed_noise: Matrix, method: Method) -> tuple[Matrix, Matrix]:
+        louder = replace(
+            last,
+            released=last.released + share * signed_noise,
+            noise_std=math.hypot(1.0, share) * last.noise_std,
+        )
+        found = components(continued(before, louder), n_components=count, method=method)
+        columns = last.map.inverse_transposed(found.components.T)
+        other = replace(last, released=last.released - signed_noise / share)
+        scores = np.einsum("ij,ij->j", columns, (around_own_mean(other) if centred else other.released) @ columns)
+        return scores + _bias_of_mean(last, columns, share=share) if centred else scores, columns
+
+    def probed(probe: int) -> tuple[Matrix, float, float]:
+        noise = noise_std * public_noise(len(last.released), stream=REPORT, probe=probe)
+        (plus, one), (minus, other) = (seen_from(sign * noise, refinement.refined_by) for sign in (1.0, -1.0))
+        lengths = float(np.linalg.norm(one.T @ one) ** 2 + np.linalg.norm(other.T @ other) ** 2)
+        shared = 2.0 * float(np.linalg.norm(one.T @ other) ** 2)
+        return (plus + minus) / 2.0, (lengths + shared) / 4.0, max(lengths - shared, 0.0) / 4.0
+
+    of_each = two_at_once(probed, range(probes(len(before.matrix))))
+    parts, fixed, turned = (np.array(each) for each in zip(*of_each, strict=True))
+    spread = float(parts.sum(axis=1).var(ddof=1)) / len(parts)
+    variance = noise_std**2 * float(fixed.mean() + turned.mean() / share**2) + spread
+    return Score(parts=parts.mean(axis=0), std=math.sqrt(variance))
+
+
+def _bias_of_mean(last: Answer, columns: Matrix, *, share: float) -> Matrix:
+    """Return the variance along each column that centring at a noisy mean removes in expectation."""
+    total = max(float(last.released[-1, -1]), last.constant**2)
+    louder = last.noise_std**2 * (1.0 + 1.0 / share**2)
+    return np.square(columns).sum(axis=0) * louder / total
+
+
+def _estimated(told: Assessment, moment: Matrix, last: Answer, score: Score, *, whole: float) -> Assessment:
+    """Fill in the fields that follow from a score of S_w, of which ``moment`` is an unbiased estimate."""
+    noise_std, count = math.sqrt(2.0) * last.noise_std, len(score.parts)
+    weights, low = np.maximum(score.parts, 0.0), max(score.total - BELOW * score.std, 0.0)
+    values, vectors = (found[..., ::-1] for found in eigh(moment))
+    mapped = last.map.inverse_transposed(vectors)
+    gram = mapped[:, :count].T @ mapped
+    best = float(values[:count].sum())
+    most = best + BELOW * noise_std * float(np.linalg.norm(gram[:, :count]))
+    trace, spread = float(values.sum()), noise_std * _trace_spread(last.map)
+    told = replace(told, captured=score.total, captured_low=low, share_low_of_all=part(low, whole))
+    if trace > _ONE_SIDED * spread:
+        share = part(score.total, trace)
+        told = replace(
+            told,
+            share=share,
+            share_low=part(low, trace + BELOW * spread),
+            explained_variance_ratio=divided(share, weights),
+        )
+    if told.above_noise and most > 0.0:
+        told = replace(
+            told,
+            captured_variance=part(score.total, max(score.total, best - _raised(values, mapped, gram, last.noise_std))),
+            captured_variance_low=part(low, max(score.total, most)),
+        )
+    return told
+
+
+def _raised(values: Matrix, mapped: Matrix, gram: Matrix, noise_std: float) -> float:
+    """Return how much noise raises the sum of the k largest eigenvalues, to second order."""
+    count = len(gram)
+    gaps = values[:count, None] - values[count:]
+    lengths = np.square(mapped).sum(axis=0)
+    variances = np.multiply.outer(lengths[:count], lengths[count:]) + np.square(gram[:, count:])
+    return noise_std**2 * float((variances / gaps).sum()) if (gaps > 0.0).all() else 0.0
+
+
+def _trace_spread(last: PublicMap) -> float:
+    """Return the standard deviation of ``tr(T^-1 E T^-T)``, over that of a diagonal entry of E."""
+    return float(np.linalg.norm(last.inverse_around(np.eye(len(last.directions)))))
+
+
+def _most_energy(first: Answer, estimate: Estimate) -> float:
+    """Return an upper bound on the energy of all records, by the trace of round 1 and by their number."""
+    noise_std, constant = math.sqrt(2.0) * first.noise_std, first.constant**2
+    matrix = estimate.rounds[0].matrix
+    trace = float(np.trace(matrix)) + estimate.extra + BELOW * noise_std * math.sqrt(len(matrix))
+    return max(min(trace, estimate.n_records + BELOW * noise_std / constant), 0.0)
+
+
+def _scaled(told: Assessment, unit: float) -> Assessment:
+    def in_units(value: float | None) -> float | None:
+        return None if value is None else value * unit
+
+    return replace(
+        told,
+        noise_std=in_units(told.noise_std),
+        captured=in_units(told.captured),
+        captured_low=in_units(told.captured_low),
+    )

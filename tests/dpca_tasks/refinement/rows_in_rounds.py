@@ -1,0 +1,67 @@
+"""Releases in rounds of rows in memory, by floats and NumPy's noise: a reference for the numerics alone.
+
+Rows have norm 1 at most. ``mu`` is the noise level of the whole release: its noise without rounds has standard
+deviation ``1 / mu`` on the diagonal.
+"""
+
+import math
+
+import numpy as np
+
+from dpca_tasks.refinement import rounds as numerics
+from dpca_tasks.refinement.public_map import PublicMap
+from dpca_tasks.refinement.rounds import Answer
+from tests.dpca_tasks.refinement.noisy import isometric_noise
+
+SHARES = {2: (0.2, 0.8), 3: (0.1, 0.3, 0.6)}
+
+
+def decaying_rows(n_rows=4_000, order=40, *, offset=0.0, seed=0):
+    """Return rows of norm 1 with decaying directions, on features of unlike size, around an offset if one is given."""
+    rng = np.random.default_rng(seed)
+    turn = np.linalg.qr(rng.standard_normal((order, order)) * np.geomspace(3.0, 0.3, order)[:, None])[0]
+    rows = rng.standard_normal((n_rows, order)) * np.geomspace(1.0, 0.05, order) @ turn.T
+    rows += offset * turn.sum(axis=1) / math.sqrt(order)
+    return rows / np.linalg.norm(rows, axis=1)[:, None]
+
+
+def moment(rows, *, public_map, mean=None, clip_norm=1.0, constant=0.0):
+    """Return the second moment of mapped and clipped rows that end in a constant, if it is not 0."""
+    mapped = public_map.forward((rows if mean is None else rows - mean).T).T
+    mapped *= np.minimum(1.0, clip_norm / np.maximum(np.linalg.norm(mapped, axis=1), 1e-300))[:, None]
+    if constant:
+        mapped = np.hstack([mapped, np.full((len(rows), 1), constant)])
+    return mapped.T @ mapped
+
+
+def in_rounds(rows, *, mu, n_components, n_rounds=3, centred=False, seed=0, module=numerics):
+    """Return the estimate and the answers of a release whose maps are designed by a module of numerics."""
+    estimate, answers = None, []
+    for number, share in enumerate(SHARES[n_rounds]):
+        last = number > 0
+        square = 0.0 if last and not centred else 1 / 3 if centred and not last else 1 / 15
+        unit = (1.0 + square) / (mu * math.sqrt(2.0 * share))
+        public_map, mean, clip_norm, energy = PublicMap.identity(rows.shape[1]), None, 1.0, None
+        if estimate is not None:
+            found = module.proposed(estimate, n_components=n_components, noise_std=unit)
+            public_map, mean, clip_norm, energy = found.map, estimate.mean, found.clip_norm, found.energy
+        constant = math.sqrt(square) * clip_norm
+        exact = moment(rows, public_map=public_map, mean=mean, clip_norm=clip_norm, constant=constant)
+        noise_std = unit * clip_norm**2
+        answer = Answer(
+            released=exact + noise_std * isometric_noise(len(exact), seed=(seed, number)),
+            noise_std=noise_std,
+            map=public_map,
+            clip_norm=clip_norm,
+            constant=constant,
+            energy=energy,
+        )
+        answers.append(answer)
+        first = estimate is None
+        estimate = module.begun(answer, centred=centred) if first else module.continued(estimate, answer)
+    return estimate, answers
+
+
+def around_mean(rows):
+    centred = rows - rows.mean(axis=0)
+    return centred.T @ centred
