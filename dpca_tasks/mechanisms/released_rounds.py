@@ -104,8 +104,8 @@ def plan_rounds(mechanism: str, problem: Problem, target: PrivacyTarget, *, n_co
     )
 
 
-def release_rounds(curator: Curator, plan: Plan, *, n_components: int) -> Subspace:
-    """Release all planned rounds; return the leading eigenpairs of the estimate from all of them.
+def release_rounds(curator: Curator, plan: Plan, *, n_components: int, served: int) -> Subspace:
+    """Release all planned rounds, designed for ``served`` components; return the leading eigenpairs of their estimate.
 
     A resumed release continues after the last stored round, with the public inputs that were stored.
     """
@@ -114,7 +114,7 @@ def release_rounds(curator: Curator, plan: Plan, *, n_components: int) -> Subspa
     for noise in _noises(plan.event):
         query, proposal = _unmapped(problem, noise, first=estimate is None), None
         if estimate is not None:
-            proposal = proposed(estimate, n_components=n_components, noise_std=noise_std(query, noise))
+            proposal = proposed(estimate, n_components=served, noise_std=noise_std(query, noise))
             query = _mapped(query, estimate, proposal)
         query = curator.with_stored_inputs(query)
         answer = _answer(curator, query, noise, energy=None if proposal is None else proposal.energy)

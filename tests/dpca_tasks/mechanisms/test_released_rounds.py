@@ -375,3 +375,19 @@ def test_degenerate_rows_and_budgets_give_a_subspace(rows, epsilon, center):
     found = run(planned(center=center, target=target), ArrayBlocks(rows))
     refined = refine_rounds(found, n_components=K, method="auto").subspace
     np.testing.assert_allclose(refined.components @ refined.components.T, np.eye(K), atol=1e-9)
+
+
+def test_rounds_serve_all_visible_directions_if_the_number_of_components_is_open():
+    """Designed for one component, rounds would leave the noise of the others as it is; the seeds are fixed."""
+    target, found = PrivacyTarget(epsilon=0.3, delta=1e-6), {}
+    moment = ROWS.T @ ROWS
+    for serves_all in (False, True):
+        mechanism = AnalyzeGauss(n_components=1, rounds=3, serves_all=serves_all)
+        plan = mechanism.plan(problem(), target)
+        draws = []
+        for seed in range(4):
+            reservation = InMemoryReservation(event=plan.event, key=bytes([seed]) * 32)
+            draws.append(captured(mechanism.run(Curator(ArrayBlocks(ROWS), reservation), plan), moment))
+        found[serves_all] = np.mean(draws)
+    assert found[True] > found[False]
+    assert AnalyzeGauss(n_components=1, serves_all=True).plan(problem(), target).rounds == 3
