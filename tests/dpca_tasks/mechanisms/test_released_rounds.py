@@ -27,6 +27,7 @@ from dpca_tasks.queries.mapped_moment import MappedMoment
 from dpca_tasks.records.blocks import ArrayBlocks, NormalisedBlocks
 from dpca_tasks.refinement.public_map import PublicMap
 from dpca_tasks.refinement.refined_rounds import refine_rounds
+from dpca_tasks.refinement.rounds import proposed
 from dpca_tasks.sums.exact_sum import exact_sum
 
 D, K = 20, 6
@@ -180,7 +181,7 @@ class Dying(dict[int, Arrays]):
         super().__init__()
         self.at, self.after, self.alive = at, after, False
 
-    def setdefault(self, step: int, arrays: Arrays) -> Arrays:  # type: ignore[override]
+    def setdefault(self, step: int, arrays: Arrays) -> Arrays:
         if step == self.at and not self.alive and not self.after:
             raise Killed
         kept = super().setdefault(step, arrays)
@@ -207,7 +208,6 @@ def test_a_kill_in_any_round_changes_no_bit(at, after, center):
 
 def another_lapack(monkeypatch):
     """Compute maps and norms that differ in their last bits."""
-    proposed = released_rounds.proposed
 
     def nearly(*given, **named):
         found = proposed(*given, **named)
