@@ -41,26 +41,24 @@ from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.queries.mapped_moment import FIRST_CENTRED, NEXT, MappedMoment, norm_of
 from dpca_tasks.queries.recentred_moment import on_shift_grid
 from dpca_tasks.refinement.public_map import PublicMap
-from dpca_tasks.refinement.rounds import Answer, Estimate, Proposal, begun, continued, proposed
+from dpca_tasks.refinement.rounds import Answer, Estimate, Proposal, begun, best_rounds, continued, proposed
 
 SHARES = {
     2: (Fraction(1, 5), Fraction(4, 5)),
     3: (Fraction(1, 10), Fraction(3, 10), Fraction(3, 5)),
 }
 """The shares of mu^2 of the rounds, by their number."""
-FEW = 5
-"""The number of components up to which two rounds are better than three."""
 STORED = ("clip_norm", "constant", "energy", "noise_std", "step")
 """The numbers of an answer that a release states, in the plural, so that its post-processing can be repeated."""
 LARGEST = 1 << 46
 """The largest ``n d^2`` for which rows are made dense, with the public bound n on the number of records."""
 
 
-def planned_rounds(problem: Problem, *, n_components: int) -> int:
+def planned_rounds(problem: Problem, target: PrivacyTarget, *, n_components: int) -> int:
     """Return the number of rounds that public facts allow and that is best for the number of components."""
     if problem.records_at_most * problem.n_features**2 > LARGEST:
         return 1
-    return 2 if n_components <= FEW else 3
+    return best_rounds(n_components, epsilon=target.epsilon, centred=problem.center == "private")
 
 
 def plan_rounds(mechanism: str, problem: Problem, target: PrivacyTarget, *, n_components: int, rounds: int) -> Plan:

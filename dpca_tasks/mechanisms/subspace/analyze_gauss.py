@@ -117,7 +117,8 @@ class AnalyzeGauss:
     rounds : {"auto", 1, 2, 3}
         The number of rounds of the dense form, which share one budget exactly. The first rounds find large directions
         and the mean, so that later rounds need less noise (`dpca_tasks.mechanisms.released_rounds`). ``auto`` depends
-        on public facts alone: three rounds, two for at most five components, and one for ``calibration=paper``, for the
+        on public facts alone: three rounds, or two around a mean at a small epsilon for few components
+        (`dpca_tasks.refinement.rounds.best_rounds`), and one for ``calibration=paper``, for the
         operator form, and for rows that are too large to be made dense.
     serves_all : bool
         Whether rounds are designed for all visible directions instead of k, because k is chosen from the release.
@@ -139,7 +140,7 @@ class AnalyzeGauss:
     def plan(self, problem: Problem, target: PrivacyTarget) -> Plan:
         """Calibrate one Gaussian release to the target, exactly or as printed."""
         check_request(problem, target, n_components=self.n_components)
-        rounds = self._rounds(problem)
+        rounds = self._rounds(problem, target)
         if rounds > 1:
             return plan_rounds(self.name, problem, target, n_components=self.n_components, rounds=rounds)
         if self.calibration == "tight":
@@ -175,11 +176,11 @@ class AnalyzeGauss:
         """The number of components for which rounds are designed."""
         return WIDEST if self.serves_all else self.n_components
 
-    def _rounds(self, problem: Problem) -> int:
+    def _rounds(self, problem: Problem, target: PrivacyTarget) -> int:
         """Return the number of rounds, from public facts alone."""
         allowed = self.calibration == "tight" and self._forms(problem)
         if self.rounds == "auto":
-            return planned_rounds(problem, n_components=self._served) if allowed else 1
+            return planned_rounds(problem, target, n_components=self._served) if allowed else 1
         if self.rounds not in (1, *SHARES):
             raise InvalidInput(f"rounds={self.rounds!r} must be auto, 1, 2 or 3; 3 is the most accurate.")
         if self.rounds > 1 and not allowed:

@@ -331,8 +331,16 @@ def test_records_of_several_rows_and_normalised_ones_are_released_too(center):
 def test_the_number_of_rounds_follows_from_public_facts():
     wide = problem(n_features=4000, records_at_most=5_000_000)
     assert wide.n_features**2 * wide.records_at_most > LARGEST
-    assert [planned_rounds(problem(), n_components=count) for count in (1, 5, 6, 30)] == [2, 2, 3, 3]
-    assert planned_rounds(wide, n_components=10) == 1
+    low = PrivacyTarget(epsilon=0.05, delta=1e-6)
+    found = {
+        (center, target.epsilon, count): planned_rounds(problem(center=center), target, n_components=count)
+        for center in ("none", "private")
+        for target in (low, TARGET)
+        for count in (1, 5, 6)
+    }
+    assert {case for case, rounds in found.items() if rounds == 2} == {("private", 0.05, 1), ("private", 0.05, 5)}
+    assert set(found.values()) == {2, 3}
+    assert planned_rounds(wide, TARGET, n_components=10) == 1
     one = [
         AnalyzeGauss(n_components=K, form="operator").plan(problem(), TARGET),
         AnalyzeGauss(n_components=K, calibration="paper").plan(problem(), PrivacyTarget(epsilon=0.9, delta=1e-6)),
