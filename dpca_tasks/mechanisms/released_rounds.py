@@ -33,7 +33,7 @@ from dpca_tasks.accounting.calibration import gaussian_noise_multiplier
 from dpca_tasks.accounting.events import Event, composed, steps
 from dpca_tasks.errors import Refused
 from dpca_tasks.forecast.noise_forecast import forecast
-from dpca_tasks.mechanisms.base import Plan, PrivacyTarget, Problem, Rounds, Subspace, grid_warnings
+from dpca_tasks.mechanisms.base import Plan, PrivacyTarget, Problem, Subspace, grid_warnings
 from dpca_tasks.mechanisms.noise_level import edge_quantile, least_visible, semicircle_edge, widened_edge
 from dpca_tasks.mechanisms.released_moment import Moment, decompose
 from dpca_tasks.noise.distributions import Symmetric, check_tail, grid_bits
@@ -41,6 +41,7 @@ from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.queries.mapped_moment import FIRST_CENTRED, NEXT, MappedMoment, norm_of
 from dpca_tasks.queries.recentred_moment import on_shift_grid
 from dpca_tasks.refinement.public_map import PublicMap
+from dpca_tasks.refinement.refined_rounds import Rounds
 from dpca_tasks.refinement.rounds import Answer, Estimate, Proposal, begun, best_rounds, continued, proposed
 
 SHARES = {
