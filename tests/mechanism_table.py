@@ -182,10 +182,10 @@ FORMS = {
         usual=AnalyzeGauss(n_components=A9A_COMPONENTS, form="operator"),
         refined=None,
     ),
-    "analyze_gauss/three rounds": replace(
+    "analyze_gauss/two rounds": replace(
         TABLE["analyze_gauss"],
-        audited=AnalyzeGauss(n_components=1, rounds=3),
-        usual=AnalyzeGauss(n_components=A9A_COMPONENTS, rounds=3),
+        audited=AnalyzeGauss(n_components=1, rounds=2),
+        usual=AnalyzeGauss(n_components=A9A_COMPONENTS, rounds=2),
     ),
 }
 """Other forms of registered mechanisms, which must meet the same contracts."""

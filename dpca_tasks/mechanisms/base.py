@@ -9,7 +9,7 @@ privacy event. Its `run` calls the curator for the planned steps and post-proces
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,9 +18,6 @@ from dpca_tasks.accounting.epsilon_bracket import stated_epsilon
 from dpca_tasks.accounting.events import Event, Relation
 from dpca_tasks.errors import InvalidInput, Refused
 from dpca_tasks.privacy.curator import Curator
-
-if TYPE_CHECKING:
-    from dpca_tasks.refinement.rounds import Answer
 
 Calibration = Literal["tight", "paper"]
 Center = Literal["none", "private"]
@@ -273,7 +270,8 @@ class Subspace:
       ``constant``, which extends the rows;
     - ``all_eigenvalues`` (d,) of the formed matrix, around the mean if there is one.
 
-    A release in several rounds has ``rounds`` instead of ``released`` and ``noise``.
+    A release in several rounds has ``rounds`` instead of ``released`` and ``noise``: its answers, as
+    `dpca_tasks.refinement.refined_rounds.Rounds`.
     """
 
     components: NDArray[np.float64]
@@ -287,29 +285,7 @@ class Subspace:
     released: NDArray[np.float64] | None = None
     noise: Mapping[str, Any] | None = None
     all_eigenvalues: NDArray[np.float64] | None = None
-    rounds: "Rounds | None" = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Rounds:
-    """The answers of a release in rounds.
-
-    Parameters
-    ----------
-    answers : tuple of `dpca_tasks.refinement.rounds.Answer`
-        In the unit in which clipped records have norm 1.
-    unit : float
-        The squared clip norm in data units.
-    centred : bool
-        Whether the components are computed around the mean.
-    noise_edge : float, data units squared, optional
-        An upper bound on eigenvalues of noise alone that holds in 99 of 100 cases.
-    """
-
-    answers: "tuple[Answer, ...]"
-    unit: float
-    centred: bool
-    noise_edge: float | None = None
+    rounds: Any = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -20,8 +20,10 @@ from pathlib import Path
 from pkgutil import iter_modules, resolve_name
 from typing import Any, get_type_hints
 
-STATED_APART = ("n_components", "rank", "components", "rounds")
+STATED_APART = ("n_components", "rank", "components")
 """Fields of mechanisms that are separate options of a request."""
+APART = {"apart": True}
+"""Metadata of any other such field."""
 _PARAMETERS = re.compile(r"^Parameters\n-+\n(.*?)(?:\n\n\w[\w ]*\n-+\n|\Z)", re.MULTILINE | re.DOTALL)
 _AS_OF = re.compile(r"As (?:of|for) `([\w.]+)`")
 
@@ -121,7 +123,7 @@ def settings_of(kind: type[Any]) -> list[Setting]:
             bounds=each.metadata,
         )
         for each in fields(kind)
-        if each.name not in STATED_APART
+        if each.name not in STATED_APART and each.metadata != APART
     ]
 
 

@@ -33,7 +33,7 @@ from dpca_tasks.accounting.calibration import gaussian_noise_multiplier
 from dpca_tasks.accounting.events import Event, composed, steps
 from dpca_tasks.errors import Refused
 from dpca_tasks.forecast.noise_forecast import forecast
-from dpca_tasks.mechanisms.base import Plan, PrivacyTarget, Problem, Rounds, Subspace, grid_warnings
+from dpca_tasks.mechanisms.base import Plan, PrivacyTarget, Problem, Subspace, grid_warnings
 from dpca_tasks.mechanisms.noise_level import edge_quantile, least_visible, semicircle_edge, widened_edge
 from dpca_tasks.mechanisms.released_moment import Moment, decompose
 from dpca_tasks.noise.distributions import Symmetric, check_tail, grid_bits
@@ -41,26 +41,25 @@ from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.queries.mapped_moment import FIRST_CENTRED, NEXT, MappedMoment, norm_of
 from dpca_tasks.queries.recentred_moment import on_shift_grid
 from dpca_tasks.refinement.public_map import PublicMap
-from dpca_tasks.refinement.rounds import Answer, Estimate, Proposal, begun, continued, proposed
+from dpca_tasks.refinement.refined_rounds import Rounds
+from dpca_tasks.refinement.rounds import Answer, Estimate, Proposal, begun, best_rounds, continued, proposed
 
 SHARES = {
     2: (Fraction(1, 5), Fraction(4, 5)),
     3: (Fraction(1, 10), Fraction(3, 10), Fraction(3, 5)),
 }
 """The shares of mu^2 of the rounds, by their number."""
-FEW = 5
-"""The number of components up to which two rounds are better than three."""
 STORED = ("clip_norm", "constant", "energy", "noise_std", "step")
 """The numbers of an answer that a release states, in the plural, so that its post-processing can be repeated."""
 LARGEST = 1 << 46
 """The largest ``n d^2`` for which rows are made dense, with the public bound n on the number of records."""
 
 
-def planned_rounds(problem: Problem, *, n_components: int) -> int:
+def planned_rounds(problem: Problem, target: PrivacyTarget, *, n_components: int) -> int:
     """Return the number of rounds that public facts allow and that is best for the number of components."""
     if problem.records_at_most * problem.n_features**2 > LARGEST:
         return 1
-    return 2 if n_components <= FEW else 3
+    return best_rounds(n_components, epsilon=target.epsilon, centred=problem.center == "private")
 
 
 def plan_rounds(mechanism: str, problem: Problem, target: PrivacyTarget, *, n_components: int, rounds: int) -> Plan:
@@ -104,8 +103,8 @@ def plan_rounds(mechanism: str, problem: Problem, target: PrivacyTarget, *, n_co
     )
 
 
-def release_rounds(curator: Curator, plan: Plan, *, n_components: int) -> Subspace:
-    """Release all planned rounds; return the leading eigenpairs of the estimate from all of them.
+def release_rounds(curator: Curator, plan: Plan, *, n_components: int, served: int) -> Subspace:
+    """Release all planned rounds, designed for ``served`` components; return the leading eigenpairs of their estimate.
 
     A resumed release continues after the last stored round, with the public inputs that were stored.
     """
@@ -114,7 +113,7 @@ def release_rounds(curator: Curator, plan: Plan, *, n_components: int) -> Subspa
     for noise in _noises(plan.event):
         query, proposal = _unmapped(problem, noise, first=estimate is None), None
         if estimate is not None:
-            proposal = proposed(estimate, n_components=n_components, noise_std=noise_std(query, noise))
+            proposal = proposed(estimate, n_components=served, noise_std=noise_std(query, noise))
             query = _mapped(query, estimate, proposal)
         query = curator.with_stored_inputs(query)
         answer = _answer(curator, query, noise, energy=None if proposal is None else proposal.energy)

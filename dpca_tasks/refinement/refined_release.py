@@ -332,9 +332,8 @@ def refine_release(
     the spectrum. If it was not formed, only the requested pairs are kept, since others need not have converged.
     """
     if released.rounds is not None:
-        from dpca_tasks.refinement.refined_rounds import refine_rounds  # it imports this module
-
-        return refine_rounds(released, n_components=n_components, method=method)
+        made: RefinedRelease = released.rounds.refined(released, n_components=n_components, method=method)
+        return made
     check_refinement(
         method,
         n_components=n_components,

@@ -8,6 +8,7 @@ of which clipping at 0.5 keeps 93 %'
 
 import dataclasses
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,9 +17,35 @@ from dpca_tasks.mechanisms.base import Subspace
 from dpca_tasks.mechanisms.noise_level import above_edge, edge_quantile
 from dpca_tasks.refinement.leading_pairs import Request
 from dpca_tasks.refinement.refined_release import AUTO, RefinedRelease
-from dpca_tasks.refinement.rounds import Estimate, components
+from dpca_tasks.refinement.rounds import Answer, Estimate, components
 from dpca_tasks.refinement.rounds_assessment import assessed, estimated
 from dpca_tasks.threads import one_thread
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Rounds:
+    """The answers of a release in rounds.
+
+    Parameters
+    ----------
+    answers : tuple of `dpca_tasks.refinement.rounds.Answer`
+        In the unit in which clipped records have norm 1.
+    unit : float
+        The squared clip norm in data units.
+    centred : bool
+        Whether the components are computed around the mean.
+    noise_edge : float, data units squared, optional
+        An upper bound on eigenvalues of noise alone that holds in 99 of 100 cases.
+    """
+
+    answers: tuple[Answer, ...]
+    unit: float
+    centred: bool
+    noise_edge: float | None = None
+
+    def refined(self, released: Subspace, *, n_components: int | str, method: Request) -> RefinedRelease:
+        """Refine the release of these rounds; see `refine_rounds`."""
+        return refine_rounds(released, n_components=n_components, method=method)
 
 
 def refine_rounds(released: Subspace, *, n_components: int | str, method: Request = "none") -> RefinedRelease:
@@ -33,8 +60,7 @@ def refine_rounds(released: Subspace, *, n_components: int | str, method: Reques
     method : {"none", "eb", "spikes", "all", "auto"}
         As for `dpca_tasks.refinement.leading_pairs.refine`. It is applied where the noise is even.
     """
-    rounds = released.rounds
-    assert rounds is not None
+    rounds: Rounds = released.rounds
     estimate = estimated(rounds.answers, centred=rounds.centred)
     count = _above(estimate) if n_components == AUTO else int(n_components)
     found = components(estimate, n_components=count, method=method)

@@ -1,4 +1,4 @@
-"""Releases in rounds: a public map for the next round, the estimate from all rounds, its components and their quality.
+"""Maps, clip norms and combined estimates of releases in rounds.
 
 Round 1 releases a rough second moment. Each further round subtracts a released mean m from the records, multiplies them
 by a public map T, and clips the result at a norm c below 1. T shrinks the directions that earlier rounds have found, so
@@ -33,6 +33,8 @@ type Matrix = NDArray[np.float64]
 
 WIDEST = 60
 """The most directions of a map."""
+FEW, NOISY = 5, 0.1
+"""Centred releases of at most so many components at a smaller epsilon have two rounds (`best_rounds`)."""
 LEAST_FACTOR_OF_MAP = 2.0**-6
 """The least t."""
 LEAST_FACTOR, MOST_FACTOR = 0.5, 2.5
@@ -172,6 +174,21 @@ class Proposal:
     clip_norm: float
     energy: float | None
     factor: float
+
+
+def best_rounds(n_components: int, *, epsilon: float, centred: bool) -> int:
+    """Return the number of rounds that captures most, from public facts alone: 2 or 3.
+
+    Notes
+    -----
+    Differences of captured variance, three rounds less two, are means over k = 2, 3, 5, five draws of a9a and three of
+    MNIST. At epsilon .03, .1, .3 and 1 they are .003, .002, .000, .000 without centring, and -.016, .035, .000, .000
+    with it. A centred release below an epsilon of .1 is better with two rounds in all of these cells. On a9a the means
+    of 20 draws with k = 3 and 5 are -.017 and .000 at .03, -.010 and -.001 at .05, and -.003 for both at .07. The
+    mean of a first round with a tenth of the budget is then too noisy. Elsewhere three rounds lose at most .006. Two
+    rounds lose up to .19, on MNIST with k = 2 at .1: no later round corrects weak directions that round 1 overrated.
+    """
+    return 2 if centred and n_components <= FEW and epsilon < NOISY else 3
 
 
 def begun(answer: Answer, *, centred: bool) -> Estimate:

@@ -66,7 +66,7 @@ def assessed(answers: Sequence[Answer], refinement: Refinement, *, centred: bool
     Assessment
         All fields but ``noise_std``, ``above_noise`` and ``share_low_of_all`` refer to the records as weighted in the
         last round. ``captured_low`` is a bound for the records without weights too if they are not centred. If no round
-        had a map or could clip a record, all weights are 1 and the assessment is that of one release.
+        had a map or could clip a record, all weights are 1, and the estimate is assessed like a single release.
     """
     with one_thread():
         *early, last = answers

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from dpca.artifacts.subspace import PrivateSubspace
 from dpca_tasks.errors import Refused
 from dpca_tasks.layouts import pack_symmetric, unpack_symmetric
-from dpca_tasks.mechanisms.base import Mechanism, Plan, PrivacyTarget, Problem, Rounds, Subspace
+from dpca_tasks.mechanisms.base import Mechanism, Plan, PrivacyTarget, Problem, Subspace
 from dpca_tasks.mechanisms.noise_level import above_edge, semicircle_edge
 from dpca_tasks.mechanisms.prior_releases import QuantileClip, RejectedShare
 from dpca_tasks.mechanisms.released_moment import Moment, decompose
@@ -23,6 +23,7 @@ from dpca_tasks.mechanisms.subspace import MECHANISMS
 from dpca_tasks.refinement.leading_pairs import refine_kept_pairs
 from dpca_tasks.refinement.public_map import PublicMap
 from dpca_tasks.refinement.refined_release import AUTO, Assessment, RefinedRelease, moment_of, refine_release, verdict
+from dpca_tasks.refinement.refined_rounds import Rounds
 from dpca_tasks.refinement.rounds import Answer
 from dpca_tasks.refinement.rounds_assessment import estimated
 

@@ -398,7 +398,7 @@ def _rounds(request: SubspaceRequest) -> dict[str, Any]:
         raise InvalidInput(f"rounds={request.rounds!r} must be auto, 1, 2 or 3; correct it.")
     kind = MECHANISMS.get(request.mechanism)
     if kind is not None and any(each.name == "rounds" for each in dataclasses.fields(kind)):
-        return {"rounds": request.rounds}
+        return {"rounds": request.rounds, "serves_all": request.components == AUTO}
     if request.rounds not in (AUTO, 1):
         raise InvalidInput(
             f"rounds={request.rounds} is for analyze_gauss, and {request.mechanism} has one round; use rounds=auto."

@@ -13,7 +13,7 @@ post-processing of every product.
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -25,6 +25,7 @@ from dpca_tasks.errors import InvalidInput, Refused
 from dpca_tasks.mechanisms.base import Calibration, Plan, PrivacyTarget, Problem, Subspace, check_request
 from dpca_tasks.mechanisms.eigenpairs import block_width, leading_eigenpairs_of
 from dpca_tasks.mechanisms.noisy_products import Centre, start_directions
+from dpca_tasks.mechanisms.registered import APART
 from dpca_tasks.mechanisms.released_moment import decompose, moment_query, noise_facts, plan_moment, release_moment
 from dpca_tasks.mechanisms.released_rounds import SHARES, plan_rounds, planned_rounds, release_rounds
 from dpca_tasks.noise.distributions import Symmetric, UpperTriangle
@@ -32,6 +33,7 @@ from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.privacy.tiled_noise import NoisedOperator
 from dpca_tasks.queries.operator_product import DIRECTION_BITS
 from dpca_tasks.queries.second_moment import CONSTANT
+from dpca_tasks.refinement.rounds import WIDEST
 
 
 def decompose_unformed(curator: Curator, plan: Plan, noise: Symmetric, *, n_components: int) -> Subspace:
@@ -115,8 +117,11 @@ class AnalyzeGauss:
     rounds : {"auto", 1, 2, 3}
         The number of rounds of the dense form, which share one budget exactly. The first rounds find large directions
         and the mean, so that later rounds need less noise (`dpca_tasks.mechanisms.released_rounds`). ``auto`` depends
-        on public facts alone: three rounds, two for at most five components, and one for ``calibration=paper``, for the
+        on public facts alone: three rounds, or two around a mean at a small epsilon for few components
+        (`dpca_tasks.refinement.rounds.best_rounds`), and one for ``calibration=paper``, for the
         operator form, and for rows that are too large to be made dense.
+    serves_all : bool
+        Whether rounds are designed for all visible directions instead of k, because k is chosen from the release.
 
     References
     ----------
@@ -127,14 +132,15 @@ class AnalyzeGauss:
     n_components: int
     calibration: Calibration = "tight"
     form: Literal["auto", "dense", "operator"] = "auto"
-    rounds: int | Literal["auto"] = "auto"
+    rounds: int | Literal["auto"] = field(default="auto", metadata=APART)
+    serves_all: bool = field(default=False, metadata=APART)
 
     name: ClassVar[str] = "analyze_gauss"
 
     def plan(self, problem: Problem, target: PrivacyTarget) -> Plan:
         """Calibrate one Gaussian release to the target, exactly or as printed."""
         check_request(problem, target, n_components=self.n_components)
-        rounds = self._rounds(problem)
+        rounds = self._rounds(problem, target)
         if rounds > 1:
             return plan_rounds(self.name, problem, target, n_components=self.n_components, rounds=rounds)
         if self.calibration == "tight":
@@ -147,7 +153,7 @@ class AnalyzeGauss:
     def run(self, curator: Curator, plan: Plan) -> Subspace:
         """Release the noisy second moment, once or in rounds; the rest is post-processing."""
         if plan.rounds > 1:
-            return release_rounds(curator, plan, n_components=self.n_components)
+            return release_rounds(curator, plan, n_components=self.n_components, served=self._served)
         noise = self._noise(plan.noise_multiplier)
         if not self._forms(plan.problem):
             return decompose_unformed(curator, plan, noise, n_components=self.n_components)
@@ -165,11 +171,16 @@ class AnalyzeGauss:
         )
         return dataclasses.replace(plan, moment_formed=self._forms(problem))
 
-    def _rounds(self, problem: Problem) -> int:
+    @property
+    def _served(self) -> int:
+        """The number of components for which rounds are designed."""
+        return WIDEST if self.serves_all else self.n_components
+
+    def _rounds(self, problem: Problem, target: PrivacyTarget) -> int:
         """Return the number of rounds, from public facts alone."""
         allowed = self.calibration == "tight" and self._forms(problem)
         if self.rounds == "auto":
-            return planned_rounds(problem, n_components=self.n_components) if allowed else 1
+            return planned_rounds(problem, target, n_components=self._served) if allowed else 1
         if self.rounds not in (1, *SHARES):
             raise InvalidInput(f"rounds={self.rounds!r} must be auto, 1, 2 or 3; 3 is the most accurate.")
         if self.rounds > 1 and not allowed:

@@ -339,7 +339,8 @@ class TestExport:
     def test_an_archive_holds_every_array_that_an_artifact_may_have(self, tmp_path: Path) -> None:
         basis, values = np.eye(3, 4), np.array([3.0, 2.0, 1.0])
         given = {"eigenvalues": values[:2], "spectrum": values, "further": basis[2:], "mean": np.arange(4.0)}
-        given |= {"leading": basis, "matrix": np.arange(10.0)}
+        given |= {"leading": basis, "matrix": np.arange(10.0), "answers": np.arange(15.0)}
+        given |= {"map_directions": np.ones((2, 4)), "map_reductions": np.zeros((2, 4))}
         full = PrivateSubspace(components=basis[:2], **given, manifest={"feature_names": ["a", "b", "c", "d"]})
         point(tmp_path, "full", {1: write_artifact(full, home=tmp_path)}, {})
         Registry.open(tmp_path).export("full", tmp_path / "full.npz")

@@ -27,6 +27,7 @@ from dpca_tasks.queries.mapped_moment import MappedMoment
 from dpca_tasks.records.blocks import ArrayBlocks, NormalisedBlocks
 from dpca_tasks.refinement.public_map import PublicMap
 from dpca_tasks.refinement.refined_rounds import refine_rounds
+from dpca_tasks.refinement.rounds import proposed
 from dpca_tasks.sums.exact_sum import exact_sum
 
 D, K = 20, 6
@@ -180,7 +181,7 @@ class Dying(dict[int, Arrays]):
         super().__init__()
         self.at, self.after, self.alive = at, after, False
 
-    def setdefault(self, step: int, arrays: Arrays) -> Arrays:  # type: ignore[override]
+    def setdefault(self, step: int, arrays: Arrays) -> Arrays:
         if step == self.at and not self.alive and not self.after:
             raise Killed
         kept = super().setdefault(step, arrays)
@@ -207,7 +208,6 @@ def test_a_kill_in_any_round_changes_no_bit(at, after, center):
 
 def another_lapack(monkeypatch):
     """Compute maps and norms that differ in their last bits."""
-    proposed = released_rounds.proposed
 
     def nearly(*given, **named):
         found = proposed(*given, **named)
@@ -331,8 +331,16 @@ def test_records_of_several_rows_and_normalised_ones_are_released_too(center):
 def test_the_number_of_rounds_follows_from_public_facts():
     wide = problem(n_features=4000, records_at_most=5_000_000)
     assert wide.n_features**2 * wide.records_at_most > LARGEST
-    assert [planned_rounds(problem(), n_components=count) for count in (1, 5, 6, 30)] == [2, 2, 3, 3]
-    assert planned_rounds(wide, n_components=10) == 1
+    low = PrivacyTarget(epsilon=0.05, delta=1e-6)
+    found = {
+        (center, target.epsilon, count): planned_rounds(problem(center=center), target, n_components=count)
+        for center in ("none", "private")
+        for target in (low, TARGET)
+        for count in (1, 5, 6)
+    }
+    assert {case for case, rounds in found.items() if rounds == 2} == {("private", 0.05, 1), ("private", 0.05, 5)}
+    assert set(found.values()) == {2, 3}
+    assert planned_rounds(wide, TARGET, n_components=10) == 1
     one = [
         AnalyzeGauss(n_components=K, form="operator").plan(problem(), TARGET),
         AnalyzeGauss(n_components=K, calibration="paper").plan(problem(), PrivacyTarget(epsilon=0.9, delta=1e-6)),
@@ -375,3 +383,19 @@ def test_degenerate_rows_and_budgets_give_a_subspace(rows, epsilon, center):
     found = run(planned(center=center, target=target), ArrayBlocks(rows))
     refined = refine_rounds(found, n_components=K, method="auto").subspace
     np.testing.assert_allclose(refined.components @ refined.components.T, np.eye(K), atol=1e-9)
+
+
+def test_rounds_serve_all_visible_directions_if_the_number_of_components_is_open():
+    """Designed for one component, rounds would leave the noise of the others as it is; the seeds are fixed."""
+    target, found = PrivacyTarget(epsilon=0.3, delta=1e-6), {}
+    moment = ROWS.T @ ROWS
+    for serves_all in (False, True):
+        mechanism = AnalyzeGauss(n_components=1, rounds=3, serves_all=serves_all)
+        plan = mechanism.plan(problem(), target)
+        draws = []
+        for seed in range(4):
+            reservation = InMemoryReservation(event=plan.event, key=bytes([seed]) * 32)
+            draws.append(captured(mechanism.run(Curator(ArrayBlocks(ROWS), reservation), plan), moment))
+        found[serves_all] = np.mean(draws)
+    assert found[True] > found[False]
+    assert AnalyzeGauss(n_components=1, serves_all=True).plan(problem(), target).rounds == 3

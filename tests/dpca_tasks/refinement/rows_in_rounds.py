@@ -5,6 +5,7 @@ deviation ``1 / mu`` on the diagonal.
 """
 
 import math
+from typing import Any
 
 import numpy as np
 
@@ -36,13 +37,14 @@ def moment(rows, *, public_map, mean=None, clip_norm=1.0, constant=0.0):
 
 def in_rounds(rows, *, mu, n_components, n_rounds=3, centred=False, seed=0, module=numerics):
     """Return the estimate and the answers of a release whose maps are designed by a module of numerics."""
-    estimate, answers = None, []
+    estimate: Any = None
+    answers = []
     for number, share in enumerate(SHARES[n_rounds]):
-        last = number > 0
-        square = 0.0 if last and not centred else 1 / 3 if centred and not last else 1 / 15
+        first = number == 0
+        square = 1 / 3 if centred and first else 1 / 15 if centred or first else 0.0
         unit = (1.0 + square) / (mu * math.sqrt(2.0 * share))
         public_map, mean, clip_norm, energy = PublicMap.identity(rows.shape[1]), None, 1.0, None
-        if estimate is not None:
+        if not first:
             found = module.proposed(estimate, n_components=n_components, noise_std=unit)
             public_map, mean, clip_norm, energy = found.map, estimate.mean, found.clip_norm, found.energy
         constant = math.sqrt(square) * clip_norm
@@ -57,7 +59,6 @@ def in_rounds(rows, *, mu, n_components, n_rounds=3, centred=False, seed=0, modu
             energy=energy,
         )
         answers.append(answer)
-        first = estimate is None
         estimate = module.begun(answer, centred=centred) if first else module.continued(estimate, answer)
     return estimate, answers
 

@@ -23,14 +23,16 @@ def whole(public_map):
 def test_products_are_those_of_the_whole_matrix(order, width):
     public_map = drawn(order, width)
     matrix = whole(public_map)
-    columns, square = np.random.default_rng(1).standard_normal((order, 3)), np.random.default_rng(2)
-    square = square.standard_normal((order, order))
+    rng = np.random.default_rng(1)
+    columns, square = rng.standard_normal((order, 3)), rng.standard_normal((order, order))
     square += square.T
-    close = {"rtol": 0, "atol": 1e-11}
-    np.testing.assert_allclose(public_map.forward(columns), matrix @ columns, **close)
-    np.testing.assert_allclose(public_map.around(square), matrix @ square @ matrix.T, **close)
-    np.testing.assert_allclose(public_map.transposed_around(square), matrix.T @ square @ matrix, **close)
-    np.testing.assert_allclose(public_map.gram(columns), columns.T @ matrix.T @ matrix @ columns, **close)
+    for found, expected in (
+        (public_map.forward(columns), matrix @ columns),
+        (public_map.around(square), matrix @ square @ matrix.T),
+        (public_map.transposed_around(square), matrix.T @ square @ matrix),
+        (public_map.gram(columns), columns.T @ matrix.T @ matrix @ columns),
+    ):
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-11)
     assert (public_map.around(square) == public_map.around(square).T).all()
 
 

@@ -244,7 +244,7 @@ def test_a_release_is_refined_says_how_good_it_is_and_is_refined_anew_for_free(d
     assert "components are above the noise" in report["verdict"]
     found, before = Registry.open().load("sub@1"), spent()
     assert found.answers is not None
-    assert "2 rounds with 20 % and 80 % of the budget" in found.outcome["in_rounds"]
+    assert "3 rounds with 10 %, 30 % and 60 % of the budget" in found.outcome["in_rounds"]
     assert found.manifest["parameters"]["refine"] == "auto"
     assert report["share"] == pytest.approx(found.explained_variance_ratio.sum())
 
@@ -299,7 +299,6 @@ def test_a_release_in_rounds_is_refined_anew_from_its_answers(dpca: Command, cen
     np.testing.assert_array_equal(again.answers, found.answers)
     three = restate_subspace(found, n_components=3, refine="eb", parent="x")
     assert three.n_components == 3
-    assert three.outcome["share"] >= found.outcome["share"] - 0.01
     shown = dpca("registry", "show", "sub")
     assert "3 rounds with 10 %, 30 % and 60 % of the budget" in " ".join(shown.out.split())
     assert spent() == before

@@ -60,7 +60,7 @@ ENTRY = Entry(
     created_at="2026-01-01T00:00:00+00:00",
 )
 FINGERPRINTS = {
-    "analyze_gauss": "2ce095ba762f9596",
+    "analyze_gauss": "44210840d8921353",
     "dp_spca": "3a8c9ef5669a7bae",
     "dp_vrpca": "2af08f0b1a102bbb",
     "exponential": "9becdc85f78e8840",
