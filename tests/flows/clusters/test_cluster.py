@@ -3,7 +3,7 @@
 import os
 import time
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -176,11 +176,11 @@ def test_a_cluster_under_tls_is_joined_with_its_certificate(
     encrypted: str, files: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert encrypted.startswith("tls://")
-    for name, value in files.settings.items():
+    for name, value in {**files.settings, "DPCA_CLUSTER": encrypted}.items():
         monkeypatch.setenv(name, value)
     with (
         dask.config.set(WORKER_SETTINGS),
-        open_cluster(Settings(cluster=encrypted), scratch=tmp_path) as address,
+        open_cluster(cluster_settings(), scratch=tmp_path) as address,
         connect(address) as client,
     ):
         assert client is not None
@@ -364,8 +364,13 @@ def test_a_begun_cluster_is_opened_once_and_only_if_it_was_requested(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun: list[Settings] = []
+
+    def local(settings: Settings, _scratch: Path) -> AbstractContextManager[str]:
+        begun.append(settings)
+        return nullcontext("tls://here")
+
     monkeypatch.setattr(subject, "_begun", {})
-    monkeypatch.setattr(subject, "_local", lambda settings, _: begun.append(settings) or nullcontext("tls://here"))
+    monkeypatch.setattr(subject, "_local", local)
     requested = Settings(cluster="local", workers=1)
     for settings in (Settings(), Settings(cluster="none"), Settings(cluster="tcp://127.0.0.1:1")):
         begin_cluster(settings, scratch=tmp_path)
