@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 from dpca_tasks.errors import InvalidInput
 from flows.reports.terminal import LogFormat
 
+LOCAL = "local"
 _PREFIX = "DPCA_"
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _SAFE = (("https", True), ("https", False), ("http", True))
@@ -33,7 +34,7 @@ class Settings(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True)
 
     cluster: str = Field(
-        default="local",
+        default=LOCAL,
         description="`local`, `none`, a Dask scheduler's address, `kubernetes`, `gateway` or `slurm`.",
     )
     workers: int = Field(default=2, ge=1, description="Number of workers of a cluster started for the run.")

@@ -8,9 +8,8 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flows.settings import Settings
+from flows.settings import LOCAL, Settings
 from storage.datasets.catalog import Entry
-from storage.datasets.content_digest import Manifest
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -21,11 +20,11 @@ MOST_ALONE = 1e9
 _LEAST_EACH = 20.0  # operations for each stored value, including the time to read it
 
 
-def suffices_alone(entry: Entry, manifest: Manifest) -> bool:
+def suffices_alone(entry: Entry, *, density: float | None) -> bool:
     """Return whether the declared facts of a snapshot imply that one process sums its rows at once.
 
-    The facts are the bounds on records and on rows of a record, the number of columns, and the density. Without a
-    bound, nothing is implied. Rows never decide, and neither do counts.
+    The facts are the bounds on records and on rows of a record, the number of columns, and the density, which is None
+    if it is not declared. Without a bound, nothing is implied. Rows never decide, and neither do counts.
 
     Guarantees
     ----------
@@ -33,7 +32,7 @@ def suffices_alone(entry: Entry, manifest: Manifest) -> bool:
     """
     if entry.records_at_most is None or entry.rows_per_unit is None:
         return False
-    each = entry.n_features * (1.0 if manifest.density is None else manifest.density)
+    each = entry.n_features * (1.0 if density is None else density)
     return entry.records_at_most * entry.rows_per_unit * each * max(each, _LEAST_EACH) <= MOST_ALONE
 
 
@@ -42,7 +41,7 @@ def begin_cluster(settings: Settings, *, scratch: Path) -> None:
 
     `open_cluster` with the same settings provides it. A cluster that is never opened is closed when the process ends.
     """
-    if settings.names_cluster and settings.cluster == "local":
+    if settings.names_cluster and settings.cluster == LOCAL:
         from flows.clusters.dask_clusters import begin_scheduler
 
         begin_scheduler(settings, scratch=scratch)
@@ -94,7 +93,7 @@ def check_address(settings: Settings) -> None:
     Refused
         When rows would travel in clear text.
     """
-    if settings.cluster != NO_CLUSTER:
+    if settings.cluster not in (NO_CLUSTER, LOCAL):
         from flows.clusters.dask_clusters import check_scheduler
 
         check_scheduler(settings)
@@ -110,7 +109,7 @@ def reach_cluster(settings: Settings) -> None:
     Unavailable, Refused
         As in `connect`.
     """
-    if settings.cluster != NO_CLUSTER:
+    if settings.cluster not in (NO_CLUSTER, LOCAL):
         from flows.clusters.dask_clusters import reach_scheduler
 
         reach_scheduler(settings)

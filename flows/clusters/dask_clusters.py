@@ -30,7 +30,7 @@ from dpca_tasks.threads import is_loopback
 from flows.clusters.certificates import cluster_security, is_configured, temporary_security
 from flows.reports.activity import begin_step
 from flows.reports.terminal import STDERR
-from flows.settings import Settings, cluster_settings
+from flows.settings import LOCAL, Settings, cluster_settings
 
 WORKER_SETTINGS: Mapping[str, Any] = {
     "distributed.worker.memory.target": False,
@@ -152,7 +152,6 @@ def library(kind: str) -> Any:
         ) from None
 
 
-LOCAL = "local"
 WAIT_FOR_WORKERS = 120.0  # seconds
 _LOST = (CancelledError, CommClosedError, KilledWorker, NoValidWorkerError)
 
@@ -265,8 +264,6 @@ def connect_client(address: str, settings: Settings | None = None) -> Iterator[C
 
 def check_scheduler(settings: Settings) -> None:
     """Check the cluster to which rows would be sent, as `flows.clusters.connecting.check_address` does."""
-    if settings.cluster == LOCAL:
-        return
     if settings.cluster in LAUNCHERS:
         check_launcher(settings)
         return
@@ -287,7 +284,7 @@ def check_scheduler(settings: Settings) -> None:
 
 def reach_scheduler(settings: Settings) -> None:
     """Check that an already running cluster can be used."""
-    if settings.cluster not in (LOCAL, *LAUNCHERS):
+    if settings.cluster not in LAUNCHERS:
         with connect_client(settings.cluster, settings):
             pass
 

@@ -134,7 +134,7 @@ def _sufficient(settings: Settings, release_id: str) -> Settings:
     catalog = workspace.catalog
     try:
         entry = catalog.entry(workspace.ledger.release(release_id).snapshot_id)
-        is_small = suffices_alone(entry, catalog.open(entry).manifest)
+        is_small = suffices_alone(entry, density=catalog.open(entry).manifest.density)
     except StorageError:  # the computation reports it
         return settings
     return settings.model_copy(update={"cluster": NO_CLUSTER}) if is_small else settings

@@ -29,7 +29,7 @@ from distributed.utils import get_mp_context
 from dpca.backends.atomic_files import POINTS, write_atomically
 from flows.clusters.certificates import cluster_security
 from flows.clusters.dask_clusters import LOCAL_SETTINGS
-from flows.settings import Settings
+from flows.settings import cluster_settings
 from tests.certificates import issue
 from tests.crash.calm import Undisturbed, trace
 from tests.crash.faults import Cluster, Fault, Kind, Place, strike
@@ -256,7 +256,7 @@ def _running_cluster(base: Path) -> Iterator[Cluster]:
         dask.config.set({"distributed.worker.multiprocessing-method": method})
         get_mp_context()  # imports Dask's modules
         get_context(method).set_forkserver_preload(WARM)  # a killed worker is soon replaced
-        security = cluster_security(Settings())
+        security = cluster_security(cluster_settings())
         with (
             dask.config.set(LOCAL_SETTINGS),
             LocalCluster(

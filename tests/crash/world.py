@@ -25,7 +25,7 @@ from flows.ingest import ingest_source
 from flows.orchestration.stage_calls import directly
 from flows.releases.stages import make_release
 from flows.requests import SubspaceRequest
-from flows.settings import Settings
+from flows.settings import cluster_settings
 from storage.datasets.ingest_options import IngestOptions
 from storage.ledger import releases
 from storage.ledger.releases import ORPHAN_AFTER
@@ -160,7 +160,7 @@ def attempt(world: World, run: int, number: int, *, hook: Hook | None = None, cl
     replaced: dict[Any, Any] = vars(releases)
     replaced["new_key"] = injected
     atomic_files.hook = hook
-    make_release(directly, request_of(run), Settings(cluster=cluster))
+    make_release(directly, request_of(run), cluster_settings().model_copy(update={"cluster": cluster}))
 
 
 def recover(world: World) -> None:

@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ import pytest
 from dpca.errors import Corrupt
 from dpca.registry.reader import Registry
 from tests.flows.conftest import FIT, Command, facts_of
-from tests.flows.loaded_modules import loaded_by
+from tests.flows.loaded_modules import all_loaded_by, loaded_by
 
 COMMANDS = {
     "dataset": ("ingest", "list", "show", "verify", "remove"),
@@ -349,18 +350,55 @@ def test_a_dry_run_loads_no_orchestrator_no_cluster_no_rows_and_no_charts(words:
     assert "noise_multiplier" in shown
 
 
+_COMMAND = (
+    "annotated_doc annotated_types pydantic pydantic_core pygments rich shellingham typer typing_extensions "
+    "typing_inspection"
+)
+_LEDGER = f"{_COMMAND} cryptography greenlet numpy sqlalchemy"
+_SNAPSHOTS = "blake3 google_crc32c"
+_SUMS = "cffi charset_normalizer colorama llvmlite mpmath numba pycparser scipy threadpoolctl yaml"
+_ZARR = "donfig fsspec msgpack msgspec numcodecs packaging zarr"
 _OF_OTHERS = (
     "flows.families.completion flows.families.tensors flows.families.evaluation flows.families.streams "
     "flows.remote_ledger.remote_workspace flows.sites flows.commands.budget dpca_tasks.audit"
 )
 
 
+@pytest.mark.parametrize(
+    ("words", "may_load"),
+    [
+        (("registry", "show", "sub"), f"{_COMMAND} numpy"),
+        (("budget", "show", "people"), f"{_LEDGER} mpmath"),
+        (("dataset", "list"), f"{_LEDGER} {_SNAPSHOTS}"),
+    ],
+    ids=["registry", "budget", "dataset"],
+)
+@pytest.mark.usefixtures("released")
+def test_a_command_that_shows_facts_loads_only_these_packages(words: tuple[str, ...], may_load: str) -> None:
+    shown, _, packages = all_loaded_by(*words, "--json")
+    assert json.loads(shown)
+    assert packages - set(may_load.split()) == set()
+
+
+def test_a_loaded_artifact_needs_numpy_alone(released: Path) -> None:
+    script = "import dpca, sys; dpca.load('sub'); print(*{name.partition('.')[0] for name in sys.modules})"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    others = {name for name in packages_distributions() if name not in ("numpy", "dpca") and not name.startswith("_")}
+    assert set(done.stdout.split()) & others == set()
+
+
 @pytest.mark.usefixtures("ready")
-def test_a_direct_fit_loads_no_orchestrator_no_cluster_no_other_family_and_no_audit() -> None:
-    heavy = ("prefect", "distributed", "dask", *_OF_OTHERS.split())
-    shown, loaded = loaded_by(*FIT, "--direct", "--yes", "--json", heavy=heavy)
-    assert loaded == []
+def test_a_direct_fit_of_few_declared_records_starts_no_cluster_and_loads_only_what_it_uses(
+    dpca: Command, rows_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("DPCA_CLUSTER")
+    ingest = ("dataset", "ingest", rows_file, "--name", "people", "--features", 6, "--records-at-most", 100, "--direct")
+    assert dpca(*ingest).status == 0
+    shown, modules, packages = all_loaded_by(*FIT, "--direct", "--yes", "--json")
+    assert modules & set(_OF_OTHERS.split()) == set()
+    assert packages - set(f"{_LEDGER} {_SNAPSHOTS} {_SUMS} {_ZARR}".split()) == set()
     assert json.loads(shown)["artifact"] == "sub@1"
+    assert json.loads(shown)["cluster"].startswith("none; by the declared facts")
 
 
 _ENDS = """

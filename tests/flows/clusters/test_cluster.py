@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,11 @@ from dpca_tasks.errors import InvalidInput, Refused, WorkerFailed
 from dpca_tasks.sums.cluster_sum import await_workers, gather
 from flows.clusters import dask_clusters as subject
 from flows.clusters.certificates import cluster_security
-from flows.clusters.connecting import NO_CLUSTER, check_address, connect, open_cluster
+from flows.clusters.connecting import NO_CLUSTER, begin_cluster, check_address, connect, open_cluster, suffices_alone
 from flows.clusters.dask_clusters import ALLOCATOR, WORKER_SETTINGS
 from flows.reports.terminal import STDERR
 from flows.settings import Settings, cluster_settings
+from storage.datasets.catalog import Entry
 from storage.datasets.staging import scratch_folder
 from tests.certificates import Files, issue
 from tests.flows.clusters.local_clusters import in_process, under_tls
@@ -174,11 +176,11 @@ def test_a_cluster_under_tls_is_joined_with_its_certificate(
     encrypted: str, files: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert encrypted.startswith("tls://")
-    for name, value in files.settings.items():
+    for name, value in {**files.settings, "DPCA_CLUSTER": encrypted}.items():
         monkeypatch.setenv(name, value)
     with (
         dask.config.set(WORKER_SETTINGS),
-        open_cluster(Settings(cluster=encrypted), scratch=tmp_path) as address,
+        open_cluster(cluster_settings(), scratch=tmp_path) as address,
         connect(address) as client,
     ):
         assert client is not None
@@ -320,3 +322,60 @@ def test_the_dashboard_of_a_cluster_is_shown_once_at_a_terminal_alone(
     subject._show_dashboard(client)
     subject._show_dashboard(client)
     assert said == [f"progress of the cluster: {link}"] * told
+
+
+@pytest.mark.parametrize(
+    ("records", "rows_each", "features", "density", "suffices"),
+    [
+        (40_000, 1, 123, None, True),
+        (200_000, 1, 123, None, False),
+        (200_000, 1, 123, 0.12, True),
+        (200_000, 100, 123, 0.12, False),
+        (10**9, 1, 1, None, False),
+        (None, 1, 2, 0.01, False),
+        (100, None, 2, 0.01, False),
+    ],
+)
+def test_declared_facts_alone_decide_whether_one_process_suffices(
+    records: int | None, rows_each: int | None, features: int, density: float | None, *, suffices: bool
+) -> None:
+    entry = Entry(
+        snapshot="s" * 32,
+        name="people",
+        population="people",
+        n_features=features,
+        records_at_most=records,
+        path="datasets/people/s",
+        content_digest="c" * 64,
+        created_at="2026-11-01T00:00:00+00:00",
+        rows_per_unit=rows_each,
+    )
+    assert suffices_alone(entry, density=density) is suffices
+
+
+@pytest.mark.parametrize(
+    ("given", "names"), [({}, False), ({"log": "text"}, False), ({"cluster": "local"}, True), ({"workers": 2}, True)]
+)
+def test_a_cluster_or_a_number_of_workers_is_a_request_for_a_cluster(given: dict[str, Any], *, names: bool) -> None:
+    assert Settings(**given).names_cluster is names
+
+
+def test_a_begun_cluster_is_opened_once_and_only_if_it_was_requested(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[Settings] = []
+
+    def local(settings: Settings, _scratch: Path) -> AbstractContextManager[str]:
+        begun.append(settings)
+        return nullcontext("tls://here")
+
+    monkeypatch.setattr(subject, "_begun", {})
+    monkeypatch.setattr(subject, "_local", local)
+    requested = Settings(cluster="local", workers=1)
+    for settings in (Settings(), Settings(cluster="none"), Settings(cluster="tcp://127.0.0.1:1")):
+        begin_cluster(settings, scratch=tmp_path)
+    assert begun == []
+    begin_cluster(requested, scratch=tmp_path)
+    for count in (1, 2):
+        with open_cluster(requested, scratch=tmp_path) as address:
+            assert (address, begun) == ("tls://here", [requested] * count)
