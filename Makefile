@@ -14,11 +14,16 @@ help: ## List all targets.
 demo: .venv ## Release and publish a private subspace of the packaged a9a data set.
 	@.venv/bin/dpca demo
 
+# Tests write thousands of small files and wait until each is on the disk. In memory nothing waits. A container often
+# has little memory there, and permits no programs in it: then the usual folder is used.
+IN_MEMORY = $(shell awk '$$2 == "/dev/shm" && $$4 !~ /noexec/ {print "TMPDIR=" $$2; exit}' /proc/mounts 2>/dev/null)
+PYTEST = $(IN_MEMORY) .venv/bin/python -m pytest -n 3 --dist worksteal -o tmp_path_retention_policy=failed
+
 test: .venv .venv-tools ## Run the tests.
-	.venv/bin/python -m pytest -n 3 --dist worksteal
+	$(PYTEST)
 
 audit: .venv .venv-tools ## Audit every subspace mechanism in every relation, as shipped and with planted bugs, print each lower bound on epsilon, and run the slow tests that `make test` omits.
-	.venv/bin/python -m pytest -n 3 --dist worksteal -m "audit or audit_only" -q
+	$(PYTEST) -m "audit or audit_only" -q
 
 integration: .venv .venv-tools ## Crash fifty times in every way; start every service, release on a schedule and kill each service; then test failover, sites, streams, restores, forty simulated histories, a misbehaving object store, and 40 concurrent processes.
 	@OPENBLAS_NUM_THREADS=1 .venv/bin/python -m tests.crash.soak --even --sqlite 287 --postgres 61 --folder $(or $(wildcard /dev/shm),/tmp)

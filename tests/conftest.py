@@ -3,12 +3,16 @@
 Hypothesis generates the same examples in every run, and no example has a deadline.
 """
 
+import gc
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
+import sqlalchemy as sa
 from hypothesis import settings
 
+from storage.database import engine
 from tests import s3
 from tests.postgres import Server, find_programs, running_server
 
@@ -28,6 +32,11 @@ def pytest_report_header() -> str:
     return "databases: SQLite alone, as PostgreSQL's server programs (initdb, postgres) are not installed"
 
 
+def pytest_collection_finish() -> None:
+    """Exclude the million objects of collection from garbage collection, because they live as long as the process."""
+    gc.freeze()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _own_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Redirect the witness of every test away from the user's own state folder.
@@ -37,6 +46,45 @@ def _own_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DPCA_STATE_FOLDER", str(tmp_path_factory.mktemp("state")))
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _migrated_once() -> Iterator[None]:
+    """Let every empty SQLite database after the first repeat the statements of the first migration.
+
+    The result is the same, and Alembic, which takes most of the time of opening a new home, runs once. A database that
+    has a migration already is migrated as usual.
+    """
+    migrate, recorded = engine.migrate, list[tuple[str, Any]]()
+
+    def migrate_or_repeat(connection: sa.Connection) -> None:
+        if connection.dialect.name != "sqlite" or engine.migration_of(connection) is not None:
+            migrate(connection)
+        elif recorded:
+            for statement, parameters in recorded:
+                connection.exec_driver_sql(statement, parameters)
+        else:
+            recorded.extend(_statements_of(migrate, connection))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine, "migrate", migrate_or_repeat)
+        yield
+
+
+def _statements_of(act: Callable[[sa.Connection], None], connection: sa.Connection) -> list[tuple[str, Any]]:
+    """Run a migration, and return its statements that write."""
+    found: list[tuple[str, Any]] = []
+
+    def note(_: Any, cursor: Any, statement: str, parameters: Any, *others: Any) -> None:
+        if not statement.startswith(("PRAGMA", "SELECT")):
+            found.append((statement, parameters))
+
+    sa.event.listen(connection, "before_cursor_execute", note)
+    try:
+        act(connection)
+    finally:
+        sa.event.remove(connection, "before_cursor_execute", note)
+    return found
 
 
 @pytest.fixture(scope="session")

@@ -19,6 +19,7 @@ import tomllib
 import zipfile
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from importlib import import_module
 from importlib.metadata import packages_distributions
@@ -188,11 +189,17 @@ PACKAGES = ("dpca", *GENERIC)
 SOURCES = sorted(path for folder in (*PACKAGES, "benchmarks", "tests") for path in (ROOT / folder).rglob("*.py"))
 
 
+@cache
+def parsed(source: str) -> ast.Module:
+    """Parse a source once, as several tests read every file."""
+    return ast.parse(source)
+
+
 def bare_imports(source: str) -> list[int]:
     """List the lines that bind a package's own name, such as ``import storage`` or ``from x import storage``."""
     return [
         node.lineno
-        for node in ast.walk(ast.parse(source))
+        for node in ast.walk(parsed(source))
         if isinstance(node, ast.Import | ast.ImportFrom)
         for alias in node.names
         if (alias.asname or alias.name) in GENERIC
@@ -388,6 +395,13 @@ def test_a_folder_that_no_layer_names_breaks_a_contract(copied: Path, container:
     assert not verdicts(lint(copied))[layers]
 
 
+@cache
+def named_imports(source: str) -> frozenset[tuple[str, str]]:
+    """Return the module and the name of every import ``from``, also of those in functions and for types."""
+    nodes = [node for node in ast.walk(parsed(source)) if isinstance(node, ast.ImportFrom)]
+    return frozenset((node.module or "", alias.name) for node in nodes for alias in node.names)
+
+
 def circle(root: Path) -> list[str] | None:
     """Return an import cycle of modules, if any; imports in functions and for types alone count too."""
     files = {
@@ -397,10 +411,7 @@ def circle(root: Path) -> list[str] | None:
     }
     graph: dict[str, set[str]] = {}
     for module, path in files.items():
-        tree = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        sources = [
-            (node.module or "", alias.name) for node in tree if isinstance(node, ast.ImportFrom) for alias in node.names
-        ]
+        sources = named_imports(path.read_text(encoding="utf-8"))
         found = {name if f"{name}.{part}" not in files else f"{name}.{part}" for name, part in sources}
         graph[module] = {name for name in found if name in files and name != module}
     try:
@@ -447,7 +458,7 @@ def own_files() -> Iterator[Path]:
 
 def assigned_twice(text: str, *, name: str) -> list[str]:
     counts: Counter[str] = Counter()
-    for statement in ast.parse(text).body:
+    for statement in parsed(text).body:
         if isinstance(statement, ast.Assign | ast.AnnAssign | ast.TypeAlias):
             targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
             nodes = [node for target in targets if target is not None for node in ast.walk(target)]
