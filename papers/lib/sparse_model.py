@@ -4,9 +4,7 @@ The paper draws Gaussian rows of norm about 70 and adds the noise for rows of no
 guarantee. Here every row is divided by its norm. This preserves the true subspace, since the distribution is
 elliptical.
 
-Rows are put on a grid once, and their second moment is summed once. Each release still runs through the curator, with a
-separate event, key and noise. Sums are exact, so a stored sum has the same bits as a new one. The rows are synthetic;
-private rows are not kept in this way. All arms have the same accounting: records are replaced, rows have norm 1, and
+All arms have the same accounting: records are replaced, rows have norm 1, and
 (epsilon, delta) is exact. A distance is ``||V^T W_perp||_F`` from the true directions, at most ``sqrt(k)``.
 """
 
@@ -28,14 +26,10 @@ from dpca_tasks.mechanisms.subspace.dps_pca import FREE_STEPS, DpsPca
 from dpca_tasks.mechanisms.subspace.exponential import Exponential
 from dpca_tasks.mechanisms.subspace.mod_sulq import ModSulq
 from dpca_tasks.metrics import subspace_distance
-from dpca_tasks.privacy.curator import Curator, Rows
-from dpca_tasks.privacy.gate import InMemoryReservation, Reservation
-from dpca_tasks.queries.base import RowSum
-from dpca_tasks.queries.second_moment import SecondMoment
+from dpca_tasks.privacy.gate import InMemoryReservation
 from dpca_tasks.records.blocks import ArrayBlocks
-from dpca_tasks.sums.exact_sum import check_covered
-from dpca_tasks.sums.partial_sums import Gridded, fold_gridded, grid
 from papers.lib.experiments import Matrix
+from papers.lib.kept_rows import KeptCurator, KeptRows
 
 _SEED = 20180411
 
@@ -69,45 +63,6 @@ class Model:
 
 PAPER = Model()
 """The model of figures 2, 3 and 4a."""
-FINEST = 14
-"""Bits of the grid on which the noise-free moment is formed."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class KeptRows(Rows):
-    """Rows of norm at most 1 in this process; one grid of them and the moment of each grid stay in memory."""
-
-    gridded: dict[int, Gridded] = field(default_factory=dict, repr=False)
-    moments: dict[int, NDArray[np.int64]] = field(default_factory=dict, repr=False)
-
-    def sum(self, query: RowSum, *, stay: bool) -> NDArray[np.int64]:
-        """Sum a query exactly; ``stay`` is ignored."""
-        if type(query) is not SecondMoment:
-            return self._sum(query)
-        if query.bits not in self.moments:
-            self.moments[query.bits] = self._sum(query)
-        return self.moments[query.bits].copy()  # noise is added in place
-
-    def form_moment(self) -> NDArray[np.float64]:
-        """Return the second moment without noise."""
-        query = SecondMoment(n_features=self.source.n_features, clip_norm=1.0, relation="replace_one", bits=FINEST)
-        return query.matrix(self.sum(query, stay=False))
-
-    def _sum(self, query: RowSum) -> NDArray[np.int64]:
-        if query.bits not in self.gridded:
-            self.gridded.clear()
-            self.gridded[query.bits] = grid(self.source, query, 0, self.source.n_blocks)
-        return check_covered(self.source, fold_gridded(self.gridded[query.bits], query))
-
-
-class KeptCurator(Curator):
-    """A curator of stored rows that other releases share."""
-
-    def __init__(self, rows: KeptRows, reservation: Reservation) -> None:
-        super().__init__(rows.source, reservation)
-        self._rows = rows
-
-
 RELATION: Relation = "replace_one"
 
 
