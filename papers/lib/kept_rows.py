@@ -24,6 +24,7 @@ from dpca_tasks.privacy.eigensolver import Eigenpairs, Eigensolver
 from dpca_tasks.privacy.gate import InMemoryReservation, Reservation
 from dpca_tasks.queries.base import RowSum
 from dpca_tasks.queries.second_moment import SecondMoment
+from dpca_tasks.records.blocks import ArrayBlocks
 from dpca_tasks.sums.exact_sum import check_covered
 from dpca_tasks.sums.partial_sums import Gridded, fold_gridded, grid
 
