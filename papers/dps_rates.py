@@ -27,7 +27,7 @@ from flows.reports.release_charts import FORMATS, render
 from papers.lib.claims import Claim, Slope, sentence, slope_of
 from papers.lib.experiments import Check, OutFolder, Report, Runs, at_most, judged, near, report
 from papers.lib.figures import LineChart, write_line_charts
-from papers.lib.sparse_model import OURS, PAPER, TRUNCATED, Bound, Draw, Model, noisy_step, printed_std
+from papers.lib.sparse_model import PAPER, TRUNCATED, WHOLE, Bound, Draw, Model, noisy_step, printed_std
 
 RUNS = 5
 SMALL = Model(n_features=100, n_records=20_000, n_components=3, n_relevant=10, rows_kept=20)
@@ -45,7 +45,7 @@ BOUNDS = {"as printed, rows of norm 70, no guarantee": 1.0, "rows of norm 1": PA
 """The norms of the rows for which the theorem's curves are drawn: the factor of the noise."""
 CHARTS = {
     "figure2": LineChart(
-        title="Figure 2: the error terms of Theorem 4.3 (C = 1), delta = 0.01",
+        title="Figure 2: error terms of Theorem 4.3",
         x="epsilon",
         y="distance",
         log=False,
@@ -53,7 +53,7 @@ CHARTS = {
         y_label="subspace distance",
     ),
     "rates": LineChart(
-        title="Errors of DPS-PCA by sampling and by privacy, with standard deviations over seeds",
+        title="Errors of DPS-PCA by sampling and by privacy",
         x="size",
         y="distance",
         panel="axis",
@@ -110,9 +110,9 @@ def by_sampling(model: Model, seed: int) -> float:
 
 
 def by_privacy(model: Model, seed: int, *, epsilon: float = EPSILON) -> float:
-    """Return the distance between DPS-PCA and the truncated answer without noise."""
+    """Return the distance between Algorithm 1, with exact calibration, and the truncated answer without noise."""
     draw = drawn(model, seed)
-    found = draw.answer(OURS, epsilon=epsilon, delta=DELTA).components
+    found = draw.answer(WHOLE, epsilon=epsilon, delta=DELTA).components
     return subspace_distance(found, draw.non_private[TRUNCATED])
 
 
@@ -307,7 +307,7 @@ def draw_figure_1(path: Path) -> list[Path]:
     axes = figure.add_subplot()
     axes.set(xlim=(0, 10), ylim=(0, 4.6), title="Figure 1: one round of distributed private sparse PCA")
     axes.axis("off")
-    _box(axes, (5.0, 3.6), "Central server\nsums, orthonormalises and truncates")
+    _box(axes, (5.0, 3.6), "Central server\nQR and truncation")
     for x, name in ((1.6, "1"), (5.0, "2"), (8.4, "N")):
         _box(axes, (x, 0.7), f"Data provider {name}\nnoise on its product")
         for shift, ends, label in (
@@ -317,7 +317,7 @@ def draw_figure_1(path: Path) -> list[Path]:
             (x0, y0), (x1, y1) = ends
             style = {"arrowstyle": "->", "color": "black", "linewidth": 1.0, "linestyle": "-" if shift < 0 else "--"}
             axes.annotate("", xy=(x1 + shift, y1), xytext=(x0 + shift, y0), arrowprops=style)
-            axes.text((x0 + x1) / 2 + 3 * shift, (y0 + y1) / 2, label, ha="center", fontsize="small")
+            axes.text((x0 + 2 * x1) / 3 + 2.4 * shift, 1.85, label, ha="center", va="center", fontsize="small")
     axes.text(6.7, 0.7, "…", ha="center", va="center")
     axes.annotate("", xy=(3.0, 3.6), xytext=(0.6, 3.6), arrowprops={"arrowstyle": "->"})
     axes.text(0.6, 3.8, "initial $Q^{(0)}$", fontsize="small")

@@ -34,8 +34,8 @@ CLOSE = 0.1
 """The squared sine up to which a direction counts as found."""
 FAR = 200_000
 """An eigengap at which all noise is small."""
-RATIO, HIGHEST = 1.05, 140
-"""Eigengaps are 100 times powers of the ratio; the search for a crossing goes down from the highest power."""
+LEAST, RATIO, HIGHEST = 20.0, 1.05, 170
+"""Eigengaps are the least one times powers of the ratio; the search for a crossing goes down from the highest power."""
 EPSILONS = (0.2, 0.4, 0.8)
 
 
@@ -184,7 +184,7 @@ def squared_distance(
 
 def gap_at(step: int) -> int:
     """Return the eigengap of a step of the searches."""
-    return round(100.0 * RATIO**step)
+    return round(LEAST * RATIO**step)
 
 
 def needed_gap(name: str, n_features: int, *, epsilon: float, seed: int) -> float:
@@ -194,7 +194,7 @@ def needed_gap(name: str, n_features: int, *, epsilon: float, seed: int) -> floa
         (found,) = squared_distances(name, n_features, gap_at(step), epsilon=epsilon, seeds=(seed,))
         return bool(found <= CLOSE)
 
-    below, above = -1, 32
+    below, above = -1, 64
     while not finds(above):
         below, above = above, above + 32
     while above > below + 1:
@@ -205,7 +205,7 @@ def needed_gap(name: str, n_features: int, *, epsilon: float, seed: int) -> floa
 
 def _lengths(name: str, n_features: int, gap: int, *, epsilon: float, runs: int) -> Matrix:
     """Return the tangents of the angles to the planted direction, which are noise lengths; Cauchy takes more seeds."""
-    many = 3 * runs if name.endswith("Cauchy") else runs
+    many = 9 * runs if name.endswith("Cauchy") else runs
     squared = squared_distances(name, n_features, gap, epsilon=epsilon, seeds=range(1, many + 1))
     return np.asarray(np.sqrt(squared / (1.0 - squared)))
 
@@ -265,7 +265,8 @@ def _check_needed(runs: int, table: list[dict[str, Any]], slopes: dict[str, Slop
     Theorem 1 omits this dependence.
     """
     for name in CONTENDERS:
-        gaps = [[needed_gap(name, d, epsilon=0.5, seed=seed) for d in SIZES] for seed in range(1, runs + 1)]
+        many = 3 * runs if name.endswith("Cauchy") else runs
+        gaps = [[needed_gap(name, d, epsilon=0.5, seed=seed) for d in SIZES] for seed in range(1, many + 1)]
         middle = np.median(gaps, axis=0)
         table.append({"mechanism": name} | {f"d={d}": round(gap) for d, gap in zip(SIZES, middle, strict=True)})
         label = f"{name}: eigengap needed in d"

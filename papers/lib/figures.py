@@ -21,6 +21,7 @@ COLOURS = ("#000000", "#e28e35", "#0d47a1", "#6cc6ee", "#cc3311", "#2a9a5f", "#4
 grey print distinguishes them."""
 _MARKED, _DASHED = "osD^vXPh", ("-", "--", "-.", ":")
 _ACROSS, _PANEL_WIDTH, _PANEL_HEIGHT = 3, 3.6, 3.0
+_TICKS = 9  # a logarithmic axis of at most as many places has a tick at each
 _PANELS = (("distance", "squared distance"), ("captured", "captured variance"), ("beyond", "beyond the first"))
 _DASHES = {"tight": "-", "paper": "--", "printed": ":"}
 
@@ -150,6 +151,10 @@ def draw_lines(rows: Sequence[Row], chart: LineChart, path: Path) -> list[Path]:
         axes.set_title(heading, fontsize="medium")
         axes.set(xlabel=label or chart.x_label or chart.x, ylabel="" if at % across else chart.y_label or chart.y)
         axes.set(xscale="log" if chart.log else "linear", yscale="log" if chart.log_y else "linear")
+        places = sorted({row[chart.x] for row in rows if str(row[chart.panel]) == panel and chart.x in row})
+        if chart.log and len(places) <= _TICKS:
+            axes.set_xticks(places, [f"{place:g}" for place in places])
+            axes.set_xticks([], minor=True)
         axes.tick_params(labelleft=at % across == 0)
     handles = {
         label: handle for axes in figure.axes for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)

@@ -208,7 +208,6 @@ def test_the_command_prints_its_checks_and_writes_every_figure(
     monkeypatch.setattr(dps_pca, "FIGURE_4B_EXPECTED", {})
     monkeypatch.setattr(dps_pca, "FIGURE_4A_EPSILONS", (1.0, 2.0))
     monkeypatch.setattr(dps_pca, "FIGURE_3B_DELTAS", (0.01, 0.5))
-    monkeypatch.setattr(dps_pca, "FIGURE_3B_AT_MOST", {"caption": {0.01: 0.067}})
     monkeypatch.setattr(dps_pca, "CHARTS", {"figure4a": CHARTS["figure4a"]})  # drawing all takes seconds
     monkeypatch.setattr(dps_pca, "MODEL", SMALL)
     ending = papers("dps-pca", "--runs", "1", "--json", "--out", tmp_path / "out")
