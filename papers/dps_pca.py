@@ -184,8 +184,9 @@ def _checks(runs: int, model: Model, tables: Tables) -> Iterator[Check]:
             if draw.rows.source.n_records == model.n_records:
                 for name, (rows_of, _) in FIGURES.items():
                     drawn[name].append(list(rows_of(draw)))
-                once += gibbs_4a(draw) if run == 0 else ()
-    tables |= {name: mean_rows(drawn[name], ["distance"]) for name in CHARTS}
+                if run == 0:
+                    once.extend(gibbs_4a(draw))
+    tables |= {name: mean_rows(draws, ["distance"]) for name, draws in drawn.items()}
     tables["figure4a"] += once
     yield from scaling_checks(tables["figure4b"])
     for name, (_, checks_of) in FIGURES.items():

@@ -93,7 +93,7 @@ def reproduce(*, runs: Runs = RUNS, out: OutFolder = None) -> Report:
     return found | {
         "claims": [each.row() for each in shown],
         "notes": [sentence(each) for each in shown],
-        "files": files if out is None else [*files, *draw_figure_1(out / "figure1")],
+        "files": files if out is None else [*files, *map(str, draw_figure_1(out / "figure1"))],
     }
 
 
@@ -259,7 +259,7 @@ def _contraction(seed: int) -> float:
         directions = truncated_step(draw.moment, directions, rows_kept=SMALL.rows_kept)
         found.append(subspace_distance(directions.T, draw.non_private[TRUNCATED]))
     seen = [each for each in found if each > 1e-6]
-    return (seen[-1] / seen[0]) ** (1.0 / (len(seen) - 1))
+    return (seen[-1] / seen[0]) ** (1.0 / max(1, len(seen) - 1))
 
 
 def _first_close(seed: int, *, epsilon: float) -> int:
@@ -317,7 +317,10 @@ def draw_figure_1(path: Path) -> list[Path]:
             (x0, y0), (x1, y1) = ends
             style = {"arrowstyle": "->", "color": "black", "linewidth": 1.0, "linestyle": "-" if shift < 0 else "--"}
             axes.annotate("", xy=(x1 + shift, y1), xytext=(x0 + shift, y0), arrowprops=style)
-            axes.text((x0 + 2 * x1) / 3 + 2.4 * shift, 1.85, label, ha="center", va="center", fontsize="small")
+            at = (5.0 + 2.0 * x) / 3.0 + 3.0 * shift * (
+                1.0 if x == 5.0 else 1.6
+            )  # next to the arrow, on its outer side
+            axes.text(at, 1.85, label, ha="center", va="center", fontsize="small")
     axes.text(6.7, 0.7, "…", ha="center", va="center")
     axes.annotate("", xy=(3.0, 3.6), xytext=(0.6, 3.6), arrowprops={"arrowstyle": "->"})
     axes.text(0.6, 3.8, "initial $Q^{(0)}$", fontsize="small")

@@ -19,7 +19,7 @@ def test_the_epsilon_of_a_useful_eigengap_is_found() -> None:
 def test_the_foreseen_ratio_is_that_of_a_flat_spectrum() -> None:
     """Smooth noise has half the length over shift, and Analyze Gauss its multiplier over the square root of two."""
     data = smooth_data.Data(name="flat", rows=KeptRows(source=along_axes([40_000, *[10] * 99])))
-    assert smooth_data._foreseen(data) == pytest.approx(0.74, abs=0.03)
+    assert smooth_data._foreseen(data) == pytest.approx(0.74, abs=0.05)
 
 
 def test_the_command_draws_the_cliff_of_a9a(papers: Papers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
