@@ -5,7 +5,8 @@ mechanisms run on records along the axes, so that the eigengap is known exactly.
 epsilon are compared with Theorems 1 and 2 and their proofs. The error of every mechanism depends only on the
 eigengap in records, n GAP. So n and GAP are not varied separately, except in one check of this dependence.
 
-Only synthetic data are read, so nothing is charged. Noise is drawn with keys from the operating system.
+Only synthetic data are read, so nothing is charged. The seeds of a run are 1 up to the number of runs. A seed
+determines all noise of its run, at every eigengap, so a run can be repeated.
 """
 
 import itertools
@@ -15,22 +16,16 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from scipy import sparse
 from scipy.optimize import brentq
 
 from dpca_tasks.accounting.calibration import gaussian_noise_multiplier
 from dpca_tasks.accounting.published import FORMULAS, Settings
-from dpca_tasks.accounting.smooth_sensitivity import (
-    gaussian_shift,
-    smooth_bound,
-    smooth_gaussian_shift,
-    tailed_shift,
-    useful_gap,
-)
-from dpca_tasks.mechanisms.base import PrivacyTarget, Problem
+from dpca_tasks.accounting.smooth_sensitivity import gaussian_shift, smooth_bound, smooth_gaussian_shift, useful_gap
+from dpca_tasks.mechanisms.base import PrivacyTarget
 from dpca_tasks.mechanisms.subspace import MECHANISMS
-from dpca_tasks.records.blocks import ArrayBlocks
-from papers.lib.experiments import Check, Matrix, Report, Runs, at_least, at_most, near, report, run_mechanism
+from papers.lib.claims import Claim, Slope, sentence, slope_of
+from papers.lib.experiments import Check, Matrix, Report, Runs, at_least, at_most, judged, near, report
+from papers.lib.kept_rows import KeptRows, along_axes, release
 
 DELTA, RUNS = 1e-3, 9
 OTHERS = 10
@@ -39,20 +34,23 @@ CLOSE = 0.1
 """The squared sine up to which a direction counts as found."""
 FAR = 200_000
 """An eigengap at which all noise is small."""
-HIGHEST = 51_200.0
-"""The eigengap from which the search for a crossing goes down."""
+LEAST, RATIO, HIGHEST = 20.0, 1.05, 170
+"""Eigengaps are the least one times powers of the ratio; the search for a crossing goes down from the highest power."""
 EPSILONS = (0.2, 0.4, 0.8)
 
 
 CONTENDERS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "Analyze Gauss": ("analyze_gauss", {}),
     "propose-test-release": ("propose_test_release", {}),
+    "exponential": ("exponential", {}),
     "smooth Gaussian": ("smooth_sensitivity", {}),
     "smooth Gaussian, printed": ("smooth_sensitivity", {"calibration": "paper"}),
     "smooth spherical t": ("smooth_sensitivity", {"noise": "spherical_t"}),
     "smooth Cauchy": ("smooth_sensitivity", {"noise": "cauchy"}),
 }
 """Mechanisms with their settings, by their names in tables."""
+PURE = ("exponential", "smooth spherical t", "smooth Cauchy")
+"""The contenders that run without a delta."""
 USEFUL = (
     # D, k, epsilon, printed, exact: eigengaps from which the noise is at most twice its limit
     (123, 1, 0.1, 59_000, 5_500),
@@ -71,6 +69,7 @@ IN_FEATURES = {
 NEEDED = {
     # exponent in d of the eigengap needed to find a direction, with a tolerance
     "Analyze Gauss": (0.5, 0.12),
+    "exponential": (1.0, 0.15),
     "smooth Gaussian": (0.5, 0.15),
     "smooth Gaussian, printed": (1.0, 0.15),
     "smooth spherical t": (1.0, 0.25),
@@ -84,85 +83,131 @@ SIZES = (50, 100, 200, 400)
 def reproduce(*, runs: Runs = RUNS) -> Report:
     """Check the theorems of smooth sensitivity on planted spectra, its constants, and crossings with other mechanisms.
 
-    The data are synthetic, so no budget is spent. --json also contains the eigengaps that mechanisms need, and the
-    crossings.
+    The data are synthetic, so no budget is spent. With fewer runs than the default, checks are not judged. --json also
+    contains the eigengaps that mechanisms need, and the crossings.
 
     Returns
     -------
     Report
-        With two tables. ``needed`` has the eigengap from which each mechanism finds a direction, for every d.
+        With ``claims`` (each statement with its verdict), ``slopes`` (with 95 % bands over seeds), ``seeds`` and two
+        tables. ``needed`` has the median eigengap from which each mechanism finds a direction, for every d.
         ``crossings`` has the eigengap from which a mechanism is more accurate than Analyze Gauss.
     """
     needed: list[dict[str, Any]] = []
     crossings: list[dict[str, Any]] = []
-    checks = itertools.chain(
-        _check_constants(),
-        _check_slopes(runs),
-        _check_needed(runs, needed),
+    slopes: dict[str, Slope] = {}
+    full = runs >= RUNS
+    measured = itertools.chain(
+        _check_slopes(runs, slopes),
+        _check_needed(runs, needed, slopes),
         _check_crossings(runs, crossings),
         _check_statements(runs),
     )
-    return report(checks, needed=needed, crossings=crossings)
+    found = report(itertools.chain(_check_constants(), judged(measured, full=full)))
+    claims = list(_claims(slopes, full=full))
+    return found | {
+        "seeds": list(range(1, runs + 1)),
+        "claims": [each.row() for each in claims],
+        "notes": [sentence(each) for each in claims],
+        "slopes": [slope.row(item=name) for name, slope in slopes.items()],
+        "needed": needed,
+        "crossings": crossings,
+    }
 
 
-@lru_cache(maxsize=4)
-def planted(n_features: int, gap: int, *, n_components: int = 1, others: int = OTHERS) -> ArrayBlocks:
+def _claims(slopes: Mapping[str, Slope], *, full: bool) -> Iterator[Claim]:
+    """Compare the exponents in d of the records that Theorems 1 and 2 state, with those that mechanisms need."""
+    for item, name, exponent in (
+        ("Theorem 1, exact constants", "smooth Gaussian", 0.5),
+        ("Theorem 1, printed constants", "smooth Gaussian, printed", 0.5),
+        ("Theorem 2", "smooth Cauchy", 1.5),
+        ("section 3, Analyze Gauss", "Analyze Gauss", 0.5),
+        ("section 3, exponential mechanism", "exponential", 1.0),
+    ):
+        found = slopes.get(f"{name}: eigengap needed in d")
+        if found is not None:
+            holds = found.low - 0.1 <= exponent <= found.high + 0.1
+            yield Claim(
+                item=item,
+                states=f"records that grow like d^{exponent:g} up to logarithms",
+                measured=f"slope {found}",
+                holds=holds if full else None,
+            )
+
+
+@lru_cache(maxsize=256)
+def planted(n_features: int, gap: int, *, n_components: int = 1, others: int = OTHERS) -> KeptRows:
     """Return records along the axes: ``others`` along each axis, and ``gap`` more along each of the first k."""
     counts = np.full(n_features, others)
     counts[:n_components] += gap
-    along = np.repeat(np.arange(n_features), counts)
-    shape = (along.size, n_features)
-    return ArrayBlocks(sparse.csr_array((np.ones(along.size), along, np.arange(along.size + 1)), shape=shape))
+    return KeptRows(source=along_axes(counts.tolist()))
 
 
-def squared_distance(
+def squared_distances(
     name: str,
     n_features: int,
     gap: int,
     *,
     epsilon: float,
-    runs: int,
+    seeds: Sequence[int],
     n_components: int = 1,
     others: int = OTHERS,
-) -> float:
-    """Return the median of ``k - ||V^T V'||_F^2`` over runs of a contender on a planted spectrum."""
-    (mechanism, settings), source = CONTENDERS[name], planted(n_features, gap, n_components=n_components, others=others)
-    problem = Problem(n_features=n_features, clip_norm=1.0, records_at_most=source.n_records)
-    target = PrivacyTarget(epsilon=epsilon, delta=DELTA, allow_large_delta=True)
+) -> Matrix:
+    """Return ``k - ||V^T V'||_F^2`` on a planted spectrum for each seed; a seed's noise is equal at every gap."""
+    mechanism, settings = CONTENDERS[name]
+    rows = planted(n_features, gap, n_components=n_components, others=others)
+    delta = 0.0 if name in PURE else DELTA
+    target = PrivacyTarget(epsilon=epsilon, delta=delta, allow_large_delta=True)
     found = []
-    for _ in range(runs):
+    for seed in seeds:
         made = MECHANISMS[mechanism](n_components=n_components, **settings)
-        components: Matrix = run_mechanism(made, problem, target, source).components
+        components: Matrix = release(made, target, rows, seed=(seed, name, n_features, epsilon)).components
         found.append(float(np.square(components[:, n_components:]).sum()))
+    return np.array(found)
+
+
+def squared_distance(
+    name: str, n_features: int, gap: int, *, epsilon: float, runs: int, n_components: int = 1, others: int = OTHERS
+) -> float:
+    """Return the median of `squared_distances` over the seeds of a number of runs."""
+    found = squared_distances(
+        name,
+        n_features,
+        gap,
+        epsilon=epsilon,
+        seeds=range(1, runs + 1),
+        n_components=n_components,
+        others=others,
+    )
     return float(np.median(found))
 
 
-def needed_gap(name: str, n_features: int, *, epsilon: float, runs: int) -> float:
-    """Return the eigengap, to within a twentieth, from which the median run finds the planted direction."""
+def gap_at(step: int) -> int:
+    """Return the eigengap of a step of the searches."""
+    return round(LEAST * RATIO**step)
 
-    def finds(gap: float) -> bool:
-        return squared_distance(name, n_features, round(gap), epsilon=epsilon, runs=runs) <= CLOSE
 
-    above = 100.0
+def needed_gap(name: str, n_features: int, *, epsilon: float, seed: int) -> float:
+    """Return the eigengap, to within a twentieth, from which a seed's run finds the planted direction."""
+
+    def finds(step: int) -> bool:
+        (found,) = squared_distances(name, n_features, gap_at(step), epsilon=epsilon, seeds=(seed,))
+        return bool(found <= CLOSE)
+
+    below, above = -1, 64
     while not finds(above):
-        above *= 4.0
-    below = above / 4.0
-    while above > 1.05 * below:
-        middle = math.sqrt(below * above)
+        below, above = above, above + 32
+    while above > below + 1:
+        middle = (below + above) // 2
         below, above = (below, middle) if finds(middle) else (middle, above)
-    return math.sqrt(below * above)
+    return float(gap_at(above))
 
 
-def slope(sizes: Sequence[float], values: Sequence[float]) -> float:
-    """Return the slope of a line fitted to the logarithms."""
-    return float(np.polyfit(np.log(sizes), np.log(values), 1)[0])
-
-
-def _length(name: str, n_features: int, gap: int, *, epsilon: float, runs: int) -> float:
-    """Return the tangent of the angle to the planted direction, which is the noise length; Cauchy takes more runs."""
-    many = 3 * runs if name.endswith("Cauchy") else runs
-    squared = squared_distance(name, n_features, gap, epsilon=epsilon, runs=many)
-    return math.sqrt(squared / (1.0 - squared))
+def _lengths(name: str, n_features: int, gap: int, *, epsilon: float, runs: int) -> Matrix:
+    """Return the tangents of the angles to the planted direction, which are noise lengths; Cauchy takes more seeds."""
+    many = 9 * runs if name.endswith("Cauchy") else runs
+    squared = squared_distances(name, n_features, gap, epsilon=epsilon, seeds=range(1, many + 1))
+    return np.asarray(np.sqrt(squared / (1.0 - squared)))
 
 
 def _check_constants() -> Iterator[Check]:
@@ -188,45 +233,49 @@ def _check_constants() -> Iterator[Check]:
             yield at_most(
                 f"true epsilon of the printed Gaussian, D={size} claimed {epsilon}", 0.1 * epsilon, got=true["epsilon"]
             )
-    shift, _ = tailed_shift(epsilon=1.0, size=123)
-    cauchy = FORMULAS["smooth_cauchy"]
-    tight = 1.0 / (shift * math.sqrt(123))  # relative to the l1 bound
-    yield near("scale of Cauchy noise, printed over exact", 3.0, 1e-6, got=cauchy.noise(Settings(epsilon=1.0)) / tight)
-    yield near(
-        "true epsilon of printed Cauchy, claimed 1", 1 / 3, 1e-6, got=cauchy.event(Settings(epsilon=1.0))["epsilon"]
-    )
 
 
-def _check_slopes(runs: int) -> Iterator[Check]:
+def _check_slopes(runs: int, slopes: dict[str, Slope]) -> Iterator[Check]:
     """Compare slopes of the noise length, far above the useful eigengap, with the exponents of the theorems."""
+
+    def check(
+        label: str, sizes: Sequence[float], lengths: Sequence[Matrix], expected: float, tolerance: float
+    ) -> Check:
+        slopes[label] = slope_of(sizes, np.transpose(lengths).tolist())
+        return near(f"{label}, slope", expected, tolerance, got=slopes[label].mean)
+
     for name, (expected, tolerance) in IN_FEATURES.items():
-        lengths = [_length(name, d, FAR, epsilon=0.5, runs=runs) for d in SIZES]
-        yield near(f"{name}: noise in d, slope", expected, tolerance, got=slope(SIZES, lengths))
+        lengths = [_lengths(name, d, FAR, epsilon=0.5, runs=runs) for d in SIZES]
+        yield check(f"{name}: noise in d", SIZES, lengths, expected, tolerance)
     for name, tolerance in (("smooth Gaussian, printed", 0.15), ("smooth spherical t", 0.15), ("smooth Cauchy", 0.4)):
-        lengths = [_length(name, 100, FAR, epsilon=epsilon, runs=runs) for epsilon in EPSILONS]
-        yield near(f"{name}: noise in epsilon, slope", -1.0, tolerance, got=slope(EPSILONS, lengths))
+        lengths = [_lengths(name, 100, FAR, epsilon=epsilon, runs=runs) for epsilon in EPSILONS]
+        yield check(f"{name}: noise in epsilon", EPSILONS, lengths, -1.0, tolerance)
     gaps = (FAR // 4, FAR // 2, FAR)
-    lengths = [_length("smooth Gaussian, printed", 100, gap, epsilon=0.5, runs=runs) for gap in gaps]
-    yield near("smooth Gaussian, printed: noise in n GAP, slope", -1.0, 0.15, got=slope(gaps, lengths))
+    lengths = [_lengths("smooth Gaussian, printed", 100, gap, epsilon=0.5, runs=runs) for gap in gaps]
+    yield check("smooth Gaussian, printed: noise in n GAP", gaps, lengths, -1.0, 0.15)
     spread, narrow = (
         squared_distance("smooth Gaussian", 100, 20_000, epsilon=0.5, runs=runs, others=others) for others in (1000, 10)
     )
-    yield near("smooth Gaussian: error at GAP=.17 over error at GAP=.95, n GAP=20,000", 1.0, 0.4, got=spread / narrow)
+    yield near("smooth Gaussian: error at GAP=.17 over error at GAP=.95, n GAP=20,000", 1.0, 0.01, got=spread / narrow)
 
 
-def _check_needed(runs: int, table: list[dict[str, Any]]) -> Iterator[Check]:
+def _check_needed(runs: int, table: list[dict[str, Any]], slopes: dict[str, Slope]) -> Iterator[Check]:
     """Compute the eigengaps that mechanisms need for every d, such as d ln d for the printed Gaussian.
 
     Theorem 1 omits this dependence.
     """
     for name in CONTENDERS:
-        gaps = [needed_gap(name, d, epsilon=0.5, runs=runs) for d in SIZES]
-        table.append({"mechanism": name} | {f"d={d}": round(gap) for d, gap in zip(SIZES, gaps, strict=True)})
+        many = 3 * runs if name.endswith("Cauchy") else runs
+        gaps = [[needed_gap(name, d, epsilon=0.5, seed=seed) for d in SIZES] for seed in range(1, many + 1)]
+        middle = np.median(gaps, axis=0)
+        table.append({"mechanism": name} | {f"d={d}": round(gap) for d, gap in zip(SIZES, middle, strict=True)})
+        label = f"{name}: eigengap needed in d"
+        found = slopes[label] = slope_of(SIZES, gaps)
         if name in NEEDED:
             expected, tolerance = NEEDED[name]
-            yield near(f"{name}: eigengap needed in d, slope", expected, tolerance, got=slope(SIZES, gaps))
+            yield near(f"{label}, slope", expected, tolerance, got=found.mean)
         else:
-            yield at_most(f"{name}: eigengap needed in d, slope", 0.5, got=slope(SIZES, gaps))
+            yield at_most(f"{label}, slope", 0.5, got=found.mean)
 
 
 def _check_crossings(runs: int, table: list[dict[str, Any]]) -> Iterator[Check]:
@@ -243,20 +292,20 @@ def _check_crossings(runs: int, table: list[dict[str, Any]]) -> Iterator[Check]:
 def crossing(name: str, other: str, n_features: int, *, epsilon: float, n_components: int, runs: int) -> float:
     """Return the eigengap above which the first contender has the smaller error."""
 
-    def advantage(gap: float) -> float:
+    def leads(step: int) -> bool:
         mine, theirs = (
-            squared_distance(each, n_features, round(gap), epsilon=epsilon, n_components=n_components, runs=runs)
+            squared_distance(each, n_features, gap_at(step), epsilon=epsilon, n_components=n_components, runs=runs)
             for each in (name, other)
         )
-        return math.log(theirs / mine)
+        return mine < theirs
 
-    below, above = HIGHEST / 2.0, HIGHEST  # both are accurate here; at small eigengaps both are random
-    while advantage(below) > 0:
-        below, above = below / 2.0, below
-    while above > 1.05 * below:
-        middle = math.sqrt(below * above)
-        below, above = (below, middle) if advantage(middle) > 0 else (middle, above)
-    return math.sqrt(below * above)
+    below, above = HIGHEST - 16, HIGHEST  # both are accurate here; at small eigengaps both are random
+    while below > 0 and leads(below):
+        below, above = below - 16, below
+    while above > below + 1:
+        middle = (below + above) // 2
+        below, above = (below, middle) if leads(middle) else (middle, above)
+    return math.sqrt(gap_at(below) * gap_at(above))
 
 
 def _foreseen(other: str, n_features: int, n_components: int, epsilon: float) -> float:

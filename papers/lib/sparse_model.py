@@ -4,19 +4,19 @@ The paper draws Gaussian rows of norm about 70 and adds the noise for rows of no
 guarantee. Here every row is divided by its norm. This preserves the true subspace, since the distribution is
 elliptical.
 
-Rows are put on a grid once, and their second moment is summed once. Each release still runs through the curator, with a
-separate event, key and noise. Sums are exact, so a stored sum has the same bits as a new one. The rows are synthetic;
-private rows are not kept in this way. All arms have the same accounting: records are replaced, rows have norm 1, and
+All arms have the same accounting: records are replaced, rows have norm 1, and
 (epsilon, delta) is exact. A distance is ``||V^T W_perp||_F`` from the true directions, at most ``sqrt(k)``.
 """
 
 import hashlib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 import numpy as np
+import typer
 from numpy.typing import NDArray
 
 from dpca_tasks.accounting.events import Relation
@@ -28,14 +28,11 @@ from dpca_tasks.mechanisms.subspace.dps_pca import FREE_STEPS, DpsPca
 from dpca_tasks.mechanisms.subspace.exponential import Exponential
 from dpca_tasks.mechanisms.subspace.mod_sulq import ModSulq
 from dpca_tasks.metrics import subspace_distance
-from dpca_tasks.privacy.curator import Curator, Rows
-from dpca_tasks.privacy.gate import InMemoryReservation, Reservation
-from dpca_tasks.queries.base import RowSum
-from dpca_tasks.queries.second_moment import SecondMoment
+from dpca_tasks.privacy.gate import InMemoryReservation
 from dpca_tasks.records.blocks import ArrayBlocks
-from dpca_tasks.sums.exact_sum import check_covered
-from dpca_tasks.sums.partial_sums import Gridded, fold_gridded, grid
+from dpca_tasks.threads import one_thread
 from papers.lib.experiments import Matrix
+from papers.lib.kept_rows import KeptCurator, KeptRows
 
 _SEED = 20180411
 
@@ -53,6 +50,11 @@ class Model:
     n_relevant: int = 10
     rows_kept: int = 50
 
+    @property
+    def squared_norm(self) -> float:
+        """The mean squared norm of a row before it is scaled, over draws of the variances."""
+        return 100.0 * self.n_components + 5.0 * (self.n_features - self.n_components)
+
     def draw(self, seed: int) -> tuple[NDArray[np.float32], Matrix]:
         """Return rows of norm 1 and the true directions as columns."""
         rng = np.random.default_rng([_SEED, seed])
@@ -67,47 +69,9 @@ class Model:
         return rows, leading
 
 
+Records = Annotated[int, typer.Option(min=1_000, help="Records of a draw; checks are judged for the default.")]
 PAPER = Model()
 """The model of figures 2, 3 and 4a."""
-FINEST = 14
-"""Bits of the grid on which the noise-free moment is formed."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class KeptRows(Rows):
-    """Rows of norm at most 1 in this process; one grid of them and the moment of each grid stay in memory."""
-
-    gridded: dict[int, Gridded] = field(default_factory=dict, repr=False)
-    moments: dict[int, NDArray[np.int64]] = field(default_factory=dict, repr=False)
-
-    def sum(self, query: RowSum, *, stay: bool) -> NDArray[np.int64]:
-        """Sum a query exactly; ``stay`` is ignored."""
-        if type(query) is not SecondMoment:
-            return self._sum(query)
-        if query.bits not in self.moments:
-            self.moments[query.bits] = self._sum(query)
-        return self.moments[query.bits].copy()  # noise is added in place
-
-    def form_moment(self) -> NDArray[np.float64]:
-        """Return the second moment without noise."""
-        query = SecondMoment(n_features=self.source.n_features, clip_norm=1.0, relation="replace_one", bits=FINEST)
-        return query.matrix(self.sum(query, stay=False))
-
-    def _sum(self, query: RowSum) -> NDArray[np.int64]:
-        if query.bits not in self.gridded:
-            self.gridded.clear()
-            self.gridded[query.bits] = grid(self.source, query, 0, self.source.n_blocks)
-        return check_covered(self.source, fold_gridded(self.gridded[query.bits], query))
-
-
-class KeptCurator(Curator):
-    """A curator of stored rows that other releases share."""
-
-    def __init__(self, rows: KeptRows, reservation: Reservation) -> None:
-        super().__init__(rows.source, reservation)
-        self._rows = rows
-
-
 RELATION: Relation = "replace_one"
 
 
@@ -144,8 +108,94 @@ ANALYZE_GAUSS = Arm(name="Analyze Gauss", mechanism=AnalyzeGauss)
 MOD_SULQ = Arm(name="MOD-SULQ, least noise", mechanism=ModSulq)
 PRINTED_SULQ = Arm(name="MOD-SULQ, printed noise", mechanism=ModSulq, settings={"calibration": "paper"})
 PPCA = Arm(name="PPCA by peeling", mechanism=Exponential)
+GIBBS = Arm(
+    name="PPCA by Gibbs (not certified)",
+    mechanism=Exponential,
+    settings={"sampler": "gibbs", "allow_uncertified": True},
+)
+"""The paper's sampler, with 40 sweeps. No privacy is proved for it, so it runs on synthetic rows alone."""
 ARMS = (OURS, PRINTED, SPARSE, ANALYZE_GAUSS, MOD_SULQ, PRINTED_SULQ, PPCA)
 NON_PRIVATE, TRUNCATED = "no privacy", "no privacy, truncated"
+
+
+PRINTED_ROUNDS = 10
+"""T of the paper."""
+
+
+def printed_std(*, epsilon: float, delta: float) -> float:
+    """Return the paper's std of a round's noise, ``2 T sqrt(2 ln(2 T / delta)) / epsilon``, for rows of norm 1."""
+    return 2.0 * PRINTED_ROUNDS * math.sqrt(2.0 * math.log(2.0 * PRINTED_ROUNDS / delta)) / epsilon
+
+
+def noisy_step(moment: Matrix, directions: Matrix, *, std: float, rows_kept: int, rng: np.random.Generator) -> Matrix:
+    """Multiply row-sparse directions by a covariance, add noise, orthonormalise and truncate."""
+    rows = np.flatnonzero(directions.any(axis=1))
+    with one_thread():
+        product = moment[rows].T @ directions[rows]
+    return truncated(completed(product + std * rng.standard_normal(product.shape)), rows_kept=rows_kept)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bound:
+    """The error terms of Theorem 4.3 for one setting of a model.
+
+    Parameters
+    ----------
+    model : Model
+    noise_std : float
+        The std of a round's noise in units of the rows before scaling, for all providers together.
+    constant : float
+        C_1 of equation (4.2), which the paper does not state.
+    failure : float
+        The probability granted to ``2 T exp(-nu^2 / 2)``, from which nu follows.
+
+    Notes
+    -----
+    ``gamma* = (3 l' + l) / (3 l + l')`` for the eigenvalues l = 100 and l' = 10 around the eigengap. The least tau
+    satisfies ``2 k (sqrt(s_kept) + sqrt k + nu) / tau <= n l / noise_std``, and ``gamma = gamma* / (1 - tau)``. The
+    printed symbols are damaged in the available text, so the grouping of (4.3) is a reading of it.
+    """
+
+    model: Model
+    noise_std: float
+    constant: float = 1.0
+    failure: float = 0.05
+
+    @property
+    def tau(self) -> float:
+        """The least tau."""
+        k = self.model.n_components
+        nu = math.sqrt(2.0 * math.log(2.0 * PRINTED_ROUNDS / self.failure))
+        signal = 100.0 * self.model.n_records / self.noise_std
+        return 2.0 * k * (math.sqrt(self.model.rows_kept) + math.sqrt(k) + nu) / signal
+
+    @property
+    def gamma(self) -> float:
+        """The effective eigengap; there is no bound from 1 on."""
+        return (130.0 / 310.0) / (1.0 - self.tau) if self.tau < 1.0 else math.inf
+
+    @property
+    def exists(self) -> bool:
+        """True if the noise is small enough for the theorem."""
+        return self.gamma < 1.0
+
+    @property
+    def sampling(self) -> float:
+        """The statistical error (4.2)."""
+        k, s, d, n = (getattr(self.model, name) for name in ("n_components", "n_relevant", "n_features", "n_records"))
+        ratio = math.sqrt(100.0 * 10.0) / 90.0
+        return self.constant * math.sqrt(k) / (1.0 - self.gamma**0.25) * ratio * math.sqrt(s * (k + math.log(d)) / n)
+
+    @property
+    def privacy(self) -> float:
+        """The error by privacy (4.3)."""
+        k, s, kept = self.model.n_components, self.model.n_relevant, self.model.rows_kept
+        return (
+            (1.0 + 2.0 * math.sqrt(k * s / kept))
+            / (math.sqrt(3.0) * (1.0 - self.gamma**0.25))
+            * self.tau
+            / (1.0 - self.tau)
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -204,12 +254,38 @@ class Draw:
     @cached_property
     def non_private(self) -> Mapping[str, Matrix]:
         """The noise-free components by name: the leading directions, and the result of truncated steps from them."""
-        moment = self.rows.form_moment()
+        moment = self.moment
         _, leading = leading_eigenpairs(moment, self.model.n_components)
         directions = np.ascontiguousarray(leading.T)
         for _ in range(FREE_STEPS):
             directions = truncated_step(moment, directions, rows_kept=self.model.rows_kept)
         return {NON_PRIVATE: leading, TRUNCATED: directions.T}
+
+    @property
+    def start(self) -> float:
+        """The distance of the public start."""
+        return self.to_truth(start_directions(self.model.n_features, self.model.n_components).T)
+
+    def unscaled(self, *, epsilon: float, delta: float) -> list[Matrix]:
+        """Return components after each round with the paper's noise on rows that are not scaled to norm 1.
+
+        This is the paper's own simulation: its rows have norm about `Model.squared_norm` to the half, and its noise is
+        for norm 1. So it gives no guarantee. Scaling the noise down replaces scaling the rows up.
+        """
+        model = self.model
+        rng = np.random.default_rng([_SEED, self.run, round(1e6 * epsilon), round(1e6 * delta)])
+        std = printed_std(epsilon=epsilon, delta=delta) / model.squared_norm
+        directions, found = start_directions(model.n_features, model.n_components), []
+        moment = self.moment
+        for _ in range(PRINTED_ROUNDS):
+            directions = noisy_step(moment, directions, std=std, rows_kept=model.rows_kept, rng=rng)
+            found.append(directions.T)
+        return found
+
+    @cached_property
+    def moment(self) -> Matrix:
+        """The second moment without noise."""
+        return self.rows.form_moment()
 
     @property
     def problem(self) -> Problem:

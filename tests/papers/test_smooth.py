@@ -18,26 +18,39 @@ from dpca_tasks.accounting.factorisation import divided
 from dpca_tasks.accounting.smooth_sensitivity import gaussian_shift, smooth_bound
 from papers import advice, continual, denoise, smooth
 from papers.continual import THREE, Nights, captured, exact_multipliers
+from papers.lib.claims import Slope
 from papers.lib.public_data import a9a_entries, a9a_rows, second_moment
 from papers.mechanisms import CASES, FEATURES, RECORDS, a9a_like
 from tests.papers.conftest import Papers
 
 
 def test_a_planted_spectrum_has_the_eigengap_that_it_states() -> None:
-    source = smooth.planted(6, 40, n_components=2, others=3)
-    rows = np.zeros((source.n_records, 6))
-    block = source.read(0)
-    rows[np.arange(source.n_records), block.indices] = block.values
-    assert np.linalg.eigvalsh(rows.T @ rows)[::-1].tolist() == [43, 43, 3, 3, 3, 3]
+    rows = smooth.planted(6, 40, n_components=2, others=3)
+    assert np.linalg.eigvalsh(rows.form_moment())[::-1].tolist() == [43, 43, 3, 3, 3, 3]
 
 
-def test_the_slope_of_a_power_is_its_exponent() -> None:
-    assert smooth.slope((1, 2, 8), (3, 3 * 2**1.5, 3 * 8**1.5)) == pytest.approx(1.5)
+def test_a_seed_has_the_same_noise_at_every_eigengap() -> None:
+    """So the eigengap that a seed needs is a threshold, and a search for it repeats."""
+    near, far = (
+        smooth.squared_distances("smooth Gaussian", 20, gap, epsilon=1.0, seeds=(1, 2, 3)) for gap in (20_000, 40_000)
+    )
+    np.testing.assert_allclose(near / far, 4.0, rtol=0.02)
+    assert len(set(near.tolist())) == 3
+    assert smooth.needed_gap("smooth Gaussian", 20, epsilon=1.0, seed=1) == smooth.needed_gap(
+        "smooth Gaussian", 20, epsilon=1.0, seed=1
+    )
+
+
+def test_a_claim_holds_if_its_exponent_is_close_to_the_band() -> None:
+    slopes = {f"{name}: eigengap needed in d": Slope(mean=0.5, low=0.45, high=0.55) for name in smooth.CONTENDERS}
+    verdicts = [each.verdict for each in smooth._claims(slopes, full=True)]
+    assert verdicts == ["holds", "holds", "does not hold", "holds", "does not hold"]
+    assert {each.verdict for each in smooth._claims(slopes, full=False)} == {"not judged"}
 
 
 def test_printed_and_exact_constants_are_as_expected() -> None:
     checks = list(smooth._check_constants())
-    assert len(checks) >= 14
+    assert len(checks) == 14
     assert [check["name"] for check in checks if not check["holds"]] == []
 
 
@@ -66,7 +79,8 @@ def test_the_command_reports_checks_and_tables(papers: Papers, monkeypatch: pyte
     report = json.loads(ending.out)
     assert ending.status == 0, report
     assert len(report["checks"]) >= 10
-    assert report["needed"] == report["crossings"] == []
+    assert report["needed"] == report["crossings"] == report["claims"] == []
+    assert report["seeds"] == list(range(1, smooth.RUNS + 1))
 
 
 A9A = second_moment(a9a_rows())
