@@ -32,7 +32,7 @@ from storage.formats.svmlight import MalformedLine, SvmlightParser
 MNIST, MNIST_LABELS = "mnist/train-images-idx3-ubyte", "mnist/train-labels-idx1-ubyte"
 TEST_IMAGES, REUTERS = "mnist/t10k-images-idx3-ubyte", "reuters"
 """The paths of the fetched files in the data folder. The mean of the test images counts as public knowledge."""
-A9A_FEATURES, CIFAR_FEATURES, CIFAR_LABELS = 123, 3_072, 10
+A9A_FEATURES, CIFAR_FEATURES, CIFAR_LABELS, COVTYPE_FEATURES = 123, 3_072, 10, 54
 TEXT_RECORDS, TEXT_FEATURES, TEXT_TERMS, TEXT_POSITIVE = 72_309, 20_958, 51, 0.307
 """The shape of real-sim; its terms per record and share of positive labels are from its description."""
 
@@ -158,6 +158,30 @@ def reuters_rows(data: Path) -> sparse.csr_array:
 def centred_mnist(data: Path, *, n_rows: int) -> Matrix:
     """Return training images of MNIST minus the mean of the test images, not scaled to norm 1."""
     return _images(data / MNIST)[:n_rows] - _images(data / TEST_IMAGES).mean(axis=0)
+
+
+def covtype(path: Path) -> Matrix:
+    """Return the 54 columns of COVTYPE, each minus its mean, from the UCI file covtype.data, plain or compressed.
+
+    A line has 54 integers and the class, separated by commas. The mean of a column counts as public here, as in the
+    literature.
+
+    Raises
+    ------
+    Invalid, BadSource
+        If the file does not exist, or does not have this format.
+    """
+    content = _content(path)
+    try:
+        table = np.loadtxt(io.BytesIO(content), delimiter=",", ndmin=2)
+    except ValueError as error:
+        raise BadSource(f"{path} cannot be read: {error}; name the file covtype.data of the UCI repository.") from None
+    if table.shape[1] != COVTYPE_FEATURES + 1:
+        raise BadSource(
+            f"{path} has {table.shape[1]} columns, and COVTYPE has {COVTYPE_FEATURES} and a class; name covtype.data."
+        )
+    rows = table[:, :-1]
+    return np.asarray(rows - rows.mean(axis=0))
 
 
 def second_moment(rows: sparse.csr_array) -> Matrix:
