@@ -1,4 +1,4 @@
-"""Bytes that a sum over sites sends: as in the CAPE paper, with dealt seeds, and in a secure sum, which is run.
+"""Bytes of a sum over sites as printed in the CAPE paper, with dealt seeds, and in a secure sum.
 
 >>> sent = pca_bytes(features=20, components=3, sites=4)
 >>> sent["as printed"] == 3 * 4 * 20 * 20 * 8

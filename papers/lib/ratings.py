@@ -15,6 +15,7 @@ Each line has a user, an item, a rating and a time.
 
 import io
 import math
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,7 +43,7 @@ from dpca_tasks.queries.joint_sum import TiledSum
 from dpca_tasks.records.blocks import ArrayBlocks
 from dpca_tasks.records.made_ratings import SplitRatings, ratings_of
 from flows.tune import embeddings_of
-from papers.lib.experiments import Matrix
+from papers.lib.experiments import Matrix, summary_of
 
 DELTA, RECOMMENDED, RUNS, SHARE = 1e-5, 20, 5, 1.0
 CHARGED = "nothing: ratings are synthetic or public, and keys come from seeds"
@@ -74,7 +75,7 @@ class Scale:
 
     @property
     def is_full(self) -> bool:
-        """Whether the size and the number of draws are those that checks expect."""
+        """True if the size and the number of draws are those that checks expect."""
         return self.share >= SHARE and self.runs >= RUNS
 
     def users(self, stated: int) -> int:
@@ -84,6 +85,28 @@ class Scale:
     def items(self, stated: int) -> int:
         """Return the scaled number of items of a task."""
         return max(40, round(min(1.0, 4.0 * self.share) * stated))
+
+
+class Draws:
+    """Values of arms over draws, by keys of an arm and, unless it has only a level, a place on an axis."""
+
+    def __init__(self) -> None:
+        self.values: dict[tuple[Any, ...], list[float]] = defaultdict(list)
+
+    def add(self, value: float, *key: Any) -> None:
+        """Add the value of a draw."""
+        self.values[key].append(value)
+
+    def __getitem__(self, key: Any) -> float:
+        """Return the mean over draws."""
+        return float(np.mean(self.values[key if isinstance(key, tuple) else (key,)]))
+
+    def fill(self, table: list[dict[str, Any]], data: str, place: str, measure: str = "RMSE") -> None:
+        """Add a row for each key to a table: mean, and std if there are several draws."""
+        for (name, *at), values in self.values.items():
+            row: dict[str, Any] = {"data": data, "arm": name} | ({place: at[0]} if at else {})
+            row |= summary_of([{measure: value} for value in values], [measure])
+            table.append(row)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Multi-site mechanisms on rows in memory: CAPE, CAPE as printed, and its baselines.
+"""Multi-site mechanisms on rows in memory, with CAPE as printed and its baselines.
 
 The arms are CAPE with and without colluders, its baselines, pooled rows, and no privacy. They run mechanisms of the
 product, with noise from a seed. Two arms divide all rows by their largest norm, as the authors do, which is not

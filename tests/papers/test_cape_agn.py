@@ -26,11 +26,11 @@ from papers.cape_agn import CHARTS, EPSILONS, MAKERS, MOST, MOST_OVER_NON_PRIVAT
 from papers.cape_pca import AT_LEAST, equal_weights_ratio, printed_variances
 from papers.cape_pca import EPSILONS as CAPE_PCA_EPSILONS
 from papers.cape_pca import STORED as CAPE_PCA_STORED
-from papers.fmri import ALONE, DELTA, FLOORS, PERSON, POINT, person_epsilon, read_scans, too_few
+from papers.fmri import ALONE, DELTA, FLOORS, PERSON, POINT, person_epsilon, too_few
 from papers.fmri import EPSILONS as FMRI_EPSILONS
 from papers.fmri import RANDOM as FMRI_RANDOM
 from papers.lib.communication import secure_sum_bytes
-from papers.lib.public_data import centred_mnist, unit_rows
+from papers.lib.public_data import SCAN_FILES, SCANS, centred_mnist, read_scans, unit_rows
 from papers.lib.sites import ARMS as CAPE_PCA_ARMS
 from papers.lib.sites import ARMS as FMRI_ARMS
 from papers.lib.sites import CAPE, COLLUDING, CONV, PRINTED, RESCALED, Model, Sites, Truth, components_of
@@ -288,9 +288,9 @@ def test_scans_come_in_the_order_of_subjects_with_standardised_regions_as_column
 
 
 def test_fetched_files_are_where_the_scans_are_read() -> None:
-    assert FMRI.folder == fmri.FOLDER
+    assert FMRI.folder == SCANS
     assert len(FMRI.files) == 7
-    assert all(file.match(fmri.FILES) for file in FMRI.files)
+    assert all(file.match(SCAN_FILES) for file in FMRI.files)
 
 
 @pytest.mark.parametrize(
