@@ -315,6 +315,10 @@ standard deviation), of which a cell may take {limit:g} s of processor time on o
 the shortest run, without the first one's load of code. A method that did not finish was not tried at a larger epsilon
 on the same data.
 
+**Does not finish** means that one run needs more than {limit:g} s of processor time. *diffprivlib* and *OpenDP* reject
+almost every draw, so more time does not help. All others that do not finish decompose or multiply dense d x d matrices
+several times, at about `d^3` operations each: 5e8 with 784 columns, 8e9 with 2,000. With more time they finish.
+
 **Gives** is the actual epsilon of a method, at the delta of its claim: at most (≤) or at least (≥) this value.
 
 - *dpca* calibrates for the replaced row exactly, or by a proved bound.

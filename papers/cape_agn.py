@@ -12,11 +12,26 @@ import numpy as np
 
 from dpca_tasks.mechanisms.tensors.tensor_releases import components_of, eigenspace, mixture_eigenspace
 from dpca_tasks.metrics import matched_errors, matched_weights, nearest_error
-from papers.lib.experiments import Check, OutFolder, Report, Runs, at_least, at_most, mean_rows, report
+from papers.lib.experiments import Check, OutFolder, Report, Runs, at_least, at_most, judged, mean_rows, report
 from papers.lib.figures import LineChart, write_line_charts
-from papers.lib.tensors import ARMS, CAPE, CONV, NON_PRIVATE, RANDOM, VARIANCE, Maker, Sites, components_by, sites_of
+from papers.lib.tensors import (
+    ARMS,
+    AVN,
+    CAPE,
+    CONV,
+    LOCAL,
+    NON_PRIVATE,
+    POOLED,
+    PRINTED,
+    RANDOM,
+    VARIANCE,
+    Maker,
+    Sites,
+    components_by,
+    sites_of,
+)
 
-RUNS = 10
+RUNS = 5
 CHARGED = "nothing: records and noise come from seeds, in this process, without a ledger"
 MAKERS = tuple(
     Maker(model=model, n_features=features, n_components=count)
@@ -33,9 +48,21 @@ BY_EPSILON, BY_DELTA, BY_RECORDS, OF_MANY_RECORDS = "by_epsilon", "by_delta", "b
 MEASURES = ("error", "nearest", "weights", "found")
 
 CHARTS = {
-    f"{measure}_{sweep}": LineChart(title=f"capeAGN and its baselines: {title}", x=x, y=measure)
-    for measure, title in (("error", "distance of matched components"), ("weights", "error of their weights"))
-    for sweep, x in ((BY_EPSILON, "epsilon"), (BY_RECORDS, "N_s"), (BY_DELTA, "delta"))
+    f"{measure}_{sweep}": LineChart(
+        title=f"Components over five sites: {title} against {along}",
+        x=x,
+        y=measure,
+        x_label=along,
+        y_label=title,
+        log_y=True,
+        arms=(POOLED, CAPE, PRINTED, CONV, LOCAL, AVN, NON_PRIVATE, RANDOM),
+    )
+    for measure, title in (("error", "distance of matched components"), ("weights", "error of weights"))
+    for sweep, x, along in (
+        (BY_EPSILON, "epsilon", "epsilon"),
+        (BY_RECORDS, "N_s", "records of a site"),
+        (BY_DELTA, "delta", "delta"),
+    )
 }
 """The figures: each error against each varied quantity, with a panel for each model and size."""
 MOST_OVER_NON_PRIVATE = {
@@ -51,32 +78,29 @@ MOST = {
 WORSE, STRICT = 1.15, (0.05, 0.1)
 """The least ratio of the conventional sum's error to that of capeAGN, and the epsilons at which it is checked."""
 STORED = {
-    ("topics D=10 K=5", BY_EPSILON): (0.063, (0.244, 0.104, 0.073)),
-    ("topics D=10 K=5", OF_MANY_RECORDS): (0.004, (0.021, 0.006, 0.006)),
-    ("topics D=50 K=10", BY_EPSILON): (0.037, (0.241, 0.198, 0.177)),
-    ("topics D=50 K=10", OF_MANY_RECORDS): (0.028, (0.183, 0.087, 0.050)),
-    ("mixture D=10 K=5", BY_EPSILON): (0.029, (0.684, 0.157, 0.107)),
-    ("mixture D=10 K=5", OF_MANY_RECORDS): (0.014, (0.162, 0.034, 0.022)),
-    ("mixture D=50 K=10", BY_EPSILON): (0.14, (1.05, 0.860, 0.581)),
-    ("mixture D=50 K=10", OF_MANY_RECORDS): (0.080, (0.779, 0.268, 0.152)),
+    "topics D=10 K=5": (0.244, 0.104, 0.073),
+    "topics D=50 K=10": (0.241, 0.198, 0.177),
+    "mixture D=10 K=5": (0.684, 0.157, 0.107),
+    "mixture D=50 K=10": (1.05, 0.860, 0.581),
 }
-"""Errors stored with the authors' code: the non-private error, and the errors of capeAGN at `OF_MANY`. Their draws
-differ from ours, so ratios to the non-private error are compared."""
+"""Errors of capeAGN to the nearest component, stored with the authors' code, at `OF_MANY` and `USUAL` records. Their
+draws and decomposition differ from ours, so they bound our error with the printed noise from above."""
 
 
 def reproduce(*, runs: Runs = RUNS, out: OutFolder = None) -> Report:
     """Check capeAGN over five sites and its baselines on topics and mixtures drawn as in its paper.
 
     Errors of components and of weights are computed along epsilon, delta and records. The records are synthetic and
-    stay in this process, so no budget is spent. It takes several minutes on one processor.
+    stay in this process, so no budget is spent. It takes five minutes on one processor. With fewer runs, checks that
+    compare errors are not judged.
 
     Returns
     -------
     Report
-        With ``tables``, ``files`` and ``charged``.
+        With ``tables``, ``seeds``, ``files`` and ``charged``.
     """
     rows: list[dict[str, Any]] = []
-    found = report(_checks(rows, runs), charged=CHARGED)
+    found = report(_checks(rows, runs), charged=CHARGED, seeds=list(range(runs)))
     drawn = {name: [row for row in rows if name.endswith(row["sweep"])] for name in CHARTS}
     files = write_line_charts({"errors": rows, **drawn}, CHARTS, out)
     return found | {"tables": {"errors": rows}, "files": files}
@@ -102,19 +126,19 @@ def _checks(rows: list[dict[str, Any]], runs: int) -> Iterator[Check]:
         yield at_most(name, 1e-10, got=recovery_error(maker))
         of_maker = tensor_sweeps(maker, draws=runs)
         rows += of_maker
-        yield from _errors(of_maker, maker)
+        yield from judged(_errors(of_maker, maker), full=runs >= RUNS)
 
 
 def _errors(rows: Sequence[dict[str, Any]], maker: Maker) -> Iterator[Check]:
-    seen = {(row["sweep"], row["epsilon"], row["arm"]): row["error"] for row in rows}
+    seen = {(row["sweep"], row["epsilon"], row["arm"]): row for row in rows}
 
-    def over(arm: str, other: str, epsilon: float, sweep: str = BY_EPSILON) -> float:
-        return float(seen[sweep, epsilon, arm] / seen[sweep, epsilon, other])
+    def over(arm: str, other: str, epsilon: float, sweep: str = BY_EPSILON, measure: str = "error") -> float:
+        return float(seen[sweep, epsilon, arm][measure] / seen[sweep, epsilon, other][measure])
 
     for at, epsilon in enumerate(EPSILONS):
         if maker.name in MOST:
             name = f"{maker.name}: error of {CAPE} at epsilon={epsilon:g}"
-            yield at_most(name, MOST[maker.name][at], got=seen[BY_EPSILON, epsilon, CAPE])
+            yield at_most(name, MOST[maker.name][at], got=seen[BY_EPSILON, epsilon, CAPE]["error"])
         else:
             name = f"{maker.name}: error of {CAPE} over that without privacy at epsilon={epsilon:g}"
             yield at_most(name, MOST_OVER_NON_PRIVATE[maker.name][at], got=over(CAPE, NON_PRIVATE, epsilon))
@@ -124,10 +148,12 @@ def _errors(rows: Sequence[dict[str, Any]], maker: Maker) -> Iterator[Check]:
         name = f"{maker.name}: error of {RANDOM} components over that of {CAPE} at epsilon={epsilon:g}"
         yield at_least(name, 1.0, got=over(RANDOM, CAPE, epsilon))
     for records, sweep in ((USUAL, BY_EPSILON), (MANY, OF_MANY_RECORDS)):
-        without, stored = STORED[maker.name, sweep]
-        for epsilon, error in zip(OF_MANY, stored, strict=True):
-            name = f"{maker.name}: error over that without privacy at epsilon={epsilon:g}, N={records}, to the authors'"
-            yield at_most(name, error / without, got=over(CAPE, NON_PRIVATE, epsilon, sweep))
+        for epsilon in OF_MANY:
+            name = f"{maker.name}: error of {CAPE} over that of {PRINTED} at epsilon={epsilon:g}, N={records}"
+            yield at_most(name, 1.0, got=over(CAPE, PRINTED, epsilon, sweep))
+    for epsilon, stored in zip(OF_MANY, STORED[maker.name], strict=True):
+        name = f"{maker.name}: error of {PRINTED} over the authors' stored one at epsilon={epsilon:g}"
+        yield at_most(name, 1.0, got=seen[BY_EPSILON, epsilon, PRINTED]["error"] / stored)
 
 
 def tensor_sweeps(maker: Maker, *, draws: int) -> list[dict[str, Any]]:
@@ -150,7 +176,7 @@ def _rows(maker: Maker, *, draw: int) -> Iterator[dict[str, Any]]:
         sites = {USUAL: usual, MANY: many}.get(count) or first(count)
         yield from _cell(sites, sweep=BY_RECORDS)
     for epsilon in OF_MANY:
-        arms = (CAPE, NON_PRIVATE)
+        arms = (CAPE, NON_PRIVATE, PRINTED)
         yield from _cell(many, sweep=OF_MANY_RECORDS, epsilon=epsilon, arms=arms)
 
 

@@ -10,15 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy.io import loadmat
-from scipy.io.matlab import MatReadError
 
-from dpca.errors import BadSource
 from dpca_tasks.accounting.calibration import gaussian_epsilon
 from dpca_tasks.mechanisms.sites.joint_plan import mu_of
 from papers.lib.experiments import Check, DataFolder, Matrix, OutFolder, Report, Runs, at_least, at_most, near, report
 from papers.lib.figures import LineChart, write_comparison
-from papers.lib.public_data import unit_rows
+from papers.lib.public_data import SCANS, read_scans, unit_rows
 from papers.lib.sites import CAPE, COLLUDING, COLUMNS, CONV, LOCAL, POOLED, Cell, Sites, Truth, leading, sweep_rows
 
 type Seen = Mapping[tuple[str, float, str], float]
@@ -45,8 +42,6 @@ CHART = LineChart(
     arms=(POOLED, CAPE, COLLUDING, CONV, LOCAL, ALONE, RANDOM),
     panels={POINT: "protected: one time point|epsilon", PERSON: "protected: one person|epsilon"},
 )
-FOLDER, FILES = "fmri", "*/functional/*.mat"
-_KEY = "tc"
 
 
 def reproduce(*, runs: Runs = RUNS, data: DataFolder = Path("data"), out: OutFolder = None) -> Report:
@@ -60,40 +55,13 @@ def reproduce(*, runs: Runs = RUNS, data: DataFolder = Path("data"), out: OutFol
     Report
         With ``tables``, ``columns``, ``notes``, ``files`` and ``charged``.
     """
-    scans = read_scans(data / FOLDER)
+    scans = read_scans(data / SCANS)
     rows: list[dict[str, Any]] = []
-    left_out = [] if scans else [f"fMRI: {data / FOLDER} has no scans; fetch them with make data"]
+    left_out = [] if scans else [f"fMRI: {data / SCANS} has no scans; fetch them with make data"]
     found = report(_checks(rows, scans, runs) if scans else (), left_out=left_out, charged=CHARGED)
     found |= {"tables": {"sweeps": rows}, "columns": {"sweeps": list(COLUMNS)}}
     found["notes"] = [*MEANING, *too_few(rows)] if scans else []
     return found | {"files": write_comparison(found, TITLES, out, chart=CHART)}
-
-
-def read_scans(folder: Path) -> list[Matrix]:
-    """Read the scans of a folder in order of subject, with standardised regions as columns and time points as rows.
-
-    Parameters
-    ----------
-    folder : Path
-        A folder with ``SUBJECT/functional/NAME.mat``, in which ``tc`` has one row per region.
-
-    Returns
-    -------
-    list of float64 array of shape (n_times, n_regions)
-        Empty if the folder has no such file.
-
-    Raises
-    ------
-    BadSource
-        If a file is no scan, or its regions differ from those of the first.
-    """
-    scans = [_standardised(path) for path in sorted(folder.glob(FILES))]
-    if len({scan.shape[1] for scan in scans}) > 1:
-        raise BadSource(
-            f"{folder} has scans with different numbers of regions, and all sites need the same columns; fetch it "
-            "again."
-        )
-    return scans
 
 
 def person_epsilon(epsilon: float, *, records: int, delta: float = DELTA) -> float:
@@ -122,20 +90,6 @@ def too_few(rows: Sequence[Mapping[str, Any]]) -> list[str]:
                     f"{seen[sweep, short[0], ALONE]:.2f}, and random directions {seen[sweep, short[0], RANDOM]:.2f}."
                 )
     return said or [f"{sites} sites are enough at every epsilon tried."]
-
-
-def _standardised(path: Path) -> Matrix:
-    try:
-        series = np.asarray(loadmat(path)[_KEY], np.float64).T
-        if series.ndim != 2 or not series.size:
-            raise ValueError(series.shape)
-    except (KeyError, TypeError, ValueError, MatReadError, NotImplementedError, OSError) as error:
-        raise BadSource(f"{path} is not a MATLAB file with numbers {_KEY}; fetch it again.") from error
-    std = series.std(axis=0)
-    if not (np.isfinite(series).all() and (std > 0).all()):
-        raise BadSource(f"{path} has a constant or non-finite region, which cannot be standardised; fetch it again.")
-    scan: Matrix = (series - series.mean(axis=0)) / std
-    return scan
 
 
 def _checks(rows: list[dict[str, Any]], scans: Sequence[Matrix], runs: int) -> Iterator[Check]:

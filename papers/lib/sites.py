@@ -1,7 +1,8 @@
-"""Multi-site mechanisms on rows in memory: CAPE and its baselines.
+"""Multi-site mechanisms on rows in memory, with CAPE as printed and its baselines.
 
-The arms are CAPE with and without colluders, its baselines, pooled rows, and no privacy. Every arm but the last runs a
-mechanism of the product, with noise from a seed. An energy is ``tr(V^T Sigma V)``.
+The arms are CAPE with and without colluders, its baselines, pooled rows, and no privacy. They run mechanisms of the
+product, with noise from a seed. Two arms divide all rows by their largest norm, as the authors do, which is not
+private. One of them adds the printed noise, the other the noise of the product. An energy is ``tr(V^T Sigma V)``.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -12,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from dpca_tasks.accounting.events import Relation
+from dpca_tasks.accounting.published import FORMULAS, Settings
 from dpca_tasks.layouts import Layout, unpack_symmetric
-from dpca_tasks.mechanisms.base import PrivacyTarget, Problem
+from dpca_tasks.mechanisms.base import PrivacyTarget, Problem, Subspace
 from dpca_tasks.mechanisms.eigenpairs import leading_eigenpairs
 from dpca_tasks.mechanisms.sites.cape_pca import CapePca
 from dpca_tasks.mechanisms.sites.joint_plan import Cape, LocalParties, least_scale, masked_messages, mu_of
@@ -31,8 +33,11 @@ RELATION: Relation = "replace_one"
 DELTA = 0.01
 COLUMNS = ("data", "sweep", "value", "epsilon", "delta", "sites", "records", "arm", "energy", "share")
 CAPE, COLLUDING, GAUSSIAN = "cape", "cape with colluders", "cape with Gaussian masks"
+PRINTED, RESCALED = "cape as printed", "cape on rows over the largest norm"
 CONV, DP_DIS, LOCAL, POOLED, NON_PRIVATE = "conv", "dp_dis", "local", "pooled", "non-private"
-ARMS = (CAPE, COLLUDING, GAUSSIAN, CONV, DP_DIS, LOCAL, POOLED, NON_PRIVATE)
+ARMS = (CAPE, COLLUDING, GAUSSIAN, CONV, DP_DIS, LOCAL, POOLED, NON_PRIVATE, RESCALED, PRINTED)
+OF_PAPER = (POOLED, CAPE, PRINTED, CONV, DP_DIS, LOCAL, NON_PRIVATE)
+"""The arms of the paper's figures, and CAPE as printed."""
 METHODS: dict[str, Callable[..., Any]] = {
     CAPE: partial(CapePca, colluders=0),
     COLLUDING: CapePca,
@@ -59,29 +64,39 @@ class Model:
         return np.concatenate([np.linspace(10.0, 1.0, self.n_components), rest])
 
     def draw(self, n_records: int, *, seed: int) -> Matrix:
-        """Return rows, scaled to norm 1."""
+        """Return rows of any norm."""
         rng = np.random.default_rng([_SEED, seed])
-        return unit_rows(rng.standard_normal((n_records, self.n_features)) * np.sqrt(self.variances))
+        return np.asarray(rng.standard_normal((n_records, self.n_features)) * np.sqrt(self.variances))
 
 
 class Sites:
-    """Rows of norm 1 divided into sites, with the packed second moment of each site.
+    """Rows divided into sites and scaled to norm 1 individually, with the packed second moment of each site.
 
     Parameters
     ----------
     rows : float64 array of shape (n_records, n_features)
     sizes : sequence of int
         The number of records of each site, in order; further rows are left out.
+
+    Attributes
+    ----------
+    sums, printed_sums : float64 arrays of shape (sites, d (d + 1) / 2)
+        The moments of rows of norm 1, and of rows divided by the largest norm.
     """
 
     def __init__(self, rows: Matrix, sizes: Sequence[int]) -> None:
         ends = np.cumsum(sizes)
-        parts = [rows[end - size : end] for end, size in zip(ends, sizes, strict=True)]
+        rows = rows[: ends[-1]]
         self.sizes, self.n_features = tuple(sizes), rows.shape[1]
+        self.sums, parts = self._sums(unit_rows(rows), ends)
+        self.printed_sums, _ = self._sums(rows / np.linalg.norm(rows, axis=1).max(), ends)
         self.sources = [ArrayBlocks(part) for part in parts]
-        self.all_rows = ArrayBlocks(rows[: ends[-1]])
+        self.all_rows = ArrayBlocks(np.concatenate(parts))
+
+    def _sums(self, rows: Matrix, ends: Matrix) -> tuple[Matrix, list[Matrix]]:
+        parts = np.split(rows, ends[:-1])
         triangle = np.triu_indices(self.n_features)
-        self.sums = np.stack([(part.T @ part)[triangle] for part in parts])
+        return np.stack([(part.T @ part)[triangle] for part in parts]), parts
 
     @property
     def layout(self) -> Layout:
@@ -116,11 +131,12 @@ class Cell:
     sites: Sites
     epsilon: float
     delta: float = DELTA
+    arms: tuple[str, ...] = ARMS
 
     def rows(self, truth: Truth, *, seed: int) -> Iterator[dict[str, Any]]:
-        """Run every arm, and iterate over the rows of the table."""
+        """Run the arms, and iterate over the rows of the table."""
         target = PrivacyTarget(epsilon=self.epsilon, delta=self.delta, allow_large_delta=True)
-        for arm in ARMS:
+        for arm in self.arms:
             found = components_of(arm, self.sites, target, n_components=truth.n_components, seed=seed)
             energy = truth.energy(found)
             yield {
@@ -147,18 +163,22 @@ def components_of(arm: str, sites: Sites, target: PrivacyTarget, *, n_components
     """Return the directions found by an arm, as orthonormal rows."""
     if arm == NON_PRIVATE:
         return leading(sites.sums.sum(axis=0), sites.n_features, n_components)
-    if arm == GAUSSIAN:
-        return _of_gaussian_masks(sites, target, n_components=n_components, seed=seed)
+    if arm in (GAUSSIAN, RESCALED, PRINTED):
+        return _of_messages(arm, sites, target, n_components=n_components, seed=seed)
     if arm == POOLED:
         mechanism = AnalyzeGauss(n_components=n_components)
         plan = mechanism.plan(_problem(sites, sum(sites.sizes)), target)
         (curator,) = _curators([sites.all_rows], [plan], arm=arm, seed=seed)
         return mechanism.run(curator, plan).components
+    return subspace_of(arm, sites, [target] * len(sites.sizes), n_components=n_components, seed=seed).components
+
+
+def subspace_of(arm: str, sites: Sites, targets: Sequence[PrivacyTarget], *, n_components: int, seed: int) -> Subspace:
+    """Return the release of a mechanism over sites, each with its own target."""
     method = METHODS[arm](n_components=n_components)
-    problems = [_problem(sites, size) for size in sites.sizes]
-    plan = method.plan(problems, [target] * len(problems), session=f"{seed}")
+    plan = method.plan([_problem(sites, size) for size in sites.sizes], targets, session=f"{seed}")
     curators = list(_curators(sites.sources[: len(plan.sites)], plan.sites, arm=arm, seed=seed))
-    found: Matrix = method.run(LocalParties(curators=curators, roster=plan.roster), plan).components
+    found: Subspace = method.run(LocalParties(curators=curators, roster=plan.roster), plan)
     return found
 
 
@@ -167,15 +187,26 @@ def leading(packed: Matrix, order: int, count: int) -> Matrix:
     return leading_eigenpairs(unpack_symmetric(packed, order), count)[1]
 
 
-def _of_gaussian_masks(sites: Sites, target: PrivacyTarget, *, n_components: int, seed: int) -> Matrix:
-    """Return the directions from floating-point messages, with the published masks and no colluders."""
+def _of_messages(arm: str, sites: Sites, target: PrivacyTarget, *, n_components: int, seed: int) -> Matrix:
+    """Return the directions from floating-point messages with Gaussian masks and no colluders.
+
+    Printed noise has the std ``sqrt(2 ln(1.25 / delta)) / epsilon`` of a removed record in each entry of the upper
+    triangle, and the printed masks.
+    """
     count, layout = len(sites.sizes), sites.layout
-    cape = Cape(sites=count, colluders=0, masks="gaussian")
-    mu = mu_of(epsilon=target.epsilon, delta=target.delta)
-    noise = cape.noise(scale=least_scale(weights=[1.0] * count, sensitivities=[SQRT_2_UP] * count, mus=[mu] * count))
-    weights = symmetric_weights(layout.order, start=0, stop=layout.size)
-    key = np.random.default_rng([seed, ARMS.index(GAUSSIAN)]).bytes(32)
-    messages = masked_messages(sites.sums, noise, weights, key=key)
+    sums = sites.sums if arm == GAUSSIAN else sites.printed_sums
+    if arm == PRINTED:
+        scale = FORMULAS["cape"].noise(Settings(epsilon=target.epsilon, delta=target.delta))
+        cape, weights = Cape(sites=count, colluders=0, masks="gaussian", calibration="paper"), np.ones(layout.size)
+    else:
+        mu = mu_of(epsilon=target.epsilon, delta=target.delta)
+        scale = least_scale(weights=[1.0] * count, sensitivities=[SQRT_2_UP] * count, mus=[mu] * count)
+        cape, weights = (
+            Cape(sites=count, colluders=0, masks="gaussian"),
+            symmetric_weights(layout.order, start=0, stop=layout.size),
+        )
+    key = np.random.default_rng([seed, ARMS.index(arm)]).bytes(32)
+    messages = masked_messages(sums, cape.noise(scale=scale), weights, key=key)
     return leading(messages.sum(axis=0), sites.n_features, n_components)
 
 

@@ -237,8 +237,10 @@ NO_ROWS = ArrayBlocks(np.zeros((1, 1)))
 RELATION: Relation = "replace_one"
 SITES = 5
 CAPE, CONV, LOCAL, POOLED, AVN = "cape", "conv", "local", "pooled", "avn"
-NON_PRIVATE, RANDOM = "non-private", "random"
-ARMS = (CAPE, CONV, LOCAL, POOLED, AVN, NON_PRIVATE, RANDOM)
+NON_PRIVATE, RANDOM, PRINTED = "non-private", "random", "cape as printed"
+ARMS = (CAPE, CONV, LOCAL, POOLED, AVN, NON_PRIVATE, RANDOM, PRINTED)
+"""Without colluders, the sum that CAPE opens has the law of a release by one owner. So `PRINTED` is AGN of all records
+with the printed noise."""
 OVER_SITES: dict[str, Callable[..., Any]] = {CAPE: partial(CapeAgn, colluders=0), CONV: ConvAgn, LOCAL: LocalAgn}
 WITHOUT_EPSILON = (NON_PRIVATE, RANDOM)
 
@@ -302,7 +304,11 @@ def components_by(arm: str, sites: Sites, *, epsilon: float, delta: float, seed:
         curators = _curators(sites.parts[: len(joint.sites)], joint.sites, arm=arm, seed=seed)
         found: Components = method.run(LocalParties(curators=curators, roster=joint.roster), joint)
         return found
-    mechanism = Agn(components=maker.n_components) if arm == POOLED else Avn(components=maker.n_components)
+    mechanism = {
+        POOLED: Agn(components=maker.n_components),
+        PRINTED: Agn(components=maker.n_components, calibration="paper"),
+        AVN: Avn(components=maker.n_components),
+    }[arm]
     plan = mechanism.plan(sites.problem(sites=count), target)
     (curator,) = _curators([TotalSums(sites.parts)], [plan], arm=arm, seed=seed)
     return mechanism.run(curator, plan)

@@ -23,16 +23,17 @@ from dpca_tasks.records.blocks import ArrayBlocks
 from dpca_tasks.sums.exact_sum import exact_sum
 from papers import cape_agn, cape_pca, fmri
 from papers.cape_agn import CHARTS, EPSILONS, MAKERS, MOST, MOST_OVER_NON_PRIVATE, OF_MANY, STORED, recovery_error
-from papers.cape_pca import AT_LEAST, equal_weights_ratio
+from papers.cape_pca import AT_LEAST, equal_weights_ratio, printed_variances
 from papers.cape_pca import EPSILONS as CAPE_PCA_EPSILONS
 from papers.cape_pca import STORED as CAPE_PCA_STORED
-from papers.fmri import ALONE, DELTA, FLOORS, PERSON, POINT, person_epsilon, read_scans, too_few
+from papers.fmri import ALONE, DELTA, FLOORS, PERSON, POINT, person_epsilon, too_few
 from papers.fmri import EPSILONS as FMRI_EPSILONS
 from papers.fmri import RANDOM as FMRI_RANDOM
-from papers.lib.public_data import centred_mnist
+from papers.lib.communication import secure_sum_bytes
+from papers.lib.public_data import SCAN_FILES, SCANS, centred_mnist, read_scans, unit_rows
 from papers.lib.sites import ARMS as CAPE_PCA_ARMS
 from papers.lib.sites import ARMS as FMRI_ARMS
-from papers.lib.sites import CAPE, COLLUDING, CONV, Model, Sites, Truth, components_of
+from papers.lib.sites import CAPE, COLLUDING, CONV, PRINTED, RESCALED, Model, Sites, Truth, components_of
 from papers.lib.tensors import ARMS, NO_ROWS, RANDOM, VARIANCE, WORDS, Maker, SummedRows, components_by, sites_of
 from tests.papers.conftest import Papers
 
@@ -121,7 +122,7 @@ def test_population_moments_are_recovered(maker: Maker) -> None:
 def test_the_command_prints_its_checks_and_draws_its_figures(
     papers: Papers, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """With few records errors differ from the paper's and their checks may fail; the moments' check holds."""
+    """With one run errors are not judged; the check of the moments is."""
     charts = ("error_by_epsilon", "weights_by_records")
     monkeypatch.setattr(cape_agn, "MAKERS", SMALL[:1])
     monkeypatch.setattr(cape_agn, "CHARTS", {name: CHARTS[name] for name in charts})
@@ -131,9 +132,11 @@ def test_the_command_prints_its_checks_and_draws_its_figures(
     assert ending.out, ending.err
     found = json.loads(ending.out)
     held = {check["name"]: check["holds"] for check in found["checks"]}
-    assert len(held) == len(found["checks"]) == 16
-    assert all(held[name] for name in held if "population moments" in name), held
-    assert ending.status == (0 if all(held.values()) else 1)
+    assert len(held) == len(found["checks"]) == 19
+    assert [name for name in held if held[name]] == [name for name in held if "population moments" in name]
+    assert {held[name] for name in held} == {True, None}
+    assert ending.status == 0
+    assert found["seeds"] == [0]
     assert found["charged"].startswith("nothing")
     rows = found["tables"]["errors"]
     assert {row["arm"] for row in rows} == set(ARMS)
@@ -151,7 +154,7 @@ def test_errors_and_weights_are_drawn_against_epsilon_records_and_delta() -> Non
 def test_expected_errors_stand_for_every_model_at_every_epsilon() -> None:
     assert sorted([*MOST, *MOST_OVER_NON_PRIVATE]) == sorted(maker.name for maker in MAKERS)
     assert {len(most) for most in (*MOST.values(), *MOST_OVER_NON_PRIVATE.values())} == {len(EPSILONS)}
-    assert {name for name, _ in STORED} == {maker.name for maker in MAKERS}
+    assert set(STORED) == {maker.name for maker in MAKERS}
     assert {len(stored) for _, stored in STORED.values()} == {len(OF_MANY)}
 
 
@@ -163,9 +166,10 @@ def energy(arm: str, sites: Sites, target: PrivacyTarget) -> float:
     return truth.energy(components_of(arm, sites, target, n_components=3, seed=1)) / truth.best
 
 
-def test_the_rows_have_norm_one_and_the_papers_variances() -> None:
-    rows, variances = CAPE_PCA_SMALL.draw(50, seed=3), Model().variances
-    np.testing.assert_allclose(np.linalg.norm(rows, axis=1), 1.0, rtol=1e-12)
+def test_the_rows_have_the_papers_variances() -> None:
+    """The variance of 20,000 normal numbers deviates by 5 % with a probability of 6e-7; the seed is fixed."""
+    rows, variances = CAPE_PCA_SMALL.draw(20_000, seed=3), Model().variances
+    np.testing.assert_allclose(rows[:, :3].var(axis=0), CAPE_PCA_SMALL.variances[:3], rtol=0.05)
     assert variances[:50].sum() == pytest.approx(275.0)
     assert (variances[50:] <= 0.5).all()
 
@@ -174,7 +178,32 @@ def test_sites_are_cut_in_order_and_their_sums_add_up() -> None:
     rows = CAPE_PCA_SMALL.draw(100, seed=0)
     sites = Sites(rows, [10, 30, 20])
     assert [source.n_records for source in sites.sources] == [10, 30, 20]
-    np.testing.assert_allclose(sites.sums.sum(axis=0), (rows[:60].T @ rows[:60])[np.triu_indices(12)], rtol=1e-12)
+    for sums, scaled in (
+        (sites.sums, unit_rows(rows[:60])),
+        (sites.printed_sums, rows[:60] / np.linalg.norm(rows[:60], axis=1).max()),
+    ):
+        np.testing.assert_allclose(sums.sum(axis=0), (scaled.T @ scaled)[np.triu_indices(12)], rtol=1e-10, atol=1e-12)
+
+
+def test_printed_noise_is_larger_than_the_noise_of_the_product() -> None:
+    sites = Sites(CAPE_PCA_SMALL.draw(2_000, seed=0), [200] * 10)
+    target = PrivacyTarget(epsilon=0.3, delta=0.01, allow_large_delta=True)
+    assert energy(PRINTED, sites, target) < energy(RESCALED, sites, target) < energy(CAPE, sites, target)
+
+
+@pytest.mark.parametrize("required", [[1.0, 1.0], [4.0, 1.0, 0.5], [1.0] * 5])
+def test_the_printed_solution_meets_its_equalities(required: list[float]) -> None:
+    whole = max(required)
+    found = printed_variances(required, whole=whole)
+    assert np.add(found["local"], found["mask"]) == pytest.approx(required)
+    assert sum(found["local"]) == pytest.approx(whole)
+    assert sum(found["mask"][:-1]) == pytest.approx(found["mask"][-1])  # the last mask is minus the sum of the others
+
+
+def test_a_secure_sum_sends_hardly_more_than_the_integers() -> None:
+    words = 5_000
+    sent = secure_sum_bytes(sites=5, words=words)
+    assert 5 * words * 8 < sent < 1.1 * 5 * words * 8
 
 
 def test_every_arm_finds_the_directions_where_there_is_hardly_any_noise_and_local_none_where_there_is_much() -> None:
@@ -202,29 +231,28 @@ def test_images_are_centred_by_those_that_are_public(tmp_path: Path) -> None:
 def test_the_command_prints_at_least_ten_checks_and_draws_every_sweep(
     papers: Papers, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """A small model has energies far from the paper's, so their checks fail; all others hold."""
+    """With one run energies are not judged; all other checks hold."""
     monkeypatch.setattr(cape_pca, "Model", lambda: CAPE_PCA_SMALL)
     monkeypatch.setattr(cape_pca, "RECORDS", (40, 60))
     monkeypatch.setattr(cape_pca, "SITES", (5, 10))
     monkeypatch.setattr(cape_pca, "DELTAS", (1e-3, 1e-2))
     monkeypatch.setattr(cape_pca, "_AT_ONE_SITE", 60)
     monkeypatch.setattr(cape_pca, "UNEQUAL", (30,) * 8 + (120, 120))
-    monkeypatch.setattr(
-        cape_pca, "STORED", {"epsilon": CAPE_PCA_STORED["epsilon"], "records": {40.0: 0.0}, "delta": {1e-3: 0.0}}
-    )
+    stored = {"epsilon": CAPE_PCA_STORED["epsilon"], "records": {40.0: 0.0}, "delta": {1e-3: 0.0}}
+    monkeypatch.setattr(cape_pca, "STORED", stored)
     ending = papers(*("cape-pca", "--runs", "1", "--json"), "--data", tmp_path, "--out", tmp_path / "out")
     assert ending.out, ending.err
     found = json.loads(ending.out)
     held = {check["name"]: check["holds"] for check in found["checks"]}
-    assert ending.status == 1
-    assert len(held) == len(found["checks"]) >= 10
-    assert all(held[name] for name in held if not name.startswith(("cape:", "cape with", "best", "energy"))), held
-    assert found["left_out"][0].startswith("MNIST")
+    assert ending.status == 0
+    assert len(held) == len(found["checks"]) >= 50
+    assert sum(held[name] is True for name in held) >= 25
+    assert [line.split(":")[0] for line in found["left_out"]] == ["MNIST", "COVTYPE"]
     assert found["charged"].startswith("nothing")
     assert {row["arm"] for row in found["tables"]["sweeps"]} == set(CAPE_PCA_ARMS)
-    assert {Path(file).name for file in found["files"]} == {
-        f"sweeps{end}" for end in (".csv", ".md", "-model.svg", "-model.png")
-    }
+    tables = [f"{name}{end}" for name in found["tables"] for end in (".csv", ".md")]
+    assert {Path(file).name for file in found["files"]} == {*tables, "sweeps-model.svg", "sweeps-model.png"}
+    assert set(found["tables"]) == set(cape_pca.TITLES)
 
 
 def test_expected_energies_stand_at_every_epsilon() -> None:
@@ -260,9 +288,9 @@ def test_scans_come_in_the_order_of_subjects_with_standardised_regions_as_column
 
 
 def test_fetched_files_are_where_the_scans_are_read() -> None:
-    assert FMRI.folder == fmri.FOLDER
+    assert FMRI.folder == SCANS
     assert len(FMRI.files) == 7
-    assert all(file.match(fmri.FILES) for file in FMRI.files)
+    assert all(file.match(SCAN_FILES) for file in FMRI.files)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,17 @@ import pytest
 
 from dpca.errors import BadSource, Invalid
 from papers.lib import public_data
-from papers.lib.public_data import CIFAR_FEATURES, MNIST, MNIST_LABELS, a9a, cifar10, made_text, mnist, real_sim
+from papers.lib.public_data import (
+    CIFAR_FEATURES,
+    MNIST,
+    MNIST_LABELS,
+    a9a,
+    cifar10,
+    covtype,
+    made_text,
+    mnist,
+    real_sim,
+)
 
 TEXT = b"-1 3:0.5 20958:0.5\n+1 1:2 # a comment\n\n-1 2:1 1:1\n"
 
@@ -158,3 +168,21 @@ def test_data_that_are_not_there_are_named(tmp_path: Path) -> None:
     for name in ("digits", "breast cancer"):
         rows = sets[name].load()
         np.testing.assert_allclose(rows.multiply(rows).sum(axis=1), 1.0)
+
+
+COVER = b"".join(b",".join(str(row + at).encode() for at in range(54)) + b",2\n" for row in range(3))
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["plain", "gzip"])
+def test_covtype_is_read_and_centred(tmp_path: Path, pack: Callable[[bytes], bytes]) -> None:
+    (tmp_path / "covtype.data").write_bytes(pack(COVER))
+    rows = covtype(tmp_path / "covtype.data")
+    assert rows.shape == (3, 54)
+    np.testing.assert_allclose(rows[:, 7], [-1.0, 0.0, 1.0])
+
+
+@pytest.mark.parametrize(("text", "said"), [(b"1,2,3\n", "has 3 columns"), (b"1,x\n", "cannot be read")])
+def test_another_file_than_covtype_is_refused(tmp_path: Path, text: bytes, said: str) -> None:
+    (tmp_path / "covtype.data").write_bytes(text)
+    with pytest.raises(BadSource, match=said):
+        covtype(tmp_path / "covtype.data")
