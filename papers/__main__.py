@@ -1,8 +1,8 @@
 """Command-line reproduction of a paper's numbers, ``python -m papers NAME``; each check states its tolerance.
 
 Each paper module of this folder becomes a command. It runs the module's function ``reproduce``, with the options of its
-signature and its docstring as help. Exit codes: 0 if all checks hold, 1 if one fails or the input is refused (with a
-one-line message), 2 for a usage error.
+signature and its docstring as help. Exit codes: 0 if no check fails, 1 if one fails or the input is refused (with a
+one-line message), 2 for a usage error. A run that is smaller than its checks expect does not judge them.
 """
 
 import inspect
@@ -49,16 +49,17 @@ def command_of(reproduce: Callable[..., Report]) -> Callable[..., None]:
 
 
 def print_report(found: Report, *, as_json: bool) -> None:
-    """Print the checks as a table, or the whole report as JSON; exit with 0 if all checks hold, otherwise with 1."""
+    """Print the checks as a table, or the whole report as JSON; exit with 1 if a check fails, otherwise with 0."""
     if as_json:
         print_json(found)
     else:
-        print_rows(found["checks"], COLUMNS, as_json=False, empty="nothing to check")
+        shown = [check | ({"holds": "not judged"} if check["holds"] is None else {}) for check in found["checks"]]
+        print_rows(shown, COLUMNS, as_json=False, empty="nothing to check")
         for each in found.get("notes", ()):
             STDERR.print(each, markup=False)
         for each in found["left_out"]:
             STDERR.print(f"left out: {each}", markup=False)
-    raise typer.Exit(0 if all(check["holds"] for check in found["checks"]) else 1)
+    raise typer.Exit(1 if any(check["holds"] is False for check in found["checks"]) else 0)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -17,7 +17,7 @@ from dpca.errors import BadSource
 from dpca_tasks.accounting.calibration import gaussian_epsilon
 from dpca_tasks.mechanisms.sites.joint_plan import mu_of
 from papers.lib.experiments import Check, DataFolder, Matrix, OutFolder, Report, Runs, at_least, at_most, near, report
-from papers.lib.figures import write_comparison
+from papers.lib.figures import LineChart, write_comparison
 from papers.lib.public_data import unit_rows
 from papers.lib.sites import CAPE, COLLUDING, COLUMNS, CONV, LOCAL, POOLED, Cell, Sites, Truth, leading, sweep_rows
 
@@ -30,11 +30,20 @@ FLOORS = {CAPE: (0.93, 0.97, 0.99, 0.995, 0.998), COLLUDING: (0.91, 0.965, 0.985
 NO_SIGNAL = 0.1
 """The largest accepted gain over random directions when a whole person is protected."""
 CHARGED = "nothing: the scans are public, and noise comes from seeds, without a ledger"
-TITLES = {"sweeps": "fMRI of seven subjects as sites: energy of the directions found"}
+TITLES = {"sweeps": "Captured energy of seven subjects as sites"}
 MEANING = (
     "One record is one time point of a scan, not a person: epsilon of a time point states little about the person, "
     "whose time points all resemble each other.",
     "Each region was standardised by its own mean and std over the scan, as if they were public.",
+)
+CHART = LineChart(
+    title="",
+    x="value",
+    y="share",
+    panel="sweep",
+    y_label="energy relative to the best",
+    arms=(POOLED, CAPE, COLLUDING, CONV, LOCAL, ALONE, RANDOM),
+    panels={POINT: "protected: one time point|epsilon", PERSON: "protected: one person|epsilon"},
 )
 FOLDER, FILES = "fmri", "*/functional/*.mat"
 _KEY = "tc"
@@ -57,7 +66,7 @@ def reproduce(*, runs: Runs = RUNS, data: DataFolder = Path("data"), out: OutFol
     found = report(_checks(rows, scans, runs) if scans else (), left_out=left_out, charged=CHARGED)
     found |= {"tables": {"sweeps": rows}, "columns": {"sweeps": list(COLUMNS)}}
     found["notes"] = [*MEANING, *too_few(rows)] if scans else []
-    return found | {"files": write_comparison(found, TITLES, out)}
+    return found | {"files": write_comparison(found, TITLES, out, chart=CHART)}
 
 
 def read_scans(folder: Path) -> list[Matrix]:

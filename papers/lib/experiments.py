@@ -6,9 +6,11 @@ True
 ...     "name": "share, at least", "expected": 0.5, "tolerance": 0.0, "got": 0.4, "holds": False
 ... }
 True
+>>> [check["holds"] for check in judged([at_least("share", 0.5, got=0.4)], full=False)]
+[None]
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -44,6 +46,12 @@ def at_least(name: str, floor: float, *, got: float, tolerance: float = 0.0) -> 
 def at_most(name: str, ceiling: float, *, got: float, tolerance: float = 0.0) -> Check:
     """Return a check, named as an upper bound, that holds if ``got`` is at most ``ceiling + tolerance``."""
     return _check(f"{name}, at most", ceiling, tolerance, got, holds=got <= ceiling + tolerance)
+
+
+def judged(checks: Iterable[Check], *, full: bool) -> Iterator[Check]:
+    """Iterate over checks; ``holds`` is None ("not judged") unless the run has the full size, which checks expect."""
+    for check in checks:
+        yield check if full else check | {"holds": None}
 
 
 def report(checks: Iterable[Check], *, left_out: Sequence[str] = (), **more: Any) -> Report:
@@ -94,11 +102,16 @@ def orthonormal(columns: Matrix) -> Matrix:
 
 
 def mean_rows(draws: Sequence[Sequence[dict[str, Any]]], measures: Sequence[str]) -> list[dict[str, Any]]:
-    """Average the measures of corresponding rows over draws."""
-    return [
-        {**same[0], **{name: float(np.mean([row[name] for row in same])) for name in measures}}
-        for same in zip(*draws, strict=True)
-    ]
+    """Average the measures of corresponding rows over draws; with several draws, ``NAME std`` is added to each."""
+    return [same[0] | summary_of(same, measures) for same in zip(*draws, strict=True)]
+
+
+def summary_of(rows: Sequence[dict[str, Any]], measures: Sequence[str]) -> dict[str, float]:
+    """Return the mean of each measure over draws, and its std (``NAME std``) if there are several."""
+    found = {name: float(np.mean([row[name] for row in rows])) for name in measures}
+    if len(rows) > 1:
+        found |= {f"{name} std": float(np.std([row[name] for row in rows], ddof=1)) for name in measures}
+    return found
 
 
 def _check(name: str, expected: float, tolerance: float, got: float, *, holds: bool) -> Check:

@@ -3,7 +3,7 @@
 import csv
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,11 @@ type Tables = Mapping[str, Sequence[Row]]
 
 _SERIES = THEMES["light"].series
 _MARKERS = "os^D"  # distinguish curves of the same colour
+COLOURS = ("#000000", "#e28e35", "#0d47a1", "#6cc6ee", "#cc3311", "#2a9a5f", "#4b1460", "#eedd66")
+"""The colours of lines, each with its own marker and dashes. They differ by at least 8 of 100 in lightness, so that a
+grey print distinguishes them."""
+_MARKED, _DASHED = "osD^vXPh", ("-", "--", "-.", ":")
+_ACROSS, _PANEL_WIDTH, _PANEL_HEIGHT = 3, 3.6, 3.0
 _PANELS = (("distance", "squared distance"), ("captured", "captured variance"), ("beyond", "beyond the first"))
 _DASHES = {"tight": "-", "paper": "--", "printed": ":"}
 
@@ -24,8 +29,20 @@ _DASHES = {"tight": "-", "paper": "--", "printed": ":"}
 class LineChart:
     """The columns of a table that make a chart.
 
-    They are the columns of its panels, lines (``arm``) and axes; the scales of the axes may be logarithmic. A row
-    without ``x`` is drawn as a level line.
+    Attributes
+    ----------
+    title : str
+    x, y, panel : str
+        The columns of the axes and of the panels; lines are by the column ``arm``. A row without ``x`` is drawn as a
+        level line. A column ``Y std``, if present, gives error bars.
+    x_label, y_label : str
+        The labels of the axes, if the columns' names are not enough.
+    log, log_y : bool
+        Whether the axes are logarithmic.
+    arms : tuple of str
+        The lines to draw, in order; at most as many as `COLOURS`. All by default.
+    panels : Mapping of str to str
+        The panels to draw, in order, with their titles; all by default. A title ``TEXT|LABEL`` has its own x label.
     """
 
     title: str
@@ -34,6 +51,10 @@ class LineChart:
     panel: str = "data"
     log: bool = True
     log_y: bool = False
+    x_label: str = ""
+    y_label: str = ""
+    arms: tuple[str, ...] = ()
+    panels: Mapping[str, str] = field(default_factory=dict)
 
 
 def write_line_charts(tables: Tables, charts: Mapping[str, LineChart], out: Path | None) -> list[str]:
@@ -58,7 +79,9 @@ def write_line_charts(tables: Tables, charts: Mapping[str, LineChart], out: Path
     return [str(path) for path in paths]
 
 
-def write_comparison(found: Mapping[str, Any], titles: Mapping[str, str], out: Path | None) -> list[str]:
+def write_comparison(
+    found: Mapping[str, Any], titles: Mapping[str, str], out: Path | None, *, chart: LineChart | None = None
+) -> list[str]:
     """Write the tables of a report as CSV and Markdown, draw figures of each data set, and return the files.
 
     Parameters
@@ -69,6 +92,8 @@ def write_comparison(found: Mapping[str, Any], titles: Mapping[str, str], out: P
     titles : Mapping of str to str
     out : Path, optional
         As for `write_line_charts`.
+    chart : LineChart, optional
+        The axes, arms and panels of ``sweeps``.
     """
     if out is None:
         return []
@@ -90,30 +115,47 @@ def write_comparison(found: Mapping[str, Any], titles: Mapping[str, str], out: P
     swept = found["tables"].get("sweeps", [])
     for data in dict.fromkeys(row["data"] for row in swept):
         shown = [row for row in swept if row["data"] == data]
-        chart = LineChart(title=f"{titles['sweeps']}\n{data}", x="value", y="energy", panel="sweep")
-        paths += draw_lines(shown, chart, out / f"sweeps-{data.lower()}")
+        kept = chart or LineChart(title="", x="value", y="energy", panel="sweep")
+        drawn = replace(kept, title=f"{titles['sweeps']}, {data}")
+        paths += draw_lines(shown, drawn, out / f"sweeps-{data.lower()}")
     return [str(path) for path in paths]
 
 
 def draw_lines(rows: Sequence[Row], chart: LineChart, path: Path) -> list[Path]:
-    """Draw a chart, with a panel for each value of its panel column, to a path without suffix; return the files."""
-    panels = list(dict.fromkeys(row[chart.panel] for row in rows))
-    arms = list(dict.fromkeys(row["arm"] for row in rows))
-    figure = _figure(width=1.0 + 5.0 * len(panels), height=4.5)
-    for at, panel in enumerate(panels):
-        axes = figure.add_subplot(1, len(panels), at + 1)
+    """Draw a chart to a path without suffix, with panels that share the y axis and one legend; return the files."""
+    present = dict.fromkeys(str(row[chart.panel]) for row in rows)
+    panels = {name: chart.panels[name] for name in chart.panels if name in present} or {name: name for name in present}
+    found = dict.fromkeys(row["arm"] for row in rows)
+    arms = [arm for arm in chart.arms or found if arm in found]
+    if len(arms) > len(COLOURS):
+        raise ValueError(f"{chart.title} has {len(arms)} lines, and {len(COLOURS)} can be told apart; name its arms.")
+    across = min(_ACROSS, len(panels)) if len(panels) != 4 else 2
+    down = math.ceil(len(panels) / across)
+    figure = _figure(width=2.6 + _PANEL_WIDTH * across, height=0.5 + _PANEL_HEIGHT * down)
+    first = None
+    for at, (panel, title) in enumerate(panels.items()):
+        axes = first = figure.add_subplot(down, across, at + 1, sharey=first)
+        heading, _, label = title.partition("|")
         for number, arm in enumerate(arms):
-            seen = [row for row in rows if row[chart.panel] == panel and row["arm"] == arm]
-            color, marker = _look(number)
+            seen = [row for row in rows if str(row[chart.panel]) == panel and row["arm"] == arm]
+            style: dict[str, Any] = {"color": COLOURS[number], "linestyle": _DASHED[number % 4], "label": arm}
             level = [row[chart.y] for row in seen if chart.x not in row]
             if level:
-                axes.axhline(level[0], color=color, linestyle="--", label=arm)
+                axes.axhline(level[0], **style, linewidth=1.0)
             elif seen:
                 places, heights = ([row[column] for row in seen] for column in (chart.x, chart.y))
-                axes.plot(places, heights, "-", marker=marker, color=color, ms=3, label=arm)
-        axes.set(title=str(panel), xlabel=chart.x, ylabel=chart.y)
+                errors = [row.get(f"{chart.y} std", 0.0) for row in seen]
+                style |= {"marker": _MARKED[number], "markersize": 9.0 - 0.8 * number, "fillstyle": "none"}
+                axes.errorbar(places, heights, errors, **style, capsize=2.0, linewidth=1.2)
+        axes.set_title(heading, fontsize="medium")
+        axes.set(xlabel=label or chart.x_label or chart.x, ylabel="" if at % across else chart.y_label or chart.y)
         axes.set(xscale="log" if chart.log else "linear", yscale="log" if chart.log_y else "linear")
-        axes.legend(fontsize="x-small", frameon=False)
+        axes.tick_params(labelleft=at % across == 0)
+    handles = {
+        label: handle for axes in figure.axes for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
+    }
+    shown = [arm for arm in arms if arm in handles]
+    figure.legend([handles[arm] for arm in shown], shown, loc="outside right upper", fontsize="small", frameon=False)
     figure.suptitle(chart.title)
     return _save(figure, path)
 

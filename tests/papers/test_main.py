@@ -10,7 +10,7 @@ import typer
 
 from papers import mechanisms
 from papers.__main__ import MODULES, command_of, print_report
-from papers.lib.experiments import Check, Report, at_least, at_most, near, report
+from papers.lib.experiments import Check, Report, at_least, at_most, judged, near, report
 from tests.papers.conftest import Papers
 
 FIELDS = {"name", "expected", "tolerance", "got", "holds"}
@@ -67,6 +67,15 @@ def test_the_exit_code_says_whether_all_checks_hold(
         print_report(made(got=got), as_json=True)
     assert ending.value.exit_code == status
     assert json.loads(capsys.readouterr().out) == made(got=got)
+
+
+def test_a_run_that_is_too_small_is_not_judged(capsys: pytest.CaptureFixture[str]) -> None:
+    failing, holding = at_least("first", 1.0, got=0.0), near("second", 1, 0, got=1)
+    checks = [*judged([failing], full=False), *judged([holding], full=True)]
+    with pytest.raises(typer.Exit) as ending:
+        print_report(report(checks), as_json=False)
+    assert ending.value.exit_code == 0
+    assert [line.split()[-1] for line in capsys.readouterr().out.splitlines()] == ["holds", "judged", "True"]
 
 
 def test_a_table_says_on_stderr_what_was_left_out(capsys: pytest.CaptureFixture[str]) -> None:
