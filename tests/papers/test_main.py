@@ -87,7 +87,7 @@ def test_a_table_says_on_stderr_what_was_left_out(capsys: pytest.CaptureFixture[
 
 
 def test_every_module_is_a_command_with_help(papers: Papers) -> None:
-    names = "advice board cape-agn cape-pca continual denoise dpals dps-pca fmri mechanisms shang smooth"
+    names = "advice board cape-agn cape-pca continual denoise dpals dps-pca fmri mechanisms shang shang-claims smooth"
     assert sorted(MODULES) == names.split()
     listed = papers("--help")
     assert listed.status == 0
