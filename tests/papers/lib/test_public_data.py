@@ -15,7 +15,17 @@ import pytest
 
 from dpca.errors import BadSource, Invalid
 from papers.lib import public_data
-from papers.lib.public_data import CIFAR_FEATURES, MNIST, MNIST_LABELS, a9a, cifar10, made_text, mnist, real_sim
+from papers.lib.public_data import (
+    CIFAR_FEATURES,
+    MNIST,
+    MNIST_LABELS,
+    a9a,
+    cifar10,
+    made_images,
+    made_text,
+    mnist,
+    real_sim,
+)
 
 TEXT = b"-1 3:0.5 20958:0.5\n+1 1:2 # a comment\n\n-1 2:1 1:1\n"
 
@@ -158,3 +168,13 @@ def test_data_that_are_not_there_are_named(tmp_path: Path) -> None:
     for name in ("digits", "breast cancer"):
         rows = sets[name].load()
         np.testing.assert_allclose(rows.multiply(rows).sum(axis=1), 1.0)
+
+
+def test_made_images_have_the_shape_of_cifar_10() -> None:
+    """About one pixel in 400 is zero, as in the paper's Table 2; classes differ."""
+    found = made_images(400)
+    assert found.rows.shape == (400, CIFAR_FEATURES)
+    assert found.density == pytest.approx(99.7617, abs=0.2)
+    assert set(found.labels) == set(range(10))
+    np.testing.assert_allclose(found.rows.multiply(found.rows).sum(axis=1), 1.0)
+    assert (found.rows != made_images(400).rows).nnz == 0
