@@ -13,8 +13,7 @@ declared spectrum or, without one, for the most favourable spectrum. No row is r
 """
 
 import dataclasses
-import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -25,17 +24,24 @@ from dpca_tasks.accounting.calibration import gaussian_epsilon, gaussian_noise_m
 from dpca_tasks.accounting.events import Relation, steps
 from dpca_tasks.errors import DpcaError, InvalidInput
 from dpca_tasks.forecast.expected_overlaps import (
+    SMALL,
     Iterations,
+    TruncatedRounds,
+    draws_of,
+    noisy_product,
+    overlaps_of_averaged,
     overlaps_with_draws,
     overlaps_with_iterations,
     overlaps_with_matrix,
     overlaps_with_noised,
+    overlaps_with_small_matrix,
+    overlaps_with_truncation,
 )
 from dpca_tasks.forecast.noise_forecast import Forecast, epsilon_needed, forecast_of, spectrum_shares
 from dpca_tasks.mechanisms.base import Center, Mechanism, Plan, PrivacyTarget, Problem, Subspace
 from dpca_tasks.mechanisms.eigenpairs import most_passes
-from dpca_tasks.mechanisms.noise_level import least_visible, product_edge
-from dpca_tasks.mechanisms.noisy_products import is_halved, product_noise
+from dpca_tasks.mechanisms.noise_level import least_visible
+from dpca_tasks.mechanisms.noisy_products import is_halved, orthonormal, product_noise
 from dpca_tasks.mechanisms.prior_releases import main_mechanism
 from dpca_tasks.mechanisms.subspace import MECHANISMS
 from dpca_tasks.noise.distributions import Gaussian
@@ -66,7 +72,8 @@ _ALIKE = 0.02  # expected captured variances that differ by less than this are r
 class Expected:
     """Expected captured variance, as intervals.
 
-    Where the release can be refined, the upper end includes the largest expected gain of refinement.
+    An interval covers the spread of single releases where they vary, and the facts that no spectrum states. Where the
+    release can be refined, the upper end includes the largest expected gain of refinement.
 
     Parameters
     ----------
@@ -76,20 +83,24 @@ class Expected:
         The same share after the first component is removed. For one component it equals `captured`.
     random, random_beyond_first : float
         The same two shares for k random directions.
+    mean : float
+        The mean of `captured` before refinement, for the most favourable facts.
+    seen : bool
+        Whether the first component can exceed the noise.
     """
 
     captured: tuple[float, float]
     beyond_first: tuple[float, float]
     random: float
     random_beyond_first: float
+    mean: float
     seen: bool
-    """Whether the first component can exceed the noise."""
 
     @property
     def is_noise(self) -> bool:
         """True if the components are expected to be no better than random directions."""
-        barely = not self.seen and self.captured[0] <= self.random + BARELY
-        return barely or self.captured[0] <= RANDOM * self.random
+        barely = not self.seen and self.mean <= self.random + BARELY
+        return barely or self.mean <= RANDOM * self.random
 
     @property
     def likely(self) -> float | None:
@@ -277,52 +288,65 @@ def _expected(mechanism: Any, plan: Plan) -> Expected:
         if problem.spectrum
         else np.where(np.arange(order) < count, 1.0 / count, 0.0)
     )
-    overlaps = _overlaps(mechanism, plan, problem.records_at_most * shares)
+    cases = _overlaps(mechanism, plan, problem.records_at_most * shares)
     refined = plan.moment_noise in _SCORED and plan.moment_formed
     seen = plan.level is not None and problem.records_at_most * float(shares[0]) >= plan.level
     kept = slice(1, None) if count > 1 else slice(None)
-    part_kept = min(getattr(mechanism, "rows_kept", order) / order, 1.0)  # share of even loadings in these rows
-    intervals, randoms = [], []
+    intervals, randoms, means = [], [], []
     for part in (slice(None), kept):
         most = float(shares[:count][part].sum())
         random = min(count / order * float(shares[part].sum()) / most, 1.0) if most > 0.0 else 1.0
-        low = min(max(float(overlaps[part] @ shares[part]) / most, 0.0), 1.0) if most > 0.0 else 1.0
-        high, low = low, max(low * part_kept, min(low, random))
-        gain = GAINED * (1.0 - low) if refined and low > RANDOM * random else high - low
-        if refined and not seen:
-            gain = min(gain, _UNSEEN * max(low - random, 0.0))
-        intervals.append((low, low + gain))
+        found = [
+            [min(max(float(draw[part] @ shares[part]) / most, 0.0), 1.0) if most > 0.0 else 1.0 for draw in draws]
+            for draws in cases
+        ]
+        low, high = min(map(min, found)), max(map(max, found))
+        mean = max(float(np.mean(each)) for each in found)
+        if refined and mean > RANDOM * random:
+            gain = GAINED * (1.0 - low)
+            high = max(high, low + (gain if seen else min(gain, _UNSEEN * max(mean - random, 0.0))))
+        intervals.append((low, high))
         randoms.append(random)
+        means.append(mean)
     return Expected(
-        captured=intervals[0], beyond_first=intervals[1], random=randoms[0], random_beyond_first=randoms[1], seen=seen
+        captured=intervals[0],
+        beyond_first=intervals[1],
+        random=randoms[0],
+        random_beyond_first=randoms[1],
+        mean=means[0],
+        seen=seen,
     )
 
 
-def _overlaps(mechanism: Any, plan: Plan, strengths: Vector) -> Vector:
-    """Return the overlaps of a planned mechanism's directions with components of given strengths."""
+def _overlaps(mechanism: Any, plan: Plan, strengths: Vector) -> list[list[Vector]]:
+    """Return draws of the overlaps of a planned mechanism's directions with components of given strengths.
+
+    There are several lists of draws where the overlaps depend on facts that no spectrum states.
+    """
     count, problem = mechanism.n_components, plan.problem
     match plan.mechanism:
         case "exponential":
             assert plan.level is not None
-            return overlaps_with_draws(strengths, n_components=count, scale=2.0 * plan.level / problem.n_features)
-        case "noisy_power" | "dp_spca" | "dp_vrpca":
-            return overlaps_with_iterations(strengths, _iterations(mechanism, plan))
-        case "dps_pca" if mechanism.form == "rounds":
-            assert plan.level is not None
-            each = plan.level / product_edge(problem.n_features, count, std=1.0)
-            run = Iterations(n_components=count, steps=mechanism.iterations, noise_std=each, width=count)
-            return overlaps_with_iterations(strengths, run)
+            scale = 2.0 * plan.level / problem.n_features
+            return [[overlaps_with_draws(strengths, n_components=count, scale=scale)]]
+        case "noisy_power" | "dp_spca":
+            return [overlaps_with_iterations(strengths, _iterations(mechanism, plan))]
+        case "dp_vrpca":
+            return [_with_corrections(mechanism, plan, strengths)]
+        case "dps_pca":
+            return _with_truncation(mechanism, plan, strengths)
         case "smooth_sensitivity" | "propose_test_release":
-            assert plan.level is not None
             gap = float(strengths[count - 1] - strengths[count])
-            noise = plan.level / gap if gap > plan.level else math.inf
-            return overlaps_with_noised(strengths, n_components=count, noise=noise)
+            kept = mechanism.kept_lengths(plan, gap=gap)
+            return [[overlaps_with_noised(strengths, n_components=count, kept=each)] for each in kept]
     std = plan.moment_std
     if std is None:  # only the level of the noise is stated
         assert plan.level is not None
         std = plan.level / least_visible(problem.n_features)
     wishart = plan.moment_noise == "wishart"
-    return overlaps_with_matrix(strengths, n_components=count, noise_std=std, wishart=wishart)
+    if problem.n_features <= SMALL:
+        return [overlaps_with_small_matrix(strengths, n_components=count, noise_std=std, wishart=wishart)]
+    return [[overlaps_with_matrix(strengths, n_components=count, noise_std=std, wishart=wishart)]]
 
 
 def _iterations(mechanism: Any, plan: Plan) -> Iterations:
@@ -332,34 +356,64 @@ def _iterations(mechanism: Any, plan: Plan) -> Iterations:
         width = min(problem.n_features, count + mechanism.oversampling)
         std = product_noise(problem, noise, width=width, rate=1.0)
         return Iterations(n_components=count, steps=mechanism.iterations, noise_std=std, width=width)
-    rate, steps_in_all, kept_for = mechanism.rate, getattr(mechanism, "steps", 0), 1
-    if plan.mechanism == "dp_vrpca":  # the steps of an epoch share the noise of its full product
-        steps_in_all, kept_for = mechanism.epochs * mechanism.inner_steps, mechanism.inner_steps
-        noise, rate = full_noise(mechanism, plan), 1.0
-    elif mechanism.form == "one_row":
-        rate, steps_in_all = 0.01, 100  # small batches with the same total noise
-    halved = is_halved(problem, rate=mechanism.rate)
-    std = product_noise(problem, noise, width=count, rate=rate, halved=halved)
+    small = mechanism.form == "one_row"  # simulated by fewer and larger batches with the same total noise
+    rate, steps_in_all = (0.01, 100) if small else (mechanism.rate, mechanism.steps)
+    std = product_noise(problem, noise, width=count, rate=rate, halved=is_halved(problem, rate=mechanism.rate))
     return Iterations(
         n_components=count,
         steps=steps_in_all,
         noise_std=std,
         width=count,
         step_size=mechanism.integrated_time / (steps_in_all * problem.records_at_most),
-        kept_for=kept_for,
+        sampled=(rate, problem.records_at_most),
     )
 
 
-def full_noise(mechanism: Any, plan: Plan) -> Gaussian:
-    """Return the noise of the full products of an event that also contains sampled steps."""
-    multiplier = max(_gaussian_multipliers(plan.event), default=plan.noise_multiplier)
-    return Gaussian(noise_multiplier=multiplier)
+def _with_corrections(mechanism: Any, plan: Plan, strengths: Vector) -> list[Vector]:
+    """Run the epochs of DP-VRPCA on the declared spectrum."""
+    problem, count = plan.problem, mechanism.n_components
+    halved = is_halved(problem, rate=mechanism.rate)
+    stds = [
+        product_noise(problem, noise, width=count, rate=rate, halved=halved)
+        for noise, rate in zip(mechanism.noises(plan), (1.0, mechanism.rate), strict=True)
+    ]
+    sampled = (mechanism.rate, problem.records_at_most)
+
+    def draw(rng: np.random.Generator) -> Vector:
+        found = mechanism.iterates(
+            orthonormal(rng.standard_normal((problem.n_features, count))),
+            problem.records_at_most,
+            full=lambda directions: noisy_product(strengths, directions, rng, noise_std=stds[0]),
+            correction=lambda moved: noisy_product(strengths, moved, rng, noise_std=stds[1], sampled=sampled),
+        )
+        return overlaps_of_averaged([each.directions for each in found], count)
+
+    return draws_of(draw, problem.n_features * count)
 
 
-def _gaussian_multipliers(event: Any) -> Iterator[float]:
-    for step in steps(event):
-        if step["name"] == "gaussian":
-            yield float(step["noise_multiplier"])
+def _with_truncation(mechanism: Any, plan: Plan, strengths: Vector) -> list[list[Vector]]:
+    """Return the overlaps of DPS-PCA, for components spread over all features and for components in few."""
+    problem, count = plan.problem, mechanism.n_components
+    rows_kept = min(mechanism.rows_kept, problem.n_features)
+    if mechanism.form == "one_round":
+        assert plan.level is not None
+        std = plan.level / least_visible(problem.n_features)
+        spread = overlaps_with_matrix(strengths, n_components=count, noise_std=std) * (rows_kept / problem.n_features)
+        few = np.zeros_like(strengths)
+        few[:rows_kept] = overlaps_with_matrix(strengths[:rows_kept], n_components=count, noise_std=std)
+        return [[spread], [few]]
+    clip = mechanism.message_clip if problem.center == "none" else 1.0
+    noise = Gaussian(noise_multiplier=plan.noise_multiplier)
+    rounds = TruncatedRounds(
+        n_components=count,
+        iterations=mechanism.iterations,
+        burn_in=mechanism.burn_in,
+        rows_kept=rows_kept,
+        noise_std=product_noise(problem, noise, width=count, rate=1.0, message_clip=clip),
+        message_clip=clip,
+        n_records=problem.records_at_most,
+    )
+    return [overlaps_with_truncation(strengths, rounds, spread=spread) for spread in (True, False)]
 
 
 def cost_of(mechanism: Any, plan: Plan) -> Cost:

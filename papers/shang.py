@@ -21,16 +21,30 @@ import typer
 from dpca.errors import Invalid
 from dpca_tasks.accounting.calibration import gaussian_noise_multiplier
 from dpca_tasks.accounting.closed_brackets import wishart_delta
-from dpca_tasks.accounting.published import FORMULAS, Settings, dp_spca_bound
+from dpca_tasks.accounting.published import FORMULAS, Settings
 from dpca_tasks.errors import DpcaError, Refused
-from papers.lib.experiments import Check, DataFolder, Matrix, OutFolder, Report, at_least, at_most, near, report
-from papers.lib.figures import write_comparison
+from papers.lib.ascents import ascend
+from papers.lib.experiments import (
+    Check,
+    DataFolder,
+    Matrix,
+    OutFolder,
+    Report,
+    at_least,
+    at_most,
+    judged,
+    near,
+    report,
+    summary_of,
+)
+from papers.lib.figures import LineChart, draw_lines, write_comparison
 from papers.lib.public_data import (
     MNIST,
     MNIST_LABELS,
     LabelledRows,
     a9a,
     cifar10,
+    made_images,
     made_text,
     mnist,
     real_sim,
@@ -44,8 +58,11 @@ from papers.lib.subspaces import (
     DP_SPCA,
     DP_VRPCA,
     GAUSSIAN,
+    LONG_SPCA,
+    LONG_VRPCA,
     MIX,
     MOD_SULQ,
+    PPI,
     PRINTED_SPCA,
     PRINTED_VRPCA,
     REFINED,
@@ -54,7 +71,6 @@ from papers.lib.subspaces import (
     Reference,
     Rows,
     Split,
-    ascend,
     formula_epsilon,
     less_lost,
     mean_and_error,
@@ -64,9 +80,9 @@ from papers.lib.subspaces import (
 type Row = dict[str, Any]
 type Key = tuple[str, float | None, float | None]
 
-SPLITS, DRAWS, TEXT_FEATURES = 8, 5, 1_048
-"""Paired splits; draws of each compared arm per split of a9a; columns of the synthetic text, a twentieth of
-real-sim's."""
+SPLITS, DRAWS, TEXT_FEATURES, IMAGES = 8, 5, 1_048, 10_000
+"""Paired splits; draws, which are seeds 0 to 4; columns of the synthetic text, a twentieth of real-sim's; and synthetic
+images, a fifth of CIFAR-10's."""
 EPSILON, EPSILONS, PRINTED_DELTA, SMALL_DELTA = 0.1, (0.1, 0.3, 1.0, 4.0), 1e-3, 1e-5
 """The budget of Table 3, those of Figure 1, the paper's delta, and a delta below the inverse of every number of
 records."""
@@ -74,14 +90,14 @@ RANDOM, MAJORITY, FEW = "random subspace", "most frequent label", 3
 """Baselines, and the number of splits of expensive arms when d is not small."""
 CHARGED = "nothing: the data are public, and the keys come from seeds"
 TITLES = {
-    "figure1": "Figure 1: distance and captured variance against epsilon",
+    "figure1": "Figure 1: squared distance against epsilon",
     "table1": "Table 1: printed bounds and noise, and the true epsilon",
     "table2": "Table 2: the data",
     "table3": "Table 3: points of accuracy lost to the best directions",
 }
 _ARM = ("data", "k", "arm", "claimed epsilon", "true epsilon", "bound", "delta")
 COLUMNS = {
-    "figure1": (*_ARM, "distance", "captured", "beyond", "refused"),
+    "figure1": (*_ARM, "distance", "distance std", "captured", "captured std", "beyond", "refused"),
     "table1": (
         *("algorithm", "printed bound, constants 1", "printed noise, constants 1", "noise of the formula", "measures"),
         *("claimed epsilon", "true epsilon", "true epsilon, claimed 1", "broken condition"),
@@ -96,12 +112,15 @@ SHAPES = {
     "real-sim": (72_309, 20_958, 0.2448),
 }
 """Records, features and the percentage of non-zero entries; for MNIST the paper's column states the zeros."""
+FIGURE_ARMS = (MOD_SULQ, GAUSSIAN, PPI, PRINTED_SPCA, PRINTED_VRPCA, LONG_SPCA, LONG_VRPCA, ANALYZE_GAUSS)
+"""The arms of the figure: those of the paper, its two algorithms with more steps, and our default."""
 PAPER_LOSS = {"a9a": 84.9483 - 82.5539, "MNIST": 99.2883 - 98.4750, "real-sim": 99.4275 - 94.1852}
 """The loss of the paper's best algorithm in its Table 3, in points."""
 
 _FIGURE_SEED, _SEED, _FIRST_ORDER_DRAWS = 1, 3, 20
 _NEAR_START, _FIRST_ORDER, _GROWS = 0.25, 0.3, 0.1
 _DENSITY, _SAME_BOUND, _SURE, _SAME = 5e-3, 0.02, 0.01, 5.0
+_TIMES, _MOST_TIMES = 5.0, 50.0
 _LARGEST = {
     ("a9a", ANALYZE_GAUSS.name): (0.6, 0.6),
     ("a9a", REFINED.name): (0.8, 0.8),
@@ -117,13 +136,15 @@ def reproduce(
     cifar10: Annotated[Path | None, typer.Option(help="CIFAR-10: svmlight text, batches, or their archive.")] = None,
     real_sim: Annotated[Path | None, typer.Option(help="real-sim: svmlight text, plain or compressed.")] = None,
     dataset: Annotated[
-        list[str] | None, typer.Option(help="Only this data set: a9a, MNIST, CIFAR-10, real-sim or text.")
+        list[str] | None, typer.Option(help="Only this data set: a9a, MNIST, CIFAR-10, real-sim, text or images.")
     ] = None,
     splits: Annotated[int, typer.Option(min=2, help="Paired splits of each data set.")] = SPLITS,
     draws: Annotated[int, typer.Option(min=1, help="Draws of each compared arm in a split of a9a.")] = DRAWS,
     text_features: Annotated[
         int, typer.Option(min=100, help="Columns of the synthetic text; 20958, as in real-sim, take most of an hour.")
     ] = TEXT_FEATURES,
+    images: Annotated[int, typer.Option(min=100, help="Synthetic images; 50000, as in CIFAR-10, need 5 GB.")] = IMAGES,
+    quick: Annotated[bool, typer.Option("--quick", help="a9a with two splits and one draw, not judged.")] = False,
     out: OutFolder = None,
 ) -> Report:
     """Check the tables and the figure of Shang et al. on real data, with every mechanism published and tight.
@@ -138,20 +159,40 @@ def reproduce(
     """
     if find_spec("sklearn") is None:
         raise Refused("shang trains scikit-learn's linear SVM, which is missing; install the extra estimators.")
-    loaders, left_out = _loaders(data, cifar10, real_sim, text_features)
+    if quick:
+        dataset, splits, draws = dataset or ["a9a"], 2, 1
+    loaders, left_out = _loaders(data, cifar10, real_sim, text_features, images)
     unknown = sorted(set(dataset or ()) - set(loaders))
     if unknown:
         raise Invalid(f"dataset={unknown[0]} is not available; use one of {', '.join(loaders)}.")
     tables: dict[str, list[Row]] = {name: [] for name in TITLES}
     chosen = [load for name, load in loaders.items() if not dataset or name in dataset]
     checks = itertools.chain.from_iterable(_checks(load(), tables, splits=splits, draws=draws) for load in chosen)
-    found = report(checks, left_out=left_out, charged=CHARGED)
+    full = splits >= SPLITS and draws >= DRAWS
+    found = report(judged(checks, full=full), left_out=left_out, charged=CHARGED)
     found |= {"tables": tables, "columns": {name: list(columns) for name, columns in COLUMNS.items()}}
-    return found | {"files": write_comparison(found, TITLES, out)}
+    return found | {"files": write_comparison(found, TITLES, out) + _draw_figure(tables["figure1"], out)}
+
+
+def _draw_figure(rows: Sequence[Row], out: Path | None) -> list[str]:
+    """Draw Figure 1 at the paper's delta, with a panel for each data set."""
+    arms = tuple(arm.name for arm in FIGURE_ARMS)
+    shown = [row for row in rows if row.get("delta") == PRINTED_DELTA and row["arm"] in arms and "distance" in row]
+    if out is None or not shown:
+        return []
+    chart = LineChart(
+        title=f"{TITLES['figure1']}, delta = {PRINTED_DELTA:g}",
+        x="claimed epsilon",
+        y="distance",
+        y_label="squared distance",
+        arms=arms,
+        panels={row["data"]: f"{row['data']}, k = {row['k']}" for row in shown},
+    )
+    return [str(path) for path in draw_lines(shown, chart, out / "figure1")]
 
 
 def _loaders(
-    data: Path, cifar10_file: Path | None, real_sim_file: Path | None, text_features: int
+    data: Path, cifar10_file: Path | None, real_sim_file: Path | None, text_features: int, images: int
 ) -> tuple[dict[str, Callable[[], LabelledRows]], list[str]]:
     """Return the loaders of the available data sets, and the reasons why others are left out."""
     found: dict[str, Callable[[], LabelledRows]] = {"a9a": a9a}
@@ -169,6 +210,8 @@ def _loaders(
         else:
             found[name] = partial(load, place)
     found["text"] = partial(made_text, text_features)
+    if cifar10_file is None:
+        found["images"] = partial(made_images, images)
     return found, left_out
 
 
@@ -182,7 +225,7 @@ def _checks(data: LabelledRows, tables: dict[str, list[Row]], *, splits: int, dr
         yield from check_bounds(data)
         yield check_first_order(data)
         yield check_without_noise(data)
-    curves = trace(data, draws=min(draws, 2))
+    curves = trace(data, draws=draws)
     tables["figure1"] += curves.rows()
     yield from check_distances(curves)
     majority, losses = compare(data, splits=splits, draws=draws)
@@ -259,7 +302,7 @@ class Outcomes:
         for key, seen in self._measured.items():
             yield Outcome(
                 **dict(zip(("arm", "epsilon", "delta"), key, strict=True)),  # type: ignore[arg-type]
-                measured={name: float(np.mean([each[name] for each in seen])) for name in seen[0]},
+                measured=summary_of(seen, tuple(seen[0])),
                 lost=tuple(float(np.mean(each)) for each in self._lost.get(key, {}).values()),
                 true_epsilon=self._truths.get(key),
             )
@@ -323,7 +366,7 @@ def compare(data: LabelledRows, *, splits: int, draws: int) -> tuple[Outcome, Ou
             found.add((RANDOM, None, None), reference.measured(guess))
             found.lose((RANDOM, None, None), split, accuracy - held.accuracy(guess))
         for arm, delta in planned:
-            if arm.dear and split >= FEW and not small:
+            if arm.dear and split >= FEW:
                 continue
             for draw in range(draws if arm in COMPARED and small else 1):
                 seed = (_SEED, split, draw)
@@ -355,7 +398,7 @@ def check_without_noise(data: LabelledRows) -> Check:
     """Check that DP-SPCA with printed step ``1 / 2n`` and ``T = n`` ends near its random start even without noise."""
     k = data.n_components
     reference = Reference.of(data.rows, n_components=k)
-    found = ascend(data.rows, k, noise_std=0.0, rng=np.random.default_rng(_FIGURE_SEED))
+    found, _ = ascend(data.rows, k, noise_std=0.0, rng=np.random.default_rng(_FIGURE_SEED))
     captured = reference.measured(found)["captured"]
     return at_most(f"{data.name}: captured by DP-SPCA's printed steps WITHOUT noise", _NEAR_START, got=captured)
 
@@ -448,28 +491,19 @@ def check_bounds(data: LabelledRows) -> Iterator[Check]:
         ("analyze_gauss", 0.1, 0.0369),
         ("dp_spca", 0.1, 0.00241),
         ("dp_spca", 1.0, 100.04),
-        ("dp_vrpca", 0.1, 450.0),
     ):
         got = formula_epsilon(name, _settings(name, n, d, data.n_components, claimed))
         yield near(f"{told} {name} as printed, claimed {claimed:g}", expected, _SAME_BOUND * expected, got=got)
+    moved = FORMULAS["dp_vrpca"].bracket(_settings("dp_vrpca", n, d, 1, EPSILON))
+    text = f"{told} dp_vrpca as printed, claimed {EPSILON:g}, every iterate seen"
+    yield at_least(f"{text}: lower end", _TIMES * EPSILON, got=moved.lower)
+    yield at_most(f"{text}: upper end", _MOST_TIMES * EPSILON, got=moved.upper)
     third = EPSILON / 3
     yield near(
         f"{data.name}: delta of the printed Wishart matrix, claimed epsilon {EPSILON:g} and delta 0",
         1.0 - math.exp(-third),
         1e-4,
         got=wishart_delta(2.0, scale=1 / (2 * third), epsilon=EPSILON),
-    )
-    asked = _settings("dp_spca", n, d, data.n_components, EPSILON)
-    yield near(
-        f"{data.name}: largest epsilon of Lemma 1, T / n^2, times n at T = n", 1.0, 1e-9, got=dp_spca_bound(asked) * n
-    )
-    twice = _settings("dp_spca", 2 * n, d, data.n_components, EPSILON)
-    ratio = (FORMULAS["dp_spca"].noise(twice) / FORMULAS["dp_spca"].noise(asked)) ** 2
-    yield near(
-        f"{data.name}: noise variance of DP-SPCA at twice the records and steps, a half and not a quarter",
-        0.5,
-        1e-9,
-        got=ratio,
     )
 
 

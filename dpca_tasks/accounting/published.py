@@ -41,6 +41,7 @@ from dpca_tasks.accounting.closed_brackets import (
 from dpca_tasks.accounting.epsilon_bracket import EpsilonBracket, epsilon_bracket
 from dpca_tasks.accounting.events import Relation
 from dpca_tasks.accounting.smooth_sensitivity import smooth_cauchy_shift, smooth_gaussian_shift
+from dpca_tasks.accounting.vrpca_movement import Epoch, movement_bracket, upper_event
 from dpca_tasks.errors import Refused
 
 
@@ -60,8 +61,6 @@ class Settings:
         T or L, and m.
     mix : float, optional
         The free ``mu`` of DP-SPCA; by default the value of least noise that its conditions allow.
-    distance : float
-        The distance of DP-VRPCA's directions from those of its last full product, at most 2.
     gradient : float
         The actual movement of a DP-SPCA step by one record, over the G of its formula. It is 2 where G is the bound
         for half the squared projection and the step takes the gradient of the whole.
@@ -80,7 +79,6 @@ class Settings:
     steps: int = 1
     epochs: int = 1
     mix: float | None = None
-    distance: float = 2.0
     gradient: float = 1.0
     largest_entry: float | None = None
     sites: int = 1
@@ -426,12 +424,14 @@ def _dp_vrpca(settings: Settings) -> float:
     return math.sqrt(count * math.log(1 / settings.delta)) / (settings.n_records * settings.epsilon)
 
 
-def _dp_vrpca_event(settings: Settings) -> events.Event:
-    """Return the event of the full products and of the corrections, each assumed to have the whole noise."""
-    noise, count = _dp_vrpca(settings), settings.steps * settings.epochs
-    full = events.gaussian(settings.n_records * noise)
-    correction = events.poisson_sampled(events.gaussian(noise / settings.distance), 1 / settings.n_records)
-    return events.composed(events.self_composed(full, count), events.self_composed(correction, count))
+def _epoch(settings: Settings) -> Epoch:
+    return Epoch(
+        n_features=settings.n_features,
+        n_records=settings.n_records,
+        steps=settings.steps,
+        noise_std=_dp_vrpca(settings),
+        n_components=settings.n_components,
+    )
 
 
 def _largest_entry(settings: Settings) -> float:
@@ -557,8 +557,8 @@ FORMULAS: Mapping[str, Formula] = {
         source="Shang et al., PCA in the stochastic differential privacy model, Theorem 3",
         measures="std lambda_2 of a step over G = 1",
         noise=_dp_vrpca,
-        event=_dp_vrpca_event,
-        bound="at least",
+        event=lambda asked: upper_event(_epoch(asked), epochs=asked.epochs, delta=asked.delta),
+        closed_form=lambda asked, delta: movement_bracket(_epoch(asked), epochs=asked.epochs, delta=delta),
         broken=lambda _: (
             "calibration=paper uses the full product without noise in every step, and noise that ignores how far the "
             "directions moved"

@@ -48,9 +48,9 @@ def _dp_spca() -> Iterator[Case]:
 
 
 def _dp_vrpca() -> Iterator[Case]:
-    for distance in (2.0, 1.0, 0.5, 0.1):
-        words = f"a9a, one epoch, directions that moved by {distance:g}"
-        yield Case(formula="dp_vrpca", words=words, settings=replace(_A9A, distance=distance))
+    for epsilon, epochs in ((0.1, 1), (1.0, 1), (0.1, 30)):
+        settings = replace(_A9A, epsilon=epsilon, epochs=epochs)
+        yield Case(formula="dp_vrpca", words=f"a9a, m = {epochs}, every iterate seen", settings=settings)
 
 
 def _gaussians() -> Iterator[Case]:

@@ -18,24 +18,27 @@ Kent, Ganeiber and Mardia (2018) for the equation of a Bingham distribution's co
 
 Notes
 -----
-Matrices and draws have closed forms. Iterated products are simulated on the declared spectrum. The noise of a product
-is isotropic, so in the mean iterations on any matrix behave as on the diagonal matrix of the same strengths, which is
-public. All draws come from one fixed public seed.
+Matrices, draws and noised directions have closed forms. Iterated products are simulated on the declared spectrum. The
+noise of a product is isotropic, so in the mean iterations on any matrix behave as on the diagonal matrix of the same
+strengths, which is public. Truncation to few features depends on the eigenvectors: it is simulated for two extremes,
+each component in one feature, and components spread evenly over all features. All draws come from one fixed public
+seed.
 
 >>> strengths = np.array([300.0, 60.0] + [1.0] * 398)
 >>> run = Iterations(n_components=1, steps=8, noise_std=3.0, width=4)
->>> overlaps_with_iterations(strengths, run)[0].round(1)
+>>> overlaps_with_iterations(strengths, run)[0][0].round(1)
 np.float64(1.0)
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import fft
 
-from dpca_tasks.mechanisms.noisy_products import is_averaged, orthonormal
+from dpca_tasks.mechanisms.noisy_products import Iterate, is_averaged, iterate_truncated, orthonormal
 from dpca_tasks.threads import one_thread
 
 type Vector = NDArray[np.float64]
@@ -83,6 +86,30 @@ def overlaps_with_matrix(strengths: Vector, *, n_components: int, noise_std: flo
     return np.asarray((weights * (n_components / float(counts @ weights)))[places])
 
 
+SMALL = 100
+"""Number of features up to which noisy matrices are simulated: releases vary there."""
+
+
+def overlaps_with_small_matrix(
+    strengths: Vector, *, n_components: int, noise_std: float, wishart: bool = False
+) -> list[Vector]:
+    """Return what `overlaps_with_matrix` returns in the mean, for several draws of the noise."""
+    order = len(strengths)
+
+    def draw(rng: np.random.Generator) -> Vector:
+        if wishart:
+            one, other = (rng.standard_normal((order + 1, order)) for _ in range(2))
+            noise = (one.T @ one - other.T @ other) / math.sqrt(2.0 * (order + 1))
+        else:
+            noise = rng.standard_normal((order, order))
+            noise = (noise + noise.T) / math.sqrt(2.0)
+        with one_thread():
+            vectors = np.linalg.eigh(np.diag(strengths) + noise_std * noise)[1]
+        return np.asarray((vectors[:, -n_components:] ** 2).sum(axis=1))
+
+    return draws_of(draw, 1)
+
+
 def overlaps_with_draws(strengths: Vector, *, n_components: int, scale: float) -> Vector:
     """Return the overlaps of directions drawn one by one with density ``exp(v^T S v / scale)``.
 
@@ -104,19 +131,16 @@ def overlaps_with_draws(strengths: Vector, *, n_components: int, scale: float) -
     return np.asarray(found + (n_components - found.sum()) * between / max(float(between.sum()), 1e-300))
 
 
-def overlaps_with_noised(strengths: Vector, *, n_components: int, noise: float) -> Vector:
-    """Return the overlaps of exact directions plus noise of a given length, orthonormalised.
-
-    Infinite noise gives random directions.
+def overlaps_with_noised(strengths: Vector, *, n_components: int, kept: float) -> Vector:
+    """Return the overlaps of exact directions plus noise, orthonormalised.
 
     Parameters
     ----------
-    noise : float
-        The length of the noise of a direction; a direction itself has length 1.
+    kept : float
+        The share of a noised direction's squared length that is the direction itself; 0 for noise alone.
     """
-    order, exact = len(strengths), _leading(strengths, n_components)
-    kept = 0.0 if math.isinf(noise) else 1.0 / (1.0 + noise**2)
-    return np.asarray(kept * exact + (1.0 - kept) * n_components / order)
+    exact = _leading(strengths, n_components)
+    return np.asarray(kept * exact + (1.0 - kept) * n_components / len(strengths))
 
 
 def _leading(strengths: Vector, n_components: int) -> Vector:
@@ -170,7 +194,7 @@ def _solved(spot: complex, start: complex, values: Vector, shares: Vector, selfe
     return moved
 
 
-_SEED, _NUMBERS, _MOST_DRAWS = 20180412, 40_000, 4  # with many features one draw is already an average
+_SEED, _NUMBERS, _MOST_DRAWS = 20180412, 40_000, 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,8 +212,8 @@ class Iterations:
         The number of columns of V.
     step_size : float
         The step size; if it is infinite, V is replaced by the noisy product.
-    kept_for : int
-        The number of steps that share the noise of one product.
+    sampled : (float, float)
+        The sampling rate of a product, and the number of records.
     """
 
     n_components: int
@@ -197,32 +221,129 @@ class Iterations:
     noise_std: float
     width: int
     step_size: float = math.inf
-    kept_for: int = 1
+    sampled: tuple[float, float] = (1.0, 1.0)
 
 
-def overlaps_with_iterations(strengths: Vector, run: Iterations) -> Vector:
-    """Return the overlaps of the leading k directions of the averaged projectors."""
-    draws = max(1, min(_MOST_DRAWS, _NUMBERS // (len(strengths) * run.width)))
+def overlaps_with_iterations(strengths: Vector, run: Iterations) -> list[Vector]:
+    """Return the overlaps of the leading k directions of the averaged projectors, one array for each draw."""
+    return draws_of(lambda rng: _draw(strengths, run, rng), len(strengths) * run.width)
+
+
+def draws_of(draw: Callable[[np.random.Generator], Vector], numbers: int) -> list[Vector]:
+    """Return simulations from the public seed: several if one needs few random numbers, otherwise one.
+
+    With few numbers releases vary, and the draws show how much. With many, one draw is already an average.
+    """
     rng = np.random.default_rng(_SEED)
-    return np.asarray(sum(_draw(strengths, run, rng) for _ in range(draws)) / draws)
+    return [draw(rng) for _ in range(max(1, min(_MOST_DRAWS, _NUMBERS // numbers)))]
 
 
 def _draw(strengths: Vector, run: Iterations, rng: np.random.Generator) -> Vector:
-    shape = (len(strengths), run.width)
-    directions = orthonormal(rng.standard_normal(shape))
-    iterates, noise = [], np.zeros(shape)
+    directions = orthonormal(rng.standard_normal((len(strengths), run.width)))
+    iterates = []
     for step in range(run.steps):
-        if step % run.kept_for == 0:
-            noise = run.noise_std * rng.standard_normal(shape)
         if math.isfinite(run.step_size) and is_averaged(step, run.steps):
             iterates.append(directions)
-        product = strengths[:, None] * directions + noise
+        product = noisy_product(strengths, directions, rng, noise_std=run.noise_std, sampled=run.sampled)
         whole = math.isinf(run.step_size)
         directions = orthonormal(product if whole else directions + run.step_size * product)
         if whole and step >= run.steps // 2:
             iterates.append(directions)
-    columns = np.hstack(iterates)
+    return overlaps_of_averaged(iterates, run.n_components)
+
+
+def noisy_product(
+    strengths: Vector,
+    directions: NDArray[np.float64],
+    rng: np.random.Generator,
+    *,
+    noise_std: float,
+    sampled: tuple[float, float] = (1.0, 1.0),
+) -> NDArray[np.float64]:
+    """Simulate a noisy product of a diagonal moment with directions, as the sum over a sample over its rate.
+
+    Parameters
+    ----------
+    sampled : (float, float)
+        The rate of the sample, and the number of records. The error of a sample of Gaussian rows has the covariance
+        ``(1 - q) / q v^T S v S / n`` in the mean, for a column v.
+    """
+    rate, n_records = sampled
+    exact = strengths[:, None] * directions
+    noise = noise_std * rng.standard_normal(directions.shape)
+    if rate < 1.0:
+        seen = np.einsum("ij,ij->j", directions, exact) / n_records
+        spread = np.sqrt((1.0 - rate) / rate * strengths[:, None] * seen)
+        noise += spread * rng.standard_normal(directions.shape)
+    return np.asarray(exact + noise)
+
+
+def overlaps_of_averaged(bases: Sequence[NDArray[np.float64]], n_components: int) -> Vector:
+    """Return the overlaps of the leading k directions of a sum of projectors, for components along the axes."""
+    columns = np.hstack(bases)
     with one_thread():
         values, vectors = np.linalg.eigh(columns.T @ columns)
-        leading = columns @ (vectors[:, -run.n_components :] / np.sqrt(values[-run.n_components :]))
+        leading = columns @ (vectors[:, -n_components:] / np.sqrt(values[-n_components:]))
     return np.asarray((leading**2).sum(axis=1))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TruncatedRounds:
+    """Rounds of noisy products of clipped messages, whose directions are truncated to few features.
+
+    Parameters
+    ----------
+    n_components, iterations, burn_in, rows_kept : int
+        As for `dpca_tasks.mechanisms.noisy_products.iterate_truncated`.
+    noise_std : float, records at the clip norm
+        The std of the noise in a product's entries.
+    message_clip : float
+        The bound on the norm of a record's message; at 1 nothing is clipped.
+    n_records : float
+        The number of records at the clip norm.
+    """
+
+    n_components: int
+    iterations: int
+    burn_in: int
+    rows_kept: int
+    noise_std: float
+    message_clip: float
+    n_records: float
+
+
+def overlaps_with_truncation(strengths: Vector, run: TruncatedRounds, *, spread: bool) -> list[Vector]:
+    """Return the overlaps of truncated rounds, for components in one feature each or spread evenly over all.
+
+    All messages are taken to have the mean squared norm, ``tr(V^T S V) / n``: clipping multiplies a product by the
+    message clip over this norm, if it is below 1.
+    """
+    signs = np.where(np.random.default_rng(_SEED).random(len(strengths)) < 0.5, -1.0, 1.0)[:, None]
+
+    def to_components(directions: NDArray[np.float64]) -> NDArray[np.float64]:
+        return np.asarray(fft.dct(signs * directions, axis=0, norm="ortho")) if spread else directions
+
+    def to_features(directions: NDArray[np.float64]) -> NDArray[np.float64]:
+        return np.asarray(signs * fft.idct(directions, axis=0, norm="ortho")) if spread else directions
+
+    def draw(rng: np.random.Generator) -> Vector:
+        def answer(directions: NDArray[np.float64]) -> Iterate:
+            within = to_components(directions)
+            product = strengths[:, None] * within
+            norm = math.sqrt(float(np.sum(within * product)) / run.n_records)
+            if norm > run.message_clip:
+                product *= run.message_clip / norm
+            noise = run.noise_std * rng.standard_normal(directions.shape)
+            return Iterate(directions=directions, product=to_features(product) + noise)
+
+        found = iterate_truncated(
+            answer,
+            n_features=len(strengths),
+            n_components=run.n_components,
+            iterations=run.iterations,
+            burn_in=run.burn_in,
+            rows_kept=run.rows_kept,
+        )
+        return np.asarray((to_components(found.T) ** 2).sum(axis=1))
+
+    return draws_of(draw, len(strengths) * run.n_components)

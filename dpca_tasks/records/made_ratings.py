@@ -95,9 +95,7 @@ def low_rank(*, n_users: int, seed: int, n_items: int = LOW_RANK_ITEMS, tested: 
     )
 
 
-def skewed(
-    *, n_users: int = SKEWED_USERS, n_items: int = SKEWED_ITEMS, seed: int, taste: float = 0.0
-) -> SplitRatings:
+def skewed(*, n_users: int = SKEWED_USERS, n_items: int = SKEWED_ITEMS, seed: int, taste: float = 0.0) -> SplitRatings:
     r"""Return half-star ratings in which few items have most of the ratings, with a tenth of them held out.
 
     Notes

@@ -258,6 +258,8 @@ def truth_cells(row: Truth) -> dict[str, str]:
             true = f"at most {row.upper:.4g}"
         case "at least":
             true = f"at least {row.lower:.4g}"
+        case _ if math.isinf(row.upper):
+            true = f"at least {row.lower:.4g}"
         case _ if f"{row.lower:.4g}" == f"{row.upper:.4g}":
             true = f"{row.upper:.4g}"
         case _:

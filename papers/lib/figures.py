@@ -15,7 +15,6 @@ type Row = Mapping[str, Any]
 type Tables = Mapping[str, Sequence[Row]]
 
 _SERIES = THEMES["light"].series
-_MARKERS = "os^D"  # distinguish curves of the same colour
 COLOURS = ("#000000", "#e28e35", "#0d47a1", "#6cc6ee", "#cc3311", "#2a9a5f", "#4b1460", "#eedd66")
 """The colours of lines, each with its own marker and dashes. They differ by at least 8 of 100 in lightness, so that a
 grey print distinguishes them."""
@@ -88,7 +87,7 @@ def write_comparison(
     Parameters
     ----------
     found : Mapping
-        With ``tables`` and ``columns`` by name. ``figure1`` has curves, ``table3`` bars and ``sweeps`` lines.
+        With ``tables`` and ``columns`` by name. ``table3`` has bars and ``sweeps`` lines.
         ``notes``, if present, are sentences below the tables.
     titles : Mapping of str to str
     out : Path, optional
@@ -106,13 +105,11 @@ def write_comparison(
         notes = "".join(f"{each}\n\n" for each in found.get("notes", ()))
         text = f"# {titles[name]}\n\n{_markdown(rows, columns)}\n\n{notes}Charged: {found['charged']}.\n"
         paths[-1].write_text(text, encoding="utf8")
-    for name, draw in (("figure1", draw_curves), ("table3", draw_bars)):
-        rows = found["tables"].get(name, [])
-        for data, delta in dict.fromkeys((row["data"], row["delta"]) for row in rows if row.get("delta") is not None):
-            shown = [row for row in rows if row["data"] == data and row.get("delta") in (delta, None)]
-            place = out / f"{name}-{data.lower().replace(' ', '-')}-delta-{delta:g}"
-            title = f"{titles[name]}\n{data}, k = {shown[0]['k']}, delta = {delta:g}"
-            paths += draw(shown, place, title=title)
+    bars = found["tables"].get("table3", [])
+    for data, delta in dict.fromkeys((row["data"], row["delta"]) for row in bars if row.get("delta") is not None):
+        shown = [row for row in bars if row["data"] == data and row.get("delta") in (delta, None)]
+        place = out / f"table3-{data.lower().replace(' ', '-')}-delta-{delta:g}"
+        paths += draw_bars(shown, place, title=f"{titles['table3']}\n{data}, k = {shown[0]['k']}, delta = {delta:g}")
     swept = found["tables"].get("sweeps", [])
     for data in dict.fromkeys(row["data"] for row in swept):
         shown = [row for row in swept if row["data"] == data]
@@ -165,32 +162,6 @@ def draw_lines(rows: Sequence[Row], chart: LineChart, path: Path) -> list[Path]:
     return _save(figure, path)
 
 
-def draw_curves(rows: Sequence[Row], path: Path, *, title: str) -> list[Path]:
-    """Draw distance and captured variance against the claimed epsilon, for one data set and delta.
-
-    Rows have ``arm``, ``claimed epsilon`` (absent for a level line) and the measures.
-    """
-    figure = _figure(width=15.0, height=5.5)
-    arms = list(dict.fromkeys(row["arm"] for row in rows if "distance" in row))
-    for at, (measure, label) in enumerate(_PANELS):
-        axes = figure.add_subplot(1, 3, at + 1)
-        for number, arm in enumerate(arms):
-            color, marker = _look(number)
-            seen = [row for row in rows if row["arm"] == arm and measure in row]
-            dashes = next((style for word, style in _DASHES.items() if word in arm.split()), "-.")
-            if seen and "claimed epsilon" not in seen[0]:
-                axes.axhline(seen[0][measure], color=THEMES["light"].muted, linestyle=dashes, label=arm)
-                continue
-            places = [row["claimed epsilon"] for row in seen]
-            heights = [row[measure] for row in seen]
-            axes.plot(places, heights, dashes, marker=marker, color=color, label=arm, ms=3)
-        axes.set(xscale="log", xlabel="claimed epsilon", ylabel=label)
-    figure.suptitle(title)
-    handles, labels = figure.axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside right upper", fontsize="x-small")
-    return _save(figure, path)
-
-
 def draw_bars(rows: Sequence[Row], path: Path, *, title: str) -> list[Path]:
     """Draw the points that each arm loses, with standard errors and the true epsilon next to each bar.
 
@@ -227,11 +198,6 @@ def _epsilon_text(row: Row) -> str:
 def _figure(*, width: float, height: float) -> Figure:
     """Return an empty figure of a size in inches, without a display."""
     return Figure(figsize=(width, height), layout="constrained")
-
-
-def _look(number: int) -> tuple[str, str]:
-    """Return the colour and the marker of a curve by its number."""
-    return _SERIES[number % len(_SERIES)], _MARKERS[number // len(_SERIES) % len(_MARKERS)]
 
 
 def _save(figure: Figure, path: Path) -> list[Path]:

@@ -12,6 +12,7 @@ import gzip
 import io
 import json
 import lzma
+import math
 import pickle
 import tarfile
 from collections.abc import Callable, Iterator
@@ -36,7 +37,7 @@ MNIST, MNIST_LABELS = "mnist/train-images-idx3-ubyte", "mnist/train-labels-idx1-
 TEST_IMAGES, REUTERS = "mnist/t10k-images-idx3-ubyte", "reuters"
 SCANS, SCAN_FILES = "fmri", "*/functional/*.mat"
 """The paths of the fetched files in the data folder. The mean of the test images counts as public knowledge."""
-A9A_FEATURES, CIFAR_FEATURES, CIFAR_LABELS, COVTYPE_FEATURES = 123, 3_072, 10, 54
+A9A_FEATURES, CIFAR_FEATURES, CIFAR_LABELS, CIFAR_RECORDS, COVTYPE_FEATURES = 123, 3_072, 10, 50_000, 54
 TEXT_RECORDS, TEXT_FEATURES, TEXT_TERMS, TEXT_POSITIVE = 72_309, 20_958, 51, 0.307
 """The shape of real-sim; its terms per record and share of positive labels are from its description."""
 
@@ -48,6 +49,7 @@ _OPENERS: dict[bytes, Callable[[bytes], bytes]] = {
     b"\xfd7": lzma.decompress,
 }
 _TOPICS, _OF_TOPIC, _SEED = 40, 0.5, 20958
+_WAVES, _SHARED, _APART, _BRIGHT, _CONTRAST = 8, 0.9, 0.5, 0.47, 0.168
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -329,6 +331,29 @@ def made_text(n_features: int, *, n_records: int = TEXT_RECORDS) -> LabelledRows
     positive = np.flatnonzero(np.cumsum(sizes) <= TEXT_POSITIVE)
     labels = np.where(np.isin(topics, positive), 1.0, -1.0)
     return _labelled("made text", counts, labels, n_components=max(2, round(300 * n_features / TEXT_FEATURES)))
+
+
+def made_images(n_records: int = CIFAR_RECORDS) -> LabelledRows:
+    """Return synthetic images with the shape of CIFAR-10: 32 x 32 pixels of three colours, about .24 % of them zero.
+
+    A channel is a sum of the 64 smoothest cosines. Their stds fall with the frequency, and most of them are common to
+    all channels. Each of ten classes has its own mean image. Only the shape is imitated.
+    """
+    rng = np.random.default_rng(_SEED)
+    waves = np.cos(np.pi * np.outer(np.arange(_WAVES), np.arange(32) + 0.5) / 32)
+    fall = 1.0 / (1.0 + np.add.outer(np.arange(_WAVES), np.arange(_WAVES)))
+    modes = (fall[:, :, None, None] * np.einsum("ip,jq->ijpq", waves, waves)).reshape(_WAVES**2, -1)
+    labels = rng.integers(CIFAR_LABELS, size=n_records)
+    common = (
+        rng.standard_normal((n_records, _WAVES**2)) + _APART * rng.standard_normal((CIFAR_LABELS, _WAVES**2))[labels]
+    )
+    images = np.empty((n_records, CIFAR_FEATURES))
+    for colour in np.split(np.arange(CIFAR_FEATURES), 3):
+        own = rng.standard_normal((n_records, _WAVES**2))
+        images[:, colour] = (_SHARED * common + math.sqrt(1.0 - _SHARED**2) * own) @ modes
+    images *= _CONTRAST / images.std()
+    pixels = np.floor(255.0 * np.clip(images + _BRIGHT, 0.0, 1.0)) / 255.0
+    return _labelled("made images", sparse.csr_array(pixels), labels.astype(np.float64), n_components=10)
 
 
 def _labelled(name: str, rows: sparse.csr_array, labels: Matrix, *, n_components: int) -> LabelledRows:

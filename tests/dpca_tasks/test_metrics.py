@@ -46,6 +46,8 @@ from dpca_tasks.metrics import (
     squared_distance,
     subspace_distance,
 )
+from dpca_tasks.noise.keystream import subkey
+from dpca_tasks.privacy.eigensolver import Eigenpairs
 from dpca_tasks.threads import one_thread, two_at_once, two_threads
 
 RNG = np.random.default_rng(7)
@@ -354,7 +356,7 @@ def test_hardly_more_than_random_directions_is_noise_where_no_component_is_above
     (advice,) = advise(wide, dataclasses.replace(TARGET, epsilon=0.1, delta=1e-6), n_components=10, only=["wishart"])
     assert advice.forecast.above_noise == 0
     assert advice.expects_noise
-    barely = dataclasses.replace(advice.expected, captured=(0.02, 0.02), random=0.005)
+    barely = dataclasses.replace(advice.expected, captured=(0.02, 0.02), mean=0.02, random=0.005)
     assert barely.is_noise
     assert not dataclasses.replace(barely, seen=True).is_noise
 
@@ -362,6 +364,34 @@ def test_hardly_more_than_random_directions_is_noise_where_no_component_is_above
 def test_a_spectrum_that_is_none_is_refused_and_not_taken_for_a_refusal_of_each_mechanism():
     with pytest.raises(InvalidInput, match="spectrum="):
         advise(dataclasses.replace(MANY, n_features=6), TARGET, n_components=3)
+
+
+def test_truncation_is_noise_only_if_components_in_few_features_are_lost_too():
+    """The interval of DPS-PCA covers components in all features and in few; the better case decides about noise."""
+    wide = Problem(n_features=1_000, clip_norm=1.0, records_at_most=50_000, spectrum=",".join(["0.018"] * 5))
+    target = dataclasses.replace(TARGET, epsilon=0.5, delta=1e-6)
+    (advice,) = advise(wide, target, n_components=5, only=["dps_pca"])
+    assert advice.expected.captured[0] < 0.3 < 0.9 < advice.expected.captured[1]
+    assert advice.expected.likely is None
+    assert not advice.expects_noise
+
+
+@pytest.mark.parametrize("noise", ["gaussian", "spherical_t", "cauchy"])
+def test_noised_directions_keep_the_share_that_the_gap_allows(noise):
+    """The mean of 400 drawn directions; the gap is where half of the length or more is kept, or a tenth of that gap."""
+    problem = Problem(n_features=50, clip_norm=1.0, records_at_most=10_000)
+    mechanism = MECHANISMS["smooth_sensitivity"](n_components=1, noise=noise)
+    plan = mechanism.plan(problem, TARGET)
+    kept = [mechanism.kept_lengths(plan, gap=factor * plan.level)[0] for factor in (0.1, 1.0, 3.0)]
+    assert kept == sorted(kept)
+    assert kept[0] < 0.05
+    planned = mechanism._noise(problem, TARGET)
+    pairs = Eigenpairs(directions=np.eye(50)[:, :1], gap=plan.level)
+    solver = mechanism.solver(problem)
+    keys = [subkey(bytes([at % 256, at // 256] * 16), label="noise", info=b"") for at in range(400)]
+    drawn = np.array([planned.draw(key, solver, pairs) for key in keys])
+    share = float(np.mean(drawn[:, 0] ** 2 / (drawn**2).sum(axis=1)))
+    assert kept[1] == pytest.approx(share, abs=0.06)
 
 
 def test_one_component_has_no_first_one_to_leave_out():

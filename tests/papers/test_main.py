@@ -88,8 +88,8 @@ def test_a_table_says_on_stderr_what_was_left_out(capsys: pytest.CaptureFixture[
 
 def test_every_module_is_a_command_with_help(papers: Papers) -> None:
     names = (
-        "advice board cape-agn cape-pca continual denoise dpals dpals-films dps-pca dps-rates dps-times fmri mechanisms rounds "
-        "shang smooth smooth-data smooth-lemmas"
+        "advice board cape-agn cape-pca continual denoise dpals dpals-films dps-pca dps-rates dps-times fmri "
+        "mechanisms rounds shang shang-claims smooth smooth-data smooth-lemmas"
     )
     assert sorted(MODULES) == names.split()
     listed = papers("--help")

@@ -6,7 +6,7 @@ DP-SPCA is more accurate on the same budget: sampling error is small next to the
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, ClassVar
@@ -143,36 +143,68 @@ class DpVrpca:
 
     def run(self, curator: Curator, plan: Plan) -> Subspace:
         """Run the epochs; all but the planned releases is post-processing."""
-        problem, steps = plan.problem, self.epochs * self.inner_steps
-        step_size = self.integrated_time / (steps * problem.records_at_most * problem.clip_norm**2)
-        inner = inner_target(problem, plan.target, rate=self.rate)
-        full, noise = self._full_noise(problem, inner), Gaussian(noise_multiplier=plan.noise_multiplier)
+        problem = plan.problem
+        full, noise = self.noises(plan)
         halved = is_halved(problem, rate=self.rate)
+        inner = inner_target(problem, plan.target, rate=self.rate)
         centre = release_centre(curator, problem, mean_noise(problem, inner), halved=halved)
-        directions = start_directions(problem.n_features, self.n_components)
-        iterates = []
+
+        def product(directions: NDArray[np.float64], noise: Gaussian, rate: float) -> NDArray[np.float64]:
+            query = product_query(problem, bits=plan.bits, directions=directions, halved=halved)
+            query = curator.with_stored_inputs(query)
+            found = curator.release(sampled(query, rate=rate, halved=halved and rate == 1), noise)
+            answer = found.reshape(directions.shape) / rate
+            return answer if centre is None else centre.shifted(answer, on_grid(query))
+
+        iterates = self.iterates(
+            start_directions(problem.n_features, self.n_components),
+            problem.records_at_most * problem.clip_norm**2,
+            full=lambda directions: product(directions, full, 1.0),
+            correction=lambda moved: product(moved, noise, self.rate),
+        )
+        return averaged(iterates, self.n_components, mean=None if centre is None else centre.mean)
+
+    def noises(self, plan: Plan) -> tuple[Gaussian, Gaussian]:
+        """Return the planned noise of a full product and of a correction."""
+        inner = inner_target(plan.problem, plan.target, rate=self.rate)
+        return self._full_noise(plan.problem, inner), Gaussian(noise_multiplier=plan.noise_multiplier)
+
+    def iterates(
+        self,
+        directions: NDArray[np.float64],
+        size: float,
+        *,
+        full: Callable[[NDArray[np.float64]], NDArray[np.float64]],
+        correction: Callable[[NDArray[np.float64]], NDArray[np.float64]],
+    ) -> list[Iterate]:
+        """Run the epochs from a public start, and return the iterates to average.
+
+        Parameters
+        ----------
+        directions : array of shape (d, k)
+        size : float, in the units of the products
+            n_ref squared clip norms, in which the integrated time is measured.
+        full : callable
+            Returns the noisy product of the second moment with an epoch's first directions.
+        correction : callable
+            Returns the noisy product of the second moment with directions of spectral norm 1.
+        """
+        step_size = self.integrated_time / (self.epochs * self.inner_steps * size)
+        found = []
         for epoch in range(self.epochs):
             start = directions
-            query = curator.with_stored_inputs(product_query(problem, bits=plan.bits, directions=start, halved=halved))
-            product = curator.release(sampled(query, rate=1.0, halved=halved), full).reshape(start.shape)
-            if centre is not None:
-                product = centre.shifted(product, on_grid(query))
+            product = full(start)
             if epoch == 0:
                 directions = orthonormal(product)
             for step in range(self.inner_steps):
                 rotation, moved, distance = _moved(start, directions)
                 estimate = product @ rotation
                 if epoch == 0 or step > 0:
-                    shift = product_query(problem, bits=plan.bits, directions=moved, halved=halved)
-                    shift = curator.with_stored_inputs(shift)
-                    correction = curator.release(sampled(shift, rate=self.rate), noise).reshape(start.shape) / self.rate
-                    if centre is not None:
-                        correction = centre.shifted(correction, on_grid(shift))
-                    estimate = estimate + correction * distance
+                    estimate = estimate + correction(moved) * distance
                 if epoch == self.epochs - 1 and is_averaged(step, self.inner_steps):
-                    iterates.append(Iterate(directions=directions, product=estimate))
+                    found.append(Iterate(directions=directions, product=estimate))
                 directions = orthonormal(directions + step_size * estimate)
-        return averaged(iterates, self.n_components, mean=None if centre is None else centre.mean)
+        return found
 
     def _noise_level(self, problem: Problem, full: Gaussian, correction: Gaussian) -> float:
         """Return the noise level of an epoch, from its full product and its corrections."""

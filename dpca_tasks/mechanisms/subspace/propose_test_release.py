@@ -73,6 +73,21 @@ class ProposeTestRelease(OnEigenpairs):
         components = as_components(noised, self.n_components)
         return Subspace(components=components, mean=mean_of(solver), outcome=outcome)
 
+    def kept_lengths(self, plan: Plan, *, gap: float) -> list[float]:
+        """Return the share of a noised direction's squared length that is the direction itself, at two bounds.
+
+        The bounds of the eigengap are the tenth and the ninetieth percentile of the released one. Below the threshold
+        there is noise alone.
+        """
+        noise, solver = _noise(mean_first(plan.problem, plan.target).rest), self.solver(plan.problem)
+        middle, spread = gap - noise.margin(solver), math.log(5.0) * noise.gap_scale(solver)
+        return [
+            1.0 / (1.0 + noise.noise_std(bound, solver) ** 2 * solver.n_features)
+            if bound > noise.threshold(solver)
+            else 0.0
+            for bound in (middle - spread, middle + spread)
+        ]
+
 
 def _needed(noise: ProposedGap, solver: Eigensolver) -> float:
     """Return the bound up to which the test fails.

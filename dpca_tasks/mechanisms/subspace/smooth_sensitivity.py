@@ -9,6 +9,9 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
+from scipy.special import erfcx
+
 from dpca_tasks.accounting.published import FORMULAS, Settings, refusal
 from dpca_tasks.accounting.smooth_sensitivity import (
     UP,
@@ -25,6 +28,7 @@ from dpca_tasks.mechanisms.base import Calibration, Plan, PrivacyTarget, Problem
 from dpca_tasks.mechanisms.noisy_products import MeanFirst, mean_first, mean_of
 from dpca_tasks.mechanisms.subspace.computed_directions import OnEigenpairs, as_components
 from dpca_tasks.privacy.curator import Curator
+from dpca_tasks.privacy.eigensolver import Eigenpairs
 from dpca_tasks.privacy.noised_directions import Shape, SmoothNoise
 
 
@@ -103,6 +107,30 @@ class SmoothSensitivity(OnEigenpairs):
         first = self._first(plan.problem, plan.target)
         solver, noised = self.release(curator, plan.problem, self._noise(plan.problem, first.rest), first=first)
         return Subspace(components=as_components(noised, self.n_components), mean=mean_of(solver))
+
+    def kept_lengths(self, plan: Plan, *, gap: float) -> list[float]:
+        """Return the mean share of a noised direction's squared length that is the direction itself.
+
+        Parameters
+        ----------
+        plan : Plan
+        gap : float, records at the clip norm
+            The eigengap after the components, from a declaration.
+
+        Notes
+        -----
+        A noised direction is ``v + s z`` with ``s = U(gap) / shift``. Normals and spherical t noise of d coordinates
+        have the squared length ``s^2 d``. Cauchy noise has ``s^2 d^2 L`` in the limit, L a Levy variate of scale
+        ``2 / pi``; ``E 1 / (1 + s^2 d^2 L)`` is the closed form below.
+        """
+        problem = plan.problem
+        noise, size = self._noise(problem, self._first(problem, plan.target).rest), problem.n_features
+        solver = self.solver(problem)
+        std = noise.scale(solver, Eigenpairs(directions=np.zeros((size, 0)), gap=max(gap, 0.0)))
+        if self.noise != "cauchy":
+            return [1.0 / (1.0 + std**2 * size)]
+        half = (std * size) ** 2 / math.pi
+        return [1.0 - math.sqrt(math.pi * half) * float(erfcx(math.sqrt(half)))]
 
     def _first(self, problem: Problem, target: PrivacyTarget) -> MeanFirst:
         return mean_first(problem, target, pure=self.noise != "gaussian")

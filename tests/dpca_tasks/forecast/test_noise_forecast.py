@@ -20,10 +20,14 @@ from dpca_tasks.audit.attacks import RecordingCurator
 from dpca_tasks.errors import InvalidInput
 from dpca_tasks.forecast.expected_overlaps import (
     Iterations,
+    TruncatedRounds,
+    noisy_product,
     overlaps_with_draws,
     overlaps_with_iterations,
     overlaps_with_matrix,
     overlaps_with_noised,
+    overlaps_with_small_matrix,
+    overlaps_with_truncation,
 )
 from dpca_tasks.forecast.noise_forecast import epsilon_needed, forecast, forecast_of, spectrum_shares
 from dpca_tasks.forecast.rating_forecast import forecast as tensor_forecast_forecast
@@ -186,8 +190,14 @@ EXPECTED_OVERLAPS_SPECTRA = {
 each_spectrum = pytest.mark.parametrize("strengths", EXPECTED_OVERLAPS_SPECTRA.values(), ids=EXPECTED_OVERLAPS_SPECTRA)
 
 
+ROUNDS = TruncatedRounds(
+    n_components=K, iterations=6, burn_in=2, rows_kept=40, noise_std=1.0, message_clip=0.5, n_records=900.0
+)
+
+
 def captured(overlaps, strengths):
-    return float(overlaps @ strengths / np.sort(strengths)[-K:].sum())
+    """Return the captured variance of overlaps, or of the mean over a list of draws."""
+    return float(np.atleast_2d(overlaps).mean(axis=0) @ strengths / np.sort(strengths)[-K:].sum())
 
 
 def wishart_noise(rng, std):
@@ -206,6 +216,14 @@ def test_leading_eigenvectors_of_a_noisy_matrix_capture_what_is_expected(strengt
         vectors = np.linalg.eigh(np.diag(strengths) + noise)[1][:, -K:]
         found.append(captured((vectors**2).sum(axis=1), strengths))
     assert expected == pytest.approx(np.mean(found), abs=0.03)
+
+
+@pytest.mark.parametrize("wishart", [False, True], ids=["semicircle", "wishart"])
+@each_spectrum
+def test_simulated_matrices_agree_with_the_closed_form_in_the_mean(strengths, wishart):
+    expected = captured(overlaps_with_matrix(strengths, n_components=K, noise_std=3.0, wishart=wishart), strengths)
+    drawn = overlaps_with_small_matrix(strengths, n_components=K, noise_std=3.0, wishart=wishart)
+    assert captured(drawn, strengths) == pytest.approx(expected, abs=0.03)
 
 
 @pytest.mark.parametrize("scale", [0.2, 1.0, 4.0])
@@ -241,16 +259,59 @@ def test_overlaps_sum_to_the_number_of_directions_and_no_noise_finds_the_best(st
     for overlaps in (
         overlaps_with_matrix(strengths, n_components=K, noise_std=2.0),
         overlaps_with_draws(strengths, n_components=K, scale=1.0),
-        overlaps_with_noised(strengths, n_components=K, noise=0.5),
-        overlaps_with_iterations(strengths, iterations),
+        overlaps_with_noised(strengths, n_components=K, kept=0.8),
+        *overlaps_with_small_matrix(strengths, n_components=K, noise_std=2.0),
+        *overlaps_with_iterations(strengths, iterations),
+        *overlaps_with_truncation(strengths, ROUNDS, spread=True),
+        *overlaps_with_truncation(strengths, ROUNDS, spread=False),
     ):
         assert overlaps.sum() == pytest.approx(K)
         assert overlaps.min() >= -1e-12
         assert overlaps.max() <= 1.0 + 1e-9
     assert captured(overlaps_with_matrix(strengths, n_components=K, noise_std=0.0), strengths) == pytest.approx(1.0)
-    assert captured(overlaps_with_noised(strengths, n_components=K, noise=np.inf), strengths) == pytest.approx(
+    assert captured(overlaps_with_noised(strengths, n_components=K, kept=0.0), strengths) == pytest.approx(
         K / ORDER * strengths.sum() / np.sort(strengths)[-K:].sum()
     )
+
+
+@pytest.mark.parametrize("spread", [True, False])
+def test_truncation_keeps_all_of_components_in_few_features_and_part_of_even_ones(spread):
+    """Without noise, and with as many records as all strengths; even components keep at least the share of rows."""
+    strengths = EXPECTED_OVERLAPS_SPECTRA["spikes"]
+    rounds = dataclasses.replace(ROUNDS, noise_std=0.0, n_records=float(strengths.sum()))
+    overlaps = np.mean(overlaps_with_truncation(strengths, rounds, spread=spread), axis=0)
+    kept = float(overlaps[:4].sum()) / 4
+    assert (1.0 / 3 < kept < 0.9) if spread else kept == pytest.approx(1.0)
+
+
+def test_a_smaller_message_clip_with_the_noise_that_it_allows_finds_more_up_to_the_norm_of_messages():
+    strengths = EXPECTED_OVERLAPS_SPECTRA["spikes"]
+    found = [
+        captured(
+            overlaps_with_truncation(
+                strengths, dataclasses.replace(ROUNDS, message_clip=clip, noise_std=40.0 * clip), spread=False
+            ),
+            strengths,
+        )
+        for clip in (0.2, 1.0)
+    ]
+    assert found[0] > found[1] + 0.02
+
+
+def test_the_error_of_a_sample_is_that_of_gaussian_rows():
+    """One product with the leading direction over 300 samples; six standard errors of each variance are 0.5."""
+    rng, rate, records = np.random.default_rng(5), 0.2, 400
+    strengths = np.array([200.0, 100.0, 50.0, 50.0])
+    leading = np.eye(4)[:, :1]
+    rows = rng.standard_normal((300, records, 4)) * np.sqrt(strengths / records)
+    coins = rng.random((300, records, 1)) < rate
+    sums = np.einsum("sni,snj->sij", rows * coins, rows)[:, :, 0] / rate
+    wholes = np.einsum("sni,snj->sij", rows, rows)[:, :, 0]
+    simulated = np.hstack(
+        [noisy_product(strengths, leading, rng, noise_std=0.0, sampled=(rate, records)) for _ in range(300)]
+    )
+    ratio = np.var(sums - wholes, axis=0) / np.var(simulated, axis=1)
+    assert ratio[1:] == pytest.approx(1.0, abs=0.5)
 
 
 def test_binning_of_many_weak_strengths_changes_nothing_seen():

@@ -22,6 +22,7 @@ from papers.lib.public_data import (
     a9a,
     cifar10,
     covtype,
+    made_images,
     made_text,
     mnist,
     real_sim,
@@ -186,3 +187,13 @@ def test_another_file_than_covtype_is_refused(tmp_path: Path, text: bytes, said:
     (tmp_path / "covtype.data").write_bytes(text)
     with pytest.raises(BadSource, match=said):
         covtype(tmp_path / "covtype.data")
+
+
+def test_made_images_have_the_shape_of_cifar_10() -> None:
+    """About one pixel in 400 is zero, as in the paper's Table 2; classes differ."""
+    found = made_images(400)
+    assert found.rows.shape == (400, CIFAR_FEATURES)
+    assert found.density == pytest.approx(99.7617, abs=0.2)
+    assert set(found.labels) == set(range(10))
+    np.testing.assert_allclose(found.rows.multiply(found.rows).sum(axis=1), 1.0)
+    assert (found.rows != made_images(400).rows).nnz == 0
