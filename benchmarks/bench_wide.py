@@ -130,7 +130,7 @@ class Bare:
     def __init__(self, rows: sparse.csr_array) -> None:
         self._order = rows.shape[1]
         problem = Problem(n_features=self._order, clip_norm=TEXT.clip_norm)
-        plan = AnalyzeGauss(n_components=COMPONENTS).plan(problem, TARGET)
+        plan = AnalyzeGauss(n_components=COMPONENTS, rounds=1).plan(problem, TARGET)
         self._moment = moment_query(problem, bits=plan.bits)
         self._scale = plan.noise_multiplier * 4.0**plan.bits
         source = ArrayBlocks(rows, block_records=-(-rows.shape[0] // WORKERS))
@@ -170,7 +170,7 @@ def bench_worker_memory(memory: str, most: float, rows: sparse.csr_array, measur
         Client(cluster, set_as_default=False) as client,
     ):
         problem = Problem(n_features=rows.shape[1], clip_norm=TEXT.clip_norm)
-        plan = AnalyzeGauss(n_components=COMPONENTS).plan(problem, TARGET)
+        plan = AnalyzeGauss(n_components=COMPONENTS, rounds=1).plan(problem, TARGET)
         law = Symmetric(noise_multiplier=plan.noise_multiplier)
         curator = Curator(
             ArrayBlocks(rows), InMemoryReservation(event=plan.event, relation=plan.problem.relation), client=client
@@ -189,7 +189,7 @@ def bench_formed(source: Input, measure: Measurement, *, toy: bool) -> None:
     d, n = (200, 400) if toy else (2_000, 20_000)
     rows = source.make(n)[:, :d]
     problem = Problem(n_features=d, clip_norm=source.clip_norm)
-    dense, operator = (AnalyzeGauss(n_components=COMPONENTS, form=form) for form in ("dense", "operator"))
+    dense, operator = (AnalyzeGauss(n_components=COMPONENTS, form=form, rounds=1) for form in ("dense", "operator"))
     plan = dense.plan(problem, TARGET)
 
     def curator() -> Curator:

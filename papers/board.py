@@ -73,8 +73,9 @@ def _paper(paper: str, *, name: str, pure: bool = False) -> Contestant:
 
 
 CONTESTANTS = (
-    _ours("analyze_gauss"),
-    _ours("analyze_gauss", name="analyze_gauss, refined", refine="auto"),
+    _ours("analyze_gauss", rounds=1),
+    _ours("analyze_gauss", name="analyze_gauss, refined", refine="auto", rounds=1),
+    _ours("analyze_gauss", name="analyze_gauss, in rounds", refine="auto", rounds=3),
     _ours("mod_sulq"),
     _ours("noisy_power"),
     _ours("dp_spca"),

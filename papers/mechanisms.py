@@ -118,8 +118,8 @@ def _pair(
 
 
 CASES = (
-    *_pair("analyze_gauss", 0.980, 0.9995),
-    *_pair("analyze_gauss", 0.963, 0.999, relation="replace_one"),
+    *_pair("analyze_gauss", 0.980, 0.9995, rounds=1),
+    *_pair("analyze_gauss", 0.963, 0.999, relation="replace_one", rounds=1),
     Case(mechanism="analyze_gauss", epsilon=0.1, expected=0.896, settings={"calibration": "paper"}),
     *_pair("mod_sulq", 0.964, 0.999),
     *_pair("mod_sulq", 0.154, 0.43, relation="replace_one", calibration="paper"),

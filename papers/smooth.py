@@ -40,7 +40,7 @@ EPSILONS = (0.2, 0.4, 0.8)
 
 
 CONTENDERS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
-    "Analyze Gauss": ("analyze_gauss", {}),
+    "Analyze Gauss": ("analyze_gauss", {"rounds": 1}),
     "propose-test-release": ("propose_test_release", {}),
     "exponential": ("exponential", {}),
     "smooth Gaussian": ("smooth_sensitivity", {}),

@@ -98,7 +98,7 @@ class Data:
         made = (
             SmoothSensitivity(n_components=1, allow_uncertified=True)
             if mechanism == SMOOTH
-            else AnalyzeGauss(n_components=1)
+            else AnalyzeGauss(n_components=1, rounds=1)
         )
         target = PrivacyTarget(epsilon=epsilon, delta=DELTA, allow_large_delta=True)
         found = release(made, target, self.rows, seed=(seed, self.name, mechanism, epsilon)).components

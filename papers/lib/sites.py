@@ -166,7 +166,7 @@ def components_of(arm: str, sites: Sites, target: PrivacyTarget, *, n_components
     if arm in (GAUSSIAN, RESCALED, PRINTED):
         return _of_messages(arm, sites, target, n_components=n_components, seed=seed)
     if arm == POOLED:
-        mechanism = AnalyzeGauss(n_components=n_components)
+        mechanism = AnalyzeGauss(n_components=n_components, rounds=1)
         plan = mechanism.plan(_problem(sites, sum(sites.sizes)), target)
         (curator,) = _curators([sites.all_rows], [plan], arm=arm, seed=seed)
         return mechanism.run(curator, plan).components

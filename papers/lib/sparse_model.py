@@ -104,7 +104,7 @@ PRINTED = Arm(
     truncates=True,
 )
 SPARSE = Arm(name="sparse Analyze Gauss", mechanism=DpsPca, settings={"form": "one_round"}, truncates=True)
-ANALYZE_GAUSS = Arm(name="Analyze Gauss", mechanism=AnalyzeGauss)
+ANALYZE_GAUSS = Arm(name="Analyze Gauss", mechanism=AnalyzeGauss, settings={"rounds": 1})
 MOD_SULQ = Arm(name="MOD-SULQ, least noise", mechanism=ModSulq)
 PRINTED_SULQ = Arm(name="MOD-SULQ, printed noise", mechanism=ModSulq, settings={"calibration": "paper"})
 PPCA = Arm(name="PPCA by peeling", mechanism=Exponential)

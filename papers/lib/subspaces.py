@@ -262,8 +262,9 @@ class Arm:
         return kind(n_components=n_components, **settings), problem, target
 
 
-ANALYZE_GAUSS = Arm(mechanism="analyze_gauss", ranges="wide")
-REFINED = Arm(mechanism="analyze_gauss", refined=True, ranges="medium")
+_ONE_ROUND = {"rounds": 1}  # the published release
+ANALYZE_GAUSS = Arm(mechanism="analyze_gauss", settings=_ONE_ROUND, ranges="wide")
+REFINED = Arm(mechanism="analyze_gauss", settings=_ONE_ROUND, refined=True, ranges="medium")
 GAUSSIAN = Arm(mechanism="analyze_gauss", calibration="paper", ranges="wide")
 MOD_SULQ = Arm(mechanism="mod_sulq", calibration="paper", relation="replace_one", ranges="medium")
 DP_SPCA = Arm(mechanism="dp_spca", settings={"integrated_time": 300.0})

@@ -115,7 +115,7 @@ def test_mod_sulq_as_published_has_the_std_of_the_sheet():
 
 
 MOMENT = [
-    AnalyzeGauss(n_components=1),
+    AnalyzeGauss(n_components=1, rounds=1),
     AnalyzeGauss(n_components=1, calibration="paper"),
     LaplaceMoment(n_components=1),
     ModSulq(n_components=1),
@@ -132,7 +132,7 @@ def test_the_leading_direction_is_found(mechanism):
 
 
 @pytest.mark.parametrize(
-    "mechanism", [AnalyzeGauss(n_components=1), Wishart(n_components=1), NoisyPower(n_components=1)]
+    "mechanism", [AnalyzeGauss(n_components=1, rounds=1), Wishart(n_components=1), NoisyPower(n_components=1)]
 )
 def test_a_private_centre_takes_the_mean_out(mechanism):
     """Uncentred, the mean of 0.6 along the second axis leads; centred, the spread along the first does."""
@@ -146,7 +146,7 @@ def test_a_private_centre_takes_the_mean_out(mechanism):
 
 
 def test_explained_variance_has_a_released_total_and_further_directions_complete_the_basis():
-    found = run(AnalyzeGauss(n_components=2), problem(), TARGET, ArrayBlocks(rows()))
+    found = run(AnalyzeGauss(n_components=2, rounds=1), problem(), TARGET, ArrayBlocks(rows()))
     assert found.spectrum.sum() == pytest.approx(found.total_variance, rel=1e-9)
     whole = np.vstack([found.components, found.further])
     np.testing.assert_allclose(whole @ whole.T, np.eye(min(D, KEPT)), atol=1e-12)
@@ -154,7 +154,7 @@ def test_explained_variance_has_a_released_total_and_further_directions_complete
 
 def test_a_smaller_k_of_the_same_key_is_the_head_of_a_larger():
     source = ArrayBlocks(rows())
-    three, one = (run(AnalyzeGauss(n_components=k), problem(), TARGET, source) for k in (3, 1))
+    three, one = (run(AnalyzeGauss(n_components=k, rounds=1), problem(), TARGET, source) for k in (3, 1))
     np.testing.assert_array_equal(one.components, three.components[:1])
     np.testing.assert_array_equal(np.vstack([one.components, one.further])[:3], three.components)
 
@@ -164,7 +164,7 @@ def test_normalised_rows_all_count_alike():
     made = np.zeros((3000, D))
     made[:100, 0] = 1.0
     made[100:, 1] = 1e-3
-    mechanism = AnalyzeGauss(n_components=1)
+    mechanism = AnalyzeGauss(n_components=1, rounds=1)
     clipped = run(mechanism, problem(), TARGET, ArrayBlocks(made))
     alike = run(mechanism, problem(), TARGET, NormalisedBlocks(ArrayBlocks(made), length=1.0))
     assert abs(clipped.components[0, 0]) > 0.9
