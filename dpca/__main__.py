@@ -10,7 +10,7 @@ from pkgutil import resolve_name
 from dpca.errors import NotInstalled
 from dpca.installed import check_not_hidden, missing_package
 
-COLLECTED_FROM = 250_000
+COLLECTED_FROM = 400_000
 """Number of new objects after which cyclic garbage is collected. Almost all objects that a command creates belong to
 imported modules and live until its end. With the default of 2,000, collections take a fifth of a short command."""
 
