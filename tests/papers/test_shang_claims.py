@@ -9,7 +9,7 @@ from scipy import sparse
 
 from papers import shang_claims
 from papers.lib.ascents import ascend
-from papers.shang_claims import CLAIMED, SEEDS, Row, check_columns, check_lemma, check_rates
+from papers.shang_claims import SEEDS, Row, check_columns, check_lemma, check_rates
 from tests.papers.conftest import Papers
 
 AXES = sparse.csr_array(np.eye(6)[np.repeat([0, 1, 2], [500, 300, 100])])
@@ -41,16 +41,17 @@ def test_a_slope_decides_about_a_rate(power: float, verdict: str, monkeypatch: p
     tables: dict[str, list[Row]] = {"rates": [], "slopes": []}
     checks = list(check_rates(tables, SEEDS))
     row = next(row for row in tables["slopes"] if (row["theorem"], row["quantity"]) == ("Theorem 4", "n"))
-    assert row["claimed"] == CLAIMED["Theorem 4"]["n"] == -2.0
+    assert row["claimed"] == pytest.approx(-1.8, abs=0.05), "a square, with a logarithm"
     assert row["slope"] == pytest.approx(power, abs=0.1)
     assert row["verdict"] == verdict
     assert [check["holds"] for check in checks if "Theorem 4" in check["name"]] == [power > -2.0, power <= -2.0]
 
 
+@pytest.mark.audit_only
 def test_scaled_columns_leave_noise() -> None:
     table: list[Row] = []
     assert all(check["holds"] for check in check_columns(table, SEEDS[:1]))
-    assert [row["largest row norm"] < 0.5 for row in table] == [False, True, True]
+    assert [row["captured"] < 0.35 for row in table] == [False, True, True]
 
 
 def test_the_steps_are_those_of_the_printed_formulas() -> None:
