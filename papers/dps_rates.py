@@ -136,7 +136,7 @@ MEASURES: Mapping[str, Callable[[Model, int], float]] = {
     ORACLE: by_oracle,
 }
 EXPECTED: Mapping[tuple[str, str], tuple[str, float, float]] = {
-    # measure and axis: the stated rate as text, the exponent of a first full run where it differs from the paper, and a tolerance
+    # measure and axis: the stated rate, the expected exponent (measured where it differs from the paper), a tolerance
     (SAMPLING, "n"): ("n^-1/2", -0.5, 0.1),
     (SAMPLING, "s"): ("s^1/2", 0.5, 0.15),
     (SAMPLING, "d"): ("(k + log d)^1/2", 0.05, 0.15),
