@@ -258,7 +258,7 @@ def enough_records(gap: float, n_rivals: int, *, seed: int) -> int:
     while not is_enough(above):
         above *= 2
     below = above // 2
-    while above > 1.02 * below:
+    while above > max(1.02 * below, below + 1):
         middle = round(math.sqrt(below * above))
         below, above = (below, middle) if is_enough(middle) else (middle, above)
     return above

@@ -50,6 +50,7 @@ def test_wrong_bounds_fail_their_checks(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_more_records_are_enough_for_a_smaller_eigengap() -> None:
+    assert smooth_lemmas.enough_records(0.59, 2, seed=1) < 64
     assert smooth_lemmas.enough_records(0.1, 2, seed=1) > 2.5 * smooth_lemmas.enough_records(0.2, 2, seed=1)
 
 
