@@ -360,8 +360,8 @@ def regression_checks(tables: Tables) -> Iterator[Check]:
         for place, error in zip(places, errors, strict=True):
             tables["regressions"].append({"sweep": sweep, "arm": "one item step", "value": place, "RMSE": error})
         slope, spread = slope_of(places, errors)
-        place = {"in": sweep, "at": "Remark 7", "arm": "one item step", "claimed": claimed}
-        tables["slopes"].append(place | {"slope": slope, "standard error": spread})
+        measured = {"in": sweep, "at": "Remark 7", "arm": "one item step", "claimed": claimed}
+        tables["slopes"].append(measured | {"slope": slope, "standard error": spread})
         yield near(f"Remark 7: slope of the excess error in {sweep}", claimed, 0.15, got=slope)
 
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from dpca_tasks.noise.keystream import SecretKey
-from dpca_tasks.sites.roster import Address, Member, Roster, masked
+from dpca_tasks.sites.roster import Address, Masks, Member, Roster, masked
 from dpca_tasks.sites.secure_sum.attempt import Line, SiteMachine, open_sum
-from dpca_tasks.sites.secure_sum.session import Masks, SiteSession
+from dpca_tasks.sites.secure_sum.session import SiteSession
 from dpca_tasks.sites.secure_sum.wire import Context, Identity, Participants, Scene
 
 NUMBER, SEED = 8, 32

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dpca_tasks.accounting.events import Relation
 from dpca_tasks.accounting.published import FORMULAS, Settings
@@ -93,7 +94,7 @@ class Sites:
         self.sources = [ArrayBlocks(part) for part in parts]
         self.all_rows = ArrayBlocks(np.concatenate(parts))
 
-    def _sums(self, rows: Matrix, ends: Matrix) -> tuple[Matrix, list[Matrix]]:
+    def _sums(self, rows: Matrix, ends: NDArray[np.intp]) -> tuple[Matrix, list[Matrix]]:
         parts = np.split(rows, ends[:-1])
         triangle = np.triu_indices(self.n_features)
         return np.stack([(part.T @ part)[triangle] for part in parts]), parts
