@@ -217,7 +217,7 @@ def release(stored: Dataset, address: str) -> Callable[..., Any]:
     """Return a function that makes one more release of the dense rows on a warm cluster."""
     assert stored.n_blocks > 0
 
-    def released(**asked: Any) -> NDArray[np.float64]:
+    def released(**requested: Any) -> NDArray[np.float64]:
         request = SubspaceRequest(
             dataset=DENSE.name,
             components=COMPONENTS,
@@ -226,7 +226,7 @@ def release(stored: Dataset, address: str) -> Callable[..., Any]:
             clip_norm=DENSE.clip_norm,
             publish="directions",
             run_key=f"release {next(_numbers)}",
-            **asked,
+            **requested,
         )
         artifact = make_release(directly, request, Settings(cluster=address))["artifact"]
         return Registry.open().load(artifact, PrivateSubspace).components

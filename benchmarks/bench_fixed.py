@@ -74,11 +74,11 @@ def bench_fixed_cost(measure: Measurement, monkeypatch: pytest.MonkeyPatch, *, t
     measure("processor-milliseconds", 1e3 * statistics.median(worked))
     synced, sync = count(), os.fsync
     monkeypatch.setattr(os, "fsync", lambda file: (next(synced), sync(file)))
-    with _counting("connect", "begin", "before_cursor_execute") as asked:
+    with _counting("connect", "begin", "before_cursor_execute") as requested:
         release()
-    measure("connections", asked["connect"], at_most=CONNECTIONS)
-    measure("transactions", asked["begin"])
-    measure("statements", asked["before_cursor_execute"])
+    measure("connections", requested["connect"], at_most=CONNECTIONS)
+    measure("transactions", requested["begin"])
+    measure("statements", requested["before_cursor_execute"])
     measure("synced-files-and-folders", next(synced))
 
 

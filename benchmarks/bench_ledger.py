@@ -51,13 +51,13 @@ def fill(ledger: Ledger, kind: str, releases: int) -> None:
 
 @pytest.mark.parametrize("kind", ["gdp", "renyi"])
 def bench_admission(kind: str, compare: Comparison, home: Path, *, toy: bool) -> None:
-    ledger, asked = Workspace.open().ledger, count()
+    ledger, requested = Workspace.open().ledger, count()
     ledger.open_budget("people", epsilon=EPSILON, delta=DELTA, filter=kind, failure_delta=0.0)
     releases = N_TOY if toy else N_RELEASES
     fill(ledger, kind, releases)
 
     def reserve() -> Grant:
-        run_key = f"asked {next(asked)}"
+        run_key = f"asked {next(requested)}"
         return ledger.reserve(
             "people",
             run_key=run_key,
@@ -71,4 +71,4 @@ def bench_admission(kind: str, compare: Comparison, home: Path, *, toy: bool) ->
 
     results = compare(reserve, {"tenth-of-a-second": lambda: time.sleep(0.1)}, bars={"tenth-of-a-second": 1.0})
     assert results["ours"].is_new
-    assert len(ledger.statement("people").releases) == releases + next(asked)
+    assert len(ledger.statement("people").releases) == releases + next(requested)

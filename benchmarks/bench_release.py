@@ -27,7 +27,7 @@ from scipy import linalg, sparse
 from benchmarks.conftest import Comparison, Measurement
 from benchmarks.homes import ingested, own_ledger
 from benchmarks.inputs import Input
-from benchmarks.peers.asking import PYTHON, Answer, Peers
+from benchmarks.peers.caller import PYTHON, Answer, Peers
 from dpca.artifacts.subspace import PrivateSubspace
 from dpca.registry.reader import Registry
 from flows.clusters.connecting import open_cluster
@@ -128,7 +128,7 @@ def release(spine_input: Input, snapshot: str, cluster: Settings) -> Callable[..
 
 
 @pytest.fixture
-def beside(spine_input: Input, rows: Path, snapshot: str, compare: Comparison, *, toy: bool) -> Callable[..., Any]:
+def nearby(spine_input: Input, rows: Path, snapshot: str, compare: Comparison, *, toy: bool) -> Callable[..., Any]:
     """Return a function that times a release next to the peers that accept an input of this size, and scores all."""
     size = 8.0 * spine_input.n_rows * spine_input.n_features
     bars = {**BARS, **CENTRED_BARS, **(NARROW_BARS if spine_input.n_features <= NARROW else {})}
@@ -140,52 +140,52 @@ def beside(spine_input: Input, rows: Path, snapshot: str, compare: Comparison, *
         anndata.io.write_elem(zarr.create_group(theirs), "X", sparse.csr_matrix(sparse.load_npz(rows)))
         inputs: dict[str, Any] = {"store": snapshot, "rows": rows, "anndata": theirs}
         with Peers(workers=WORKERS) if names else nullcontext() as process:
-            asked = {name: partial(process.ask, name, **inputs, k=COMPONENTS) for name in names if process}
-            results = compare(ours, asked, bars={name: bars[name] for name in names if name in bars})
+            requested = {name: partial(process.call, name, **inputs, k=COMPONENTS) for name in names if process}
+            results = compare(ours, requested, bars={name: bars[name] for name in names if name in bars})
         return _scores(sparse.load_npz(rows), results, centred=centred)
 
     return timed
 
 
-def bench_release(release: Callable[..., Any], beside: Callable[..., Any], measure: Measurement) -> None:
+def bench_release(release: Callable[..., Any], nearby: Callable[..., Any], measure: Measurement) -> None:
     """Release without a mean, which matches the work of some peers and is less than the work of centring peers."""
     peers = (*BARS, *CENTRED_BARS, *UNBARRED)
-    for name, captured in beside(partial(release, refine="none"), peers, centred=False).items():
+    for name, captured in nearby(partial(release, refine="none"), peers, centred=False).items():
         measure(f"captured-by-{name}", captured)
 
 
-def bench_centred_release(release: Callable[..., Any], beside: Callable[..., Any], measure: Measurement) -> None:
+def bench_centred_release(release: Callable[..., Any], nearby: Callable[..., Any], measure: Measurement) -> None:
     ours = partial(release, refine="none", center="private")
-    for name, captured in beside(ours, (*CENTRED_BARS, *CENTRED_UNBARRED), centred=True).items():
+    for name, captured in nearby(ours, (*CENTRED_BARS, *CENTRED_UNBARRED), centred=True).items():
         measure(f"captured-by-{name}", captured)
 
 
 @pytest.mark.parametrize("centred", [False, True], ids=["plain", "centred"])
 def bench_release_of_equal_quality(
-    spine_input: Input, release: Callable[..., Any], beside: Callable[..., Any], measure: Measurement, *, centred: bool
+    spine_input: Input, release: Callable[..., Any], nearby: Callable[..., Any], measure: Measurement, *, centred: bool
 ) -> None:
-    asked = {
+    requested = {
         "epsilon": (CENTRED_EQUAL if centred else EQUAL)[spine_input.name],
         "clip_norm": EQUAL_CLIP_NORM.get(spine_input.name, spine_input.clip_norm),
     }
-    ours = partial(release, **asked, center="private" if centred and spine_input.name in TO_CENTRE else "none")
-    captured = beside(ours, tuple(CENTRED_BARS if centred else BARS), centred=centred)
+    ours = partial(release, **requested, center="private" if centred and spine_input.name in TO_CENTRE else "none")
+    captured = nearby(ours, tuple(CENTRED_BARS if centred else BARS), centred=centred)
     best = captured.pop("ours")
-    for name, value in asked.items():
+    for name, value in requested.items():
         measure(name.replace("_", "-"), value)
     for name, theirs in captured.items():
         measure(f"captured-over-{name}", best / theirs, at_least=AS_MUCH)
 
 
-def bench_release_beside_spark(
+def bench_release_against_spark(
     rows: Path, release: Callable[..., Any], compare: Comparison, measure: Measurement, *, toy: bool
 ) -> None:
-    asks = PYTHON.is_file() and shutil.which("java") is not None and not toy
-    with Peers(workers=WORKERS) if asks else nullcontext() as peers:
+    calls = PYTHON.is_file() and shutil.which("java") is not None and not toy
+    with Peers(workers=WORKERS) if calls else nullcontext() as peers:
         if peers:
-            measure("seconds-to-start-java", peers.ask("spark-start").seconds)
-        asked = {SPARK: partial(peers.ask, SPARK, rows=rows, k=COMPONENTS, limit=SPARK_SECONDS)} if peers else {}
-        results = compare(partial(release, refine="none", center="private"), asked, rounds=SPARK_ROUNDS)
+            measure("seconds-to-start-java", peers.call("spark-start").seconds)
+        requested = {SPARK: partial(peers.call, SPARK, rows=rows, k=COMPONENTS, limit=SPARK_SECONDS)} if peers else {}
+        results = compare(partial(release, refine="none", center="private"), requested, rounds=SPARK_ROUNDS)
     for name, captured in _scores(sparse.load_npz(rows), results, centred=True).items():
         measure(f"captured-by-{name}", captured)
 

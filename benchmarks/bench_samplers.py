@@ -16,7 +16,7 @@ from threadpoolctl import threadpool_limits
 
 from benchmarks.conftest import Comparison, Measurement
 from benchmarks.inputs import WIDE, Input
-from benchmarks.peers.asking import PYTHON, PeerFailed, Peers, PeerTooSlow
+from benchmarks.peers.caller import PYTHON, PeerFailed, Peers, PeerTooSlow
 from dpca_tasks.mechanisms.base import PrivacyTarget, Problem
 from dpca_tasks.mechanisms.subspace.exponential import Exponential
 from dpca_tasks.privacy.curator import Curator
@@ -67,10 +67,10 @@ def bench_exponential_peers(peer: str, drawn: Input, measure: Measurement, tmp_p
     if toy or not PYTHON.is_file():
         return
     sparse.save_npz(tmp_path / "rows.npz", rows)
-    asked = {"rows": tmp_path / "rows.npz", "k": COMPONENTS, "epsilon": EPSILON, "clip_norm": drawn.clip_norm}
+    requested = {"rows": tmp_path / "rows.npz", "k": COMPONENTS, "epsilon": EPSILON, "clip_norm": drawn.clip_norm}
     with Peers(workers=1) as peers:
         try:
-            theirs = peers.ask(peer, limit=PEER_SECONDS, **asked).seconds
+            theirs = peers.call(peer, limit=PEER_SECONDS, **requested).seconds
         except PeerTooSlow:
             measure("did-not-finish-in-times-ours", PEER_SECONDS / ours)
         except PeerFailed:  # both overflow for large d and close eigenvalues

@@ -51,7 +51,7 @@ def bench_secure_sum(words: int, bar: float, benchmark: BenchmarkFixture, measur
         session=roster.session,
         address=Address(round=0),
         participants=participants.digest,
-        asked=hashlib.sha256(b"query").digest(),
+        requested=hashlib.sha256(b"query").digest(),
         words=words,
     )
     scene = Scene(participants=participants, context=context)

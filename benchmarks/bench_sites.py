@@ -28,7 +28,7 @@ from flows.sites.parties import RosterSites
 from flows.sites.roster import HELPER, MASKS
 
 ROUNDS, WIDTH, KEPT = 8, 5, 50
-ASKED: dict[str, dict[str, Any]] = {
+REQUESTED: dict[str, dict[str, Any]] = {
     "dps_pca": {"settings": {"iterations": str(ROUNDS), "rows_kept": str(KEPT)}},
     "cape_pca": {},
     "cape_agn": {"model": "mixture", "noise_variance": 1e-6, "epsilon": 50.0},
@@ -73,7 +73,7 @@ def bench_rounds_of_sites(
     federation = make_federation(tmp_path, sites, **shape, colluders=0, timeout=300)
     product, moment = features * WIDTH, features * (features + 1) // 2
     with running(federation), aggregator(federation):
-        for method in ASKED:
+        for method in REQUESTED:
             with watched(monkeypatch) as watch:
                 released(federation, method)
             if method == "dps_pca":
@@ -99,6 +99,8 @@ def centres(rng: np.random.Generator, records: int, features: int) -> Callable[[
 
 def released(federation: Federation, method: str) -> None:
     """Reserve and compute a release."""
-    given: dict[str, Any] = {"clip_norm": 1.0, "epsilon": 1.0, "delta": FEDERATION_DELTA, **ASKED[method]}
-    asked = SitesRequest(roster=str(federation.roster), publish="measured", method=method, components=WIDTH, **given)
-    stages.compute_sites(asked, stages.reserve_sites(asked), "")
+    given: dict[str, Any] = {"clip_norm": 1.0, "epsilon": 1.0, "delta": FEDERATION_DELTA, **REQUESTED[method]}
+    requested = SitesRequest(
+        roster=str(federation.roster), publish="measured", method=method, components=WIDTH, **given
+    )
+    stages.compute_sites(requested, stages.reserve_sites(requested), "")

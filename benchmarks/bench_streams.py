@@ -68,7 +68,7 @@ def tick(ledger: Ledger, tmp_path: Path, *, toy: bool) -> Callable[[], str]:
 
 
 def bench_tick(compare: Comparison, tick: Callable[[], str]) -> None:
-    asked = count()
+    requested = count()
 
     def release_and_estimate() -> None:
         request = SubspaceRequest(
@@ -78,7 +78,7 @@ def bench_tick(compare: Comparison, tick: Callable[[], str]) -> None:
             delta=DELTA,
             clip_norm=A9A_LIKE.clip_norm,
             components=COMPONENTS,
-            run_key=f"single {next(asked)}",
+            run_key=f"single {next(requested)}",
         )
         make_release(directly, request, ALONE)
         estimate()

@@ -48,7 +48,7 @@ def bench_topics(ledger: Ledger, tmp_path: Path, measure: Measurement, *, toy: b
     for times in SIZES:
         name = f"documents-{times}"
         _ingested(name, DOCUMENTS * times // SIZES[-1], vocabulary, ledger, tmp_path)
-        found = _released_apart(name, tmp_path)
+        found = _released_separately(name, tmp_path)
         assert found["components"] == TOPICS
         processor[times] = found["processor"]
         of_all = times == SIZES[-1]
@@ -70,7 +70,7 @@ def _ingested(name: str, documents: int, vocabulary: int, ledger: Ledger, folder
     ledger.open_budget(name, epsilon=100.0, delta=1e-9)
 
 
-def _released_apart(name: str, scratch: Path) -> dict[str, float]:
+def _released_separately(name: str, scratch: Path) -> dict[str, float]:
     child = subprocess.run(
         [sys.executable, "-m", "benchmarks.topics_child", WARM, name, str(scratch)],
         env=os.environ | {"OPENBLAS_NUM_THREADS": "1"},

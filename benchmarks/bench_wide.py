@@ -199,12 +199,12 @@ def bench_formed(source: Input, measure: Measurement, *, toy: bool) -> None:
 
     law, query = Symmetric(noise_multiplier=plan.noise_multiplier), moment_query(problem, bits=plan.bits)
     formed = curator().release(query, law)
-    asked = on_grid(start_directions(d, COMPONENTS))
+    requested = on_grid(start_directions(d, COMPONENTS))
     steps = np.rint(formed / query.unit * query.steps_per_unit)
     high, low = np.divmod(steps, 2.0**20)  # BLAS is exact on each part
-    exact = [high @ asked.astype(np.float64), low @ asked.astype(np.float64)]
+    exact = [high @ requested.astype(np.float64), low @ requested.astype(np.float64)]
     whole = (exact[0].astype(object) * 2**20 + exact[1].astype(object)).astype(np.float64)
-    product = curator().release_operator(query, law).product(asked)
+    product = curator().release_operator(query, law).product(requested)
     differ = product != whole * (query.unit / query.steps_per_unit * 2.0**-DIRECTION_BITS)
     measure("entries-that-differ", int(differ.sum()), at_most=0)
     values = linalg.eigvalsh(formed, subset_by_index=[d - COMPONENTS, d - 1])[::-1]

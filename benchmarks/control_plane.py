@@ -275,13 +275,13 @@ def table(rows: Sequence[Row]) -> str:
 
 def main() -> None:
     """Measure and print one line per number of workers; after a full run, rewrite the page; print a summary."""
-    asked = tuple(map(int, sys.argv[1:])) or WORKERS
+    requested = tuple(map(int, sys.argv[1:])) or WORKERS
     rows = []
-    for workers in asked:
+    for workers in requested:
         rows.append(measured(workers))
         print(table(rows[-1:]).splitlines()[-1], flush=True)
     check(rows)
-    if asked == WORKERS:
+    if requested == WORKERS:
         PAGE.write_text(
             rewritten(PAGE.read_text(encoding="utf-8"), table(rows), name="control plane"), encoding="utf-8"
         )

@@ -97,9 +97,9 @@ def release_at_once(workspace: Workspace, count: int, *, populations: int) -> No
                 release = _release_row(release_id, number, population, digest, seq=chain.seq + 1)
                 counts[population] = counts.get(population, 0) + 1
                 total = {"total": [counts[population] * part for part in CHARGE], "releases": counts[population]}
-                told = {**request_of(number, population), **total, "charge": CHARGE}
+                shown = {**request_of(number, population), **total, "charge": CHARGE}
                 version = {"name": name, "version": versions[name], "digest": digest}
-                chain.append("release_reserved", population, release_id, told)
+                chain.append("release_reserved", population, release_id, shown)
                 chain.append("release_begun", population, release_id, {})
                 chain.append("release_committed", population, release_id, {"artifact": digest})
                 chain.append("version_published", None, release_id, version)
@@ -146,11 +146,11 @@ def record_of(workspace: Workspace) -> dict[str, list[str]]:
 
 
 def _release_row(release_id: str, number: int, population: str, digest: str, *, seq: int) -> dict[str, Any]:
-    asked = request_of(number, population)
-    written = {name: json.dumps(asked[name], sort_keys=True) for name in ("event", "request")}
+    requested = request_of(number, population)
+    written = {name: json.dumps(requested[name], sort_keys=True) for name in ("event", "request")}
     paid = {"charge": prices.encode(CHARGE), "accounting": RULES.accounting, "seq": seq}
     then = {"created_at": journal.now(), "updated_at": journal.now()}
-    row = {**asked, **written, **paid, **then, "id": release_id, "population": population}
+    row = {**requested, **written, **paid, **then, "id": release_id, "population": population}
     return {**row, "state": "committed", "artifact_digest": digest}
 
 

@@ -132,12 +132,12 @@ def make_home(folder: Path, *, releases: int) -> Workspace:
 
 def requests_on(workspace: Workspace) -> Iterator[tuple[str, Callable[[], object]]]:
     """Yield the requests to measure by name; a request comes after those on which it depends."""
-    ledger, asked = workspace.ledger, count(1_000_000)
+    ledger, requested = workspace.ledger, count(1_000_000)
     reserved: list[str] = []
     begun: list[str] = []
 
     def reserve() -> None:
-        reserved.append(ledger.reserve(LARGEST, **request_of(next(asked), LARGEST)).release_id)
+        reserved.append(ledger.reserve(LARGEST, **request_of(next(requested), LARGEST)).release_id)
 
     def begin() -> None:
         begun.append(reserved.pop())
@@ -160,7 +160,7 @@ def requests_on(workspace: Workspace) -> Iterator[tuple[str, Callable[[], object
     digests = {one: write_artifact(subspace_of(one), home=workspace.home, place=store()) for one in begun}
     yield "`commit`, with a version", commit
     workspace.rebuild_pointers()
-    yield POINTERS, lambda: workspace.promote(LARGEST_NAME, version=1 + next(asked) % 5, alias="champion")
+    yield POINTERS, lambda: workspace.promote(LARGEST_NAME, version=1 + next(requested) % 5, alias="champion")
     yield "the newest moves of an alias", moves
     yield "open to write", Workspace.open
     yield "open to read", Workspace.read_only
@@ -179,15 +179,15 @@ def taken_by(request: Callable[[], object], gauge: Gauge) -> Measured:
 def measured_in_turn(folders: Mapping[int, Path], gauge: Gauge) -> dict[int, dict[str, Measured]]:
     """Measure each request on every home in turn, so that load on the machine affects all homes alike."""
     found: dict[int, dict[str, Measured]] = {size: {} for size in folders}
-    asked = {}
+    requested = {}
     for size, folder in folders.items():
         with own_home(folder):
-            asked[size] = requests_on(Workspace.open())
+            requested[size] = requests_on(Workspace.open())
     while True:
         requests: dict[int, tuple[str, Callable[[], object]]] = {}
         for size, folder in folders.items():
             with own_home(folder), contextlib.suppress(StopIteration):
-                requests[size] = next(asked[size])
+                requests[size] = next(requested[size])
         if not requests:
             return found
         taken: dict[int, list[Measured]] = {size: [] for size in folders}

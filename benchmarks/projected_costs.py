@@ -61,14 +61,14 @@ class Costs:
         return whole + max(0.0, loading - ROWS * row / cores)
 
     @property
-    def rows_stay(self) -> bool:
+    def rows_remain(self) -> bool:
         """True if `ROWS` gridded rows fit in the share of the stated cluster's memory that a release may use."""
         declared = {str(worker): MEMORY // CORES for worker in range(MACHINES * CORES)}
         return fits(np.array([self.extents]) * ROWS // self.n_rows, declared)
 
     def passes(self, machine: Machine) -> float:
         """Return the seconds of `PASSES` products on the stated cluster, all of which read rows that are not kept."""
-        later = self.projected(machine, "kept" if self.rows_stay else "product")
+        later = self.projected(machine, "kept" if self.rows_remain else "product")
         return self.projected(machine, "product") + (PASSES - 1) * later
 
     def huge(self, machine: Machine) -> float:

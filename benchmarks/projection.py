@@ -214,8 +214,8 @@ def main() -> int:
     for declared in (*spine_inputs(), DENSE):
         with tempfile.TemporaryDirectory() as folder:
             costs.append(measured(declared, Path(folder)))
-        told = (f"{kind} {workers} {ratio:.2f}" for (kind, workers), ratio in costs[-1].off(machine).items())
-        print(f"{costs[-1].name}: predicted over measured: {', '.join(told)}", flush=True)
+        shown = (f"{kind} {workers} {ratio:.2f}" for (kind, workers), ratio in costs[-1].off(machine).items())
+        print(f"{costs[-1].name}: predicted over measured: {', '.join(shown)}", flush=True)
     results = tables(machine, costs, under=under)
     PAGE.write_text(rewritten(PAGE.read_text(encoding="utf-8"), results), encoding="utf-8")
     worst = max(max(ratio, 1 / ratio) for one in costs for ratio in one.off(machine).values())

@@ -113,7 +113,7 @@ def _projection(machine: Machine, costs: Sequence[Costs]) -> Iterator[str]:
     for one in costs:
         formed = one.projected(machine, "moment") + one.noise + one.eigenpairs
         cells = " | ".join(_priced(seconds) for seconds in (formed, one.passes(machine)))
-        between = "kept" if one.rows_stay else "read each time"
+        between = "kept" if one.rows_remain else "read each time"
         yield f"| `{one.name}` | {ROWS * one.stored / 1e9:,.0f} | {cells} | {between} |"
 
 

@@ -181,9 +181,9 @@ def draw(diagram: Diagram, *, theme: str) -> "Figure":
     """Draw a diagram in one look."""
     from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
-    look, columns = THEMES[theme], max(map(len, diagram.rows))
+    inspect, columns = THEMES[theme], max(map(len, diagram.rows))
     width, height = _COLUMN * columns + 0.1, _ROW * len(diagram.rows) + 0.45
-    figure = new_figure(look, width=width, height=height)
+    figure = new_figure(inspect, width=width, height=height)
     figure.set_layout_engine("none")
     figure.set_label(diagram.title)
     axes = figure.add_axes((0.0, 0.0, 1.0, 1.0))
@@ -195,18 +195,18 @@ def draw(diagram: Diagram, *, theme: str) -> "Figure":
         for column, name in enumerate(names)
         if name
     }
-    axes.text(0.1, height - 0.22, diagram.title, fontsize=8, fontweight="bold", color=look.text, va="center")
+    axes.text(0.1, height - 0.22, diagram.title, fontsize=8, fontweight="bold", color=inspect.text, va="center")
     for label, names in diagram.areas.items():
-        _draw_area(axes, [places[name] for name in names], label, look)
+        _draw_area(axes, [places[name] for name in names], label, inspect)
     boxes = {}
     for name, (x, y) in places.items():
         corner = (x - _WIDE / 2, y - _HIGH / 2)
-        style: dict[str, Any] = {"boxstyle": "round,pad=0,rounding_size=0.06", "fc": look.band, "ec": look.muted}
+        style: dict[str, Any] = {"boxstyle": "round,pad=0,rounding_size=0.06", "fc": inspect.band, "ec": inspect.muted}
         boxes[name] = axes.add_patch(FancyBboxPatch(corner, _WIDE, _HIGH, zorder=2, lw=1.0, **style))
-        axes.text(x, y, name, fontsize=8, color=look.text, ha="center", va="center", zorder=3)
+        axes.text(x, y, name, fontsize=8, color=inspect.text, ha="center", va="center", zorder=3)
     for start, end, label in diagram.arrows:
         ends: dict[str, Any] = {"patchA": boxes[start], "patchB": boxes[end], "shrinkA": 1, "shrinkB": 2}
-        line: dict[str, Any] = {"arrowstyle": "-|>", "mutation_scale": 9, "color": look.signal, "lw": 1.2}
+        line: dict[str, Any] = {"arrowstyle": "-|>", "mutation_scale": 9, "color": inspect.signal, "lw": 1.2}
         axes.add_patch(FancyArrowPatch(places[start], places[end], zorder=1, **ends, **line))
         if label:
             (x, y), (u, v) = places[start], places[end]
@@ -216,16 +216,16 @@ def draw(diagram: Diagram, *, theme: str) -> "Figure":
                 (y + v) / 2 + (_HIGH / 2 + 0.04 if across else 0.0),
                 label,
                 fontsize=7,
-                color=look.muted,
+                color=inspect.muted,
                 ha="center",
                 va="bottom" if across else "center",
                 zorder=4,
-                bbox={"fc": look.ground, "ec": "none", "pad": 0.6},
+                bbox={"fc": inspect.ground, "ec": "none", "pad": 0.6},
             )
     return figure
 
 
-def _draw_area(axes: "Axes", places: Sequence[tuple[float, float]], label: str, look: Theme) -> None:
+def _draw_area(axes: "Axes", places: Sequence[tuple[float, float]], label: str, inspect: Theme) -> None:
     from matplotlib.patches import FancyBboxPatch
 
     left, right = (edge(x for x, _ in places) for edge in (min, max))
@@ -233,9 +233,9 @@ def _draw_area(axes: "Axes", places: Sequence[tuple[float, float]], label: str, 
     corner = (left - _WIDE / 2 - 0.1, low - _HIGH / 2 - 0.14)
     size = (right - left + _WIDE + 0.2, high - low + _HIGH + 0.28)
     axes.add_patch(
-        FancyBboxPatch(corner, *size, boxstyle="square,pad=0", fc="none", ec=look.against, ls="--", zorder=0)
+        FancyBboxPatch(corner, *size, boxstyle="square,pad=0", fc="none", ec=inspect.against, ls="--", zorder=0)
     )
-    axes.text(corner[0] + size[0] - 0.05, corner[1] + 0.04, label, fontsize=7, color=look.against, ha="right")
+    axes.text(corner[0] + size[0] - 0.05, corner[1] + 0.04, label, fontsize=7, color=inspect.against, ha="right")
 
 
 def main() -> None:

@@ -70,7 +70,7 @@ class PrivacyUnit:
             raise Invalid(f"rows_per_unit={rows!r} must be a whole number of at least 1; omit it for no bound.")
 
     @classmethod
-    def asked(cls, name: str | None, rows: int | None) -> Self:
+    def requested(cls, name: str | None, rows: int | None) -> Self:
         """Return the unit given by two options; the default unit is a row.
 
         Raises
@@ -135,7 +135,7 @@ def privacy_statement(*, epsilon: float | None, delta: float | None, relation: s
     return f"({_up(epsilon)}, {_up(delta)})-differential privacy when {unit} {_CHANGES[relation]}"
 
 
-def stated_privacy(manifest: Mapping[str, Any]) -> str | None:
+def privacy_of(manifest: Mapping[str, Any]) -> str | None:
     """Return the guarantee in a manifest as a sentence, or None if its facts state no readable guarantee.
 
     If a published formula gives less privacy than it claims, the sentence states the actual epsilon.

@@ -151,11 +151,11 @@ def nearest_error(components: Matrix, truth: Matrix) -> float:
 def _matched(components: Matrix, truth: Matrix) -> tuple[Matrix, NDArray[np.int64]]:
     """Return the distance of each true component from its match, and the index of that match, zeros included."""
     zeros = np.zeros((max(len(truth) - len(components), 0), truth.shape[1]))
-    apart = np.linalg.norm(truth[:, None] - np.concatenate([components, zeros])[None], axis=2)
+    distances = np.linalg.norm(truth[:, None] - np.concatenate([components, zeros])[None], axis=2)
     from scipy.optimize import linear_sum_assignment  # slow to import
 
-    rows, columns = linear_sum_assignment(apart)
-    return apart[rows, columns], columns
+    rows, columns = linear_sum_assignment(distances)
+    return distances[rows, columns], columns
 
 
 def rmse(predicted: ArrayLike, actual: ArrayLike) -> float:

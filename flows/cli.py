@@ -118,8 +118,8 @@ def _run(arguments: list[str] | None) -> int:
     try:
         status = command.main(args=arguments, prog_name="dpca", standalone_mode=False)
     except TyperException as error:
-        asked = _named(command, words)
-        return _fail(f"{error.format_message().rstrip('.')}; see `{asked} --help`.", error.exit_code)
+        requested = _named(command, words)
+        return _fail(f"{error.format_message().rstrip('.')}; see `{requested} --help`.", error.exit_code)
     except typer.Abort:
         return _fail("interrupted; nothing was done.", 1)
     except BrokenPipeError:

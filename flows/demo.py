@@ -54,7 +54,7 @@ def own_home(folder: Path | None) -> Iterator[Path]:
         os.environ.update(kept)
 
 
-def prepare(say: Callable[[str], None]) -> None:
+def prepare(announce: Callable[[str], None]) -> None:
     """Ingest the shipped data, unless an earlier demo did, and open its budget."""
     from dpca.home import home, writable_home
     from flows.jobs import run_ingest
@@ -67,14 +67,16 @@ def prepare(say: Callable[[str], None]) -> None:
         raise Unavailable(f"{home()} is not a writable folder; name one for the demo with --home") from None
     workspace = Workspace.open()
     if NAME in (entry.name for entry in workspace.catalog.entries()):
-        say(f"dataset {NAME} exists already: its snapshot is reused")
+        announce(f"dataset {NAME} exists already: its snapshot is reused")
     else:
         with as_file(files("flows") / "data" / "a9a.svm.gz") as source:
             options = IngestOptions(features=FEATURES, records_at_most=RECORDS_AT_MOST)
             report = run_ingest(str(source), name=NAME, options=options)
-        say(f"ingested {NAME}: {report['records']:,} records x {report['features']} features (for the curator only)")
+        announce(
+            f"ingested {NAME}: {report['records']:,} records x {report['features']} features (for the curator only)"
+        )
     workspace.ledger.open_budget(NAME, epsilon=BUDGET_EPSILON, delta=DELTA)
-    say(f"budget of population {NAME}: epsilon {BUDGET_EPSILON:g} at delta {DELTA:g}")
+    announce(f"budget of population {NAME}: epsilon {BUDGET_EPSILON:g} at delta {DELTA:g}")
 
 
 def release() -> dict[str, Any]:

@@ -318,7 +318,7 @@ def _witness(workspace: Workspace) -> Iterator[Finding]:
     yield _private("witness", folder)
     if folder.resolve().is_relative_to(writable_home().resolve()):
         yield Finding(
-            check="apart",
+            check="separate witness",
             verdict="note",
             found=f"the witness in {folder} is part of DPCA_HOME: a restore of the whole home hides spent budget",
             advice="set DPCA_STATE_FOLDER to a folder that is neither copied nor restored with the home",
@@ -423,7 +423,7 @@ def _prefect() -> Iterator[Finding]:
 
     address = shown_address(settings.api.url)
     try:
-        answer = _ask(settings)
+        answer = _call(settings)
     except httpx.HTTPError as error:
         found = f"no server answers at {address} ({type(error).__name__})"
         yield Finding(check="prefect", verdict="fix", found=found, advice="start it, or fix PREFECT_API_URL")
@@ -450,7 +450,7 @@ def _servers() -> Iterator[Finding]:
         )
 
 
-def _ask(settings: "PrefectSettings") -> "httpx.Response":
+def _call(settings: "PrefectSettings") -> "httpx.Response":
     """Send Prefect's server a request that succeeds only with the right credentials."""
     import httpx
 

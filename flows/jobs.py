@@ -56,8 +56,8 @@ from flows.releases.streams import make_tick
 from flows.releases.verdicts import Verdict, check_pace, judge_request, note_budget
 from flows.reports.activity import begin_step
 from flows.requests import (
-    NO_FORM_ASKS,
-    NO_LOOP_ASKS,
+    NOT_IN_FORMS,
+    NOT_IN_LOOPS,
     CompletionEvaluationRequest,
     CompletionRequest,
     Request,
@@ -94,7 +94,7 @@ def run_release(
     """
     if direct:
         return release_directly(request, workers=workers, caller=caller)
-    given = {item.name: getattr(request, item.name) for item in fields(request) if item.name not in NO_FORM_ASKS}
+    given = {item.name: getattr(request, item.name) for item in fields(request) if item.name not in NOT_IN_FORMS}
     with waiting(caller, request):
         report: dict[str, Any] = _run_flow(FLOWS[request.family], **given, workers=workers)
         return report
@@ -115,7 +115,7 @@ def release_flow(kind: type[Request], name: str, text: str) -> Flow[..., Any]:
     the next run may do.
     """
 
-    @with_options(kind, annotation=form_field, without=NO_FORM_ASKS)
+    @with_options(kind, annotation=form_field, without=NOT_IN_FORMS)
     def release(*, dry_run: DryRun = False, workers: Workers = None, **given: Any) -> dict[str, Any] | State[Any]:
         def body(run: Runner) -> dict[str, Any] | State[Any]:
             request = insisted(kind(**given))
@@ -208,8 +208,8 @@ def ingest_dataset(source: Sources, name: NewName, **options: Any) -> str | Stat
     """
 
     def body(run: Runner) -> str:
-        asked = IngestOptions(**options)
-        return run(ingest_source, source, name, replace(asked, unattended=asked.unattended or is_deployed()))
+        requested = IngestOptions(**options)
+        return run(ingest_source, source, name, replace(requested, unattended=requested.unattended or is_deployed()))
 
     return in_flow(body)
 
@@ -238,7 +238,7 @@ def run_ingest(
 
 
 @job(name="refresh-subspace")
-@with_options(IngestOptions, SubspaceRequest, annotation=form_field, without=NO_LOOP_ASKS)
+@with_options(IngestOptions, SubspaceRequest, annotation=form_field, without=NOT_IN_LOOPS)
 def refresh_subspace(
     inbox: InboxAddress,
     *,
@@ -289,18 +289,18 @@ def run_refresh(
     *,
     workers: int | None = None,
     direct: bool = False,
-    tell: Callable[[dict[str, Any]], None] = nobody,
+    notify: Callable[[dict[str, Any]], None] = nobody,
     **loop: Any,
 ) -> dict[str, Any]:
     """Process an inbox from this process, as a Prefect flow or directly, as `flows.refresh.refresh_directly` does."""
     if direct:
-        return refresh_directly(inbox, request, options, workers=workers, tell=tell, **loop)
+        return refresh_directly(inbox, request, options, workers=workers, notify=notify, **loop)
     given = {item.name: getattr(record, item.name) for record in (request, options) for item in fields(record)}
-    given = {name: value for name, value in given.items() if name not in NO_LOOP_ASKS}
+    given = {name: value for name, value in given.items() if name not in NOT_IN_LOOPS}
     files = {"source": inbox, **{what: given.pop(what) for what in FILES[1:]}}
     token = given_files.set(files)
     try:
-        with reporting_to(tell):
+        with reporting_to(notify):
             known = reference_to(request.dataset)
             given |= {**LOOP, **loop}
             report: dict[str, Any] = _run_flow(refresh_subspace, inbox=known, **given, workers=workers)
@@ -330,8 +330,8 @@ def run_sites_fit(request: SitesRequest, *, workers: int | None = None, direct: 
     """Run a joint fit from this process, as a Prefect flow or directly."""
     if direct:
         return fit_sites_directly(request, workers=workers)
-    asked = {item.name: getattr(request, item.name) for item in fields(request)}
-    report: dict[str, Any] = _run_flow(fit_sites, **asked, workers=workers)
+    requested = {item.name: getattr(request, item.name) for item in fields(request)}
+    report: dict[str, Any] = _run_flow(fit_sites, **requested, workers=workers)
     return report
 
 

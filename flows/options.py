@@ -292,12 +292,12 @@ def text_settings(given: Given, *, of: str) -> dict[str, str]:
     settings: dict[str, str] = {}
     for name, value in dict(given or ()).items():
         if isinstance(value, Mapping):
-            stated = {key: _text(one) for key, one in value.items() if one is not None}
-            if stated and name != of:
+            entries = {key: _text(one) for key, one in value.items() if one is not None}
+            if entries and name != of:
                 raise Invalid(
                     f"settings of {name} are given, but the mechanism is {of}; remove these settings, or choose {name}"
                 )
-            settings |= stated
+            settings |= entries
         elif value is not None:
             settings[name] = _text(value)
     return settings

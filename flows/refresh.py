@@ -48,10 +48,10 @@ AT_ONCE = 1000
 """The largest number of arrivals that one stage takes."""
 SERIES = "refresh/"
 nobody: Callable[[dict[str, Any]], None] = lambda _: None  # noqa: E731 - a default
-_tell: ContextVar[Callable[[dict[str, Any]], None]] = ContextVar("tell", default=nobody)
+_notify: ContextVar[Callable[[dict[str, Any]], None]] = ContextVar("notify", default=nobody)
 
 
-def look_into(inbox: str, dataset: str, options: IngestOptions, settled: float) -> Waiting:
+def check_content(inbox: str, dataset: str, options: IngestOptions, settled: float) -> Waiting:
     """Return the waiting arrivals of an inbox, after sending the notices that earlier runs could not send.
 
     Raises
@@ -178,7 +178,7 @@ def make_refresh(
     _check_loop(request, alias=alias, drift_at_most=drift_at_most, settled=settled)
     check_pace(request.epsilon, releases)
     done = RefreshOutcome(published=request.publish)
-    waiting = run(look_into, inbox, request.dataset, options, settled)
+    waiting = run(check_content, inbox, request.dataset, options, settled)
     done.left = waiting.left + len(waiting.tokens)
     faults, failures, ingested, left = dict[str, str](), list[Exception](), 0, list(waiting.tokens)
 
@@ -236,7 +236,7 @@ def make_refresh(
             run(leave_all, [*faults], request.dataset)
     finally:
         log_event("refreshed", **{name: fact for name, fact in done.report().items() if name != "decisions"})
-        _tell.get()(done.report())
+        _notify.get()(done.report())
     if failures:
         raise failures[0]
     return done.report()
@@ -248,25 +248,25 @@ def refresh_directly(
     options: IngestOptions = DEFAULTS,
     *,
     workers: int | None = None,
-    tell: Callable[[dict[str, Any]], None] = nobody,
+    notify: Callable[[dict[str, Any]], None] = nobody,
     **loop: Any,
 ) -> dict[str, Any]:
     """Process an inbox in this process, without Prefect; ``loop`` holds the options of the loop.
 
-    ``tell`` is called with the report at the end, even if the run then fails.
+    ``notify`` is called with the report at the end, even if the run then fails.
     """
-    with reporting_to(tell):
+    with reporting_to(notify):
         return make_refresh(directly, inbox, request, options, cluster_settings(workers), **{**LOOP, **loop})
 
 
 @contextmanager
-def reporting_to(tell: Callable[[dict[str, Any]], None]) -> Iterator[None]:
+def reporting_to(notify: Callable[[dict[str, Any]], None]) -> Iterator[None]:
     """Pass the report of a refresh to a function at its end, even if the run then fails."""
-    token = _tell.set(tell)
+    token = _notify.set(notify)
     try:
         yield
     finally:
-        _tell.reset(token)
+        _notify.reset(token)
 
 
 def found_inbox(inbox: str, options: IngestOptions) -> tuple[str, IngestOptions]:

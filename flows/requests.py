@@ -19,9 +19,9 @@ from flows.options import settings_form, text_settings
 from storage.options import Handling, option_record
 
 MECHANISM = "Mechanism: how noise is added."
-NO_FORM_ASKS = ("i_know_this_is_not_private",)
+NOT_IN_FORMS = ("i_know_this_is_not_private",)
 """Options that no flow takes, because a run that voids a budget must be confirmed by a user at a terminal."""
-NO_LOOP_ASKS = (*NO_FORM_ASKS, "run_key", "resume", "unattended")
+NOT_IN_LOOPS = (*NOT_IN_FORMS, "run_key", "resume", "unattended")
 """Options of a request or an ingest that a loop sets for each arrival, or never sets."""
 
 type Mechanisms = tuple[Mapping[str, type[Any]], Mapping[str, type[Any]]]

@@ -74,7 +74,7 @@ class Search:
         return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
 
 
-def search(asked: Search, *, progress: Callable[[int, int], None] = lambda *_: None) -> list[dict[str, Any]]:
+def search(requested: Search, *, progress: Callable[[int, int], None] = lambda *_: None) -> list[dict[str, Any]]:
     """Return one row for each combination, sorted by increasing mean RMSE on held-out synthetic ratings.
 
     Raises
@@ -82,23 +82,23 @@ def search(asked: Search, *, progress: Callable[[int, int], None] = lambda *_: N
     InvalidInput
         If the task or the mechanism is unknown, a setting is refused, or there are too many runs.
     """
-    if asked.task not in TASKS:
-        raise InvalidInput(f"task={asked.task!r} is unknown; choose one of {', '.join(TASKS)}.")
-    if asked.mechanism not in COMPLETION.mechanisms:
+    if requested.task not in TASKS:
+        raise InvalidInput(f"task={requested.task!r} is unknown; choose one of {', '.join(TASKS)}.")
+    if requested.mechanism not in COMPLETION.mechanisms:
         raise InvalidInput(
-            f"mechanism={asked.mechanism!r} is unknown; choose one of {', '.join(COMPLETION.mechanisms)}."
+            f"mechanism={requested.mechanism!r} is unknown; choose one of {', '.join(COMPLETION.mechanisms)}."
         )
-    combinations = asked.combinations
-    if len(combinations) * asked.draws > MOST:
+    combinations = requested.combinations
+    if len(combinations) * requested.draws > MOST:
         raise InvalidInput(
-            f"{len(combinations) * asked.draws} runs exceed the limit of {MOST}; try fewer values or draws."
+            f"{len(combinations) * requested.draws} runs exceed the limit of {MOST}; try fewer values or draws."
         )
     errors: list[list[float]] = [[] for _ in combinations]
-    for draw in range(asked.draws):
-        made = TASKS[asked.task](n_users=asked.users, n_items=asked.items, seed=draw)
+    for draw in range(requested.draws):
+        made = TASKS[requested.task](n_users=requested.users, n_items=requested.items, seed=draw)
         for at, settings in enumerate(combinations):
-            errors[at].append(_error(asked, settings, made, seed=draw))
-            progress(draw * len(combinations) + at + 1, len(combinations) * asked.draws)
+            errors[at].append(_error(requested, settings, made, seed=draw))
+            progress(draw * len(combinations) + at + 1, len(combinations) * requested.draws)
     rows = [
         {"settings": " ".join(f"{name}={value}" for name, value in settings.items()), "rmse": float(np.mean(found))}
         for settings, found in zip(combinations, errors, strict=True)
@@ -125,7 +125,7 @@ def embeddings_of(found: ItemFactors, ratings: SplitRatings) -> ItemEmbeddings:
     )
 
 
-def refuse_private_rows(asked: Search) -> None:
+def refuse_private_rows(requested: Search) -> None:
     """Refuse a search on private rows, and report what it would cost.
 
     Raises
@@ -133,31 +133,33 @@ def refuse_private_rows(asked: Search) -> None:
     Refused
         Always: every run of a combination is a release, and Gaussian releases compose by their squared losses.
     """
-    check_target(RatingsProblem(**_facts(asked, 0.0, 1.0)), PrivacyTarget(epsilon=asked.epsilon, delta=asked.delta))
-    runs = len(asked.combinations) * asked.draws
-    multiplier = gaussian_noise_multiplier(epsilon=asked.epsilon, delta=asked.delta)
-    spent = gaussian_epsilon(noise_multiplier=multiplier / math.sqrt(runs), delta=asked.delta)
+    check_target(
+        RatingsProblem(**_facts(requested, 0.0, 1.0)), PrivacyTarget(epsilon=requested.epsilon, delta=requested.delta)
+    )
+    runs = len(requested.combinations) * requested.draws
+    multiplier = gaussian_noise_multiplier(epsilon=requested.epsilon, delta=requested.delta)
+    spent = gaussian_epsilon(noise_multiplier=multiplier / math.sqrt(runs), delta=requested.delta)
     raise Refused(
-        f"settings are not searched on private rows: {runs} runs at epsilon {asked.epsilon:g} "
-        f"are {runs} releases and cost epsilon {spent:.3g} in total at delta {asked.delta:g}, before their "
+        f"settings are not searched on private rows: {runs} runs at epsilon {requested.epsilon:g} "
+        f"are {runs} releases and cost epsilon {spent:.3g} in total at delta {requested.delta:g}, before their "
         "errors are released too; leave DATASET out, to search on synthetic ratings of the declared size."
     )
 
 
-def _facts(asked: Search, low: float, high: float) -> dict[str, Any]:
+def _facts(requested: Search, low: float, high: float) -> dict[str, Any]:
     return {
-        "n_features": asked.items,
+        "n_features": requested.items,
         "low": low,
         "high": high,
-        "ratings_per_user": asked.ratings_per_user,
-        "records_at_most": asked.users,
+        "ratings_per_user": requested.ratings_per_user,
+        "records_at_most": requested.users,
     }
 
 
-def _error(asked: Search, settings: Mapping[str, str], made: SplitRatings, *, seed: int) -> float:
-    mechanism = build_mechanism(COMPLETION, asked.mechanism, settings, rank=asked.rank)
-    problem = RatingsProblem(**_facts(asked, made.low, made.high))
-    plan = mechanism.plan(problem, PrivacyTarget(epsilon=asked.epsilon, delta=asked.delta))
+def _error(requested: Search, settings: Mapping[str, str], made: SplitRatings, *, seed: int) -> float:
+    mechanism = build_mechanism(COMPLETION, requested.mechanism, settings, rank=requested.rank)
+    problem = RatingsProblem(**_facts(requested, made.low, made.high))
+    plan = mechanism.plan(problem, PrivacyTarget(epsilon=requested.epsilon, delta=requested.delta))
     reservation = InMemoryReservation(event=plan.event, key=seed.to_bytes(32, "little"))
     found = mechanism.run(Curator(ArrayBlocks(made.train), reservation), plan)
     return held_out_error(found, made, users=_TESTED)

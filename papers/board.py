@@ -125,7 +125,7 @@ def reproduce(
     compared, made, left_out = list[dict[str, Any]](), list[Cell](), list[str]()
     if python is None:
         left_out.append(f"diffprivlib and OpenDP: {PEERS} does not exist; name another Python with --peers")
-    asked = _Asked(python=python, epsilons=tuple(sorted(epsilon or EPSILONS)), runs=runs, limit=limit)
+    requested = _Request(python=python, epsilons=tuple(sorted(epsilon or EPSILONS)), runs=runs, limit=limit)
 
     def checks() -> Iterator[Check]:
         for each in data_sets(data):
@@ -136,7 +136,7 @@ def reproduce(
                 continue
             rows = each.load()
             compared.append(_facts(each, rows))
-            found = list(_cells(rows, compared[-1], asked, cells))
+            found = list(_cells(rows, compared[-1], requested, cells))
             made.extend(found)
             yield from _comparisons(each.name, found)
 
@@ -159,7 +159,7 @@ def _facts(each: DataSet, rows: sparse.csr_array) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Asked:
+class _Request:
     """The settings of a run.
 
     They are the libraries' Python, the epsilons in order, and the number of runs and the seconds of each cell.
@@ -171,7 +171,7 @@ class _Asked:
     limit: float
 
 
-def _cells(rows: sparse.csr_array, facts: dict[str, Any], asked: _Asked, kept: Path | None) -> Iterator[Cell]:
+def _cells(rows: sparse.csr_array, facts: dict[str, Any], requested: _Request, kept: Path | None) -> Iterator[Cell]:
     """Iterate over the cells of a data set."""
     known = {} if kept is None or not kept.exists() else dict(map(_known, kept.read_text().splitlines()))
     moment, best = second_moment(rows), facts["share"] * facts["n_records"]
@@ -183,25 +183,27 @@ def _cells(rows: sparse.csr_array, facts: dict[str, Any], asked: _Asked, kept: P
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         sparse.save_npz(folder / "rows.npz", rows, compressed=False)
         ours = stack.enter_context(Child([sys.executable, "-W", "ignore", "-m", "papers.board"]))
-        library = asked.python and stack.enter_context(Child([str(asked.python), "-W", "ignore", children.__file__]))
+        library = requested.python and stack.enter_context(
+            Child([str(requested.python), "-W", "ignore", children.__file__])
+        )
         for contestant in CONTESTANTS:
             child = library if contestant.group == "library" else ours
             if not child:
                 continue
             finishes = True
-            for epsilon in asked.epsilons:
+            for epsilon in requested.epsilons:
                 cell = _claim(contestant, facts, epsilon)
                 request = dict(contestant.request) | {"rows": str(folder / "rows.npz"), "k": facts["n_components"]}
                 request |= {"epsilon": epsilon, "delta": cell["delta"]}
                 if request.get("paper") == "coinpress":
                     request["settings"] = {"largest": facts["largest"]}
-                key = (facts["name"], contestant.name, epsilon, asked.runs, asked.limit)
+                key = (facts["name"], contestant.name, epsilon, requested.runs, requested.limit)
                 if not finishes:
                     outcome: Cell = {"ending": "not tried"}
                 elif key in known:
                     outcome = known[key]
                 else:
-                    outcome = _outcome(partial(child.ask, **request), captured, asked)
+                    outcome = _outcome(partial(child.call, **request), captured, requested)
                     if kept is not None:
                         with kept.open("a", encoding="utf-8") as file:
                             file.write(json.dumps([key, outcome]) + "\n")
@@ -222,12 +224,12 @@ def _claim(contestant: Contestant, facts: dict[str, Any], epsilon: float) -> Cel
     return cell | {"delta": 0.0 if contestant.pure else DELTA, "true_epsilon": true, "bound": bound}
 
 
-def _outcome(ask: Callable[..., Answer], captured: Callable[[Matrix], float], asked: _Asked) -> Cell:
+def _outcome(call: Callable[..., Answer], captured: Callable[[Matrix], float], requested: _Request) -> Cell:
     """Run a cell repeatedly, up to the requested number of runs and within the time limit."""
     found, seconds = list[float](), list[float]()
-    while len(found) < asked.runs and sum(seconds) * (1 + 1 / max(len(seconds), 1)) <= asked.limit:
+    while len(found) < requested.runs and sum(seconds) * (1 + 1 / max(len(seconds), 1)) <= requested.limit:
         try:
-            answer = ask(seconds=asked.limit - sum(seconds))
+            answer = call(seconds=requested.limit - sum(seconds))
         except OutOfTime:
             if found:
                 break

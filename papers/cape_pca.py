@@ -334,13 +334,13 @@ def _energies(rows: Rows) -> Iterator[Check]:
     for arm in (CONV, DP_DIS, LOCAL):
         yield at_least(f"{CAPE}: energy above {arm}, least over epsilon", 0.0, got=lead("epsilon", EPSILONS, arm))
     for sweep, values in (("epsilon", EPSILONS), ("delta", DELTAS), ("records", RECORDS), ("sites", SITES)):
-        apart = max(abs(seen[sweep, value, CAPE] - seen[sweep, value, POOLED]) for value in values)
-        yield at_most(f"{CAPE}: energy from that of {POOLED}, largest over {sweep}", 3.0, got=apart)
+        separate = max(abs(seen[sweep, value, CAPE] - seen[sweep, value, POOLED]) for value in values)
+        yield at_most(f"{CAPE}: energy from that of {POOLED}, largest over {sweep}", 3.0, got=separate)
         for arm in (PRINTED, RESCALED):
             yield at_least(f"{CAPE}: energy above {arm}, least over {sweep}", 0.0, got=lead(sweep, values, arm))
     for sweep, stored in STORED.items():
-        apart = max(abs(seen[sweep, value, PRINTED] - energy) for value, energy in stored.items())
-        yield at_most(f"{PRINTED}: energy from the stored one, largest over {sweep}", AS_STORED, got=apart)
+        separate = max(abs(seen[sweep, value, PRINTED] - energy) for value, energy in stored.items())
+        yield at_most(f"{PRINTED}: energy from the stored one, largest over {sweep}", AS_STORED, got=separate)
     masked = seen["epsilon", 1.0, GAUSSIAN] / seen["epsilon", 1.0, CAPE]
     yield near(f"{CAPE}: energy under Gaussian masks over that under uniform ones", 1.0, 0.01, got=masked)
     fixed = [seen["sites", float(count), CAPE] for count in SITES]
@@ -354,8 +354,8 @@ def _shares(rows: Rows, data: str) -> Iterator[Check]:
     for arm in (CONV, PRINTED):
         lead = min(shares[epsilon, CAPE] - shares[epsilon, arm] for epsilon in EPSILONS)
         yield at_least(f"{data}: share of the best energy above {arm}, least over epsilon", 0.0, got=lead)
-    apart = max(abs(shares[epsilon, PRINTED] - stored) for epsilon, stored in STORED_SHARES[data].items())
-    yield at_most(f"{data}: share of {PRINTED} from the stored one, largest over epsilon", 0.15, got=apart)
+    separate = max(abs(shares[epsilon, PRINTED] - stored) for epsilon, stored in STORED_SHARES[data].items())
+    yield at_most(f"{data}: share of {PRINTED} from the stored one, largest over epsilon", 0.15, got=separate)
 
 
 def model_sweeps(model: Model, *, runs: int) -> Rows:

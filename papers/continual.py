@@ -49,9 +49,9 @@ SENSITIVITIES = {7: 1.674500, 30: 2.146268, 90: 2.497727, 365: 2.944054, 730: 3.
 NIGHTS = {32: (0.967, 0.004), 128: (0.952, 0.006)}
 """The mean share of the best captured variance of a9a that a stream captures, by the number of nights, with its
 tolerance."""
-BESIDE = {32: {"independent releases": 0.898, "tree": 0.947}, 128: {"independent releases": 0.810, "tree": 0.921}}
-"""The same shares for separate releases with equal noise, and for the tree, within `APART`."""
-APART = 0.01
+COMPANIONS = {32: {"independent releases": 0.898, "tree": 0.947}, 128: {"independent releases": 0.810, "tree": 0.921}}
+"""The same shares for separate releases with equal noise, and for the tree, within `SEPARATE`."""
+SEPARATE = 0.01
 
 _CLOSE, _CLIP = 1e-4, math.sqrt(14.0)
 
@@ -105,8 +105,8 @@ def _check_tree_and_buffers() -> Iterator[Check]:
     yield _relative("three buffers: largest factor of a year", 2.9454, got=worst)
     noise = np.random.default_rng(0).standard_normal((YEAR, 5))
     direct = np.stack([np.convolve(prefix, column)[:YEAR] for column in noise.T], axis=1)
-    apart = np.abs(exact_multipliers(THREE).prefix(noise) - direct).max()
-    yield at_most("three buffers: distance from the direct sums", 1e-11, got=float(apart))
+    separate = np.abs(exact_multipliers(THREE).prefix(noise) - direct).max()
+    yield at_most("three buffers: distance from the direct sums", 1e-11, got=float(separate))
     rounded = np.abs(np.array(exact_multipliers(THREE).multipliers) - THREE.multipliers).max()
     yield at_most("three buffers: distance from the published multipliers", 1e-6, got=float(rounded))
 
@@ -129,8 +129,8 @@ def _check_nights(runs: int) -> Iterator[Check]:
         means = {name: float(np.mean([each[name] for each in found])) for name in found[0]}
         stream = means["stream"]
         yield near(f"a9a in {ticks} nights: mean captured variance", expected, tolerance, got=stream)
-        for name, published in BESIDE[ticks].items():
-            yield near(f"a9a in {ticks} nights: mean captured variance of {name}", published, APART, got=means[name])
+        for name, published in COMPANIONS[ticks].items():
+            yield near(f"a9a in {ticks} nights: mean captured variance of {name}", published, SEPARATE, got=means[name])
         above = stream - means["independent releases"]
         yield at_least(f"a9a in {ticks} nights: above independent releases by", 0.05, got=above)
         yield at_least(f"a9a in {ticks} nights: above the tree by", 0.01, got=stream - means["tree"])

@@ -194,22 +194,22 @@ def _check_coverage(name: str, second_moment: Matrix, n_components: int, runs: i
     held, sums = {"captured": 0, "share": 0, "captured variance": 0}, []
     for draw in _draws(second_moment, n_components, runs):
         refinement = refine(draw.moment, n_components=n_components)
-        told = assess(draw.moment, refinement)
-        for bound, holds in _bounds_hold(draw, refinement.components, told).items():
+        shown = assess(draw.moment, refinement)
+        for bound, holds in _bounds_hold(draw, refinement.components, shown).items():
             held[bound] += holds
-        sums.append(math.fsum(told.explained_variance_ratio or ()))
+        sums.append(math.fsum(shown.explained_variance_ratio or ()))
     for bound, count in held.items():
         yield at_least(f"{name} k={n_components}: coverage of the lower bound of {bound}", _COVERAGE, got=count / runs)
     yield at_most(f"{name} k={n_components}: largest sum of ratios", 1.0, got=max(sums), tolerance=_ROUNDING)
 
 
-def _bounds_hold(draw: Draw, rows: Matrix, told: Assessment) -> dict[str, bool]:
+def _bounds_hold(draw: Draw, rows: Matrix, shown: Assessment) -> dict[str, bool]:
     """Compare each lower bound with the truth; an unstated bound counts as held."""
     held, trace = draw.held(rows), float(np.trace(draw.second_moment))
     return {
-        "captured": (told.captured_low or 0.0) <= held,
-        "share": (told.share_low or 0.0) <= held / trace,
-        "captured variance": (told.captured_variance_low or 0.0) <= held / draw.most,
+        "captured": (shown.captured_low or 0.0) <= held,
+        "share": (shown.share_low or 0.0) <= held / trace,
+        "captured variance": (shown.captured_variance_low or 0.0) <= held / draw.most,
     }
 
 

@@ -43,10 +43,10 @@ from papers.lib.ratings import (
     RUNS,
     SHARE,
     Arm,
-    Asked,
     Scale,
     ShareOfUsers,
     Tables,
+    Trial,
     arm,
     request_of,
     true_epsilon,
@@ -146,7 +146,7 @@ def accounting_checks() -> Iterator[Check]:
     made = low_rank(n_users=1_000, n_items=60, seed=0)
     printed = arm("dpals", **_PLAIN, rounds=5, sampling="uniform", calibration="paper")
     for epsilon, true in TRUE.items():
-        got = true_epsilon(printed.plan(made, Asked(rank=LOW_RANK, per_user=50, epsilon=epsilon)))
+        got = true_epsilon(printed.plan(made, Trial(rank=LOW_RANK, per_user=50, epsilon=epsilon)))
         yield near(f"Theorem 1: true epsilon of the noise for epsilon {epsilon:g}", true, 0.005 * true, got=got)
 
 
@@ -160,7 +160,7 @@ def slope_of(places: Sequence[float], errors: Sequence[float]) -> tuple[float, f
     return float(slope), spread
 
 
-def low_rank_arms(stated: int, draw: int, epsilon: float) -> tuple[Arm, ...]:
+def low_rank_arms(declared: int, draw: int, epsilon: float) -> tuple[Arm, ...]:
     """Return the methods to compare, with a smaller item ridge than the default, since these ratings have no error.
 
     DPFW computes a moment of all pairs of items in each round. So it runs only in the first draw, and with its printed
@@ -169,7 +169,7 @@ def low_rank_arms(stated: int, draw: int, epsilon: float) -> tuple[Arm, ...]:
     one_shot = arm(ONE_SHOT, **_PLAIN, user_ridge=0.2, spread=1.0)
     dpfw = arm(DPFW, **_PLAIN, spread=1.0)
     printed = dpfw.with_settings(PRINTED, calibration="paper")
-    dear = (dpfw, printed) if stated == USERS[-1] else (dpfw,)
+    dear = (dpfw, printed) if declared == USERS[-1] else (dpfw,)
     return (_dpals(epsilon), one_shot, arm(MEANS, user_means=False), *(dear if draw == 0 else ()))
 
 
@@ -181,63 +181,63 @@ def low_rank_checks(scale: Scale, tables: Tables) -> Iterator[Check]:
     """Check median errors and their slopes, and fill the table of Figure 4."""
     advice: list[bool] = []
     medians: dict[tuple[int, str, float], float] = {}
-    for stated in USERS:
+    for declared in USERS:
         errors: dict[tuple[str, float], list[float]] = defaultdict(list)
         costs: dict[tuple[str, float], float] = {}
         for draw in range(scale.runs):
-            made = low_rank(n_users=scale.users(stated), n_items=scale.items(LOW_RANK_ITEMS), seed=draw)
+            made = low_rank(n_users=scale.users(declared), n_items=scale.items(LOW_RANK_ITEMS), seed=draw)
             per_user = expected_count(made.n_users)
             for epsilon in EPSILONS:
-                asked = Asked(rank=LOW_RANK, per_user=per_user, epsilon=epsilon)
-                for each in low_rank_arms(stated, draw, epsilon):
-                    found = each.run(made, asked, seed=draw)
+                requested = Trial(rank=LOW_RANK, per_user=per_user, epsilon=epsilon)
+                for each in low_rank_arms(declared, draw, epsilon):
+                    found = each.run(made, requested, seed=draw)
                     errors[each.name, epsilon].append(held_out_error(found, made, users=_TESTED))
                     if draw == 0:
-                        costs[each.name, epsilon] = true_epsilon(each.plan(made, asked))
+                        costs[each.name, epsilon] = true_epsilon(each.plan(made, requested))
         name = f"n={made.n_users}"
         for (of, epsilon), values in errors.items():
-            medians[stated, of, epsilon] = float(np.median(values))
+            medians[declared, of, epsilon] = float(np.median(values))
             row: dict[str, Any] = {"data": name, "arm": of, "true epsilon": costs[of, epsilon]}
-            row |= {"claimed epsilon": epsilon, "RMSE": medians[stated, of, epsilon], "draws": len(values)}
+            row |= {"claimed epsilon": epsilon, "RMSE": medians[declared, of, epsilon], "draws": len(values)}
             row |= {"RMSE std": float(np.std(values, ddof=1))} if len(values) > 1 else {}
             tables["figure4"].append(row)
         for epsilon in EPSILONS:
-            request = request_of(made, Asked(rank=LOW_RANK, per_user=per_user, epsilon=epsilon))
-            best = min(ADVISED, key=lambda of: medians[stated, of, epsilon])
+            request = request_of(made, Trial(rank=LOW_RANK, per_user=per_user, epsilon=epsilon))
+            best = min(ADVISED, key=lambda of: medians[declared, of, epsilon])
             advice.append(advised(*request, rank=LOW_RANK, signal=1.0)[0].mechanism == best)
-        exact = Asked(rank=LOW_RANK, per_user=made.n_items, epsilon=math.inf)
+        exact = Trial(rank=LOW_RANK, per_user=made.n_items, epsilon=math.inf)
         error = held_out_error(LOW_RANK_EXACT.run(made, exact, seed=0), made, users=_TESTED)
         tables["figure4"].append({"data": name, "arm": ALS, "RMSE": error})
-        yield from _low_rank_compared(stated, name, medians, error)
-    yield from _slopes(medians, [scale.users(stated) for stated in USERS], tables)
+        yield from _low_rank_compared(declared, name, medians, error)
+    yield from _slopes(medians, [scale.users(declared) for declared in USERS], tables)
     yield at_least(f"settings of {len(advice)} in which the dry run advises the best", RIGHT, got=sum(advice))
 
 
 def _low_rank_compared(
-    stated: int, name: str, medians: Mapping[tuple[int, str, float], float], exact: float
+    declared: int, name: str, medians: Mapping[tuple[int, str, float], float], exact: float
 ) -> Iterator[Check]:
-    of = {(arm, epsilon): median for (users, arm, epsilon), median in medians.items() if users == stated}
+    of = {(arm, epsilon): median for (users, arm, epsilon), median in medians.items() if users == declared}
     for arm_name, expected in ((DPALS, AT_MOST), (ONE_SHOT, ONE_SHOT_AT_MOST)):
-        for epsilon, ceiling in zip(EPSILONS, expected.get(stated, ()), strict=False):
+        for epsilon, ceiling in zip(EPSILONS, expected.get(declared, ()), strict=False):
             yield at_most(f"{arm_name} {name} epsilon={epsilon:g}: median RMSE", ceiling, got=of[arm_name, epsilon])
-    if stated in AT_MOST:
+    if declared in AT_MOST:
         yield at_most(f"als {name} without privacy: RMSE", NON_PRIVATE_AT_MOST, got=exact)
     for epsilon, factor, of_printed in zip(EPSILONS, DPFW_BEATEN, PRINTED_BEATEN, strict=True):
-        if stated == USERS[-1]:
+        if declared == USERS[-1]:
             for other, least in ((DPFW, factor), (PRINTED, of_printed)):
                 ratio = of[other, epsilon] / of[DPALS, epsilon]
                 yield at_least(f"{name} epsilon={epsilon:g}: RMSE of {other} over that of dpals", least, got=ratio)
-        if stated in ONE_SHOT_AT_MOST and epsilon <= ONE_SHOT_WINS:
+        if declared in ONE_SHOT_AT_MOST and epsilon <= ONE_SHOT_WINS:
             ratio = of[ONE_SHOT, epsilon] / of[DPALS, epsilon]
             yield at_most(f"{name} epsilon={epsilon:g}: one_shot wins, its RMSE over that of dpals", 1.0, got=ratio)
-    if stated == USERS[-1]:
+    if declared == USERS[-1]:
         yield at_least(f"{name} epsilon=1: RMSE of {PRINTED} (the paper: 1)", TRIVIAL, got=of[PRINTED, 1.0])
 
 
 def _slopes(medians: Mapping[tuple[int, str, float], float], users: Sequence[int], tables: Tables) -> Iterator[Check]:
     """Check the slopes in users and epsilon, and that more users help at every epsilon."""
     for epsilon in EPSILONS:
-        of = {name: [medians[stated, name, epsilon] for stated in USERS] for name in (DPALS, ONE_SHOT, DPFW)}
+        of = {name: [medians[declared, name, epsilon] for declared in USERS] for name in (DPALS, ONE_SHOT, DPFW)}
         slopes = {name: slope_of(users, errors) for name, errors in of.items()}
         for name, (slope, spread) in slopes.items():
             claimed = {DPALS: -1.0, DPFW: -0.2}.get(name)
@@ -248,11 +248,11 @@ def _slopes(medians: Mapping[tuple[int, str, float], float], users: Sequence[int
         yield at_most(f"epsilon={epsilon:g}: slope of dpals less that of dpfw (the paper: -0.8)", FASTER, got=gap)
         worst = max(after / before for before, after in itertools.pairwise(of[DPALS]))
         yield at_most(f"epsilon={epsilon:g}: RMSE of dpals with more users over that with fewer", 1.0, got=worst)
-    for stated in USERS:
-        slope, spread = slope_of(EPSILONS, [medians[stated, DPALS, epsilon] for epsilon in EPSILONS])
-        place = {"in": "epsilon", "at": f"{stated} users", "arm": DPALS, "claimed": -1.0}
+    for declared in USERS:
+        slope, spread = slope_of(EPSILONS, [medians[declared, DPALS, epsilon] for epsilon in EPSILONS])
+        place = {"in": "epsilon", "at": f"{declared} users", "arm": DPALS, "claimed": -1.0}
         tables["slopes"].append(place | {"slope": slope, "standard error": spread})
-        yield at_most(f"n={stated}: slope of dpals in epsilon (Theorem 2: -1)", FALLS, got=slope)
+        yield at_most(f"n={declared}: slope of dpals in epsilon (Theorem 2: -1)", FALLS, got=slope)
 
 
 def item_checks(scale: Scale, tables: Tables) -> Iterator[Check]:
@@ -265,7 +265,7 @@ def item_checks(scale: Scale, tables: Tables) -> Iterator[Check]:
         for each in (_dpals(ITEMS_EPSILON), arm(DPFW, **_PLAIN, spread=1.0)):
             values = [
                 held_out_error(
-                    each.run(made, Asked(rank=LOW_RANK, per_user=per_user, epsilon=ITEMS_EPSILON), seed=seed),
+                    each.run(made, Trial(rank=LOW_RANK, per_user=per_user, epsilon=ITEMS_EPSILON), seed=seed),
                     made,
                     users=_TESTED,
                 )
@@ -295,16 +295,16 @@ def iteration_checks(scale: Scale, tables: Tables) -> Iterator[Check]:
     per_user, name = expected_count(made.n_users), f"n={made.n_users}"
     traces: dict[str, list[float]] = {}
     for epsilon in (1.0, 20.0):
-        asked = Asked(rank=LOW_RANK, per_user=per_user, epsilon=epsilon)
+        requested = Trial(rank=LOW_RANK, per_user=per_user, epsilon=epsilon)
         rounds: list[Matrix] = []
-        found = _dpals(epsilon).run(made, asked, seed=0, rounds=rounds)
+        found = _dpals(epsilon).run(made, requested, seed=0, rounds=rounds)
         traces[f"{DPALS}, epsilon {epsilon:g}"] = [
             held_out_error(replace(found, factors=factors), made, users=_TESTED)
             for factors in [*rounds[1:], found.factors]
         ]
-        dpfw = arm(DPFW, **_PLAIN, spread=1.0).run(made, asked, seed=0)
+        dpfw = arm(DPFW, **_PLAIN, spread=1.0).run(made, requested, seed=0)
         traces[f"{DPFW}, epsilon {epsilon:g}"] = _prefixes(dpfw, made)
-    exact = Asked(rank=LOW_RANK, per_user=made.n_items, epsilon=math.inf)
+    exact = Trial(rank=LOW_RANK, per_user=made.n_items, epsilon=math.inf)
     spaces: list[Matrix] = []
     for rounds_run in range(1, ROUNDS + 1):
         kept = LOW_RANK_EXACT.with_settings(ALS, rounds=rounds_run).run(made, exact, seed=0)
@@ -318,9 +318,9 @@ def iteration_checks(scale: Scale, tables: Tables) -> Iterator[Check]:
         tables["figure7"] += [
             {"data": name, "arm": of, "round": at, "RMSE": error} for at, error in enumerate(errors, start=1)
         ]
-    apart = [float(np.linalg.norm(space - spaces[-1] @ (spaces[-1].T @ space))) for space in spaces]
-    factors = [after / before for before, after in itertools.pairwise(apart[:5])]
-    for at, (distance, factor) in enumerate(zip(apart, [math.nan, *factors], strict=False), start=1):
+    separate = [float(np.linalg.norm(space - spaces[-1] @ (spaces[-1].T @ space))) for space in spaces]
+    factors = [after / before for before, after in itertools.pairwise(separate[:5])]
+    for at, (distance, factor) in enumerate(zip(separate, [math.nan, *factors], strict=False), start=1):
         tables["contraction"].append({"round": at, "distance": distance, "over the previous": factor})
     yield at_most(
         f"{name}: largest ratio of distances after consecutive exact rounds (Lemma 4)", CONTRACTS, got=max(factors)

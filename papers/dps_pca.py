@@ -225,26 +225,28 @@ def figure_2(draw: Draw) -> Iterator[Row]:
 def figure_3a(draw: Draw) -> Iterator[Row]:
     """Iterate over distances by round, for each epsilon."""
     for epsilon in FIGURE_3A_EPSILONS:
-        asked = {"epsilon": epsilon, "delta": FIGURE_3A_DELTA}
+        requested = {"epsilon": epsilon, "delta": FIGURE_3A_DELTA}
         for name, distances in (
-            *((arm.name, draw.trajectory(arm, **asked)) for arm in (OURS, WHOLE, PRINTED)),
-            (UNSCALED, [draw.start, *map(draw.to_truth, draw.unscaled(**asked))]),
+            *((arm.name, draw.trajectory(arm, **requested)) for arm in (OURS, WHOLE, PRINTED)),
+            (UNSCALED, [draw.start, *map(draw.to_truth, draw.unscaled(**requested))]),
         ):
             for at, distance in enumerate(distances):
-                yield _row(data=name, arm=f"epsilon={epsilon:g}", round=at, distance=distance, **asked)
+                yield _row(data=name, arm=f"epsilon={epsilon:g}", round=at, distance=distance, **requested)
 
 
 def figure_3b(draw: Draw) -> Iterator[Row]:
     """Iterate over distances by round, for each delta, at both epsilons that the paper states."""
-    for said, epsilon in FIGURE_3B_EPSILONS.items():
+    for text, epsilon in FIGURE_3B_EPSILONS.items():
         for delta in FIGURE_3B_DELTAS:
-            asked = {"epsilon": epsilon, "delta": delta}
+            requested = {"epsilon": epsilon, "delta": delta}
             for name, distances in (
-                (OURS.name, draw.trajectory(OURS, **asked)),
-                (UNSCALED, [draw.start, *map(draw.to_truth, draw.unscaled(**asked))]),
+                (OURS.name, draw.trajectory(OURS, **requested)),
+                (UNSCALED, [draw.start, *map(draw.to_truth, draw.unscaled(**requested))]),
             ):
                 for at, distance in enumerate(distances):
-                    yield _row(data=_panel(name, said), arm=f"delta={delta:g}", round=at, distance=distance, **asked)
+                    yield _row(
+                        data=_panel(name, text), arm=f"delta={delta:g}", round=at, distance=distance, **requested
+                    )
 
 
 def figure_4a(draw: Draw) -> Iterator[Row]:
@@ -299,11 +301,11 @@ def round_checks(rows: Sequence[Row]) -> Iterator[Check]:
 def delta_checks(rows: Sequence[Row]) -> Iterator[Check]:
     """Check the dependence of the final distances in figure 3b on delta, at both epsilons that the paper states."""
     last = {(row["data"], row["delta"]): row["distance"] for row in rows}
-    for said, epsilon in FIGURE_3B_EPSILONS.items():
-        ours = _panel(OURS.name, said)
+    for text, epsilon in FIGURE_3B_EPSILONS.items():
+        ours = _panel(OURS.name, text)
         least, most = min(FIGURE_3B_DELTAS), max(FIGURE_3B_DELTAS)
-        named = f"Figure 3b, epsilon={epsilon:g} ({said}):"
-        if said == "caption":
+        named = f"Figure 3b, epsilon={epsilon:g} ({text}):"
+        if text == "caption":
             worst = max(last[ours, delta] for delta in FIGURE_3B_DELTAS)
             yield at_most(f"{named} distance after round 8, largest over delta", FIGURE_3B_AT_MOST, got=worst)
         yield at_most(f"{named} distance at delta=0.5 over that at 0.01", 1.0, got=last[ours, most] / last[ours, least])
@@ -426,8 +428,8 @@ FIGURES: Mapping[str, tuple[Callable[[Draw], Iterator[Row]], Callable[[Sequence[
 """The functions that compute and check the figures of one draw of the paper's model, by table."""
 
 
-def _panel(name: str, said: str) -> str:
-    return f"{name}, epsilon={FIGURE_3B_EPSILONS[said]:g} ({said})"
+def _panel(name: str, text: str) -> str:
+    return f"{name}, epsilon={FIGURE_3B_EPSILONS[text]:g} ({text})"
 
 
 def _by_arm(rows: Sequence[Row], column: str) -> Mapping[str, dict[float, float]]:

@@ -171,19 +171,19 @@ def _check_rates(seeds: Sequence[int], table: list[Row], slopes: list[Row], clai
         [a / b for a, b in zip(*both, strict=True)]
         for both in zip(values[SAMPLING, "n"], values[ORACLE, "n"], strict=True)
     ]
-    apart = slope_of(RECORDS, over)
+    separate = slope_of(RECORDS, over)
     slopes.append(
-        apart.row(
+        separate.row(
             item="minimax rate", value="error by sampling over that with known features", axis="n", states="constant"
         )
     )
-    yield near("minimax rate: error by sampling over that with known features in n, slope", 0.0, 0.1, got=apart.mean)
+    yield near("minimax rate: error by sampling over that with known features in n, slope", 0.0, 0.1, got=separate.mean)
     claims.append(
         Claim(
             item="minimax rate",
             states="the least possible error up to a constant",
-            measured=f"{np.mean(over):.2f} times the error with known features, slope {apart} in n",
-            holds=apart.low <= 0.05 and apart.high >= -0.05,
+            measured=f"{np.mean(over):.2f} times the error with known features, slope {separate} in n",
+            holds=separate.low <= 0.05 and separate.high >= -0.05,
         )
     )
     costs = slope_of(EPSILONS, [[by_privacy(SMALL, seed, epsilon=each) for each in EPSILONS] for seed in seeds])
@@ -194,8 +194,8 @@ def _check_rates(seeds: Sequence[int], table: list[Row], slopes: list[Row], clai
 
 def _rate_claim(measure: str, axis: str, states: str, slope: Slope) -> Claim:
     """Compare a slope with the stated exponent, within 0.1 of the band; no growth is a slope of at most 0.15."""
-    stated = {"n^-1/2": -0.5, "s^1/2": 0.5, "n^-1": -1.0, "epsilon^-1": -1.0, "s_kept^1/2": 0.5}.get(states)
-    holds = slope.low <= 0.15 if stated is None else slope.low - 0.1 <= stated <= slope.high + 0.1
+    declared = {"n^-1/2": -0.5, "s^1/2": 0.5, "n^-1": -1.0, "epsilon^-1": -1.0, "s_kept^1/2": 0.5}.get(states)
+    holds = slope.low <= 0.15 if declared is None else slope.low - 0.1 <= declared <= slope.high + 0.1
     return Claim(item=f"Theorem 4.3, {measure} in {axis}", states=states, measured=f"slope {slope}", holds=holds)
 
 

@@ -78,18 +78,18 @@ def too_few(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     Sites are too few for an arm if it captures less than one site finds from its rows alone without privacy, as a mean
     over sites. In this case a joint release gains nothing.
     """
-    seen, said = _shares(rows), []
+    seen, text = _shares(rows), []
     sites = rows[0]["sites"]
     for sweep in (POINT, PERSON):
         for arm in (CAPE, COLLUDING, CONV):
             short = [e for e in EPSILONS if seen[sweep, e, arm] < seen[sweep, e, ALONE]]
             if short:
                 at = ", ".join(f"{e:g} ({seen[sweep, e, arm]:.2f})" for e in short)
-                said.append(
+                text.append(
                     f"{sites} sites are too few for {arm} at {sweep} {at}: one subject's own rows without privacy give "
                     f"{seen[sweep, short[0], ALONE]:.2f}, and random directions {seen[sweep, short[0], RANDOM]:.2f}."
                 )
-    return said or [f"{sites} sites are enough at every epsilon tried."]
+    return text or [f"{sites} sites are enough at every epsilon tried."]
 
 
 def _checks(rows: list[dict[str, Any]], scans: Sequence[Matrix], runs: int) -> Iterator[Check]:
@@ -103,12 +103,12 @@ def _checks(rows: list[dict[str, Any]], scans: Sequence[Matrix], runs: int) -> I
     seen = _shares(rows)
     for at, epsilon in enumerate(EPSILONS):
         of = {arm: seen[POINT, epsilon, arm] for arm in (CAPE, COLLUDING, CONV, LOCAL, POOLED)}
-        told = f"share at {POINT} {epsilon:g}"
-        yield near(f"{told}: {CAPE} less {POOLED}", 0.0, 0.01, got=of[CAPE] - of[POOLED])
+        shown = f"share at {POINT} {epsilon:g}"
+        yield near(f"{shown}: {CAPE} less {POOLED}", 0.0, 0.01, got=of[CAPE] - of[POOLED])
         for arm, floors in FLOORS.items():
-            yield at_least(f"{told}: {arm}", floors[at], got=of[arm])
-        yield at_least(f"{told}: {COLLUDING} less {CONV}", 0.0, got=of[COLLUDING] - of[CONV])
-        yield at_least(f"{told}: {CONV} less {LOCAL}", 0.0, got=of[CONV] - of[LOCAL])
+            yield at_least(f"{shown}: {arm}", floors[at], got=of[arm])
+        yield at_least(f"{shown}: {COLLUDING} less {CONV}", 0.0, got=of[COLLUDING] - of[CONV])
+        yield at_least(f"{shown}: {CONV} less {LOCAL}", 0.0, got=of[CONV] - of[LOCAL])
     last = EPSILONS[-1]
     gap = seen[PERSON, last, CAPE] - seen[PERSON, last, RANDOM]
     yield at_most(f"share at {PERSON} {last:g}: {CAPE} less {RANDOM}", NO_SIGNAL, got=gap)

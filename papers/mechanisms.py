@@ -75,12 +75,12 @@ class Case:
     @property
     def name(self) -> str:
         """The mechanism, the settings that differ from the defaults, and epsilon as text."""
-        told = [f"{key}={value}" for key, value in self.settings.items()]
-        told += [] if self.relation == "add_remove" else [self.relation]
-        told += [] if self.components == COMPONENTS else [f"k={self.components}"]
-        told += [] if self.delta == DELTA else [f"delta={self.delta:g}"]
-        told += [f"epsilon={self.epsilon}"] + (["fails"] if self.fails else [])
-        return " ".join([self.mechanism, *told])
+        shown = [f"{key}={value}" for key, value in self.settings.items()]
+        shown += [] if self.relation == "add_remove" else [self.relation]
+        shown += [] if self.components == COMPONENTS else [f"k={self.components}"]
+        shown += [] if self.delta == DELTA else [f"delta={self.delta:g}"]
+        shown += [f"epsilon={self.epsilon}"] + (["fails"] if self.fails else [])
+        return " ".join([self.mechanism, *shown])
 
     def measure(self, found: Matrix, best: Matrix, second_moment: Matrix) -> float:
         """Measure components against the best ones."""

@@ -380,9 +380,9 @@ def check_distances(found: Outcomes) -> Iterator[Check]:
     """Check the figure's order of arms, which valid noise reverses, and that the printed step stays at its start."""
     name, tight = found.data.name, found.measures(ANALYZE_GAUSS, "distance")
     for arm in (DP_SPCA, DP_VRPCA):
-        beside = found.measures(arm, "distance")
-        if beside:
-            least = min(theirs / ours for theirs, ours in zip(beside, tight, strict=True))
+        nearby = found.measures(arm, "distance")
+        if nearby:
+            least = min(theirs / ours for theirs, ours in zip(nearby, tight, strict=True))
             text = f"{name}: distance of {arm.name} over that of {ANALYZE_GAUSS.name}, least over epsilon"
             yield at_least(text, 1.0, got=least)
     grows = max(later / earlier for earlier, later in itertools.pairwise(tight))
@@ -434,13 +434,13 @@ def check_losses(found: Outcomes) -> Iterator[Check]:
     for delta in (PRINTED_DELTA, SMALL_DELTA) if name == "a9a" else ():
         random = found.lost(RANDOM)
         tight, gaussian, mod_sulq = (found.lost(arm.name, delta) for arm in (ANALYZE_GAUSS, GAUSSIAN, MOD_SULQ))
-        told = f"{name}, delta {delta:g}: p that "
+        reported = f"{name}, delta {delta:g}: p that "
         for text, less, more in (
             ("Analyze Gauss is no better than the printed Gaussian", tight, gaussian),
             ("the printed Gaussian is no better than random", gaussian, random),
             ("the printed Gaussian is no better than MOD-SULQ", gaussian, mod_sulq),
         ):
-            yield at_most(f"{told}{text}", _SURE, got=less_lost(less, more))
+            yield at_most(f"{reported}{text}", _SURE, got=less_lost(less, more))
         mean, error = mean_and_error(np.subtract(mod_sulq, random).tolist())
         text = f"{name}, delta {delta:g}: printed MOD-SULQ loses what random loses, difference in standard errors"
         yield near(text, 0.0, _SAME, got=mean / error)
@@ -468,34 +468,34 @@ def bounds(n: int, d: int, k: int, values: Sequence[float]) -> Iterator[Row]:
         "dp_vrpca": (math.sqrt(k) * d * math.log(n) / (n * EPSILON) ** 2, n / (n * EPSILON) ** 2),
     }
     for name, (bound, noise) in printed.items():
-        asked, at_one = (_settings(name, n, d, k, epsilon) for epsilon in (EPSILON, 1.0))
+        requested, at_one = (_settings(name, n, d, k, epsilon) for epsilon in (EPSILON, 1.0))
         row = FORMULAS[name]
         yield {
             "algorithm": name,
             "printed bound, constants 1": bound,
             "printed noise, constants 1": noise,
-            "noise of the formula": row.noise(asked),
+            "noise of the formula": row.noise(requested),
             "measures": row.measures,
             "claimed epsilon": EPSILON,
-            "true epsilon": formula_epsilon(name, asked),
+            "true epsilon": formula_epsilon(name, requested),
             "true epsilon, claimed 1": formula_epsilon(name, at_one),
-            "broken condition": row.broken(asked) or "",
+            "broken condition": row.broken(requested) or "",
         }
 
 
 def check_bounds(data: LabelledRows) -> Iterator[Check]:
     """Check facts about the formulas behind Table 1, on a9a."""
     n, d = data.n_records, data.n_features
-    told = f"{data.name}: true epsilon of"
+    reported = f"{data.name}: true epsilon of"
     for name, claimed, expected in (
         ("analyze_gauss", 0.1, 0.0369),
         ("dp_spca", 0.1, 0.00241),
         ("dp_spca", 1.0, 100.04),
     ):
         got = formula_epsilon(name, _settings(name, n, d, data.n_components, claimed))
-        yield near(f"{told} {name} as printed, claimed {claimed:g}", expected, _SAME_BOUND * expected, got=got)
+        yield near(f"{reported} {name} as printed, claimed {claimed:g}", expected, _SAME_BOUND * expected, got=got)
     moved = FORMULAS["dp_vrpca"].bracket(_settings("dp_vrpca", n, d, 1, EPSILON))
-    text = f"{told} dp_vrpca as printed, claimed {EPSILON:g}, every iterate seen"
+    text = f"{reported} dp_vrpca as printed, claimed {EPSILON:g}, every iterate seen"
     yield at_least(f"{text}: lower end", _TIMES * EPSILON, got=moved.lower)
     yield at_most(f"{text}: upper end", _MOST_TIMES * EPSILON, got=moved.upper)
     third = EPSILON / 3

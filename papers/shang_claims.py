@@ -193,11 +193,11 @@ def _theorem_2(facts: dict[str, float], seed: int, *, longer: float = 1.0) -> fl
     """Return the error of DP-SPCA with ``T = n^2 epsilon mu / (d ln(1 / delta))``, G = 1, and step size ``1 / T``."""
     n, d, epsilon = int(facts["n"]), int(facts["d"]), facts["epsilon"]
     steps = max(round(n**2 * epsilon * MIX / (d * math.log(1.0 / DELTA))), 1)
-    asked = Settings(epsilon=epsilon, delta=DELTA, n_records=n, n_features=d, steps=steps, mix=MIX)
+    requested = Settings(epsilon=epsilon, delta=DELTA, n_records=n, n_features=d, steps=steps, mix=MIX)
     found, _ = ascend(
         _axis_rows(n, d),
         1,
-        noise_std=2.0 * FORMULAS["dp_spca"].noise(asked),
+        noise_std=2.0 * FORMULAS["dp_spca"].noise(requested),
         rng=np.random.default_rng((seed, n, d)),
         steps=steps,
         step_size=longer / steps,
@@ -210,11 +210,11 @@ def _theorem_4(facts: dict[str, float], seed: int, *, fixed: int | None = None) 
     n, d, epsilon = int(facts["n"]), int(facts["d"]), facts["epsilon"]
     epochs = max(round(math.log(n**2 * epsilon**2 / (d * math.log(1.0 / DELTA)))), 1)
     steps = n if fixed is None else fixed
-    asked = Settings(epsilon=epsilon, delta=DELTA, n_records=n, n_features=d, steps=steps, epochs=epochs)
+    requested = Settings(epsilon=epsilon, delta=DELTA, n_records=n, n_features=d, steps=steps, epochs=epochs)
     found, _ = ascend(
         _axis_rows(n, d),
         1,
-        noise_std=FORMULAS["dp_vrpca"].noise(asked),
+        noise_std=FORMULAS["dp_vrpca"].noise(requested),
         rng=np.random.default_rng((seed, n, d)),
         reduced=True,
         steps=steps,
@@ -236,8 +236,8 @@ ARMS: dict[tuple[str, str], Callable[[dict[str, float], int], float]] = {
 def check_movement(data: LabelledRows, seeds: Sequence[int]) -> Iterator[Check]:
     """Check the bounds of DP-VRPCA's movement: on a9a below the proved one, on the worst rows at the attained one."""
     n, d, k = data.n_records, data.n_features, data.n_components
-    asked = Settings(epsilon=EPSILON, delta=DELTA, n_records=n, n_features=d, n_components=k, steps=n)
-    noise = FORMULAS["dp_vrpca"].noise(asked)
+    requested = Settings(epsilon=EPSILON, delta=DELTA, n_records=n, n_features=d, n_components=k, steps=n)
+    noise = FORMULAS["dp_vrpca"].noise(requested)
     epoch = Epoch(n_features=d, n_records=n, steps=n, noise_std=noise, n_components=k)
     moved = [
         ascend(data.rows, k, noise_std=noise, rng=np.random.default_rng((seed, 7)), reduced=True)[1] for seed in seeds
@@ -295,10 +295,10 @@ def _swept(data: LabelledRows, reference: Reference, plan: tuple[str, float, int
     """Return the captured variance of a printed algorithm at epsilon 0.1."""
     (name, passes, epochs, mix), n, k = plan, data.n_records, data.n_components
     steps = round(passes * n)
-    asked = Settings(
+    requested = Settings(
         epsilon=EPSILON, delta=DELTA, n_records=n, n_features=data.n_features, n_components=k, steps=steps, mix=mix
     )
-    noise = FORMULAS[name].noise(replace(asked, epochs=epochs))
+    noise = FORMULAS[name].noise(replace(requested, epochs=epochs))
     found, _ = ascend(
         data.rows,
         k,

@@ -60,7 +60,7 @@ def option_record[T](record: type[T]) -> type[T]:
             by_default(self)
             return
         try:
-            _adapter(made).validator.validate_python(ArgsKwargs((), _stated(made, given)), self_instance=self)
+            _adapter(made).validator.validate_python(ArgsKwargs((), _declared(made, given)), self_instance=self)
         except ValidationError as error:
             raise _refusal(made, error) from None
 
@@ -76,7 +76,7 @@ def _adapter(record: Any) -> "TypeAdapter[Any]":
     return TypeAdapter(record)
 
 
-def _stated(record: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+def _declared(record: Any, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the given values, with NumPy scalars as Python scalars, and without optional values that are None."""
     optional = {option.name for option in options_of(record) if not option.is_required}
     kept = {name: one for name, one in given.items() if one is not None or name not in optional}
@@ -95,9 +95,9 @@ def as_rule(message: str, *, subject: str = "") -> str:
 def _refusal(record: Any, error: ValidationError) -> Exception:
     """Return the error for the first invalid option."""
     first = error.errors(include_url=False)[0]
-    stated = first.get("ctx", {}).get("error")
-    if isinstance(stated, Invalid):
-        return Invalid(*stated.args)
+    declared = first.get("ctx", {}).get("error")
+    if isinstance(declared, Invalid):
+        return Invalid(*declared.args)
     name = str(first["loc"][0])
     if first["type"] in _NAMES:
         return TypeError(f"{record.__name__}: {first['msg']} ({name})")
@@ -105,8 +105,8 @@ def _refusal(record: Any, error: ValidationError) -> Exception:
     if first["type"] == _CHOICE:
         return Invalid(f"{name}={found} {rule}; choose one of them")
     (option,) = (option for option in options_of(record) if option.name == name)
-    way = "correct it" if option.is_required else "correct it, or leave it out"
-    return Invalid(f"{name}={found} {rule}; {way}")
+    variant = "correct it" if option.is_required else "correct it, or leave it out"
+    return Invalid(f"{name}={found} {rule}; {variant}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,8 +192,11 @@ class OptionField(NamedTuple):
     def bounds(self) -> dict[str, Any]:
         """The bounds by pydantic's names, including those of a number that may also be a word."""
         members = [one for one in get_args(self.field.annotation) if get_origin(one) is Annotated]
-        stated = [*self.field.metadata, *(one for part in members for one in FieldInfo.from_annotation(part).metadata)]
-        found = {bound: getattr(one, bound, None) for one in stated for bound in _RULES if hasattr(one, bound)}
+        declared = [
+            *self.field.metadata,
+            *(one for part in members for one in FieldInfo.from_annotation(part).metadata),
+        ]
+        found = {bound: getattr(one, bound, None) for one in declared for bound in _RULES if hasattr(one, bound)}
         return {bound: to for bound, to in found.items() if to is not None}
 
     @property

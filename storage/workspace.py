@@ -86,7 +86,7 @@ def open_home(
     with schema_transaction(engine) as connection:
         upgrade(connection)
         ledger_id = journal.identify(connection)
-    witness = Witnesses(beside=keys, apart=state_folder() / ledger_id)
+    witness = Witnesses(local=keys, separate=state_folder() / ledger_id)
     if accept_restored is not None:
         with transaction(engine) as connection:
             witness.check(connection, restored=True)
@@ -125,7 +125,7 @@ def _found(engine: sa.Engine, *, home: Path, keys: Path, place: Place) -> Opened
         ledger_id = journal.find_id(connection)
         if ledger_id is None:
             return None
-        witness = Witnesses(beside=keys, apart=state_folder() / ledger_id)
+        witness = Witnesses(local=keys, separate=state_folder() / ledger_id)
         witness.check(connection)
     compare_names(engine, place)
     ledger = Ledger(engine, home=home, keys=KeyFolder(keys), witness=witness, ledger_id=ledger_id)

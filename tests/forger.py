@@ -33,16 +33,16 @@ def forgeries(document: Any, other: Any) -> Iterator[tuple[str, Any]]:
     """
     for place in places(document):
         found = find(document, place)
-        ways: list[tuple[str, Any]] = [("changed", changed(found))]
+        kinds: list[tuple[str, Any]] = [("changed", changed(found))]
         inside = _opened(found)
         if isinstance(inside, list) and inside:
-            ways += [("duplicated", _like(found, [*inside, inside[-1]])), ("reordered", _like(found, inside[::-1]))]
+            kinds += [("duplicated", _like(found, [*inside, inside[-1]])), ("reordered", _like(found, inside[::-1]))]
         with suppress(LookupError, TypeError):
-            ways.append(("replaced", find(other, place)))
-        for way, value in ways:
+            kinds.append(("replaced", find(other, place)))
+        for kind, value in kinds:
             forged = put(document, place, value)
             if forged != document:
-                yield f"{way} {'/'.join(map(str, place))}", forged
+                yield f"{kind} {'/'.join(map(str, place))}", forged
         yield f"dropped {'/'.join(map(str, place))}", put(document, place, None, drop=True)
 
 

@@ -52,7 +52,7 @@ class Server:
         """Return the URL of a prefix of the bucket."""
         return f"s3://{self.bucket}/{prefix}"
 
-    def ask(self, method: str, path: str, payload: bytes = b"") -> bytes:
+    def call(self, method: str, path: str, payload: bytes = b"") -> bytes:
         """Send a plain HTTP request as the operator of the server."""
         headers = {"Content-Type": "application/octet-stream", "Authorization": _AUTHORIZATION}
         with urlopen(Request(f"http://{self.host}/{path}", data=payload, method=method, headers=headers)) as answer:
@@ -61,13 +61,13 @@ class Server:
     def flip_a_byte(self, address: str) -> None:
         """Flip one byte in the middle of an object; a second call restores it."""
         path = address.removeprefix("s3://")
-        sound = self.ask("GET", path)
+        sound = self.call("GET", path)
         middle = len(sound) // 2
-        self.ask("PUT", path, sound[:middle] + bytes([sound[middle] ^ 1]) + sound[middle + 1 :])
+        self.call("PUT", path, sound[:middle] + bytes([sound[middle] ^ 1]) + sound[middle + 1 :])
 
     def check_credentials(self) -> None:
         """Refuse every key from now on, because no key is registered."""
-        self.ask("POST", "moto-api/reset-auth", b"0")
+        self.call("POST", "moto-api/reset-auth", b"0")
 
     def enter(self, patch: pytest.MonkeyPatch) -> None:
         """Configure this process and its children as clients of the server."""
@@ -85,5 +85,5 @@ def serve(bucket: str = "a-bucket") -> Iterator[Server]:
     ) as process:
         assert process.stdout is not None
         server = Server(host=process.stdout.readline().strip(), bucket=bucket)
-        server.ask("PUT", bucket)
+        server.call("PUT", bucket)
         yield server

@@ -39,7 +39,7 @@ ROOT = Path(__file__).parents[1]
 
 
 class Stranger:
-    """A running stranger process; `ways_in` sends it a request."""
+    """A running stranger process; `open_entries` sends it a request."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
@@ -49,13 +49,13 @@ class Stranger:
         """The process id."""
         return self._process.pid
 
-    def ways_in(self, *, processes: Iterable[int], paths: Iterable[Path] = ()) -> list[str]:
+    def open_entries(self, *, processes: Iterable[int], paths: Iterable[Path] = ()) -> list[str]:
         """Try all ports and the internals of some processes, and some paths; return the accesses that succeeded."""
         pids = sorted(set(processes) - {self.pid})
-        asked = {"ports": sorted(listening(pids)), "pids": pids, "paths": [str(path) for path in paths]}
+        requested = {"ports": sorted(listening(pids)), "pids": pids, "paths": [str(path) for path in paths]}
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps(asked) + "\n")
+        self._process.stdin.write(json.dumps(requested) + "\n")
         self._process.stdin.flush()
         answer = self._process.stdout.readline()
         assert answer, "the stranger has died"
@@ -112,23 +112,26 @@ async def _all(ports: Iterable[int]) -> list[str]:
     """Try all ports in all ways concurrently; return the ways that succeeded, without the port."""
     waits = httpx.Timeout(LEISURE, connect=PATIENCE)  # a server without TLS never answers the TLS greeting
     client = httpx.AsyncClient(verify=OWN, trust_env=False, timeout=waits, limits=httpx.Limits())
-    ways: list[tuple[str, Awaitable[bool]]] = []
+    kinds: list[tuple[str, Awaitable[bool]]] = []
     for port in ports:
         for how, (scheme, context) in _dask_contexts().items():
-            ways.append((f"dask {how}", _joins(f"{scheme}://127.0.0.1:{port}", context)))
+            kinds.append((f"dask {how}", _joins(f"{scheme}://127.0.0.1:{port}", context)))
         for scheme in ("http", "https"):
             url = f"{scheme}://127.0.0.1:{port}"
-            asked = [*(("GET", path) for path in (*DASK_PATHS, *PREFECT_PATHS)), *(("POST", path) for path in POSTED)]
-            ways += [(f"{method} {scheme} {path}", _asks(client, method, url + path)) for method, path in asked]
-        ways += [(f"websocket {path}", _speaks(f"ws://127.0.0.1:{port}{path}")) for path in SOCKETS]
+            requested = [
+                *(("GET", path) for path in (*DASK_PATHS, *PREFECT_PATHS)),
+                *(("POST", path) for path in POSTED),
+            ]
+            kinds += [(f"{method} {scheme} {path}", _calls(client, method, url + path)) for method, path in requested]
+        kinds += [(f"websocket {path}", _speaks(f"ws://127.0.0.1:{port}{path}")) for path in SOCKETS]
     async with client:
-        answers = await asyncio.gather(*(_in_time(way) for _, way in ways))
-    return [name for (name, _), answer in zip(ways, answers, strict=True) if answer]
+        answers = await asyncio.gather(*(_in_time(kind) for _, kind in kinds))
+    return [name for (name, _), answer in zip(kinds, answers, strict=True) if answer]
 
 
-async def _in_time(way: Awaitable[bool]) -> bool:
+async def _in_time(kind: Awaitable[bool]) -> bool:
     try:
-        return await asyncio.wait_for(way, LEISURE)
+        return await asyncio.wait_for(kind, LEISURE)
     except TimeoutError:
         return False
 
@@ -165,7 +168,7 @@ async def _joins(address: str, context: ssl.SSLContext | None) -> bool:
     return bool(answer)
 
 
-async def _asks(client: httpx.AsyncClient, method: str, url: str) -> bool:
+async def _calls(client: httpx.AsyncClient, method: str, url: str) -> bool:
     try:
         answer = await client.request(method, url, json={} if method == "POST" else None)
     except (httpx.TransportError, OSError):
@@ -210,8 +213,8 @@ def _serve() -> None:
     os.setgid(UID)
     os.setuid(UID)
     for line in sys.stdin:
-        asked = json.loads(line)
-        found = [*asyncio.run(_all(asked["ports"])), *_opened(asked["paths"]), *_insides(asked["pids"])]
+        requested = json.loads(line)
+        found = [*asyncio.run(_all(requested["ports"])), *_opened(requested["paths"]), *_insides(requested["pids"])]
         print(json.dumps(found), flush=True)
 
 

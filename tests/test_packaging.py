@@ -133,10 +133,10 @@ def put_command(path: Path, script: str) -> None:
 
 def test_make_says_in_one_line_that_no_interpreter_is_new_enough(clone: Path) -> None:
     done = make(".venv", at=clone, path=clone / "bin")
-    said = [line for line in done.stderr.splitlines() if not line.startswith("make")]
+    message = [line for line in done.stderr.splitlines() if not line.startswith("make")]
     assert done.returncode != 0
-    assert len(said) == 1
-    assert "Python >= 3.12" in said[0]
+    assert len(message) == 1
+    assert "Python >= 3.12" in message[0]
     assert not (clone / ".venv").exists()
 
 
@@ -300,10 +300,10 @@ def test_no_tool_and_no_format_checker_is_in_the_environment(module: str) -> Non
 
 def test_tools_are_in_their_own_lock_and_not_in_the_product() -> None:
     folder = ROOT / "tests" / "tools"
-    asked = re.findall(r"(?m)^[\w-]+", (folder / "requirements.in").read_text(encoding="utf-8"))
+    requested = re.findall(r"(?m)^[\w-]+", (folder / "requirements.in").read_text(encoding="utf-8"))
     tools, product = entries(folder / "requirements.lock"), entries(WHOLE)
-    assert {canonicalize_name(name) for name in asked} <= set(tools)
-    assert not {canonicalize_name(name) for name in asked} & set(product)
+    assert {canonicalize_name(name) for name in requested} <= set(tools)
+    assert not {canonicalize_name(name) for name in requested} & set(product)
     assert not re.search(r"://|--index|file:", (folder / "requirements.lock").read_text(encoding="utf-8"))
     assert all("==" in entry and "--hash=sha256:" in entry for entry in tools.values())
 

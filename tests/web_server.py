@@ -19,7 +19,7 @@ class WebServer:
     """A running server; it records its requests, and selects each answer by the end of the file's path."""
 
     url: str
-    asked: list[tuple[str, str]] = field(default_factory=list)
+    requested: list[tuple[str, str]] = field(default_factory=list)
     answers: dict[str, Answer] = field(default_factory=dict)
 
 
@@ -70,7 +70,7 @@ def _handler(folder: Path, server: WebServer) -> type[BaseHTTPRequestHandler]:
                 self.close_connection = True
 
         def do_GET(self) -> None:
-            server.asked.append((self.command, self.path))
+            server.requested.append((self.command, self.path))
             path = folder / self.path.lstrip("/")
             special = next((answer for end, answer in server.answers.items() if self.path.endswith(end)), None)
             if special is not None:

@@ -179,14 +179,14 @@ def spark_row_matrix(request: dict[str, Any]) -> Directions:
 
 
 def diffprivlib_pca(request: dict[str, Any]) -> Directions:
-    return diffprivlib_directions(dense_in_memory(request["rows"]), **_asked(request))
+    return diffprivlib_directions(dense_in_memory(request["rows"]), **_requested(request))
 
 
 def opendp_pca(request: dict[str, Any]) -> Directions:
-    return opendp_directions(dense_in_memory(request["rows"]), **_asked(request))
+    return opendp_directions(dense_in_memory(request["rows"]), **_requested(request))
 
 
-def _asked(request: dict[str, Any]) -> dict[str, Any]:
+def _requested(request: dict[str, Any]) -> dict[str, Any]:
     return {"n_components": request["k"], "epsilon": request["epsilon"], "clip_norm": request["clip_norm"]}
 
 

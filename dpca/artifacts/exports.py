@@ -50,14 +50,14 @@ def lineage_tags(artifact: Artifact, *, reference: str, digest: str) -> dict[str
     privacy: Mapping[str, Any] = manifest.get("privacy", {})
     facts = {name: manifest.get(name) for name in _FACTS} | {name: privacy.get(name) for name in _PRIVACY}
     known = {name: value for name, value in facts.items() if value is not None}
-    told = {
+    shown = {
         "artifact": reference,
         "digest": f"sha256:{digest}",
         "private": "yes" if artifact.is_private else "no",
         **{name: value if isinstance(value, str) else repr(value) for name, value in known.items()},
         **({"input": "columns as the release's encoder makes them"} if manifest.get("encoder") else {}),
     }
-    return {f"dpca.{name}": text for name, text in told.items()}
+    return {f"dpca.{name}": text for name, text in shown.items()}
 
 
 _LOADER = "dpca_subspace"

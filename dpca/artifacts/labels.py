@@ -34,7 +34,7 @@ LABELS: Mapping[str, tuple[str, str]] = {
     "eigengap_bound": ("eigengap, lower bound", "released with noise"),
     "rejected_share": ("rejected records", "share of the records of the dataset that an ingest emptied, with noise"),
     "rejected_share_std": ("rejected records, standard deviation", "of the noise of that share"),
-    "asked": ("components requested", "number in the request"),
+    "requested": ("components requested", "number in the request"),
     "found": ("components found", "number that was released"),
     "above": ("components above the noise", "eigenvalues of the released second moment above its noise"),
     "drift": ("drift", "test of whether the newest records have other directions than earlier ones"),
@@ -71,7 +71,7 @@ def meaning(name: str) -> str:
     return LABELS[name][1] if name in LABELS else ""
 
 
-def stated(value: Any, *, name: str = "") -> str:
+def formatted(value: Any, *, name: str = "") -> str:
     """Format the value of a fact for display.
 
     A boolean is yes or no, a float has three significant digits, and an unknown value is a dash. A float of at least

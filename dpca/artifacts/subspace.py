@@ -232,8 +232,8 @@ class PrivateSubspace(FittedTransformer, Artifact):
 
         No share is negative, and their sum is at most 1.
         """
-        told = self.outcome.get("explained_variance_ratio")
-        return None if told is None else np.array(told, np.float64)
+        shown = self.outcome.get("explained_variance_ratio")
+        return None if shown is None else np.array(shown, np.float64)
 
     def refit(self, n_components: int, *, parent: str) -> "PrivateSubspace":
         """Return the subspace with another number of components of the same release, by free post-processing.
@@ -257,9 +257,9 @@ class PrivateSubspace(FittedTransformer, Artifact):
         `flows.published.refit_release` computes them anew.
         """
         if self.refined_by != "none" or self.answers is not None:
-            way = "computed from rounds" if self.answers is not None else f"refined ({self.refined_by})"
+            variant = "computed from rounds" if self.answers is not None else f"refined ({self.refined_by})"
             raise Invalid(
-                f"these components were {way}, and another number of components needs a new "
+                f"these components were {variant}, and another number of components needs a new "
                 "refinement; use `dpca subspace refit`"
             )
         if self.eigenvalues is None:

@@ -188,8 +188,8 @@ class Pointer:
     def from_facts(cls, name: str, content: Any) -> Self | None:
         """Build the pointer of a name from the result of `facts`; return None for anything else."""
         try:
-            told = content["versions"]
-            versions = dict(zip(map(int, told), map(str, told.values()), strict=True))
+            shown = content["versions"]
+            versions = dict(zip(map(int, shown), map(str, shown.values()), strict=True))
             aliases = {str(alias): int(version) for alias, version in content["aliases"].items()}
             not_private = frozenset(int(version) for version in content.get("not_private", ()))
             digits = "".join(versions.values())
@@ -229,11 +229,11 @@ class Pointer:
 
     def _unknown(self, reference: Reference) -> NoReturn:
         if reference.alias is not None:
-            asked, known = f"alias {reference.alias!r}", f"it has {_listed(sorted(self.aliases))}"
+            requested, known = f"alias {reference.alias!r}", f"it has {_listed(sorted(self.aliases))}"
         else:
-            asked = f"of digest {reference.digest}" if reference.version is None else str(reference.version)
-            asked, known = f"version {asked}", versions_up_to(max(self.versions))
-        raise NotFound(f"{self.name} has no {asked}; {known}; see dpca registry list")
+            requested = f"of digest {reference.digest}" if reference.version is None else str(reference.version)
+            requested, known = f"version {requested}", versions_up_to(max(self.versions))
+        raise NotFound(f"{self.name} has no {requested}; {known}; see dpca registry list")
 
 
 def versions_up_to(newest: int) -> str:

@@ -25,10 +25,10 @@ from dpca.backends.base import Place
 from dpca.backends.local import LocalPlace, open_published
 from dpca.errors import Invalid, Refused, StorageError, Unavailable
 from dpca.home import key_folder, requires_signature, store
-from dpca.privacy_unit import stated_privacy
+from dpca.privacy_unit import privacy_of
 from dpca.registry.pointers import Pointer, Reference, Resolved, check_name, read_names
 from dpca.registry.roots import PUBLISHERS_KEY, Root
-from dpca.registry.trust import Trust, pinned, tell_once
+from dpca.registry.trust import Trust, notify_once, pinned
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,7 +268,7 @@ class Registry:
 
     def _warn(self) -> None:
         if self._warning:
-            tell_once(self._warning)
+            notify_once(self._warning)
 
     def _resolve(self, reference: str) -> tuple[Resolved, Root | None]:
         parsed, root = Reference.parse(reference), self._root()
@@ -350,7 +350,7 @@ def describe(resolved: Resolved, artifact: Artifact) -> dict[str, Any]:
         "relation": privacy.get("relation"),
         "epsilon": privacy.get("epsilon"),
         "delta": privacy.get("delta"),
-        "statement": stated_privacy(manifest),
+        "statement": privacy_of(manifest),
         "noise_multiplier": manifest.get("plan", {}).get("noise_multiplier"),
         **artifact.summary(),
         "lineage": lineage,

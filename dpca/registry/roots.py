@@ -66,8 +66,8 @@ def sign(statement: Mapping[str, Any], *, role: Role, keys: Sequence["Ed25519Pri
 
 def sign_encoded(statement: bytes, *, role: Role, keys: Sequence["Ed25519PrivateKey"]) -> bytes:
     """Return the signed file of a statement in canonical JSON."""
-    said = _prefix(role) + statement
-    signatures = {public_name(key): key.sign(said).hex() for key in keys}
+    message = _prefix(role) + statement
+    signatures = {public_name(key): key.sign(message).hex() for key in keys}
     return canonical_object({"signed": statement, "signatures": canonical_json(signatures)})
 
 
@@ -95,9 +95,9 @@ def verified(payload: bytes, *, role: Role) -> Signed:
             and all(re.fullmatch(KEY, key) and re.fullmatch(_SIGNATURE, text) for key, text in signatures.items())
         )
         if sound:
-            said = _prefix(role) + encoded
+            message = _prefix(role) + encoded
             for key, text in signatures.items():
-                Ed25519PublicKey.from_public_bytes(bytes.fromhex(key)).verify(bytes.fromhex(text), said)
+                Ed25519PublicKey.from_public_bytes(bytes.fromhex(key)).verify(bytes.fromhex(text), message)
             return Signed(statement=statement, signers=frozenset(signatures))
     except (TypeError, LookupError, RecursionError, InvalidSignature) as error:
         raise ValueError(f"not a signed file of role {role}: {type(error).__name__}") from None
@@ -180,7 +180,7 @@ class Root:
         return {"version": self.version, "keys": list(self.keys), "threshold": self.threshold, "publishers": publishers}
 
     @classmethod
-    def from_facts(cls, said: Any) -> Self:
+    def from_facts(cls, message: Any) -> Self:
         """Build the root from the result of `facts`.
 
         Raises
@@ -191,12 +191,15 @@ class Root:
         try:
             publishers = {
                 key: Publisher(names=tuple(row["names"]), state=row["state"], through=dict(row.get("through", {})))
-                for key, row in said["publishers"].items()
+                for key, row in message["publishers"].items()
             }
             root = cls(
-                version=said["version"], keys=tuple(said["keys"]), threshold=said["threshold"], publishers=publishers
+                version=message["version"],
+                keys=tuple(message["keys"]),
+                threshold=message["threshold"],
+                publishers=publishers,
             )
-            sound = root.facts() == said and root._is_sound()
+            sound = root.facts() == message and root._is_sound()
         except (TypeError, LookupError, AttributeError) as error:
             raise ValueError(f"no root: {type(error).__name__}") from None
         if not sound:
@@ -382,14 +385,14 @@ class SignedPointer:
             If it is anything but one publisher's statement about this name.
         """
         found = verified(payload, role="pointer")
-        said: Mapping[str, Any] = found.statement
-        pointer = Pointer.from_facts(name, said)
+        message: Mapping[str, Any] = found.statement
+        pointer = Pointer.from_facts(name, message)
         if pointer is None or len(found.signers) != 1:
             raise ValueError("no pointer")
-        fields = {field: said.get(field) for field in ("number", "now", "before", "expires")}
+        fields = {field: message.get(field) for field in ("number", "now", "before", "expires")}
         made = cls(pointer=pointer, key=next(iter(found.signers)), **fields)  # type: ignore[arg-type]
         sound = (
-            {**pointer.facts(), **made._own_facts()} == said
+            {**pointer.facts(), **made._own_facts()} == message
             and type(made.number) is int
             and 0 < made.number < MOST_NUMBER
             and all(value is None or isinstance(value, str) for value in (made.now, made.before, made.expires))

@@ -44,7 +44,7 @@ from dpca.registry.roots import (
 )
 
 _LOG = logging.getLogger("dpca.storage.registry")
-_told: set[str] = set()
+_shown: set[str] = set()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +125,7 @@ class Memory:
                     if not unless():
                         write_atomically(self.folder / name, canonical_json(facts))
         except Unavailable as error:
-            tell_once(
+            notify_once(
                 f"{str(error).partition(';')[0]}, so the state of this registry is not stored, and a later return to "
                 "an older state would not be detected; set DPCA_STATE_FOLDER to a writable folder"
             )
@@ -166,10 +166,10 @@ def pin(address: str, keys: Sequence[str], *, replace: bool) -> None:
         write_atomically(path, canonical_json({"registry": address, "keys": list(keys)}))
 
 
-def tell_once(text: str) -> None:
+def notify_once(text: str) -> None:
     """Log a warning, once per process."""
-    if text not in _told:
-        _told.add(text)
+    if text not in _shown:
+        _shown.add(text)
         _LOG.warning(text)
 
 

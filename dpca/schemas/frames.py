@@ -128,9 +128,9 @@ def feature_columns(
         if name not in known and (name in stored or _INDEX.fullmatch(name)):
             if name in stored or drop_others:
                 continue
-            said = f"column {name!r} has the name of" if name else f"column {at + 1} has no name, like"
+            text = f"column {name!r} has the name of" if name else f"column {at + 1} has no name, like"
             raise Invalid(
-                f"{said} the index of a data frame, which is not a feature; drop it (index=False, or a --table-schema "
+                f"{text} the index of a data frame, which is not a feature; drop it (index=False, or a --table-schema "
                 "or --feature-names without it), rename it if it is a feature, or use it as ids with --unit-column"
             )
         kept.append(name)
@@ -139,8 +139,8 @@ def feature_columns(
 
 def index_columns(schema: Any) -> tuple[str, ...]:
     """Return the columns of an Arrow schema that its metadata call the index of a data frame."""
-    stated = (schema.pandas_metadata or {}).get("index_columns", ())
-    return tuple(name for name in stated if isinstance(name, str))  # a range index is no column
+    declared = (schema.pandas_metadata or {}).get("index_columns", ())
+    return tuple(name for name in declared if isinstance(name, str))  # a range index is no column
 
 
 def without_index(rows: Any, *, named: Sequence[str] = (), drop_others: bool = False) -> Any:

@@ -87,8 +87,8 @@ def view_mu(*, sensitivity: float, honest: int, share_variance: float, mask_vari
             f"honest={honest} must be at least 1 and share_variance={share_variance} positive: the noise of one honest "
             "site must remain unknown; tolerate fewer colluders."
         )
-    beside = (1 - 1 / honest) / (mask_variance + share_variance)
-    return sensitivity * math.sqrt(1 / (honest * share_variance) + beside)
+    others = (1 - 1 / honest) / (mask_variance + share_variance)
+    return sensitivity * math.sqrt(1 / (honest * share_variance) + others)
 
 
 def least_noise(*, weights: Sequence[float], sensitivities: Sequence[float], mus: Sequence[float]) -> float:

@@ -306,7 +306,7 @@ def epsilon_bracket(event: events.Event, *, delta: float, within: float = WITHIN
     return _bracket(_parts(event), delta, within)
 
 
-def stated_epsilon(event: events.Event, *, delta: float, relation: Relation) -> float:
+def epsilon_of_event(event: events.Event, *, delta: float, relation: Relation) -> float:
     """Return the epsilon to report for a release: an upper bound at a delta, computed from its complete event.
 
     Parameters
@@ -338,14 +338,14 @@ def stated_epsilon(event: events.Event, *, delta: float, relation: Relation) -> 
     own = float_up(Fraction(epsilon)) if math.isfinite(epsilon) and failures <= delta else math.inf
     if not (parts.sampled or parts.approximate):
         return own  # exact
-    beside = sum(count * Fraction(loss) for (loss, _), count in parts.approximate.items())
+    others = sum(count * Fraction(loss) for (loss, _), count in parts.approximate.items())
     left = float_down(Fraction(delta) - sum(count * Fraction(lost) for (_, lost), count in parts.approximate.items()))
     if not left > _LEAST_LEFT * delta:
         return own
     if not (replaced and parts.sampled):
         return min(own, epsilon_bracket(event, delta=delta).upper)
     half = _half_epsilon(parts, delta=left)
-    return min(own, float_up(beside + 2 * Fraction(half)) if math.isfinite(half) else math.inf)
+    return min(own, float_up(others + 2 * Fraction(half)) if math.isfinite(half) else math.inf)
 
 
 def _half_epsilon(parts: Parts, *, delta: float) -> float:

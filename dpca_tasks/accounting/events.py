@@ -385,7 +385,7 @@ def step_at(event: Event, index: int) -> Event:
     return step_at(part, index % each)
 
 
-def check_reserved(asked: Event, reserved: Event, *, first: int, count: int = 1) -> None:
+def check_reserved(requested: Event, reserved: Event, *, first: int, count: int = 1) -> None:
     """Check that `count` steps of a reserved event, starting at step `first`, all equal the requested event.
 
     Raises
@@ -394,13 +394,13 @@ def check_reserved(asked: Event, reserved: Event, *, first: int, count: int = 1)
         If there are fewer steps, or one of them is a different event.
     """
     if count > 1:
-        if sum(map(eq, islice(steps(reserved), first, first + count), repeat(asked))) < count:
+        if sum(map(eq, islice(steps(reserved), first, first + count), repeat(requested))) < count:
             raise StepMismatch(
                 f"{count} steps from step {first} were not all reserved for this event; plan the run again."
             )
     elif first >= count_steps(reserved):
         raise StepMismatch(f"step {first} was not reserved; plan and reserve every step before the release.")
-    elif step_at(reserved, first) != asked:
+    elif step_at(reserved, first) != requested:
         raise StepMismatch(f"step {first} requests another event than the one reserved; plan the release again.")
 
 

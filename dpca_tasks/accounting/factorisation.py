@@ -195,7 +195,7 @@ class Weights:
         if not self.signed:
             return 2 * zeta
         weights = np.asarray(charged, np.int64)
-        crossed = (int(np.maximum(-weights[apart:] * weights[:-apart], 0).sum()) for apart in range(1, len(weights)))
+        crossed = (int(np.maximum(-weights[gap:] * weights[:-gap], 0).sum()) for gap in range(1, len(weights)))
         return 2 * zeta + Fraction(2 * max(crossed, default=0), 4**self.bits)
 
     def zeta(self, ticks: int) -> float:
@@ -302,9 +302,9 @@ def choose_weights(
     horizon = max(ticks or 1, longest or 1) if strategy == "sqrt" else max(ticks or 1, longest or LONGEST)
     if min(1 if ticks is None else ticks, 1 if longest is None else longest) < 1:
         raise InvalidInput(f"ticks={ticks}, longest={longest} must be at least 1; state the planned number of ticks")
-    for name, asked in (("ticks", ticks), ("longest", longest), ("window", window), ("half_life", half_life)):
-        if asked is not None and asked > MOST_TICKS:
-            raise InvalidInput(f"{name}={asked} must be at most {MOST_TICKS} ticks; state fewer")
+    for name, requested in (("ticks", ticks), ("longest", longest), ("window", window), ("half_life", half_life)):
+        if requested is not None and requested > MOST_TICKS:
+            raise InvalidInput(f"{name}={requested} must be at most {MOST_TICKS} ticks; state fewer")
     terms: dict[str, Any] = {"strategy": strategy, "window": window, "half_life": half_life}
     exact = coefficients_of(strategy, horizon, window=window, half_life=half_life)
     for bits in range(MOST_BITS + 1):

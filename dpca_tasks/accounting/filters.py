@@ -365,12 +365,12 @@ def _largest_request(terms: GdpFilter | RenyiFilter, total: Charge, left: int) -
         return 0.0
     epsilon = smallest_epsilon(left, terms.delta)
     shaved = (epsilon * (1 - 10.0**-digits) for digits in range(15, 5, -1))
-    for asked in (float(f"{epsilon:.9g}"), float(f"{epsilon:.12g}"), epsilon, *shaved):
-        units = largest_units(asked, terms.delta) if asked > 0 else 0
+    for requested in (float(f"{epsilon:.9g}"), float(f"{epsilon:.12g}"), epsilon, *shaved):
+        units = largest_units(requested, terms.delta) if requested > 0 else 0
         if units > 0:
             event = {"name": "gaussian", "noise_multiplier": multiplier_of(units)}
             if terms.admits(add(total, terms.charge(event, delta=terms.delta))):
-                return asked
+                return requested
     return 0.0
 
 
@@ -538,10 +538,10 @@ def _spent(rules: PrivacyFilter, totals: Sequence[Charge]) -> list[float]:
 
 
 def _remaining(rules: PrivacyFilter, totals: Sequence[Charge]) -> list[float]:
-    beside = {(total[0], total[1], *(0,) * (len(total) - 3), total[-1]) for total in totals}  # all except mu squared
-    within = {(total[0], total[1], total[-1]): rules.admits(total) for total in beside}
+    unspent = {(total[0], total[1], *(0,) * (len(total) - 3), total[-1]) for total in totals}  # all except mu squared
+    within = {(total[0], total[1], total[-1]): rules.admits(total) for total in unspent}
     if isinstance(rules, GdpFilter):  # the remaining mu squared is a limit minus the charged mu squared
-        limits = {(total[0], total[1], total[-1]): rules.units_left(total) for total in beside}
+        limits = {(total[0], total[1], total[-1]): rules.units_left(total) for total in unspent}
         lefts = [limits[total[0], total[1], total[-1]] - total[2] for total in totals]
     else:
         lefts = [rules.units_left(total) for total in totals]
@@ -551,12 +551,12 @@ def _remaining(rules: PrivacyFilter, totals: Sequence[Charge]) -> list[float]:
     rough = float_epsilons(np.array([left / UNITS for left in units]), np.full(len(units), rules.delta))
     safe = (rough - _MARGIN * (1.0 + rough)).tolist()
     return [
-        0.0 if not left else _shortened(asked) if asked > 0 else rules.remaining(total)
-        for total, left, asked in zip(totals, units, safe, strict=True)
+        0.0 if not left else _shortened(requested) if requested > 0 else rules.remaining(total)
+        for total, left, requested in zip(totals, units, safe, strict=True)
     ]
 
 
-def _shortened(asked: float) -> float:
-    """Return a number of nine digits, or of twelve, that is at most ``asked``."""
-    short = float(f"{asked:.9g}")
-    return short if short <= asked else float(f"{asked * (1.0 - 1e-11):.12g}")
+def _shortened(requested: float) -> float:
+    """Return a number of nine digits, or of twelve, that is at most ``requested``."""
+    short = float(f"{requested:.9g}")
+    return short if short <= requested else float(f"{requested * (1.0 - 1e-11):.12g}")

@@ -131,30 +131,32 @@ _AGN_SOURCE = "Imtiaz and Sarwate (2018), Distributed differentially private alg
 _SQRT_2_UP = math.nextafter(math.sqrt(2.0), 2.0)
 
 
-def _agn_noise(asked: Settings) -> float:
+def _agn_noise(requested: Settings) -> float:
     """Return ``sqrt(2 ln(1.25 / (delta / 2))) / (epsilon / 2)``: the classical Gaussian at half the target."""
-    return math.nextafter(2 * math.sqrt(2 * math.log(2.5 / asked.delta)) / asked.epsilon, math.inf)
+    return math.nextafter(2 * math.sqrt(2 * math.log(2.5 / requested.delta)) / requested.epsilon, math.inf)
 
 
-def _agn_too_large(asked: Settings) -> str | None:
-    if asked.epsilon < 2:
+def _agn_too_large(requested: Settings) -> str | None:
+    if requested.epsilon < 2:
         return None
-    return f"epsilon / 2 = {asked.epsilon / 2:.3g} breaks the theorem of calibration=paper, which needs less than 1"
+    return f"epsilon / 2 = {requested.epsilon / 2:.3g} breaks the theorem of calibration=paper, which needs less than 1"
 
 
-def _agn_replaced(asked: Settings) -> str | None:
-    if asked.relation != "replace_one":
+def _agn_replaced(requested: Settings) -> str | None:
+    if requested.relation != "replace_one":
         return None
     return "calibration=paper states sensitivity 1 of the second moment, which replace_one breaks (it moves by sqrt 2)"
 
 
-def _agn_broken_of_mixtures(asked: Settings) -> str | None:
-    return "; ".join(condition for condition in (_agn_too_large(asked), _agn_replaced(asked)) if condition) or None
+def _agn_broken_of_mixtures(requested: Settings) -> str | None:
+    return (
+        "; ".join(condition for condition in (_agn_too_large(requested), _agn_replaced(requested)) if condition) or None
+    )
 
 
-def _agn_event_of_mixtures(asked: Settings) -> events.Event:
-    moved = _SQRT_2_UP if asked.relation == "replace_one" else 1.0
-    return events.composed(events.gaussian(_agn_noise(asked) / moved), events.gaussian(_agn_noise(asked)))
+def _agn_event_of_mixtures(requested: Settings) -> events.Event:
+    moved = _SQRT_2_UP if requested.relation == "replace_one" else 1.0
+    return events.composed(events.gaussian(_agn_noise(requested) / moved), events.gaussian(_agn_noise(requested)))
 
 
 AGN: dict[str, Formula] = {
@@ -162,7 +164,7 @@ AGN: dict[str, Formula] = {
         source=f"{_AGN_SOURCE}, single topics",
         measures="std of the second and of the third moment, each over its sensitivity",
         noise=_agn_noise,
-        event=lambda asked: events.self_composed(events.gaussian(_agn_noise(asked)), 2),
+        event=lambda requested: events.self_composed(events.gaussian(_agn_noise(requested)), 2),
         broken=_agn_too_large,
     ),
     "agn_of_mixtures": Formula(
@@ -181,19 +183,21 @@ def product_distance(relation: Relation, *, n_components: int) -> float:
     return _SQRT_2_UP if relation == "replace_one" and n_components > 1 else 1.0
 
 
-def _one_owner_noise(asked: Settings) -> float:
+def _one_owner_noise(requested: Settings) -> float:
     """Return ``2 T sqrt(2 ln(2 T / delta)) / epsilon``: the classical Gaussian at epsilon / T and sensitivity 2."""
-    steps = asked.steps
-    return math.nextafter(2 * steps * math.sqrt(2 * math.log(2 * steps / asked.delta)) / asked.epsilon, math.inf)
+    steps = requested.steps
+    return math.nextafter(
+        2 * steps * math.sqrt(2 * math.log(2 * steps / requested.delta)) / requested.epsilon, math.inf
+    )
 
 
-def _one_owner_event(asked: Settings) -> events.Event:
-    multiplier = _one_owner_noise(asked) / product_distance(asked.relation, n_components=asked.n_components)
-    return events.self_composed(events.gaussian(multiplier), asked.steps)
+def _one_owner_event(requested: Settings) -> events.Event:
+    multiplier = _one_owner_noise(requested) / product_distance(requested.relation, n_components=requested.n_components)
+    return events.self_composed(events.gaussian(multiplier), requested.steps)
 
 
-def _one_owner_broken(asked: Settings) -> str | None:
-    each = asked.epsilon / asked.steps
+def _one_owner_broken(requested: Settings) -> str | None:
+    each = requested.epsilon / requested.steps
     if each < 1:
         return None
     return f"epsilon / T = {each:.3g} breaks the theorem of calibration=paper, which needs less than 1 in each step"
@@ -260,10 +264,10 @@ def _sampler(library: str) -> Formula:
     return Formula(
         source=f"{library}: one eigenvector by rejection from an angular central Gaussian; read from its source",
         measures="scale of the score v^T S v",
-        noise=lambda asked: 4 / asked.epsilon,
-        event=lambda asked: events.approximate(_inverted(asked), 0.0),
+        noise=lambda requested: 4 / requested.epsilon,
+        event=lambda requested: events.approximate(_inverted(requested), 0.0),
         broken=_inverted_broken,
-        closed_form=lambda asked, _: known(_inverted(asked)),
+        closed_form=lambda requested, _: known(_inverted(requested)),
         bound="at least",
     )
 
@@ -289,14 +293,14 @@ ELSEWHERE: Mapping[str, Formula] = {
         source=f"{_CAPE}, with sqrt(2 ln(1.25 / delta)) / epsilon",
         measures="std of one site's message over its sensitivity",
         noise=_classical,
-        event=lambda asked: _view(asked, _classical(asked)),
+        event=lambda requested: _view(requested, _classical(requested)),
         broken=lambda _: _JOINT,
     ),
     "cape_of_least_noise": Formula(
         source=f"{_CAPE}, with the least noise that keeps one message's claim",
         measures="std of one site's message over its sensitivity",
         noise=_least,
-        event=lambda asked: _view(asked, _least(asked)),
+        event=lambda requested: _view(requested, _least(requested)),
         broken=lambda _: _JOINT,
     ),
     "dps_pca": Formula(
@@ -486,58 +490,60 @@ FORMULAS: Mapping[str, Formula] = {
         source=f"Dwork, Talwar, Thakurta and Zhang (2014), Analyze Gauss, Algorithm 1: {_BY_CLASSICAL}",
         measures="std of the upper triangle of S",
         noise=classical_gaussian,
-        event=lambda asked: events.gaussian(classical_gaussian(asked) / _replaced(asked, _SQRT_2_UP)),
+        event=lambda requested: events.gaussian(classical_gaussian(requested) / _replaced(requested, _SQRT_2_UP)),
         broken=_analyze_gauss_broken,
     ),
     "local_gaussian": Formula(
         source=f"Wang and Xu (2019), PCA in the local differential privacy model: {_BY_CLASSICAL}",
         measures="std of the upper triangle of one record's report, in which any two differ by up to sqrt 2",
         noise=classical_gaussian,
-        event=lambda asked: events.gaussian(classical_gaussian(asked) / _SQRT_2_UP),
+        event=lambda requested: events.gaussian(classical_gaussian(requested) / _SQRT_2_UP),
         broken=_below_one,
     ),
     "mod_sulq": Formula(
         source="Chaudhuri, Sarwate and Sinha (2013), A near-optimal algorithm for DP principal components, Algorithm 1",
         measures="std of the upper triangle of S",
         noise=_mod_sulq,
-        event=lambda asked: events.gaussian(_mod_sulq(asked) / _replaced(asked, _SQRT_2_UP)),
+        event=lambda requested: events.gaussian(_mod_sulq(requested) / _replaced(requested, _SQRT_2_UP)),
         broken=_mod_sulq_broken,
     ),
     "wishart": Formula(
         source="Jiang, Xie and Zhang (2016), Wishart mechanism, Theorem 4: d + 1 degrees of freedom, 3 / (2 epsilon)",
         measures="scale of one Wishart matrix of d + 1 degrees of freedom on S",
-        noise=lambda asked: 3 / (2 * asked.epsilon),
+        noise=lambda requested: 3 / (2 * requested.epsilon),
         event=_wishart_event,
         broken=_wishart_broken,
-        closed_form=lambda asked, delta: wishart_bracket(2.0, scale=3 / (2 * asked.epsilon), delta=delta),
+        closed_form=lambda requested, delta: wishart_bracket(2.0, scale=3 / (2 * requested.epsilon), delta=delta),
     ),
     "wishart_of_many_degrees": Formula(
         source="Sheffet (2015), Private approximations of the 2nd-moment matrix: W_d(m, I), m as in `noise`",
         measures="degrees of freedom of one Wishart matrix of scale 1 on S",
         noise=_sheffet_degrees,
         event=_sheffet_event,
-        closed_form=lambda asked, delta: wishart_bracket(_schur_degrees(asked), scale=1.0, delta=delta),
+        closed_form=lambda requested, delta: wishart_bracket(_schur_degrees(requested), scale=1.0, delta=delta),
     ),
     "laplace": Formula(
         source="Dwork, McSherry, Nissim and Smith (2006), Proposition 1, with the l1 sensitivity (d + 1) / 2",
         measures="scale of the upper triangle of S",
-        noise=lambda asked: (asked.n_features + 1) / (2 * asked.epsilon) * _replaced(asked, 2.0),
-        event=lambda asked: events.laplace(1 / asked.epsilon),
-        closed_form=lambda asked, _: known(asked.epsilon / _replaced(asked, 2.0), asked.epsilon),
+        noise=lambda requested: (requested.n_features + 1) / (2 * requested.epsilon) * _replaced(requested, 2.0),
+        event=lambda requested: events.laplace(1 / requested.epsilon),
+        closed_form=lambda requested, _: known(requested.epsilon / _replaced(requested, 2.0), requested.epsilon),
     ),
     "exponential": Formula(
         source="Chaudhuri, Sarwate and Sinha (2013), Algorithm 2 (PPCA): density exp(n epsilon / 2 tr(V^T A V))",
         measures="scale of the score tr(V^T S V)",
-        noise=lambda asked: 2 / asked.epsilon,
-        event=lambda asked: events.approximate(asked.epsilon * _replaced(asked, 2.0) / 2, 0.0),
-        closed_form=lambda asked, _: known(asked.epsilon * _replaced(asked, 2.0) / 2),
+        noise=lambda requested: 2 / requested.epsilon,
+        event=lambda requested: events.approximate(requested.epsilon * _replaced(requested, 2.0) / 2, 0.0),
+        closed_form=lambda requested, _: known(requested.epsilon * _replaced(requested, 2.0) / 2),
     ),
     "noisy_power": Formula(
         source="Hardt and Price (2014), Algorithm 2: ||V||_max sqrt(4 p L ln(1 / delta)) / epsilon",
         measures="std of a product over ||V||_max, which is at least 1 / sqrt(d)",
-        noise=lambda asked: math.sqrt(4 * asked.n_components * asked.steps * math.log(1 / asked.delta)) / asked.epsilon,
-        event=lambda asked: events.self_composed(
-            events.gaussian(FORMULAS["noisy_power"].noise(asked) * _largest_entry(asked)), asked.steps
+        noise=lambda requested: (
+            math.sqrt(4 * requested.n_components * requested.steps * math.log(1 / requested.delta)) / requested.epsilon
+        ),
+        event=lambda requested: events.self_composed(
+            events.gaussian(FORMULAS["noisy_power"].noise(requested) * _largest_entry(requested)), requested.steps
         ),
         broken=lambda _: (
             "calibration=paper protects one entry of the matrix, not a record, whose whole row moves the product"
@@ -548,8 +554,9 @@ FORMULAS: Mapping[str, Formula] = {
         source="Shang et al., PCA in the stochastic differential privacy model, Theorem 1, equation (11)",
         measures="std lambda_1 of a step of one row over G = 1",
         noise=_dp_spca,
-        event=lambda asked: events.self_composed(
-            events.poisson_sampled(events.gaussian(_dp_spca(asked) / asked.gradient), 1 / asked.n_records), asked.steps
+        event=lambda requested: events.self_composed(
+            events.poisson_sampled(events.gaussian(_dp_spca(requested) / requested.gradient), 1 / requested.n_records),
+            requested.steps,
         ),
         broken=_dp_spca_broken,
     ),
@@ -557,8 +564,8 @@ FORMULAS: Mapping[str, Formula] = {
         source="Shang et al., PCA in the stochastic differential privacy model, Theorem 3",
         measures="std lambda_2 of a step over G = 1",
         noise=_dp_vrpca,
-        event=lambda asked: upper_event(_epoch(asked), epochs=asked.epochs, delta=asked.delta),
-        closed_form=lambda asked, delta: movement_bracket(_epoch(asked), epochs=asked.epochs, delta=delta),
+        event=lambda requested: upper_event(_epoch(requested), epochs=requested.epochs, delta=requested.delta),
+        closed_form=lambda requested, delta: movement_bracket(_epoch(requested), epochs=requested.epochs, delta=delta),
         broken=lambda _: (
             "calibration=paper uses the full product without noise in every step, and noise that ignores how far the "
             "directions moved"
@@ -567,24 +574,28 @@ FORMULAS: Mapping[str, Formula] = {
     "smooth_gaussian": Formula(
         source="Nissim, Raskhodnikova and Smith (2007), Lemma 2.7, for D = d k coordinates",
         measures="std over the smooth bound U",
-        noise=lambda asked: 1 / smooth_gaussian_shift(epsilon=asked.epsilon, delta=asked.delta, size=1)[0],
-        event=lambda asked: _smooth_event(asked, size=asked.n_features * asked.n_components),
+        noise=lambda requested: 1 / smooth_gaussian_shift(epsilon=requested.epsilon, delta=requested.delta, size=1)[0],
+        event=lambda requested: _smooth_event(requested, size=requested.n_features * requested.n_components),
         broken=_smooth_broken,
-        closed_form=lambda asked, delta: _smooth_bracket(asked, delta, size=asked.n_features * asked.n_components),
+        closed_form=lambda requested, delta: _smooth_bracket(
+            requested, delta, size=requested.n_features * requested.n_components
+        ),
     ),
     "smooth_gaussian_of_rows": Formula(
         source="Gonen and Gilad-Bachrach (2018), Theorem 9 and Corollary 12: the same with d for D, whatever k is",
         measures="std over the smooth bound U",
-        noise=lambda asked: 1 / smooth_gaussian_shift(epsilon=asked.epsilon, delta=asked.delta, size=1)[0],
-        event=lambda asked: _smooth_event(asked, size=asked.n_features),
+        noise=lambda requested: 1 / smooth_gaussian_shift(epsilon=requested.epsilon, delta=requested.delta, size=1)[0],
+        event=lambda requested: _smooth_event(requested, size=requested.n_features),
         broken=_smooth_broken,
-        closed_form=lambda asked, delta: _smooth_bracket(asked, delta, size=asked.n_features),
+        closed_form=lambda requested, delta: _smooth_bracket(requested, delta, size=requested.n_features),
     ),
     "smooth_cauchy": Formula(
         source="Gonen and Gilad-Bachrach (2018), Theorem 9 and Corollary 13: 6 U / epsilon, beta = epsilon / (6 D)",
         measures="scale over the smooth bound U in the l1 norm",
-        noise=lambda asked: 6 / asked.epsilon,
-        event=lambda asked: events.approximate(asked.epsilon / 3, 0.0),  # a sixth for the shift, one for the scale
+        noise=lambda requested: 6 / requested.epsilon,
+        event=lambda requested: events.approximate(
+            requested.epsilon / 3, 0.0
+        ),  # a sixth for the shift, one for the scale
         closed_form=_smooth_cauchy_bracket,
     ),
     **AGN,

@@ -112,9 +112,9 @@ def _elsewhere() -> Iterator[Case]:
     for epsilon in (1.0, 20.0):
         settings = Settings(epsilon=epsilon, delta=1e-5, relation="zero_out", steps=8)
         yield Case(formula="dpfw", words="8 rounds", settings=settings)
-    for formula, asked in (("cape_of_least_noise", (1.0, 1e-5)), ("cape", (1.0, 0.01)), ("cape", (10.0, 0.01))):
+    for formula, requested in (("cape_of_least_noise", (1.0, 1e-5)), ("cape", (1.0, 0.01)), ("cape", (10.0, 0.01))):
         for colluders in (0, 3):
-            settings = Settings(epsilon=asked[0], delta=asked[1], sites=10, colluders=colluders)
+            settings = Settings(epsilon=requested[0], delta=requested[1], sites=10, colluders=colluders)
             yield Case(formula=formula, words=f"10 sites, {colluders} collude", settings=settings)
     settings = Settings(epsilon=1.0, delta=0.1, relation="replace_one", n_features=1000, n_components=5, steps=10)
     yield Case(formula="dps_pca", words="d = 1000, k = 5, two providers", settings=settings)

@@ -203,9 +203,9 @@ def _noise_density(shape: str, residual: NDArray[np.float64], scale: float) -> f
     return density - size * math.log(scale)
 
 
-type Asked = RowSum | Eigensolver
+type Queried = RowSum | Eigensolver
 type Drawn = NoiseDistribution | JointGaussian | DirectionMechanism | PerturbationMechanism
-type Answer = tuple[Asked, Drawn, Any]
+type Answer = tuple[Queried, Drawn, Any]
 
 _CLOSEST = 1e-12
 
@@ -277,8 +277,10 @@ def rebuilt_products(passes: SampledPasses, states: NDArray[np.float64]) -> list
         if last - first == 1 and seen.any():
             triangle = np.linalg.solve(start.T @ end, np.eye(len(seen)) + passes.factor * seen)
             product = (end @ triangle - start) / passes.factor
-            asked = dataclasses.replace(query, directions=on_direction_grid(start))  # type: ignore[call-arg]
-            sampled_so = dataclasses.replace(sample, query=asked) if isinstance(sample, PoissonSampled) else asked
+            requested = dataclasses.replace(query, directions=on_direction_grid(start))  # type: ignore[call-arg]
+            sampled_so = (
+                dataclasses.replace(sample, query=requested) if isinstance(sample, PoissonSampled) else requested
+            )
             found.append((sampled_so, product.ravel() * query.unit))
     return found
 

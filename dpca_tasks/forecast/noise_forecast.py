@@ -62,33 +62,33 @@ def spectrum_shares(declared: str, *, n_features: int) -> NDArray[np.float64]:
             raise _refused(declared)
         falling = order**-rate
         return np.asarray(falling / falling.sum())
-    stated = _numbers(declared, declared)
-    rest = 1.0 - math.fsum(stated)
-    falls = all(before >= after for before, after in pairwise(stated))
-    if len(stated) > n_features or not falls or min(stated) < 0.0 or stated[0] <= 0.0 or rest < -_ROUNDING_OF_SHARES:
+    parts = _numbers(declared, declared)
+    rest = 1.0 - math.fsum(parts)
+    falls = all(before >= after for before, after in pairwise(parts))
+    if len(parts) > n_features or not falls or min(parts) < 0.0 or parts[0] <= 0.0 or rest < -_ROUNDING_OF_SHARES:
         raise _refused(declared)
-    return _continued(stated, max(rest, 0.0), n_features, declared)
+    return _continued(parts, max(rest, 0.0), n_features, declared)
 
 
-def _continued(stated: list[float], rest: float, n_features: int, declared: str) -> NDArray[np.float64]:
+def _continued(parts: list[float], rest: float, n_features: int, declared: str) -> NDArray[np.float64]:
     """Return stated parts, followed by a power law that starts at the last part and contains the rest."""
-    beyond = np.arange(len(stated) + 1.0, n_features + 1.0) / len(stated)
-    most = stated[-1] * len(beyond)
+    beyond = np.arange(len(parts) + 1.0, n_features + 1.0) / len(parts)
+    most = parts[-1] * len(beyond)
     if rest > most + _ROUNDING_OF_SHARES:
         raise InvalidInput(
             f"spectrum={declared!r} leaves {rest:.4g} of all variance to {len(beyond)} components, none of which holds "
             f"more than the last one stated; state larger parts, or more of them."
         )
-    if rest <= stated[-1] * float(beyond[0]) ** -_STEEPEST if len(beyond) else True:
+    if rest <= parts[-1] * float(beyond[0]) ** -_STEEPEST if len(beyond) else True:
         tail = np.zeros(len(beyond))
     elif rest >= most:
-        tail = np.full(len(beyond), stated[-1])
+        tail = np.full(len(beyond), parts[-1])
     else:
         from scipy.optimize import brentq  # slow to import
 
-        fall = brentq(lambda rate: stated[-1] * float(np.sum(beyond**-rate)) - rest, 0.0, _STEEPEST)
-        tail = stated[-1] * beyond**-fall
-    shares = np.concatenate([stated, tail])
+        fall = brentq(lambda rate: parts[-1] * float(np.sum(beyond**-rate)) - rest, 0.0, _STEEPEST)
+        tail = parts[-1] * beyond**-fall
+    shares = np.concatenate([parts, tail])
     return np.asarray(shares / shares.sum())
 
 
@@ -158,8 +158,8 @@ class Forecast:
 
     def warnings(self) -> tuple[str, ...]:
         """Return a warning if the components cannot all be above the noise."""
-        most, told = self.problem.records_at_most, f"as strong as {self.level:,.0f} records at the clip norm, and "
-        found = f"noise alone makes directions {told}"
+        most, shown = self.problem.records_at_most, f"as strong as {self.level:,.0f} records at the clip norm, and "
+        found = f"noise alone makes directions {shown}"
         if self.above_noise is None:
             if UNDECLARED_SHARE * self.strength >= self.level:
                 return ()

@@ -92,10 +92,10 @@ def room_for(
             core_edge=LARGEST_CORE * math.sqrt(count) * core_std(count, overlap),
         )
 
-    asked = compared(n_components)
+    requested = compared(n_components)
     held = (found for found in map(compared, range(n_features - 1, 0, -1)) if _stands(found))
     room = max((found.room for found in held), default=0)
-    return Room(**{name: getattr(asked, name) for name in ("eigenvalue", "edge", "value", "core_edge")}, room=room)
+    return Room(**{name: getattr(requested, name) for name in ("eigenvalue", "edge", "value", "core_edge")}, room=room)
 
 
 def overlap_of(eigenvalue: float, edge: float) -> float:

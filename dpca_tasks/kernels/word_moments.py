@@ -81,9 +81,9 @@ def add_word_pairs(
             base = word * order - word * (word + 1) // 2
             if count > 1:
                 total[base + word] += count * (count - 1) * steps // pairs
-            for beside in range(at + 1, stop):
-                product = count * counts[beside]
-                total[base + words[beside]] += one if product == 1 else product * steps // pairs
+            for other in range(at + 1, stop):
+                product = count * counts[other]
+                total[base + words[other]] += one if product == 1 else product * steps // pairs
 
 
 @njit(cache=True, nogil=True)
@@ -117,8 +117,8 @@ def add_word_cores(
                 for r in range(q, width):
                     of_r = r * (r + 1) // 2
                     cube = cubes[of_r * (r + 2) // 3 + q * (q + 1) // 2 + p]
-                    beside = square * scores[r] + pairs[of_r + p] * scores[q] + pairs[of_r + q] * scores[p]
-                    exact[at] = (both * scores[r] - beside + 2.0 * cube) * scale
+                    other = square * scores[r] + pairs[of_r + p] * scores[q] + pairs[of_r + q] * scores[p]
+                    exact[at] = (both * scores[r] - other + 2.0 * cube) * scale
                     gridded[at] = np.int64(np.rint(exact[at]))
                     norm += _times(p, q, r) * gridded[at] * gridded[at]
                     at += 1

@@ -14,7 +14,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from dpca_tasks.accounting.epsilon_bracket import stated_epsilon
+from dpca_tasks.accounting.epsilon_bracket import epsilon_of_event
 from dpca_tasks.accounting.events import Event, Relation
 from dpca_tasks.errors import InvalidInput, Refused
 from dpca_tasks.privacy.curator import Curator
@@ -128,7 +128,7 @@ class Plan:
     @property
     def epsilon_at_most(self) -> float:
         """An upper bound on the epsilon of the complete event at the target's delta; 0 if delta alone covers it."""
-        found = stated_epsilon(self.event, delta=self.target.delta, relation=self.problem.relation)
+        found = epsilon_of_event(self.event, delta=self.target.delta, relation=self.problem.relation)
         return found if self.printed or self.uncertified else min(found, self.target.epsilon)
 
     @property
@@ -142,16 +142,18 @@ class Plan:
 
         The warning appears if the true epsilon is above the target, or at most a tenth of it.
         """
-        real, asked = self.real_epsilon, self.target.epsilon
-        if real is None or asked / 10 < real <= asked:
+        real, requested = self.real_epsilon, self.target.epsilon
+        if real is None or requested / 10 < real <= requested:
             return self.notes
-        if real > asked:
-            gives = f"epsilon {real:.4g}, which is charged instead of the requested {asked:g}; use calibration=tight"
+        if real > requested:
+            gives = (
+                f"epsilon {real:.4g}, which is charged instead of the requested {requested:g}; use calibration=tight"
+            )
         else:
             known = (
                 f"at most epsilon {real:.4g}" if real else f"epsilon 0: it is below delta={self.target.delta:g} alone"
             )
-            gives = f"{known}; calibration=tight meets {asked:g} with far less noise"
+            gives = f"{known}; calibration=tight meets {requested:g} with far less noise"
         return (f"calibration=paper: the printed noise really gives {gives}.", *self.notes)
 
     @property

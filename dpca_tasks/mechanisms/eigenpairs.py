@@ -151,20 +151,20 @@ def _by_tridiagonal(matrix: Matrix, count: int, precision: type[np.floating[Any]
         getattr(lapack, letter + name) for name in ("sytrd", "sterf", "stein", "ormqr")
     )
     with _threads(order):
-        reflectors, diagonal, beside, factors, _ = tridiagonal(
+        reflectors, diagonal, off_diagonal, factors, _ = tridiagonal(
             turned.T, lower=1, lwork=_BLOCK * order, overwrite_a=True
         )
     with one_thread():
-        values, failed = all_values(diagonal, beside)
+        values, failed = all_values(diagonal, off_diagonal)
         if failed:
             return None
         whole, ends = np.ones(order, np.int32), np.full(order, order, np.int32)
-        inner, missing = vectors_of(diagonal, beside, values[-count:], whole, ends)
+        inner, missing = vectors_of(diagonal, off_diagonal, values[-count:], whole, ends)
         if missing:
             return None
         image = diagonal[:, None] * inner
-        image[:-1] += beside[:, None] * inner[1:]
-        image[1:] += beside[:, None] * inner[:-1]
+        image[:-1] += off_diagonal[:, None] * inner[1:]
+        image[1:] += off_diagonal[:, None] * inner[:-1]
         missed = np.abs(image - inner * values[-count:]).max() / np.abs(values).max()
         skewed = np.abs(inner.T @ inner - np.eye(count)).max()
         if not max(missed, skewed) <= RESIDUAL * np.finfo(precision).eps / np.finfo(np.float64).eps:

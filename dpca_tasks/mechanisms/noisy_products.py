@@ -155,10 +155,10 @@ def release_shift(curator: Curator, problem: Problem, noise: MeanNoise | None) -
     return None if centre is None else on_shift_grid(centre.mean / problem.clip_norm)
 
 
-def mean_of(asked: RowSum | Eigensolver) -> NDArray[np.float64] | None:
+def mean_of(requested: RowSum | Eigensolver) -> NDArray[np.float64] | None:
     """Return the mean that a request subtracted from the records, in data units; None if it subtracted none."""
-    shift = asked.public_inputs().get("shift")
-    return None if shift is None else shift * (asked.clip_norm * SHIFT_STEP)
+    shift = requested.public_inputs().get("shift")
+    return None if shift is None else shift * (requested.clip_norm * SHIFT_STEP)
 
 
 def mean_query(problem: Problem, noise: MeanNoise, *, halved: bool = False) -> RowSum:

@@ -20,9 +20,9 @@ from pathlib import Path
 from pkgutil import iter_modules, resolve_name
 from typing import Any, get_type_hints
 
-STATED_APART = ("n_components", "rank", "components")
+NAMED_ELSEWHERE = ("n_components", "rank", "components")
 """Fields of mechanisms that are separate options of a request."""
-APART = {"apart": True}
+SEPARATE = {"separate": True}
 """Metadata of any other such field."""
 _PARAMETERS = re.compile(r"^Parameters\n-+\n(.*?)(?:\n\n\w[\w ]*\n-+\n|\Z)", re.MULTILINE | re.DOTALL)
 _AS_OF = re.compile(r"As (?:of|for) `([\w.]+)`")
@@ -123,7 +123,7 @@ def settings_of(kind: type[Any]) -> list[Setting]:
             bounds=each.metadata,
         )
         for each in fields(kind)
-        if each.name not in STATED_APART and each.metadata != APART
+        if each.name not in NAMED_ELSEWHERE and each.metadata != SEPARATE
     ]
 
 

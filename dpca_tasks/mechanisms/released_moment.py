@@ -81,7 +81,7 @@ def plan_moment(
         printed=printed,
         noise_edge=scale * edge * unit,
         moment_noise=moment_law(noise),
-        moment_std=scale * beside_diagonal(noise, coarse.layout.order) * unit,
+        moment_std=scale * off_diagonal(noise, coarse.layout.order) * unit,
         level=level,
     )
 
@@ -90,7 +90,7 @@ def _edges(noise: NoiseDistribution, problem: Problem, *, order: int) -> tuple[f
     """Return the noise's largest eigenvalue and the least strength of a visible signal, both over the noise's scale."""
     if isinstance(noise, WishartDifference):
         return wishart_edge(order), wishart_visible(order)
-    std = beside_diagonal(noise, order)
+    std = off_diagonal(noise, order)
     return semicircle_edge(problem.n_features, std=std), std * least_visible(problem.n_features)
 
 
@@ -104,11 +104,11 @@ def release_moment(curator: Curator, plan: Plan, noise: NoiseDistribution) -> Mo
 def noise_facts(query: RowSum, law: NoiseDistribution, problem: Problem) -> dict[str, Any]:
     """Return the public facts about the noise of a released moment."""
     scale = law.noise_multiplier * query.sensitivity(law.norm) * query.unit
-    std = scale * beside_diagonal(law, query.layout.order)
-    return stated_noise(problem, law=moment_law(law), std=std, step=query.unit / query.steps_per_unit)
+    std = scale * off_diagonal(law, query.layout.order)
+    return measured_noise(problem, law=moment_law(law), std=std, step=query.unit / query.steps_per_unit)
 
 
-def stated_noise(problem: Problem, *, law: str, std: float, step: float) -> dict[str, Any]:
+def measured_noise(problem: Problem, *, law: str, std: float, step: float) -> dict[str, Any]:
     """Return facts about noise under the names defined in `dpca_tasks.mechanisms.base.Subspace`."""
     constant = None if problem.center == "none" else CONSTANT * problem.clip_norm
     return {"law": law, "std": std, "step": step, "constant": constant}
@@ -126,11 +126,11 @@ def moment_law(law: NoiseDistribution) -> str:
     return "isometric"
 
 
-def beside_diagonal(law: NoiseDistribution, order: int) -> float:
+def off_diagonal(law: NoiseDistribution, order: int) -> float:
     """Return the std of a law off the diagonal, over its scale."""
     match law:
         case Symmetric():
-            return law.beside
+            return law.off_diagonal
         case WishartDifference():
             return math.sqrt(2.0 * (order + 1.0))
     return math.sqrt(2.0)

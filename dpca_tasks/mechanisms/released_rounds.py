@@ -175,7 +175,7 @@ def noise_edge(estimate: Estimate, answers: Sequence[Answer]) -> float:
 def noise_std(query: MappedMoment, noise: Symmetric) -> float:
     """Return the std of a round's noise off the diagonal, in squared clip norms."""
     unit = query.unit / query.clip_norm**2
-    return noise.noise_multiplier * query.sensitivity(noise.norm) * unit * noise.beside
+    return noise.noise_multiplier * query.sensitivity(noise.norm) * unit * noise.off_diagonal
 
 
 def _noises(event: Event) -> list[Symmetric]:

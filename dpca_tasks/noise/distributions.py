@@ -52,7 +52,7 @@ from dpca_tasks.threads import processors
 
 def symmetric_weights(order: int, *, start: int, stop: int) -> NDArray[np.float64]:
     """Return the weights of coordinates ``(i, j), i <= j``: 1 on the diagonal, ``sqrt(1/2)`` off it."""
-    return _triangle(order, start, stop, diagonal=1.0, beside=math.sqrt(1 / 2))
+    return _triangle(order, start, stop, diagonal=1.0, off_diagonal=math.sqrt(1 / 2))
 
 
 def cube_weights(order: int, *, start: int, stop: int) -> NDArray[np.float64]:
@@ -70,7 +70,7 @@ def cube_weights(order: int, *, start: int, stop: int) -> NDArray[np.float64]:
         rest = order - i
         low, high = max(start - base, 0), min(stop - base, rest * (rest + 1) // 2)
         part = weights[base + low - start : base + high - start]
-        part[:] = _triangle(rest, low, high, diagonal=math.sqrt(1 / 3), beside=math.sqrt(1 / 6))
+        part[:] = _triangle(rest, low, high, diagonal=math.sqrt(1 / 3), off_diagonal=math.sqrt(1 / 6))
         part[: max(rest - low, 0)] = math.sqrt(1 / 3)  # (i, i, k)
         if low == 0:
             part[0] = 1.0  # (i, i, i)
@@ -82,11 +82,11 @@ def _cube_size(order: int) -> int:
     return order * (order + 1) * (order + 2) // 6
 
 
-def _triangle(order: int, start: int, stop: int, *, diagonal: float, beside: float) -> NDArray[np.float64]:
+def _triangle(order: int, start: int, stop: int, *, diagonal: float, off_diagonal: float) -> NDArray[np.float64]:
     def row_start(row: int) -> int:
         return row * order - row * (row - 1) // 2
 
-    weights = np.full(stop - start, beside)
+    weights = np.full(stop - start, off_diagonal)
     first = bisect_right(range(order), start, key=row_start) - 1
     last = bisect_right(range(order), stop - 1, key=row_start)
     rows = np.arange(first, last)
@@ -226,7 +226,7 @@ class Symmetric(Gaussian):
 
     name: ClassVar[str] = "Symmetric"
     layout: ClassVar[LayoutKind] = "symmetric"
-    beside: ClassVar[float] = math.sqrt(1 / 2)
+    off_diagonal: ClassVar[float] = math.sqrt(1 / 2)
     """The ratio of the std off the diagonal to the std on it."""
 
     def draw_strip(
@@ -251,7 +251,7 @@ class Symmetric(Gaussian):
         check_scale(scale_in_steps)
         scale = scale_in_steps * ROUNDING
         strip = np.zeros((last - first, order - first))
-        scales = np.full(order - first, self.beside * scale)
+        scales = np.full(order - first, self.off_diagonal * scale)
         for row in range(first, last):
             start = row * order - row * (row - 1) // 2
             of_row = scales[row - first :]
@@ -274,7 +274,7 @@ class UpperTriangle(Symmetric):
     """
 
     name: ClassVar[str] = "UpperTriangle"
-    beside: ClassVar[float] = 1.0
+    off_diagonal: ClassVar[float] = 1.0
 
     def _weights(self, order: int, start: int, stop: int) -> NDArray[np.float64] | float:
         return 1.0

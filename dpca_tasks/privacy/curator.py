@@ -117,11 +117,11 @@ class Curator:
 
         def compute() -> NDArray[np.int64]:
             secrets = self._gate.secrets(request)
-            asked = request.query.with_secrets(secrets)
-            answer = self._sum(asked)
-            if not asked.noises_itself:
+            requested = request.query.with_secrets(secrets)
+            answer = self._sum(requested)
+            if not requested.noises_itself:
                 scale = secrets.noise_scale
-                add_noise(answer, request.distribution, secrets.noise, asked.layout.order, scale_in_steps=scale)
+                add_noise(answer, request.distribution, secrets.noise, requested.layout.order, scale_in_steps=scale)
             return answer
 
         return in_data_units(self._load_or_compute(request, compute), request.query)
@@ -176,13 +176,15 @@ class Curator:
         public inputs and the bounds of the tiles, from which a resumed release continues.
         """
         request = self._gate.admit(query, distribution, part_scales_in_steps)
-        asked = request.query
-        if len(asked.tiles) == 1:
+        requested = request.query
+        if len(requested.tiles) == 1:
             whole = self._load_or_compute(request, lambda: self._noised_parts(request))
-            return TiledAnswer(query=asked, tiles=asked.tiles, load=lambda tile: _cut(asked, whole, tile))
-        now = np.array([tile.first for tile in asked.tiles])
-        starts = self._gate.load_or_store(request, lambda: (now, asked.public_inputs()), mark=TILED)[ANSWER].tolist()
-        tiles = tuple(asked.tile(first, last) for first, last in pairwise([*starts, asked.n_features]))
+            return TiledAnswer(query=requested, tiles=requested.tiles, load=lambda tile: _cut(requested, whole, tile))
+        now = np.array([tile.first for tile in requested.tiles])
+        starts = self._gate.load_or_store(request, lambda: (now, requested.public_inputs()), mark=TILED)[
+            ANSWER
+        ].tolist()
+        tiles = tuple(requested.tile(first, last) for first, last in pairwise([*starts, requested.n_features]))
         self._gate.advance(request)
 
         def load(tile: Tile) -> NDArray[np.int64]:
@@ -194,7 +196,7 @@ class Curator:
                 self._free_rows()
             return answer
 
-        return TiledAnswer(query=asked, tiles=tiles, load=load)
+        return TiledAnswer(query=requested, tiles=tiles, load=load)
 
     def release_operator(self, query: SecondMoment | CentredMoment, distribution: Symmetric) -> NoisedOperator:
         """Answer the next step with a noisy matrix that is too large to form, as an operator.
@@ -231,7 +233,7 @@ class Curator:
             stored = self._gate.load_or_store(request, lambda: (images, {"directions": columns}), mark=APPLIED)
             return stored[PUBLIC + "directions"], stored[ANSWER]
 
-        return NoisedOperator(request.query, partial(self._rows.sum, stay=True), begin, load_or_store)
+        return NoisedOperator(request.query, partial(self._rows.sum, keep=True), begin, load_or_store)
 
     def share(self, query: RowSum, noise: Share, *, address: Address, seeds: Masks) -> Message:
         """Answer a round of a joint release with this site's share of a sum, under a mask.
@@ -373,7 +375,7 @@ class Curator:
 
     def _sum(self, query: RowSum) -> NDArray[np.int64]:
         """Sum a query exactly; the workers keep the rows if more steps follow."""
-        return self._rows.sum(query, stay=self._gate.steps_left > 1)
+        return self._rows.sum(query, keep=self._gate.steps_left > 1)
 
     def _noised_parts(self, request: Request[JointSum, JointGaussian]) -> NDArray[np.int64]:
         """Sum all parts and add their noise, with a separate key for each part."""
@@ -387,13 +389,13 @@ class Curator:
 
     def _noised_tile(self, request: Request[TiledSum, JointGaussian], tile: Tile) -> NDArray[np.int64]:
         """Sum a tile and add the noise that its coordinates have in the whole draw of each part."""
-        secrets, asked = self._gate.secrets(request), request.query
-        answer = self._rows.sum_tile(asked.with_secrets(secrets), tile, of=request.digest)
-        scales = dict(zip(asked.parts, request.numbers, strict=True))
-        for name, packed in asked.split_tile(tile, answer).items():
-            layout = asked.parts[name].layout
+        secrets, requested = self._gate.secrets(request), request.query
+        answer = self._rows.sum_tile(requested.with_secrets(secrets), tile, of=request.digest)
+        scales = dict(zip(requested.parts, request.numbers, strict=True))
+        for name, packed in requested.split_tile(tile, answer).items():
+            layout = requested.parts[name].layout
             key = _part_key(secrets.noise, name)
-            first, _ = asked.ranges(tile)[name]
+            first, _ = requested.ranges(tile)[name]
             law = request.distribution.part(layout.kind)
             add_noise(packed, law, key, layout.order, scale_in_steps=scales[name], first=first)
         return answer
@@ -551,9 +553,9 @@ class Rows:
     progress: Callable[[int, int], None] | None = None
     residency: Residency = field(default_factory=Residency, repr=False)
 
-    def sum(self, query: RowSum, *, stay: bool) -> NDArray[np.int64]:
-        """Sum a query exactly. With ``stay`` the workers keep the rows in memory for later sums."""
-        kept = self.residency if stay or self.residency.holds(self.source, query) else None
+    def sum(self, query: RowSum, *, keep: bool) -> NDArray[np.int64]:
+        """Sum a query exactly. With ``keep`` the workers keep the rows in memory for later sums."""
+        kept = self.residency if keep or self.residency.holds(self.source, query) else None
         return exact_sum(self.source, query, client=self.client, progress=self.progress, residency=kept)
 
     def sum_tile(self, query: TiledSum, tile: Tile, *, of: bytes) -> NDArray[np.int64]:

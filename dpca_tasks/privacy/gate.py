@@ -44,7 +44,7 @@ from dpca_tasks.accounting import events
 from dpca_tasks.accounting.events import Relation
 from dpca_tasks.errors import StepMismatch, StepTaken
 from dpca_tasks.noise.keystream import SecretKey, subkey
-from dpca_tasks.privacy.request import Asked, Drawn, Request, check_row, make_request
+from dpca_tasks.privacy.request import Drawn, PublicQuery, Request, check_row, make_request
 from dpca_tasks.queries.base import StepSecrets
 from dpca_tasks.records.blocks import BlockSource, snapshot_content
 
@@ -123,7 +123,7 @@ class Gate:
         """The number of reserved steps without an answer, including the current one."""
         return events.count_steps(self._reservation.event) - self._step
 
-    def with_stored_inputs[Q: Asked](self, query: Q) -> Q:
+    def with_stored_inputs[Q: PublicQuery](self, query: Q) -> Q:
         """Return the query of the next step with the public inputs that an earlier run stored, if any."""
         stored = self._reservation.kept(self._step)
         if stored is None:
@@ -132,7 +132,7 @@ class Gate:
         public = {name.removeprefix(PUBLIC): value for name, value in stored.items() if name.startswith(PUBLIC)}
         return dataclasses.replace(query, **public)  # type: ignore[type-var]
 
-    def admit[Q: Asked, L: Drawn](
+    def admit[Q: PublicQuery, L: Drawn](
         self, query: Q, distribution: L, numbers: Numbers[Q, L], *, steps: int = 1, bound_to: bytes = b""
     ) -> Request[Q, L]:
         """Check a request against table and reservation, and digest it.
@@ -162,7 +162,7 @@ class Gate:
             bound_to=bound_to,
         )
 
-    def admit_among[Q: Asked, L: Drawn](
+    def admit_among[Q: PublicQuery, L: Drawn](
         self, steps: Iterable[int], query: Q, distribution: L, numbers: Numbers[Q, L], *, bound_to: bytes
     ) -> Request[Q, L]:
         """Admit a request for the step that holds its answer, or else for the first of some steps without an answer.

@@ -152,7 +152,7 @@ WITHOUT_ROW = ("exact_product", "unrounded_product")
 _ROWS = {(row.query, name): row for row in TABLE for name in row.distributions}
 
 
-class Stated(Protocol):
+class TableQuery(Protocol):
     """The interface of a query that the table uses."""
 
     @property
@@ -170,7 +170,7 @@ class Named(Protocol):
     def norm(self) -> str: ...  # noqa: D102
 
 
-def check_row(query: Stated, distribution: Named) -> None:
+def check_row(query: TableQuery, distribution: Named) -> None:
     """Check that a sensitivity is proved for a query under a noise distribution."""
     row = _ROWS.get((query.kind, distribution.name))
     if row is None or row.norm != distribution.norm or getattr(row, query.relation) is None:
@@ -181,7 +181,7 @@ def check_row(query: Stated, distribution: Named) -> None:
         )
 
 
-class Asked(Stated, Protocol):
+class PublicQuery(TableQuery, Protocol):
     """The interface of a query that the gate uses."""
 
     def event_of(self, noise: Event, /) -> Event: ...  # noqa: D102
@@ -197,7 +197,7 @@ class Drawn(Named, Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request[Q: Asked, L: Drawn]:
+class Request[Q: PublicQuery, L: Drawn]:
     """An admitted request with its query, its noise distribution, and the numbers of the noise, scale first."""
 
     step: int
@@ -208,7 +208,7 @@ class Request[Q: Asked, L: Drawn]:
     digest: bytes
 
 
-def make_request[Q: Asked, L: Drawn](
+def make_request[Q: PublicQuery, L: Drawn](
     query: Q,
     distribution: L,
     *,
@@ -225,7 +225,13 @@ def make_request[Q: Asked, L: Drawn](
 
 
 def hash_request(
-    content: str, step: int, query: Asked, distribution: Drawn, numbers: tuple[float, ...], *, bound_to: bytes = b""
+    content: str,
+    step: int,
+    query: PublicQuery,
+    distribution: Drawn,
+    numbers: tuple[float, ...],
+    *,
+    bound_to: bytes = b"",
 ) -> bytes:
     """Hash everything that determines an answer except the key.
 

@@ -327,13 +327,13 @@ class NoisedOperator:
         StepMismatch
             When the step was answered for another request, or from another matrix. The product is not returned.
         """
-        asked = np.ascontiguousarray(directions, np.int64)
-        high, low = self._exactly(asked)
+        requested = np.ascontiguousarray(directions, np.int64)
+        high, low = self._exactly(requested)
         wrapped = (high << LOW_BITS) + low
         if self._check is None:
-            self._check = self._load_or_store((asked[:, :CHECK_COLUMNS], wrapped[:, :CHECK_COLUMNS]))
+            self._check = self._load_or_store((requested[:, :CHECK_COLUMNS], wrapped[:, :CHECK_COLUMNS]))
         columns, images = self._check
-        if not np.array_equal(np.einsum("ij,ik->jk", columns, wrapped), np.einsum("ij,ik->jk", images, asked)):
+        if not np.array_equal(np.einsum("ij,ik->jk", columns, wrapped), np.einsum("ij,ik->jk", images, requested)):
             raise StepMismatch(
                 "a product differs from the matrix that this step released, so it is not released; run `dpca dataset "
                 "verify`, and finish the release with the version of dpca that began it."

@@ -132,46 +132,46 @@ def assess(moment: NoisyMoment, refinement: Refinement) -> Assessment:
             return _without_noise(moment, refinement)
         standard = moment.standard
         values = standard.eigenvalues
-        told = Assessment(noise_std=moment.noise_std, above_noise=above_edge(values, edge=standard.edge))
+        shown = Assessment(noise_std=moment.noise_std, above_noise=above_edge(values, edge=standard.edge))
         if not moment.guarded:
-            return _bounded(told, moment, standard, values, refinement)
+            return _bounded(shown, moment, standard, values, refinement)
         score: Score | None
         if refinement.refined_by == "none" and moment.constant is None:
             score = score_by_eigenvalues(standard, values, n_components=len(refinement.components))
         else:
             columns = standard.columns(refinement.components)
             scores = score_by_fission(standard, {refinement.refined_by: columns}, share=REPORT_SHARE, stream=REPORT)
-            score, told = scores[refinement.refined_by], replace(told, probes=probes(moment.order))
+            score, shown = scores[refinement.refined_by], replace(shown, probes=probes(moment.order))
     if score is None or not (math.isfinite(score.total) and math.isfinite(score.std)):
-        return told
-    return _estimated(told, moment, values, score)
+        return shown
+    return _estimated(shown, moment, values, score)
 
 
-def _estimated(told: Assessment, moment: NoisyMoment, values: Matrix, score: Score) -> Assessment:
+def _estimated(shown: Assessment, moment: NoisyMoment, values: Matrix, score: Score) -> Assessment:
     """Fill in the fields that follow from a score."""
     weights = np.maximum(score.parts, 0.0)
     count, low = len(weights), max(score.total - BELOW * score.std, 0.0)
     trace, spread = float(values.sum()), math.sqrt(2.0 * len(values))
-    told = replace(told, captured=score.total * moment.noise_std, captured_low=low * moment.noise_std)
+    shown = replace(shown, captured=score.total * moment.noise_std, captured_low=low * moment.noise_std)
     if trace > _ONE_SIDED * spread:
         share = part(score.total, trace)
-        told = replace(
-            told,
+        shown = replace(
+            shown,
             share=share,
             share_low=part(low, trace + BELOW * spread),
             explained_variance_ratio=divided(share, weights),
         )
     best, most = (
-        _best_possible(values, count=count, above=told.above_noise or 0, trace=trace + quantile * spread, slack=slack)
+        _best_possible(values, count=count, above=shown.above_noise or 0, trace=trace + quantile * spread, slack=slack)
         for quantile, slack in ((_ONE_SIDED, 0.0), (_ONE_IN_100, _ONE_IN_100))
     )
-    if told.above_noise and best > 0.0:
-        told = replace(
-            told,
+    if shown.above_noise and best > 0.0:
+        shown = replace(
+            shown,
             captured_variance=part(score.total, max(score.total, best)),
             captured_variance_low=part(low, max(score.total, most)),
         )
-    return told
+    return shown
 
 
 def _best_possible(values: Matrix, *, count: int, above: int, trace: float, slack: float) -> float:
@@ -195,7 +195,7 @@ def _best_possible(values: Matrix, *, count: int, above: int, trace: float, slac
 
 
 def _bounded(
-    told: Assessment, moment: NoisyMoment, standard: Standardised, values: Matrix, refinement: Refinement
+    shown: Assessment, moment: NoisyMoment, standard: Standardised, values: Matrix, refinement: Refinement
 ) -> Assessment:
     """Fill in lower bounds that only need the edge of the noise, not its law."""
     edge, spread = standard.edge, math.sqrt(2.0 * len(values))
@@ -204,14 +204,14 @@ def _bounded(
         edge = (1.0 + float(standard.mean @ standard.mean)) * edge + 2.0 * len(values) / count
     found = refinement.values / moment.noise_std
     low = float(np.maximum(found - edge, 0.0).sum())
-    told = replace(told, captured_low=low * moment.noise_std)
+    shown = replace(shown, captured_low=low * moment.noise_std)
     trace = float(values.sum()) + BELOW * spread
     if trace > (BELOW + _ONE_SIDED) * spread:
-        told = replace(told, share_low=part(low, trace))
-    if told.above_noise:
+        shown = replace(shown, share_low=part(low, trace))
+    if shown.above_noise:
         most = float((np.maximum(values[: len(found)], 0.0) + edge).sum())
-        told = replace(told, captured_variance_low=part(low, min(most, max(trace, low))))
-    return told
+        shown = replace(shown, captured_variance_low=part(low, min(most, max(trace, low))))
+    return shown
 
 
 def _without_noise(moment: NoisyMoment, refinement: Refinement) -> Assessment:
@@ -221,17 +221,17 @@ def _without_noise(moment: NoisyMoment, refinement: Refinement) -> Assessment:
     parts = np.maximum(np.einsum("ij,ij->i", rows, rows @ matrix), 0.0)
     captured, trace = float(parts.sum()), float(np.trace(matrix))
     best = float(np.maximum(values[: len(parts)], 0.0).sum())
-    told = Assessment(
+    shown = Assessment(
         noise_std=moment.noise_std,
         above_noise=above_edge(values, edge=_LAST_BITS * float(np.abs(values).max())),
         captured=captured,
         captured_low=captured,
     )
     if not trace > 0.0:
-        return told
+        return shown
     share = part(captured, trace)
     return replace(
-        told,
+        shown,
         share=share,
         share_low=share,
         captured_variance=part(captured, best),
@@ -283,24 +283,24 @@ class RefinedRelease:
 
     def facts(self) -> dict[str, Any]:
         """Return the assessment as plain JSON values, by the names of the manifest's ``outcome``."""
-        told = self.assessment
+        shown = self.assessment
         return {
             "refined_by": self.refined_by,
-            "above_noise": told.above_noise,
-            "captured": told.captured,
-            "captured_low": told.captured_low,
-            "share": told.share,
-            "share_low": told.share_low,
-            **({} if told.share_low_of_all is None else {"share_low_of_all": told.share_low_of_all}),
-            "cv": told.captured_variance,
-            "cv_low": told.captured_variance_low,
+            "above_noise": shown.above_noise,
+            "captured": shown.captured,
+            "captured_low": shown.captured_low,
+            "share": shown.share,
+            "share_low": shown.share_low,
+            **({} if shown.share_low_of_all is None else {"share_low_of_all": shown.share_low_of_all}),
+            "cv": shown.captured_variance,
+            "cv_low": shown.captured_variance_low,
             "explained_variance_ratio": None
-            if told.explained_variance_ratio is None
-            else list(told.explained_variance_ratio),
-            "noise_std": told.noise_std,
+            if shown.explained_variance_ratio is None
+            else list(shown.explained_variance_ratio),
+            "noise_std": shown.noise_std,
             "noise_edge": self.noise_edge,
-            "probes": told.probes,
-            "seed": told.seed,
+            "probes": shown.probes,
+            "seed": shown.seed,
         }
 
 
@@ -349,9 +349,9 @@ def refine_release(
     assert raw.eigenvalues is not None
     plain = Refinement(components=raw.components, values=raw.eigenvalues, refined_by="none", scores={})
     if method == "auto" and moment.constant is None:
-        told = assess(moment, plain)
-        if (told.captured_variance_low or 0.0) >= ENOUGH:
-            return RefinedRelease(subspace=raw, refined_by="none", assessment=told, noise_edge=edge)
+        shown = assess(moment, plain)
+        if (shown.captured_variance_low or 0.0) >= ENOUGH:
+            return RefinedRelease(subspace=raw, refined_by="none", assessment=shown, noise_edge=edge)
     found = plain if method == "none" else refine(moment, n_components=count, method=method)
     if found.refined_by == "none":
         return RefinedRelease(subspace=raw, refined_by="none", assessment=assess(moment, plain), noise_edge=edge)
@@ -478,11 +478,11 @@ def _of_pairs(released: Subspace, *, n_components: int, method: Request, edge: f
     """Refine and assess a release without its matrix, from the stored pairs."""
     values, noise = released.eigenvalues, released.noise
     if values is None or noise is None:
-        told = UNKNOWN if values is None or edge is None else Assessment(above_noise=above_edge(values, edge=edge))
-        return RefinedRelease(subspace=released, refined_by="none", assessment=told, noise_edge=edge)
+        shown = UNKNOWN if values is None or edge is None else Assessment(above_noise=above_edge(values, edge=edge))
+        return RefinedRelease(subspace=released, refined_by="none", assessment=shown, noise_edge=edge)
     order, std = released.components.shape[1], noise["std"]
     edge = std * _pairs_edge(order, released.mean, noise["constant"])
-    told = Assessment(noise_std=std, above_noise=above_edge(values, edge=edge))
+    shown = Assessment(noise_std=std, above_noise=above_edge(values, edge=edge))
     if method == "eb":
         further, spectrum = released.further, released.spectrum
         found = refine_kept_pairs(
@@ -493,13 +493,13 @@ def _of_pairs(released: Subspace, *, n_components: int, method: Request, edge: f
         )
         if found.refined_by == "eb":
             refined = dataclasses.replace(released, components=found.components, eigenvalues=found.values, further=None)
-            return RefinedRelease(subspace=refined, refined_by="eb", assessment=told, noise_edge=edge)
-    if noise["constant"] is None and told.above_noise:
+            return RefinedRelease(subspace=refined, refined_by="eb", assessment=shown, noise_edge=edge)
+    if noise["constant"] is None and shown.above_noise:
         low = float(np.maximum(values - edge, 0.0).sum())
         most = _RITZ_ERROR * float(values.sum()) + len(values) * edge
-        told = dataclasses.replace(told, captured_low=low, captured_variance_low=low / most)
+        shown = dataclasses.replace(shown, captured_low=low, captured_variance_low=low / most)
     plain = dataclasses.replace(released, spectrum=values, further=None)  # the further pairs need not have converged
-    return RefinedRelease(subspace=plain, refined_by="none", assessment=told, noise_edge=edge)
+    return RefinedRelease(subspace=plain, refined_by="none", assessment=shown, noise_edge=edge)
 
 
 def _pairs_edge(order: int, mean: Matrix | None, constant: float | None) -> float:

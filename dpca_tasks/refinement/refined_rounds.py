@@ -64,13 +64,13 @@ def refine_rounds(released: Subspace, *, n_components: int | str, method: Reques
     estimate = estimated(rounds.answers, centred=rounds.centred)
     count = _above(estimate) if n_components == AUTO else int(n_components)
     found = components(estimate, n_components=count, method=method)
-    told = assessed(rounds.answers, found, centred=rounds.centred, unit=rounds.unit)
+    shown = assessed(rounds.answers, found, centred=rounds.centred, unit=rounds.unit)
     refined = dataclasses.replace(
         released, components=found.components, eigenvalues=found.values * rounds.unit, further=None
     )
     facts = refined.outcome or {}
     refined = dataclasses.replace(refined, outcome={**facts, "in_rounds": rounds_in_words(facts["rounds"])})
-    return RefinedRelease(subspace=refined, refined_by=found.refined_by, assessment=told, noise_edge=rounds.noise_edge)
+    return RefinedRelease(subspace=refined, refined_by=found.refined_by, assessment=shown, noise_edge=rounds.noise_edge)
 
 
 def _above(estimate: Estimate) -> int:
@@ -90,13 +90,13 @@ def rounds_in_words(facts: Mapping[str, Any]) -> str:
 
 def _later(facts: Mapping[str, Any]) -> list[str]:
     """Describe the map and the clipping of each round after the first."""
-    said = []
+    text = []
     each = zip(facts["directions"], facts["energy"], facts["clip_norm"], facts["kept"], strict=True)
     for at, (directions, energy, norm, kept) in enumerate(each, start=1):
         if at == 1:
             continue
         if energy is None:
-            said.append(f"round {at} has no map")
+            text.append(f"round {at} has no map")
             continue
         shrunk = (
             f"the map of round {at} shrinks {directions} directions and leaves"
@@ -104,5 +104,5 @@ def _later(facts: Mapping[str, Any]) -> list[str]:
             else (f"round {at} has no map, and records around the mean have")
         )
         left = f"{energy / facts['noised_records']:.2g}"
-        said.append(f"{shrunk} a mean square of {left}, of which clipping at {norm:.2g} keeps {100 * kept:.0f} %")
-    return said
+        text.append(f"{shrunk} a mean square of {left}, of which clipping at {norm:.2g} keeps {100 * kept:.0f} %")
+    return text

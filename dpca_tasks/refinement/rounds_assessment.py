@@ -76,19 +76,19 @@ def assessed(answers: Sequence[Answer], refinement: Refinement, *, centred: bool
             matrix=last.map.around(estimate.matrix), noise_std=estimate.noise_std, step=estimate.rounds[-1].step
         )
         if all(each.energy is None for each in answers[1:]) and not centred:
-            told = assess(moment, refinement)
-            return _scaled(replace(told, share_low_of_all=told.share_low), unit)
+            shown = assess(moment, refinement)
+            return _scaled(replace(shown, share_low_of_all=shown.share_low), unit)
         values = eigh(moment.matrix, eigvals_only=True)
-        told = Assessment(
+        shown = Assessment(
             noise_std=estimate.noise_std,
             above_noise=above_edge(values / estimate.noise_std, edge=edge_quantile(len(values))),
         )
         if not moment.guarded:
-            return _scaled(told, unit)
+            return _scaled(shown, unit)
         score = _scored(before, last, refinement)
-        told = replace(told, probes=probes(len(values)))
+        shown = replace(shown, probes=probes(len(values)))
         whole = _most_energy(answers[0], estimate)
-        return _scaled(_estimated(told, _unmapped(last, centred=centred), last, score, whole=whole), unit)
+        return _scaled(_estimated(shown, _unmapped(last, centred=centred), last, score, whole=whole), unit)
 
 
 def _unmapped(answer: Answer, *, centred: bool) -> Matrix:
@@ -134,7 +134,7 @@ def _bias_of_mean(last: Answer, columns: Matrix, *, share: float) -> Matrix:
     return np.square(columns).sum(axis=0) * louder / total
 
 
-def _estimated(told: Assessment, moment: Matrix, last: Answer, score: Score, *, whole: float) -> Assessment:
+def _estimated(shown: Assessment, moment: Matrix, last: Answer, score: Score, *, whole: float) -> Assessment:
     """Fill in the fields that follow from a score of S_w, of which ``moment`` is an unbiased estimate."""
     noise_std, count = math.sqrt(2.0) * last.noise_std, len(score.parts)
     weights, low = np.maximum(score.parts, 0.0), max(score.total - BELOW * score.std, 0.0)
@@ -144,22 +144,22 @@ def _estimated(told: Assessment, moment: Matrix, last: Answer, score: Score, *, 
     best = float(values[:count].sum())
     most = best + BELOW * noise_std * float(np.linalg.norm(gram[:, :count]))
     trace, spread = float(values.sum()), noise_std * _trace_spread(last.map)
-    told = replace(told, captured=score.total, captured_low=low, share_low_of_all=part(low, whole))
+    shown = replace(shown, captured=score.total, captured_low=low, share_low_of_all=part(low, whole))
     if trace > _ONE_SIDED * spread:
         share = part(score.total, trace)
-        told = replace(
-            told,
+        shown = replace(
+            shown,
             share=share,
             share_low=part(low, trace + BELOW * spread),
             explained_variance_ratio=divided(share, weights),
         )
-    if told.above_noise and most > 0.0:
-        told = replace(
-            told,
+    if shown.above_noise and most > 0.0:
+        shown = replace(
+            shown,
             captured_variance=part(score.total, max(score.total, best - _raised(values, mapped, gram, last.noise_std))),
             captured_variance_low=part(low, max(score.total, most)),
         )
-    return told
+    return shown
 
 
 def _raised(values: Matrix, mapped: Matrix, gram: Matrix, noise_std: float) -> float:
@@ -184,13 +184,13 @@ def _most_energy(first: Answer, estimate: Estimate) -> float:
     return max(min(trace, estimate.n_records + BELOW * noise_std / constant), 0.0)
 
 
-def _scaled(told: Assessment, unit: float) -> Assessment:
+def _scaled(shown: Assessment, unit: float) -> Assessment:
     def in_units(value: float | None) -> float | None:
         return None if value is None else value * unit
 
     return replace(
-        told,
-        noise_std=in_units(told.noise_std),
-        captured=in_units(told.captured),
-        captured_low=in_units(told.captured_low),
+        shown,
+        noise_std=in_units(shown.noise_std),
+        captured=in_units(shown.captured),
+        captured_low=in_units(shown.captured_low),
     )

@@ -136,12 +136,12 @@ class SymmetricShare(Share):
 
     def draw(self, key: SecretKey, order: int, *, squared_scale: int) -> NDArray[np.int64]:
         """Return the noise of the packed upper triangle."""
-        diagonal, beside = (subkey(key.secret, label=label, info=b"") for label in ("diagonal", "beside"))
+        diagonal, off_diagonal = (subkey(key.secret, label=label, info=b"") for label in ("diagonal", "off_diagonal"))
         is_diagonal = symmetric_weights(order, start=0, stop=order * (order + 1) // 2) == 1.0
         noise = np.empty(is_diagonal.size, np.int64)
         noise[is_diagonal] = wide_discrete_gaussians(diagonal, size=order, squared_scale=squared_scale)
         rest = noise.size - order
-        noise[~is_diagonal] = wide_discrete_gaussians(beside, size=rest, squared_scale=squared_scale, part=2)
+        noise[~is_diagonal] = wide_discrete_gaussians(off_diagonal, size=rest, squared_scale=squared_scale, part=2)
         return noise
 
 
@@ -247,7 +247,7 @@ class SumOver[Q](Protocol):
         """
 
 
-type AskAll = Callable[[Callable[[str], Message | None], Sequence[str]], Iterable[Message | None]]
+type CallAll = Callable[[Callable[[str], Message | None], Sequence[str]], Iterable[Message | None]]
 """Function that calls another for every name: one after the other, like `map`, or concurrently."""
 
 
@@ -258,7 +258,7 @@ def open_round[Q](
     roster: Roster,
     index: int,
     resends: int = 1,
-    ask_all: AskAll = map,
+    call_all: CallAll = map,
     sum_over: SumOver[Q] | None = None,
 ) -> Opened[Q]:
     """Query the sites of a roster until all sites of one roster have answered, and open their total.
@@ -274,7 +274,7 @@ def open_round[Q](
         The round, from 0.
     resends : int
         How often a roster is queried again before the round continues without its silent sites.
-    ask_all : callable
+    call_all : callable
         Queries the sites; by default one after the other.
     sum_over : callable, optional
         Opens an attempt where sites do more than send a message, as in a secure sum.
@@ -285,7 +285,7 @@ def open_round[Q](
         When the attempts of the round are used up, or too few sites are left.
     """
     parties, attempt = {site.name: site for site in sites}, 0
-    total_of = sum_over or partial(_sum_of_messages, parties, ask_all=ask_all)
+    total_of = sum_over or partial(_sum_of_messages, parties, call_all=call_all)
     query = _with_stored_inputs([parties[name] for name in roster.names], query, roster=roster, index=index)
     for tried in range(roster.attempts):
         for _ in range(resends + 1):
@@ -306,10 +306,10 @@ def open_round[Q](
 
 
 def _sum_of_messages[Q](
-    parties: Mapping[str, Party[Q]], query: Q, *, roster: Roster, address: Address, ask_all: AskAll
+    parties: Mapping[str, Party[Q]], query: Q, *, roster: Roster, address: Address, call_all: CallAll
 ) -> tuple[NDArray[np.int64], Roster]:
-    ask = partial(_ask, parties, query, roster=roster, address=address)
-    answers = dict(zip(roster.names, ask_all(ask, roster.names), strict=True))
+    call = partial(_call, parties, query, roster=roster, address=address)
+    answers = dict(zip(roster.names, call_all(call, roster.names), strict=True))
     silent = tuple(name for name, message in answers.items() if message is None)
     if silent:
         raise SiteSilent(f"sites {', '.join(silent)} did not answer; request the round again.", names=silent)
@@ -317,7 +317,7 @@ def _sum_of_messages[Q](
     return open_total(messages, roster=roster, address=address), roster
 
 
-def _ask[Q](
+def _call[Q](
     parties: Mapping[str, Party[Q]], query: Q, name: str, *, roster: Roster, address: Address
 ) -> Message | None:
     try:

@@ -50,14 +50,14 @@ def settle_homes(homes: Sequence[str], workers: Sequence[str]) -> list[str]:
     """
     most = -(-len(homes) // len(workers))
     loads = dict.fromkeys(workers, 0)
-    stays = []
+    kept = []
     for home in homes:
-        stays.append(loads.get(home, most) < most)
-        if stays[-1]:
+        kept.append(loads.get(home, most) < most)
+        if kept[-1]:
             loads[home] += 1
     settled = list(homes)
-    for at, stay in enumerate(stays):
-        if not stay:
+    for at, keep in enumerate(kept):
+        if not keep:
             settled[at] = min(loads, key=loads.__getitem__)
             loads[settled[at]] += 1
     return settled
@@ -329,7 +329,7 @@ class Residency:
         """Drop blocks prepared for another step, and return whether prepared blocks fit next to the rows."""
         if of != self._prepared_of:
             self.prepared, self._prepared_of = {}, of
-        return fits(source.extents, memory, beside=query.prepared_bytes)
+        return fits(source.extents, memory, extra=query.prepared_bytes)
 
     def prepared_here(self, of: bytes) -> "dict[int, PreparedBlocks]":
         """Return the blocks that this process prepared under a name, by number, and drop those of other names."""
@@ -352,12 +352,12 @@ class Residency:
         self._here, self._prepared_of = {}, None
 
 
-def fits(extents: NDArray[np.int64], memory: Mapping[str, int], *, beside: Sequence[int] = (0, 0, 0, 0)) -> bool:
+def fits(extents: NDArray[np.int64], memory: Mapping[str, int], *, extra: Sequence[int] = (0, 0, 0, 0)) -> bool:
     """Return whether all gridded rows fit in the declared memory of the workers; without a declared limit they do not.
 
-    ``beside`` has the bytes of the other kept data, per record, row, stored value and block.
+    ``extra`` has the bytes of the other kept data, per record, row, stored value and block.
     """
-    needed = int((extents @ (_BYTES + np.array(beside[:3]))).sum()) + beside[3] * len(extents)
+    needed = int((extents @ (_BYTES + np.array(extra[:3]))).sum()) + extra[3] * len(extents)
     return needed <= SHARE * len(memory) * min(memory.values())
 
 

@@ -225,7 +225,7 @@ def accept_restored(
     )
     with reading(workspace.ledger.engine) as connection:
         before = accepted_before(connection)
-    STDERR.print(f"the restored ledger is accepted; {_told(len(rows), before)}")
+    STDERR.print(f"the restored ledger is accepted; {_shown(len(rows), before)}")
 
 
 @app.command()
@@ -280,7 +280,7 @@ def serve(*, config: Annotated[Path, typer.Option("--config", help="The configur
     serve_ledger(read_config(config), ready=lambda address: typer.echo(f"listening at {address}"))
 
 
-def _told(charged: int, before: str | None) -> str:
+def _shown(charged: int, before: str | None) -> str:
     """Describe what accepting a restored ledger charged; the ledger may have been accepted before."""
     if charged:
         return f"{charged} release{'s are' if charged > 1 else ' is'} charged again, as the journal records"

@@ -80,7 +80,7 @@ def tune(
     """Search settings on synthetic ratings of the declared size; nothing is charged, and no private row is read."""
     from flows.tune import Search, refuse_private_rows, search, values_of
 
-    asked = Search(
+    requested = Search(
         task=task,
         users=users,
         items=items,
@@ -93,9 +93,9 @@ def tune(
         draws=draws,
     )
     if dataset is not None:
-        refuse_private_rows(asked)
+        refuse_private_rows(requested)
     with activity("trying settings") as seen:
-        rows = search(asked, progress=seen.parts)
+        rows = search(requested, progress=seen.parts)
     print_rows(rows, ("settings", "rmse"), as_json=as_json, empty="no setting was tried")
 
 

@@ -60,10 +60,10 @@ def demo(
     try:
         with activity("drawing the spectrum"):
             write_chart(scree_chart(spectrum, name=report["artifact"]), file)
-        plot, said = str(file), f"plot of the spectrum: {file}"
+        plot, line = str(file), f"plot of the spectrum: {file}"
     except ModuleNotFoundError as error:
-        said = str(missing_package(error, what="a plot of the spectrum"))
-    STDERR.print(f"{spectrum.text()}\n{subspace.outcome.get('verdict', '')}\n{said}")
+        line = str(missing_package(error, what="a plot of the spectrum"))
+    STDERR.print(f"{spectrum.text()}\n{subspace.outcome.get('verdict', '')}\n{line}")
     STDERR.print(
         f"to explore the demo, run `dpca serve` with DPCA_HOME={folder} in a separate shell, "
         "and open the page in a browser"
@@ -120,10 +120,10 @@ def serve(
     """
     from flows.web.serving import serve_pages
 
-    serve_pages(host=host, port=port, token_file=token_file, curator=curator, ready=_say)
+    serve_pages(host=host, port=port, token_file=token_file, curator=curator, ready=_print)
 
 
-def _say(address: str) -> None:
+def _print(address: str) -> None:
     typer.echo(f"listening at {address}")
 
 
@@ -239,5 +239,5 @@ def build(
     from flows.web.pages import build_site
 
     with activity("writing pages") as seen:
-        pages = build_site(output, tell=seen.parts)
+        pages = build_site(output, notify=seen.parts)
     print_facts({"site": str(output), "pages": pages}, as_json=as_json)

@@ -43,7 +43,7 @@ def serve(*, config: Config) -> None:
     from flows.sites.roster import read_config
     from flows.sites.services import serve_site
 
-    serve_site(read_config(config), ready=_say)
+    serve_site(read_config(config), ready=_print)
 
 
 @app.command()
@@ -55,7 +55,7 @@ def helper(*, config: Config) -> None:
     from flows.sites.masks import serve_helper
     from flows.sites.roster import read_config
 
-    serve_helper(read_config(config), ready=_say)
+    serve_helper(read_config(config), ready=_print)
 
 
 @app.command()
@@ -67,5 +67,5 @@ def status(*, config: Config, as_json: Json = False) -> None:
     print_facts(status_of(read_config(config)), as_json=as_json)
 
 
-def _say(address: str) -> None:
+def _print(address: str) -> None:
     typer.echo(f"listening at {address}")

@@ -44,9 +44,9 @@ def list_(
     from dpca.registry.reader import Registry
 
     found = Registry.open(require_signature=require_signature or None).list(name, newest=limit or None)
-    said = {True: True, False: False} if as_json else {True: "yes", False: "NOT PRIVATE"}
+    texts = {True: True, False: False} if as_json else {True: "yes", False: "NOT PRIVATE"}
     rows = [
-        {"artifact": str(row), "private": said[row.private], "digest": row.digest, "aliases": [*row.aliases]}
+        {"artifact": str(row), "private": texts[row.private], "digest": row.digest, "aliases": [*row.aliases]}
         for row in found
     ]
     oldest: dict[str, int] = {}

@@ -55,16 +55,16 @@ def evaluation_command(kind: type["EvaluationRequest"], text: str) -> Callable[.
         as_json: Json = False,
         **request: Any,
     ) -> None:
-        asked = kind(**request)
+        requested = kind(**request)
         if buys:
-            release(asked, workers=workers, direct=direct, dry_run=dry_run, yes=yes, as_json=as_json)
+            release(requested, workers=workers, direct=direct, dry_run=dry_run, yes=yes, as_json=as_json)
             return
-        if dry_run or asked.epsilon is not None:
+        if dry_run or requested.epsilon is not None:
             raise typer.BadParameter("diagnostics cost nothing; add --release to use --epsilon or --dry-run.")
         with activity("starting"):
             from flows.published import diagnose
 
-            found = diagnose(asked, workers=workers)
+            found = diagnose(requested, workers=workers)
         STDERR.print(f"warning: {found['notice']}", style="yellow")
         print_facts(found, as_json=as_json)
 

@@ -44,8 +44,8 @@ def fit(
     with activity("planning"):
         from flows.sites.releases import preview_sites
 
-        asked = SitesRequest(**request)
-        seen = preview_sites(asked)
+        requested = SitesRequest(**request)
+        seen = preview_sites(requested)
     for warning in seen.planned.plan.total.warnings:
         STDERR.print(f"warning: {warning}", style="yellow")
     if dry_run:
@@ -61,7 +61,7 @@ def fit(
             from flows.federate import fit_sites_directly as run_sites_fit
         else:
             from flows.jobs import run_sites_fit
-        report = run_sites_fit(asked, workers=workers)
+        report = run_sites_fit(requested, workers=workers)
     if report["reused"]:
         STDERR.print("this request was released before: the release is reused, and nothing was spent")
     if not as_json:

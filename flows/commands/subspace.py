@@ -30,7 +30,7 @@ from flows.options import (
 )
 from flows.reports.activity import activity
 from flows.reports.terminal import STDERR, confirm, outcome_line, print_facts, print_rows, stream_line
-from flows.requests import NO_LOOP_ASKS, StreamRequest, SubspaceEvaluationRequest, SubspaceRequest
+from flows.requests import NOT_IN_LOOPS, StreamRequest, SubspaceEvaluationRequest, SubspaceRequest
 from storage.datasets.ingest_options import IngestOptions
 
 app = App(help="Fit private subspaces, evaluate them, and project rows onto them.")
@@ -53,7 +53,7 @@ app.command("evaluate")(
 
 
 @app.command()
-@with_options(IngestOptions, SubspaceRequest, annotation=command_option, omitted_is_none=True, without=NO_LOOP_ASKS)
+@with_options(IngestOptions, SubspaceRequest, annotation=command_option, omitted_is_none=True, without=NOT_IN_LOOPS)
 def refresh(
     inbox: Annotated[str, typer.Argument(help="A folder, a pattern of files, or s3://bucket/prefix.")],
     *,
@@ -97,7 +97,7 @@ def refresh(
                 request,
                 options,
                 workers=workers,
-                tell=found.append,
+                notify=found.append,
                 **loop,
             )
     finally:
@@ -153,11 +153,11 @@ def open_stream(
         from flows.releases.streams import offer_stream
         from flows.releases.streams import open_stream as charge_stream
 
-        asked = StreamRequest(**request)
-        offer = offer_stream(asked)
+        requested = StreamRequest(**request)
+        offer = offer_stream(requested)
     if _agreed(offer, dry_run=dry_run, yes=yes, as_json=as_json):
         with activity("charging the stream"):
-            facts = charge_stream(asked)
+            facts = charge_stream(requested)
         _show_stream(facts, as_json=as_json)
 
 

@@ -30,7 +30,7 @@ from dpca.artifacts.fitted_transformer import FittedTransformer
 from dpca.backends.atomic_files import create_file, make_folder
 from dpca.errors import Conflict, Finished, Invalid, Refused
 from dpca.home import STAGING
-from dpca.privacy_unit import stated_privacy
+from dpca.privacy_unit import privacy_of
 from dpca_tasks.accounting.events import Relation
 from dpca_tasks.errors import InvalidInput
 from flows.estimators.memory import LIBRARIES, SESSION, Fit, InMemoryBudget, LearnedStepWarning, Made
@@ -90,10 +90,11 @@ def make_release(budget: InMemoryBudget | PopulationBudget | None, fit: Fit) -> 
     return _release_on_ledger(budget, fit.of(budget.dataset, published=published, relation=relation))
 
 
-def _check_relation(asked: str | None, charged: str) -> None:
-    if asked not in (None, charged):
+def _check_relation(requested: str | None, charged: str) -> None:
+    if requested not in (None, charged):
         raise Invalid(
-            f"relation={asked!r} differs from the budget's relation {charged!r}; leave it out, or open another budget."
+            f"relation={requested!r} differs from the budget's relation {charged!r}; leave it out, or open "
+            "another budget."
         )
 
 
@@ -310,7 +311,7 @@ class PrivateEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
         diagram = str(super()._repr_html_inner())
         if not hasattr(self, "artifact_"):
             return diagram
-        rows = "".join(f"<tr><th>{escape(name)}</th><td>{escape(text)}</td></tr>" for name, text in self._stated())
+        rows = "".join(f"<tr><th>{escape(name)}</th><td>{escape(text)}</td></tr>" for name, text in self._declared())
         return f'{diagram}<table aria-label="what was released">{rows}</table>'
 
     def _repr_mimebundle_(self, **options: Any) -> dict[str, Any]:
@@ -318,13 +319,13 @@ class PrivateEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
         bundle: dict[str, Any] = super()._repr_mimebundle_(**options)
         return {**bundle, "text/html": self._repr_html_inner()} if "text/html" in bundle else bundle
 
-    def _stated(self) -> list[tuple[str, str]]:
+    def _declared(self) -> list[tuple[str, str]]:
         """Return labelled texts of a fitted estimator with its verdict, guarantee and remaining budget."""
         manifest = self.artifact_.manifest
         verdict = (manifest.get("outcome") or {}).get("verdict")
         left = "this release has no budget that bounds it" if self.budget is None else _left(self.budget)
-        said = [("verdict", verdict or self.artifact_.headline()), ("guarantee", str(stated_privacy(manifest)))]
-        return [*said, ("left of the budget", left)]
+        message = [("verdict", verdict or self.artifact_.headline()), ("guarantee", str(privacy_of(manifest)))]
+        return [*message, ("left of the budget", left)]
 
     @property
     def _n_features_out(self) -> int:

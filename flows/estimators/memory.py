@@ -290,10 +290,10 @@ class InMemoryBudget:
                 held = self._charge(fit)
             elif held.terms != fit.terms:
                 raise fit.other_terms(held.terms)
-            elif held.under_way is not None:
+            elif held.unfinished is not None:
                 self._check_process()
-            if held.under_way is not None:
-                self._finish(held, *held.under_way)
+            if held.unfinished is not None:
+                self._finish(held, *held.unfinished)
             return Made(artifact=held.artifact)
 
     def _charge(self, fit: Fit) -> "_Held":
@@ -323,7 +323,7 @@ class InMemoryBudget:
             content=rows.content,
             release_id=f"{_NAME}-{self._charged - 1}",
         )
-        held = _Held(terms=fit.terms, planned=planned, under_way=(reservation, rows))
+        held = _Held(terms=fit.terms, planned=planned, unfinished=(reservation, rows))
         if fit.slot is not None:
             self._slots[fit.slot] = held
         return held
@@ -335,7 +335,7 @@ class InMemoryBudget:
         held.artifact = family.state(
             planned, result, release_id=reservation.release_id, feature_names=rows.feature_names()
         )
-        held.under_way = None
+        held.unfinished = None
         self._made.append(held.artifact)
 
     def _check_process(self) -> None:
@@ -377,7 +377,7 @@ class _Held:
 
     terms: Mapping[str, Any]
     planned: PlannedRelease[Any]
-    under_way: tuple[InMemoryReservation, TableRows] | None
+    unfinished: tuple[InMemoryReservation, TableRows] | None
     artifact: Artifact | None = None
 
 

@@ -96,7 +96,7 @@ class Family[R: Request, T](ABC):
         return request
 
     @abstractmethod
-    def asked(self, request: R) -> Sequence[Any]:
+    def requested(self, request: R) -> Sequence[Any]:
         """Return the options that determine the release, besides mechanism and guarantee, as plain JSON values."""
 
     @abstractmethod
@@ -105,7 +105,7 @@ class Family[R: Request, T](ABC):
     ) -> Artifact:
         """Build the artifact of a result from its public facts only; the dataset's owner declared the feature names."""
 
-    def stated(self, planned: PlannedRelease[R]) -> Mapping[str, Any]:
+    def published_facts(self, planned: PlannedRelease[R]) -> Mapping[str, Any]:
         """Return the facts of the request that a release states in addition to the facts of its noise."""
         return {}
 
@@ -144,7 +144,7 @@ class Family[R: Request, T](ABC):
             With the reason; nothing was charged.
         """
 
-    def looks_at_artifact(self, request: R) -> bool:
+    def reads_artifact(self, request: R) -> bool:
         """Return whether the publication of this request depends on the content of the artifact."""
         return False
 
@@ -227,8 +227,8 @@ def code_version() -> str:
 
 def release_facts(family: Family[Any, Any], planned: PlannedRelease[Any], *, release_id: str) -> dict[str, Any]:
     """Return the facts that the manifest of every release states."""
-    parameters, stated = family.parameters(planned.mechanism), family.stated(planned)
-    return plan_facts(planned.plan, parameters=parameters, release_id=release_id, plan=stated, unit=planned.unit)
+    parameters, public = family.parameters(planned.mechanism), family.published_facts(planned)
+    return plan_facts(planned.plan, parameters=parameters, release_id=release_id, plan=public, unit=planned.unit)
 
 
 def plan_facts(
@@ -329,7 +329,7 @@ FAMILIES = {
 """Import path of each family, by the name under which its requests are stored."""
 
 _FAMILY, _PLAN = "family", "plan"
-_STORED_APART = ("event", "target")  # the event has a column; the target follows from the request
+_STORED_SEPARATELY = ("event", "target")  # the event has a column; the target follows from the request
 
 
 def family_named(name: str) -> Family[Any, Any]:
@@ -356,7 +356,7 @@ def every_family() -> list[Family[Any, Any]]:
 
 def stored_request(planned: PlannedRelease[Any]) -> dict[str, Any]:
     """Return the content of a reservation: the request with its family and plan."""
-    plan = {name: fact for name, fact in dataclasses.asdict(planned.plan).items() if name not in _STORED_APART}
+    plan = {name: fact for name, fact in dataclasses.asdict(planned.plan).items() if name not in _STORED_SEPARATELY}
     return {**dataclasses.asdict(planned.request), _FAMILY: planned.request.family, _PLAN: plan}
 
 
@@ -394,7 +394,7 @@ def read_planned(release: Release, *, unit: PrivacyUnit) -> PlannedRelease[Any]:
     )
 
 
-def asked_of(request: Request, mechanism: Mechanism[Any], *, given: Request) -> bytes:
+def request_facts(request: Request, mechanism: Mechanism[Any], *, given: Request) -> bytes:
     """Return the options that identify a request, except its rows.
 
     If the ``given`` request leaves a choice to public facts, its identity includes the instruction, not the outcome.
@@ -402,12 +402,12 @@ def asked_of(request: Request, mechanism: Mechanism[Any], *, given: Request) -> 
     family, target = family_of(request), target_of(given)
     parameters = family.parameters(mechanism) if request == given else {}
     guarantee = [None, None] if target.i_know_this_is_not_private else [target.epsilon, target.delta]
-    return canonical_json([given.mechanism, parameters, *guarantee, *family.asked(given)])
+    return canonical_json([given.mechanism, parameters, *guarantee, *family.requested(given)])
 
 
-def fingerprint_of(snapshot: str, asked: bytes) -> str:
+def fingerprint_of(snapshot: str, requested: bytes) -> str:
     """Return the digest of a request on a snapshot."""
-    return hashlib.sha256(canonical_json([snapshot]) + asked).hexdigest()
+    return hashlib.sha256(canonical_json([snapshot]) + requested).hexdigest()
 
 
 def target_of(request: Request) -> PrivacyTarget:

@@ -187,17 +187,17 @@ class CompletionFamily(Family[CompletionRequest, ItemFactors]):
             ratings_per_user=request.ratings_per_user,
         )
 
-    def asked(self, request: CompletionRequest) -> Sequence[Any]:
+    def requested(self, request: CompletionRequest) -> Sequence[Any]:
         """Return the options on ratings that determine the release."""
-        asked: list[Any] = [*range_of(request.ratings_between), request.ratings_per_user]
+        requested: list[Any] = [*range_of(request.ratings_between), request.ratings_per_user]
         if request.mechanism == AUTO:
-            asked += [f"rank={request.rank}", f"signal={request.signal}"]
-        return asked
+            requested += [f"rank={request.rank}", f"signal={request.signal}"]
+        return requested
 
     def facts(self, planned: PlannedRelease[CompletionRequest]) -> Mapping[str, Any]:
         """Return the facts of a dry run on ratings, with its advice."""
         request = planned.request
-        return {"rank": request.rank, **self.stated(planned), **self._advice(planned)}
+        return {"rank": request.rank, **self.published_facts(planned), **self._advice(planned)}
 
     def _advice(self, planned: PlannedRelease[CompletionRequest]) -> Mapping[str, Any]:
         plan, request = planned.plan, planned.request
@@ -205,7 +205,7 @@ class CompletionFamily(Family[CompletionRequest, ItemFactors]):
             return {}
         return advice_facts(plan.problem, plan.target, rank=request.rank, signal=request.signal)
 
-    def stated(self, planned: PlannedRelease[CompletionRequest]) -> Mapping[str, Any]:
+    def published_facts(self, planned: PlannedRelease[CompletionRequest]) -> Mapping[str, Any]:
         """Return the range of ratings and the number of ratings per user."""
         request = planned.request
         return {

@@ -180,9 +180,9 @@ class CompletionEvaluationFamily(EvaluationFamily[CompletionEvaluationRequest, E
         check_private(evaluated)
         return terms
 
-    def asked(self, request: CompletionEvaluationRequest) -> Sequence[Any]:
+    def requested(self, request: CompletionEvaluationRequest) -> Sequence[Any]:
         """Return the digest of the evaluated release, and the length of the recommended lists."""
-        return [*super().asked(request), request.count]
+        return [*super().requested(request), request.count]
 
     def about(self, planned: PlannedRelease[CompletionEvaluationRequest]) -> Mapping[str, Any]:
         """Return the length of the recommended lists."""

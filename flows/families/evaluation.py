@@ -82,7 +82,7 @@ class EvaluationFamily[R: EvaluationRequest, E: EvaluatedRelease](Family[R, Esti
         """Return a request with its alias replaced by the version that the alias points to now."""
         return dataclasses.replace(request, artifact=str(self.evaluated(request).version))
 
-    def asked(self, request: R) -> Sequence[Any]:
+    def requested(self, request: R) -> Sequence[Any]:
         """Return the digest of the evaluated release, which is the same for all references to it."""
         return [self.evaluated(request).version.digest]
 
@@ -90,7 +90,7 @@ class EvaluationFamily[R: EvaluationRequest, E: EvaluatedRelease](Family[R, Esti
         """Return no parameters, because the arrays of the mechanism are in the evaluated release already."""
         return {}
 
-    def stated(self, planned: PlannedRelease[R]) -> Mapping[str, Any]:
+    def published_facts(self, planned: PlannedRelease[R]) -> Mapping[str, Any]:
         """Return the version and digest of the evaluated release."""
         version = self.evaluated(planned.request).version
         return {"evaluated": str(version), "evaluated_digest": version.digest, **self.about(planned)}

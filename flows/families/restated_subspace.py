@@ -35,8 +35,8 @@ def outcome_of(refined: RefinedRelease) -> dict[str, Any]:
     decided = refined.subspace.outcome or {}
     facts = {**refined.facts(), **decided}
     noise = refined.subspace.noise
-    said = verdict(facts, n_components=len(refined.subspace.components))
-    return {**facts, **({} if noise is None else {"noise": dict(noise)}), "verdict": said}
+    text = verdict(facts, n_components=len(refined.subspace.components))
+    return {**facts, **({} if noise is None else {"noise": dict(noise)}), "verdict": text}
 
 
 def state_subspace(
@@ -142,7 +142,7 @@ def _leading(raw: Subspace) -> NDArray[np.float64]:
 _WHOLE = float("inf")
 
 
-def asked_refinement(artifact: PrivateSubspace) -> str:
+def requested_refinement(artifact: PrivateSubspace) -> str:
     """Return the requested refinement of a release; ``none`` where an older version stated no refinement."""
     return str(artifact.manifest.get("parameters", {}).get("refine", "none"))
 
@@ -175,7 +175,7 @@ def restate_subspace(
     Invalid
         When the artifact kept fewer directions.
     """
-    method = asked_refinement(artifact) if refine is None else refine
+    method = requested_refinement(artifact) if refine is None else refine
     if artifact.answers is not None:
         return _from_rounds(artifact, n_components=n_components, method=method, parent=parent)
     if artifact.matrix is not None:
@@ -205,9 +205,9 @@ def noise_edge_of(artifact: PrivateSubspace) -> float | None:
 
     The edge comes from the artifact, or else from a repeated plan of its release.
     """
-    stated = artifact.outcome.get("noise_edge")
-    if stated is not None:
-        return float(stated)
+    declared = artifact.outcome.get("noise_edge")
+    if declared is not None:
+        return float(declared)
     try:
         return _noise_of(artifact)[1] if artifact.is_private else None
     except Refused:
@@ -274,13 +274,13 @@ def _from_pairs(artifact: PrivateSubspace, plain: PrivateSubspace) -> PrivateSub
     assert values is not None
     std, edge = _noise_of(artifact)
     found = refine_kept_pairs(values, rows, noise_std=std, n_components=plain.n_components)
-    told = RefinedRelease(
+    shown = RefinedRelease(
         subspace=Subspace(components=found.components, eigenvalues=found.values),
         refined_by=found.refined_by,
         assessment=Assessment(noise_std=std, above_noise=above_edge(values, edge=edge)),
         noise_edge=edge,
     )
-    said = (
+    text = (
         f"refined from the {len(rows)} stored eigenpairs, without the matrix: a part of the "
         "gain is lost, there is no bound, and no guard against harm."
         if found.refined_by == "eb"
@@ -297,8 +297,8 @@ def _from_pairs(artifact: PrivateSubspace, plain: PrivateSubspace) -> PrivateSub
         manifest={
             **facts,
             **{name: artifact.manifest[name] for name in ("total_variance",) if name in artifact.manifest},
-            "warnings": [*(artifact.manifest.get("warnings") or ()), said],
-            "outcome": {**outcome_of(told), **kept},
+            "warnings": [*(artifact.manifest.get("warnings") or ()), text],
+            "outcome": {**outcome_of(shown), **kept},
         },
     )
 
@@ -357,8 +357,13 @@ def _noise_of(artifact: PrivateSubspace) -> tuple[float, float]:
     if "noise" in outcome and outcome.get("noise_edge") is not None:
         return float(outcome["noise"]["std"]), float(outcome["noise_edge"])
     plan = _planned_again(artifact.manifest, n_features=artifact.n_features)
-    stated = artifact.manifest.get("plan", {}).get("noise_multiplier")
-    if plan is None or plan.moment_std is None or stated is None or abs(plan.noise_multiplier - stated) > 1e-9 * stated:
+    declared = artifact.manifest.get("plan", {}).get("noise_multiplier")
+    if (
+        plan is None
+        or plan.moment_std is None
+        or declared is None
+        or abs(plan.noise_multiplier - declared) > 1e-9 * declared
+    ):
         raise Refused("this release states no noise on a symmetric matrix, which refinement requires; use refine=none.")
     square = float(artifact.manifest["clip_norm"]) ** 2
     std = plan.moment_std * square

@@ -57,7 +57,7 @@ SLOTS: Mapping[str, str] = {"hourly": "%Y-%m-%dT%H", "daily": "%Y-%m-%d", "weekl
 
 _EXAMPLES = {"hourly": "2026-01-05T14", "daily": "2026-01-05", "weekly": "2026-W02", "monthly": "2026-01"}
 
-_APART = ("event", "target", "problem", "mechanism")
+_SEPARATE = ("event", "target", "problem", "mechanism")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,17 +188,17 @@ def plan_terms(workspace: Workspace, request: StreamRequest) -> StreamTerms:
     target = PrivacyTarget(epsilon=request.epsilon, delta=request.delta, allow_large_delta=request.allow_large_delta)
     plan = plan_stream(problem, target, weights=weights, ticks=horizon, n_components=request.components)
     query = tick_query(plan, weights=weights, horizon=horizon, tick=1, arrivals=(0,))
-    asked = {item.name: getattr(request, item.name) for item in dataclasses.fields(request)}
+    requested = {item.name: getattr(request, item.name) for item in dataclasses.fields(request)}
     (scale,) = scale_in_steps(query, Symmetric(noise_multiplier=plan.noise_multiplier))
     facts = {
-        **{name: value for name, value in asked.items() if name not in ("ticks", "instalment")},
+        **{name: value for name, value in requested.items() if name not in ("ticks", "instalment")},
         **{"answer": answer, "strategy": weights.strategy, "weights": weights.to_json(), "horizon": horizon},
         **{"noise_multiplier": plan.noise_multiplier, "bits": plan.bits, "noise_in_steps": scale},
         **{"query": f"{query.name} {query.version}", "features": features_of(workspace, snapshot)},
         **{"unit": workspace.catalog.arrivals_of(snapshot.snapshot), "whose": snapshot.unit},
         "rows_per_unit": budget.rows_per_unit,
         **{"problem": dataclasses.asdict(problem)},
-        "plan": {name: fact for name, fact in dataclasses.asdict(plan).items() if name not in _APART},
+        "plan": {name: fact for name, fact in dataclasses.asdict(plan).items() if name not in _SEPARATE},
     }
     return StreamTerms(facts=_as_stored(facts), plan=plan, weights=weights)
 
@@ -247,8 +247,8 @@ def features_of(workspace: Workspace, snapshot: Entry) -> str:
     """
     rows = workspace.catalog.open(snapshot)
     names = rows.feature_names()
-    told = [snapshot.n_features, None if names is None else list(names), meaning(rows.encoder())]
-    return hashlib.sha256(canonical_json(told)).hexdigest()
+    shown = [snapshot.n_features, None if names is None else list(names), meaning(rows.encoder())]
+    return hashlib.sha256(canonical_json(shown)).hexdigest()
 
 
 def _weights(request: StreamRequest) -> tuple[Weights, str]:
@@ -333,14 +333,14 @@ def state_tick(
     problem, count = terms.plan.problem, int(terms.facts["components"])
     found = streamed_subspace(estimate, problem, noise=noise, multipliers=multipliers, n_components=count)
     refined = refine_release(found, n_components=count, method=terms.facts["refine"])
-    turned, told = _aligned(terms, refined, earlier.before)
+    turned, shown = _aligned(terms, refined, earlier.before)
     drift = _drift(terms, query, answers, kept, energies, earlier.halfway, noise_std=float(noise["std"]))
     missing = [number for number in range(1, tick.tick + 1) if number not in kept]
     artifact = state_subspace(
         turned,
         raw=found,
         keep_matrix=0.0,
-        warnings=_warnings(terms, tick, missing, told),
+        warnings=_warnings(terms, tick, missing, shown),
         manifest={
             **({} if feature_names is None else {"feature_names": list(feature_names)}),
             "mechanism": terms.plan.mechanism,
@@ -364,7 +364,7 @@ def state_tick(
             "clip_norm": problem.clip_norm,
         },
     )
-    more = {"alignment": told, **({} if drift is None else {"drift": drift})}
+    more = {"alignment": shown, **({} if drift is None else {"drift": drift})}
     return replace(artifact, manifest={**artifact.manifest, "outcome": {**artifact.outcome, **more}})
 
 
@@ -412,9 +412,9 @@ def _aligned(
     if before is None or before.components.shape != refined.subspace.components.shape:
         return refined, {"method": method, "with": None}
     found = align(refined.subspace.components, before.components, method=method)
-    told = {"method": method, "with": before.manifest["release"], "cosines": found.cosines.tolist()}
-    told |= {"rotation": found.rotation.tolist(), "broke": found.broke}
-    return replace(refined, subspace=replace(refined.subspace, components=found.components)), told
+    shown = {"method": method, "with": before.manifest["release"], "cosines": found.cosines.tolist()}
+    shown |= {"rotation": found.rotation.tolist(), "broke": found.broke}
+    return replace(refined, subspace=replace(refined.subspace, components=found.components)), shown
 
 
 def _drift(
@@ -448,8 +448,8 @@ def _drift(
     difference = unpack_symmetric(packed * _step(query), query.layout.order)
     inner = difference[: query.n_features, : query.n_features]
     found = measure_drift(inner, halfway.components, contrast, noise_std=noise_std, clip_norm=query.clip_norm)
-    told = {"statistic": found.statistic, "degrees": found.degrees, "rho": found.rho, "p": found.p}
-    return {**told, "directions_of_tick": before, "change_after_tick": change}
+    shown = {"statistic": found.statistic, "degrees": found.degrees, "rho": found.rho, "p": found.p}
+    return {**shown, "directions_of_tick": before, "change_after_tick": change}
 
 
 def _arrivals(series: NDArray[np.float64], kept: Sequence[int], energies: Sequence[float]) -> NDArray[np.float64]:
@@ -466,7 +466,7 @@ def _parameters(terms: StreamTerms) -> dict[str, Any]:
     return {"n_components": terms.facts["components"], **{name: terms.facts[name] for name in names}}
 
 
-def _warnings(terms: StreamTerms, tick: Tick, missing: Sequence[int], told: Mapping[str, Any]) -> list[str]:
+def _warnings(terms: StreamTerms, tick: Tick, missing: Sequence[int], shown: Mapping[str, Any]) -> list[str]:
     found = list(terms.plan.warnings)
     if terms.facts["unit"] == "rows":
         found.append(
@@ -480,6 +480,6 @@ def _warnings(terms: StreamTerms, tick: Tick, missing: Sequence[int], told: Mapp
         )
     if missing:
         found.append(f"answers of {len(missing)} ticks are missing, and the estimate is made without them.")
-    if told.get("broke"):
+    if shown.get("broke"):
         found.append("coordinates jumped: some direction has no counterpart in the previous version.")
     return found

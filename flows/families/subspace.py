@@ -38,7 +38,7 @@ from flows.families.base import (
     release_facts,
     rows_by_policy,
 )
-from flows.families.restated_subspace import asked_refinement, restate_subspace, state_subspace
+from flows.families.restated_subspace import requested_refinement, restate_subspace, state_subspace
 from flows.requests import SubspaceRequest
 from storage.datasets.catalog import Entry
 
@@ -231,16 +231,16 @@ class SubspaceFamily(Family[SubspaceRequest, Subspace]):
             **records_facts(snapshot),
         )
 
-    def asked(self, request: SubspaceRequest) -> Sequence[Any]:
+    def requested(self, request: SubspaceRequest) -> Sequence[Any]:
         """Return the options on rows that determine the release."""
-        asked = [request.clip_norm, request.row_policy, request.center]
+        requested = [request.clip_norm, request.row_policy, request.center]
         if request.components == AUTO:
-            asked.append("components=auto")
+            requested.append("components=auto")
         if request.mechanism == AUTO:
-            asked += [f"components={request.components}", f"spectrum={request.spectrum}"]
+            requested += [f"components={request.components}", f"spectrum={request.spectrum}"]
         if request.hold_if_rejected is not None:
-            asked.append(f"hold_if_rejected={request.hold_if_rejected}")
-        return asked
+            requested.append(f"hold_if_rejected={request.hold_if_rejected}")
+        return requested
 
     def parameters(self, mechanism: Mechanism[Subspace]) -> Mapping[str, Any]:
         """Return the parameters of the main mechanism, without the releases before it."""
@@ -274,21 +274,21 @@ class SubspaceFamily(Family[SubspaceRequest, Subspace]):
         """Refuse a release that will be noise alone, if its request has ``on_noise=refuse``."""
         refuse_noise(planned)
 
-    def stated(self, planned: PlannedRelease[SubspaceRequest]) -> Mapping[str, Any]:
+    def published_facts(self, planned: PlannedRelease[SubspaceRequest]) -> Mapping[str, Any]:
         """Return the treatment of the rows, with the epsilons spent on a private clip norm and rejected count."""
-        asked: dict[str, Any] = {"row_policy": planned.request.row_policy, "center": _problem_of(planned).center}
+        requested: dict[str, Any] = {"row_policy": planned.request.row_policy, "center": _problem_of(planned).center}
         if planned.plan.rounds > 1:
-            asked |= {"rounds": planned.plan.rounds, "shares": shares_of(planned.plan)}
+            requested |= {"rounds": planned.plan.rounds, "shares": shares_of(planned.plan)}
         mechanism, target = planned.mechanism, planned.plan.target
         if isinstance(mechanism, RejectedShare):
-            asked |= {
+            requested |= {
                 "hold_if_rejected": planned.request.hold_if_rejected,
                 "rejected_epsilon": first_epsilon(target),
             }
             mechanism, target = mechanism.mechanism, rest_of(target)
         if isinstance(mechanism, QuantileClip):
-            asked |= {"clip_quantile": mechanism.quantile, "clip_epsilon": first_epsilon(target)}
-        return asked
+            requested |= {"clip_quantile": mechanism.quantile, "clip_epsilon": first_epsilon(target)}
+        return requested
 
     def state(
         self,
@@ -301,15 +301,15 @@ class SubspaceFamily(Family[SubspaceRequest, Subspace]):
         """Refine a subspace and build its artifact with the public facts."""
         plan, problem = planned.plan, _problem_of(planned)
         clip_norm = problem.clip_norm if result.clip_norm is None else result.clip_norm
-        method, asked = refinement_of(planned), _count(planned.request)
+        method, requested = refinement_of(planned), _count(planned.request)
         refined = refine_release(
             result,
-            n_components=asked,
+            n_components=requested,
             method=method,
             edge=None if plan.noise_edge is None else plan.noise_edge * clip_norm**2,
         )
         facts = release_facts(self, planned, release_id=release_id)
-        parameters = {**facts["parameters"], "n_components": asked, "refine": method}
+        parameters = {**facts["parameters"], "n_components": requested, "refine": method}
         return state_subspace(
             refined,
             raw=result,
@@ -334,14 +334,14 @@ class SubspaceFamily(Family[SubspaceRequest, Subspace]):
                 "as analyze_gauss."
             )
 
-    def looks_at_artifact(self, request: SubspaceRequest) -> bool:
+    def reads_artifact(self, request: SubspaceRequest) -> bool:
         """Return whether the request names a refinement, or a minimum share that the release must reach."""
         return request.refine is not None or request.require_share is not None
 
     def restate(self, request: SubspaceRequest, artifact: Artifact, *, parent: str) -> PrivateSubspace | None:
         """Return the release with the requested refinement; None where it has that refinement already."""
         assert isinstance(artifact, PrivateSubspace)
-        if request.refine is None or request.refine == asked_refinement(artifact):
+        if request.refine is None or request.refine == requested_refinement(artifact):
             return None
         n_components = artifact.n_components if request.components == AUTO else _count(request)
         return restate_subspace(artifact, n_components=n_components, refine=request.refine, parent=parent)

@@ -27,14 +27,14 @@ from storage.datasets.catalog import Entry
 
 
 def state_components(
-    result: Components, *, n_features: int, asked: int, warnings: Sequence[str], manifest: Mapping[str, Any]
+    result: Components, *, n_features: int, requested: int, warnings: Sequence[str], manifest: Mapping[str, Any]
 ) -> TensorComponents:
     """Build the artifact of components with their public facts.
 
     Parameters
     ----------
     result : Components
-    n_features, asked : int
+    n_features, requested : int
         Number of columns of a row, and number of requested components.
     warnings : sequence of str
         Warnings of the plan. Another warning is added if fewer components were found.
@@ -42,7 +42,7 @@ def state_components(
         The other public facts.
     """
     found = len(result.components) > 0
-    said = [*warnings, *_found_less(result, asked=asked)]
+    text = [*warnings, *_found_less(result, requested=requested)]
     return TensorComponents(
         components=result.components if found else None,
         weights=result.weights if found else None,
@@ -50,17 +50,17 @@ def state_components(
         model=result.model,
         n_features=n_features,
         noise_variance=result.noise_variance,
-        manifest={**({"warnings": said} if said else {}), **manifest, "outcome": dict(result.outcome)},
+        manifest={**({"warnings": text} if text else {}), **manifest, "outcome": dict(result.outcome)},
     )
 
 
-def _found_less(result: Components, *, asked: int) -> tuple[str, ...]:
+def _found_less(result: Components, *, requested: int) -> tuple[str, ...]:
     """Return a warning if the release found fewer components than requested, because noise hides the others."""
     found = len(result.components)
-    if found == asked:
+    if found == requested:
         return ()
     return (
-        f"{found} of the {asked} requested components are above the noise; the others are left "
+        f"{found} of the {requested} requested components are above the noise; the others are left "
         "out, and the charge stays the same.",
     )
 
@@ -125,12 +125,12 @@ def _sentence(planned: PlannedRelease[TensorRequest], found: Room) -> str:
     taken = f"{problem.records_at_most:,} records and components of equal weight and length {_length(planned):.3g}"
     basis = "declared" if request.component_length is not None else _ASSUMED[request.model]
     if not found.room:
-        said = "expect noise: no component can be above the noise"
+        text = "expect noise: no component can be above the noise"
     elif found.room < request.components:
-        said = f"{found.room} components can be above the noise, fewer than the {request.components} requested"
+        text = f"{found.room} components can be above the noise, fewer than the {request.components} requested"
     else:
-        said = f"the {request.components} requested components can be above the noise, and up to {found.room}"
-    return f"{said}, with {taken} ({basis})."
+        text = f"the {request.components} requested components can be above the noise, and up to {found.room}"
+    return f"{text}, with {taken} ({basis})."
 
 
 def _length(planned: PlannedRelease[TensorRequest]) -> float:
@@ -223,21 +223,21 @@ class TensorFamily(Family[TensorRequest, Components]):
             **{name: getattr(request, name) for name in _BOUNDS},
         )
 
-    def asked(self, request: TensorRequest) -> Sequence[Any]:
+    def requested(self, request: TensorRequest) -> Sequence[Any]:
         """Return the model and its public bounds."""
         return [request.model, *(getattr(request, name) for name in _BOUNDS)]
 
     def facts(self, planned: PlannedRelease[TensorRequest]) -> Mapping[str, Any]:
         """Return the facts of a dry run, with the number of components that the noise leaves room for."""
-        return {**self.stated(planned), **advice_facts(planned)}
+        return {**self.published_facts(planned), **advice_facts(planned)}
 
     def expected_noise(self, planned: PlannedRelease[TensorRequest]) -> str | None:
         """Return a line stating that the noise leaves no room for any component; None where it does."""
         return no_room(planned)
 
-    def stated(self, planned: PlannedRelease[TensorRequest]) -> Mapping[str, Any]:
+    def published_facts(self, planned: PlannedRelease[TensorRequest]) -> Mapping[str, Any]:
         """Return the model, its public bounds and the number of requested components."""
-        return _asked_of_components(planned.request)
+        return _component_facts(planned.request)
 
     def state(
         self,
@@ -253,16 +253,16 @@ class TensorFamily(Family[TensorRequest, Components]):
         return state_components(
             result,
             n_features=planned.plan.problem.n_features,
-            asked=planned.request.components,
+            requested=planned.request.components,
             warnings=planned.plan.warnings,
             manifest={**names, **facts},
         )
 
 
-def _asked_of_components(request: TensorRequest) -> dict[str, Any]:
+def _component_facts(request: TensorRequest) -> dict[str, Any]:
     bounds = {name: getattr(request, name) for name in _BOUNDS}
-    stated = {name: value for name, value in bounds.items() if value is not None}
-    return {"model": request.model, "components": request.components, **stated}
+    public = {name: value for name, value in bounds.items() if value is not None}
+    return {"model": request.model, "components": request.components, **public}
 
 
 TENSORS = TensorFamily()

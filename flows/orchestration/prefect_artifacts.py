@@ -33,7 +33,7 @@ from prefect.client.schemas.filters import (
 from prefect.context import TaskRunContext
 
 from dpca.artifacts.base import Artifact
-from dpca.artifacts.labels import label, meaning, stated
+from dpca.artifacts.labels import formatted, label, meaning
 from flows.remote_ledger.workspaces import read_workspace
 from flows.reports.budget_facts import budget_facts, event_text
 from flows.reports.release_page import quality_of
@@ -98,7 +98,7 @@ def release_statement(shown: Mapping[str, Any], headline: str) -> str:
             "| fact | value | meaning |",
             "| --- | --- | --- |",
             *(
-                f"| {label(name)} | {stated(value, name=name)} | {meaning(name)} |"
+                f"| {label(name)} | {formatted(value, name=name)} | {meaning(name)} |"
                 for name, value in quality_of(outcome).items()
             ),
             *([f"| clip norm | {shown['clip_norm']:g} | |"] if shown.get("clip_norm") is not None else []),
@@ -115,12 +115,12 @@ def release_statement(shown: Mapping[str, Any], headline: str) -> str:
 
 def refusal_statement(facts: Mapping[str, Any], *, epsilon: float | None, delta: float | None) -> str:
     """Return a Markdown statement of a refused charge and the remaining budget; ``facts`` come from `budget_facts`."""
-    asked = "no privacy" if epsilon is None else f"epsilon {epsilon:g} at delta {delta or 0.0:g}"
+    requested = "no privacy" if epsilon is None else f"epsilon {epsilon:g} at delta {delta or 0.0:g}"
     return "\n".join(
         (
             f"# The budget of {facts['population']} does not admit this release",
             "",
-            f"Requested: {asked}. Left for one release: epsilon {facts['remaining']:.6g} at delta "
+            f"Requested: {requested}. Left for one release: epsilon {facts['remaining']:.6g} at delta "
             f"{facts['delta']:g}. Nothing was charged, and no data were read.",
             "",
             f"Excluded mechanisms: {facts['excludes']}.",

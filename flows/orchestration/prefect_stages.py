@@ -104,7 +104,7 @@ def _running() -> FlowRun | None:
     return None if context is None else context.flow_run
 
 
-BESIDE = "dry_run"
+COMPANIONS = "dry_run"
 """Name of the parameter whose help text in the form ends with the note."""
 _SIGN = "\n\n---\n\n"
 
@@ -122,8 +122,8 @@ def note_on_deployment(note: str) -> None:
         return
     schema = dict(found.parameter_openapi_schema or {})
     shown = dict(schema.get("properties", {}))
-    if BESIDE in shown:
-        shown[BESIDE] = {**shown[BESIDE], "description": _noted(shown[BESIDE].get("description"), note)}
+    if COMPANIONS in shown:
+        shown[COMPANIONS] = {**shown[COMPANIONS], "description": _noted(shown[COMPANIONS].get("description"), note)}
     changed = {
         "description": _noted(found.description, note),
         "parameter_openapi_schema": {**schema, "properties": shown},

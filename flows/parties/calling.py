@@ -247,7 +247,7 @@ class Caller:
         """Close the connections of this client."""
         self._client.close()
 
-    def ask(
+    def call(
         self,
         path: str,
         facts: Mapping[str, Any],

@@ -47,7 +47,7 @@ FAILED = "the request failed; see the log."
 _ADDRESS = re.compile(r"""(?:^|[\s'"(=,;:])(?:~?/|[A-Za-z]:\\)[^\s'"]|\w://""")
 
 
-def told(error: Exception) -> str:
+def reported(error: Exception) -> str:
     """Return the client-safe message of an error."""
     match error:
         case Unavailable():
@@ -72,7 +72,7 @@ def logged(error: Exception) -> dict[str, str]:
         (last,) = traceback.extract_tb(error.__traceback__)[-1:] or (None,)
         return facts if last is None else facts | {"at": f"{last.filename.rpartition('/')[2]}:{last.lineno}"}
     line = " ".join(str(error).split())
-    return facts if line == told(error) else facts | {"reason": line}
+    return facts if line == reported(error) else facts | {"reason": line}
 
 
 MOST = 256
@@ -92,7 +92,7 @@ class Connection(socket.socket):
 
     idle_since = 0.0
     is_known = False
-    is_asking = False
+    is_waiting = False
     is_ending = False
 
     def expire(self) -> None:
@@ -114,7 +114,7 @@ class Listener(socket.socket):
     def __init__(self, at: socket.socket) -> None:
         super().__init__(at.family, at.type, at.proto, fileno=at.detach())
         self._open = list[Connection]()
-        self._told = -_SILENT
+        self._shown = -_SILENT
         self._most = most_connections()
 
     def accept(self) -> tuple[socket.socket, Any]:
@@ -131,10 +131,10 @@ class Listener(socket.socket):
         return accepted, address
 
     def _end_one(self, accepted: Connection) -> None:
-        if (now := time.monotonic()) - self._told > _SILENT:
-            self._told = now
+        if (now := time.monotonic()) - self._shown > _SILENT:
+            self._shown = now
             log_event("full", connections=self._most)
-        idle = [each for each in self._open if not each.is_asking]
+        idle = [each for each in self._open if not each.is_waiting]
         min(idle, key=lambda each: (each.is_known, each.idle_since), default=accepted).expire()
 
 
@@ -206,13 +206,13 @@ class BoundedProtocol(H11Protocol):
 
     def _follow(self) -> None:
         """Note whether a request is being answered; if so, its head has arrived."""
-        is_asking = self.cycle is not None and not self.cycle.response_complete
-        if is_asking and self._head is not None:
+        is_waiting = self.cycle is not None and not self.cycle.response_complete
+        if is_waiting and self._head is not None:
             self._head.cancel()
             self._head = None
         if self._connection is not None:
-            self._connection.is_asking = is_asking
-            self._connection.is_known |= is_asking
+            self._connection.is_waiting = is_waiting
+            self._connection.is_known |= is_waiting
             self._connection.idle_since = time.monotonic()
 
 
@@ -396,10 +396,10 @@ class Callers:
             return Response(status_code=400)
         except (DpcaError, StorageError) as error:
             log_event("refused", route=route, caller=caller or "a stranger", **logged(error))
-            return refusal({"kind": type(error).__name__, "line": told(error)}, _status(error))
+            return refusal({"kind": type(error).__name__, "line": reported(error)}, _status(error))
         except Exception as error:  # noqa: BLE001 - its text may hold anything, so it stays here
             log_event("failed", route=route, caller=caller, **logged(error))
-            return refusal({"kind": "Failed", "line": told(error)}, 500)
+            return refusal({"kind": "Failed", "line": reported(error)}, 500)
 
 
 def _handler(route: Route, callers: Callers) -> Callable[[Request], Awaitable[Response]]:
@@ -416,8 +416,8 @@ def _handler(route: Route, callers: Callers) -> Callable[[Request], Awaitable[Re
     return handle
 
 
-def _refused_frame(said: Mapping[str, str], status: int) -> Response:
-    return Response(encode(said), status, media_type=FRAME)
+def _refused_frame(text: Mapping[str, str], status: int) -> Response:
+    return Response(encode(text), status, media_type=FRAME)
 
 
 async def read_body(request: Request, *, most: int) -> bytes:

@@ -64,28 +64,28 @@ def judge(candidate: PrivateSubspace, champion: PrivateSubspace | None, *, drift
     drift_at_most : float
         Largest accepted drift, as `drift_from` defines it.
     """
-    said, above = candidate.outcome.get("verdict"), candidate.outcome.get("above_noise")
+    text, above = candidate.outcome.get("verdict"), candidate.outcome.get("above_noise")
     allowed, rejected = (
         candidate.manifest.get("plan", {}).get("hold_if_rejected"),
         candidate.outcome.get("rejected_share"),
     )
     if allowed is not None and (rejected is None or rejected > allowed):
         found = "not stated" if rejected is None else f"{rejected:.3g}"
-        return _held(f"the noised share of rejected records, {found}, is above hold_if_rejected={allowed:g}", said)
+        return _held(f"the noised share of rejected records, {found}, is above hold_if_rejected={allowed:g}", text)
     if candidate.outcome.get("failed") or above == 0:
-        return _held("no component is above the noise", said)
+        return _held("no component is above the noise", text)
     if above is None:
-        return _held("the release does not state which components are above the noise", said)
+        return _held("the release does not state which components are above the noise", text)
     if champion is None:
-        return Judgement(passes=True, reason="the first version that passes", verdict=said, drift=None)
+        return Judgement(passes=True, reason="the first version that passes", verdict=text, drift=None)
     if _columns(candidate) != _columns(champion):
-        return _held("the columns differ from those of the champion", said)
+        return _held("the columns differ from those of the champion", text)
     drift = drift_from(candidate, champion)
     if drift is None:
-        return Judgement(passes=True, reason="the champion has no component above its noise", verdict=said, drift=None)
+        return Judgement(passes=True, reason="the champion has no component above its noise", verdict=text, drift=None)
     if drift > drift_at_most:
-        return _held(f"drift {drift:.3g} is above {drift_at_most:g}", said, drift)
-    return Judgement(passes=True, reason=f"drift {drift:.3g} is within {drift_at_most:g}", verdict=said, drift=drift)
+        return _held(f"drift {drift:.3g} is above {drift_at_most:g}", text, drift)
+    return Judgement(passes=True, reason=f"drift {drift:.3g} is within {drift_at_most:g}", verdict=text, drift=drift)
 
 
 def drift_from(candidate: PrivateSubspace, champion: PrivateSubspace) -> float | None:
@@ -130,10 +130,10 @@ def decide_release(artifact: str, alias: str, drift_at_most: float, token: str, 
     promoted, facts = _moved_or_held(workspace, found, alias=alias, drift_at_most=drift_at_most)
     what = "promoted" if promoted else "held"
     shown = registry.show(artifact)
-    told = {**facts, "digest": found.digest, "epsilon": shown["epsilon"], "delta": shown["delta"]}
-    told["statement"] = shown["statement"]
+    reported = {**facts, "digest": found.digest, "epsilon": shown["epsilon"], "delta": shown["delta"]}
+    reported["statement"] = shown["statement"]
     give_notice(
-        workspace.home, f"release.{what}", key=f"{workspace.ledger.id} {artifact} {alias}", about=name, facts=told
+        workspace.home, f"release.{what}", key=f"{workspace.ledger.id} {artifact} {alias}", about=name, facts=reported
     )
     Inbox(workspace.home, dataset).end(token, "released")
     return {"decision": what, **facts}

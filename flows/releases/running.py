@@ -43,7 +43,7 @@ from dpca_tasks.records.blocks import BlockSource
 from flows.families.base import PlannedRelease, family_of, read_planned, stored_request
 from flows.orchestration.stage_calls import emit_public_event, stored_secret
 from flows.remote_ledger.workspaces import ReleaseWorkspace
-from flows.reports.activity import begin_step, tell_parts
+from flows.reports.activity import begin_step, report_parts
 from flows.reports.terminal import about, log_event
 from flows.settings import check_webhook, cluster_settings
 from storage.ledger.balance import ReleaseLedger
@@ -86,12 +86,12 @@ def note_event(home: Path, event: str, *, key: str, about: str, facts: Mapping[s
     name = hashlib.sha256(key.encode()).hexdigest()[:32]
     notice = {"event": f"dpca.{event}", "id": name, "about": about, **facts}
     folder = home / FOLDER
-    told = folder / f"{name}.told"
-    if told.exists():
+    shown = folder / f"{name}.delivered"
+    if shown.exists():
         return False
     with writing(folder):
         make_folder(folder)
-        is_first = claim_file(told, json.dumps(notice).encode())
+        is_first = claim_file(shown, json.dumps(notice).encode())
     if is_first:
         log_event("notice", notice=event, about=about, **facts)
         emit_public_event(f"dpca.{event}", resource=f"dpca.{about}", facts=notice)
@@ -128,18 +128,18 @@ def deliver_notices(home: Path) -> int:
         return len(waiting)
     left, began = 0, time.monotonic()
     pauses: Sequence[float] = PAUSES
-    for told in waiting:
-        with writing(home / FOLDER), _delivering(told) as mine:
+    for shown in waiting:
+        with writing(home / FOLDER), _delivering(shown) as mine:
             if not mine:
                 continue
             if url is None or (
                 time.monotonic() - began < LONGEST
-                and _posted(url, told.read_bytes(), key=told.stem, secret=secret, pauses=pauses)
+                and _posted(url, shown.read_bytes(), key=shown.stem, secret=secret, pauses=pauses)
             ):
-                claim_file(_taken(told), b"")
+                claim_file(_taken(shown), b"")
             else:
                 left, pauses = left + 1, ()
-                os.utime(told)  # the next delivery starts with the others
+                os.utime(shown)  # the next delivery starts with the others
     if left:
         log_event("notices_pending", count=left)
     return left
@@ -148,24 +148,24 @@ def deliver_notices(home: Path) -> int:
 def _waiting(folder: Path) -> list[Path]:
     """Return the files of pending notices, ordered by the time of writing or of the last call, oldest first."""
     taken = {path.stem for path in folder.glob("*.taken")}
-    told = (path for path in folder.glob("*.told") if path.stem not in taken)
-    return sorted(told, key=lambda path: (path.stat().st_mtime_ns, path))
+    shown = (path for path in folder.glob("*.delivered") if path.stem not in taken)
+    return sorted(shown, key=lambda path: (path.stat().st_mtime_ns, path))
 
 
-def _taken(told: Path) -> Path:
-    return told.with_suffix(".taken")
+def _taken(shown: Path) -> Path:
+    return shown.with_suffix(".taken")
 
 
 @contextmanager
-def _delivering(told: Path) -> Iterator[bool]:
+def _delivering(shown: Path) -> Iterator[bool]:
     """Lock a notice against webhook calls by other processes; yield whether this process must make the call."""
-    with told.open("r+b") as file:
+    with shown.open("r+b") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             yield False
         else:
-            yield not _taken(told).exists()
+            yield not _taken(shown).exists()
 
 
 def _webhook() -> tuple[str | None, str | None]:
@@ -186,8 +186,8 @@ def _posted(url: str, payload: bytes, *, key: str, secret: str | None, pauses: S
     if secret is not None:
         headers["X-Dpca-Signature"] = "sha256=" + hmac.new(secret.encode(), payload, hashlib.sha256).hexdigest()
     for pause in (*pauses, None):
-        asked = urllib.request.Request(url, data=payload, headers=headers, method="POST")
-        with suppress(OSError, http.client.HTTPException), _OPENER.open(asked, timeout=PATIENCE) as answer:
+        requested = urllib.request.Request(url, data=payload, headers=headers, method="POST")
+        with suppress(OSError, http.client.HTTPException), _OPENER.open(requested, timeout=PATIENCE) as answer:
             if 200 <= answer.status < 300:
                 return True
         if pause is not None:
@@ -215,7 +215,7 @@ def summing(show: Callable[[int, int], None] | None = None) -> Callable[[int, in
 
     def report(done: int, total: int) -> None:
         begin_step("summing partitions")
-        tell_parts(done, total)
+        report_parts(done, total)
         if show is not None:
             show(done, total)
         if done == total:

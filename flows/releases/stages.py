@@ -33,7 +33,7 @@ from flows.clusters.connecting import (
     reach_cluster,
     suffices_alone,
 )
-from flows.families.base import PlannedRelease, asked_of, family_of, fingerprint_of, read_request, target_of
+from flows.families.base import PlannedRelease, family_of, fingerprint_of, read_request, request_facts, target_of
 from flows.orchestration.stage_calls import Runner, directly, shown_progress
 from flows.releases.running import charge_release, finish_release, summing
 from flows.remote_ledger.workspaces import ReleaseWorkspace, open_workspace, read_workspace
@@ -228,9 +228,9 @@ def plan_in(
     mechanism = family.build(request)
     plan = mechanism.plan(family.problem(request, snapshot, relation=relation), target)
     family.check(request, plan)
-    asked = asked_of(request, mechanism, given=given)
-    fingerprint = fingerprint_of(snapshot.snapshot, asked)
-    of_slot = f"{hashlib.sha256(canonical_json([snapshot.name]) + asked).hexdigest()}/{slot}"
+    requested = request_facts(request, mechanism, given=given)
+    fingerprint = fingerprint_of(snapshot.snapshot, requested)
+    of_slot = f"{hashlib.sha256(canonical_json([snapshot.name]) + requested).hexdigest()}/{slot}"
     return PlannedRelease(
         request=request,
         population=snapshot.population,
@@ -257,10 +257,10 @@ def check_run_key(run_key: str) -> None:
         )
 
 
-_SAID = (
+_MEASURES = (
     *("failed", "verdict", "in_rounds", "refined_by", "above_noise"),
     *("share", "share_low", "share_low_of_all", "cv", "cv_low", "noise_std"),
-    *("asked", "above", "found"),
+    *("requested", "above", "found"),
     *("rmse", "rmse_std", "recall", "recall_std", "ndcg", "ndcg_std", "users", "users_std"),
     *("rejected_share", "rejected_share_std"),
     *("share_std", "share_beyond_first", "share_beyond_first_std"),
@@ -338,7 +338,7 @@ def _wanted(workspace: ReleaseWorkspace, release_id: str, digest: str, request: 
         When the request excludes such an artifact from publication. The release is committed first, without a version.
     """
     family = family_of(request)
-    if not family.looks_at_artifact(request):
+    if not family.reads_artifact(request):
         return digest
     artifact = known_artifact(workspace.store, digest)
     made = family.restate(request, artifact, parent=digest)
@@ -359,7 +359,7 @@ def kept_back(workspace: Workspace, release: Release) -> str | None:
         return None
     request, digest = reserved_request(release), digest_of(workspace.ledger, release.id)
     family = family_of(request)
-    if not family.looks_at_artifact(request):
+    if not family.reads_artifact(request):
         return None
     artifact = read_artifact(workspace.store, digest)
     made = family.restate(request, artifact, parent=digest)
@@ -398,7 +398,7 @@ def release_facts(workspace: ReleaseWorkspace, artifact: str, *, reused: bool) -
         "statement": shown["statement"],
         "noise_multiplier": shown["noise_multiplier"],
         **({"around": _AROUND[plan["center"]]} if "center" in plan else {}),
-        **{name: outcome[name] for name in _SAID if name in outcome},
+        **{name: outcome[name] for name in _MEASURES if name in outcome},
         "warnings": shown["manifest"].get("warnings", []),
         "population": release.population,
         "spent": statement.spent,

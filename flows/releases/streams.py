@@ -130,8 +130,8 @@ def offer_extension(name: str, *, ticks: int) -> Offer:
     stream, _ = workspace.ledger.streams.show(name)
     terms, standing = read_terms(stream.terms), ticks <= stream.ticks
     charged = 0 if standing else stream.ticks
-    asked = stream.ticks if standing else ticks
-    return _offer(workspace, name, stream.population, terms, ticks=asked, charged=charged, standing=standing)
+    requested = stream.ticks if standing else ticks
+    return _offer(workspace, name, stream.population, terms, ticks=requested, charged=charged, standing=standing)
 
 
 def extend_stream(name: str, *, ticks: int) -> dict[str, Any]:
@@ -239,8 +239,8 @@ def _facts(workspace: Workspace, name: str) -> dict[str, Any]:
 
 
 def _row(stream: Stream, used: int) -> dict[str, Any]:
-    told = {"stream": stream.name, "id": stream.id, "live": stream.is_live, "population": stream.population}
-    return {**told, "dataset": stream.terms.get("dataset"), "ticks": stream.ticks, "used": used}
+    shown = {"stream": stream.name, "id": stream.id, "live": stream.is_live, "population": stream.population}
+    return {**shown, "dataset": stream.terms.get("dataset"), "ticks": stream.ticks, "used": used}
 
 
 def _prices(terms: StreamTerms, charged: int) -> list[dict[str, Any]]:
@@ -293,11 +293,11 @@ def begin_tick(name: str, slot: str | None, planned: str | None, snapshot: str |
     workspace = Workspace.open()
     streams = workspace.ledger.streams
     stream, ticks = streams.show(name)
-    asked, terms = _slot(stream, slot, planned), read_terms(stream.terms)
-    if asked not in {tick.slot for tick in ticks}:
+    requested, terms = _slot(stream, slot, planned), read_terms(stream.terms)
+    if requested not in {tick.slot for tick in ticks}:
         check_fits(workspace, terms, workspace.catalog.current(terms.facts["dataset"]))
     fingerprint = fingerprint_of(stream.terms)
-    tick = streams.begin_tick(name, slot=asked, fingerprint=fingerprint, snapshot_id=snapshot)
+    tick = streams.begin_tick(name, slot=requested, fingerprint=fingerprint, snapshot_id=snapshot)
     if tick.state == "closed":
         raise Refused(
             f"tick {tick.tick} of slot {tick.slot!r} was closed, and a slot has one tick; wait for the next slot."
@@ -330,11 +330,11 @@ def report_tick(artifact: str, *, reused: bool) -> dict[str, Any]:
     workspace = Workspace.read_only()
     facts = release_facts(workspace, artifact, reused=reused)
     manifest = workspace.registry.show(artifact)["manifest"]
-    told, outcome = manifest["plan"]["stream"], manifest["outcome"]
+    shown, outcome = manifest["plan"]["stream"], manifest["outcome"]
     alignment = outcome.get("alignment", {})
     return {
         **facts,
-        **{name: told[name] for name in ("tick", "ticks", "slot", "factor")},
+        **{name: shown[name] for name in ("tick", "ticks", "slot", "factor")},
         **{name: manifest["privacy"][name] for name in ("unit", "rows_per_unit")},
         **({"least_cosine": min(alignment["cosines"])} if "cosines" in alignment else {}),
         **({"drift_p": outcome["drift"]["p"]} if "drift" in outcome else {}),
@@ -372,8 +372,8 @@ def make_tick(
         run, release_id, settings, digest=run(released_digest, release_id) if state == "committed" else ""
     )
     report = run(report_tick, artifact, reused=state == "committed")
-    told = ("release", "artifact", "reused", "spent", "remaining")
-    log_event("published", **{name: report[name] for name in told})
+    shown = ("release", "artifact", "reused", "spent", "remaining")
+    log_event("published", **{name: report[name] for name in shown})
     return report
 
 

@@ -270,14 +270,14 @@ class Verdict:
         """The verdict in words."""
         if self.epsilon is None:
             return f"Refused: budget {self.population} has no share left for a run; nothing would be charged."
-        asked = f"epsilon {self.epsilon:g} at delta {self.delta:g} of budget {self.population}"
+        requested = f"epsilon {self.epsilon:g} at delta {self.delta:g} of budget {self.population}"
         left = f"the budget has epsilon {self.remaining:.6g} left for one release"
         if self.is_paid:
-            return f"Admitted: this release of {asked} is charged already, and costs nothing more; {left}."
+            return f"Admitted: this release of {requested} is charged already, and costs nothing more; {left}."
         if not self.admitted:
-            return f"Refused: a run requests {asked}, and {left}; nothing would be charged."
+            return f"Refused: a run requests {requested}, and {left}; nothing would be charged."
         more = f"{COUNTED_UP_TO} or more" if self.runs_left == COUNTED_UP_TO else self.runs_left
-        charged = f"Admitted: a run is charged {asked}; {left}; {more} such runs fit."
+        charged = f"Admitted: a run is charged {requested}; {left}; {more} such runs fit."
         return f"{charged} The guarantee of a run: {self.statement}."
 
 
@@ -320,8 +320,8 @@ def note_budget(request: Request, *, series: str = "") -> None:
         if deployed is None:
             return
         names = {option.name for option in dataclasses.fields(request)}
-        asked = type(request)(**{name: value for name, value in deployed.items() if name in names})
-        verdict = judge_request(asked, _NEXT, releases=deployed.get("releases"), series=series)
+        requested = type(request)(**{name: value for name, value in deployed.items() if name in names})
+        verdict = judge_request(requested, _NEXT, releases=deployed.get("releases"), series=series)
         note_on_deployment(f"Next run, as of {datetime.now(UTC):%Y-%m-%d %H:%M} UTC: {verdict.text}")
 
 

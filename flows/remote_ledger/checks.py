@@ -26,7 +26,6 @@ from dpca_tasks.mechanisms.base import Plan
 from dpca_tasks.mechanisms.prior_releases import main_mechanism
 from flows.families.base import (
     FAMILIES,
-    asked_of,
     family_named,
     family_of,
     fingerprint_of,
@@ -34,9 +33,10 @@ from flows.families.base import (
     read_planned,
     read_request,
     release_facts,
+    request_facts,
 )
 from flows.families.evaluation import EvaluationFamily
-from flows.remote_ledger.messages import Asked, Priced
+from flows.remote_ledger.messages import Priced, Requested
 from flows.requests import Request
 from storage.datasets.catalog import Catalog, Entry
 from storage.ledger.budgets import Budget
@@ -63,7 +63,7 @@ _LEAST_SHARE = 0.9  # smallest ratio of the price to the stated epsilon; a calib
 _CHOICE = "auto"
 
 
-def check_price(budget: Budget, asked: Priced) -> float:
+def check_price(budget: Budget, requested: Priced) -> float:
     """Price an event, and compare the price with the stated guarantee; return the epsilon of the event.
 
     Raises
@@ -74,23 +74,23 @@ def check_price(budget: Budget, asked: Priced) -> float:
         When the noise guarantees less than stated, or nothing.
     """
     replaced = budget.relation == "replace_one"
-    check_bounds(asked, replaced=replaced)
-    if not is_private(asked.event):
+    check_bounds(requested, replaced=replaced)
+    if not is_private(requested.event):
         raise Refused(
             "a release without privacy voids a budget permanently, and a remote ledger does not "
             "accept it; request it from the ledger's operator."
         )
-    epsilon, delta = own_price(parts_of(asked.event, replaced=replaced), delta=asked.delta, replaced=replaced)
-    if not math.isfinite(epsilon) or epsilon > asked.epsilon * (1 + _ROUNDING) or delta > asked.delta:
+    epsilon, delta = own_price(parts_of(requested.event, replaced=replaced), delta=requested.delta, replaced=replaced)
+    if not math.isfinite(epsilon) or epsilon > requested.epsilon * (1 + _ROUNDING) or delta > requested.delta:
         raise Refused(
             f"the event of this release has epsilon {float(epsilon):.4g} at delta "
-            f"{float(delta):.4g}, but the request states epsilon {asked.epsilon:g} at delta {asked.delta:g}; "
+            f"{float(delta):.4g}, but the request states epsilon {requested.epsilon:g} at delta {requested.delta:g}; "
             "state the guarantee of its noise: a remote ledger accepts no smaller printed formula."
         )
     return float(epsilon)
 
 
-def check_spent(plan: Plan, asked: Asked, price: float) -> None:
+def check_spent(plan: Plan, requested: Requested, price: float) -> None:
     """Check that the charge of a release is close to the epsilon that it states.
 
     A client that states a larger epsilon would publish for less. A plan whose noise follows a printed formula is
@@ -101,14 +101,14 @@ def check_spent(plan: Plan, asked: Asked, price: float) -> None:
     Refused
         When the event costs less.
     """
-    if not plan.printed and price < asked.epsilon * _LEAST_SHARE:
+    if not plan.printed and price < requested.epsilon * _LEAST_SHARE:
         raise Refused(
             f"the event of this release has epsilon {price:.4g}, but the request states epsilon "
-            f"{asked.epsilon:g}; the charge must equal the stated epsilon: plan it again."
+            f"{requested.epsilon:g}; the charge must equal the stated epsilon: plan it again."
         )
 
 
-def check_release(catalog: Catalog, budget: Budget, asked: Asked) -> Plan:
+def check_release(catalog: Catalog, budget: Budget, requested: Requested) -> Plan:
     """Check that the snapshot belongs to the paying population and the request states its charge; return the plan.
 
     Raises
@@ -119,14 +119,14 @@ def check_release(catalog: Catalog, budget: Budget, asked: Asked) -> Plan:
         When the snapshot has another population or another privacy unit, or as in
         `flows.remote_ledger.checks.check_request`.
     """
-    entry = catalog.entry(asked.snapshot)
-    if entry.population != asked.population:
+    entry = catalog.entry(requested.snapshot)
+    if entry.population != requested.population:
         raise Refused(
-            f"the snapshot of this release is not of population {asked.population!r}; charge the "
+            f"the snapshot of this release is not of population {requested.population!r}; charge the "
             "budget of the snapshot's population."
         )
     budget.check_unit(entry.name, entry.privacy_unit)
-    return check_request(entry, budget, asked)
+    return check_request(entry, budget, requested)
 
 
 def check_artifact(place: Place, release: Release, digest: str, *, budget: Budget, parent: str | None = None) -> None:
@@ -176,13 +176,13 @@ def _differing(manifest: Mapping[str, Any], known: Mapping[str, Any], plan: Plan
         if manifest.get(name) != known[name]:
             return name
     for part in ("privacy", "plan"):
-        said = manifest.get(part) or {}
-        for name in sorted({*said, *known[part]}):
-            if name not in said or name not in known[part] or said[name] != known[part][name]:
+        text = manifest.get(part) or {}
+        for name in sorted({*text, *known[part]}):
+            if name not in text or name not in known[part] or text[name] != known[part][name]:
                 return f"{name} of {part}"
-    said = manifest.get("parameters") or {}
-    for name in sorted(({*said} & {*known["parameters"]}) - {"n_components"}):
-        if said[name] != known["parameters"][name]:
+    text = manifest.get("parameters") or {}
+    for name in sorted(({*text} & {*known["parameters"]}) - {"n_components"}):
+        if text[name] != known["parameters"][name]:
             return f"{name} of parameters"
     clip_norm = getattr(plan.problem, "clip_norm", None)
     if clip_norm is not None and "clip_norm" in manifest and "clip_quantile" not in known["plan"]:
@@ -210,7 +210,7 @@ def check_family(request: Mapping[str, Any]) -> None:
         )
 
 
-def check_request(entry: Entry, budget: Budget, asked: Asked) -> Plan:
+def check_request(entry: Entry, budget: Budget, requested: Requested) -> Plan:
     """Check the stored request of a reservation against the catalog, budget and charge; return its plan.
 
     The check covers dataset, guarantee, public facts, mechanism and fingerprint.
@@ -222,27 +222,27 @@ def check_request(entry: Entry, budget: Budget, asked: Asked) -> Plan:
     InvalidInput
         As the family refuses a request.
     """
-    check_family(asked.request)
-    stored: Mapping[str, Any] = asked.request
+    check_family(requested.request)
+    stored: Mapping[str, Any] = requested.request
     try:  # the form of the stored request is not checked yet
         request = read_request(stored)
-        plan = read_plan(stored, request, event=asked.event)
+        plan = read_plan(stored, request, event=requested.event)
         family = family_of(request)
         problem = dataclasses.asdict(family.problem(request, entry, relation=budget.relation))
         mechanism = family.build(request)
         fingerprints = {
-            fingerprint_of(entry.snapshot, asked_of(request, mechanism, given=each)) for each in _given(request)
+            fingerprint_of(entry.snapshot, request_facts(request, mechanism, given=each)) for each in _given(request)
         }
     except (AttributeError, KeyError, TypeError):
         raise Refused(
             "the ledger cannot read the stored request of this release; use one version of dpca on both sides."
         ) from None
     _same("dataset", request.dataset, entry.name)
-    _same("guarantee", (request.epsilon, request.delta), (asked.epsilon, asked.delta))
+    _same("guarantee", (request.epsilon, request.delta), (requested.epsilon, requested.delta))
     _same("mechanism", plan.mechanism, mechanism.name)
     for name in sorted({*stored["plan"]["problem"], *problem}):
         _same(f"{name} of the plan", stored["plan"]["problem"].get(name), problem.get(name))
-    if asked.fingerprint not in fingerprints:  # the mechanism may have been left to public facts
+    if requested.fingerprint not in fingerprints:  # the mechanism may have been left to public facts
         raise _different("fingerprint")
     _same("calibration", plan.printed, getattr(main_mechanism(mechanism), "calibration", "tight") == "paper")
     return plan
@@ -255,8 +255,8 @@ def _given(request: Request) -> list[Request]:
     return [request, *([dataclasses.replace(request, mechanism=_CHOICE)] if may_choose else [])]
 
 
-def _same(what: str, said: Any, known: Any) -> None:
-    if canonical_json({"": said}) != canonical_json({"": known}):
+def _same(what: str, text: Any, known: Any) -> None:
+    if canonical_json({"": text}) != canonical_json({"": known}):
         raise _different(what)
 
 
@@ -267,7 +267,7 @@ def _different(what: str) -> Refused:
     )
 
 
-def check_bounds(asked: Priced, *, replaced: bool) -> None:
+def check_bounds(requested: Priced, *, replaced: bool) -> None:
     """Check that an event and its guarantee can be priced in bounded time and memory.
 
     Raises
@@ -277,12 +277,12 @@ def check_bounds(asked: Priced, *, replaced: bool) -> None:
     Invalid
         With the first bound that the event exceeds.
     """
-    places = list(islice(leaves(asked.event), MOST_PLACES + 1))
+    places = list(islice(leaves(requested.event), MOST_PLACES + 1))
     _within("places of steps in the event", len(places), most=MOST_PLACES)
     _within("steps of the event", sum(count for _, count in places), most=MOST_STEPS)
-    if asked.delta:
-        _within("delta", asked.delta, least=LEAST_DELTA)
-    parts = parts_of(asked.event, replaced=replaced)
+    if requested.delta:
+        _within("delta", requested.delta, least=LEAST_DELTA)
+    parts = parts_of(requested.event, replaced=replaced)
     different = len(parts.gaussians) + len(parts.sampled) + len(parts.approximate)
     _within("different steps", different, most=MOST_PARTS)
     _within("steps on samples", sum(parts.sampled.values()), most=MOST_SAMPLED)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:  # clients need no FastAPI
 
 PROTOCOL = 1
 """Version of the messages, which must be the same in the ledger and its clients."""
-MOST_ASKED = 1 << 21
+LONGEST_QUESTION = 1 << 21
 MOST_ANSWERED = 1 << 28
 """Largest size of a request and of a response, in bytes."""
 LONGEST_REQUEST = 1 << 18
@@ -131,7 +131,7 @@ class Priced(OfPopulation):
     delta: Annotated[float, Field(ge=0, lt=1)]
 
 
-class Asked(Priced):
+class Requested(Priced):
     """A release to be charged."""
 
     run_key: Name

@@ -39,7 +39,7 @@ SHARE = 1.0
 MOMENT = 0.3
 """Seconds of processor time after which a price continues at the lowest priority."""
 _ATTEMPTS = 3
-_LOOK = 0.05
+_POLL = 0.05
 
 
 class Pricing:
@@ -53,7 +53,7 @@ class Pricing:
         self._control: socket.socket | None = None
         self._end: Callable[[], object] = lambda: None
 
-    def priced[T](self, act: Callable[[], T], *, client: str, budget: "Budget", asked: "Priced") -> T:
+    def priced[T](self, act: Callable[[], T], *, client: str, budget: "Budget", requested: "Priced") -> T:
         """Run an operation that needs the price of an event, which another process computes if it is not cached.
 
         Parameters
@@ -63,7 +63,7 @@ class Pricing:
             price is known.
         client : str
         budget : Budget
-        asked : Priced
+        requested : Priced
 
         Raises
         ------
@@ -80,7 +80,7 @@ class Pricing:
             except Unpriced:
                 pass
             with self._a_turn(client, until):
-                learn(self._computed((budget.filter, _terms(budget), dict(asked.event), asked.delta), until))
+                learn(self._computed((budget.filter, _terms(budget), dict(requested.event), requested.delta), until))
         raise _too_long("too many other prices were computed at the same time")
 
     @contextmanager
@@ -113,19 +113,19 @@ class Pricing:
         line = [ticket for ticket in self._waiting if ticket[0] not in self._running]
         return min(line, key=lambda ticket: self._served.get(ticket[0], 0.0), default=None)
 
-    def _computed(self, asked: tuple[Any, ...], until: float) -> Known:
+    def _computed(self, requested: tuple[Any, ...], until: float) -> Known:
         """Compute prices in a new process; repeat once in another process if the first one is killed."""
         for _ in range(2):
             with suppress(EOFError, ConnectionError):
-                return self._computed_once(asked, until)
+                return self._computed_once(requested, until)
         raise _too_long("its computation ended early")
 
-    def _computed_once(self, asked: tuple[Any, ...], until: float) -> Known:
+    def _computed_once(self, requested: tuple[Any, ...], until: float) -> Known:
         """Compute prices in a new process; closing the connection ends that process."""
         began = time.monotonic()
         with self._forked() as link:
-            link.send(asked)
-            while not link.poll(_LOOK):
+            link.send(requested)
+            while not link.poll(_POLL):
                 now = time.monotonic()
                 if now > until:
                     raise _too_long(f"it takes longer than {DEADLINE:g} seconds")

@@ -92,10 +92,10 @@ def check_remote_ledger() -> Iterator[Finding]:
         return
     url, pinned, key = address
     before = time.time()
-    said = connect(*address).ask("identify", Answer[Identity])
-    skew = max(before - said.time, said.time - time.time(), 0.0)
-    yield Finding(check="ledger", verdict="ok", found=f"{url} answers, ledger {said.ledger[:8]}")
-    role = f"{said.role} of {', '.join(said.populations) or 'no population'}"
+    text = connect(*address).call("identify", Answer[Identity])
+    skew = max(before - text.time, text.time - time.time(), 0.0)
+    yield Finding(check="ledger", verdict="ok", found=f"{url} answers, ledger {text.ledger[:8]}")
+    role = f"{text.role} of {', '.join(text.populations) or 'no population'}"
     ours, theirs = (days_left(read_certificate(path)) for path in (key.with_suffix(".pem"), pinned))
     soon = min(ours, theirs) < RENEW
     yield Finding(
@@ -107,10 +107,10 @@ def check_remote_ledger() -> Iterator[Finding]:
     here = version("dpca-pipeline")
     yield Finding(
         check="ledger's version",
-        verdict="ok" if here == said.version else "fix",
-        found=f"dpca {said.version} at the ledger, {here} here",
+        verdict="ok" if here == text.version else "fix",
+        found=f"dpca {text.version} at the ledger, {here} here",
         advice=""
-        if here == said.version
+        if here == text.version
         else "install one version on both sides: artifacts are compared field by field",
     )
     yield Finding(
@@ -129,7 +129,7 @@ class Connection:
 
     caller: Caller = field(repr=False)
 
-    def ask[Value](self, route: str, kind: type[Answer[Value]], /, **asked: object) -> Value:
+    def call[Value](self, route: str, kind: type[Answer[Value]], /, **requested: object) -> Value:
         """Send a request to the ledger, and return its response.
 
         Raises
@@ -143,7 +143,7 @@ class Connection:
         """
         for pause in (*PAUSES, None):
             with suppress(SiteSilent):
-                status, answer = self.caller.send(f"/v1/{route}", written(asked), media=JSON, most=MOST_ANSWERED)
+                status, answer = self.caller.send(f"/v1/{route}", written(requested), media=JSON, most=MOST_ANSWERED)
                 break
             if pause is not None:
                 time.sleep(pause)
@@ -171,8 +171,8 @@ def refusal_of(status: int, answer: bytes) -> Exception:
             "the ledger failed at this request; its log names the kind of failure; existing "
             "charges stay: run the same request again."
         )
-    said = Refusal.model_validate_json(answer)
-    return _KINDS.get(said.kind, Refused)(said.line)
+    text = Refusal.model_validate_json(answer)
+    return _KINDS.get(text.kind, Refused)(text.line)
 
 
 class RemoteLedger:
@@ -191,48 +191,48 @@ class RemoteLedger:
     """
 
     def __init__(self, connection: Connection, *, home: Path) -> None:
-        said = connection.ask("identify", Answer[Identity])
-        if said.protocol != PROTOCOL:
+        text = connection.call("identify", Answer[Identity])
+        if text.protocol != PROTOCOL:
             raise Refused("the remote ledger runs another version of dpca; use one version on both sides.")
-        self.id = said.ledger
+        self.id = text.ledger
         self.home = home
         self.connection = connection
 
     def budget(self, population: str) -> Budget:
         """Return the terms of a population's budget."""
-        return self.connection.ask("budget", Answer[Budget], population=population)
+        return self.connection.call("budget", Answer[Budget], population=population)
 
     def statement(self, population: str, *, newest: int | None = None, burn_down: bool = False) -> Statement:
         """Return the statement of a budget, with all releases or the newest ones.
 
         With ``burn_down``, it also has the budget that was left after each release.
         """
-        asked = {"population": population, "newest": newest, "burn_down": burn_down}
-        return self.connection.ask("statement", Answer[Statement], **asked)
+        requested = {"population": population, "newest": newest, "burn_down": burn_down}
+        return self.connection.call("statement", Answer[Statement], **requested)
 
     def history(self, population: str, *, newest: int | None = None) -> list[dict[str, Any]]:
         """Return the spent and remaining budget after each charged release, oldest first, or after the newest ones."""
-        return self.connection.ask("history", Answer[list[dict[str, Any]]], population=population, newest=newest)
+        return self.connection.call("history", Answer[list[dict[str, Any]]], population=population, newest=newest)
 
     def quote(self, population: str, event: Event, *, epsilon: float, delta: float, void: bool = False) -> Quote:
         """Quote an event without reserving it."""
         _refuse_void(void)
-        asked = {"population": population, "event": dict(event), "epsilon": float(epsilon), "delta": float(delta)}
-        said = self.connection.ask("quote", Answer[Quoted], **asked)
-        refusal = None if said.refusal is None else BudgetExhausted(said.refusal)
-        return Quote(spent=said.spent, total=said.total, refusal=refusal)
+        requested = {"population": population, "event": dict(event), "epsilon": float(epsilon), "delta": float(delta)}
+        text = self.connection.call("quote", Answer[Quoted], **requested)
+        refusal = None if text.refusal is None else BudgetExhausted(text.refusal)
+        return Quote(spent=text.spent, total=text.total, refusal=refusal)
 
     def alerts(self, release_id: str) -> tuple[int, ...]:
         """Return the warning levels, in percent left, that the charge of this release was the first to reach."""
-        return self.connection.ask("alerts", Answer[tuple[int, ...]], release=release_id)
+        return self.connection.call("alerts", Answer[tuple[int, ...]], release=release_id)
 
     def find(self, run_key: str, *, population: str | None = None) -> Release | None:
         """Return the release of a run key, in one population or in all populations of this client."""
-        return self.connection.ask("find", Answer[Release | None], run_key=run_key, population=population)
+        return self.connection.call("find", Answer[Release | None], run_key=run_key, population=population)
 
     def release(self, release_id: str) -> Release:
         """Return a release."""
-        return self.connection.ask("release", Answer[Release], release=release_id)
+        return self.connection.call("release", Answer[Release], release=release_id)
 
     def reserve(
         self,
@@ -249,7 +249,7 @@ class RemoteLedger:
     ) -> Grant:
         """Charge a release, or find the existing release of this run key; the ledger prices the event itself."""
         _refuse_void(void)
-        return self.connection.ask(
+        return self.connection.call(
             "reserve",
             Answer[Grant],
             population=population,
@@ -264,7 +264,7 @@ class RemoteLedger:
 
     def begin(self, release_id: str) -> Reservation:
         """Move a release past the point of no return, or resume a release that is past it."""
-        begun = self.connection.ask("begin", Answer[Begun], release=release_id)
+        begun = self.connection.call("begin", Answer[Begun], release=release_id)
         rows, keys = RemoteSteps(self.connection, release_id), RemoteKeys(self.connection)
         steps = StepStore(rows, self.home / STAGING / release_id, release_id, keys)
         return Reservation(
@@ -297,7 +297,7 @@ class RemoteKeys:
         Corrupt
             When the release id is not derived from the returned key.
         """
-        key = bytes.fromhex(self.connection.ask("key", Answer[str], release=release_id))
+        key = bytes.fromhex(self.connection.call("key", Answer[str], release=release_id))
         if release_id_of(key) != release_id:
             raise Corrupt(f"the ledger has another key for release {release_id}; close the release.")
         return key
@@ -316,11 +316,11 @@ class RemoteSteps:
 
     def find(self, step: int) -> str | None:
         """Return the digest of a step's answer in a release that has not ended."""
-        return self.connection.ask("step", Answer[str | None], release=self.release_id, step=step)
+        return self.connection.call("step", Answer[str | None], release=self.release_id, step=step)
 
     def settle(self, step: int, digest: str) -> str:
         """Store the digest of a step's answer unless one is stored; return the stored one."""
-        return self.connection.ask("keep", Answer[str], release=self.release_id, step=step, digest=digest)
+        return self.connection.call("keep", Answer[str], release=self.release_id, step=step, digest=digest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,11 +333,11 @@ class RemoteCatalog:
 
     def current(self, name: str) -> Entry:
         """Return the current snapshot of a name."""
-        return self.connection.ask("current", Answer[Entry], dataset=name)
+        return self.connection.call("current", Answer[Entry], dataset=name)
 
     def entry(self, snapshot: str) -> Entry:
         """Return a snapshot by its id, current or not."""
-        return self.connection.ask("snapshot", Answer[Entry], snapshot=snapshot)
+        return self.connection.call("snapshot", Answer[Entry], snapshot=snapshot)
 
     def open(self, entry: Entry) -> Dataset:
         """Open a snapshot."""
@@ -364,14 +364,14 @@ class RemoteWorkspace:
 
     def publish(self, release_id: str, *, name: str, artifact_digest: str, made: str | None = None) -> int:
         """Commit a release with its artifact and publish it under the next version of a name; return the version."""
-        asked = {"release": release_id, "name": name, "artifact": artifact_digest, "made": made}
-        number = self.ledger.connection.ask("publish", Answer[int], **asked)
+        requested = {"release": release_id, "name": name, "artifact": artifact_digest, "made": made}
+        number = self.ledger.connection.call("publish", Answer[int], **requested)
         self.ledger.forget(release_id)
         return number
 
     def withhold(self, release_id: str, *, artifact_digest: str) -> None:
         """Commit a release with its artifact, without publishing it."""
-        self.ledger.connection.ask("withhold", Answer[None], release=release_id, artifact=artifact_digest)
+        self.ledger.connection.call("withhold", Answer[None], release=release_id, artifact=artifact_digest)
         self.ledger.forget(release_id)
 
 

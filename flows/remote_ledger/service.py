@@ -62,7 +62,7 @@ from flows.settings import cluster_settings
 from storage.datasets.catalog import Entry
 from storage.ledger.balance import Quote, Statement
 from storage.ledger.budgets import Budget
-from storage.ledger.releases import Grant, Release, key_apart
+from storage.ledger.releases import Grant, Release, separate_key
 from storage.workspace import Workspace
 
 type Role = Literal["runner", "reader"]
@@ -72,11 +72,11 @@ _CLIENT = "dpca.client"
 """Entry of a request's scope with the calling client."""
 
 
-def _read_beside(shown: object, info: ValidationInfo) -> object:
+def _read_nearby(shown: object, info: ValidationInfo) -> object:
     return shown if info.context is None else read_certificate(info.context / str(shown))
 
 
-def _place_beside(key: Path, info: ValidationInfo) -> Path:
+def _place_nearby(key: Path, info: ValidationInfo) -> Path:
     return key if info.context is None else info.context / key
 
 
@@ -86,7 +86,7 @@ class Client(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
     name: Annotated[messages.Name, StringConstraints(pattern=r"\S")]
-    certificate: Annotated[str, BeforeValidator(_read_beside), Field(repr=False)]  # PEM text; the file states its path
+    certificate: Annotated[str, BeforeValidator(_read_nearby), Field(repr=False)]  # PEM text; the file states its path
     role: Role
     populations: Annotated[frozenset[str], Field(strict=False)]
 
@@ -110,7 +110,7 @@ class LedgerConfig(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
     listen: str
-    key: Annotated[Path, Field(strict=False), AfterValidator(_place_beside)]
+    key: Annotated[Path, Field(strict=False), AfterValidator(_place_nearby)]
     clients: Annotated[tuple[Client, ...], Field(strict=False, min_length=1)]
 
     @model_validator(mode="after")
@@ -209,7 +209,7 @@ class LedgerService:
 
                 async def handle(request: Request) -> Response:
                     async def act(caller: str) -> Response:
-                        body = await read_body(request, most=messages.MOST_ASKED)
+                        body = await read_body(request, most=messages.LONGEST_REQUEST)
 
                         async def whole() -> dict[str, Any]:
                             return {"type": "http.request", "body": body, "more_body": False}
@@ -227,7 +227,7 @@ class LedgerService:
 
         return Limited
 
-    def _identify(self, client: Caller, asked: messages.Message) -> messages.Identity:
+    def _identify(self, client: Caller, requested: messages.Message) -> messages.Identity:
         return messages.Identity(
             ledger=self._ledger.id,
             protocol=messages.PROTOCOL,
@@ -237,104 +237,106 @@ class LedgerService:
             populations=sorted(client.populations),
         )
 
-    def _budget(self, client: Caller, asked: messages.OfPopulation) -> Budget:
-        return self._ledger.budget(_own(client, asked.population))
+    def _budget(self, client: Caller, requested: messages.OfPopulation) -> Budget:
+        return self._ledger.budget(_own(client, requested.population))
 
-    def _statement(self, client: Caller, asked: messages.OfStatement) -> Statement:
-        population = _own(client, asked.population)
-        return self._ledger.statement(population, newest=asked.newest, burn_down=asked.burn_down)
+    def _statement(self, client: Caller, requested: messages.OfStatement) -> Statement:
+        population = _own(client, requested.population)
+        return self._ledger.statement(population, newest=requested.newest, burn_down=requested.burn_down)
 
-    def _history(self, client: Caller, asked: messages.OfHistory) -> list[dict[str, Any]]:
-        return self._ledger.history(_own(client, asked.population), newest=asked.newest)
+    def _history(self, client: Caller, requested: messages.OfHistory) -> list[dict[str, Any]]:
+        return self._ledger.history(_own(client, requested.population), newest=requested.newest)
 
-    def _release(self, client: Caller, asked: messages.OfRelease) -> Release:
-        return self._row(client, asked.release)
+    def _release(self, client: Caller, requested: messages.OfRelease) -> Release:
+        return self._row(client, requested.release)
 
-    def _quote(self, client: Caller, asked: messages.Priced) -> messages.Quoted:
-        budget = self._ledger.budget(_own(client, asked.population))
+    def _quote(self, client: Caller, requested: messages.Priced) -> messages.Quoted:
+        budget = self._ledger.budget(_own(client, requested.population))
 
         def quote() -> Quote:
-            check_price(budget, asked)
-            return self._ledger.quote(asked.population, asked.event, epsilon=asked.epsilon, delta=asked.delta)
+            check_price(budget, requested)
+            return self._ledger.quote(
+                requested.population, requested.event, epsilon=requested.epsilon, delta=requested.delta
+            )
 
-        quoted = self.pricing.priced(quote, client=client.name, budget=budget, asked=asked)
+        quoted = self.pricing.priced(quote, client=client.name, budget=budget, requested=requested)
         refusal = None if quoted.refusal is None else str(quoted.refusal)
         return messages.Quoted(spent=quoted.spent, total=quoted.total, refusal=refusal)
 
-    def _find(self, client: Caller, asked: messages.OfRunKey) -> Release | None:
-        among = client.populations if asked.population is None else {_own(client, asked.population)}
-        found = (self._ledger.find(asked.run_key, population=population) for population in sorted(among))
+    def _find(self, client: Caller, requested: messages.OfRunKey) -> Release | None:
+        among = client.populations if requested.population is None else {_own(client, requested.population)}
+        found = (self._ledger.find(requested.run_key, population=population) for population in sorted(among))
         return next(filter(None, found), None)
 
-    def _current(self, client: Caller, asked: messages.OfDataset) -> Entry:
-        entry = self._workspace.catalog.current(asked.dataset)
+    def _current(self, client: Caller, requested: messages.OfDataset) -> Entry:
+        entry = self._workspace.catalog.current(requested.dataset)
         if entry.population not in client.populations:
-            raise NotFound(f"dataset {asked.dataset!r} does not exist; see `dpca dataset list`, or ingest it")
+            raise NotFound(f"dataset {requested.dataset!r} does not exist; see `dpca dataset list`, or ingest it")
         return entry
 
-    def _snapshot(self, client: Caller, asked: messages.OfSnapshot) -> Entry:
-        entry = self._workspace.catalog.entry(asked.snapshot)
+    def _snapshot(self, client: Caller, requested: messages.OfSnapshot) -> Entry:
+        entry = self._workspace.catalog.entry(requested.snapshot)
         if entry.population not in client.populations:
-            raise NotFound(f"snapshot {asked.snapshot} is no longer in the catalog; ingest the data again")
+            raise NotFound(f"snapshot {requested.snapshot} is no longer in the catalog; ingest the data again")
         return entry
 
-    def _alerts(self, client: Caller, asked: messages.OfRelease) -> tuple[int, ...]:
-        return self._ledger.alerts(self._row(client, asked.release).id)
+    def _alerts(self, client: Caller, requested: messages.OfRelease) -> tuple[int, ...]:
+        return self._ledger.alerts(self._row(client, requested.release).id)
 
-    def _reserve(self, client: Caller, asked: messages.Asked) -> Grant:
-        budget = self._ledger.budget(_own(client, asked.population))
-        check_bounds(asked, replaced=budget.relation == "replace_one")
+    def _reserve(self, client: Caller, requested: messages.Requested) -> Grant:
+        budget = self._ledger.budget(_own(client, requested.population))
+        check_bounds(requested, replaced=budget.relation == "replace_one")
 
         def reserve() -> Grant:
-            standing = self._ledger.find(asked.run_key, population=asked.population)
+            standing = self._ledger.find(requested.run_key, population=requested.population)
             if standing is None:
-                plan = check_release(self._workspace.catalog, budget, asked)
-                check_spent(plan, asked, check_price(budget, asked))
+                plan = check_release(self._workspace.catalog, budget, requested)
+                check_spent(plan, requested, check_price(budget, requested))
             return self._ledger.reserve(
-                asked.population,
-                run_key=key_apart(asked.population, asked.run_key) if standing is None else standing.run_key,
-                fingerprint=asked.fingerprint,
-                event=asked.event,
-                epsilon=asked.epsilon,
-                delta=asked.delta,
-                snapshot_id=asked.snapshot,
-                request=asked.request,
+                requested.population,
+                run_key=separate_key(requested.population, requested.run_key) if standing is None else standing.run_key,
+                fingerprint=requested.fingerprint,
+                event=requested.event,
+                epsilon=requested.epsilon,
+                delta=requested.delta,
+                snapshot_id=requested.snapshot,
+                request=requested.request,
             )
 
-        grant = self.pricing.priced(reserve, client=client.name, budget=budget, asked=asked)
-        log_event("reserved", release=grant.release_id, population=asked.population, client=client.name)
+        grant = self.pricing.priced(reserve, client=client.name, budget=budget, requested=requested)
+        log_event("reserved", release=grant.release_id, population=requested.population, client=client.name)
         return grant
 
-    def _begin(self, client: Caller, asked: messages.OfRelease) -> messages.Begun:
-        begun = self._ledger.begin(self._acting(client, asked.release).id)
+    def _begin(self, client: Caller, requested: messages.OfRelease) -> messages.Begun:
+        begun = self._ledger.begin(self._acting(client, requested.release).id)
         return messages.Begun(event=dict(begun.event), relation=begun.relation, content=begun.content)
 
-    def _key(self, client: Caller, asked: messages.OfRelease) -> str:
-        return self._ledger.key(self._acting(client, asked.release).id).hex()
+    def _key(self, client: Caller, requested: messages.OfRelease) -> str:
+        return self._ledger.key(self._acting(client, requested.release).id).hex()
 
-    def _step(self, client: Caller, asked: messages.Step) -> str | None:
-        return self._ledger.steps(self._planned(client, asked).id).find(asked.step)
+    def _step(self, client: Caller, requested: messages.Step) -> str | None:
+        return self._ledger.steps(self._planned(client, requested).id).find(requested.step)
 
-    def _keep(self, client: Caller, asked: messages.Answered) -> str:
-        return self._ledger.steps(self._planned(client, asked).id).settle(asked.step, asked.digest)
+    def _keep(self, client: Caller, requested: messages.Answered) -> str:
+        return self._ledger.steps(self._planned(client, requested).id).settle(requested.step, requested.digest)
 
-    def _publish(self, client: Caller, asked: messages.Published) -> int:
-        release = self._acting(client, asked.release)
-        self._check_artifact(release, asked.artifact)
-        if asked.made is not None and asked.made != asked.artifact:
-            self._check_artifact(release, asked.made, parent=asked.artifact)
+    def _publish(self, client: Caller, requested: messages.Published) -> int:
+        release = self._acting(client, requested.release)
+        self._check_artifact(release, requested.artifact)
+        if requested.made is not None and requested.made != requested.artifact:
+            self._check_artifact(release, requested.made, parent=requested.artifact)
         return self._workspace.publish(
             release.id,
-            name=asked.name,
-            artifact_digest=asked.artifact,
-            made=asked.made,
+            name=requested.name,
+            artifact_digest=requested.artifact,
+            made=requested.made,
             among=client.populations,
         )
 
-    def _withhold(self, client: Caller, asked: messages.Made) -> None:
-        release = self._acting(client, asked.release)
-        self._check_artifact(release, asked.artifact)
-        self._workspace.withhold(release.id, artifact_digest=asked.artifact)
+    def _withhold(self, client: Caller, requested: messages.Made) -> None:
+        release = self._acting(client, requested.release)
+        self._check_artifact(release, requested.artifact)
+        self._workspace.withhold(release.id, artifact_digest=requested.artifact)
 
     def _check_artifact(self, release: Release, digest: str, *, parent: str | None = None) -> None:
         budget = self._ledger.budget(release.population)
@@ -353,11 +355,13 @@ class LedgerService:
         check_family(release.request)
         return release
 
-    def _planned(self, client: Client, asked: messages.Step) -> Release:
+    def _planned(self, client: Client, requested: messages.Step) -> Release:
         """Return a release that reserved the requested step."""
-        release = self._acting(client, asked.release)
-        if asked.step >= count_steps(release.event):
-            raise Refused(f"release {release.id} reserved fewer steps than {asked.step + 1}; request one of its steps.")
+        release = self._acting(client, requested.release)
+        if requested.step >= count_steps(release.event):
+            raise Refused(
+                f"release {release.id} reserved fewer steps than {requested.step + 1}; request one of its steps."
+            )
         return release
 
 

@@ -37,16 +37,16 @@ class Activity:
     ----------
     doing : str
         The step in a few words, such as ``summing partitions``.
-    tell : callable
+    notify : callable
         Called with the step and its progress whenever either changes.
     monotonic : callable
         The clock, in seconds.
     """
 
     def __init__(
-        self, doing: str, tell: Callable[[str, str], None], *, monotonic: Callable[[], float] = time.monotonic
+        self, doing: str, notify: Callable[[str, str], None], *, monotonic: Callable[[], float] = time.monotonic
     ) -> None:
-        self._tell, self._monotonic = tell, monotonic
+        self._notify, self._monotonic = notify, monotonic
         self.doing, self._began = doing, monotonic()
 
     def step(self, doing: str, far: str = "") -> None:
@@ -54,18 +54,18 @@ class Activity:
         if doing == self.doing:
             return
         self.doing, self._began = doing, self._monotonic()
-        self._tell(doing, far)
+        self._notify(doing, far)
 
     def parts(self, done: int, total: int | None) -> None:
         """Report how many parts are done, and their total unless it is None."""
         if total is None:
-            self._tell(self.doing, str(done))
+            self._notify(self.doing, str(done))
             return
-        self._tell(self.doing, f"{done} of {total}{self._left(done, total)}")
+        self._notify(self.doing, f"{done} of {total}{self._left(done, total)}")
 
     def rows(self, done: int) -> None:
         """Report how many rows are done, if their total is unknown."""
-        self._tell(self.doing, f"{done:,} rows")
+        self._notify(self.doing, f"{done:,} rows")
 
     def transfer(self, phase: str, done: int, total: int, rows: int) -> None:
         """Report how many bytes and rows a phase has processed."""
@@ -73,7 +73,7 @@ class Activity:
             self.step(phase)
         seconds = self._monotonic() - self._began
         rate = f", {_bytes(done / seconds)}/s" if seconds >= 1.0 else ""  # earlier rates count buffered bytes
-        self._tell(phase, f"{rows:,} rows, {_bytes(done)} of {_bytes(total)}{rate}{self._left(done, total)}")
+        self._notify(phase, f"{rows:,} rows, {_bytes(done)} of {_bytes(total)}{rate}{self._left(done, total)}")
 
     def _left(self, done: int, total: int) -> str:
         seconds = self._monotonic() - self._began
@@ -88,8 +88,8 @@ def activity(doing: str) -> Iterator[Activity]:
         outer.step(doing)
         yield outer
         return
-    with _telling(doing) as tell:
-        seen = Activity(doing, tell)
+    with _telling(doing) as notify:
+        seen = Activity(doing, notify)
         token = _now.set(seen)
         try:
             yield seen
@@ -104,7 +104,7 @@ def begin_step(doing: str) -> None:
         seen.step(doing)
 
 
-def tell_parts(done: int, total: int) -> None:
+def report_parts(done: int, total: int) -> None:
     """Report how many parts are done to the surrounding activity, if there is one; both numbers must be public."""
     seen = _now.get()
     if seen is not None:
@@ -137,14 +137,14 @@ def _moving_line(doing: str) -> Iterator[Callable[[str, str], None]]:
     pipe, one_at_a_time = drawing.stdin, threading.Lock()
     assert pipe is not None
 
-    def tell(now: str, far: str) -> None:
+    def notify(now: str, far: str) -> None:
         with one_at_a_time, suppress(OSError, ValueError):  # the work continues without its line
             pipe.write(f"{now}\t{far}\n".encode())
             pipe.flush()
 
     try:
-        tell(doing, "")
-        yield tell
+        notify(doing, "")
+        yield notify
     finally:
         with suppress(OSError):
             pipe.close()
@@ -155,20 +155,20 @@ def _moving_line(doing: str) -> Iterator[Callable[[str, str], None]]:
 @contextmanager
 def _plain_lines(doing: str) -> Iterator[Callable[[str, str], None]]:
     """Write a line every `PLAIN_EVERY` seconds, and none if the work ends before the first is due."""
-    said, began, over, every = [doing, ""], time.monotonic(), threading.Event(), PLAIN_EVERY
+    text, began, over, every = [doing, ""], time.monotonic(), threading.Event(), PLAIN_EVERY
 
     def write() -> None:
         while not over.wait(every):
-            print(plain_line(said[0], said[1], seconds=time.monotonic() - began), file=sys.stderr, flush=True)
+            print(plain_line(text[0], text[1], seconds=time.monotonic() - began), file=sys.stderr, flush=True)
 
-    def tell(now: str, far: str) -> None:
-        said[:] = now, far
+    def notify(now: str, far: str) -> None:
+        text[:] = now, far
 
     thread = threading.Thread(target=write, name="dpca-activity", daemon=True)
     with suppress(RuntimeError):  # a process that is shutting down cannot start a thread
         thread.start()
     try:
-        yield tell
+        yield notify
     finally:
         over.set()
         if thread.is_alive():

@@ -24,8 +24,8 @@ _WIPE = "\r\x1b[K"
 
 def line_of(doing: str, far: str, *, seconds: float, turn: int, width: int) -> str:
     """Return the line to draw, cut to a width."""
-    said = f"{doing}: {far}" if far else doing
-    return f"{_TURNS[turn % len(_TURNS)]} {said}, {clock(seconds)}"[:width]
+    message = f"{doing}: {far}" if far else doing
+    return f"{_TURNS[turn % len(_TURNS)]} {message}, {clock(seconds)}"[:width]
 
 
 def clock(seconds: float) -> str:

@@ -161,10 +161,10 @@ def render(figure: "Figure", *, format: str = "svg") -> bytes:  # noqa: A002
     if format not in FORMATS:
         raise Invalid(f"format {format!r} is unknown; a chart is written as {' or '.join(FORMATS)}; choose one.")
     title = str(figure.get_label()) or figure.get_suptitle()
-    said = {"Title": title, "Creator": "dpca", "Date": None} if format == "svg" else {"Software": None}
+    message = {"Title": title, "Creator": "dpca", "Date": None} if format == "svg" else {"Software": None}
     out = io.BytesIO()
     with _settings_are_set, rc_context(_SETTINGS):
-        figure.savefig(out, format=format, dpi=_DPI, metadata=said)
+        figure.savefig(out, format=format, dpi=_DPI, metadata=message)
     return out.getvalue()
 
 
@@ -211,20 +211,20 @@ def scree_chart(spectrum: Spectrum, *, name: str | None = None, theme: str = "li
     """
     from matplotlib.ticker import MaxNLocator
 
-    look = theme_of(theme)
+    inspect = theme_of(theme)
     finding, _, more = _scree_finding(spectrum).partition("; ")
     figure, axes = _titled(
         finding,
         ": ".join(part for part in (name, more or "released eigenvalues, largest first") if part),
-        look,
+        inspect,
         height=3.9,
         warns=spectrum.above_noise == 0 or finding.startswith("FAILED"),
     )
-    _draw_noise(axes, spectrum, look)
-    _draw_eigenvalues(axes, spectrum, look)
+    _draw_noise(axes, spectrum, inspect)
+    _draw_eigenvalues(axes, spectrum, inspect)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set(xlabel="rank", ylabel="eigenvalue of the noisy XᵀX, log scale")
-    dress_axes(axes, look)
+    dress_axes(axes, inspect)
     return figure
 
 
@@ -248,19 +248,19 @@ def loadings_chart(
     -------
     Figure
     """
-    look = theme_of(theme)
+    inspect = theme_of(theme)
     held = sum(row["loading"] ** 2 for row in rows)
     parts = (f"the {len(rows)} largest loadings are {math.floor(100 * min(held, 1.0))} % of the component", name)
     figure, axes = _titled(
         _loadings_finding(rows, component),
         " of ".join(part for part in parts if part),
-        look,
+        inspect,
         height=1.35 + _ROW * max(len(rows), 3),
     )
     places, values = range(len(rows)), [row["loading"] for row in rows]
-    colors = [look.signal if value >= 0 else look.against for value in values]
+    colors = [inspect.signal if value >= 0 else inspect.against for value in values]
     axes.barh(places, values, color=colors, height=0.62)
-    axes.axvline(0.0, color=look.muted, linewidth=1)
+    axes.axvline(0.0, color=inspect.muted, linewidth=1)
     reach = max((abs(value) for value in values), default=0.0) or 1.0
     for place, value in zip(places, values, strict=True):
         side = 1 if value >= 0 else -1
@@ -268,13 +268,13 @@ def loadings_chart(
             f"{value:+.2f}".replace("-", "−"),
             (value, place),
             (4 * side, 0),
-            **_text(look.text, ha="left" if side > 0 else "right", va="center"),
+            **_text(inspect.text, ha="left" if side > 0 else "right", va="center"),
         )
     both = min(values, default=0.0) < 0
     axes.set(xlim=((-1.35 if both else 0.0) * reach, 1.35 * reach), ylim=(max(len(rows), 3) - 0.4, -0.6))
     axes.set_yticks(places, [_short(str(row["feature"])) for row in rows])
     axes.set(xlabel="loading; the sign of a whole component is arbitrary")
-    dress_axes(axes, look)
+    dress_axes(axes, inspect)
     _only_names(axes)
     return figure
 
@@ -293,7 +293,7 @@ def budget_chart(facts: Mapping[str, Any], *, theme: str = "light") -> "Figure":
     -------
     Figure
     """
-    look = theme_of(theme)
+    inspect = theme_of(theme)
     charged = [row for row in facts["releases"] if row["remaining"] is not None]
     rows = [("budget opened", float(facts["epsilon"]))]
     if len(charged) > _NAMED:
@@ -304,41 +304,41 @@ def budget_chart(facts: Mapping[str, Any], *, theme: str = "light") -> "Figure":
     figure, axes = _titled(
         _budget_finding(facts),
         f"largest epsilon of one more release after each release, at delta {facts['delta']:g}",
-        look,
+        inspect,
         height=1.35 + _ROW * max(len(rows), 3),
         warns=facts["remaining"] <= 0.05 * facts["epsilon"],
     )
     places, left = range(len(rows)), [remaining for _, remaining in rows]
     before = [left[0], *left[:-1]]
-    axes.barh(places, left, color=look.signal, height=0.62)
+    axes.barh(places, left, color=inspect.signal, height=0.62)
     axes.barh(
         places,
         [max(was - now, 0.0) for was, now in zip(before, left, strict=True)],
         left=left,
-        color=look.band,
-        edgecolor=look.against,
+        color=inspect.band,
+        edgecolor=inspect.against,
         hatch="////",
         linewidth=0,
         height=0.62,
     )
     for place, was, now in zip(places, before, left, strict=True):
-        told = _left(now, of=rows[0][1]) + (f" (−{was - now:.2g})" if was > now else "")
-        axes.annotate(told, (max(was, now), place), (4, 0), **_text(look.text, va="center"))
+        shown = _left(now, of=rows[0][1]) + (f" (−{was - now:.2g})" if was > now else "")
+        axes.annotate(shown, (max(was, now), place), (4, 0), **_text(inspect.text, va="center"))
     axes.set(xlim=(0.0, 1.35 * rows[0][1]), ylim=(max(len(rows), 3) - 0.4, -0.6))
     axes.set_yticks(places, [label for label, _ in rows])
     axes.set(xlabel="hatched: epsilon of each release" if len(rows) > 1 else "")
-    dress_axes(axes, look)
+    dress_axes(axes, inspect)
     _only_names(axes)
     return figure
 
 
-def _titled(finding: str, more: str, look: Theme, *, height: float, warns: bool = False) -> tuple["Figure", "Axes"]:
+def _titled(finding: str, more: str, inspect: Theme, *, height: float, warns: bool = False) -> tuple["Figure", "Axes"]:
     """Return a figure and its axes, with the finding as a heading and secondary text below it."""
     first = textwrap.wrap(finding, 58)
     second = textwrap.wrap(more, 82)
     head = 0.12 + 0.21 * len(first) + 0.17 * len(second)
     height += head
-    figure = new_figure(look, height=height)
+    figure = new_figure(inspect, height=height)
     figure.set_label(finding)
     layout: Any = figure.get_layout_engine()
     layout.set(rect=(0.0, 0.0, 1.0, 1.0 - head / height))
@@ -350,15 +350,15 @@ def _titled(finding: str, more: str, look: Theme, *, height: float, warns: bool 
         fontsize=TITLE,
         fontweight="bold",
         va="top",
-        color=look.against if warns else look.text,
+        color=inspect.against if warns else inspect.text,
     )
     figure.text(
-        side, 1.0 - (0.1 + 0.21 * len(first)) / height, "\n".join(second), fontsize=TEXT, va="top", color=look.muted
+        side, 1.0 - (0.1 + 0.21 * len(first)) / height, "\n".join(second), fontsize=TEXT, va="top", color=inspect.muted
     )
     return figure, figure.add_subplot()
 
 
-def _draw_noise(axes: "Axes", spectrum: Spectrum, look: Theme) -> None:
+def _draw_noise(axes: "Axes", spectrum: Spectrum, inspect: Theme) -> None:
     """Draw the scale, and the band below the noise edge."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
@@ -370,23 +370,23 @@ def _draw_noise(axes: "Axes", spectrum: Spectrum, look: Theme) -> None:
     axes.yaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _number(value)))
     if edge is not None:
-        axes.axhspan(low, edge, color=look.band, linewidth=0)
-        axes.axhline(edge, color=look.muted, linewidth=1, linestyle=(0, (4, 3)))
-        told = f"noise alone stays below {_number(edge)}, 99 times in 100"
-        axes.annotate(told, (0.4, low), (2, 5), **_text(look.muted, ground=look.band))
+        axes.axhspan(low, edge, color=inspect.band, linewidth=0)
+        axes.axhline(edge, color=inspect.muted, linewidth=1, linestyle=(0, (4, 3)))
+        shown = f"noise alone stays below {_number(edge)}, 99 times in 100"
+        axes.annotate(shown, (0.4, low), (2, 5), **_text(inspect.muted, ground=inspect.band))
 
 
-def _draw_eigenvalues(axes: "Axes", spectrum: Spectrum, look: Theme) -> None:
+def _draw_eigenvalues(axes: "Axes", spectrum: Spectrum, inspect: Theme) -> None:
     """Draw the eigenvalues in groups, with the label of a group at its first eigenvalue."""
     ranks, values = np.arange(1, len(spectrum.eigenvalues) + 1), np.array(spectrum.eigenvalues)
     edge, low = spectrum.noise_edge, spectrum.lowest
     above, kept = values > (0.0 if edge is None else edge), ranks <= spectrum.n_components
-    hollow = look.ground if edge is None else look.band
+    hollow = inspect.ground if edge is None else inspect.band
     for of, color, marker, fill, noun in (
-        (kept & above, look.signal, "o", look.signal, "component"),
-        (kept & ~above, look.against, "D", look.against, "component within the noise"),
-        (~kept & above, look.signal, "o", look.ground, "more" if edge is None else "more above the noise"),
-        (~kept & ~above, look.muted, "o", hollow, "within the noise"),
+        (kept & above, inspect.signal, "o", inspect.signal, "component"),
+        (kept & ~above, inspect.against, "D", inspect.against, "component within the noise"),
+        (~kept & above, inspect.signal, "o", inspect.ground, "more" if edge is None else "more above the noise"),
+        (~kept & ~above, inspect.muted, "o", hollow, "within the noise"),
     ):
         seen = of & (values > low)
         if not seen.any():
@@ -394,13 +394,16 @@ def _draw_eigenvalues(axes: "Axes", spectrum: Spectrum, look: Theme) -> None:
         axes.vlines(ranks[seen], low, values[seen], color=color, linewidth=1.4, alpha=0.55)
         axes.plot(ranks[seen], values[seen], marker, c=color, markersize=5, markerfacecolor=fill, markeredgewidth=1.3)
         count, first = int(of.sum()), int(np.flatnonzero(seen)[0])
-        said, height = f"{count} {noun.replace('component', 'components') if count > 1 else noun}", float(values[first])
+        message, height = (
+            f"{count} {noun.replace('component', 'components') if count > 1 else noun}",
+            float(values[first]),
+        )
         if edge is not None and height <= edge < height * (axes.get_ylim()[1] / low) ** 0.1:
             height = edge  # so that the label does not cross the line
-        fits = first + _PART_OF_LETTER * len(said) * len(values) < len(values)
+        fits = first + _PART_OF_LETTER * len(message) * len(values) < len(values)
         where = (first + 1.0, (7, 5), "left") if fits else (len(values) + 0.7, (-2, 5), "right")
-        ground = look.band if edge is not None and height < edge else look.ground
-        axes.annotate(said, (where[0], height), where[1], **_text(color, ha=where[2], ground=ground))
+        ground = inspect.band if edge is not None and height < edge else inspect.ground
+        axes.annotate(message, (where[0], height), where[1], **_text(color, ha=where[2], ground=ground))
 
 
 def _scree_finding(spectrum: Spectrum) -> str:

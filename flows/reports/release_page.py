@@ -14,7 +14,7 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from dpca.artifacts.labels import LABELS, label, meaning, stated
+from dpca.artifacts.labels import LABELS, formatted, label, meaning
 
 _WIDTH = 80
 _UNSAID = ("verdict", "seed", "probes", "explained_variance_ratio", "noise")
@@ -39,8 +39,8 @@ def release_page(shown: Mapping[str, Any]) -> str:
 
 def quality_of(outcome: Mapping[str, Any]) -> dict[str, Any]:
     """Return the scalar facts by which a release states its quality, by name."""
-    said = [name for name, value in outcome.items() if isinstance(value, (bool, int, float, str))]
-    order = [name for name in LABELS if name in said] + [name for name in said if name not in LABELS]
+    message = [name for name, value in outcome.items() if isinstance(value, (bool, int, float, str))]
+    order = [name for name in LABELS if name in message] + [name for name in message if name not in LABELS]
     return {name: outcome[name] for name in order if name not in _UNSAID}
 
 
@@ -57,7 +57,7 @@ def _lines(shown: Mapping[str, Any]) -> Iterator[str]:
     yield from _section("Guarantee", [shown.get("statement") or "-" if shown["private"] else _NO_GUARANTEE])
     quality = quality_of(outcome)
     yield from _section(
-        "Quality", _table({name: (stated(value, name=name), meaning(name)) for name, value in quality.items()})
+        "Quality", _table({name: (formatted(value, name=name), meaning(name)) for name, value in quality.items()})
     )
     yield from _section("Terms", _table(_terms(shown)))
     yield from _section("Origin", _table(_origin(shown)))
@@ -68,9 +68,9 @@ def _lines(shown: Mapping[str, Any]) -> Iterator[str]:
 def _terms(shown: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
     parameters = shown["manifest"].get("parameters") or {}
     facts = {name: shown.get(name) for name in ("mechanism", "clip_norm", "noise_multiplier")}
-    facts["parameters"] = ", ".join(f"{name} {stated(value)}" for name, value in parameters.items()) or None
+    facts["parameters"] = ", ".join(f"{name} {formatted(value)}" for name, value in parameters.items()) or None
     words = {"clip_norm": "largest norm of a record", "noise_multiplier": "noise over sensitivity"}
-    return {name: (stated(value), words.get(name, "")) for name, value in facts.items() if value is not None}
+    return {name: (formatted(value), words.get(name, "")) for name, value in facts.items() if value is not None}
 
 
 def _origin(shown: Mapping[str, Any]) -> dict[str, tuple[str, str]]:

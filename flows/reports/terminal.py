@@ -211,8 +211,8 @@ def outcome_line(report: Mapping[str, Any]) -> str:
     """
     made = "released before, nothing spent:" if report["reused"] else "released"
     private = "" if report["private"] else ", NOT PRIVATE"
-    said = str(report.get("verdict") or ("FAILED" if report.get("failed") else "")).rstrip(".")
-    parts = (f"{made} {report['artifact']}{private}{_promise(report)}", said, _left(report))
+    message = str(report.get("verdict") or ("FAILED" if report.get("failed") else "")).rstrip(".")
+    parts = (f"{made} {report['artifact']}{private}{_promise(report)}", message, _left(report))
     return "; ".join(part for part in parts if part) + "."
 
 
@@ -222,9 +222,9 @@ def joint_line(report: Mapping[str, Any]) -> str:
     ``report`` holds public facts, as `flows.sites.releases.report_sites` returns them.
     """
     made = "released before, nothing spent:" if report["reused"] else "released"
-    said = str(report.get("verdict") or "").rstrip(".")
+    message = str(report.get("verdict") or "").rstrip(".")
     left = (_left(site) for site in report["sites"] if "remaining" in site)
-    return "; ".join(part for part in (f"{made} {report['artifact']}{_promise(report)}", said, *left) if part) + "."
+    return "; ".join(part for part in (f"{made} {report['artifact']}{_promise(report)}", message, *left) if part) + "."
 
 
 def stream_line(facts: Mapping[str, Any]) -> str:
@@ -251,8 +251,8 @@ def rounded_down(epsilon: float) -> str:
 
 def _promise(report: Mapping[str, Any]) -> str:
     """Return the guarantee of a release as part of a sentence, if it has one."""
-    stated = report.get("statement")
-    return f" with {stated}" if stated and report.get("private", True) else ""
+    declared = report.get("statement")
+    return f" with {declared}" if declared and report.get("private", True) else ""
 
 
 def _left(facts: Mapping[str, Any]) -> str:
@@ -283,9 +283,9 @@ class RefreshOutcome:
         made = Counter(decision["decision"] for decision in self.decisions)
         counts = {"promoted": made["promoted"], "held": made["held"]}
         counts |= {name: getattr(self, name) for name in ("kept_back", "refused", "set_aside", "left")}
-        said = [f"{count} {name.replace('_', ' ')}" for name, count in counts.items() if count]
+        message = [f"{count} {name.replace('_', ' ')}" for name, count in counts.items() if count]
         return {
-            "outcome": ", ".join(said) or "nothing arrived",
+            "outcome": ", ".join(message) or "nothing arrived",
             **counts,
             "published": self.published,
             "decisions": self.decisions,

@@ -4,8 +4,8 @@ The helper deals seeds and sees no message. A dealing is one attempt of one roun
 each pair of sites gets one seed, drawn from the operating system. A site gets its seeds once, over a connection on
 which it shows the certificate registered for its name. A seed is erased when both sites of its pair have it. All seeds
 of a dealing are erased after twice the roster's timeout. All sites of a dealing must receive the same query, including
-the directions, because each site computes its noise from the query. The fact ``asked`` is the digest of that query. The
-aggregator, which sees the messages, has no access to this service.
+the directions, because each site computes its noise from the query. The fact ``requested`` is the digest of that query.
+The aggregator, which sees the messages, has no access to this service.
 
 In a secure sum a site takes roster, plan and query from its own files, and its signing key from its certificate. Before
 anything is sent, it records on disk which attempts it began and which sums it helped to unmask. This memory is separate
@@ -45,7 +45,7 @@ from flows.sites.charges import SiteRelease
 from flows.sites.roster import PartyConfig, RosterFile
 
 SEEDS = "/v1/seeds"
-_FACTS = {"dealing": str, "release": str, "names": list, "round": int, "attempt": int, "roster": str, "asked": str}
+_FACTS = {"dealing": str, "release": str, "names": list, "round": int, "attempt": int, "roster": str, "requested": str}
 LONGEST_NAME = 128
 _MOST = 10_000  # dealings remembered at the same time
 _PER_SITE = 512  # upper bound on the bytes a site adds to the longest frame, without integers
@@ -193,7 +193,7 @@ class SecureSums:
         """
         place = release.planned.place
         if raw[5:6] == bytes([Begin.kind]):
-            machine = SiteMachine(self._seat(release, dict(public), roster=roster, address=address))
+            machine = SiteMachine(self._member(release, dict(public), roster=roster, address=address))
             answer = machine.receive(raw)
             with self._turn:
                 self._machines[place] = (address, machine)
@@ -206,7 +206,7 @@ class SecureSums:
             )
         return machine_of.receive(raw)
 
-    def _seat(
+    def _member(
         self, release: SiteRelease, public: dict[str, NDArray[Any]], *, roster: Roster, address: Address
     ) -> SiteSession:
         query = release.query(public, index=address.round)
@@ -231,7 +231,7 @@ def scene_of(file: RosterFile, query: RowSum, *, roster: Roster, address: Addres
         session=roster.session,
         address=address,
         participants=participants.digest,
-        asked=query.digest(),
+        requested=query.digest(),
         words=query.layout.size,
     )
     return Scene(participants=participants, context=context)

@@ -128,7 +128,7 @@ class Sites(Protocol):
     def finish(self, digest: str, sites: Lineage) -> list[str]:
         """Commit the release of every site with the artifact; return the silent sites."""
 
-    def stated(self, sites: Lineage) -> list[dict[str, Any]]:
+    def published_facts(self, sites: Lineage) -> list[dict[str, Any]]:
         """Return the reported facts of the sites of a published artifact."""
 
     def __enter__(self) -> "Sites": ...  # noqa: D105
@@ -288,7 +288,7 @@ class DatasetSites(AbstractContextManager["DatasetSites"]):
             self._workspace.withhold(site["release"], artifact_digest=digest)
         return []
 
-    def stated(self, sites: Lineage) -> list[dict[str, Any]]:
+    def published_facts(self, sites: Lineage) -> list[dict[str, Any]]:
         """Return the release of each site, with the spent and remaining budget."""
         found = []
         for release in (self._ledger.release(site["release"]) for site in sites):
@@ -368,7 +368,7 @@ class RosterSites(AbstractContextManager["RosterSites"]):
         sites: list[dict[str, Any]] = []
         for name in () if self.found() else names:
             try:
-                exists = self.parties[name].caller.ask("/v1/quote", self.planned.facts).fact("exists", bool)
+                exists = self.parties[name].caller.call("/v1/quote", self.planned.facts).fact("exists", bool)
                 sites.append({"site": name, "answers": True, "exists": exists})
             except SiteSilent:
                 sites.append({"site": name, "answers": False, "exists": False})
@@ -387,12 +387,12 @@ class RosterSites(AbstractContextManager["RosterSites"]):
 
     def reserve(self, name: str) -> str:
         """Request that a site charge its budget or find its release; return the release's id."""
-        release: str = self.parties[name].caller.ask("/v1/reserve", self.planned.facts).fact("release", str)
+        release: str = self.parties[name].caller.call("/v1/reserve", self.planned.facts).fact("release", str)
         return release
 
     def give_back(self, names: Sequence[str]) -> None:
         """Request that sites abandon reservations that never began."""
-        self._tell_all("give_back", {}, names)
+        self._report_all("give_back", {}, names)
 
     def answer(self, releases: Mapping[str, str], address: str) -> Answered:
         """Request the answers of the sites to all rounds."""
@@ -424,13 +424,13 @@ class RosterSites(AbstractContextManager["RosterSites"]):
         A site without a part in the artifact gives back its reservation.
         """
         part = [site["site"] for site in sites]
-        silent = self._tell_all("finish", {"artifact": digest}, part)
+        silent = self._report_all("finish", {"artifact": digest}, part)
         for name in (each for each in self.planned.names if each not in part):
             with suppress(Refused):  # the site reserved nothing, because it was silent then
-                silent += self._tell_all("finish", {"artifact": digest}, [name])
+                silent += self._report_all("finish", {"artifact": digest}, [name])
         return silent
 
-    def stated(self, sites: Lineage) -> list[dict[str, Any]]:
+    def published_facts(self, sites: Lineage) -> list[dict[str, Any]]:
         """Return the release of each site; only its operator sees the remaining budget."""
         return [dict(site) for site in sites]
 
@@ -442,7 +442,7 @@ class RosterSites(AbstractContextManager["RosterSites"]):
         sites = [self.parties[name] for name in roster.names]
         sum_over = self._secure_sum if self.roster.masks == SECURE_SUM else None
         opened = open_round(
-            sites, query, roster=roster, index=index, resends=RESENDS, ask_all=self._pool.map, sum_over=sum_over
+            sites, query, roster=roster, index=index, resends=RESENDS, call_all=self._pool.map, sum_over=sum_over
         )
         self._answered = opened.roster
         self._took_part.update(opened.roster.names)
@@ -454,14 +454,14 @@ class RosterSites(AbstractContextManager["RosterSites"]):
         The attempt is the first that no site has begun, in this run or an earlier one.
         """
 
-        def ask(party: RemoteParty) -> int:
+        def call(party: RemoteParty) -> int:
             try:
                 return party.next_attempt(address.round)
             except SiteSilent:
                 return 0
 
         sites = [self.parties[name] for name in roster.names]
-        address = Address(round=address.round, attempt=max(self._pool.map(ask, sites)))
+        address = Address(round=address.round, attempt=max(self._pool.map(call, sites)))
         scene = scene_of(self.roster, query, roster=roster, address=address)
         lines = {party.name: party.line(query, roster=roster, address=address) for party in sites}
         total = open_sum(scene, lines)
@@ -473,9 +473,9 @@ class RosterSites(AbstractContextManager["RosterSites"]):
         order = self.planned.plan.total.problem.n_features
         most = 8 * order * order
 
-        def ask(party: RemoteParty) -> NDArray[np.float64]:
+        def call(party: RemoteParty) -> NDArray[np.float64]:
             try:
-                array = party.ask("part", {}, most=most).arrays.get("part")
+                array = party.call("part", {}, most=most).arrays.get("part")
             except SiteSilent as silent:
                 raise Unavailable(
                     f"{silent} The release needs its part: run the same request when it is available."
@@ -485,16 +485,16 @@ class RosterSites(AbstractContextManager["RosterSites"]):
                 raise Refused(f"site {party.name!r} sent a part whose format differs from the plan.")
             return array
 
-        parts = list(self._pool.map(ask, self.parties.values()))
+        parts = list(self._pool.map(call, self.parties.values()))
         self._took_part.update(self.planned.names)
         return parts
 
-    def _tell_all(self, route: str, facts: dict[str, Any], names: Sequence[str]) -> list[str]:
+    def _report_all(self, route: str, facts: dict[str, Any], names: Sequence[str]) -> list[str]:
         """Send the sites a request about the release concurrently; return the silent sites."""
 
         def is_silent(party: RemoteParty) -> bool:
             try:
-                party.ask(route, facts)
+                party.call(route, facts)
             except SiteSilent:
                 return True
             return False
@@ -517,9 +517,9 @@ class RemoteParty:
         self._folder = f"/v1/releases/{planned.place}"
         self.dealing = ""  # is set for each attempt, the same at all sites
 
-    def ask(self, route: str, facts: dict[str, Any], **others: Any) -> Frame:
+    def call(self, route: str, facts: dict[str, Any], **others: Any) -> Frame:
         """Send a request about the release, and return the answer."""
-        return self.caller.ask(f"{self._folder}/{route}", facts, **others)
+        return self.caller.call(f"{self._folder}/{route}", facts, **others)
 
     def message(self, query: RowSum, *, roster: Roster, address: Address) -> Message:
         """Return the site's masked share of a query's sum."""
@@ -528,7 +528,7 @@ class RemoteParty:
             **{"names": list(roster.names), "roster": roster.digest.hex()},
         }
         public, size = query.public_inputs(), query.layout.size
-        answer = self.ask("message", facts, arrays=public, most=8 * size)
+        answer = self.call("message", facts, arrays=public, most=8 * size)
         words = answer.arrays.get("words")
         about = {"round": address.round, "attempt": address.attempt, "roster": roster.digest.hex()}
         if answer.facts != about or words is None or words.shape != (size,) or words.dtype != np.uint64:
@@ -537,7 +537,7 @@ class RemoteParty:
 
     def next_attempt(self, index: int) -> int:
         """Return the first attempt of a round of secure sums that the site has not begun."""
-        return self.ask("attempt", {"round": index}).fact("next", int)
+        return self.call("attempt", {"round": index}).fact("next", int)
 
     def line(self, query: RowSum, *, roster: Roster, address: Address) -> Line:
         """Return the connection for one attempt of a secure sum; only its first frame carries the public arrays."""
@@ -548,11 +548,11 @@ class RemoteParty:
         }
         public = dict(query.public_inputs())
 
-        def ask(raw: bytes) -> bytes:
+        def call(raw: bytes) -> bytes:
             facts, arrays = packed(raw)
             is_first = raw[5] == Begin.kind
             try:
-                return unpacked(self.ask("agree", about | facts, arrays=arrays | public, most=most))
+                return unpacked(self.call("agree", about | facts, arrays=arrays | public, most=most))
             except Refused as refused:
                 if is_first:
                     raise
@@ -560,7 +560,7 @@ class RemoteParty:
             finally:
                 public.clear()
 
-        return ask
+        return call
 
     def with_stored_inputs[Q: RowSum](self, query: Q, *, roster: Roster, index: int) -> Q:
         """Return the query of a round with the public inputs that an earlier run stored, if there are any."""
@@ -569,7 +569,7 @@ class RemoteParty:
             return query
         mechanism, plan = self._planned.mechanism, self._planned.plan
         most = sum(array.nbytes for array in mechanism.inputs(plan, index=index).values())
-        stored = self.ask("stored", {"round": index}, most=most).arrays
+        stored = self.call("stored", {"round": index}, most=most).arrays
         if not stored:
             return query
         found: Q = mechanism.query(plan, index=index, public=stored)

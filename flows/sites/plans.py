@@ -25,7 +25,7 @@ from dpca_tasks.accounting.events import Event
 from dpca_tasks.errors import InvalidInput, Refused, StepMismatch
 from dpca_tasks.mechanisms.base import Plan, PrivacyTarget, Problem
 from dpca_tasks.mechanisms.sites import METHODS, OVER_ROSTER, TENSOR_METHODS
-from dpca_tasks.mechanisms.sites.joint_plan import JointPlan, Seats
+from dpca_tasks.mechanisms.sites.joint_plan import JointPlan, Membership
 from dpca_tasks.mechanisms.tensors.tensor_releases import TensorProblem
 from flows.families.base import build_with_settings, records_facts
 from flows.releases.stages import check_run_key
@@ -42,7 +42,7 @@ FAMILY = "sites"
 OF_MODEL = ("model", "words_at_most", "noise_variance")
 """Fields of a request that only methods for the components of a model use."""
 
-ASKED = {
+REQUESTED = {
     **{"method": str, "components": int, "clip_norm": float, "epsilon": float, "delta": float, "row_policy": str},
     **{"settings": dict, "run_key": str, "allow_large_delta": bool},
     **{"model": str, "words_at_most": int, "noise_variance": float},
@@ -110,7 +110,7 @@ class PlannedJoint:
     @property
     def facts(self) -> dict[str, Any]:
         """Facts of the release that are sent to a site of a roster."""
-        return {**asked(self.request), **self.origin, "plan": self.digest}
+        return {**requested(self.request), **self.origin, "plan": self.digest}
 
     @property
     def digest(self) -> str:
@@ -177,8 +177,8 @@ def plan_over_roster(roster: RosterFile, request: SitesRequest) -> PlannedJoint:
         ],
         fixed={name: getattr(roster, name) for name in OF_THE_ROSTER if name in known},
         identity=roster.digest,
-        seats=roster.seats,
-        sites=roster.seats.names,
+        membership=roster.membership,
+        sites=roster.membership.names,
         unit=roster.unit,
         origin={"roster": roster.digest},
     )
@@ -239,10 +239,10 @@ def plan_over_datasets(
     )
 
 
-def asked(request: SitesRequest) -> dict[str, Any]:
+def requested(request: SitesRequest) -> dict[str, Any]:
     """Return the facts of a request that determine the release."""
-    given = {name: getattr(request, name) for name in ASKED} | {"run_key": request.run_key or ""}
-    return {name: kind(given[name]) for name, kind in ASKED.items() if given[name] is not None}
+    given = {name: getattr(request, name) for name in REQUESTED} | {"run_key": request.run_key or ""}
+    return {name: kind(given[name]) for name, kind in REQUESTED.items() if given[name] is not None}
 
 
 def request_of(facts: Mapping[str, Any]) -> SitesRequest:
@@ -255,7 +255,7 @@ def request_of(facts: Mapping[str, Any]) -> SitesRequest:
     """
     settings = facts.get("settings")
     forms = {name: type(value) for name, value in facts.items()}
-    known = {name: kind for name, kind in ASKED.items() if name in facts or name not in MAY_LACK}
+    known = {name: kind for name, kind in REQUESTED.items() if name in facts or name not in MAY_LACK}
     if forms != known or not isinstance(settings, dict):
         raise Refused("a request has facts that this version does not support; use the same version at every party.")
     if not all(isinstance(value, str) for value in settings.values()):
@@ -299,7 +299,7 @@ def _planned(
     terms: Sequence[Mapping[str, Any]],
     identity: Any,
     fixed: Mapping[str, Any] | None = None,
-    seats: Seats | None = None,
+    membership: Membership | None = None,
     **others: Any,
 ) -> PlannedJoint:
     """Plan a request over sites with the given columns, relations and records.
@@ -310,14 +310,14 @@ def _planned(
     mechanism = build_with_settings(
         kind, request.method, request.settings, see="dpca sites fit", n_components=request.components, **(fixed or {})
     )
-    facts = asked(request)
+    facts = requested(request)
     decides = [facts.get(name) for name in ("epsilon", "delta", "clip_norm", "row_policy", *OF_MODEL)]
     settings = [mechanism.name, dataclasses.asdict(mechanism)]
     fingerprint = hashlib.sha256(canonical_json([identity, settings, decides])).hexdigest()
     session = f"{request.run_key or ''}/{fingerprint}"
     target = PrivacyTarget(epsilon=request.epsilon, delta=request.delta, allow_large_delta=request.allow_large_delta)
     problems = [_problem_of(request, **each) for each in terms]
-    plan = mechanism.plan(problems, [target] * len(problems), session=session, seats=seats)
+    plan = mechanism.plan(problems, [target] * len(problems), session=session, membership=membership)
     made: dict[str, Any] = {"mechanism": mechanism, "plan": plan, "fingerprint": fingerprint, "session": session}
     return PlannedJoint(request=request, **made, **others)
 

@@ -171,9 +171,9 @@ def report_sites(request: SitesRequest, artifact: str, unfinished: list[str], re
             "epsilon": shown["epsilon"],
             "delta": shown["delta"],
             "statement": shown["statement"],
-            **{name: outcome[name] for name in ("verdict", "above_noise", "asked", "found") if name in outcome},
+            **{name: outcome[name] for name in ("verdict", "above_noise", "requested", "found") if name in outcome},
             "warnings": manifest.get("warnings", []),
-            "sites": sites.stated(manifest["plan"]["sites"]),
+            "sites": sites.published_facts(manifest["plan"]["sites"]),
             **({"unfinished": unfinished} if unfinished else {}),
         }
 
@@ -210,18 +210,18 @@ def _state(planned: PlannedJoint, answered: Answered) -> PrivateSubspace | Tenso
         parameters |= {"refine": "none"}
     names = {} if answered.feature_names is None else {"feature_names": list(answered.feature_names)}
     facts = plan_facts(lead, parameters=parameters, release_id=answered.release_id, plan=about, unit=planned.unit)
-    stated: PrivateSubspace | TensorComponents
+    declared: PrivateSubspace | TensorComponents
     if isinstance(result, Components):
-        asked = {"n_features": total.problem.n_features, "asked": request.components}
-        stated = state_components(result, **asked, warnings=total.warnings, manifest={**names, **facts})
+        requested = {"n_features": total.problem.n_features, "requested": request.components}
+        declared = state_components(result, **requested, warnings=total.warnings, manifest={**names, **facts})
     else:
         assert request.clip_norm is not None
         edge = None if total.noise_edge is None else total.noise_edge * request.clip_norm**2
-        stated = state_subspace(
+        declared = state_subspace(
             refine_release(result, n_components=request.components, edge=edge),
             raw=result,
             keep_matrix=_KEPT_MEGABYTES,
             warnings=release_warnings(total, result),
             manifest={**names, **facts, "clip_norm": request.clip_norm},
         )
-    return stated.with_encoder(answered.encoder)
+    return declared.with_encoder(answered.encoder)

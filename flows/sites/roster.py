@@ -47,7 +47,7 @@ from dpca_tasks.accounting.closed_brackets import usual_colluders
 from dpca_tasks.accounting.events import Relation
 from dpca_tasks.errors import InvalidInput, Refused
 from dpca_tasks.mechanisms.sites import OVER_ROSTER
-from dpca_tasks.mechanisms.sites.joint_plan import Seats
+from dpca_tasks.mechanisms.sites.joint_plan import Membership
 from dpca_tasks.sites.secure_sum.wire import check_threshold
 from flows.parties.calling import Post
 from flows.parties.certificates import check_names, key_of, read_certificate, read_yaml, signing_key_of
@@ -88,9 +88,9 @@ class RosterFile:
     sites: tuple[SitePost, ...]
 
     @property
-    def seats(self) -> Seats:
+    def membership(self) -> Membership:
         """Names, weights and attempts, in the form that a plan takes."""
-        return Seats(
+        return Membership(
             names=tuple(site.name for site in self.sites),
             weights=tuple(site.weight for site in self.sites),
             attempts=self.attempts,
@@ -357,7 +357,7 @@ def _whole(content: Mapping[str, Any], name: str, *, least: int, default: int | 
 def _unit(content: Mapping[str, Any]) -> PrivacyUnit:
     rows = _whole(content, "rows_per_unit", least=1) if "rows_per_unit" in content else None
     try:
-        return PrivacyUnit.asked(content.get("unit"), rows)
+        return PrivacyUnit.requested(content.get("unit"), rows)
     except Invalid as error:
         raise InvalidInput(f"{str(error).rstrip('.')}; {_NEXT}") from None
 

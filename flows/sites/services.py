@@ -50,7 +50,7 @@ from flows.reports.terminal import configure_logs, log_event
 from flows.settings import cluster_settings
 from flows.sites.charges import SiteCharge, SiteRelease, begin_release, give_back, standing
 from flows.sites.masks import LONGEST_NAME, SEEDS, SecureSums, longest_exchange
-from flows.sites.plans import ASKED, FAMILY, PlannedJoint, check_model, plan_over_roster, request_of
+from flows.sites.plans import FAMILY, REQUESTED, PlannedJoint, check_model, plan_over_roster, request_of
 from flows.sites.roster import HELPER, SECURE_SUM, PartyConfig
 from storage.datasets.catalog import Entry
 from storage.workspace import Workspace
@@ -163,7 +163,7 @@ class SiteService:
         return encode({"round": index}, found)
 
     def _message(self, release: SiteRelease, frame: Frame) -> bytes:
-        roster, address = self._asked(release, frame)
+        roster, address = self._requested(release, frame)
         dealing = frame.fact("dealing", str)
         if dealing in self._dealings or len(dealing) > LONGEST_NAME:
             raise Refused("this dealing was already answered, and each is answered once; use another dealing.")
@@ -180,7 +180,7 @@ class SiteService:
 
     def _agree(self, release: SiteRelease, frame: Frame) -> bytes:
         assert self._sums is not None
-        roster, address = self._asked(release, frame)
+        roster, address = self._requested(release, frame)
         public = {name: array for name, array in frame.arrays.items() if name != CARRIED}
         facts, arrays = packed(self._sums.answer(release, unpacked(frame), public, roster=roster, address=address))
         return encode(facts, arrays)
@@ -198,7 +198,7 @@ class SiteService:
 
     # --- shared by the routes ---
 
-    def _asked(self, release: SiteRelease, frame: Frame) -> tuple[Roster, Address]:
+    def _requested(self, release: SiteRelease, frame: Frame) -> tuple[Roster, Address]:
         """Return the roster of the requested sites and the attempt of a round.
 
         The site computes the roster itself, and refuses a different one.
@@ -224,10 +224,10 @@ class SiteService:
         scene = {
             **{"dealing": dealing, "release": release.planned.place, "names": list(roster.names)},
             **{"round": address.round, "attempt": address.attempt, "roster": roster.digest.hex()},
-            "asked": query.digest().hex(),
+            "requested": query.digest().hex(),
         }
         try:
-            dealt = self._helper.ask(SEEDS, scene).fact("seeds", dict)
+            dealt = self._helper.call(SEEDS, scene).fact("seeds", dict)
         except SiteSilent:
             raise Unavailable("the helper did not deal in time; repeat the request when it is available.") from None
         if sorted([*dealt, self._config.name]) != list(roster.names):
@@ -322,8 +322,8 @@ class SiteService:
         _, row = standing(workspace.ledger, _run_key(entry, place))
         if row is None:
             raise Refused("this site has no reservation for this release; reserve it first.")
-        told = {name: row.request[name] for name in (*ASKED, "roster", "plan") if name in row.request}
-        planned = self._plan(told)
+        reported = {name: row.request[name] for name in (*REQUESTED, "roster", "plan") if name in row.request}
+        planned = self._plan(reported)
         planned.check_reserved(self._config.name, row.event)
         return SiteRelease(planned=planned, release_id=row.id)
 

@@ -151,18 +151,18 @@ def _numbered(text: str) -> tuple[str, int]:
 
 def _numbers(before: Artifact, after: Artifact) -> list[dict[str, Any]]:
     """Return the facts that both versions state about themselves, side by side."""
-    sides = [_told(artifact) for artifact in (before, after)]
+    sides = [_shown(artifact) for artifact in (before, after)]
     names = [*sides[0], *(name for name in sides[1] if name not in sides[0])]
     return [{"name": name, "left": sides[0].get(name), "right": sides[1].get(name)} for name in names]
 
 
-def _told(artifact: Artifact) -> dict[str, Any]:
+def _shown(artifact: Artifact) -> dict[str, Any]:
     manifest = artifact.manifest
     privacy = manifest.get("privacy") or {}
-    told = {"mechanism": manifest.get("mechanism")}
-    told |= {name: privacy.get(name) for name in ("epsilon", "delta")} | {"clip_norm": manifest.get("clip_norm")}
+    shown = {"mechanism": manifest.get("mechanism")}
+    shown |= {name: privacy.get(name) for name in ("epsilon", "delta")} | {"clip_norm": manifest.get("clip_norm")}
     sizes = {name: manifest[name] for name in ("n_components", "n_features", "n_items", "rank") if name in manifest}
-    return {**told, **sizes, **numbers_in(manifest.get("outcome") or {})}
+    return {**shown, **sizes, **numbers_in(manifest.get("outcome") or {})}
 
 
 def _shared(before: Artifact, after: Artifact, counts: tuple[int, int]) -> tuple[list[int], list[int]] | None:
@@ -244,15 +244,15 @@ def _of_components(before: TensorComponents, after: TensorComponents) -> dict[st
     if columns is None or before.components is None or after.components is None or not columns[0]:
         return {"comparable": False, "features": 0}
     left, right = before.components[:, columns[0]], after.components[:, columns[1]]
-    apart = np.linalg.norm(left[:, None] - right[None], axis=2)
-    rows, matched = linear_sum_assignment(apart)
+    distances = np.linalg.norm(left[:, None] - right[None], axis=2)
+    rows, matched = linear_sum_assignment(distances)
     assert before.weights is not None
     assert after.weights is not None
     pairs = [
         {
             "left": int(row) + 1,
             "right": int(at) + 1,
-            "distance": float(apart[row, at]),
+            "distance": float(distances[row, at]),
             "weights": [float(before.weights[row]), float(after.weights[at])],
             "words": [[word for word, _ in side.top_words(3)[number]] for side, number in ((before, row), (after, at))],
         }

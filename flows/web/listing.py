@@ -58,10 +58,10 @@ class VersionRow:
 def versions_in(connection: sa.Connection, name: str | None = None, *, version: int | None = None) -> list[VersionRow]:
     """Return the versions of one name or of all names in order, or one version of a name."""
     single, together = _released(), sa.select(tables.joint_version)
-    for column, asked in (("name", name), ("version", version)):
-        if asked is not None:
-            single = single.where(tables.version.c[column] == asked)
-            together = together.where(tables.joint_version.c[column] == asked)
+    for column, requested in (("name", name), ("version", version)):
+        if requested is not None:
+            single = single.where(tables.version.c[column] == requested)
+            together = together.where(tables.joint_version.c[column] == requested)
     found = [_single(row) for row in connection.execute(single)]
     found += [_joint(row) for row in connection.execute(together)]
     return sorted(found, key=lambda row: (row.name, row.version))

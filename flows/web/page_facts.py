@@ -23,7 +23,7 @@ from dpca.artifacts.files import KINDS, kind_named, read_artifact
 from dpca.artifacts.subspace import PrivateSubspace
 from dpca.artifacts.tensor import TensorComponents
 from dpca.errors import Invalid
-from dpca.privacy_unit import stated_privacy
+from dpca.privacy_unit import privacy_of
 from dpca.registry.pointers import versions_up_to
 from dpca_tasks.errors import DpcaError
 from flows.families.restated_subspace import noise_edge_of
@@ -239,8 +239,8 @@ def _stream(connection: sa.Connection, row: VersionRow) -> dict[str, Any] | None
 def _sites(connection: sa.Connection, row: VersionRow) -> list[dict[str, Any]]:
     table = tables.joint_version
     here = (table.c.name == row.name) & (table.c.version == row.version)
-    told = connection.execute(sa.select(table.c.sites).where(here)).scalar()
-    sites = [] if told is None else json.loads(told)
+    reported = connection.execute(sa.select(table.c.sites).where(here)).scalar()
+    sites = [] if reported is None else json.loads(reported)
     return [{name: site[name] for name in _OF_SITE if name in site} for site in sites]
 
 
@@ -305,7 +305,7 @@ def version_facts(workspace: Workspace, name: str, version: int) -> dict[str, An
         "relation": privacy.get("relation"),
         "unit": privacy.get("unit"),
         "rows_per_unit": privacy.get("rows_per_unit"),
-        "statement": stated_privacy(manifest),
+        "statement": privacy_of(manifest),
         "guarantee": manifest.get("guarantee"),
         "clip_norm": manifest.get("clip_norm"),
         "noise_multiplier": plan.get("noise_multiplier"),

@@ -35,7 +35,7 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from dpca.artifacts.labels import label, meaning, rounded_down, stated
+from dpca.artifacts.labels import formatted, label, meaning, rounded_down
 from dpca.backends.atomic_files import write_folder
 from dpca.errors import Corrupt, Invalid, NotFound, Refused, Unavailable
 from dpca.registry.pointers import NAME_PATTERN, VERSION_PATTERN
@@ -217,8 +217,8 @@ def _templates() -> Environment:
         auto_reload=False,
     )
     made.filters |= {"number": number, "percent": percent, "date": date, "day": day, "words": label}
-    made.filters |= {"left": left, "loading": loading, "meaning": meaning, "stated": stated}
-    made.globals["stated"] = stated
+    made.filters |= {"left": left, "loading": loading, "meaning": meaning, "formatted": formatted}
+    made.globals["formatted"] = formatted
     made.filters |= {"address": address_of, "noun": noun_of}
     made.globals["version"] = version("dpca-pipeline")
     return made
@@ -265,7 +265,7 @@ DRAWN = 100
 """The number of newest versions of a name with charts, as charts take most of the time."""
 
 
-def build_site(output: Path, *, tell: Callable[[int, int | None], None]) -> int:
+def build_site(output: Path, *, notify: Callable[[int, int | None], None]) -> int:
     """Write every page of this process's workspace to a new folder; return the number of pages.
 
     Parameters
@@ -274,7 +274,7 @@ def build_site(output: Path, *, tell: Callable[[int, int | None], None]) -> int:
         The new folder, which is written whole or not at all. The page of datasets is not written. Charts are drawn for
         the newest `DRAWN` versions of each name, and for versions with an alias. The pages of other versions state the
         same numbers in tables.
-    tell : callable
+    notify : callable
         Called with the number of files made so far, and with None, as their total is unknown.
 
     Raises
@@ -297,7 +297,7 @@ def build_site(output: Path, *, tell: Callable[[int, int | None], None]) -> int:
         files |= _page(site, page)
         for chart in set(re.findall(r'"(?:\.\./)*(charts/[^"]+\.svg)"', files[f"{page}.html"].decode())):
             files[chart] = _content(site, chart)
-        tell(len(files), None)
+        notify(len(files), None)
     files[STYLE] = _content(site, STYLE)
     try:
         write_folder(output, files)

@@ -61,7 +61,7 @@ class Access:
         self._wrong: dict[str, list[float]] = {}
 
     @property
-    def asks(self) -> bool:
+    def calls(self) -> bool:
         """True if requests need a token."""
         return self._token is not None
 
@@ -222,7 +222,7 @@ class WebPages:
         path = str(request.scope["path"]).removeprefix("/")
         if not self._access.knows_host(request):
             return _response(self._site.trouble(path, status=421, text="This address does not belong to this page."))
-        if path == "login" and self._access.asks:
+        if path == "login" and self._access.calls:
             return await self._log_in(request)
         if request.method not in ("GET", "HEAD"):
             answer = self._site.trouble(path, status=405, text="This page is read-only.")

@@ -140,7 +140,7 @@ class Child:
             self._process.kill()
         self._stop()
 
-    def ask(self, *, seconds: float, **request: Any) -> Answer:
+    def call(self, *, seconds: float, **request: Any) -> Answer:
         """Run a method for at most `seconds` of processor time.
 
         Raises

@@ -65,8 +65,10 @@ def secure_sum_bytes(*, sites: int, words: int) -> int:
     roster = Roster(session="bytes", members=members, colluders=0)
     participants = Participants(roster=roster, keys={name: each.public for name, each in identities.items()})
     address = Address(round=0, attempt=0)
-    asked = hashlib.sha256(b"zeros").digest()
-    context = Context(session="bytes", address=address, participants=participants.digest, asked=asked, words=words)
+    requested = hashlib.sha256(b"zeros").digest()
+    context = Context(
+        session="bytes", address=address, participants=participants.digest, requested=requested, words=words
+    )
     scene = Scene(participants=participants, context=context)
 
     def contribute(masks: Masks) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:

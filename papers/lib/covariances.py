@@ -145,12 +145,12 @@ def adaptive_covariance(rows: sparse.csr_array, *, n_components: int, epsilon: f
     def errors(cut: float) -> tuple[float, float]:
         """Return the Frobenius error bounds of GaussCov and SeparateCov."""
         gauss = cut**2 * frobenius / (math.sqrt(matrix_rho) * n)
-        apart = cut * 2**1.25 * math.sqrt(trace * spectral / n) / matrix_rho**0.25
-        return gauss, apart + cut**2 * math.sqrt(2) * vector / (math.sqrt(matrix_rho) * n)
+        separate = cut * 2**1.25 * math.sqrt(trace * spectral / n) / matrix_rho**0.25
+        return gauss, separate + cut**2 * math.sqrt(2) * vector / (math.sqrt(matrix_rho) * n)
 
     cut = _threshold(squares, errors, n=n, epsilon=math.sqrt(rho) / 2, rng=rng)
-    gauss, apart = errors(cut)
-    chosen = matrix_rho if gauss <= apart else matrix_rho / 2
+    gauss, separate = errors(cut)
+    chosen = matrix_rho if gauss <= separate else matrix_rho / 2
     return leading_eigenpairs(_noisy(rows, rho=chosen, cut=cut, rng=rng), n_components)[1]
 
 

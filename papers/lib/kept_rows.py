@@ -40,8 +40,8 @@ class KeptRows(Rows):
     moments: dict[int, NDArray[np.int64]] = field(default_factory=dict, repr=False)
     pairs: dict[bytes, Eigenpairs] = field(default_factory=dict, repr=False)
 
-    def sum(self, query: RowSum, *, stay: bool) -> NDArray[np.int64]:
-        """Sum a query exactly; ``stay`` is ignored."""
+    def sum(self, query: RowSum, *, keep: bool) -> NDArray[np.int64]:
+        """Sum a query exactly; ``keep`` is ignored."""
         if type(query) is not SecondMoment:
             return self._sum(query)
         if query.bits not in self.moments:
@@ -50,15 +50,15 @@ class KeptRows(Rows):
 
     def solve(self, solver: Eigensolver, start: SecretKey) -> Eigenpairs:
         """Return the eigenpairs of a solver, computed from the start of its first call."""
-        asked = solver.digest()
-        if asked not in self.pairs:
-            self.pairs[asked] = solver.solve(self.source, start)
-        return self.pairs[asked]
+        requested = solver.digest()
+        if requested not in self.pairs:
+            self.pairs[requested] = solver.solve(self.source, start)
+        return self.pairs[requested]
 
     def form_moment(self) -> NDArray[np.float64]:
         """Return the second moment without noise."""
         query = SecondMoment(n_features=self.source.n_features, clip_norm=1.0, relation="replace_one", bits=FINEST)
-        return query.matrix(self.sum(query, stay=False))
+        return query.matrix(self.sum(query, keep=False))
 
     def _sum(self, query: RowSum) -> NDArray[np.int64]:
         if query.bits not in self.gridded:

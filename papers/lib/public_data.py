@@ -49,7 +49,7 @@ _OPENERS: dict[bytes, Callable[[bytes], bytes]] = {
     b"\xfd7": lzma.decompress,
 }
 _TOPICS, _OF_TOPIC, _SEED = 40, 0.5, 20958
-_WAVES, _SHARED, _APART, _BRIGHT, _CONTRAST = 8, 0.9, 0.5, 0.47, 0.168
+_WAVES, _SHARED, _SEPARATE, _BRIGHT, _CONTRAST = 8, 0.9, 0.5, 0.47, 0.168
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -345,7 +345,7 @@ def made_images(n_records: int = CIFAR_RECORDS) -> LabelledRows:
     modes = (fall[:, :, None, None] * np.einsum("ip,jq->ijpq", waves, waves)).reshape(_WAVES**2, -1)
     labels = rng.integers(CIFAR_LABELS, size=n_records)
     common = (
-        rng.standard_normal((n_records, _WAVES**2)) + _APART * rng.standard_normal((CIFAR_LABELS, _WAVES**2))[labels]
+        rng.standard_normal((n_records, _WAVES**2)) + _SEPARATE * rng.standard_normal((CIFAR_LABELS, _WAVES**2))[labels]
     )
     images = np.empty((n_records, CIFAR_FEATURES))
     for colour in np.split(np.arange(CIFAR_FEATURES), 3):

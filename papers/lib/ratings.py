@@ -78,13 +78,13 @@ class Scale:
         """True if the size and the number of draws are those that checks expect."""
         return self.share >= SHARE and self.runs >= RUNS
 
-    def users(self, stated: int) -> int:
+    def users(self, declared: int) -> int:
         """Return the scaled number of users of a task."""
-        return max(50, round(self.share * stated))
+        return max(50, round(self.share * declared))
 
-    def items(self, stated: int) -> int:
+    def items(self, declared: int) -> int:
         """Return the scaled number of items of a task."""
-        return max(40, round(min(1.0, 4.0 * self.share) * stated))
+        return max(40, round(min(1.0, 4.0 * self.share) * declared))
 
 
 class Draws:
@@ -110,7 +110,7 @@ class Draws:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class Trial:
     """The parameters of a run that are not settings of its arm.
 
     They are the rank, the ratings counted per user, and epsilon at `DELTA`. An infinite epsilon requests a non-private
@@ -134,36 +134,38 @@ class Arm:
         """Return an arm with additional or changed settings."""
         return Arm(name=name, mechanism=self.mechanism, settings={**self.settings, **settings})
 
-    def plan(self, ratings: SplitRatings, asked: Asked) -> Plan:
+    def plan(self, ratings: SplitRatings, requested: Trial) -> Plan:
         """Calibrate the mechanism to a request."""
-        plan: Plan = self._mechanism(asked).plan(*request_of(ratings, asked))
+        plan: Plan = self._mechanism(requested).plan(*request_of(ratings, requested))
         return plan
 
-    def run(self, ratings: SplitRatings, asked: Asked, *, seed: int, rounds: list[Matrix] | None = None) -> ItemFactors:
+    def run(
+        self, ratings: SplitRatings, requested: Trial, *, seed: int, rounds: list[Matrix] | None = None
+    ) -> ItemFactors:
         """Release items from the training ratings.
 
         Parameters
         ----------
         ratings : SplitRatings
-        asked : Asked
+        requested : Asked
         seed : int
             The seed of the noise.
         rounds : list, optional
             The list to which the factors at the start of each round of alternating least squares are appended.
         """
-        plan = self.plan(ratings, asked)
+        plan = self.plan(ratings, requested)
         reservation = InMemoryReservation(event=plan.event, key=seed.to_bytes(32, "little"))
-        source, mechanism = ArrayBlocks(ratings.train), self._mechanism(asked)
+        source, mechanism = ArrayBlocks(ratings.train), self._mechanism(requested)
         found: ItemFactors
-        if math.isinf(asked.epsilon):
+        if math.isinf(requested.epsilon):
             found = mechanism.run(DisclosingCurator(source, reservation, i_know_this_is_not_private=True), plan)
         else:
             found = mechanism.run(_Watched(source, reservation, [] if rounds is None else rounds), plan)
         return found
 
-    def _mechanism(self, asked: Asked) -> Any:
+    def _mechanism(self, requested: Trial) -> Any:
         known = {**MECHANISMS, **REFERENCES, "unprojected": Unprojected}
-        return known[self.mechanism](rank=asked.rank, **self.settings)
+        return known[self.mechanism](rank=requested.rank, **self.settings)
 
 
 def arm(mechanism: str, name: str = "", **settings: Any) -> Arm:
@@ -219,17 +221,19 @@ class Unprojected(Dpals):
         )
 
 
-def request_of(ratings: SplitRatings, asked: Asked) -> tuple[RatingsProblem, PrivacyTarget]:
+def request_of(ratings: SplitRatings, requested: Trial) -> tuple[RatingsProblem, PrivacyTarget]:
     """Return the public facts of ratings, including the number of users, and the target."""
     problem = RatingsProblem(
         n_features=ratings.n_items,
         low=ratings.low,
         high=ratings.high,
-        ratings_per_user=asked.per_user,
+        ratings_per_user=requested.per_user,
         records_at_most=ratings.n_users,
         records_declared=True,
     )
-    return problem, NO_GUARANTEE if math.isinf(asked.epsilon) else PrivacyTarget(epsilon=asked.epsilon, delta=DELTA)
+    return problem, NO_GUARANTEE if math.isinf(requested.epsilon) else PrivacyTarget(
+        epsilon=requested.epsilon, delta=DELTA
+    )
 
 
 def true_epsilon(plan: Plan) -> float:
@@ -285,20 +289,20 @@ FETCHED = "ml-100k"
 class Format:
     """A published format of ratings.
 
-    It has a file, a field separator, an optional header, and a range of ratings. ``beside`` names another file of the
-    same folder, which distinguishes formats whose ratings files have the same name.
+    It has a file, a field separator, an optional header, and a range of ratings. ``companion`` names another file of
+    the same folder, which distinguishes formats whose ratings files have the same name.
     """
 
     file: str
     separator: str
     header: str = ""
     low: float = 1.0
-    beside: str | None = None
+    companion: str | None = None
 
 
 FORMATS = {
     "100K": Format(file="u.data", separator="\t"),
-    "1M": Format(file="ratings.dat", separator="::", beside="users.dat"),
+    "1M": Format(file="ratings.dat", separator="::", companion="users.dat"),
     "10M": Format(file="ratings.dat", separator="::", low=0.5),
     "20M": Format(file="ratings.csv", separator=",", header="userId,movieId,rating,timestamp", low=0.5),
     "25M": Format(file="ratings.csv", separator=",", header="userId,movieId,rating,timestamp", low=0.5),
@@ -377,7 +381,7 @@ def read_movielens(folder: Path) -> FilmRatings:
 
 
 def _fits(form: Format, folder: Path) -> bool:
-    return (folder / form.file).is_file() and (form.beside is None or (folder / form.beside).is_file())
+    return (folder / form.file).is_file() and (form.companion is None or (folder / form.companion).is_file())
 
 
 def _columns(place: Path, form: Format) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
@@ -403,8 +407,8 @@ def _columns(place: Path, form: Format) -> tuple[NDArray[np.int64], NDArray[np.i
             ),
         )
     except pa.ArrowInvalid as error:
-        said = str(error).splitlines()[0]
-        raise BadSource(f"{place} cannot be read: {said}; each line is a user, an item, a rating, a time.") from None
+        text = str(error).splitlines()[0]
+        raise BadSource(f"{place} cannot be read: {text}; each line is a user, an item, a rating, a time.") from None
     if any(column.null_count for column in table.columns):
         raise BadSource(f"{place} has a line without a user, an item or a rating; fix the line.")
     users, items, values = (column.to_numpy() for column in table.columns)

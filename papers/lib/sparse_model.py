@@ -246,10 +246,10 @@ class Draw:
 
     def answer(self, arm: Arm, *, epsilon: float, delta: float) -> Answer:
         """Return the cached answer of an arm, which runs at the first call."""
-        asked = (arm.name, epsilon, delta)
-        if asked not in self._answers:
-            self._answers[asked] = self._run(arm, epsilon=epsilon, delta=delta)
-        return self._answers[asked]
+        requested = (arm.name, epsilon, delta)
+        if requested not in self._answers:
+            self._answers[requested] = self._run(arm, epsilon=epsilon, delta=delta)
+        return self._answers[requested]
 
     @cached_property
     def non_private(self) -> Mapping[str, Matrix]:

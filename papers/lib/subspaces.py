@@ -56,51 +56,51 @@ OVERSAMPLING, ITERATIONS, MIX = 3, 8, 0.5
 paper does not state."""
 
 
-def wishart(rows: sparse.csr_array, *, asked: Settings, rng: np.random.Generator) -> Matrix:
+def wishart(rows: sparse.csr_array, *, requested: Settings, rng: np.random.Generator) -> Matrix:
     """Return components of ``S`` plus one Wishart matrix of d + 1 degrees of freedom (Jiang, Xie and Zhang)."""
-    d = asked.n_features
+    d = requested.n_features
     root = rng.standard_normal((d + 1, d))
-    noisy = second_moment(rows) + FORMULAS["wishart"].noise(asked) * (root.T @ root)
-    return leading_eigenpairs(noisy, asked.n_components)[1]
+    noisy = second_moment(rows) + FORMULAS["wishart"].noise(requested) * (root.T @ root)
+    return leading_eigenpairs(noisy, requested.n_components)[1]
 
 
-def noisy_power(rows: sparse.csr_array, *, asked: Settings, rng: np.random.Generator) -> Matrix:
+def noisy_power(rows: sparse.csr_array, *, requested: Settings, rng: np.random.Generator) -> Matrix:
     """Return components by noisy power iterations with noise calibrated to one matrix entry (PPI, Hardt and Price)."""
-    asked = power_settings(asked)
-    directions = orthonormal(rng.standard_normal((asked.n_features, asked.n_components)))
-    scale = FORMULAS["noisy_power"].noise(asked)
-    for _ in range(asked.steps):
+    requested = power_settings(requested)
+    directions = orthonormal(rng.standard_normal((requested.n_features, requested.n_components)))
+    scale = FORMULAS["noisy_power"].noise(requested)
+    for _ in range(requested.steps):
         noise = scale * float(np.abs(directions).max()) * rng.standard_normal(directions.shape)
         product = rows.T @ (rows @ directions) + noise
         directions = orthonormal(product)
     with one_thread():
         left, _, _ = np.linalg.svd(product, full_matrices=False)
-    return np.ascontiguousarray(left[:, : asked.n_components - OVERSAMPLING].T)
+    return np.ascontiguousarray(left[:, : requested.n_components - OVERSAMPLING].T)
 
 
-def power_settings(asked: Settings) -> Settings:
+def power_settings(requested: Settings) -> Settings:
     """Return the settings of the noisy power method's formula, with the width of its products and its iterations."""
-    return replace(asked, n_components=asked.n_components + OVERSAMPLING, steps=ITERATIONS)
+    return replace(requested, n_components=requested.n_components + OVERSAMPLING, steps=ITERATIONS)
 
 
-def stochastic_settings(asked: Settings) -> Settings:
+def stochastic_settings(requested: Settings) -> Settings:
     """Return the settings of DP-SPCA and DP-VRPCA: ``steps`` passes of n steps, and mu, by default `MIX`."""
-    return replace(asked, steps=asked.steps * asked.n_records, mix=asked.mix or MIX)
+    return replace(requested, steps=requested.steps * requested.n_records, mix=requested.mix or MIX)
 
 
-def dp_spca(rows: sparse.csr_array, *, asked: Settings, rng: np.random.Generator) -> Matrix:
+def dp_spca(rows: sparse.csr_array, *, requested: Settings, rng: np.random.Generator) -> Matrix:
     """Return components by Algorithm 1: one row per step, step size 1 / 2n and gradient ``-2 x (x^T V)``."""
-    printed = stochastic_settings(asked)
+    printed = stochastic_settings(requested)
     noise = 2.0 * FORMULAS["dp_spca"].noise(printed)  # G = 2 for this gradient
-    return ascend(rows, asked.n_components, noise_std=noise, rng=rng, steps=printed.steps)[0]
+    return ascend(rows, requested.n_components, noise_std=noise, rng=rng, steps=printed.steps)[0]
 
 
-def dp_vrpca(rows: sparse.csr_array, *, asked: Settings, rng: np.random.Generator) -> Matrix:
+def dp_vrpca(rows: sparse.csr_array, *, requested: Settings, rng: np.random.Generator) -> Matrix:
     """Return components by Algorithm 2: step size 1 / n and the signs of equation (14)."""
-    printed = stochastic_settings(asked)
+    printed = stochastic_settings(requested)
     found, _ = ascend(
         rows,
-        asked.n_components,
+        requested.n_components,
         noise_std=FORMULAS["dp_vrpca"].noise(printed),
         rng=rng,
         reduced=True,
@@ -121,12 +121,12 @@ FORMULA_SETTINGS: dict[str, Callable[[Settings], Settings]] = {
     "dp_spca": stochastic_settings,
     "dp_vrpca": stochastic_settings,
     "noisy_power": power_settings,
-    "wishart": lambda asked: asked,
+    "wishart": lambda requested: requested,
 }
 """The settings at which each formula is evaluated."""
 
 
-def formula_epsilon(name: str, asked: Settings) -> float:
+def formula_epsilon(name: str, requested: Settings) -> float:
     """Return an upper bound on the epsilon of a formula's noise at the requested delta.
 
     It is a lower bound if the formula's row states so. It is infinite if no epsilon holds, or if losses are too large
@@ -134,7 +134,7 @@ def formula_epsilon(name: str, asked: Settings) -> float:
     """
     row = FORMULAS[name]
     try:
-        found = row.bracket(asked)
+        found = row.bracket(requested)
     except OverflowError:
         return math.inf
     return found.lower if row.bound == "at least" else found.upper
@@ -217,8 +217,8 @@ class Arm:
             If the mechanism does not run at this target.
         """
         if self.calibration == "printed":
-            asked = self._asked(rows, n_components=n_components, epsilon=epsilon, delta=delta)
-            return PRINTED[self.mechanism](rows.matrix, asked=asked, rng=np.random.default_rng(seed))
+            requested = self._settings_of(rows, n_components=n_components, epsilon=epsilon, delta=delta)
+            return PRINTED[self.mechanism](rows.matrix, requested=requested, rng=np.random.default_rng(seed))
         mechanism, problem, target = self._requested(rows, n_components=n_components, epsilon=epsilon, delta=delta)
         key = hashlib.sha256(repr((self.mechanism, self.calibration, epsilon, delta, *seed)).encode()).digest()
         found = run_mechanism(mechanism, problem, target, rows.source, key=key)
@@ -235,13 +235,13 @@ class Arm:
             If the mechanism does not run at this target.
         """
         if self.calibration == "printed":
-            asked = self._asked(rows, n_components=n_components, epsilon=epsilon, delta=delta)
-            return formula_epsilon(self.mechanism, FORMULA_SETTINGS[self.mechanism](asked))
+            requested = self._settings_of(rows, n_components=n_components, epsilon=epsilon, delta=delta)
+            return formula_epsilon(self.mechanism, FORMULA_SETTINGS[self.mechanism](requested))
         mechanism, problem, target = self._requested(rows, n_components=n_components, epsilon=epsilon, delta=delta)
         plan = mechanism.plan(problem, target)
         return epsilon if plan.real_epsilon is None else plan.real_epsilon
 
-    def _asked(self, rows: Rows, *, n_components: int, epsilon: float, delta: float) -> Settings:
+    def _settings_of(self, rows: Rows, *, n_components: int, epsilon: float, delta: float) -> Settings:
         n, d = rows.matrix.shape
         return Settings(
             epsilon=epsilon, delta=delta, n_records=n, n_features=d, n_components=n_components, **self.settings
@@ -277,7 +277,7 @@ LONG_VRPCA = Arm(mechanism="dp_vrpca", calibration="printed", settings={"epochs"
 PPI = Arm(mechanism="noisy_power", calibration="printed", ranges="wide")
 COMPARED = (ANALYZE_GAUSS, REFINED, GAUSSIAN, MOD_SULQ)
 """The arms whose losses are reported."""
-_STATED = (
+_DECLARED = (
     *COMPARED,
     Arm(mechanism="mod_sulq", ranges="medium"),
     Arm(mechanism="noisy_power", ranges="wide"),
@@ -303,8 +303,8 @@ _STATED = (
     Arm(mechanism="propose_test_release", dear=True),
 )
 ARMS = (
-    *_STATED,
-    *(Arm(mechanism=name) for name in MECHANISMS if name not in {arm.mechanism for arm in _STATED}),
+    *_DECLARED,
+    *(Arm(mechanism=name) for name in MECHANISMS if name not in {arm.mechanism for arm in _DECLARED}),
 )
 """Every mechanism: tight, as published if the product supports it, and as printed if it refuses."""
 BOUNDS = {arm.name: arm.bound for arm in ARMS}

@@ -213,7 +213,7 @@ class SummedRows(Rows):
 
     sums: Sums
 
-    def sum(self, query: RowSum, *, stay: bool) -> NDArray[np.int64]:
+    def sum(self, query: RowSum, *, keep: bool) -> NDArray[np.int64]:
         """Return a sum on the query's grid, packed."""
         total = self.sums.total(query)
         places = itertools.combinations_with_replacement(range(query.layout.order), total.ndim)

@@ -127,12 +127,12 @@ class Contents:
         if isinstance(found, dict) and found.get("format") == FORMAT and found.get("version") != VERSION:
             raise Refused(f"{folder} is a backup of version {found.get('version')}; restore it with a newer dpca.")
         try:
-            told = {name: found[name] for name in cls.__slots__}
-            told |= {name: tuple(told[name]) for name in ("keys", "missing")}
-            told["files"] = {path: (int(size), str(digest)) for path, (size, digest) in told["files"].items()}
-            told["signed_by"] = str(told["signed_by"])
-            told["spent"] = {str(name): float(spent) for name, spent in told["spent"].items()}
-            return cls(**told)
+            shown = {name: found[name] for name in cls.__slots__}
+            shown |= {name: tuple(shown[name]) for name in ("keys", "missing")}
+            shown["files"] = {path: (int(size), str(digest)) for path, (size, digest) in shown["files"].items()}
+            shown["signed_by"] = str(shown["signed_by"])
+            shown["spent"] = {str(name): float(spent) for name, spent in shown["spent"].items()}
+            return cls(**shown)
         except (AttributeError, KeyError, TypeError, ValueError):
             raise damaged(folder, f"{MANIFEST} does not have the required fields") from None
 
@@ -292,8 +292,8 @@ def put_back(source: Path, contents: Contents, place: Place, *, home: Path, data
         finally:
             shutil.rmtree(staged, ignore_errors=True)
     small = [path for path in paths if path.startswith((f"{ANSWERS}/", f"{TRAIL}/"))]
-    beside = [path for path in paths if path.startswith(f"{REGISTRY}/") and not path.startswith(f"{ARTIFACTS}/")]
-    for path in (*small, *beside):
+    nearby = [path for path in paths if path.startswith(f"{REGISTRY}/") and not path.startswith(f"{ARTIFACTS}/")]
+    for path in (*small, *nearby):
         write_and_check(place, path, b"".join(contents.pieces(source, f"{STORE}/{path}")))
 
 

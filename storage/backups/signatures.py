@@ -60,8 +60,8 @@ def sealable_keys(keys: Path) -> dict[str, bytes]:
 def seal(keys: Mapping[str, bytes], *, passphrase: str, ledger: str) -> bytes:
     """Encrypt keys under a passphrase; they can be decrypted only with this passphrase and for this ledger."""
     salt, nonce = os.urandom(16), os.urandom(12)
-    told = json.dumps({name: key.hex() for name, key in keys.items()}).encode()
-    closed = ChaCha20Poly1305(derived_key(passphrase, salt)).encrypt(nonce, told, _context(ledger))
+    shown = json.dumps({name: key.hex() for name, key in keys.items()}).encode()
+    closed = ChaCha20Poly1305(derived_key(passphrase, salt)).encrypt(nonce, shown, _context(ledger))
     return json.dumps({"version": 1, "salt": salt.hex(), "nonce": nonce.hex(), "sealed": closed.hex()}).encode()
 
 
@@ -78,8 +78,8 @@ def unseal(sealed: bytes, *, passphrase: str, ledger: str) -> dict[str, bytes]:
     try:
         found = json.loads(sealed)
         salt, nonce, closed = (bytes.fromhex(found[name]) for name in ("salt", "nonce", "sealed"))
-        told = ChaCha20Poly1305(derived_key(passphrase, salt)).decrypt(nonce, closed, _context(ledger))
-        keys = {name: bytes.fromhex(key) for name, key in json.loads(told).items()}
+        shown = ChaCha20Poly1305(derived_key(passphrase, salt)).decrypt(nonce, closed, _context(ledger))
+        keys = {name: bytes.fromhex(key) for name, key in json.loads(shown).items()}
     except InvalidTag:
         raise Refused("the passphrase does not open the sealed keys; give the passphrase that sealed them.") from None
     except (AttributeError, KeyError, RecursionError, TypeError, ValueError):
@@ -138,8 +138,8 @@ def open_backup(folder: Path, *, key: str | None = None, passphrase: str | None 
     contents = Contents.decode(manifest, folder)
     try:
         facts = json.loads((folder / SIGNATURE).read_bytes())
-        stated = Ed25519PublicKey.from_public_bytes(bytes.fromhex(contents.signed_by))
-        stated.verify(bytes.fromhex(facts["signature"]), _SIGNED + manifest)
+        declared = Ed25519PublicKey.from_public_bytes(bytes.fromhex(contents.signed_by))
+        declared.verify(bytes.fromhex(facts["signature"]), _SIGNED + manifest)
         has_mac = "mac" in facts
         salt, mac = (bytes.fromhex(facts.get(name, "")) for name in ("salt", "mac"))
     except OSError as error:

@@ -326,16 +326,16 @@ def _explained() -> Iterator[None]:
         raise _unavailable(error) from None
 
 
-def _listen_for_warnings(connection: sa.Connection, heard: list[str]) -> None:
+def _listen_for_warnings(connection: sa.Connection, notices: list[str]) -> None:
     """Collect the server's warnings, for example that a commit did not wait for the synchronous standby."""
 
-    def hear(notice: Any) -> None:
+    def record(notice: Any) -> None:
         if notice.severity_nonlocalized == "WARNING":
-            heard.append(" ".join(str(notice.message_primary).split())[:200])
+            notices.append(" ".join(str(notice.message_primary).split())[:200])
 
     driver: Any = connection.connection.driver_connection
     if hasattr(driver, "add_notice_handler"):  # psycopg, from the extra `postgres`
-        driver.add_notice_handler(hear)
+        driver.add_notice_handler(record)
 
 
 def _usable_engine(url: str) -> sa.Engine:

@@ -445,9 +445,9 @@ def _admit(connection: Connection, *, name: str, population: str, unit: PrivacyU
     units = select(table.c.unit).where(table.c.name == name, table.c.removed_at.is_(None))
     before = connection.scalar(units.limit(1))
     if unit is not None and before not in (None, unit.name):
-        told = PrivacyUnit(name=before, rows=1 if before == ROW else None)
+        shown = PrivacyUnit(name=before, rows=1 if before == ROW else None)
         raise Conflict(
-            f"the snapshots of dataset {name!r} have {told} as the unit of privacy, and the new one would have "
+            f"the snapshots of dataset {name!r} have {shown} as the unit of privacy, and the new one would have "
             f"{unit}; ingest it with the same ids, or with another name in the same population"
         )
 

@@ -162,8 +162,8 @@ class IdTables:
             self._tables.add(table)
 
     def _read(self, query: str, count: int = BATCH_VALUES) -> Iterator[pa.RecordBatch]:
-        with using_disk(), self._database.cursor() as apart:  # a connection holds one open result
-            yield from apart.sql(query).to_arrow_reader(count)
+        with using_disk(), self._database.cursor() as reader:  # a connection holds one open result
+            yield from reader.sql(query).to_arrow_reader(count)
 
     def _run(
         self, statement: str

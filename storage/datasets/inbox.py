@@ -21,7 +21,7 @@ from typing import Literal
 from dpca.backends.atomic_files import claim_file, make_folder, write_atomically, writing
 from dpca.errors import Conflict, Corrupt, NotFound, StorageError, Unavailable
 from storage.formats.files import LocalFile, Sighting, SourceFile, locate
-from storage.formats.held_files import holding, look_at
+from storage.formats.held_files import holding, open_matches
 
 End = Literal["released", "set_aside", "refused"]
 """Final state of an arrival: a release was made of it, no snapshot could be made, or the budget refused its release."""
@@ -201,7 +201,7 @@ class Inbox:
         if isinstance(place, LocalFile) and not place.path.parent.is_dir():
             raise Unavailable(f"{address}: no such folder; create it, or correct the inbox.")
         try:
-            seen = look_at(address)
+            seen = open_matches(address)
         except StorageError:
             raise
         except OSError as error:

@@ -19,7 +19,7 @@ from dpca.privacy_unit import PrivacyUnit
 from storage.formats.registry import DUPLICATES, named, option_help
 from storage.options import Handling, option_record
 
-_STATED_BY_SCHEMA = (
+_FROM_SCHEMA = (
     *(
         "features",
         "feature_names",
@@ -201,11 +201,11 @@ class IngestOptions:
         if self.unattended:
             self._check_unattended()
         if self.table_schema is not None:
-            stated = [name for name in _STATED_BY_SCHEMA if getattr(self, name) != getattr(DEFAULTS, name)]
-            if stated:
+            declared = [name for name in _FROM_SCHEMA if getattr(self, name) != getattr(DEFAULTS, name)]
+            if declared:
                 raise Invalid(
-                    f"{stated[0]} is given together with a schema, which declares the columns completely; omit it, or "
-                    "write it into the schema"
+                    f"{declared[0]} is given together with a schema, which declares the columns completely; omit it, "
+                    "or write it into the schema"
                 )
         if self.table_schema is None:
             self.check_units()
@@ -247,7 +247,7 @@ class IngestOptions:
             return PrivacyUnit()
         named = self.unit_column or _UNNAMED if self.unit_name is None else self.unit_name
         try:
-            return PrivacyUnit.asked(named, self.max_rows_per_unit)
+            return PrivacyUnit.requested(named, self.max_rows_per_unit)
         except Invalid as error:
             raise Invalid(
                 f"{error} `--unit-name` gives the ids of individuals another name than their column."

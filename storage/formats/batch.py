@@ -408,21 +408,21 @@ def make_canonical(
                 _DUPLICATE: f"has two values in one column; {_CHOICE}",
             }[verdict]
             if not bad[row]:
-                where, number, said = None if verdict == _COLUMN else int(column), int(batch.places[row]), None
+                where, number, text = None if verdict == _COLUMN else int(column), int(batch.places[row]), None
                 if verdict == _DUPLICATE and given is not None and batch.entry_places is not None:
                     held = slice(*given[0][row : row + 2].tolist())
                     first, number = batch.entry_places[held][given[1][held] == column][:2].tolist()
-                    said = f"it has the row and column of {_place(batch.place, first, number, rejects)}; {_CHOICE}"
-                rejects.reject(place=batch.place, number=number, reason=reason, column=where, quoting=said)
+                    text = f"it has the row and column of {_place(batch.place, first, number, rejects)}; {_CHOICE}"
+                rejects.reject(place=batch.place, number=number, reason=reason, column=where, quoting=text)
             bad[row] = True
             row += 1
     canonical = replace(batch, values=batch.values[:nnz], indices=batch.indices[:nnz], rejected=None, entry_places=None)
     return _emptied(canonical, bad) if bad.any() else canonical
 
 
-def _place(place: str, number: int, beside: int, rejects: Rejects) -> str:
+def _place(place: str, number: int, nearby: int, rejects: Rejects) -> str:
     """Name the place `number`, with its file if the other place is in another file."""
-    (own, file), (_, other) = rejects.located(number), rejects.located(beside)
+    (own, file), (_, other) = rejects.located(number), rejects.located(nearby)
     return f"{place} {own}" if file == other else f"{place} {own} of {file}"
 
 

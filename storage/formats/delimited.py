@@ -339,8 +339,8 @@ class DelimitedReader(TextReader):
             empty, lines = self._delimiter.encode() * (len(self._header) - 1), text.split(b"\n")
             for line in kept[bad].tolist():
                 reason = reason_of(int(verdicts[line]), encoding=self._text.encoding)
-                said = self._opened(lines[line]) if verdicts[line] == OPENED and not rejects.is_tolerant else None
-                rejects.reject(place="line", number=first_line + line, reason=reason, quoting=said)
+                message = self._opened(lines[line]) if verdicts[line] == OPENED and not rejects.is_tolerant else None
+                rejects.reject(place="line", number=first_line + line, reason=reason, quoting=message)
             text = b"".join((empty if verdicts[line] else lines[line]) + b"\n" for line in kept.tolist())
         try:
             table = arrow_csv.read_csv(
@@ -443,7 +443,7 @@ class DelimitedReader(TextReader):
             return _listed(len(names), declared.schema), text, 1
         if declared.header is False:
             return _numbered(len(names), declared), text, 1
-        if declared.header is None and looks_like_a_row(names, declared):
+        if declared.header is None and resembles_row(names, declared):
             raise BadSource(
                 "the first line has numbers instead of column names; give --no-header if it is a row, or --header if "
                 "these are the names"
@@ -509,7 +509,7 @@ def _listed(count: int, schema: Schema) -> list[str]:
     return [column.name for column in schema.columns]
 
 
-def looks_like_a_row(names: list[str], declared: Declared) -> bool:
+def resembles_row(names: list[str], declared: Declared) -> bool:
     """Return whether a first line holds a number, while no declaration shows that it holds column names."""
     known = set(names)
     if declared.unit_column in known or set(declared.columns) <= known:

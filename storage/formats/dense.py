@@ -364,13 +364,13 @@ def _check_members(archive: zipfile.ZipFile) -> None:
     """Refuse arrays that would be ignored."""
     names = archive.namelist()
     for name in names:
-        said = repr(name.removesuffix(".npy"))
+        text = repr(name.removesuffix(".npy"))
         if name not in _MEMBERS and f"{_ARRAYS[0]}.npy" in names:
             raise BadSource(
-                f"the .npz has {said} in addition to a csr matrix, which would be ignored; save only the matrix"
+                f"the .npz has {text} in addition to a csr matrix, which would be ignored; save only the matrix"
             )
         if names.count(name) > 1:
-            raise BadSource(f"the .npz has {said} twice; save it again with scipy.sparse.save_npz")
+            raise BadSource(f"the .npz has {text} twice; save it again with scipy.sparse.save_npz")
 
 
 def _open_member(archive: zipfile.ZipFile, name: str) -> IO[bytes]:

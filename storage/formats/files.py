@@ -309,7 +309,7 @@ class RangeStream(io.RawIOBase):
         """Return True."""
         return True
 
-    def tell(self) -> int:
+    def notify(self) -> int:
         """Return the position."""
         return self._at
 

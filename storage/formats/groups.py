@@ -150,12 +150,12 @@ def _check_attributes(matrix: Any) -> None:
     """Refuse a matrix whose attributes contradict its arrays, or change the meaning of its values."""
     attributes = dict(matrix.attrs)
     if hasattr(matrix, "shape"):
-        encoding, stated = str(attributes.get("encoding-type", "array")), attributes.get("shape", matrix.shape)
+        encoding, given = str(attributes.get("encoding-type", "array")), attributes.get("shape", matrix.shape)
         if encoding != "array":
             raise BadSource(f"X is a dense array, but its attribute encoding-type is {encoding!r}; save it again")
-        if tuple(np.ravel(stated)) != tuple(matrix.shape):
+        if tuple(np.ravel(given)) != tuple(matrix.shape):
             raise BadSource(
-                f"X has shape {tuple(matrix.shape)}, but its attribute shape {tuple(np.ravel(stated).tolist())}; "
+                f"X has shape {tuple(matrix.shape)}, but its attribute shape {tuple(np.ravel(given).tolist())}; "
                 "save it again"
             )
         _check_packing(attributes, "X")

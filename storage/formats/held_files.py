@@ -98,7 +98,7 @@ class HeldFile:
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), self.address)
 
 
-def look_at(address: str | Path) -> list[Sighting]:
+def open_matches(address: str | Path) -> list[Sighting]:
     """Return the files at an address, as listed by `find_files`, in their current state; there may be none.
 
     Links in the path of the folder are resolved once, and no link below the folder is followed. So each file has one
@@ -120,7 +120,7 @@ def look_at(address: str | Path) -> list[Sighting]:
 
 @contextmanager
 def holding(address: str) -> Iterator[SourceFile]:
-    """Open a file that `look_at` found, and yield it; no component of its path may be a link now.
+    """Open a file that `open_matches` found, and yield it; no component of its path may be a link now.
 
     A file on a disk is read from the descriptor that was opened and checked, so no one can replace it in between. An
     object of a store is yielded as it is.

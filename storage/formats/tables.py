@@ -226,9 +226,9 @@ class Faults:
     def reject(self, *, naming_columns: bool = False) -> None:
         """Pass the bad rows to `rejects` in order; `naming_columns` adds the column to the message."""
         for row, reason, column in sorted(self._reasons, key=itemgetter(0)):
-            said = f"column {column!r} {reason}" if naming_columns else None
+            message = f"column {column!r} {reason}" if naming_columns else None
             number = int(self._places[row])
-            self._rejects.reject(place=self._place, number=number, reason=reason, column=column, quoting=said)
+            self._rejects.reject(place=self._place, number=number, reason=reason, column=column, quoting=message)
 
 
 def ids_of(

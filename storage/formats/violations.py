@@ -33,7 +33,7 @@ from dpca.schemas.schema import Schema, Text, schema_faults, written_text
 from storage.formats.batch import Rejects
 from storage.formats.csr import reading
 from storage.formats.declared import Declared
-from storage.formats.delimited import DELIMITERS, LONGEST, guess_delimiter, looks_like_a_row, split_line
+from storage.formats.delimited import DELIMITERS, LONGEST, guess_delimiter, resembles_row, split_line
 from storage.formats.files import SourceFile, find_files
 from storage.formats.sources import checked_format, open_file, opening
 from storage.formats.text import TextFile
@@ -138,7 +138,7 @@ def _text_head(
     names = _split_names(line, text)
     if text.quote and line.count(text.quote) % 2:
         raise BadSource("the first line does not close a quote; a column name must fit on one line: rename it")
-    if header is None and (looks_like_a_row(names, Declared()) or _has_a_date(names) or line.lstrip().startswith("#")):
+    if header is None and (resembles_row(names, Declared()) or _has_a_date(names) or line.lstrip().startswith("#")):
         raise BadSource(
             "the first line has numbers, dates or a comment instead of column names; give --no-header if it is a "
             "row, or --header if these are the names"

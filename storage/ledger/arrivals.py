@@ -64,8 +64,8 @@ def epoch_of(connection: sa.Connection, population: str) -> str | None:
         When a row of its epochs was edited, inserted or removed by hand.
     """
     rows = connection.execute(sa.select(_EPOCH).where(_EPOCH.c.population == population)).all()
-    told = _ENTRY.name.in_(("arrivals_begun", "arrivals_lost")) & (_ENTRY.population == population)
-    check_rows(connection, "arrival_epoch", rows, told, every=True)
+    shown = _ENTRY.name.in_(("arrivals_begun", "arrivals_lost")) & (_ENTRY.population == population)
+    check_rows(connection, "arrival_epoch", rows, shown, every=True)
     return next((str(row.id) for row in rows if row.lost_at is None), None)
 
 
@@ -106,8 +106,8 @@ def segments_of(connection: sa.Connection, epoch: str) -> list[Segment]:
     people = sa.select(_EPOCH.c.population).where(_EPOCH.c.id == epoch).scalar_subquery()
     every = sa.select(_SEGMENT).join(_EPOCH).where(_EPOCH.c.population == people, _SEGMENT.c.number.is_not(None))
     rows = connection.execute(every.order_by(_SEGMENT.c.number)).all()
-    told = (_ENTRY.name == "arrivals_recorded") & (_ENTRY.population == people)
-    check_rows(connection, "arrival_segment", rows, told, every=True)
+    shown = (_ENTRY.name == "arrivals_recorded") & (_ENTRY.population == people)
+    check_rows(connection, "arrival_segment", rows, shown, every=True)
     return [Segment(id=row.id, number=row.number, digest=row.digest) for row in rows if row.epoch == epoch]
 
 

@@ -30,7 +30,9 @@ def knows_samples(budget: Budget) -> bool:
     return budget.filter == "renyi" and budget.relation != "replace_one"
 
 
-def refusal(budget: Budget, charged: Charge, charge: Charge, event: Event, asked: Mapping[str, Any]) -> BudgetExhausted:
+def refusal(
+    budget: Budget, charged: Charge, charge: Charge, event: Event, requested: Mapping[str, Any]
+) -> BudgetExhausted:
     """Return the error that explains why a charge is not admitted after an earlier total."""
     rules = budget.build_filter()
     if not is_private(event):
@@ -56,25 +58,26 @@ def refusal(budget: Budget, charged: Charge, charge: Charge, event: Event, asked
     if _is_bounded(budget, event):
         return BudgetExhausted(
             f"budget {budget.population!r} has epsilon {rules.remaining(charged):.6g} left for one Gaussian release; "
-            f"since its first one, other events are charged as {BOUNDS[budget.filter]}: {asked['epsilon']:g} at delta "
-            f"{asked['delta']:g} would take {rules.spent(charge):.6g}; nothing was charged: {_remedy(budget, charged)}"
+            f"since its first one, other events are charged as {BOUNDS[budget.filter]}: {requested['epsilon']:g} at "
+            f"delta {requested['delta']:g} would take {rules.spent(charge):.6g}; nothing was charged: "
+            f"{_remedy(budget, charged)}"
         )
-    return _exhausted(budget.population, left=rules.remaining(charged), **asked)
+    return _exhausted(budget.population, left=rules.remaining(charged), **requested)
 
 
 def _no_failures(budget: Budget, charged: Charge, charge: Charge) -> str:
     """Return the reason why the budget refuses an event known only as (epsilon, delta) after a Gaussian release."""
     rules = budget.build_filter()
-    asked = f"{rules.failures(charge):.6g}"
+    requested = f"{rules.failures(charge):.6g}"
     if not budget.failure_delta:
         return (
             f"budget {budget.population!r} was opened with failure_delta=0, so after its first Gaussian release it "
-            f"admits no event known only as (epsilon, delta); one of delta {asked} was requested"
+            f"admits no event known only as (epsilon, delta); one of delta {requested} was requested"
         )
     return (
         f"budget {budget.population!r} reserves failure_delta={budget.failure_delta:g} for events known only as "
-        f"(epsilon, delta) after its first Gaussian release; {rules.failures(charged):.6g} of it is used and {asked} "
-        "was requested"
+        f"(epsilon, delta) after its first Gaussian release; {rules.failures(charged):.6g} of it is used and "
+        f"{requested} was requested"
     )
 
 
@@ -194,18 +197,18 @@ def quote_of(budget: Budget, charged: Charge, event: Event, *, epsilon: float, d
     """
     rules = budget.build_filter()
     charge = rules.charge_after(charged, event, delta=delta)
-    asked = {"epsilon": epsilon, "delta": delta}
-    refused = _refused(budget, charged, charge, event, asked, void=void)
+    requested = {"epsilon": epsilon, "delta": delta}
+    refused = _refused(budget, charged, charge, event, requested, void=void)
     total = prices.add(charged, charge)
     return Quote(spent=rules.spent(total), total=total, refusal=refused)
 
 
 def _refused(
-    budget: Budget, charged: Charge, charge: Charge, event: Event, asked: dict[str, float], *, void: bool
+    budget: Budget, charged: Charge, charge: Charge, event: Event, requested: dict[str, float], *, void: bool
 ) -> BudgetExhausted | None:
     if budget.build_filter().admits(prices.add(charged, charge)) or (void and not is_private(event)):
         return None
-    return refusal(budget, charged, charge, event, asked)
+    return refusal(budget, charged, charge, event, requested)
 
 
 def admitted_charge(

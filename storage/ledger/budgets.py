@@ -310,13 +310,13 @@ def check_name(what: str, name: str) -> None:
         raise Invalid(f"{what} {name!r} must be printable and have at most 500 characters; choose another.")
 
 
-def _remedy(stated: PrivacyUnit, found: PrivacyUnit) -> str:
+def _remedy(given: PrivacyUnit, found: PrivacyUnit) -> str:
     """Return how to ingest a dataset so that its unit matches the budget."""
-    if stated == PrivacyUnit():
+    if given == PrivacyUnit():
         return "ingest it without ids, or open a budget for another population with its unit"
-    if stated.name != found.name:
-        return f"ingest it with the ids {stated.name!r}, as --unit-column or --units with --unit-name"
-    return f"ingest it with --max-rows-per-unit {stated.rows}"
+    if given.name != found.name:
+        return f"ingest it with the ids {given.name!r}, as --unit-column or --units with --unit-name"
+    return f"ingest it with --max-rows-per-unit {given.rows}"
 
 
 CHANGES = ("release_reserved", "release_abandoned")
@@ -378,7 +378,7 @@ def read_total(connection: sa.Connection, budget: Budget) -> ChargedTotal:
     """
     total = _found_note(connection, budget.population) or _added_up(connection, budget)
     check_units(budget, {(total.accounting, len(prices.encode((0,) * len(total.charge))))})
-    if facts_of(total) != _told(connection, budget):
+    if facts_of(total) != _shown(connection, budget):
         raise Corrupt(
             f"the charges of the releases of budget {budget.population!r} differ from the total in the journal; check "
             "with `dpca doctor`, and restore the database from a copy."
@@ -461,7 +461,7 @@ def _found_note(connection: sa.Connection, population: str) -> ChargedTotal | No
     return None if row is None else ChargedTotal(**{**row, "charge": tuple(json.loads(row["charge"]))})
 
 
-def _told(connection: sa.Connection, budget: Budget) -> dict[str, Any]:
+def _shown(connection: sa.Connection, budget: Budget) -> dict[str, Any]:
     """Return the total in the newest journal entry that changes it, or zero before the first such entry."""
     newest = [tuple(row) for row in connection.execute(_NEWEST, {"population": budget.population})]
     if not newest:

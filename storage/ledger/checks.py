@@ -1,7 +1,7 @@
 """Complete and incremental checks of a ledger's journal and rows.
 
 An intact journal does not detect changes of other tables. `compare` therefore replays the entries and compares the
-result with the rows. `look_over` continues from what an earlier check found.
+result with the rows. `check_changes` continues from what an earlier check found.
 
 `check_ticks` checks that every tick is paid for. It replays the journal, where the order of entries counts. Ticks are
 the only releases that are charged nothing. So each tick must belong to a stream that was charged for at least that many
@@ -38,7 +38,7 @@ from dpca_tasks.accounting.prices import Charge
 from storage.database import tables
 from storage.database.engine import raw_rows
 from storage.ledger import journal
-from storage.ledger.journal import NAMES, NEXT, Entry, Key, Replay, Row, compare_told
+from storage.ledger.journal import NAMES, NEXT, Entry, Key, Replay, Row, compare_reported
 from storage.trail.checkpoints import START
 
 _SETTLED = ("release_committed", "release_closed")
@@ -69,9 +69,9 @@ def check_ticks(connection: sa.Connection) -> None:
     seen, table = _Replayed(), tables.event
     of_ticks = table.c.name.in_(("stream_charged", "tick_begun"))
     needed = set(connection.execute(sa.select(table.c.release_id).where(of_ticks)).scalars())
-    told = ("release_reserved", "stream_charged", "tick_begun", *_SETTLED)
+    shown = ("release_reserved", "stream_charged", "tick_begun", *_SETTLED)
     columns = (table.c.name, table.c.release_id, table.c.detail)
-    query = sa.select(*columns).where(table.c.name.in_(told)).order_by(table.c.seq)
+    query = sa.select(*columns).where(table.c.name.in_(shown)).order_by(table.c.seq)
     for name, release, text in chain.from_iterable(raw_rows(connection, query)):
         match name:
             case "release_reserved" if release not in needed and "stream_tick" not in text and "\\" not in text:
@@ -107,9 +107,9 @@ def _check_payer(seen: _Replayed, release: str, stream: str) -> None:
 def _check_tick(seen: _Replayed, release: str, *, stream: str, tick: int) -> None:
     event, payers = seen.events.get(release, {}), seen.payers.get(stream, {})
     earlier = seen.ticks.get(stream, [])
-    stated = (event.get("name"), event.get("stream"), event.get("tick"))
+    declared = (event.get("name"), event.get("stream"), event.get("tick"))
     name = f"tick {tick} of stream {stream}"
-    if stated != ("stream_tick", stream, tick):
+    if declared != ("stream_tick", stream, tick):
         raise Corrupt(f"{name} is a release with another event; {_NEXT}")
     if tick > max(payers, default=0) or seen.ended.intersection(payers.values()):
         raise Corrupt(f"{name} began although no live stream was charged for it; {_NEXT}")
@@ -160,9 +160,9 @@ def compare(connection: sa.Connection) -> Compared:
     for entries in journal.entries(connection):
         count, head = journal.follow(entries, count=count, previous=head)
         replay.take(entries)
-    for name, told in replay.told.items():
-        compare_told(name, told, stored_rows(connection, name), every=True)
-    if replay.tells_of_ticks:
+    for name, shown in replay.reported.items():
+        compare_reported(name, shown, stored_rows(connection, name), every=True)
+    if replay.has_ticks:
         check_ticks(connection)
     open_now = replay.open_releases()
     return Compared(
@@ -170,8 +170,8 @@ def compare(connection: sa.Connection) -> Compared:
         head=head,
         read_to=count,
         open=open_now,
-        counts={name: len(told) for name, told in replay.told.items()},
-        aliases={key: facts["version"] for key, facts in replay.told["alias"].items()},
+        counts={name: len(shown) for name, shown in replay.reported.items()},
+        aliases={key: facts["version"] for key, facts in replay.reported["alias"].items()},
         totals=check_totals(connection, fresh=open_now),
     )
 
@@ -251,7 +251,7 @@ _EVENT = tables.event.c
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LookedOver:
+class CheckedChanges:
     """The result of a complete or incremental check.
 
     Attributes
@@ -266,7 +266,7 @@ class LookedOver:
     versions: Mapping[str, Collection[Key]] | None = None
 
 
-def look_over(connection: sa.Connection, before: Compared | None) -> LookedOver:
+def check_changes(connection: sa.Connection, before: Compared | None) -> CheckedChanges:
     """Check the ledger incrementally after an earlier check, or completely if there is none or the check fails.
 
     Raises
@@ -277,11 +277,11 @@ def look_over(connection: sa.Connection, before: Compared | None) -> LookedOver:
     if before is not None:
         with suppress(Corrupt, LookupError, ValueError, TypeError):  # the complete check reports the cause
             known, replay = compare_part(connection, before)
-            versions = {name: replay.told[name].keys() for name in ("version", "joint_version")}
+            versions = {name: replay.reported[name].keys() for name in ("version", "joint_version")}
             first, last = part_after(before)
             part = (first + 1, last) if last - first < before.entries else None
-            return LookedOver(known=known, part=part, versions=versions)
-    return LookedOver(known=compare(connection))
+            return CheckedChanges(known=known, part=part, versions=versions)
+    return CheckedChanges(known=compare(connection))
 
 
 def part_after(before: Compared) -> tuple[int, int]:
@@ -321,21 +321,21 @@ def compare_part(connection: sa.Connection, before: Compared) -> tuple[Compared,
     journal.follow(part, count=first, previous=_hash_of(connection, first))
     releases = before.open.union(entry[2] for entry in chain(part[: last - first], new) if entry[2] is not None)
     replay = Replay()
-    replay.told["alias"] = {key: {"version": version} for key, version in before.aliases.items()}
+    replay.reported["alias"] = {key: {"version": version} for key, version in before.aliases.items()}
     replay.take(_replayed_before(connection, before, part[: last - first], releases))
-    made = {name: -len(told) for name, told in replay.told.items()}
+    made = {name: -len(shown) for name, shown in replay.reported.items()}
     replay.take(new)
-    counts = {name: before.counts[name] + made[name] + len(told) for name, told in replay.told.items()}
-    for name, told in replay.told.items():
+    counts = {name: before.counts[name] + made[name] + len(shown) for name, shown in replay.reported.items()}
+    for name, shown in replay.reported.items():
         if name in _WHOLE:
-            compare_told(name, told, stored_rows(connection, name), every=True)
-        for keys in batched(told, _AT_ONCE) if name not in _WHOLE else ():
-            compare_told(name, {key: told[key] for key in keys}, stored_rows(connection, name, keys), every=False)
+            compare_reported(name, shown, stored_rows(connection, name), every=True)
+        for keys in batched(shown, _AT_ONCE) if name not in _WHOLE else ():
+            compare_reported(name, {key: shown[key] for key in keys}, stored_rows(connection, name, keys), every=False)
     if row_counts(connection, NAMES) != counts:
         raise Corrupt(f"rows were removed or inserted by hand; {NEXT}")
-    if replay.tells_of_ticks:
+    if replay.has_ticks:
         check_ticks(connection)
-    open_now, reserved = replay.open_releases(), replay.told["release"]
+    open_now, reserved = replay.open_releases(), replay.reported["release"]
     fresh = before.open.union(key[0] for key, facts in reserved.items() if facts["seq"] > before.entries)
     if not open_now <= fresh or check_totals(connection, fresh=fresh) != before.totals:
         raise Corrupt(f"the sum that was spent before the last check has changed; {NEXT}")
@@ -347,7 +347,7 @@ def compare_part(connection: sa.Connection, before: Compared) -> tuple[Compared,
         read_to=last,
         open=open_now,
         counts=counts,
-        aliases={key: facts["version"] for key, facts in replay.told["alias"].items()},
+        aliases={key: facts["version"] for key, facts in replay.reported["alias"].items()},
         totals=merged(before.totals, settled),
     )
     return now, replay

@@ -254,11 +254,11 @@ class Replay:
 
     Attributes
     ----------
-    told : mapping of table to mapping of key to the recorded columns
+    shown : mapping of table to mapping of key to the recorded columns
     """
 
     def __init__(self) -> None:
-        self.told: dict[str, dict[Key, dict[str, Any]]] = {name: {} for name in NAMES}
+        self.reported: dict[str, dict[Key, dict[str, Any]]] = {name: {} for name in NAMES}
 
     def take(self, entries: Iterable[Entry]) -> None:
         """Replay entries in order.
@@ -269,68 +269,70 @@ class Replay:
             When an entry contradicts earlier entries.
         """
         for seq, population, release, name, text, *_ in entries:
-            detail, told = json.loads(text), self.told
+            detail, shown = json.loads(text), self.reported
             match name:
                 case "budget_opened":
-                    if (population,) in told["budget"]:
+                    if (population,) in shown["budget"]:
                         raise Corrupt(f"the journal opens budget {population!r} twice, and terms never change; {NEXT}")
-                    told["budget"][(population,)] = {name: fact for name, fact in detail.items() if name != "statement"}
+                    shown["budget"][(population,)] = {
+                        name: fact for name, fact in detail.items() if name != "statement"
+                    }
                 case "snapshot_registered":
                     facts = {"name": detail["dataset"], "population": population, "seq": seq, "removed": False}
                     facts |= {"unit": detail["unit"], "rows_per_unit": detail["rows_per_unit"]}
                     arrivals = {"number": detail.get("number"), "epoch": detail.get("epoch")}
-                    told["snapshot"][(detail["snapshot"],)] = facts | arrivals
+                    shown["snapshot"][(detail["snapshot"],)] = facts | arrivals
                 case "snapshot_removed":
                     for snapshot in detail["snapshots"]:
-                        told["snapshot"].get((snapshot,), {})["removed"] = True
+                        shown["snapshot"].get((snapshot,), {})["removed"] = True
                 case "arrivals_begun":
-                    told["arrival_epoch"][(detail["epoch"],)] = {"population": population, "lost": False}
+                    shown["arrival_epoch"][(detail["epoch"],)] = {"population": population, "lost": False}
                 case "arrivals_lost":
-                    told["arrival_epoch"][(detail["epoch"],)]["lost"] = True
+                    shown["arrival_epoch"][(detail["epoch"],)]["lost"] = True
                 case "arrivals_recorded":
-                    told["arrival_segment"][(detail.pop("segment"),)] = detail
+                    shown["arrival_segment"][(detail.pop("segment"),)] = detail
                 case "release_reserved":
                     charge = prices.encode(tuple(detail.pop("charge")))
                     facts = {"population": population, "state": "reserved", "artifact_digest": None}
                     row = {name: fact for name, fact in detail.items() if name not in TOTAL}
-                    told["release"][(release,)] = {**facts, "seq": seq, "charge": charge, **row}
+                    shown["release"][(release,)] = {**facts, "seq": seq, "charge": charge, **row}
                 case "stream_opened":
-                    told["stream"][(release,)] = {"population": population, "seq": seq, **detail}
+                    shown["stream"][(release,)] = {"population": population, "seq": seq, **detail}
                 case "stream_charged":
-                    told["stream_charge"][(detail["stream"], detail["ticks"])] = {"release_id": release}
+                    shown["stream_charge"][(detail["stream"], detail["ticks"])] = {"release_id": release}
                 case "tick_begun":
-                    told["tick"][(detail["stream"], detail["tick"])] = {"release_id": release, **detail}
+                    shown["tick"][(detail["stream"], detail["tick"])] = {"release_id": release, **detail}
                 case "tick_answered":
                     key = (detail["stream"], detail["tick"])
-                    told["tick_answer"][key] = {"digest": detail["digest"]}
+                    shown["tick_answer"][key] = {"digest": detail["digest"]}
                 case "step_kept":
-                    told["step"][(release, detail["step"])] = {"digest": detail["digest"]}
+                    shown["step"][(release, detail["step"])] = {"digest": detail["digest"]}
                 case "version_published":
                     facts = {"digest": detail["digest"], "release_id": release}
-                    told["version"][(detail["name"], detail["version"])] = facts
+                    shown["version"][(detail["name"], detail["version"])] = facts
                 case "joint_version_published":
                     facts = {"digest": detail["digest"], "joint_id": detail["joint"], "sites": detail["sites"]}
-                    told["joint_version"][(detail["name"], detail["version"])] = facts
+                    shown["joint_version"][(detail["name"], detail["version"])] = facts
                 case "alias_moved":
-                    told["alias"][(detail["name"], detail["alias"])] = {"version": detail["to"]}
+                    shown["alias"][(detail["name"], detail["alias"])] = {"version": detail["to"]}
                 case "ledger_accepted":
                     for begun in detail["begun"]:
-                        if standing := told["release"].get((begun,)):
+                        if standing := shown["release"].get((begun,)):
                             standing["state"] = "noising"
                 case moved if moved in _MOVED:
                     changed = {"state": _MOVED[moved], "artifact_digest": detail.get("artifact")}
-                    told["release"][(release,)] |= changed
+                    shown["release"][(release,)] |= changed
 
     @property
-    def tells_of_ticks(self) -> bool:
+    def has_ticks(self) -> bool:
         """True if there is a tick, a charge for ticks, or a release whose event states that it is a tick."""
-        told = self.told
-        stated = any(is_tick(facts["event"]) for facts in told["release"].values())
-        return bool(stated or told["tick"] or told["stream_charge"])
+        shown = self.reported
+        declared = any(is_tick(facts["event"]) for facts in shown["release"].values())
+        return bool(declared or shown["tick"] or shown["stream_charge"])
 
     def open_releases(self) -> frozenset[str]:
         """Return the releases that have not ended."""
-        return frozenset(key[0] for key, facts in self.told["release"].items() if facts["state"] not in ENDED)
+        return frozenset(key[0] for key, facts in self.reported["release"].items() if facts["state"] not in ENDED)
 
 
 def called(name: str, key: Key) -> str:
@@ -359,7 +361,7 @@ def facts_of(table: sa.Table, row: Row) -> dict[str, Any]:
     return facts
 
 
-def compare_told(name: str, told: Mapping[Key, Mapping[str, Any]], rows: Iterable[Row], *, every: bool) -> None:
+def compare_reported(name: str, shown: Mapping[Key, Mapping[str, Any]], rows: Iterable[Row], *, every: bool) -> None:
     """Compare the replayed rows of a table with the stored ``rows``; with ``every``, no other row may be stored.
 
     Raises
@@ -370,14 +372,14 @@ def compare_told(name: str, told: Mapping[Key, Mapping[str, Any]], rows: Iterabl
     """
     table = tables.metadata.tables[name]
     stored = {key_of(table, row): row for row in rows}
-    for key, facts in told.items():
+    for key, facts in shown.items():
         if key not in stored:
             raise Corrupt(f"the journal records {called(name, key)}, but its row is missing; {NEXT}")
         found = facts_of(table, stored[key])
         if changed := [column for column, value in facts.items() if found[column] != value]:
             raise Corrupt(f"the row of {called(name, key)} differs from the journal ({', '.join(changed)}); {NEXT}")
-    if every and len(stored) > len(told):
-        strange = next(key for key in stored if key not in told)
+    if every and len(stored) > len(shown):
+        strange = next(key for key in stored if key not in shown)
         raise Corrupt(f"{called(name, strange)} has a row, but no entry in the journal; {NEXT}")
 
 
@@ -418,9 +420,9 @@ def check_rows(
     except (LookupError, ValueError, TypeError):
         raise Corrupt(f"the journal lacks the first entries of rows in the {name} table; {NEXT}") from None
     keys = None if every else {key_of(table, row) for row in found}
-    told = {
+    shown = {
         key: facts
-        for key, facts in replay.told[name].items()
+        for key, facts in replay.reported[name].items()
         if (keys is None or key in keys) and (first is None or key[0] in first)
     }
-    compare_told(name, told, found, every=True)
+    compare_reported(name, shown, found, every=True)

@@ -32,7 +32,7 @@ from storage.ledger.balance import (
     statement_of,
 )
 from storage.ledger.budgets import Budget, check_name, check_snapshot_unit, lock_budget, open_budget, read_budget
-from storage.ledger.checks import Compared, LookedOver, compare, look_over
+from storage.ledger.checks import CheckedChanges, Compared, check_changes, compare
 from storage.ledger.releases import (
     Grant,
     KeyFolder,
@@ -132,7 +132,7 @@ class Ledger:
         """
         terms: dict[str, Any] = {"epsilon": epsilon, "delta": delta, "relation": relation, "filter": filter}
         terms |= {"failure_delta": failure_delta, "allow_large_delta": allow_large_delta}
-        terms["unit"] = PrivacyUnit.asked(unit, rows_per_unit)
+        terms["unit"] = PrivacyUnit.requested(unit, rows_per_unit)
         with self.transaction() as connection:
             return open_budget(connection, population, **terms)
 
@@ -288,7 +288,7 @@ class Ledger:
         """
         with self.transaction() as connection:
             row = read_release(connection, release_id, lock=True)
-            releases.check_under_way(row)
+            releases.check_unfinished(row)
             if row.state == "reserved":
                 releases.move_release(connection, row, "noising", "release_begun")
                 self._witness.note(note_release(connection, release_id))
@@ -313,7 +313,7 @@ class Ledger:
             When the release has not begun, or was given up; `Finished` when it is committed.
         """
         row = self.release(release_id)
-        releases.check_under_way(row)
+        releases.check_unfinished(row)
         if row.state != "noising":
             raise Refused(f"release {release_id} is {row.state}; the key is read only after a release began: begin it.")
         return self._keys.read(release_id)
@@ -385,7 +385,7 @@ class Ledger:
             self._witness.check(connection)
             return compare(connection).entries
 
-    def look_over(self, before: Compared | None = None) -> LookedOver:
+    def check_changes(self, before: Compared | None = None) -> CheckedChanges:
         """Check the ledger as `verify` does, or incrementally after an earlier check.
 
         `storage.ledger.checks` states which part of the ledger an incremental check reads.
@@ -397,7 +397,7 @@ class Ledger:
         """
         with reading(self.engine) as connection:
             self._witness.check(connection)
-            return look_over(connection, before)
+            return check_changes(connection, before)
 
     def _end(
         self,

@@ -82,12 +82,12 @@ def names_in(folder: Path) -> list[str]:
 _DIGEST = re.compile("[0-9a-f]{64}(/.*)?")
 
 
-def key_apart(population: str, run_key: str) -> str:
+def separate_key(population: str, run_key: str) -> str:
     """Return the stored form of a population's run key that is reserved through a remote ledger."""
     own = f"{population}/"
     if run_key.startswith(own) and _DIGEST.fullmatch(run_key.removeprefix(own)):
         return run_key
-    return f"apart {hashlib.sha256(population.encode()).hexdigest()[:16]}/{run_key}"
+    return f"separate {hashlib.sha256(population.encode()).hexdigest()[:16]}/{run_key}"
 
 
 KEY_BYTES = 32
@@ -157,7 +157,7 @@ class KeyFolder:
 _BY_ID = sa.select(tables.release).where(tables.release.c.id == sa.bindparam("id"))
 _LOCKED = _BY_ID.with_for_update()
 _BY_RUN_KEY = sa.select(tables.release).where(
-    tables.release.c.run_key.in_((sa.bindparam("given"), sa.bindparam("apart")))
+    tables.release.c.run_key.in_((sa.bindparam("given"), sa.bindparam("separate")))
 )
 _CONTENT = sa.select(tables.snapshot.c.content_digest).where(tables.snapshot.c.id == sa.bindparam("id"))
 _ENTER = tables.release.insert()
@@ -278,8 +278,8 @@ def find_by_run_key(connection: sa.Connection, run_key: str, *, population: str 
 
 def under_run_key(connection: sa.Connection, run_key: str, *, population: str | None) -> list[Release]:
     """Return the release with a run key, of any population, then the one that this population reserved remotely."""
-    apart = run_key if population is None else key_apart(population, run_key)
-    rows = connection.execute(_BY_RUN_KEY, {"given": run_key, "apart": apart}).all()
+    separate = run_key if population is None else separate_key(population, run_key)
+    rows = connection.execute(_BY_RUN_KEY, {"given": run_key, "separate": separate}).all()
     check_states(connection, rows)
     return sorted(map(_release, rows), key=lambda row: row.run_key != run_key)
 
@@ -294,7 +294,7 @@ def charged_terms(connection: sa.Connection, release: Release) -> dict[str, Any]
     return {"relation": relation, "content": content}
 
 
-def check_under_way(release: Release) -> None:
+def check_unfinished(release: Release) -> None:
     """Check that a release may still be computed.
 
     Raises
@@ -320,9 +320,9 @@ def enter_release(
     written |= {"charge": prices.encode(charge), "state": state}
     connection.execute(_ENTER, {**then, **row, **written})
     total = note_total(connection, with_release(before, charge))
-    told = {name: value for name, value in row.items() if name not in ("id", "population", "accounting", "created_at")}
+    shown = {name: value for name, value in row.items() if name not in ("id", "population", "accounting", "created_at")}
     subject = {"population": row["population"], "release_id": row["id"]}
-    journal.append(connection, "release_reserved", **subject, detail={**told, **total, "charge": charge})
+    journal.append(connection, "release_reserved", **subject, detail={**shown, **total, "charge": charge})
     if not is_private(row["event"]):
         journal.append(connection, "budget_voided", **subject)
 

@@ -28,7 +28,7 @@ from dpca.errors import Corrupt, Refused, Unavailable
 from dpca_tasks.accounting.events import Event, Relation
 from storage.database import tables
 from storage.ledger import journal
-from storage.ledger.releases import Keys, check_under_way, read_release
+from storage.ledger.releases import Keys, check_unfinished, read_release
 
 logger = logging.getLogger("dpca.storage")
 
@@ -88,12 +88,12 @@ class LedgerSteps:
     def check(self) -> None:
         """Check that the release has not ended."""
         with self.reading() as connection:
-            check_under_way(read_release(connection, self.release_id))
+            check_unfinished(read_release(connection, self.release_id))
 
     def find(self, step: int) -> str | None:
         """Return the digest of a step's answer in a release that has not ended, or None if none is recorded."""
         with self.reading() as connection:
-            check_under_way(read_release(connection, self.release_id))
+            check_unfinished(read_release(connection, self.release_id))
             return self._digest(connection, step)
 
     def settle(self, step: int, digest: str) -> str:
@@ -106,7 +106,7 @@ class LedgerSteps:
     def _load_or_store(self, connection: sa.Connection, step: int, digest: str) -> str:
         """Return the recorded digest of a step, or record this one."""
         row = read_release(connection, self.release_id, lock=True)
-        check_under_way(row)
+        check_unfinished(row)
         if row.state != "noising":
             raise Refused(
                 f"release {row.id} is {row.state}; it can answer no further step: run the same request again."

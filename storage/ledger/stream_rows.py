@@ -180,8 +180,8 @@ def enter_stream(connection: sa.Connection, row: Mapping[str, Any]) -> None:
     terms = json.dumps(dict(row["terms"]), sort_keys=True)
     then = {"created_at": journal.now(), **row, "terms": terms, "seq": journal.head(connection).seq + 1}
     connection.execute(tables.stream.insert().values(**then))
-    told = {name: row[name] for name in ("name", "fingerprint", "terms")}
-    journal.append(connection, "stream_opened", population=row["population"], release_id=row["id"], detail=told)
+    shown = {name: row[name] for name in ("name", "fingerprint", "terms")}
+    journal.append(connection, "stream_opened", population=row["population"], release_id=row["id"], detail=shown)
 
 
 def enter_stream_charge(connection: sa.Connection, *, stream: str, ticks: int, release_id: str) -> None:
@@ -193,15 +193,15 @@ def enter_stream_charge(connection: sa.Connection, *, stream: str, ticks: int, r
 def enter_tick(connection: sa.Connection, row: Mapping[str, Any]) -> None:
     """Write the row of a tick, whose release is already entered, and its journal entry."""
     connection.execute(tables.tick.insert().values(**row))
-    told = {name: value for name, value in row.items() if name != "release_id"}
-    journal.append(connection, "tick_begun", release_id=row["release_id"], detail=told)
+    shown = {name: value for name, value in row.items() if name != "release_id"}
+    journal.append(connection, "tick_begun", release_id=row["release_id"], detail=shown)
 
 
 def enter_answer(connection: sa.Connection, *, stream: str, tick: int, release_id: str, digest: str) -> None:
     """Write the digest of the copy of a tick's answer, and its journal entry."""
-    told = {"stream": stream, "tick": tick, "digest": digest}
-    connection.execute(tables.tick_answer.insert().values(**told))
-    journal.append(connection, "tick_answered", release_id=release_id, detail=told)
+    shown = {"stream": stream, "tick": tick, "digest": digest}
+    connection.execute(tables.tick_answer.insert().values(**shown))
+    journal.append(connection, "tick_answered", release_id=release_id, detail=shown)
 
 
 def _check(connection: sa.Connection, table: sa.Table, where: sa.ColumnElement[bool], entry: str) -> None:

@@ -259,9 +259,9 @@ class Streams:
             same = sa.select(table.c.digest).where(table.c.stream == tick.stream, table.c.tick == tick.tick)
             standing = connection.execute(same).scalar_one_or_none()
             if standing is None:
-                told: dict[str, Any] = {"stream": tick.stream, "tick": tick.tick, "digest": digest}
-                enter_answer(connection, release_id=tick.release_id, **told)
-                self.witness.note(note_answer(**told))
+                shown: dict[str, Any] = {"stream": tick.stream, "tick": tick.tick, "digest": digest}
+                enter_answer(connection, release_id=tick.release_id, **shown)
+                self.witness.note(note_answer(**shown))
             elif standing != digest:
                 raise Conflict(f"tick {tick.tick} of the stream has a different answer; close the tick.")
             reached("answer.row_written")

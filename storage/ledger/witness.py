@@ -193,11 +193,11 @@ class Witness:
 
 
 class Witnesses:
-    """Both witnesses of a ledger: ``beside`` in the key folder, ``apart`` in a state folder for this ledger only."""
+    """Both witnesses of a ledger: ``local`` in the key folder, ``separate`` in a state folder for this ledger only."""
 
-    def __init__(self, *, beside: Path, apart: Path) -> None:
-        self._beside, self._apart = Witness(beside), Witness(apart)
-        self._notes = apart / "notes.jsonl"
+    def __init__(self, *, local: Path, separate: Path) -> None:
+        self._local, self._separate = Witness(local), Witness(separate)
+        self._notes = separate / "notes.jsonl"
         self._ours: Head | None = None
         self.is_new = False
         """True if a check found no witness in the state folder: the ledger is new, or comes from another machine."""
@@ -208,10 +208,10 @@ class Witnesses:
         The witness in the state folder may be missing.
         """
         current = journal.head(connection)
-        self._beside.check(connection, current, restored=restored)
-        self.is_new = self._apart.read() is None
+        self._local.check(connection, current, restored=restored)
+        self.is_new = self._separate.read() is None
         if not self.is_new:
-            self._apart.check(connection, current, restored=restored)
+            self._separate.check(connection, current, restored=restored)
         self._ours = current
         return current
 
@@ -235,7 +235,7 @@ class Witnesses:
         Refused
             When another copy of this ledger has moved a witness. The caller must then not act on the committed rows.
         """
-        both = self._beside, self._apart
+        both = self._local, self._separate
         if not back and reached == self._ours and all(witness.read() == reached for witness in both):
             return
         for witness in both:

@@ -41,7 +41,7 @@ from dpca.registry.pointers import Pointer, read_names, read_tags
 from dpca_tasks.accounting.events import is_private
 from storage.database import tables
 from storage.database.engine import raw_rows, reading
-from storage.ledger.checks import Compared, LookedOver
+from storage.ledger.checks import CheckedChanges, Compared
 from storage.ledger.journal import Key, check_rows
 from storage.ledger.ledger import Ledger
 from storage.registry.signing import signed_tags
@@ -98,15 +98,15 @@ def alias_history(
     return tuple(
         AliasMove(
             time=row.at,
-            name=told["name"],
-            alias=told["alias"],
-            before=told["from"],
-            version=told["to"],
+            name=reported["name"],
+            alias=reported["alias"],
+            before=reported["from"],
+            version=reported["to"],
             actor=row.actor,
-            why=told.get("why", {}),
+            why=reported.get("why", {}),
         )
-        for row, told in moves
-        if name is None or told["name"] == name
+        for row, reported in moves
+        if name is None or reported["name"] == name
     )
 
 
@@ -132,7 +132,7 @@ _OF_FEW = (
 )
 
 _ENTRY = tables.event.c
-_TOLD = (
+_VISIBLE = (
     (tables.version, "version_published"),
     (tables.joint_version, "joint_version_published"),
     (tables.alias, "alias_moved"),
@@ -180,15 +180,17 @@ def check_names(connection: sa.Connection, names: Collection[str] | None) -> Non
         When a row was edited or inserted by hand, or an alias was removed.
     """
     few = None if names is None or len(names) > FEW else list(names)
-    for table, entry in _TOLD:
+    for table, entry in _VISIBLE:
         named = sa.true() if few is None else table.c.name.in_(few)
         rows = connection.execute(sa.select(table).where(named)).all()
-        told: sa.ColumnElement[bool] = _ENTRY.name == entry
+        reported: sa.ColumnElement[bool] = _ENTRY.name == entry
         if table is tables.version:
-            told &= _ENTRY.release_id.in_(sa.select(table.c.release_id).where(named))
+            reported &= _ENTRY.release_id.in_(sa.select(table.c.release_id).where(named))
         elif few is not None:  # the detail is JSON, in which a name needs no escape
-            told &= sa.or_(sa.false(), *(_ENTRY.detail.contains(f'"name": "{name}"', autoescape=True) for name in few))
-        check_rows(connection, table.name, rows, told, every=table is tables.alias, first=few)
+            reported &= sa.or_(
+                sa.false(), *(_ENTRY.detail.contains(f'"name": "{name}"', autoescape=True) for name in few)
+            )
+        check_rows(connection, table.name, rows, reported, every=table is tables.alias, first=few)
 
 
 def read_numbers(connection: sa.Connection, names: Collection[str] | None) -> dict[str, int]:
@@ -335,9 +337,9 @@ def compare_artifacts(
 def _check_release(row: tuple[Any, ...], manifest: Mapping[str, Any]) -> None:
     name, version, _, release, text, epsilon = row
     event, privacy = json.loads(text), manifest.get("privacy")
-    told = privacy if isinstance(privacy, dict) else {}
-    stated = (manifest.get("release"), told.get("event"), told.get("epsilon"))
-    if stated != (release, event, epsilon if is_private(event) else None):
+    reported = privacy if isinstance(privacy, dict) else {}
+    declared = (manifest.get("release"), reported.get("event"), reported.get("epsilon"))
+    if declared != (release, event, epsilon if is_private(event) else None):
         raise Corrupt(
             f"the artifact of {name}@{version} states another release, event or epsilon than the ledger; restore the "
             "registry and the database of the same ledger."
@@ -354,7 +356,7 @@ def _check_joint_release(row: tuple[Any, ...], manifest: Mapping[str, Any]) -> N
         )
 
 
-NOTE = "looked-over.json"
+NOTE = "checked-changes.json"
 
 
 class IncrementalCheck:
@@ -371,17 +373,17 @@ class IncrementalCheck:
     def __init__(self, ledger: Ledger, place: Place, *, keys: Path, everything: bool) -> None:
         self._ledger, self._place, self._note = ledger, place, keys / NOTE
         self._before = None if everything else self._read()
-        self._found: LookedOver | None = None
+        self._found: CheckedChanges | None = None
 
-    def ledger(self) -> LookedOver:
+    def ledger(self) -> CheckedChanges:
         """Compare the journal with the rows.
 
         Raises
         ------
         Corrupt, Refused
-            As `storage.ledger.ledger.Ledger.look_over`.
+            As `storage.ledger.ledger.Ledger.check_changes`.
         """
-        self._found = self._ledger.look_over(self._before)
+        self._found = self._ledger.check_changes(self._before)
         return self._found
 
     def registry(self) -> int:

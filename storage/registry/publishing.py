@@ -174,8 +174,8 @@ def promote(
     journal.lock(connection)
     check_names(connection, [name])
     published, table = tables.published, tables.alias
-    asked = sa.select(published.c.version).where(published.c.name == name, published.c.version == version)
-    if connection.execute(asked).first() is None:
+    requested = sa.select(published.c.version).where(published.c.name == name, published.c.version == version)
+    if connection.execute(requested).first() is None:
         newest = _newest_version(connection, name)
         known = versions_up_to(newest) if newest else "it was never published"
         raise NotFound(f"{name} has no version {version}; {known}; see dpca registry list")

@@ -125,7 +125,7 @@ def finish_streams(connection: sa.Connection, place: Place, noted: Sequence[Note
 
     A stream can continue if its terms and all its ticks are known, and each answer in its store is recorded for a tick.
     """
-    told = {
+    reported = {
         (note["answer"]["stream"], note["answer"]["tick"]): note["answer"]["digest"]
         for note in noted
         if "answer" in note
@@ -134,7 +134,7 @@ def finish_streams(connection: sa.Connection, place: Place, noted: Sequence[Note
         ticks = ticks_of(connection, stream.id)
         kept = kept_answers(place, stream.id)
         for tick in ticks:
-            digest = told.get((stream.id, tick.tick)) or _only(kept.get(tick.tick, set()))
+            digest = reported.get((stream.id, tick.tick)) or _only(kept.get(tick.tick, set()))
             if tick.answer is None and digest is not None:
                 at, release_id = tick.tick, tick.release_id
                 enter_answer(connection, stream=stream.id, tick=at, release_id=release_id, digest=digest)
@@ -302,8 +302,8 @@ def accept(
     for version in (version for version in lost if version.name not in others):
         release_id = str(version.release_id)
         if version.sites is not None:
-            told: dict[str, Any] = {"name": version.name, "version": version.version, "digest": version.digest}
-            record_version(connection, **told, release_id=release_id, sites=version.sites)
+            reported: dict[str, Any] = {"name": version.name, "version": version.version, "digest": version.digest}
+            record_version(connection, **reported, release_id=release_id, sites=version.sites)
             continue
         if release_id not in present | set(entered):
             row = _from_manifest(connection, version, payers[release_id])
@@ -503,8 +503,8 @@ def _from_manifest(connection: sa.Connection, shown: Lost, population: str) -> d
 def _tick_facts(version: Lost) -> Mapping[str, Any]:
     """Return the facts about a stream's tick in a manifest."""
     plan = version.manifest.get("plan")
-    stated = plan.get("stream") if isinstance(plan, dict) else None
-    return stated if isinstance(stated, dict) else {}
+    declared = plan.get("stream") if isinstance(plan, dict) else None
+    return declared if isinstance(declared, dict) else {}
 
 
 def _enter(

@@ -122,8 +122,8 @@ class Checkpoint:
     @property
     def statement(self) -> bytes:
         """The bytes that the signature covers."""
-        said = {name: value for name, value in self.to_json().items() if name != "signature"}
-        return _CONTEXT + json.dumps(said, sort_keys=True, separators=(",", ":")).encode()
+        text = {name: value for name, value in self.to_json().items() if name != "signature"}
+        return _CONTEXT + json.dumps(text, sort_keys=True, separators=(",", ":")).encode()
 
     def check_signature(self) -> None:
         """Check that the stated key signed the checkpoint.
@@ -157,10 +157,10 @@ class Checkpoint:
                 "dropped or moved; contact the curator of the ledger."
             )
         for subject, found in roots.subjects.items():
-            told = self.populations.get(name_in_checkpoint(self.ledger, subject), (0, tree_root([])))
-            if tuple(told) != found[self.entries]:
+            shown = self.populations.get(name_in_checkpoint(self.ledger, subject), (0, tree_root([])))
+            if tuple(shown) != found[self.entries]:
                 raise Corrupt(
-                    f"the {found[self.entries][0]} entries of {subject or 'the ledger'} do not match the {told[0]} in "
+                    f"the {found[self.entries][0]} entries of {subject or 'the ledger'} do not match the {shown[0]} in "
                     f"the signed checkpoint of {self.entries} entries: some were dropped or moved; export again."
                 )
 
@@ -189,7 +189,7 @@ class Checkpoint:
         good = isinstance(found, dict) and found.keys() == kinds.keys()
         if not good or any(type(found[name]) is not kind for name, kind in kinds.items()):
             raise Corrupt("a checkpoint does not have the required fields; get the export from the curator again.")
-        return cls(**{**found, "populations": {name: tuple(told) for name, told in found["populations"].items()}})
+        return cls(**{**found, "populations": {name: tuple(shown) for name, shown in found["populations"].items()}})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

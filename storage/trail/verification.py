@@ -274,18 +274,18 @@ def _charged(replay: _Replay, at: int, detail: Mapping[str, Any]) -> Charge:
     rules, event, delta = replay.rules, detail["event"], detail["delta"]
     if rules is None:
         raise Corrupt(f"entry {at} charges a budget that is not open; {_NEXT}")
-    stated = cast(Charge, tuple(detail["charge"]))
+    declared = cast(Charge, tuple(detail["charge"]))
     prices = [rules.charge_after(replay.total, event, delta=delta)]
     if replay.accepted:  # a release that a restored ledger lacked keeps its price, over any budget
         prices += [rules.charge_after(rules.zero, event, delta=delta), rules.charge(event, delta=delta)]
-    if stated not in prices:
+    if declared not in prices:
         raise Corrupt(
             f"entry {at} was not charged the price of its event; verify it with the version of dpca that admitted it, "
             "and contact the curator if that refuses it too."
         )
-    if not (replay.accepted or not is_private(event) or rules.admits(add(replay.total, stated))):
+    if not (replay.accepted or not is_private(event) or rules.admits(add(replay.total, declared))):
         raise Corrupt(f"entry {at} exceeds the budget; contact the curator of the ledger.")
-    return stated
+    return declared
 
 
 def _check_payer(replay: _Replay, release: str) -> None:
@@ -296,14 +296,14 @@ def _check_payer(replay: _Replay, release: str) -> None:
 
 def _tick_charge(replay: _Replay, release: str, detail: Mapping[str, Any]) -> Charge:
     """Return the zero charge of a tick, if its stream was charged for this and all earlier ticks, given their noise."""
-    event, stated = detail["event"], cast(Charge, tuple(detail["charge"]))
+    event, declared = detail["event"], cast(Charge, tuple(detail["charge"]))
     stream, earlier = event["stream"], replay.ticks.setdefault(event["stream"], [])
     paid = event["tick"] == len(earlier) + 1 <= replay.paid[stream] and replay.states[stream] == "noising"
     begun = any(replay.states[tick] == "noising" for tick in earlier)
-    if any(stated) or not paid or begun or not _is_covered(replay, event):
+    if any(declared) or not paid or begun or not _is_covered(replay, event):
         raise ValueError(release)
     earlier.append(release)
-    return stated
+    return declared
 
 
 def _is_covered(replay: _Replay, event: Mapping[str, Any]) -> bool:

@@ -65,9 +65,9 @@ def sites_of(roster, sources, *, seed, rounds=1):
     return sites, reservations
 
 
-def joint_epsilon(*, stated, colluding, trials):
+def joint_epsilon(*, declared, colluding, trials):
     """Return a lower bound on the epsilon of one record of site a, when the observer colludes with the last sites."""
-    roster = roster_of(SITES, multiplier=MULTIPLIER, colluders=stated)
+    roster = roster_of(SITES, multiplier=MULTIPLIER, colluders=declared)
     moment = SecondMoment(n_features=1, clip_norm=1.0, relation="zero_out", bits=5)
     empty, record = ArrayBlocks(np.zeros((1, 1))), ArrayBlocks(np.ones((1, 1)))
     values = np.zeros((2, trials))
@@ -89,21 +89,21 @@ def joint_epsilon(*, stated, colluding, trials):
 @pytest.mark.audit
 @pytest.mark.parametrize("colluders", [0, 2])
 def test_the_joint_view_keeps_its_claim_under_a_few_trials(colluders):
-    assert joint_epsilon(stated=colluders, colluding=colluders, trials=60) <= TARGET.epsilon
+    assert joint_epsilon(declared=colluders, colluding=colluders, trials=60) <= TARGET.epsilon
 
 
 @pytest.mark.audit
 @pytest.mark.audit_only
 @pytest.mark.parametrize("colluders", [0, 2])
 def test_the_joint_view_keeps_its_claim_and_the_attack_comes_near_it(colluders):
-    assert 0.35 <= joint_epsilon(stated=colluders, colluding=colluders, trials=2000) <= TARGET.epsilon
+    assert 0.35 <= joint_epsilon(declared=colluders, colluding=colluders, trials=2000) <= TARGET.epsilon
 
 
 @pytest.mark.audit
 @pytest.mark.audit_only
 def test_more_colluders_than_the_roster_tolerates_are_found():
     """With three of four sites colluding and none tolerated, half the noise is left."""
-    assert joint_epsilon(stated=0, colluding=3, trials=1000) > TARGET.epsilon
+    assert joint_epsilon(declared=0, colluding=3, trials=1000) > TARGET.epsilon
 
 
 def found_in(views):
@@ -246,22 +246,22 @@ def run(problem, first_rows, *, planned_total=None):
         InMemoryReservation(event=site.event, relation=problem.relation, key=bytes([at + 1]) * 32)
         for at, site in enumerate(plan.sites)
     ]
-    asked = []
+    requested = []
 
     class Watched(LocalParties):
         def open(self, query, *, roster, index):
             opened = super().open(query, roster=roster, index=index)
             if index == 0 and planned_total is not None:
                 opened = dataclasses.replace(opened, total=planned_total)
-            asked.append(opened)
+            requested.append(opened)
             return opened
 
     curators = [Curator(ArrayBlocks(part), each) for part, each in zip(parts, kept, strict=True)]
     MECHANISM.run(Watched(curators=curators, roster=plan.roster), plan)
-    return asked
+    return requested
 
 
-def told_mu(monkeypatch, model, relation):
+def shown_mu(monkeypatch, model, relation):
     """Return the mu of a record of the first site over both rounds, from the shift of the sums and the drawn noise."""
     scales = []
     with monkeypatch.context() as patched:
@@ -274,9 +274,9 @@ def told_mu(monkeypatch, model, relation):
 
             patched.setattr(kind, "draw", draw)
         left, right = pair_of(model, relation)
-        asked = run(problem_of(model, relation), left)
+        requested = run(problem_of(model, relation), left)
     mus = []
-    for opened, scale in zip(asked, scales[::TENSOR_SITES_SITES], strict=True):
+    for opened, scale in zip(requested, scales[::TENSOR_SITES_SITES], strict=True):
         query, roster = opened.query, opened.roster
         moved = exact_sum(ArrayBlocks(left), query) - exact_sum(ArrayBlocks(right), query)
         steps = np.linalg.norm(full(query, moved)) * query.steps_per_unit
@@ -288,10 +288,10 @@ def told_mu(monkeypatch, model, relation):
 @pytest.mark.parametrize("relation", RELATIONS)
 @pytest.mark.parametrize("model", ["topics", "mixture"])
 def test_a_record_tells_what_is_charged_for_both_rounds_and_no_more(monkeypatch, model, relation):
-    told = told_mu(monkeypatch, model, relation)
+    shown = shown_mu(monkeypatch, model, relation)
     charged = mu_of(epsilon=TENSOR_SITES_TARGET.epsilon, delta=TENSOR_SITES_TARGET.delta)
-    assert told <= charged
-    assert told > (0.99 if model == "topics" else 0.6) * charged, "documents of one word tell all of it"
+    assert shown <= charged
+    assert shown > (0.99 if model == "topics" else 0.6) * charged, "documents of one word tell all of it"
 
 
 @pytest.mark.audit
@@ -305,8 +305,8 @@ def test_the_sensitivity_of_another_relation_is_found(monkeypatch, kinds):
             lambda self, norm, real=real: real(dataclasses.replace(self, relation="add_remove"), norm),
         )
     model = "topics" if WordPairs in kinds else "mixture"
-    told = told_mu(monkeypatch, model, "replace_one")
-    assert told > mu_of(epsilon=TENSOR_SITES_TARGET.epsilon, delta=TENSOR_SITES_TARGET.delta)
+    shown = shown_mu(monkeypatch, model, "replace_one")
+    assert shown > mu_of(epsilon=TENSOR_SITES_TARGET.epsilon, delta=TENSOR_SITES_TARGET.delta)
 
 
 @pytest.mark.audit
@@ -318,7 +318,7 @@ def test_noise_after_whitening_is_found(monkeypatch):
         real(counts, words, row_ptr, 2.0 * directions, steps, 1 << 62, total)
 
     monkeypatch.setattr(words, "add_word_cores", whitened)
-    assert told_mu(monkeypatch, "topics", "zero_out") > 1.5 * mu_of(
+    assert shown_mu(monkeypatch, "topics", "zero_out") > 1.5 * mu_of(
         epsilon=TENSOR_SITES_TARGET.epsilon, delta=TENSOR_SITES_TARGET.delta
     )
 
@@ -335,7 +335,7 @@ def second_questions(model):
     left, right = (np.vstack([common_rows(model), row]) for row in unlike_rows[model])
     opened = run(problem, left)
     again = run(problem, right, planned_total=opened[0].total)
-    return [asked[1].query.public_inputs() for asked in (opened, again)]
+    return [requested[1].query.public_inputs() for requested in (opened, again)]
 
 
 def unlike(model):

@@ -57,7 +57,7 @@ from dpca_tasks.records.blocks import ArrayBlocks
 from tests.mechanism_table import FORMS, RELATIONS, TABLE
 
 
-def asked(relation, **facts):
+def requested(relation, **facts):
     return dataclasses.replace(audited_problem(relation), **facts)
 
 
@@ -71,7 +71,7 @@ def test_every_registered_mechanism_has_a_row():
 @pytest.mark.parametrize("name", TABLE | FORMS)
 def test_the_claim_stands_under_a_sixteenth_of_the_trials(attack, name):
     row = (TABLE | FORMS)[name]
-    problem = asked(row.relation, n_features=row.n_features)
+    problem = requested(row.relation, n_features=row.n_features)
     assert attack(row.audited, relation=row.relation, problem=problem, trials=row.trials // 16).passed
 
 
@@ -81,7 +81,7 @@ def test_the_claim_stands_under_a_sixteenth_of_the_trials(attack, name):
 )
 def test_the_claim_stands_and_the_attack_comes_near_it(attack, name, relation):
     row = TABLE[name]
-    problem = asked(relation, n_features=row.n_features)
+    problem = requested(relation, n_features=row.n_features)
     finding = attack(row.audited, relation=relation, problem=problem, trials=row.trials, confidence=0.95)
     assert finding.passed
     assert finding.bound >= row.reach[row.relations.index(relation)]
@@ -113,7 +113,7 @@ def test_the_fused_form_of_dp_spca_keeps_its_claim(attack, records, reach):
     """With one record at most, its single step is a plain Gaussian release, and the attack reaches as much of it."""
     mechanism = DpSpca(n_components=1, form="one_row", integrated_time=2.0)
     pairs = worst_neighbours("add_remove", n_features=2, clip_norm=1.0)[:1]
-    problem = asked("add_remove", records_at_most=records)
+    problem = requested("add_remove", records_at_most=records)
     finding = attack(mechanism, relation="add_remove", pairs=pairs, problem=problem, trials=1500)
     assert finding.passed
     assert finding.bound >= reach
@@ -136,7 +136,7 @@ def test_another_form_keeps_the_claim_too(attack, name, relation):
 def test_rounds_keep_their_claim_around_the_origin_and_a_mean(attack, relation, center, epsilon, reach):
     """Three rounds, at a claim of 1 and of 4; half of the claim is reached around the origin."""
     target = dataclasses.replace(TARGET, epsilon=epsilon)
-    mechanism, problem = AnalyzeGauss(n_components=1, rounds=3), asked(relation, center=center)
+    mechanism, problem = AnalyzeGauss(n_components=1, rounds=3), requested(relation, center=center)
     finding = attack(mechanism, relation=relation, problem=problem, target=target, trials=4000)
     assert finding.passed
     assert finding.bound >= (reach if center == "none" else 0.0)
@@ -151,7 +151,7 @@ def test_the_same_seed_finds_the_same():
     assert once != other
 
 
-ALONE = asked("add_remove", n_features=1)
+ALONE = requested("add_remove", n_features=1)
 
 
 @pytest.mark.parametrize("settings", [{"trials": 1}, {"confidence": 1.0}, {"problem": ALONE}])
@@ -347,7 +347,7 @@ def test_two_noise_levels_share_their_noise(attack, monkeypatch, planted):
 TICKS, D = 16, 40
 WEIGHTS = choose_weights("sqrt", ticks=TICKS)
 FEW, MANY = 1280, 4000
-STAYS = ((1, 1.0),) * TICKS
+KEPT = ((1, 1.0),) * TICKS
 EDITED = (*((1, 1.0),) * 4, *((1, 0.7),) * 4, *((1, 0.0),) * 4, *((1, 1.0),) * 4)
 """A canary's record at each tick: its arrival, and its squared norm; 0 means erased."""
 LATE = (*((6, 0.0),) * 5, *((6, 1.0),) * 11)
@@ -417,7 +417,7 @@ each_size = pytest.mark.parametrize("trials", [FEW, pytest.param(MANY, marks=pyt
 @each_size
 @pytest.mark.parametrize("relation", ["add_remove", "replace_one"])
 def test_a_canary_that_stays_is_seen_as_well_as_is_claimed_and_no_better(trials, relation):
-    found, error = attack(STAYS, trials=trials, relation=relation)
+    found, error = attack(KEPT, trials=trials, relation=relation)
     assert abs(found - 1.0) <= 3 * error
 
 
@@ -443,10 +443,10 @@ def test_a_canary_that_changes_costs_no_more(trials, history):
 )
 def test_every_strategy_keeps_the_claim(weights):
     """One charge covers any number of ticks: 16 ticks reveal nearly all of it."""
-    found, error = attack(STAYS, trials=MANY, weights=weights)
+    found, error = attack(KEPT, trials=MANY, weights=weights)
     assert found <= 1.0 + 3 * error
-    assert abs(found - expected(STAYS, weights)) <= 3 * error
-    assert expected(STAYS, weights) > 0.9
+    assert abs(found - expected(KEPT, weights)) <= 3 * error
+    assert expected(KEPT, weights) > 0.9
 
 
 def forget_zeta(monkeypatch):
@@ -479,7 +479,7 @@ def forget_the_replaced(monkeypatch):
 )
 def test_a_mistake_in_noise_or_weights_is_found(monkeypatch, trials, plant, inflation, relation, scores):
     plant(monkeypatch)
-    found, error = attack(STAYS, trials=trials, relation=relation, scores=scores)
+    found, error = attack(KEPT, trials=trials, relation=relation, scores=scores)
     assert found > 1.0 + 3 * error
     assert abs(found - inflation) <= 3 * error * math.sqrt(1 + inflation**2 / 8)
 
@@ -489,7 +489,7 @@ def test_a_mistake_in_noise_or_weights_is_found(monkeypatch, trials, plant, infl
 def test_an_id_that_comes_back_as_a_newcomer_is_found(trials):
     """The id is erased after tick 8, and returns at tick 9 with a new arrival."""
     scores = np.array([WEIGHTS.weight((tick - 1) % 8) for tick in range(1, TICKS + 1)])
-    found, error = attack(STAYS, trials=trials, scores=scores, seen=lambda tick: 1 if tick <= 8 else 9)
+    found, error = attack(KEPT, trials=trials, scores=scores, seen=lambda tick: 1 if tick <= 8 else 9)
     assert found > 1.0 + 3 * error
 
 

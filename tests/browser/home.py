@@ -80,8 +80,8 @@ def make_home(root: Path) -> Secrets:
             _run("dataset", "ingest", *source, "--feature-names", str(root / "names.txt"), "--records-at-most", "50000")
             if not month:
                 _run("budget", "open", POPULATION, "--epsilon", "4", "--delta", "1e-6")
-            asked = ("--components", "4", "--epsilon", "0.8", "--delta", "1e-7", "--clip-norm", str(CLIP_NORM))
-            _run("subspace", "fit", "visits", *asked, "--publish", NAME, "--yes")
+            requested = ("--components", "4", "--epsilon", "0.8", "--delta", "1e-7", "--clip-norm", str(CLIP_NORM))
+            _run("subspace", "fit", "visits", *requested, "--publish", NAME, "--yes")
             _run("registry", "promote", f"{NAME}@{month + 1}", "champion", direct=False)
         _run("registry", "promote", f"{NAME}@2", "champion", direct=False)
         _run("registry", "promote", f"{NAME}@3", "challenger", direct=False)

@@ -24,13 +24,13 @@ def responses(address: str, token: str) -> Iterator[tuple[str, bytes]]:
     left = [*BEYOND, "index.html"]
     with httpx.Client(
         base_url=address, trust_env=False, timeout=60, headers={"authorization": f"Bearer {token}"}
-    ) as asked:
+    ) as requested:
         while left:
             path = left.pop()
             if path in seen:
                 continue
             seen.add(path)
-            answer = asked.get(path)
+            answer = requested.get(path)
             heads = "".join(f"{name}: {value}\n" for name, value in answer.headers.items())
             yield path, heads.encode() + answer.content
             if path.endswith(".html"):

@@ -35,8 +35,8 @@ def patched(tree: Path, name: str) -> list[str]:
     """Apply a stored patch, and return the files that it touches."""
     patch = PATCHES / f"{name}.patch"
     subprocess.run(["git", "apply", patch], cwd=tree, check=True)
-    told = subprocess.run(["git", "apply", "--numstat", patch], cwd=tree, check=True, capture_output=True, text=True)
-    return [line.split("\t")[2] for line in told.stdout.splitlines()]
+    shown = subprocess.run(["git", "apply", "--numstat", patch], cwd=tree, check=True, capture_output=True, text=True)
+    return [line.split("\t")[2] for line in shown.stdout.splitlines()]
 
 
 def run(tree: Path, *words: str, home: Path) -> subprocess.CompletedProcess[str]:

@@ -69,25 +69,25 @@ class Answer:
 
 
 @dataclass(kw_only=True)
-class Told:
+class Shown:
     """Context of a lie: the upstream server, the objects before the lie, and the last writes."""
 
-    ask: Callable[[Request], Answer]
+    call: Callable[[Request], Answer]
     before: dict[str, Answer] = field(default_factory=dict)
     last: dict[str, Request] = field(default_factory=dict)
 
 
-type Lie = Callable[[Request, Told], Answer]
+type Lie = Callable[[Request, Shown], Answer]
 
 
-def _stale_list(request: Request, told: Told) -> Answer:
+def _stale_list(request: Request, shown: Shown) -> Answer:
     """Omit from a listing all objects written since the lie began."""
 
     def is_new(key: str, *, whole: bool) -> bool:
         bucket = request.key.strip("/").partition("/")[0]
         return any(
             path == f"/{bucket}/{key}" or (not whole and path.startswith(f"/{bucket}/{key}"))
-            for path, before in told.before.items()
+            for path, before in shown.before.items()
             if before.status != 200
         )
 
@@ -96,42 +96,42 @@ def _stale_list(request: Request, told: Told) -> Answer:
         assert key is not None
         return b"" if is_new(unquote(key[1].decode()), whole=found[0].startswith(b"<Contents")) else found[0]
 
-    answer = told.ask(request)
+    answer = shown.call(request)
     body = re.sub(rb"<(Contents|CommonPrefixes)>.*?</\1>", kept, answer.body, flags=re.DOTALL)
     return replace(answer, body=body)
 
 
-def _stale_read(request: Request, told: Told) -> Answer:
+def _stale_read(request: Request, shown: Shown) -> Answer:
     """Answer with the object as it was when the lie began, or with its absence."""
-    return told.before.get(request.key) or told.ask(request)
+    return shown.before.get(request.key) or shown.call(request)
 
 
-def _truncated(request: Request, told: Told) -> Answer:
-    answer = told.ask(request)
+def _truncated(request: Request, shown: Shown) -> Answer:
+    answer = shown.call(request)
     return replace(answer, body=answer.body[: len(answer.body) // 2])
 
 
-def _cut(request: Request, told: Told) -> Answer:
-    answer = told.ask(request)
+def _cut(request: Request, shown: Shown) -> Answer:
+    answer = shown.call(request)
     return replace(answer, sent=len(answer.body) // 2)
 
 
-def _slow(request: Request, told: Told) -> Answer:
-    return replace(told.ask(request), pause=_PAUSE)
+def _slow(request: Request, shown: Shown) -> Answer:
+    return replace(shown.call(request), pause=_PAUSE)
 
 
-def _swapped(request: Request, told: Told) -> Answer:
+def _swapped(request: Request, shown: Shown) -> Answer:
     """Answer a chunk with the neighbouring chunk of the same array; answer other objects correctly."""
     found = re.search(r"/c/(\d+)/", request.path)
     if found is None:
-        return told.ask(request)
+        return shown.call(request)
     other = int(found[1]) - 1 if int(found[1]) else 1
-    answer = told.ask(replace(request, path=f"{request.path[: found.start(1)]}{other}{request.path[found.end(1) :]}"))
-    return answer if answer.status == 200 else told.ask(request)
+    answer = shown.call(replace(request, path=f"{request.path[: found.start(1)]}{other}{request.path[found.end(1) :]}"))
+    return answer if answer.status == 200 else shown.call(request)
 
 
-def _wrong_etag(request: Request, told: Told) -> Answer:
-    answer = told.ask(request)
+def _wrong_etag(request: Request, shown: Shown) -> Answer:
+    answer = shown.call(request)
     false = f'"{hashlib.md5(str(time.monotonic_ns()).encode()).hexdigest()}"'
     headers = {name: false if name.lower() == "etag" else value for name, value in answer.headers.items()}
     body = (
@@ -140,37 +140,37 @@ def _wrong_etag(request: Request, told: Told) -> Answer:
     return replace(answer, headers=headers, body=body or answer.body)
 
 
-def _error_after(request: Request, told: Told) -> Answer:
+def _error_after(request: Request, shown: Shown) -> Answer:
     """Execute the request, and report a failure."""
-    told.ask(request)
+    shown.call(request)
     return Answer(status=503, headers={}, body=b"<Error><Code>ServiceUnavailable</Code></Error>")
 
 
-def _lost_write(request: Request, told: Told) -> Answer:
+def _lost_write(request: Request, shown: Shown) -> Answer:
     return Answer(status=200, headers={"ETag": f'"{hashlib.md5(request.body).hexdigest()}"'}, body=b"")
 
 
-def _torn_write(request: Request, told: Told) -> Answer:
-    told.ask(replace(request, body=request.body[: len(request.body) // 2]))
-    return _lost_write(request, told)
+def _torn_write(request: Request, shown: Shown) -> Answer:
+    shown.call(replace(request, body=request.body[: len(request.body) // 2]))
+    return _lost_write(request, shown)
 
 
-def _doubled(request: Request, told: Told) -> Answer:
-    answer = told.ask(request)
-    told.ask(request)
+def _doubled(request: Request, shown: Shown) -> Answer:
+    answer = shown.call(request)
+    shown.call(request)
     return answer
 
 
-def _late(request: Request, told: Told) -> Answer:
+def _late(request: Request, shown: Shown) -> Answer:
     """Deliver the previous write of the same object once more, after the current write."""
-    earlier = told.last.get(request.key)
-    answer = told.ask(request)
+    earlier = shown.last.get(request.key)
+    answer = shown.call(request)
     if earlier is not None:
-        told.ask(earlier)
+        shown.call(earlier)
     return answer
 
 
-def _lost_delete(request: Request, told: Told) -> Answer:
+def _lost_delete(request: Request, shown: Shown) -> Answer:
     if request.method == "DELETE":
         return Answer(status=204, headers={}, body=b"")
     keys = re.findall(rb"<Key>(.*?)</Key>", request.body)
@@ -207,13 +207,13 @@ class LyingStore(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self._upstream, self._one_at_a_time = server.host, Lock()
         self._lie: tuple[str, Lie] | None = None
-        self._where, self._left, self.lies_told = re.compile(""), 0, 0
-        self._told = Told(ask=self._ask)
+        self._where, self._left, self.lies_sent = re.compile(""), 0, 0
+        self._shown = Shown(call=self._call)
 
     @contextmanager
     def lying(self, lie: str, *, where: str = "", times: int = 1 << 30) -> Iterator[None]:
         """Apply a lie to requests whose path matches, at most a given number of times."""
-        self._told, self._where, self._left, self.lies_told = Told(ask=self._ask), re.compile(where), times, 0
+        self._shown, self._where, self._left, self.lies_sent = Shown(call=self._call), re.compile(where), times, 0
         self._lie = LIES[lie]
         try:
             yield
@@ -222,25 +222,25 @@ class LyingStore(ThreadingHTTPServer):
 
     def answer(self, request: Request) -> Answer:
         """Answer one request."""
-        told = self._told
-        if self._lie is not None and request.kind == "write" and request.key not in told.before:
-            told.before[request.key] = self._ask(replace(request, method="GET", path=request.key, body=b""))
-        answer = self._answer(request, told)
+        shown = self._shown
+        if self._lie is not None and request.kind == "write" and request.key not in shown.before:
+            shown.before[request.key] = self._call(replace(request, method="GET", path=request.key, body=b""))
+        answer = self._answer(request, shown)
         if request.kind == "write":
-            told.last[request.key] = request
+            shown.last[request.key] = request
         return answer
 
-    def _answer(self, request: Request, told: Told) -> Answer:
+    def _answer(self, request: Request, shown: Shown) -> Answer:
         if self._lie is None or request.kind not in self._lie[0].split() or not self._where.search(request.path):
-            return self._ask(request)
+            return self._call(request)
         with self._one_at_a_time:
             if self._left <= 0:
-                return self._ask(request)
+                return self._call(request)
             self._left -= 1
-            self.lies_told += 1
-        return self._lie[1](request, told)
+            self.lies_sent += 1
+        return self._lie[1](request, shown)
 
-    def _ask(self, request: Request) -> Answer:
+    def _call(self, request: Request) -> Answer:
         upstream = HTTPConnection(self._upstream)
         try:
             upstream.request(request.method, request.path, body=request.body, headers=dict(request.headers))

@@ -53,7 +53,7 @@ def jumping(world: World, jumps: Sequence[timedelta] = JUMPS) -> Hook:
         offset, reached = jumps[reached % len(jumps)], reached + 1
         real: Callable[[], float] = time.time
 
-        def look_over() -> None:
+        def check_changes() -> None:
             vars(journal)["now"] = lambda: stamp(LONGEST)
             vars(time)["time"] = lambda: real() + LONGEST.total_seconds()
             world.enter()
@@ -61,7 +61,7 @@ def jumping(world: World, jumps: Sequence[timedelta] = JUMPS) -> Hook:
 
         vars(journal)["now"] = lambda: stamp(offset)
         if point in UNLOCKED:
-            assert forked(look_over) == 0
+            assert forked(check_changes) == 0
 
     return hook
 

@@ -122,8 +122,8 @@ def _request_of(stored: str) -> str:
 
 def _stands(home: Path, request: SubspaceRequest, tables: Mapping[str, list[Row]]) -> bool:
     """Return whether a request has one committed release, with a version that a consumer can find and load."""
-    asked = json.dumps(asdict(request), sort_keys=True)
-    rows = [row for row in tables["releases"] if _request_of(row[0]) == asked]
+    requested = json.dumps(asdict(request), sort_keys=True)
+    rows = [row for row in tables["releases"] if _request_of(row[0]) == requested]
     if len(rows) != 1 or rows[0][3] != "committed":
         return False
     _, release, _, _, digest, _ = rows[0]

@@ -101,28 +101,28 @@ def main() -> int:
     parser.add_argument("--even", action="store_true", help="crash in every way equally often, not mostly by kills")
     parser.add_argument("--folder", metavar="PATH", help="where the homes are made; /dev/shm spares the disk")
     parser.add_argument("--server", metavar="URL", help="a PostgreSQL server on which databases may be created")
-    asked = parser.parse_args()
+    requested = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
     for name in ("distributed", "distributed.client"):  # do not log workers that were killed on purpose
         logging.getLogger(name).setLevel(logging.CRITICAL)  # each logger has its own level
-    report, wanted, started = Report(), asked.sqlite + asked.postgres, time.monotonic()
+    report, wanted, started = Report(), requested.sqlite + requested.postgres, time.monotonic()
     with ExitStack() as stack:
-        base = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dpca-soak-", dir=asked.folder)))
+        base = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dpca-soak-", dir=requested.folder)))
         cluster = stack.enter_context(_running_cluster(base))
         calm = found_world(base / "calm")
         warm_up(calm.copy("warm"))
         traces = trace(calm)
-        parts = [("SQLite", asked.sqlite, calm)]
-        if asked.postgres:
-            server = asked.server or stack.enter_context(running_server()).url
+        parts = [("SQLite", requested.sqlite, calm)]
+        if requested.postgres:
+            server = requested.server or stack.enter_context(running_server()).url
             there = found_world(base / f"soak_{os.getpid()}", server=server)
             stack.callback(there.destroy)
-            parts.append(("PostgreSQL", asked.postgres, there))
+            parts.append(("PostgreSQL", requested.postgres, there))
         for name, count, template in parts:
-            kinds = plan_kinds(count, is_even=asked.even, on_server=bool(template.url))
+            kinds = plan_kinds(count, is_even=requested.even, on_server=bool(template.url))
             part = _crash_all(template, kinds, calm, traces, cluster)
-            ways = ", ".join(f"{number} {kind}" for kind, number in part.crashes.items())
-            print(f"{name}: {part.verdict} ({ways or 'none'})", flush=True)
+            variants = ", ".join(f"{number} {kind}" for kind, number in part.crashes.items())
+            print(f"{name}: {part.verdict} ({variants or 'none'})", flush=True)
             report.add(part)
     missed = [point for point in POINTS if not report.points[point]]
     print(f"killed at {len(POINTS) - len(missed)} of {len(POINTS)} crash points; not at: {', '.join(missed) or 'none'}")
@@ -136,8 +136,8 @@ def plan_kinds(count: int, *, is_even: bool, on_server: bool) -> list[Kind]:
     """Return the fault of each run: all kinds in turn, or mostly kills."""
     others = [kind for kind in OTHERS if not (on_server and kind == "restored")]
     if is_even:
-        ways: Iterator[Kind] = cycle(("kill", *(kind for kind in others if kind != "crowd")))
-        return ["crowd" if number % CROWD_EVERY == CROWD_EVERY - 1 else next(ways) for number in range(count)]
+        variants: Iterator[Kind] = cycle(("kill", *(kind for kind in others if kind != "crowd")))
+        return ["crowd" if number % CROWD_EVERY == CROWD_EVERY - 1 else next(variants) for number in range(count)]
     return [others[number // 5 % len(others)] if number % 5 == 4 else "kill" for number in range(count)]
 
 

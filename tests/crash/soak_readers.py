@@ -82,13 +82,13 @@ def _find_damage(ledger: Ledger, *, seconds: float) -> Counter[str]:
     with ledger.transaction() as connection:
         edited = total.update().where(total.c.population == DAMAGED)
         connection.execute(edited.values(releases=total.c.releases + 1))
-    looks: tuple[Callable[[Ledger], object], ...] = (lambda read: read.statement(DAMAGED), lambda read: read.verify())
+    checks: tuple[Callable[[Ledger], object], ...] = (lambda read: read.statement(DAMAGED), lambda read: read.verify())
     counts, until = Counter[str](), time.monotonic() + seconds
     while not counts or time.monotonic() < until:
-        for look in looks:
+        for inspect in checks:
             counts["looks at the damage"] += 1
             try:
-                look(Workspace.read_only().ledger)
+                inspect(Workspace.read_only().ledger)
             except Corrupt:
                 counts["reports"] += 1
     return counts
@@ -128,7 +128,7 @@ def _read(draw: random.Random, run_key: str, planted: Event) -> str:
     """Read one item as commands, pages and services do."""
     workspace = Workspace.read_only() if draw.random() < 0.7 else Workspace.open()
     ledger, population = workspace.ledger, draw.choice(PEOPLE)
-    ways: list[Callable[[], object]] = [
+    kinds: list[Callable[[], object]] = [
         lambda: ledger.statement(population, burn_down=True),
         lambda: ledger.statement(population, newest=5),
         lambda: ledger.history(population),
@@ -136,9 +136,9 @@ def _read(draw: random.Random, run_key: str, planted: Event) -> str:
         lambda: ledger.pace(population, runs=3),
         lambda: workspace.registry.load(NAME),
         lambda: workspace.alias_history(NAME),
-        *(() if planted.is_set() else (ledger.verify, ledger.look_over)),
+        *(() if planted.is_set() else (ledger.verify, ledger.check_changes)),
     ]
-    draw.choice(ways)()
+    draw.choice(kinds)()
     return "reads"
 
 

@@ -58,13 +58,13 @@ def soak(
     counts: Counter[str] = Counter()
     for point in points:
         for combination in these:
-            for way in ("files", "backup"):
-                if history.end.url and way == "files" and {"database", "whole home"} & set(combination):
+            for method in ("files", "backup"):
+                if history.end.url and method == "files" and {"database", "whole home"} & set(combination):
                     continue  # the files of a server database belong to the server
                 world = _copied(history.end, work, new_database)
                 restored = history.copies / f"{point:03d}"
-                _restore(world, restored, combination, way=way, new_database=new_database)
-                _try(world, history.truth, counts, label=f"{'+'.join(combination)} at {point} from {way}")
+                _restore(world, restored, combination, method=method, new_database=new_database)
+                _try(world, history.truth, counts, label=f"{'+'.join(combination)} at {point} from {method}")
                 shutil.rmtree(work)
     return counts
 
@@ -111,13 +111,13 @@ def _wrong(world: Place, truth: Truth) -> set[str]:
 
 
 def _restore(
-    world: Place, restored: Path, combination: tuple[str, ...], *, way: str, new_database: Callable[[str], str]
+    world: Place, restored: Path, combination: tuple[str, ...], *, method: str, new_database: Callable[[str], str]
 ) -> None:
     parts = tuple(FILES) if combination == ("whole home",) else combination
     names = ["*"] if combination == ("whole home",) else [name for part in parts for name in FILES[part]]
     for path in [path for name in names for path in world.home.glob(name)]:
         shutil.rmtree(path) if path.is_dir() else path.unlink()
-    if way == "files":
+    if method == "files":
         for path in [path for name in names for path in (restored / "home").glob(name)]:
             (shutil.copytree if path.is_dir() else shutil.copy2)(path, world.home / path.name)
         return
@@ -140,12 +140,12 @@ def _databases(server_url: str) -> Callable[[str], str]:
     """Return a function that creates a database: an empty one at a URL, or a copy under a new name."""
     engine = sa.create_engine(f"{server_url}/postgres", isolation_level="AUTOCOMMIT", poolclass=sa.NullPool)
 
-    def new(asked: str) -> str:
-        of = asked.removeprefix("copy of ")
-        name = f"s{uuid4().hex}" if of != asked else sa.make_url(of).database
-        template = f" TEMPLATE {sa.make_url(of).database}" if of != asked else ""
+    def new(requested: str) -> str:
+        of = requested.removeprefix("copy of ")
+        name = f"s{uuid4().hex}" if of != requested else sa.make_url(of).database
+        template = f" TEMPLATE {sa.make_url(of).database}" if of != requested else ""
         with engine.connect() as connection:
-            if of == asked:
+            if of == requested:
                 connection.exec_driver_sql(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
             connection.exec_driver_sql(f"CREATE DATABASE {name}{template}")
         return f"{server_url}/{name}"
@@ -174,25 +174,29 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--postgres", type=int, default=6, help="points on PostgreSQL; 0 for no server")
     parser.add_argument("--steps", type=int, default=56, help="steps of each history")
     parser.add_argument("--folder", default=None, help="a fast disk")
-    asked = parser.parse_args(arguments)
+    requested = parser.parse_args(arguments)
     total: Counter[str] = Counter()
-    with tempfile.TemporaryDirectory(prefix="dpca-soak-restore-", dir=asked.folder) as root:
-        if asked.postgres:
+    with tempfile.TemporaryDirectory(prefix="dpca-soak-restore-", dir=requested.folder) as root:
+        if requested.postgres:
             with running_server() as server:
-                total = _run(asked, Path(root), server.url)
+                total = _run(requested, Path(root), server.url)
         else:
-            total = _run(asked, Path(root), "")
+            total = _run(requested, Path(root), "")
     print(f"restores={total['restores']} renumbered={total['renumbered']} overspent={total['overspent']}")
     return 1 if total["renumbered"] or total["overspent"] or total["stuck"] or not total["locked"] else 0
 
 
-def _run(asked: argparse.Namespace, folder: Path, server_url: str) -> Counter[str]:
+def _run(requested: argparse.Namespace, folder: Path, server_url: str) -> Counter[str]:
     total: Counter[str] = Counter()
-    for kind, history, new in _histories(folder, steps=asked.steps, server_url=server_url):
-        points = spread(asked.steps, asked.postgres if server_url and kind == "PostgreSQL" else asked.sqlite)
+    for kind, history, new in _histories(folder, steps=requested.steps, server_url=server_url):
+        points = spread(
+            requested.steps, requested.postgres if server_url and kind == "PostgreSQL" else requested.sqlite
+        )
         counts = soak(history, points=points, work=folder / "work", new_database=new)
-        told = " ".join(f"{name}={counts[name]}" for name in ("restores", "locked", "stuck", "renumbered", "overspent"))
-        print(f"{kind}: {told}, of {len(points)} points and {len(history.truth.versions)} versions", flush=True)
+        shown = " ".join(
+            f"{name}={counts[name]}" for name in ("restores", "locked", "stuck", "renumbered", "overspent")
+        )
+        print(f"{kind}: {shown}, of {len(points)} points and {len(history.truth.versions)} versions", flush=True)
         total += counts
     return total
 

@@ -94,22 +94,23 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=200, metavar="N")
     parser.add_argument("--seed", type=int, default=20181109, help="of what goes wrong; noise has none")
     parser.add_argument("--folder", metavar="PATH", help="where the homes are made; /dev/shm spares the disk")
-    asked = parser.parse_args()
+    requested = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
     logging.getLogger("dpca").setLevel(logging.CRITICAL)  # silent sites and refusals are expected here
-    drawn, report, began = random.Random(asked.seed), Report(), time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="dpca-sites-", dir=asked.folder) as folder:
+    drawn, report, began = random.Random(requested.seed), Report(), time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="dpca-sites-", dir=requested.folder) as folder:
         federation = _federation(Path(folder))
         with running(federation):
-            for number in range(asked.rounds):
+            for number in range(requested.rounds):
                 _disturb(federation, number, drawn, report)
             _revive(federation)
-            report.unaccounted = sum(_is_unaccounted(federation, number) for number in range(asked.rounds))
+            report.unaccounted = sum(_is_unaccounted(federation, number) for number in range(requested.rounds))
         report.inconsistent = _inconsistent(federation)
     print(", ".join(f"{count} {kind}" for kind, count in sorted(report.struck.items())) or "nothing went wrong")
     print(f"{time.monotonic() - began:.0f} s")
     print(
-        f"rounds={asked.rounds} unaccounted={report.unaccounted} hung={report.hung} inconsistent={report.inconsistent}"
+        f"rounds={requested.rounds} unaccounted={report.unaccounted} hung={report.hung} "
+        f"inconsistent={report.inconsistent}"
     )
     return 1 if report.unaccounted or report.hung or report.inconsistent else 0
 
@@ -203,7 +204,7 @@ def _revive(federation: Federation) -> None:
 @contextmanager
 def _going_wrong(fault: Fault | None, sites: dict[str, int], marks: Path, slow: list[float]) -> Iterator[None]:
     """Inject one fault into the calls of this process, and record the calls that took too long."""
-    ask, calls = Caller.ask, 0
+    original, calls = Caller.call, 0
 
     def strike(caller: Caller, call: Callable[[], Any]) -> Any:
         assert fault is not None
@@ -225,7 +226,7 @@ def _going_wrong(fault: Fault | None, sites: dict[str, int], marks: Path, slow: 
         def call() -> Any:
             began = time.monotonic()
             try:
-                return ask(caller, *facts, **more)
+                return original(caller, *facts, **more)
             finally:
                 if time.monotonic() - began > TIMEOUT + SLACK:
                     slow.append(began)
@@ -236,7 +237,7 @@ def _going_wrong(fault: Fault | None, sites: dict[str, int], marks: Path, slow: 
         return call()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Caller, "ask", counted)
+        patch.setattr(Caller, "call", counted)
         yield
 
 
@@ -258,10 +259,10 @@ def _accounts(federation: Federation, request: SitesRequest) -> Iterator[None]:
     """Compare each artifact with the ledgers of its sites before the sites commit it."""
     finish = stages.finish_sites
 
-    def first_account(asked: SitesRequest, digest: str) -> Any:
+    def first_account(requested: SitesRequest, digest: str) -> Any:
         if not _accounted(federation, digest).exists():
             _account(federation, request, digest)
-        return finish(asked, digest)
+        return finish(requested, digest)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(federate, "finish_sites", first_account)
@@ -286,7 +287,7 @@ def _is_unaccounted(federation: Federation, number: int) -> bool:
         try:
             shown = Registry.open().show(request.publish)
         except Exception as error:  # noqa: BLE001 - any error means no result
-            return _tell(number, f"was not published ({type(error).__name__})")
+            return _notify(number, f"was not published ({type(error).__name__})")
         lineage = {site["site"]: site["release"] for site in shown["manifest"]["plan"]["sites"]}
     for name in federation.names:
         with _at_home(federation, name) as workspace:
@@ -298,12 +299,12 @@ def _is_unaccounted(federation: Federation, number: int) -> bool:
         if not rows and name not in lineage:  # silent from the beginning
             continue
         if len(rows) != 1 or rows[0].event != planned.plan_of(name).event:
-            return _tell(number, f"is charged {len(rows)} times at {name}")
+            return _notify(number, f"is charged {len(rows)} times at {name}")
         committed = (lineage.get(name, rows[0].id), "committed", shown["digest"])
         if (rows[0].id, rows[0].state, rows[0].artifact_digest) != committed:
-            return _tell(number, f"is {rows[0].state} at {name}")
+            return _notify(number, f"is {rows[0].state} at {name}")
     if not _accounted(federation, shown["digest"]).exists():
-        return _tell(number, f"is no sum of what {', '.join(lineage)} held")
+        return _notify(number, f"is no sum of what {', '.join(lineage)} held")
     return False
 
 
@@ -332,7 +333,7 @@ def _account(federation: Federation, request: SitesRequest, digest: str) -> None
                 _accounted(federation, digest).touch()
 
 
-def _tell(number: int, what: str) -> bool:
+def _notify(number: int, what: str) -> bool:
     print(f"round {number} {what}", file=sys.stderr, flush=True)
     return True
 

@@ -177,7 +177,7 @@ class Report:
 
 def play(proxy: LyingStore, scene: Scene, lie: str, *, often: Iterable[int], report: Report) -> None:
     """Run every step while the store lies, then again without lies if it failed."""
-    for (name, take, look), times in zip(STEPS, often, strict=False):
+    for (name, take, inspect), times in zip(STEPS, often, strict=False):
         what = f"{name} under {lie}, {'always' if times == ALWAYS else f'{times} times'}"
         snapshot_reader._open_handles.cache_clear()  # as in a new process
         with proxy.lying(lie, times=times), _impatient():
@@ -192,13 +192,13 @@ def play(proxy: LyingStore, scene: Scene, lie: str, *, often: Iterable[int], rep
             except Exception as error:  # noqa: BLE001 - every error is counted
                 outcome = "wrong"
                 report.wrong.append(f"{what}: {type(error).__name__}: {error}")
-        report.counts["lies"] += proxy.lies_told
-        report.counts[outcome if proxy.lies_told else "not told"] += 1
+        report.counts["lies"] += proxy.lies_sent
+        report.counts[outcome if proxy.lies_sent else "not told"] += 1
         try:
             snapshot_reader._open_handles.cache_clear()
             if outcome != "harmless":
                 take(scene)
-            look(scene)
+            inspect(scene)
         except Exception as error:  # noqa: BLE001
             report.wrong.append(f"{what} was {outcome}; then, honestly: {type(error).__name__}: {error}")
             return
@@ -231,9 +231,9 @@ def scenes(root: Path, server: Server) -> Iterator[Callable[[str], Scene]]:
 
     try:
         calm = make("calm")
-        for _, take, look in STEPS[:2]:
+        for _, take, inspect in STEPS[:2]:
             take(calm)
-            look(calm)
+            inspect(calm)
         expected = Registry.open().resolve(NAME).digest
         yield make
     finally:

@@ -73,23 +73,23 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ticks", type=int, default=365, metavar="N")
     parser.add_argument("--folder", metavar="PATH", help="where the homes are made; /dev/shm spares the disk")
-    asked = parser.parse_args()
+    requested = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
     began = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="dpca-streams-", dir=asked.folder) as folder:
-        template = _found_world(Path(folder) / "template", ticks=asked.ticks)
+    with tempfile.TemporaryDirectory(prefix="dpca-streams-", dir=requested.folder) as folder:
+        template = _found_world(Path(folder) / "template", ticks=requested.ticks)
         _warm_up(template.copy("warm"))
         calm, crashed = template.copy("calm"), template.copy("crashed")
-        trace = _run_calm(calm, ticks=asked.ticks)
-        killed = _run_killed(crashed, trace, ticks=asked.ticks)
+        trace = _run_calm(calm, ticks=requested.ticks)
+        killed = _run_killed(crashed, trace, ticks=requested.ticks)
         recover(crashed)
-        verdict, left = _count(crashed, calm, ticks=asked.ticks), leftovers(crashed.home)
+        verdict, left = _count(crashed, calm, ticks=requested.ticks), leftovers(crashed.home)
     struck, reached = ({place.point for place in places} for places in (killed, trace))
     print(f"killed {len(killed)} times, at {len(struck)} of the {len(reached)} crash points of a tick")
     print(f"{len(left)} files left")
     print(f"{time.monotonic() - began:.0f} s")
     print(verdict)
-    return 0 if verdict.is_clean and len(killed) == asked.ticks and not left else 1
+    return 0 if verdict.is_clean and len(killed) == requested.ticks and not left else 1
 
 
 def _found_world(home: Path, *, ticks: int) -> World:
@@ -146,7 +146,7 @@ def _warm_up(world: World) -> None:
 
 def _run_calm(world: World, *, ticks: int) -> list[Place]:
     """Run every tick undisturbed; return the crash points that one tick reaches."""
-    told = world.home.with_name("trace")
+    shown = world.home.with_name("trace")
 
     def body() -> None:
         for number in range(1, ticks + 1):
@@ -155,10 +155,10 @@ def _run_calm(world: World, *, ticks: int) -> list[Place]:
             atomic_files.hook = None
             _after(world, number)
             if number == 2:
-                told.write_text(json.dumps([[place.point, place.occurrence] for place in seen]))
+                shown.write_text(json.dumps([[place.point, place.occurrence] for place in seen]))
 
     _in_child(body)
-    return [Place(point=point, occurrence=occurrence) for point, occurrence in json.loads(told.read_text())]
+    return [Place(point=point, occurrence=occurrence) for point, occurrence in json.loads(shown.read_text())]
 
 
 def _after(world: World, number: int) -> None:

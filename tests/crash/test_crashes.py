@@ -37,7 +37,7 @@ from tests.crash.world import POPULATION, Hook, World, attempt, found_world, ope
 ROOT = Path(__file__).parents[2]
 
 
-WAYS = ("kill", *(kind for kind in OTHERS if kind != "crowd"))
+KINDS = ("kill", *(kind for kind in OTHERS if kind != "crowd"))
 """Faults of this test. A crowd is eight rivals of one run, and is left to `make integration`."""
 _OF_DASK = re.compile(r"[\d-]{10} [\d:,]{12} - distributed\.\w+ - (WARNING|ERROR) - Couldn't gather ")
 """A log line of Dask about workers that were killed on purpose."""
@@ -47,7 +47,7 @@ _OF_DASK = re.compile(r"[\d-]{10} [\d:,]{12} - distributed\.\w+ - (WARNING|ERROR
 def test_every_kind_of_fault_costs_and_loses_nothing() -> None:
     """Its few kills do not reach all crash points, so the soak exits with an error; the test checks its count."""
     done = subprocess.run(
-        [sys.executable, "-m", "tests.crash.soak", "--even", "--sqlite", str(len(WAYS)), "--postgres", "0"],
+        [sys.executable, "-m", "tests.crash.soak", "--even", "--sqlite", str(len(KINDS)), "--postgres", "0"],
         cwd=ROOT,
         env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
         capture_output=True,
@@ -56,17 +56,17 @@ def test_every_kind_of_fault_costs_and_loses_nothing() -> None:
         start_new_session=True,
     )
     assert [line for line in done.stderr.splitlines() if not _OF_DASK.match(line)] == []
-    verdict = f"crashes={len(WAYS)} overspent=0 double=0 lost=0 digests_equal={len(WAYS)}"
-    ways = ", ".join(f"1 {kind}" for kind in WAYS)
-    assert done.stdout.splitlines()[0] == f"SQLite: {verdict} ({ways})", done.stdout
+    verdict = f"crashes={len(KINDS)} overspent=0 double=0 lost=0 digests_equal={len(KINDS)}"
+    kinds = ", ".join(f"1 {kind}" for kind in KINDS)
+    assert done.stdout.splitlines()[0] == f"SQLite: {verdict} ({kinds})", done.stdout
     assert done.stdout.splitlines()[-1] == verdict, done.stdout
 
 
 def test_the_soak_of_integration_has_every_way_and_a_kill_for_every_crash_point() -> None:
-    (asked,) = re.findall(r"soak --even --sqlite (\d+) --postgres (\d+)", (ROOT / "Makefile").read_text())
+    (requested,) = re.findall(r"soak --even --sqlite (\d+) --postgres (\d+)", (ROOT / "Makefile").read_text())
     here, there = (
         Counter(plan_kinds(int(count), is_even=True, on_server=on_server))
-        for count, on_server in zip(asked, (False, True), strict=True)
+        for count, on_server in zip(requested, (False, True), strict=True)
     )
     assert set(here) == {"kill", *OTHERS}
     assert set(there) == {*here} - {"restored"}

@@ -77,7 +77,7 @@ def test_no_restore_loses_what_was_spent_or_changes_a_version(
     assert {("map", 1), ("other", 2), ("nightly", 1)} <= history.truth.versions.keys()
 
 
-def test_a_witness_that_is_not_asked_is_found(
+def test_a_witness_that_is_not_requested_is_found(
     history: History, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(witness.Witness, "check", lambda *_, **__: None)

@@ -24,7 +24,7 @@ ROOT = WHOLE.parent
 PARTS = {"image": IMAGE, "consumer": CONSUMER}
 """The locks that get a bill of materials."""
 
-STATED = {"dp-accounting": "Apache-2.0", "partd": "BSD-3-Clause"}
+DECLARED = {"dp-accounting": "Apache-2.0", "partd": "BSD-3-Clause"}
 """Licences read from the sources, for distributions whose metadata do not state them in a parseable form."""
 CHOSEN = {"text-unidecode": "Artistic-1.0-Perl"}
 """The selected licence, for distributions that also offer one with obligations that this project cannot pass on."""
@@ -61,7 +61,7 @@ def _only(whole: Bill, locked: Mapping[str, str]) -> Bill:
         name = canonicalize_name(component["name"])
         if name in locked:
             hashes = re.findall(r"--hash=sha256:([0-9a-f]{64})", locked[name])
-            licences = [{"license": {"id": STATED[name]}}] if name in STATED else component["licenses"]
+            licences = [{"license": {"id": DECLARED[name]}}] if name in DECLARED else component["licenses"]
             files = [
                 {"type": "distribution", "url": component["purl"], "hashes": [{"alg": "SHA-256", "content": digest}]}
                 for digest in hashes

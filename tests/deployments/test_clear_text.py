@@ -71,7 +71,7 @@ def test_each_egress_rule_is_the_ingress_rule_of_the_other_pod() -> None:
     nobody, names, *allowed = policies
     assert nobody == {"podSelector": {}, "policyTypes": ["Ingress", "Egress"], "ingress": [], "egress": []}
     assert {port["port"] for rule in names["egress"] for port in rule["ports"]} == {53}
-    ways: dict[str, set[tuple[str, str, int]]] = {"from": set(), "to": set()}
+    kinds: dict[str, set[tuple[str, str, int]]] = {"from": set(), "to": set()}
     for policy in allowed:
         assert policy["policyTypes"] == ["Ingress", "Egress"]
         (here,) = {_name(end) for end in ends if _selects(policy["podSelector"], end)}
@@ -84,12 +84,12 @@ def test_each_egress_rule_is_the_ingress_rule_of_the_other_pod() -> None:
                 if _selects(peer["podSelector"], end)
                 for port in rule["ports"]
             }:
-                ways[direction].add((there, here, port) if direction == "from" else (here, there, port))
-    assert ways["from"] == ways["to"] != set()
+                kinds[direction].add((there, here, port) if direction == "from" else (here, there, port))
+    assert kinds["from"] == kinds["to"] != set()
     for end in ends:
         assert any(_selects(policy["podSelector"], end) for policy in allowed), f"{end} has no policy"
     served = {port for _, pod in pods() for one in pod["containers"] for port in _ports(one)}
-    assert {port for _, _, port in ways["to"]} == served | {8788}
+    assert {port for _, _, port in kinds["to"]} == served | {8788}
     worker = dict(containers())["dask/Deployment/dask-worker/dask-worker"]["args"]
     assert worker[worker.index("--worker-port") + 1] == "8788"
 
@@ -203,7 +203,7 @@ def test_the_client_of_the_object_store_trusts_the_shipped_authority_alone(shipp
         assert "its certificate is not trusted; set SSL_CERT_FILE" in refused.stderr
         in_clear_text = read_with(AWS_ENDPOINT_URL=server.url.replace("https", "http"))
         assert "its endpoint is not an https:// URL" in in_clear_text.stderr
-        assert [method for method, _ in server.asked] == ["GET"]
+        assert [method for method, _ in server.requested] == ["GET"]
 
 
 def test_every_client_is_given_the_authority_of_the_servers_that_it_reaches() -> None:
@@ -238,7 +238,7 @@ def test_prefect_reads_the_settings_of_its_database_as_they_are_shipped(
 
 
 @pytest.mark.parametrize(
-    ("docker", "said"),
+    ("docker", "message"),
     [
         (f"echo {DIGEST}", ""),
         ("exit 1", "no registry reports a digest of python:3.13.5-slim-bookworm"),
@@ -248,7 +248,7 @@ def test_prefect_reads_the_settings_of_its_database_as_they_are_shipped(
     ],
     ids=["reachable", "unreachable", "no digest", "the last is unreachable", "no docker"],
 )
-def test_images_are_pinned_together_or_not_at_all(tmp_path: Path, docker: str | None, said: str) -> None:
+def test_images_are_pinned_together_or_not_at_all(tmp_path: Path, docker: str | None, message: str) -> None:
     programs, file = tmp_path / "bin", Path(shutil.copy(FOLDER / "images.env", tmp_path))
     programs.mkdir()
     for name in ("sh", "mktemp", "rm", "grep", "chmod", "mv", "dirname"):
@@ -261,9 +261,9 @@ def test_images_are_pinned_together_or_not_at_all(tmp_path: Path, docker: str | 
         done = subprocess.run(
             [FOLDER / "pin-images.sh", file], env={"PATH": str(programs)}, capture_output=True, text=True, check=False
         )
-    if said:
+    if message:
         assert (done.returncode, done.stderr.count("\n"), file.read_text()) == (1, 1, before)
-        assert said in done.stderr
+        assert message in done.stderr
     else:
         assert (done.returncode, done.stderr) == (0, "")
         lines = [

@@ -153,19 +153,19 @@ def test_each_service_is_given_the_secrets_of_its_own_job_alone() -> None:
     }
     everything = _names_of_secrets()
     assert {name: given[name] & everything for name in theirs} == theirs
-    asked = {
+    requested = {
         name: set(re.findall(r"\$\{([A-Z0-9_]+):", str(service))) - set(images()) for name, service in SERVICES.items()
     }
-    assert asked["scheduler"] == set()
-    assert asked["dask-worker"] == theirs["dask-worker"]
-    assert asked["prefect"] == theirs["prefect"]
-    assert asked["worker"] - {"DPCA_SOURCES"} == curator
+    assert requested["scheduler"] == set()
+    assert requested["dask-worker"] == theirs["dask-worker"]
+    assert requested["prefect"] == theirs["prefect"]
+    assert requested["worker"] - {"DPCA_SOURCES"} == curator
 
 
-def test_every_secret_is_asked_for_in_the_example() -> None:
-    asked = set(re.findall(r"\$\{([A-Z0-9_]+):\?", (FOLDER / "compose.yaml").read_text()))
-    assert asked - set(images()) == _names_of_secrets()
-    assert set(images()) < asked
+def test_every_secret_is_requested_in_the_example() -> None:
+    requested = set(re.findall(r"\$\{([A-Z0-9_]+):\?", (FOLDER / "compose.yaml").read_text()))
+    assert requested - set(images()) == _names_of_secrets()
+    assert set(images()) < requested
     read_from = {
         item["valueFrom"]["secretKeyRef"]["key"]
         for _, container in containers()
@@ -210,17 +210,17 @@ def test_the_kustomization_names_every_file_that_there_is() -> None:
     used = {volume["configMap"]["name"] for volume in volumes if "configMap" in volume}
     used |= {volume["secret"]["secretName"] for volume in volumes if "secret" in volume}
     assert used | {"dpca", "images"} == made
-    asked = {
+    requested = {
         item["valueFrom"]["secretKeyRef"]["name"]
         for _, container in containers()
         for item in container.get("env", [])
         if "valueFrom" in item
     }
-    assert asked == {"dpca"}
+    assert requested == {"dpca"}
     assert found["generatorOptions"] == {"disableNameSuffixHash": True}, "the pool's template names secrets as they are"
 
 
-def test_what_programs_write_beside_their_data_goes_where_a_read_only_container_lets_them() -> None:
+def test_what_programs_write_next_to_their_data_goes_where_a_read_only_container_lets_them() -> None:
     stores = [SERVICES["s3"], SERVICES["s3-setup"]]
     assert [service["environment"]["HOME"] for service in stores] == ["/tmp", "/tmp"]
     ours = {name: variables(container) for name, container in containers() if container["image"].startswith("minio/")}
@@ -305,7 +305,7 @@ def test_certificates_are_made_by_the_script(tmp_path: Path) -> None:
         assert verifies("services.pem", f"{name}.pem", "-purpose", "sslserver")
         assert not verifies("services.pem", f"{name}.pem", "-purpose", "sslclient"), f"{name} could pass for a client"
         assert not verifies("ca.pem", f"{name}.pem"), f"{name} could join the cluster"
-    for name, hosts in _hosts_asked_for().items():
+    for name, hosts in _requested_hosts().items():
         for host in hosts:
             assert verifies("services.pem", f"{name}.pem", "-verify_hostname", host)
             others = {"postgres", "s3", "prefect"} - {name}
@@ -322,17 +322,18 @@ def test_certificates_are_made_by_the_script(tmp_path: Path) -> None:
     assert (again.returncode, again.stderr.count("\n")) == (1, 1)
 
 
-def _hosts_asked_for() -> dict[str, set[str]]:
+def _requested_hosts() -> dict[str, set[str]]:
     """Return the host names by which the manifests reach each server."""
     given = [service.get("environment", {}) for service in SERVICES.values()]
     given += [variables(container) for _, container in containers()]
-    asked = {
+    requested = {
         "postgres": ("DPCA_DATABASE_URL", "PREFECT_SERVER_DATABASE_HOST"),
         "s3": ("AWS_ENDPOINT_URL", "S3_ENDPOINT"),
         "prefect": ("PREFECT_API_URL",),
     }
     hosts = {
-        server: {_host(one[name]) for one in given for name in names if name in one} for server, names in asked.items()
+        server: {_host(one[name]) for one in given for name in names if name in one}
+        for server, names in requested.items()
     }
     assert hosts == {"postgres": {"postgres"}, "s3": {"s3", "object-store"}, "prefect": {"prefect"}}
     return hosts

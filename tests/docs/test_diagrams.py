@@ -18,8 +18,10 @@ def test_a_diagram_is_as_its_description_draws_it(name: str) -> None:
 def test_each_diagram_is_on_a_page_in_both_looks_with_its_title_as_text() -> None:
     pages = "".join(page.read_text(encoding="utf-8") for page in DOCS.rglob("*.md"))
     for name, diagram in DIAGRAMS.items():
-        for look in THEMES:
-            assert re.search(rf"images/diagram-{name}-{look}\.svg\n:alt: {re.escape(diagram.title)}\.\n", pages), name
+        for inspect in THEMES:
+            assert re.search(rf"images/diagram-{name}-{inspect}\.svg\n:alt: {re.escape(diagram.title)}\.\n", pages), (
+                name
+            )
     assert len(DIAGRAMS) >= 8
 
 

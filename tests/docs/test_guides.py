@@ -252,7 +252,7 @@ def test_the_page_works_as_it_is_typed(
     s3_server.enter(monkeypatch)
     for path in (home / "registry").rglob("*"):
         if path.is_file():
-            s3_server.ask("PUT", f"{s3_server.bucket}/{tmp_path.name}/{path.relative_to(home)}", path.read_bytes())
+            s3_server.call("PUT", f"{s3_server.bucket}/{tmp_path.name}/{path.relative_to(home)}", path.read_bytes())
     names: dict[str, Any] = {"rows": np.eye(2, 8), "labels": [0, 1]}
     with serve_folder(home) as server:
         there = {"/mnt/released": str(home), "s3://bucket/prefix": s3_server.url(tmp_path.name)}
@@ -262,7 +262,7 @@ def test_the_page_works_as_it_is_typed(
         blocks = re.findall(r"^```python\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
         for block in blocks:
             exec(compile(block, PAGE.name, "exec"), names)
-        assert server.asked
+        assert server.requested
     assert pq.read_table("scores.parquet").num_rows == 500
     assert names["scores"].shape == (2, 6)
     assert names["model"].predict(names["rows"]).tolist() == [0, 1]
@@ -404,7 +404,7 @@ ROWS = [
 ]
 
 
-def said(value: float, *, places: int = 2) -> str:
+def message(value: float, *, places: int = 2) -> str:
     """Format a number as the page does."""
     return f"{value:.{places}f}".removeprefix("0") if value < 1 else f"{value:.{places}f}"
 
@@ -423,7 +423,7 @@ def test_factors_of_all_rows_so_far(row: list[str]) -> None:
         stream[0],
         ENDLESS.factors(nights)[-1],
     )
-    assert row[1:] == [said(value) for value in expected]
+    assert row[1:] == [message(value) for value in expected]
 
 
 @pytest.mark.parametrize(
@@ -435,7 +435,7 @@ def test_factors_for_ever(row: list[str]) -> None:
         factors = choose_weights("window", window=length).factors(1200, "window")
     else:
         factors = choose_weights("decay", half_life=length).factors(1200, "decay")
-    assert row[-1] == said(factors.max())
+    assert row[-1] == message(factors.max())
 
 
 def test_every_row_of_both_tables_is_checked() -> None:
@@ -466,9 +466,9 @@ def share(weights: Weights, *, present: range, tick: int) -> float:
 
 
 @pytest.mark.parametrize(("since", "stated"), [(7, 0.09), (30, 0.18), (182, 0.50)])
-def test_a_correction_is_followed_by_the_stated_law(since: int, stated: float) -> None:
+def test_a_correction_is_followed_by_the_stated_law(since: int, declared: float) -> None:
     law = 2 / math.pi * math.asin(math.sqrt(since / 365))
-    assert law == pytest.approx(stated, abs=0.006)
+    assert law == pytest.approx(declared, abs=0.006)
     weights = choose_weights("sqrt", ticks=365)
     before = share(weights, present=range(1, 366 - since), tick=365)
     assert 1 - before == pytest.approx(law, abs=0.025)
@@ -476,9 +476,9 @@ def test_a_correction_is_followed_by_the_stated_law(since: int, stated: float) -
 
 
 @pytest.mark.parametrize(("later", "stated"), [(30, 0.50), (365, 0.18), (3650, 0.06)])
-def test_a_removed_record_fades_by_the_stated_law(later: int, stated: float) -> None:
+def test_a_removed_record_fades_by_the_stated_law(later: int, declared: float) -> None:
     law = 2 / math.pi * math.asin(math.sqrt(30 / (30 + later)))
-    assert law == pytest.approx(stated, abs=0.006)
+    assert law == pytest.approx(declared, abs=0.006)
     if later < 1000:
         found = share(choose_weights("sqrt", ticks=30 + later), present=range(1, 31), tick=30 + later)
         assert found == pytest.approx(law, abs=0.025)
@@ -486,11 +486,11 @@ def test_a_removed_record_fades_by_the_stated_law(later: int, stated: float) -> 
 
 def test_arrivals_of_a_lost_answer() -> None:
     assert ".50, .78 and .90 of them 1, 7 and 30 ticks later" in TEXT
-    for later, stated in {1: 0.50, 7: 0.78, 30: 0.90}.items():
+    for later, declared in {1: 0.50, 7: 0.78, 30: 0.90}.items():
         tick = 40 + later
         kept = [at for at in range(1, tick + 1) if at != 40]
         found = coefficients(YEAR, kept=kept) @ [YEAR.weight(at - 40) / 2**YEAR.bits for at in kept]
-        assert found == pytest.approx(stated, abs=0.005)
+        assert found == pytest.approx(declared, abs=0.005)
 
 
 def test_an_arrival_that_is_set_again() -> None:
@@ -500,9 +500,9 @@ def test_an_arrival_that_is_set_again() -> None:
 
 
 def test_what_is_captured_is_what_the_reproduction_expects() -> None:
-    stated = {nights: said(expected, places=3) for nights, (expected, _) in NIGHTS.items()}
-    assert f"the mean over 32 nights of the captured variance is {stated[32]}," in TEXT
-    assert f"over 128 nights it is {stated[128]} and .810" in TEXT
+    declared = {nights: message(expected, places=3) for nights, (expected, _) in NIGHTS.items()}
+    assert f"the mean over 32 nights of the captured variance is {declared[32]}," in TEXT
+    assert f"over 128 nights it is {declared[128]} and .810" in TEXT
 
 
 def test_the_size_of_kept_answers() -> None:

@@ -75,7 +75,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("hide", [_file, _package], ids=["a file", "a package"])
 @pytest.mark.parametrize("name", OURS)
-def test_what_hides_a_package_is_named_and_loading_works_beside_it(
+def test_what_hides_a_package_is_named_and_loading_works_next_to_it(
     folder: Path, name: str, hide: Callable[[Path], Path]
 ) -> None:
     place = hide(folder / name)
@@ -109,8 +109,8 @@ def test_a_folder_without_python_hides_nothing(folder: Path) -> None:
 def test_a_name_whose_package_is_missing_names_the_extra(tmp_path: Path, missing: str, name: str, extra: str) -> None:
     ended = run("-c", f"{without(missing)}import dpca; dpca.{name}", at=tmp_path)
     assert ended.returncode == 1
-    said = ended.stderr.splitlines()[-1]
-    assert said == (
+    message = ended.stderr.splitlines()[-1]
+    assert message == (
         f"dpca.errors.NotInstalled: dpca.{name} needs {missing}, which is not installed; install dpca-pipeline[{extra}]"
     )
 
@@ -153,7 +153,7 @@ def test_rows_in_pieces_without_their_library_name_the_extra_and_whole_rows_do_n
     assert "needs duckdb, which is not installed; install dpca-pipeline[units]" in pieces.stderr
 
 
-def test_every_package_of_the_table_is_required_by_the_extra_that_it_is_said_to_be_in() -> None:
+def test_every_package_of_the_table_is_required_by_the_extra_that_it_is_reported_to_be_in() -> None:
     for package, extra in _EXTRAS.items():
         names = {Requirement(text).name.replace("-", "_").lower() for text in EXTRAS[extra]}
         distribution = {"sklearn": "scikit_learn"}.get(package, package)
@@ -161,7 +161,7 @@ def test_every_package_of_the_table_is_required_by_the_extra_that_it_is_said_to_
         assert indirect in names, (package, extra)
 
 
-def test_a_damaged_package_of_ours_is_said_to_be_so() -> None:
+def test_a_damaged_package_of_ours_is_reported_to_be_so() -> None:
     error = ModuleNotFoundError("No module named 'flows.gone'", name="flows.gone")
     assert "'flows', which is damaged; install dpca-pipeline again" in str(missing_package(error, what="x"))
 

@@ -15,8 +15,8 @@ from dpca.privacy_unit import (
     ROW,
     WITHOUT_PRIVACY,
     PrivacyUnit,
+    privacy_of,
     privacy_statement,
-    stated_privacy,
 )
 
 VERBS = {"add_remove": "is added or removed", "zero_out": "is emptied", "replace_one": "is replaced by another"}
@@ -31,10 +31,10 @@ UNITS = {
 
 @pytest.mark.parametrize(("relation", "unit"), [*itertools.product(VERBS, UNITS)], ids=str)
 def test_a_guarantee_is_one_sentence_for_every_relation_and_unit(relation: str, unit: PrivacyUnit) -> None:
-    said = privacy_statement(epsilon=0.186, delta=1e-7, relation=relation, unit=unit)
-    assert said == f"(0.186, 1e-7)-differential privacy when {UNITS[unit]} {VERBS[relation]}"
+    message = privacy_statement(epsilon=0.186, delta=1e-7, relation=relation, unit=unit)
+    assert message == f"(0.186, 1e-7)-differential privacy when {UNITS[unit]} {VERBS[relation]}"
     manifest = {"privacy": {"epsilon": 0.186, "delta": 1e-7, "relation": relation, **unit.facts}}
-    assert stated_privacy(manifest) == said
+    assert privacy_of(manifest) == message
 
 
 @pytest.mark.parametrize(
@@ -69,17 +69,17 @@ def test_the_noun_is_plain_words_of_the_name_or_unit(name: str, noun: str) -> No
 @given(st.text(max_size=LONGEST + 5))
 def test_any_name_gives_one_safe_line_or_is_refused(name: str) -> None:
     try:
-        unit = PrivacyUnit.asked(name, 2)
+        unit = PrivacyUnit.requested(name, 2)
     except Invalid as refused:
         line = str(refused)
         assert line.isprintable()
         assert len(line) < 400
         assert line.endswith(".")
         return
-    said = str(unit)
-    assert said.isprintable()
-    assert said.count("`") == 2  # no character ends the code span of the name
-    assert f"`{name}`" in said
+    message = str(unit)
+    assert message.isprintable()
+    assert message.count("`") == 2  # no character ends the code span of the name
+    assert f"`{name}`" in message
     assert set(unit.noun).isdisjoint("<>&\"'`*_[]()|#\\")
 
 
@@ -94,15 +94,15 @@ def test_any_name_gives_one_safe_line_or_is_refused(name: str) -> None:
 )
 def test_what_is_no_unit_is_refused_in_one_line(name: Any, rows: Any) -> None:
     with pytest.raises(Invalid) as refused:
-        PrivacyUnit.asked(name, rows)
+        PrivacyUnit.requested(name, rows)
     assert "\n" not in str(refused.value)
 
 
 @given(st.floats(min_value=1e-300, max_value=1e6))
 def test_a_stated_number_is_never_less_than_it_is(number: float) -> None:
-    said = privacy_statement(epsilon=number, delta=0.0, relation="add_remove", unit=PrivacyUnit())
-    stated = Decimal(said[1 : said.index(",")])
-    assert Decimal(repr(number)) <= stated <= Decimal(repr(number)) * Decimal("1.00002")
+    message = privacy_statement(epsilon=number, delta=0.0, relation="add_remove", unit=PrivacyUnit())
+    declared = Decimal(message[1 : message.index(",")])
+    assert Decimal(repr(number)) <= declared <= Decimal(repr(number)) * Decimal("1.00002")
 
 
 def test_a_dataset_is_covered_by_the_same_ids_and_no_more_rows() -> None:
@@ -125,7 +125,7 @@ def test_without_a_guarantee_the_sentence_says_so() -> None:
     assert (
         privacy_statement(epsilon=float("inf"), delta=0.0, relation="zero_out", unit=PrivacyUnit()) == WITHOUT_PRIVACY
     )
-    assert stated_privacy({"privacy": {"private": False, "epsilon": None}}) == WITHOUT_PRIVACY
+    assert privacy_of({"privacy": {"private": False, "epsilon": None}}) == WITHOUT_PRIVACY
 
 
 PRIVACY: dict[str, Any] = {"epsilon": 1.0, "delta": 0.0, "relation": "add_remove", "unit": "who"}
@@ -142,10 +142,10 @@ PRIVACY: dict[str, Any] = {"epsilon": 1.0, "delta": 0.0, "relation": "add_remove
     ids=str,
 )
 def test_facts_of_others_that_state_nothing_have_no_sentence(manifest: Any) -> None:
-    assert stated_privacy(manifest) is None
+    assert privacy_of(manifest) is None
 
 
 def test_a_printed_formula_that_gives_less_is_stated_with_its_real_epsilon() -> None:
-    said = stated_privacy({"privacy": PRIVACY, "plan": {"real_epsilon_at_most": 1.5}})
-    assert said == "(1.5, 0)-differential privacy when one who (`who`) is added or removed"
-    assert str(stated_privacy({"privacy": PRIVACY, "plan": {"real_epsilon_at_most": 0.5}})).startswith("(1, 0)-")
+    message = privacy_of({"privacy": PRIVACY, "plan": {"real_epsilon_at_most": 1.5}})
+    assert message == "(1.5, 0)-differential privacy when one who (`who`) is added or removed"
+    assert str(privacy_of({"privacy": PRIVACY, "plan": {"real_epsilon_at_most": 0.5}})).startswith("(1, 0)-")

@@ -161,8 +161,8 @@ def test_a_score_without_a_rank_and_an_empty_list_are_refused():
 def least_sum(components, truth):
     """Return the smallest sum of distances over all matchings, by enumeration."""
     padded = np.vstack([components, np.zeros((max(len(truth) - len(components), 0), truth.shape[1]))])
-    ways = itertools.permutations(range(len(padded)), len(truth))
-    return min(float(np.linalg.norm(padded[list(way)] - truth, axis=1).sum()) for way in ways)
+    kinds = itertools.permutations(range(len(padded)), len(truth))
+    return min(float(np.linalg.norm(padded[list(variant)] - truth, axis=1).sum()) for variant in kinds)
 
 
 @pytest.mark.parametrize("found", [0, 2, 4, 6])
@@ -296,7 +296,7 @@ FEW = dataclasses.replace(MANY, records_at_most=100, n_features=400)
 UNSAMPLED = sorted(set(MECHANISMS) - {"dp_spca", "dp_vrpca", "local_gaussian", "dps_pca"})
 
 
-def test_many_records_get_a_ranking_and_few_are_told_to_expect_noise_with_what_would_do():
+def test_many_records_get_a_ranking_and_few_are_reported_to_expect_noise_with_what_would_do():
     ranked = advise(MANY, TARGET, n_components=3, only=UNSAMPLED)
     assert {advice.plan.mechanism for advice in ranked} <= set(UNSAMPLED)
     assert ranked[0].plan.mechanism == "analyze_gauss"

@@ -26,7 +26,7 @@ TESTS = ("tests/__init__.py", "tests/flows/estimators", "tests/estimators", "tes
 """Files copied next to an environment: our tests of estimators, and the files that they use."""
 VERSIONS = ("1.6", "1.7", "1.8", "1.9")
 """The newest four minor versions."""
-BESIDE = ("polars",)
+COMPANIONS = ("polars",)
 """Packages that our tests use if they are installed."""
 
 
@@ -42,7 +42,7 @@ def install(folder: Path, wheel: Path, version: str) -> Path:
     python = folder / "bin" / "python"
     pip: list[str | Path] = [python, "-m", "pip", "install", "-qq", "--disable-pip-version-check", "--no-compile"]
     subprocess.run([*pip, "--no-deps", wheel, f"scikit-learn=={version}.*"], check=True)
-    subprocess.run([*pip, *BESIDE], check=True)
+    subprocess.run([*pip, *COMPANIONS], check=True)
     (own,) = folder.glob("lib/python*/site-packages")
     locked = Path(np.__file__).parents[1]
     (own / "locked.pth").write_text(f"{locked}\n")  # after its own packages, and without editable installs

@@ -34,7 +34,7 @@ def drop(inbox: Path, name: str, *, seed: int, turned: int = 0) -> Path:
 
 
 def request(**others: Any) -> SubspaceRequest:
-    asked: dict[str, Any] = {
+    requested: dict[str, Any] = {
         "dataset": DATASET,
         "publish": NAME,
         "components": 2,
@@ -42,7 +42,7 @@ def request(**others: Any) -> SubspaceRequest:
         "delta": DELTA,
         "clip_norm": 2.0,
     }
-    return SubspaceRequest(**(asked | others))
+    return SubspaceRequest(**(requested | others))
 
 
 def refresh(inbox: Path, *, direct: bool = True, releases: int | None = None, **others: Any) -> dict[str, Any]:
@@ -68,7 +68,7 @@ class Webhook:
     """The received notices of a webhook and their requests."""
 
     def __init__(self) -> None:
-        self.told: list[dict[str, Any]] = []
+        self.reported: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
         self.bodies: list[bytes] = []
         self.failures = 0
@@ -77,7 +77,7 @@ class Webhook:
         self.url = ""
 
     def events(self) -> list[str]:
-        return [told["event"] for told in self.told]
+        return [shown["event"] for shown in self.reported]
 
 
 @contextmanager
@@ -97,7 +97,7 @@ def listening() -> Iterator[Webhook]:
             elif json.loads(payload)["id"] == hook.refuses:
                 self.send_response(400)
             else:
-                hook.told.append(json.loads(payload))
+                hook.reported.append(json.loads(payload))
                 self.send_response(204)
             self.end_headers()
 

@@ -29,7 +29,7 @@ from storage.workspace import Workspace
 from tests.crash.processes import start, stop, wait_for
 
 SEED = 41
-UNDER_WAY = 4
+UNFINISHED = 4
 """Number of ingests killed while writing a snapshot, one per kind and action; others are killed at random moments."""
 _ROWS, _WIDTH = 800, 30
 _DEADLINE = 120.0
@@ -38,7 +38,7 @@ _DEADLINE = 120.0
 def kill_all(folder: Path, moments: int) -> None:
     """Kill ingests of text and triplets, without and with resuming; the first ones are killed while they write."""
     rng = random.Random(SEED + moments)
-    _in_fork(folder, "new", _look)
+    _in_fork(folder, "new", _inspect)
     words = {kind: _words(folder, kind) for kind in ("text", "triplets")}
     expected, seconds = {}, {}
     for kind in words:
@@ -52,7 +52,7 @@ def kill_all(folder: Path, moments: int) -> None:
             folder,
             f"{moment}-{tries}",
             words[kind],
-            rng.uniform(0, 0.9**tries * seconds[kind]) if moment >= UNDER_WAY else None,
+            rng.uniform(0, 0.9**tries * seconds[kind]) if moment >= UNFINISHED else None,
         ):
             tries += 1
         extra = ["--resume"] if resume else []
@@ -63,7 +63,7 @@ def kill_all(folder: Path, moments: int) -> None:
 
 def race(folder: Path) -> None:
     """Race two ingests under one name: from scratch, after a killed ingest, and for two populations."""
-    _in_fork(folder, "new", _look)
+    _in_fork(folder, "new", _inspect)
     words = _words(folder, "text")
     started = time.monotonic()
     calm = _in_fork(folder, "calm", partial(_again, words))["digest"]
@@ -74,10 +74,10 @@ def race(folder: Path) -> None:
         while number == 1 and _survived(folder, home, words, 0.6 * 0.9**tries * seconds):
             tries += 1
             home = f"race-{number}-{tries}"
-        already = len(_in_fork(folder, home, _look)["digests"])  # killed after it had finished
+        already = len(_in_fork(folder, home, _inspect)["digests"])  # killed after it had finished
         first, second = (start(_at_home(folder, home, _ingesting(words + more)), group=True) for more in extra)
         statuses = [wait_for(pid, seconds=_DEADLINE) for pid in (first, second)]
-        found = _in_fork(folder, home, _look)
+        found = _in_fork(folder, home, _inspect)
         report = {"new": len(found["digests"]) - already, "statuses": sorted(statuses)}
         print(json.dumps(found | report | {"right": set(found["digests"]) == {calm}}), flush=True)
 
@@ -162,7 +162,7 @@ def _catalog() -> Catalog:
     return Catalog(ledger.engine, ledger.home, LocalPlace(ledger.home))
 
 
-def _look() -> dict[str, Any]:
+def _inspect() -> dict[str, Any]:
     """Report the state of a home; every registered snapshot is read completely."""
     catalog = _catalog()
     names = sorted(path.name for path in (catalog.home / "datasets/x").glob("*"))
@@ -181,10 +181,10 @@ def _look() -> dict[str, Any]:
 
 def _again(words: Sequence[str]) -> dict[str, Any]:
     """Inspect what a killed ingest left, then ingest and inspect again."""
-    before = _look()
+    before = _inspect()
     with open(os.devnull, "w") as nothing, redirect_stdout(nothing):  # noqa: PTH123
         assert main(list(words)) == 0
-    return {"before": before, "after": _look(), "digest": _catalog().current("x").content_digest}
+    return {"before": before, "after": _inspect(), "digest": _catalog().current("x").content_digest}
 
 
 def _warm_up() -> None:

@@ -17,7 +17,7 @@ from flows import refresh as subject
 from flows.ingest import FILE_FAULT, ingest_opened, ingest_source
 from flows.jobs import refresh_subspace, run_refresh
 from flows.reports.snapshot_facts import REPORTS
-from flows.requests import NO_LOOP_ASKS
+from flows.requests import NOT_IN_LOOPS
 from storage.datasets.inbox import Arrival, Inbox
 from storage.datasets.ingest_options import IngestOptions
 from storage.workspace import Workspace
@@ -59,8 +59,8 @@ def test_a_malformed_file_is_set_aside_and_the_next_one_has_its_turn(
     (reported,) = fault_report().splitlines()
     assert f"{bad}: " in reported
     assert "271828182" not in reported
-    aside = next(told for told in hook.told if told["event"] == "dpca.arrival.set_aside")
-    assert "a.npy" not in json.dumps(hook.told)
+    aside = next(event for event in hook.reported if event["event"] == "dpca.arrival.set_aside")
+    assert "a.npy" not in json.dumps(hook.reported)
     assert aside["dataset"] == DATASET
     assert refresh(inbox)["set_aside"] == 0
     drop(inbox, "a.npy", seed=3)
@@ -79,7 +79,9 @@ def test_a_file_with_other_columns_than_the_dataset_is_set_aside(inbox: Path) ->
     assert f"there are {FEATURES + 1} features, and dataset '{DATASET}' has {FEATURES}" in fault_report()
 
 
-def test_prefect_is_told_no_file_and_the_run_ends_with_its_decision(inbox: Path, prefect: SyncPrefectClient) -> None:
+def test_prefect_is_reported_no_file_and_the_run_ends_with_its_decision(
+    inbox: Path, prefect: SyncPrefectClient
+) -> None:
     open_budget()
     drop(inbox, "of-mr-miller.npy", seed=1)
     found = refresh(inbox, direct=False)
@@ -102,12 +104,12 @@ def test_a_schedule_finds_the_inbox_and_files_of_the_last_refresh_by_hand(
     options = dataclasses.replace(OPTIONS, scale=str(scale))
     flow: Any = refresh_subspace
     given = {item.name: getattr(request(), item.name) for item in dataclasses.fields(request())}
-    given = {name: value for name, value in given.items() if name not in NO_LOOP_ASKS}
-    asked = {**given, "records_at_most": OPTIONS.records_at_most, "settled": 0.0}
-    assert flow(f"@{DATASET}", **asked, return_state=True).name == "Refused"
+    given = {name: value for name, value in given.items() if name not in NOT_IN_LOOPS}
+    requested = {**given, "records_at_most": OPTIONS.records_at_most, "settled": 0.0}
+    assert flow(f"@{DATASET}", **requested, return_state=True).name == "Refused"
     run_refresh(str(inbox), request(), options, settled=0.0)
     drop(inbox, "next.npy", seed=2)
-    assert flow(f"@{DATASET}", **asked, return_state=True).name == "Completed"
+    assert flow(f"@{DATASET}", **requested, return_state=True).name == "Completed"
     assert len(states()) == 1
     assert "palmyra-scale" not in kept_by(prefect)
     (kept,) = (Workspace.read_only().home / "inboxes").iterdir()
@@ -115,7 +117,7 @@ def test_a_schedule_finds_the_inbox_and_files_of_the_last_refresh_by_hand(
 
 
 @pytest.mark.parametrize(
-    ("asked", "reason"),
+    ("requested", "reason"),
     [
         ({"dataset": "../../elsewhere"}, "must start with a letter or digit"),
         ({"alias": "latest"}, "reserved"),
@@ -126,12 +128,12 @@ def test_a_schedule_finds_the_inbox_and_files_of_the_last_refresh_by_hand(
     ids=lambda value: "" if isinstance(value, str) else next(iter(value)),
 )
 def test_what_a_loop_cannot_do_is_refused_before_a_file_is_touched(
-    inbox: Path, asked: dict[str, Any], reason: str
+    inbox: Path, requested: dict[str, Any], reason: str
 ) -> None:
     open_budget()
     drop(inbox, "monday.npy", seed=1)
-    loop = {"settled": 0.0} | {name: value for name, value in asked.items() if name != "dataset"}
-    others = {name: value for name, value in asked.items() if name == "dataset"}
+    loop = {"settled": 0.0} | {name: value for name, value in requested.items() if name != "dataset"}
+    others = {name: value for name, value in requested.items() if name == "dataset"}
     with pytest.raises(ValueError, match=reason):
         run_refresh(str(inbox), request(**others), OPTIONS, direct=True, **loop)
     assert states() == []
@@ -200,8 +202,8 @@ def test_a_file_that_is_replaced_while_it_is_ingested_is_charged_once_as_what_it
     open_budget()
     path = drop(inbox, "monday.npy", seed=1)
 
-    def replaced(*asked: Any, **more: Any) -> str:
-        made = ingest_opened(*asked, **more)
+    def replaced(*requested: Any, **more: Any) -> str:
+        made = ingest_opened(*requested, **more)
         os.utime(drop(inbox, path.name, seed=2), (1, 1))
         return made
 
@@ -224,10 +226,10 @@ def test_a_link_that_takes_the_place_of_a_file_after_its_check_is_not_read(
     )
     expected = ingest_digest("expected", str(path))
 
-    def swapped(file: Any, *asked: Any, **more: Any) -> str:
+    def swapped(file: Any, *requested: Any, **more: Any) -> str:
         path.rename(away)
         path.symlink_to(secret)
-        made = ingest_opened(file, *asked, **more)
+        made = ingest_opened(file, *requested, **more)
         away.replace(path)
         return made
 
@@ -289,13 +291,13 @@ def test_an_inbox_in_an_object_store_is_released_once_each_and_a_replaced_object
 
     def put(name: str, seed: int) -> None:
         payload = drop(tmp_path / "local", "rows.npy", seed=seed).read_bytes()
-        s3_server.ask("PUT", f"{prefix.removeprefix('s3://')}/{name}", payload)
+        s3_server.call("PUT", f"{prefix.removeprefix('s3://')}/{name}", payload)
 
-    def looked() -> str:
+    def checked() -> str:
         report = run_refresh(f"{prefix}/", request(), OPTIONS, direct=True, settled=3_600.0)
         return str(report["outcome"])
 
     put("monday.npy", 1)
-    assert (looked(), looked()) == ("1 promoted", "nothing arrived")
+    assert (checked(), checked()) == ("1 promoted", "nothing arrived")
     put("monday.npy", 2)
-    assert (looked(), champion(), states()) == ("1 promoted", 2, ["committed"] * 2)
+    assert (checked(), champion(), states()) == ("1 promoted", 2, ["committed"] * 2)

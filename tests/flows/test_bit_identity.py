@@ -31,7 +31,7 @@ from tests.crash.fuse import Fuse
 ROOT = Path(__file__).parents[2]
 KEY = bytes(range(32))
 SMALL, MEDIUM, WHOLE = 512, 5_000, 1_000_000
-ASKED: dict[str, Any] = {
+REQUESTED: dict[str, Any] = {
     "dataset": "rows",
     "components": 3,
     "epsilon": 1.0,
@@ -40,9 +40,11 @@ ASKED: dict[str, Any] = {
     "publish": "found",
 }
 REQUESTS: dict[str, Request] = {
-    "analyze_gauss": SubspaceRequest(**ASKED, mechanism="analyze_gauss"),
-    "noisy_power": SubspaceRequest(**ASKED, mechanism="noisy_power", settings={"iterations": "3", "oversampling": "2"}),
-    "agn": TensorRequest(**ASKED, mechanism="agn", model="mixture"),
+    "analyze_gauss": SubspaceRequest(**REQUESTED, mechanism="analyze_gauss"),
+    "noisy_power": SubspaceRequest(
+        **REQUESTED, mechanism="noisy_power", settings={"iterations": "3", "oversampling": "2"}
+    ),
+    "agn": TensorRequest(**REQUESTED, mechanism="agn", model="mixture"),
 }
 
 

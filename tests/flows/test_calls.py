@@ -42,9 +42,9 @@ def test_the_examples_of_a_docstring_run(name: str, documented_home: Path, home:
     shutil.copytree(documented_home, home)
     shown = doctest.DocTestFinder(recurse=False).find(getattr(public, name), name)
     assert [len(test.examples) > 1 for test in shown] == [True]
-    told: list[str] = []
+    reported: list[str] = []
     runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
-    assert runner.run(shown[0], out=told.append).failed == 0, "".join(told)
+    assert runner.run(shown[0], out=reported.append).failed == 0, "".join(reported)
 
 
 @pytest.mark.parametrize("name", public.__all__)

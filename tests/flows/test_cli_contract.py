@@ -97,7 +97,7 @@ def test_wrong_usage_is_one_line_and_exit_code_2(home: Path, dpca: Command, word
     assert not home.exists()
 
 
-IN_THE_WAY = {"file": "file", "below-file": "file/home", "proc": "/proc/dpca-home"}
+OBSTACLES = {"file": "file", "below-file": "file/home", "proc": "/proc/dpca-home"}
 WRITES = (
     ("dataset", "ingest", "rows.svm", "--name", "d", "--features", "2", "--direct", "--json"),
     ("budget", "open", "people", "--epsilon", "1", "--delta", "1e-6", "--json"),
@@ -111,20 +111,20 @@ READS = (
 
 
 @pytest.mark.parametrize(
-    ("words", "place"), [*itertools.product(WRITES, IN_THE_WAY), *itertools.product(READS, ("file", "below-file"))]
+    ("words", "place"), [*itertools.product(WRITES, OBSTACLES), *itertools.product(READS, ("file", "below-file"))]
 )
 def test_a_home_that_cannot_be_written_is_named(
     dpca: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, words: tuple[str, ...]
 ) -> None:
     (tmp_path / "file").write_text("in the way")
-    chosen = tmp_path / IN_THE_WAY[place]
+    chosen = tmp_path / OBSTACLES[place]
     monkeypatch.setenv("DPCA_HOME", str(chosen))
     assert dpca(*words).complaint(1).startswith(f"dpca: DPCA_HOME={chosen} is not a writable folder")
     assert (tmp_path / "file").read_text() == "in the way"
 
 
 def test_reading_commands_see_nothing_where_no_home_can_be(dpca: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DPCA_HOME", IN_THE_WAY["proc"])
+    monkeypatch.setenv("DPCA_HOME", OBSTACLES["proc"])
     assert json.loads(dpca("dataset", "list", "--json").out) == []
     assert "people" in dpca("budget", "show", "people").complaint(1)
     assert "people" in dpca(*FIT, "--direct", "--yes").complaint(1)
@@ -417,7 +417,7 @@ sys.exit(main())
 
 
 @pytest.mark.parametrize(("words", "status"), [(["--version"], 0), (["nothing"], 2)])
-def test_the_end_of_the_process_waits_for_all_and_takes_nothing_apart(words: list[str], status: int) -> None:
+def test_the_end_of_the_process_waits_for_all_and_takes_nothing_separate(words: list[str], status: int) -> None:
     ended = subprocess.run([sys.executable, "-c", _ENDS, *words], capture_output=True, text=True, check=False)
     assert ended.returncode == status
     assert ended.stdout.endswith("a thread\nat exit\n")

@@ -169,8 +169,8 @@ def test_records_of_several_rows_are_refused(dpca: Command, tmp_path: Path) -> N
     words = ("dataset", "ingest", source, "--name", "many", "--features", 3, "--records-at-most", 9)
     assert dpca(*words, "--unit-column", "who", "--direct").status == 0
     assert dpca("budget", "open", "many", "--epsilon", "10", "--delta", "1e-4").status == 0
-    asked = [word if word != "films" else "many" for word in COMPLETE]
-    assert "may have several rows, and completion needs one row for each user" in dpca(*asked).complaint(1)
+    requested = [word if word != "films" else "many" for word in COMPLETE]
+    assert "may have several rows, and completion needs one row for each user" in dpca(*requested).complaint(1)
 
 
 @pytest.mark.parametrize(
@@ -262,11 +262,11 @@ def test_ratings_that_were_added_up_or_dropped_are_refused_before_a_charge(
     assert dpca(*ingest, *columns, *words).status == 0
     assert dpca("budget", "open", "films", "--epsilon", "10", "--delta", "1e-4").status == 0
     at = COMPLETE.index("--ratings-between")
-    asked = dpca(*COMPLETE[: at + 1], between, *COMPLETE[at + 2 :])
+    requested = dpca(*COMPLETE[: at + 1], between, *COMPLETE[at + 2 :])
     if rule is None:
-        assert asked.status == 0
+        assert requested.status == 0
     else:
-        assert rule in asked.complaint(1)
+        assert rule in requested.complaint(1)
         assert Workspace.read_only().ledger.statement("films").spent == 0
 
 

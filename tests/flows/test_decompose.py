@@ -124,8 +124,8 @@ def test_without_a_declared_number_of_records_nothing_is_forecast(dpca: Command,
     source.write_text("1 1:3 2:1\n" * 20)
     assert dpca("dataset", "ingest", source, "--name", "few", "--features", 6, "--direct").status == 0
     assert dpca("budget", "open", "few", "--epsilon", "9", "--delta", "1e-6").status == 0
-    asked = [{"reports": "few", "1e-5": "1e-6"}.get(word, word) for word in TOPICS]
-    shown = json.loads(dpca(*asked, "--dry-run").out)
+    requested = [{"reports": "few", "1e-5": "1e-6"}.get(word, word) for word in TOPICS]
+    shown = json.loads(dpca(*requested, "--dry-run").out)
     assert shown["room"] is None
     assert "no number of records is declared" in shown["forecast"]
 
@@ -133,9 +133,9 @@ def test_without_a_declared_number_of_records_nothing_is_forecast(dpca: Command,
 @pytest.mark.usefixtures("reports")
 def test_a_reference_is_to_be_had_by_insisting_alone_and_voids_the_budget(dpca: Command) -> None:
     words = [word for word in TOPICS if word not in ("--epsilon", "4", "--delta", "1e-5")]
-    asked = (*words, "--mechanism", "otd")
-    assert "insist with --i-know-this-is-not-private" in dpca(*asked).complaint(1)
-    insisted = (*asked, "--i-know-this-is-not-private")
+    requested = (*words, "--mechanism", "otd")
+    assert "insist with --i-know-this-is-not-private" in dpca(*requested).complaint(1)
+    insisted = (*requested, "--i-know-this-is-not-private")
     shown = json.loads(dpca(*insisted, "--dry-run").out)
     assert (shown["certified"], "room" in shown) == (False, False)
     assert json.loads(dpca(*insisted).out)["artifact"] == "topics@1"
@@ -209,11 +209,11 @@ def test_a_request_that_cannot_be_met_is_refused_before_anything_is_charged(
     dpca: Command, home: Path, changed: dict[str, str], left_out: str | None, rule: str
 ) -> None:
     before = facts_of(home)
-    asked = list(TOPICS)
+    requested = list(TOPICS)
     if left_out is not None:
-        at = asked.index(left_out)
-        del asked[at : at + 2]
-    assert rule in dpca(*asked, *(word for pair in changed.items() for word in pair)).complaint(1)
+        at = requested.index(left_out)
+        del requested[at : at + 2]
+    assert rule in dpca(*requested, *(word for pair in changed.items() for word in pair)).complaint(1)
     assert facts_of(home) == before
 
 
@@ -227,8 +227,8 @@ def test_a_document_may_have_several_rows_and_a_point_may_not(
     assert dpca(*words, "--unit-column", "who", "--direct").status == 0
     assert dpca("budget", "open", "many", "--epsilon", "9", "--delta", "1e-5", "--unit", "who").status == 0
     bound = ("--words-at-most", 9) if model == "topics" else ("--clip-norm", 2)
-    asked = ("tensor", "fit", "many", "--model", model, "--components", 1, *bound, "--publish", "x", *SHARED)
-    ended = dpca(*asked)
+    requested = ("tensor", "fit", "many", "--model", model, "--components", 1, *bound, "--publish", "x", *SHARED)
+    ended = dpca(*requested)
     assert ended.status == status, ended.err
     if status:
         assert "may have several rows, and a mixture needs one row for each point" in ended.complaint(1)

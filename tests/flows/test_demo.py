@@ -75,8 +75,8 @@ def test_the_home_of_the_demo_is_not_that_of_the_user(home: Path, monkeypatch: p
 def test_a_home_of_the_demo_that_cannot_be_written_is_named(dpca: Command, tmp_path: Path, below: str) -> None:
     (tmp_path / "file").write_text("in the way")
     chosen = tmp_path / "file" / below
-    told = dpca("demo", "--home", chosen, "--json").complaint(1)
-    assert told == f"dpca: {chosen} is not a writable folder; name one for the demo with --home"
+    shown = dpca("demo", "--home", chosen, "--json").complaint(1)
+    assert shown == f"dpca: {chosen} is not a writable folder; name one for the demo with --home"
 
 
 def _check_utility() -> None:
@@ -110,7 +110,7 @@ def test_settings_are_ranked_by_the_error_of_made_ratings(dpca: Command) -> None
 
 @pytest.mark.parametrize("mechanism", sorted(GRIDS))
 def test_every_mechanism_has_a_grid_that_it_takes(mechanism: str) -> None:
-    asked = Search(
+    requested = Search(
         task="low-rank",
         users=120,
         items=40,
@@ -121,7 +121,7 @@ def test_every_mechanism_has_a_grid_that_it_takes(mechanism: str) -> None:
         mechanism=mechanism,
         tried={name: values[:1] for name, values in GRIDS[mechanism].items()},
     )
-    (row,) = search(asked)
+    (row,) = search(requested)
     assert row["rmse"] > 0.0
     assert row["settings"] == " ".join(f"{name}={values[0]}" for name, values in GRIDS[mechanism].items())
 

@@ -113,10 +113,10 @@ def test_a_database_or_store_that_may_be_reached_in_clear_text_is_noted(
     assert finding is None or (finding.verdict, bool(finding.advice)) == ("note", True)
 
 
-def test_a_witness_inside_the_home_is_told(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "apart" not in verdicts()
+def test_a_witness_inside_the_home_is_reported(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "separate witness" not in verdicts()
     monkeypatch.setenv("DPCA_STATE_FOLDER", str(home / "state"))
-    finding = verdicts()["apart"]
+    finding = verdicts()["separate witness"]
     assert finding.verdict == "note"
     assert "DPCA_STATE_FOLDER" in finding.advice
     assert main(["doctor"]) == 0
@@ -183,7 +183,7 @@ def test_pointer_files_are_written_anew_whatever_they_look_like(home: Path) -> N
     assert pointer.read_bytes() == sound
 
 
-def test_a_server_that_asks_for_another_password_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_requests_another_password_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with answering(401) as address:
         monkeypatch.setenv("PREFECT_API_URL", address)
         finding = verdicts()["prefect"]
@@ -191,7 +191,7 @@ def test_a_server_that_asks_for_another_password_is_named(monkeypatch: pytest.Mo
     assert "PREFECT_API_AUTH_STRING" in finding.advice
 
 
-def test_prefects_server_is_asked_under_the_authority_that_its_clients_trust(
+def test_prefects_server_is_requested_under_the_authority_that_its_clients_trust(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = issue(tmp_path / "tls")

@@ -183,8 +183,8 @@ REFUSED = {
 
 def test_what_does_not_fit_is_refused_in_one_line_before_any_charge(sites: Path, dpca: Command) -> None:
     before = facts_of(sites)
-    for words, said in REFUSED.items():
-        assert said in dpca(*FIT, "--method", "conv", "--epsilon", "1", *words).complaint(1)
+    for words, text in REFUSED.items():
+        assert text in dpca(*FIT, "--method", "conv", "--epsilon", "1", *words).complaint(1)
     assert facts_of(sites) == before
 
 

@@ -120,6 +120,6 @@ REFUSED = {
 
 def test_what_does_not_fit_is_refused_in_one_line_before_any_charge(documents: Path, dpca: Command) -> None:
     before = facts_of(documents)
-    for words, said in REFUSED.items():
-        assert said in dpca(*FIT, "--epsilon", "1", *words).complaint(1)
+    for words, text in REFUSED.items():
+        assert text in dpca(*FIT, "--epsilon", "1", *words).complaint(1)
     assert facts_of(documents) == before

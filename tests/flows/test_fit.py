@@ -122,7 +122,7 @@ def test_a_dry_run_that_would_not_fit_says_so_and_exits_3(ready: Path, dpca: Com
 
 
 @pytest.mark.parametrize("epsilon", ["1.9", "1000", "1e9"])
-def test_over_budget_exits_3_and_says_what_is_left_and_asked(released: Path, dpca: Command, epsilon: str) -> None:
+def test_over_budget_exits_3_and_says_what_is_left_and_requested(released: Path, dpca: Command, epsilon: str) -> None:
     before = facts_of(released)
     left = json.loads(dpca("budget", "show", "people", "--json").out)["remaining"]
     complaint = dpca(*FIT, "--epsilon", epsilon, "--publish", "other", "--direct", "--yes", "--json").complaint(3)
@@ -194,7 +194,7 @@ def test_what_was_released_needs_no_consent_and_no_budget_any_more(released: Pat
     dpca(*FIT, "--epsilon", "0.5", "--direct", "--yes", "--json").complaint(3)
 
 
-def test_the_whole_budget_can_be_asked_for(ready: Path, dpca: Command) -> None:
+def test_the_whole_budget_can_be_requested(ready: Path, dpca: Command) -> None:
     report = json.loads(dpca(*FIT, "--epsilon", "2", "--direct", "--yes", "--json").out)
     assert report["spent"] == pytest.approx(2.0, rel=1e-9)
     assert report["remaining"] == pytest.approx(0, abs=1e-3)

@@ -234,7 +234,7 @@ def test_the_flow_ingests_and_tells_prefect_names_alone(
         assert secret not in kept_by(prefect)
 
 
-def test_no_file_of_an_ingest_is_told_to_prefect_and_a_schedule_needs_none(
+def test_no_file_of_an_ingest_is_reported_to_prefect_and_a_schedule_needs_none(
     home: Path, prefect: SyncPrefectClient, rows_file: Path, tmp_path: Path
 ) -> None:
     names, scale = tmp_path / "secret-names.txt", tmp_path / "secret-scale.txt"
@@ -256,9 +256,9 @@ def test_no_file_of_an_ingest_is_told_to_prefect_and_a_schedule_needs_none(
 def test_files_given_to_the_flow_are_read_and_an_unknown_reference_is_refused(
     home: Path, prefect: SyncPrefectClient, rows_file: Path, tmp_path: Path
 ) -> None:
-    told = tmp_path / "told.svm"
-    told.write_bytes(rows_file.read_bytes())
-    assert ending_of(str(told), "given", features=FEATURES) == "Completed"
+    reported = tmp_path / "told.svm"
+    reported.write_bytes(rows_file.read_bytes())
+    assert ending_of(str(reported), "given", features=FEATURES) == "Completed"
     assert not (home / "sources").exists()
     assert ending_of("@given", "given", features=FEATURES) == "Refused"
 

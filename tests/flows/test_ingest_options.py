@@ -176,8 +176,8 @@ def test_exports_are_read_by_others_and_by_us(dpca: Command, tmp_path: Path, row
     report, dataset = ingested(dpca, rows_file, "--features", 6)
     for format in ("npz", "svmlight", "parquet", "h5ad"):  # noqa: A001
         output = tmp_path / f"out.{format}"
-        told = dpca("dataset", "export", "d", "--format", format, "--output", output, "--json")
-        assert json.loads(told.out) == {"dataset": "d", "format": format, "output": str(output)}
+        reported = dpca("dataset", "export", "d", "--format", format, "--output", output, "--json")
+        assert json.loads(reported.out) == {"dataset": "d", "format": format, "output": str(output)}
         back, _ = ingested(dpca, output, "--features", 6, "--format", format)
         assert back["content_digest"] == report["content_digest"]
     assert sparse.load_npz(tmp_path / "out.npz").toarray().tolist() == dense(dataset)
@@ -201,7 +201,7 @@ def test_through_prefect_units_and_bad_rows_stay_inside(
         assert secret not in kept_by(prefect)
 
 
-def test_ids_that_look_alike_are_told_to_the_curator_alone(
+def test_ids_that_look_alike_are_reported_to_the_curator_alone(
     dpca: Command, prefect: SyncPrefectClient, tmp_path: Path
 ) -> None:
     (tmp_path / "wide.csv").write_text("who,a,b\n7,1,0\n07,2,0\nzenobia-palmyra,3,0\n zenobia-palmyra,4,0\nyan,5,0\n")
@@ -252,7 +252,7 @@ def test_rows_of_other_people_are_refused_in_one_line_without_their_digest(dpca:
     assert dpca(*words, "--name", "again", "--allow-shared-rows").status == 0
 
 
-def test_a_budget_whose_delta_grew_too_large_is_told_to_the_curator(dpca: Command, rows_file: Path) -> None:
+def test_a_budget_whose_delta_grew_too_large_is_reported_to_the_curator(dpca: Command, rows_file: Path) -> None:
     words = ("dataset", "ingest", rows_file, "--name", "people", "--features", 6, "--direct")
     assert dpca(*words, "--records-at-most", 100).err == ""
     assert dpca("budget", "open", "people", "--epsilon", 1, "--delta", 1e-3).status == 0

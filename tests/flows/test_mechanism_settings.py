@@ -26,7 +26,7 @@ PROBLEMS: dict[str, Any] = {
     "completion": (RatingsProblem(n_features=20, low=0.0, high=1.0, ratings_per_user=5), {"rank": 2}),
     "tensor": (TensorProblem(n_features=20, model="mixture", clip_norm=1.0), {"components": 2}),
 }
-BESIDE = {"start_share": {"start": "analyze_gauss"}, "mu": {"form": "one_row", "calibration": "paper"}}
+COMPANIONS = {"start_share": {"start": "analyze_gauss"}, "mu": {"form": "one_row", "calibration": "paper"}}
 """Other settings that a setting requires to have an effect."""
 
 
@@ -103,12 +103,15 @@ def test_what_a_form_refuses_the_mechanism_refuses_too(family: str, name: str) -
         for value in _outside(rule):
             with pytest.raises(DpcaError):
                 build_mechanism(
-                    FAMILIES[family], name, text_settings({name: {**BESIDE.get(key, {}), key: value}}, of=name), **fixed
+                    FAMILIES[family],
+                    name,
+                    text_settings({name: {**COMPANIONS.get(key, {}), key: value}}, of=name),
+                    **fixed,
                 ).plan(problem, target)
 
 
 def test_the_part_of_another_mechanism_is_refused_unless_it_is_empty() -> None:
-    asked: dict[str, Any] = {
+    requested: dict[str, Any] = {
         "dataset": "d",
         "components": 2,
         "epsilon": 1.0,
@@ -117,8 +120,8 @@ def test_the_part_of_another_mechanism_is_refused_unless_it_is_empty() -> None:
         "publish": "p",
     }
     given: dict[str, Any] = {"dp_spca": {"steps": 50, "mu": None}, "noisy_power": {"iterations": None}, "dps_pca": None}
-    assert SubspaceRequest(**asked, mechanism="dp_spca", settings=given).settings == {"steps": "50"}
+    assert SubspaceRequest(**requested, mechanism="dp_spca", settings=given).settings == {"steps": "50"}
     for mechanism in ("noisy_power", "auto"):
         with pytest.raises(Invalid, match=f"settings of dp_spca are given, but the mechanism is {mechanism}"):
-            SubspaceRequest(**asked, mechanism=mechanism, settings=given)
-    assert SubspaceRequest(**asked, settings={"form": "dense"}).settings == {"form": "dense"}
+            SubspaceRequest(**requested, mechanism=mechanism, settings=given)
+    assert SubspaceRequest(**requested, settings={"form": "dense"}).settings == {"form": "dense"}

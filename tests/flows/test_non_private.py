@@ -124,8 +124,8 @@ def test_a_smooth_release_publishes_directions_and_neither_gap_nor_scale(dpca: C
     assert found.eigenvalues is found.spectrum is None
     assert found.manifest["privacy"]["event"] == {"name": "approximate", "epsilon": 1.0, "delta": 1e-6}
     assert set(found.manifest["plan"]) == {"noise_multiplier", "grid_bits", "row_policy", "center"}
-    told = {name for name, fact in found.manifest["outcome"].items() if fact is not None}
-    assert told == {"refined_by", "verdict", "probes", "seed"}
+    reported = {name for name, fact in found.manifest["outcome"].items() if fact is not None}
+    assert reported == {"refined_by", "verdict", "probes", "seed"}
     assert Workspace.open().ledger.statement("people").spent >= 1.0
     assert "so they have no order" in dpca(
         "subspace", "refit", "sub@1", "--components", "1", "--publish", "other"
@@ -133,7 +133,7 @@ def test_a_smooth_release_publishes_directions_and_neither_gap_nor_scale(dpca: C
 
 
 @pytest.mark.usefixtures("opened")
-def test_a_failed_test_is_said_in_one_line_spent_and_published_as_failed(dpca: Command) -> None:
+def test_a_failed_test_is_reported_in_one_line_spent_and_published_as_failed(dpca: Command) -> None:
     """Sixty rows have no gap that a test at epsilon 0.2 could detect."""
     words = (*FIT, "--mechanism", "propose_test_release", *RUN, "--json")
     ending = dpca(*words)
@@ -142,8 +142,8 @@ def test_a_failed_test_is_said_in_one_line_spent_and_published_as_failed(dpca: C
     assert sum("FAILED" in line for line in ending.err.splitlines()) == 1
     outcome = Registry.open().load("sub@1").manifest["outcome"]
     assert outcome["failed"] is True
-    told = {name for name, fact in outcome.items() if fact is not None}
-    assert told == {"failed", "eigengap_bound", "refined_by", "verdict", "probes", "seed"}
+    reported = {name for name, fact in outcome.items() if fact is not None}
+    assert reported == {"failed", "eigengap_bound", "refined_by", "verdict", "probes", "seed"}
     spent = Workspace.open().ledger.statement("people").spent
     assert spent > 0
     again = dpca(*words)
@@ -154,7 +154,7 @@ def test_a_failed_test_is_said_in_one_line_spent_and_published_as_failed(dpca: C
 
 @pytest.mark.usefixtures("opened")
 @pytest.mark.parametrize("mechanism", ["smooth_sensitivity", "exponential"])
-def test_a_mean_is_bought_within_the_epsilon_asked_for_and_published(dpca: Command, mechanism: str) -> None:
+def test_a_mean_is_bought_within_the_epsilon_requested_and_published(dpca: Command, mechanism: str) -> None:
     words = (*FIT, "--mechanism", mechanism, "--center", "private", "--json")
     promised = json.loads(dpca(*words, "--dry-run").out)
     assert promised["fits"] is True
@@ -168,7 +168,7 @@ def test_a_mean_is_bought_within_the_epsilon_asked_for_and_published(dpca: Comma
 
 @pytest.mark.usefixtures("opened")
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "text"),
     [
         (("--settings", "noise=laplace"), "noise"),
         (("--settings", "passes=0"), "passes"),
@@ -177,9 +177,9 @@ def test_a_mean_is_bought_within_the_epsilon_asked_for_and_published(dpca: Comma
     ids=lambda words: str(words[-1]),
 )
 def test_what_is_not_offered_is_refused_before_anything_is_charged(
-    dpca: Command, words: tuple[str, ...], said: str
+    dpca: Command, words: tuple[str, ...], text: str
 ) -> None:
-    assert said in dpca(*FIT, "--mechanism", "smooth_sensitivity", *words, *RUN).complaint(1)
+    assert text in dpca(*FIT, "--mechanism", "smooth_sensitivity", *words, *RUN).complaint(1)
     assert Workspace.open().ledger.statement("people").spent == 0
 
 
@@ -233,18 +233,18 @@ def test_reading_commands_need_no_room_and_no_permission_to_write(released: Path
     before = facts_of(released)
     undo = made_read_only(released) if trouble == "read-only" else (lambda: None)
     try:
-        told = run((FULL if trouble == "full" else READ_ONLY) + COMMANDS)
+        reported = run((FULL if trouble == "full" else READ_ONLY) + COMMANDS)
     finally:
         undo()
-    *reading, writing = told
-    assert {words: told[words][0] for words in reading} == dict.fromkeys(reading, 0)
-    assert told[writing] == (1, "")
-    assert json.loads(told["budget show people"][1])["spent"] == pytest.approx(1.0, abs=1e-9)
-    history = json.loads(told["budget history people"][1])
+    *reading, writing = reported
+    assert {words: reported[words][0] for words in reading} == dict.fromkeys(reading, 0)
+    assert reported[writing] == (1, "")
+    assert json.loads(reported["budget show people"][1])["spent"] == pytest.approx(1.0, abs=1e-9)
+    history = json.loads(reported["budget history people"][1])
     assert [row["spent"] for row in history] == pytest.approx([1.0], abs=1e-9)
-    assert [row["artifact"] for row in json.loads(told["registry list"][1])] == ["sub@1"]
-    assert json.loads(told["registry verify sub"][1])["verified"] is True
-    assert [row["dataset"] for row in json.loads(told["dataset list"][1])] == ["people"]
-    assert json.loads(told["dataset show people"][1])["records"] == 60
+    assert [row["artifact"] for row in json.loads(reported["registry list"][1])] == ["sub@1"]
+    assert json.loads(reported["registry verify sub"][1])["verified"] is True
+    assert [row["dataset"] for row in json.loads(reported["dataset list"][1])] == ["people"]
+    assert json.loads(reported["dataset show people"][1])["records"] == 60
     assert facts_of(released) == before
     assert os.access(released, os.W_OK)

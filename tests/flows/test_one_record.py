@@ -103,8 +103,8 @@ def play(
     patch.setenv("DPCA_LOG", "json")
     numbers = count(1)  # the same noise in every home
     patch.setattr(releases, "new_key", lambda: next(numbers).to_bytes(KEY_BYTES))
-    told, before = list[Any](), len(hook.told)
-    patch.setattr(running, "emit_public_event", lambda event, **facts: told.append((event, facts)))
+    shown, before = list[Any](), len(hook.reported)
+    patch.setattr(running, "emit_public_event", lambda event, **facts: shown.append((event, facts)))
     inbox = home.with_name(f"{home.name}-inbox")
     inbox.mkdir()
     (inbox / "monday.csv").write_text("\n".join(lines) + "\n", encoding="latin-1")
@@ -114,8 +114,8 @@ def play(
     workspace = Workspace.read_only()
     return {
         "exit": ended,
-        "notices": masked(hook.told[before:]),
-        "events": masked(told),
+        "notices": masked(hook.reported[before:]),
+        "events": masked(shown),
         "states": [row.state for row in workspace.ledger.statement("people").releases],
         "versions": [version_of(name) for name in Registry.open().names()],
     }
@@ -128,9 +128,9 @@ def version_of(name: str) -> tuple[str, int | None]:
         return name, None
 
 
-def masked(told: Any) -> str:
+def masked(shown: Any) -> str:
     """Return text without ids, times, durations and noised numbers."""
-    text = told if isinstance(told, str) else json.dumps(told, sort_keys=True)
+    text = shown if isinstance(shown, str) else json.dumps(shown, sort_keys=True)
     return re.sub(r"[0-9a-f]{32,64}|\d+-\d\d-\d\dT[\d:.+]*|\d*\.\d+|\d+\.?", "#", text)
 
 
@@ -196,8 +196,8 @@ def test_a_release_that_lost_many_records_is_held_by_a_charged_count(
     lines = [line if number % 2 else f"{line},9" for number, line in enumerate(wide(), start=1)]
     found = play(monkeypatch, tmp_path / "home", lines, WIDE, hook, "--hold-if-rejected", allowed)
     assert (found["exit"], found["versions"]) == (0, [("map", version)])
-    (told,) = [each for each in hook.told if each["event"].startswith("dpca.release")]
-    assert ("rejected records" in told["reason"]) is (version is None)
+    (shown,) = [each for each in hook.reported if each["event"].startswith("dpca.release")]
+    assert ("rejected records" in shown["reason"]) is (version is None)
     (row,) = Workspace.read_only().ledger.statement("people").releases
     assert row.event["events"][0]["name"] == "laplace"
     outcome = Registry.open().show("map@1")["manifest"]["outcome"]
@@ -231,19 +231,19 @@ def test_an_unattended_ingest_ends_at_a_fault_of_the_file_with_one_constant_line
 
 def test_a_loop_refuses_to_end_at_a_bad_row(dpca: Command, inbox: Path) -> None:
     assert dpca("budget", "open", "people", "--epsilon", 20, "--delta", 1e-6).status == 0
-    asked = ("subspace", "refresh", inbox, "people", *REFRESH, *WIDE, "--on-error", "fail")
-    assert "outcome of an unattended run is public" in dpca(*asked).complaint(1)
+    requested = ("subspace", "refresh", inbox, "people", *REFRESH, *WIDE, "--on-error", "fail")
+    assert "outcome of an unattended run is public" in dpca(*requested).complaint(1)
 
 
 def test_a_deployments_ingest_is_unattended(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "rows.csv").write_text("a,b\n1,2\n1,x\n")
     source = str(tmp_path / "rows.csv")
-    asked = IngestOptions(features=2)
+    requested = IngestOptions(features=2)
     with pytest.raises(BadSource, match="line 3"):
-        ingest.ingest_source(source, "people", asked)
+        ingest.ingest_source(source, "people", requested)
     monkeypatch.setattr(jobs, "is_deployed", lambda: True)
     monkeypatch.setattr(jobs, "in_flow", lambda body: body(directly))
-    snapshot = jobs.ingest_dataset.fn(source, "people", **dataclasses.asdict(asked))
+    snapshot = jobs.ingest_dataset.fn(source, "people", **dataclasses.asdict(requested))
     workspace = Workspace.read_only()
     assert workspace.catalog.open(workspace.catalog.entry(str(snapshot))).n_records == 2
 

@@ -30,7 +30,7 @@ OF_COMMANDS_ALONE = {"direct", "yes", "as_json", "buys", "i_know_this_is_not_pri
 """Options that only apply to a person at a terminal."""
 ON_ONE_SIDE = {("refresh-subspace", "dry_run"), ("fit-sites", "dry_run")}
 """Options that only a flow or only its command has."""
-STATED_TWICE = {("ingest-dataset", "source"), ("refresh-subspace", "inbox")}
+DECLARED_TWICE = {("ingest-dataset", "source"), ("refresh-subspace", "inbox")}
 """Paths are private: a flow takes a reference instead of a path, with another help text."""
 
 
@@ -65,7 +65,7 @@ def _differences(job: Flow[..., Any], command: Any) -> list[str]:
     for name, rules in shown.items():
         if name not in taken and (job.name, name) not in ON_ONE_SIDE:
             found.append(f"{name} is no option of the command")
-        if name not in taken or (job.name, name) in STATED_TWICE:
+        if name not in taken or (job.name, name) in DECLARED_TWICE:
             continue
         if rules.get("description") != taken[name].help:
             found.append(f"{name} has two texts")

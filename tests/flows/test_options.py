@@ -23,7 +23,7 @@ from flows.families.subspace import SUBSPACE
 from flows.ingest import ingest_source
 from flows.jobs import fit_subspace, ingest_dataset
 from flows.options import Workers, command_option, form_field, with_options
-from flows.requests import MECHANISM, NO_FORM_ASKS, Request, SubspaceRequest
+from flows.requests import MECHANISM, NOT_IN_FORMS, Request, SubspaceRequest
 from storage.datasets.ingest import ingest
 from storage.datasets.ingest_options import DEFAULTS, IngestOptions
 from storage.datasets.kept_sources import FILES
@@ -79,7 +79,7 @@ class Derived:
     record: type[Any]
     flow: Any
     command: tuple[str, str]
-    beside: set[str]
+    nearby: set[str]
     """Parameters of the command that no field declares."""
     stored: Mapping[str, Any]
     unasked: tuple[str, ...] = ()
@@ -90,16 +90,16 @@ INGEST = Derived(
     record=IngestOptions,
     flow=ingest_dataset,
     command=("dataset", "ingest"),
-    beside={"source", "name", "direct", "as_json"},
+    nearby={"source", "name", "direct", "as_json"},
     stored=STORED_INGESTS,
 )
 FIT = Derived(
     record=SubspaceRequest,
     flow=fit_subspace,
     command=("subspace", "fit"),
-    beside={"workers", "direct", "dry_run", "yes", "as_json"},
+    nearby={"workers", "direct", "dry_run", "yes", "as_json"},
     stored=STORED_FITS,
-    unasked=NO_FORM_ASKS,
+    unasked=NOT_IN_FORMS,
 )
 derived = pytest.mark.parametrize("derived", [INGEST, FIT], ids=["ingest", "fit"])
 
@@ -149,11 +149,11 @@ def test_parameters_that_deployments_pass_keep_name_and_default(derived: Derived
 def test_the_flow_takes_each_option_and_its_form_shows_the_same_text_and_bounds(derived: Derived) -> None:
     options = [option for option in options_of(derived.record) if option.name not in derived.unasked]
     parameters = inspect.signature(derived.flow.fn).parameters
-    beside = {"source", "name", "workers", "dry_run"} & set(parameters)
-    assert set(parameters) == {option.name for option in options} | beside
+    nearby = {"source", "name", "workers", "dry_run"} & set(parameters)
+    assert set(parameters) == {option.name for option in options} | nearby
     schema = derived.flow.parameters
     offered = [option for option in options if option.handling.is_offered]
-    assert set(schema.properties) == {option.name for option in offered} | beside
+    assert set(schema.properties) == {option.name for option in offered} | nearby
     for option in offered:
         shown, bounds, form = schema.properties[option.name], option.bounds, option.handling.form
         assert (option.name in schema.required) is option.is_required
@@ -178,7 +178,7 @@ def test_the_command_takes_each_option_and_shows_the_same_text_and_bounds(derive
     options = options_of(derived.record)
     names = [option.name for option in options]
     assert [name for name in taken if name in names] == names
-    assert taken.keys() - names == derived.beside
+    assert taken.keys() - names == derived.nearby
     for option in options:
         parameter, bounds = taken[option.name], option.bounds
         assert parameter.opts == [option.name if option.handling.is_argument else f"--{option.name.replace('_', '-')}"]
@@ -190,7 +190,7 @@ def test_the_command_takes_each_option_and_shows_the_same_text_and_bounds(derive
         assert parameter.max == (None if is_open else bounds.get("le"))
 
 
-def test_storage_and_stage_take_the_record_and_no_option_beside_it() -> None:
+def test_storage_and_stage_take_the_record_and_no_option_next_to_it() -> None:
     for function in (ingest, ingest_source):
         parameters = inspect.signature(function).parameters
         assert parameters["options"].annotation is IngestOptions
@@ -266,9 +266,9 @@ def test_settings_are_a_mapping_in_whatever_form_they_arrive(given: Any, setting
 
 @pytest.mark.usefixtures("prefect")
 def test_the_request_of_another_family_makes_its_flow() -> None:
-    asked = {**TURN, "mechanism": "twist", "settings": {"speed": "3"}}
-    expected = dataclasses.asdict(TurnRequest(**asked))
-    assert turn_in_flow(**asked, workers=2) == {**expected, "workers": 2}
+    requested = {**TURN, "mechanism": "twist", "settings": {"speed": "3"}}
+    expected = dataclasses.asdict(TurnRequest(**requested))
+    assert turn_in_flow(**requested, workers=2) == {**expected, "workers": 2}
     assert turn_in_flow(**TURN) == {**dataclasses.asdict(TurnRequest(**TURN)), "workers": None}
     shown = turn_in_flow.parameters.properties["mechanism"]
     assert (shown["enum"], shown["default"]) == (["spin", "twist"], "spin")
@@ -276,8 +276,8 @@ def test_the_request_of_another_family_makes_its_flow() -> None:
 
 def test_the_request_of_another_family_makes_its_command() -> None:
     called = CliRunner().invoke(turn_app(), [*TURN_WORDS, "--settings", "speed=3", "--settings", "note=a=b", "--yes"])
-    asked = TurnRequest(**TURN, settings={"speed": "3", "note": "a=b"})
-    assert json.loads(called.output) == {**dataclasses.asdict(asked), "yes": True}
+    requested = TurnRequest(**TURN, settings={"speed": "3", "note": "a=b"})
+    assert json.loads(called.output) == {**dataclasses.asdict(requested), "yes": True}
     least = CliRunner().invoke(turn_app(), ["people", "--publish", "turned", "--turns", "1"])
     assert (json.loads(least.output)["epsilon"], json.loads(least.output)["settings"]) == (None, {})
 

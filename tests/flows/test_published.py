@@ -54,15 +54,15 @@ def test_diagnostics_are_those_of_dense_arithmetic_and_leave_no_trace(
     assert len(found["principal_angles"]) == 2
 
     assert contents(released) == before, "nothing is stored: no artifact, no ledger row, no file"
-    said = caplog.text + ended.err
+    message = caplog.text + ended.err
     numbers = [value for value in found.values() if isinstance(value, float)] + found["principal_angles"]
-    assert not [value for value in numbers if f"{value:.4g}" in said]
+    assert not [value for value in numbers if f"{value:.4g}" in message]
     text = dpca(*EVALUATE).out
     assert "captured_variance" in text
     assert "NOT private" in text
 
 
-def test_an_estimate_is_charged_published_and_the_same_when_asked_again(released: Path, dpca: Command) -> None:
+def test_an_estimate_is_charged_published_and_the_same_when_requested_again(released: Path, dpca: Command) -> None:
     spent = Workspace.read_only().ledger.statement("people").spent
     shown = json.loads(dpca(*BUY, "--dry-run").out)
     assert (shown["evaluated"], shown["fits"], shown["epsilon"]) == ("sub@1", True, 0.5)

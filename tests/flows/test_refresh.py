@@ -55,7 +55,7 @@ def test_a_file_moves_the_champion_and_a_second_run_does_nothing(inbox: Path, ho
     refresh(inbox)
     assert champion() == 2
     assert states() == ["committed"] * 2
-    assert [told for told in hook.events() if told != "dpca.budget.low"] == ["dpca.release.promoted"] * 2
+    assert [shown for shown in hook.events() if shown != "dpca.budget.low"] == ["dpca.release.promoted"] * 2
     first, second = moves()
     assert (first["to"], second["from"], second["to"]) == (1, 1, 2)
     assert first["why"]["reason"] == "the first version that passes"
@@ -74,7 +74,7 @@ def test_a_release_of_noise_is_held_with_a_notice(inbox: Path, hook: Webhook) ->
     assert found["decisions"][0]["reason"] == "no component is above the noise"
     assert champion() == 1
     assert hook.events()[-1] == "dpca.release.held"
-    assert hook.told[-1]["artifact"] == f"{NAME}@2"
+    assert hook.reported[-1]["artifact"] == f"{NAME}@2"
 
 
 def test_a_first_release_of_noise_is_held_too_and_the_next_is_judged_by_its_verdict_alone(inbox: Path) -> None:
@@ -143,7 +143,7 @@ def test_paced_releases_take_equal_shares_with_alerts_until_all_are_made(inbox: 
     made = [row.epsilon for row in ledger.statement(DATASET).releases]
     assert made == pytest.approx([share] * 4, rel=1e-7)
     assert ledger.statement(DATASET).remaining < 1e-3
-    low = [told["percent_left"] for told in hook.told if told["event"] == "dpca.budget.low"]
+    low = [shown["percent_left"] for shown in hook.reported if shown["event"] == "dpca.budget.low"]
     assert low == [50, 20, 5]
     drop(inbox, "last.npy", seed=9)
     with pytest.raises(BudgetExhausted, match="all 4 planned releases of budget"):
@@ -154,17 +154,17 @@ def test_paced_releases_take_equal_shares_with_alerts_until_all_are_made(inbox: 
 
 def test_the_question_says_what_a_file_costs_and_what_is_left_now_and_after(inbox: Path) -> None:
     open_budget(8.0)
-    asked = request()
-    first = subject.question_of(asked, OPTIONS, releases=None)
+    requested = request()
+    first = subject.question_of(requested, OPTIONS, releases=None)
     assert first == "Spend budget 'people', with epsilon 8 left, on each arrived file?"
     drop(inbox, "monday.npy", seed=1)
     refresh(inbox)
     left = r"of budget 'people', with epsilon [\d.]+ left before and [\d.]+ after the first\?"
     one = r"Spend, for each arrived file, epsilon 4 at delta 1e-06 "
-    assert re.fullmatch(one + left, subject.question_of(asked, OPTIONS, releases=None))
-    shared = subject.question_of(dataclasses.replace(asked, epsilon=None), OPTIONS, releases=4)
+    assert re.fullmatch(one + left, subject.question_of(requested, OPTIONS, releases=None))
+    shared = subject.question_of(dataclasses.replace(requested, epsilon=None), OPTIONS, releases=4)
     assert re.fullmatch(r"Spend, for each arrived file, epsilon [\d.]+ at delta 1e-06 " + left, shared)
-    refused = subject.question_of(dataclasses.replace(asked, epsilon=7.9), OPTIONS, releases=None)
+    refused = subject.question_of(dataclasses.replace(requested, epsilon=7.9), OPTIONS, releases=None)
     assert refused.endswith("left, on each arrived file?")
     assert states() == ["committed"]
 
@@ -176,7 +176,7 @@ def test_a_loop_needs_an_epsilon_or_a_number_of_releases(inbox: Path) -> None:
             refresh(inbox, epsilon=epsilon, releases=releases)
 
 
-def test_an_alert_is_told_by_the_next_run_where_the_one_that_charged_died_before_it_told(
+def test_an_alert_is_reported_by_the_next_run_where_the_one_that_charged_died_before_it_reported(
     inbox: Path, hook: Webhook, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     open_budget(6.0)
@@ -191,7 +191,7 @@ def test_an_alert_is_told_by_the_next_run_where_the_one_that_charged_died_before
             refresh(inbox, epsilon=None, releases=1)
     assert states() == ["reserved"]
     refresh(inbox, epsilon=None, releases=1)
-    assert [told["percent_left"] for told in hook.told if told["event"] == "dpca.budget.low"] == [50, 20, 5]
+    assert [shown["percent_left"] for shown in hook.reported if shown["event"] == "dpca.budget.low"] == [50, 20, 5]
 
 
 def test_a_refusal_that_may_pass_ends_no_arrival_and_the_next_run_publishes_it_at_no_charge(
@@ -218,7 +218,7 @@ def test_a_release_that_its_own_request_keeps_back_ends_its_arrival_once(inbox: 
     open_budget()
     drop(inbox, "monday.npy", seed=1)
     assert refresh(inbox, require_share=1.0)["outcome"] == "1 kept back"
-    assert "require_share=1.0" in hook.told[-1]["reason"]
+    assert "require_share=1.0" in hook.reported[-1]["reason"]
     assert refresh(inbox)["outcome"] == "nothing arrived"
     assert states() == ["committed"]
     assert Registry.open().names() == []
@@ -294,11 +294,11 @@ def test_the_outcome_comes_first_also_where_the_run_then_fails(inbox: Path, dpca
     for number in (1, 2):
         os.utime(drop(inbox, f"{number}.npy", seed=number), (number, number))
     options = ("--components", "2", "--epsilon", "4", "--delta", DELTA, "--clip-norm", "2", "--publish", NAME)
-    asked = ("subspace", "refresh", inbox, DATASET, *options, "--records-at-most", "4000", "--direct", "--yes")
-    ended = dpca(*asked, "--json")
+    requested = ("subspace", "refresh", inbox, DATASET, *options, "--records-at-most", "4000", "--direct", "--yes")
+    ended = dpca(*requested, "--json")
     assert ended.status == 3
-    told = json.loads(ended.out)
-    assert next(iter(told.items())) == ("outcome", "1 promoted, 1 refused")
-    assert [made["artifact"] for made in told["decisions"]] == [f"{NAME}@1"]
+    shown = json.loads(ended.out)
+    assert next(iter(shown.items())) == ("outcome", "1 promoted, 1 refused")
+    assert [made["artifact"] for made in shown["decisions"]] == [f"{NAME}@1"]
     assert ended.err.splitlines()[-1].startswith("dpca: ")
-    assert dpca(*asked).out == "nothing arrived.\n"
+    assert dpca(*requested).out == "nothing arrived.\n"

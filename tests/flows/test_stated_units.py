@@ -63,8 +63,8 @@ def ingest(dpca: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> An
         Path("rows.csv").write_text("\n".join([",".join(head), *lines]) + "\n")
         features = ("--feature-names", "names.txt")
         Path("names.txt").write_text("a\nb\nc\n")
-        asked = ("dataset", "ingest", "rows.csv", "--name", name, "--population", population, "--direct", *features)
-        ended = dpca(*asked, *words)
+        requested = ("dataset", "ingest", "rows.csv", "--name", name, "--population", population, "--direct", *features)
+        ended = dpca(*requested, *words)
         assert ended.status == 0, ended
         return ended
 
@@ -86,9 +86,9 @@ def test_only_datasets_of_the_unit_of_a_budget_are_charged(dpca: Command, ingest
         "one unit (`unit`, at most 3 rows)": ("--units", "owners.npy", "--max-rows-per-unit", "3"),
     }
     for number, (unit, words) in enumerate(others.items()):
-        told = ingest(*words, name=f"d{number}").err
+        reported = ingest(*words, name=f"d{number}").err
         line = f"budget 'people' uses {budget} as the unit of privacy, and dataset 'd{number}' has {unit}; "
-        assert f"warning: {line}" in told
+        assert f"warning: {line}" in reported
         for how in ("--dry-run", "--yes"):
             assert line in dpca(*(f"d{number}" if word == "visits" else word for word in FIT), how).complaint(1)
     assert "warning: budget" not in ingest(*OWN[budget]).err
@@ -100,30 +100,30 @@ def test_only_datasets_of_the_unit_of_a_budget_are_charged(dpca: Command, ingest
 def test_every_place_states_the_guarantee_in_one_sentence(
     dpca: Command, ingest: Any, tmp_path: Path, budget: str, relation: str
 ) -> None:
-    whole, said = (
+    whole, message = (
         f"({text})-differential privacy when {budget} {VERBS[relation]}" for text in ("4, 1e-6", "0.5, 1e-7")
     )
     ingest(*OWN[budget])
     assert whole in opened(dpca, *BUDGETS[budget], "--relation", relation).out
-    assert json.loads(dpca(*FIT, "--dry-run", "--json").out)["statement"] == said
+    assert json.loads(dpca(*FIT, "--dry-run", "--json").out)["statement"] == message
     request = SubspaceRequest(
         dataset="visits", components=2, epsilon=0.5, delta=1e-7, clip_norm=2.0, publish="sub", run_key="another"
     )
-    assert judge_request(request).text.endswith(f" such runs fit. The guarantee of a run: {said}.")
+    assert judge_request(request).text.endswith(f" such runs fit. The guarantee of a run: {message}.")
     released = dpca(*FIT, "--yes")
     assert released.status == 0, released
-    assert f"released sub@1 with {said}; " in released.out
+    assert f"released sub@1 with {message}; " in released.out
     shown = Registry.open().show("sub@1")
-    assert (shown["statement"], shown["manifest"]["privacy"]["statement"]) == (said, said)
+    assert (shown["statement"], shown["manifest"]["privacy"]["statement"]) == (message, message)
     assert shown["manifest"]["privacy"]["unit"] == ("row" if budget == "one row" else "patient_id")
-    assert f"released by `analyze_gauss` with {said}.\n" in release_statement(shown, "2 components")
+    assert f"released by `analyze_gauss` with {message}.\n" in release_statement(shown, "2 components")
     assert json.loads(dpca("budget", "show", "people", "--json").out)["statement"] == whole
     assert dpca("budget", "export", "people", "--output", tmp_path / "trail.json").status == 0
     assert json.loads(dpca("audit", "verify", tmp_path / "trail.json", "--json").out)["statement"] == whole
     details = [json.loads(entry["detail"]) for entry in json.loads((tmp_path / "trail.json").read_text())["entries"]]
     assert [detail["statement"] for detail in details if "statement" in detail] == [whole]
     site = Site(live=False, curator=True)
-    for page, sentence in (("versions/sub@1", said), ("budgets/people", whole)):
+    for page, sentence in (("versions/sub@1", message), ("budgets/people", whole)):
         assert json.loads(site.answer(f"{page}.json").content)["statement"] == sentence
         assert f"<dd>{sentence}</dd>" in site.answer(f"{page}.html").content.decode()
     assert json.loads(site.answer("index.json").content)["budgets"][0]["statement"] == whole
@@ -192,8 +192,8 @@ def test_an_estimator_of_rows_states_one_row_and_is_refused_by_a_budget_of_ids(d
     rows = np.random.default_rng(4).uniform(size=(30, 3))
     terms: dict[str, Any] = {"epsilon": 0.5, "delta": 1e-7, "clip_norm": 2.0}
     made = PrivatePCA(1, **terms, relation="zero_out", budget=InMemoryBudget(1.0, 1e-6, relation="zero_out")).fit(rows)
-    said = "(0.5, 1e-7)-differential privacy when one row is emptied"
-    assert made.artifact_.manifest["privacy"]["statement"] == said
+    message = "(0.5, 1e-7)-differential privacy when one row is emptied"
+    assert made.artifact_.manifest["privacy"]["statement"] == message
     assert opened(dpca, "--unit", "patient_id").status == 0
     workspace = Workspace.open()
     with pytest.raises(Refused, match=r"as the unit of privacy, and dataset .* has one row; nothing was charged"):
@@ -226,19 +226,20 @@ def test_noise_is_warned_of_before_and_after_it_is_released(dpca: Command) -> No
 
     ending = dpca(*NOISY, "--direct", "--yes", "--json")
     assert ending.status == 0, ending.err
-    told = json.loads(ending.out)["warnings"]
-    assert told[0] == before
-    assert AFTER in told[1]
-    assert len(told) == 2
+    reported = json.loads(ending.out)["warnings"]
+    assert reported[0] == before
+    assert AFTER in reported[1]
+    assert len(reported) == 2
     assert [ending.err.count(text) for text in (BEFORE, AFTER)] == [1, 1]
     shown = Registry.open().show("sub@1")
-    assert shown["manifest"]["warnings"] == told
+    assert shown["manifest"]["warnings"] == reported
     assert [
-        release_statement(shown, "5 components of 400 features").count(f"**Warning:** {warning}") for warning in told
+        release_statement(shown, "5 components of 400 features").count(f"**Warning:** {warning}")
+        for warning in reported
     ] == [1, 1]
 
     again = json.loads(dpca(*NOISY, "--direct", "--yes", "--json").out)
-    assert (again["reused"], again["warnings"]) == (True, told)
+    assert (again["reused"], again["warnings"]) == (True, reported)
 
 
 @pytest.mark.usefixtures("released")

@@ -121,12 +121,12 @@ class TestTicks:
         assert [found["artifact"] for found in (first, again, second)] == ["nightly@1", "nightly@1", "nightly@2"]
         assert (again["reused"], again["digest"]) == (True, first["digest"])
         found = Registry.open().load("nightly@2", PrivateSubspace)
-        told = found.manifest["plan"]["stream"]
-        assert (told["tick"], told["ticks"], told["slot"], told["missing"]) == (2, 20, "2026-11-02", [])
+        reported = found.manifest["plan"]["stream"]
+        assert (reported["tick"], reported["ticks"], reported["slot"], reported["missing"]) == (2, 20, "2026-11-02", [])
         assert found.manifest["privacy"]["event"]["name"] == "stream_tick"
         assert found.manifest["privacy"]["unit"] == "row of one night"
-        said = "(1, 1e-6)-differential privacy when one row of one night is added or removed"
-        assert found.manifest["privacy"]["statement"] == said
+        text = "(1, 1e-6)-differential privacy when one row of one night is added or removed"
+        assert found.manifest["privacy"]["statement"] == text
         assert "row of one night" in found.manifest["warnings"][0]
         captured = np.linalg.norm(found.components @ DIRECTIONS.T) ** 2 / K
         assert captured > 0.99  # the noise is far below the strength of both directions
@@ -195,8 +195,8 @@ class TestTicks:
         tick("2026-11-01")
         with dying_at("tick.row_committed"):
             tick("2026-11-02")
-        told = json.loads(dpca("stream", "close", "nightly", "--tick", "2", "--json").out)
-        assert (told["closed_ticks"], told["used"], told["live"]) == ([2], 2, True)
+        reported = json.loads(dpca("stream", "close", "nightly", "--tick", "2", "--json").out)
+        assert (reported["closed_ticks"], reported["used"], reported["live"]) == ([2], 2, True)
         with pytest.raises(Exception, match="was closed, and a slot has one tick"):
             tick("2026-11-02")
         assert tick("2026-11-03")["tick"] == 3
@@ -239,8 +239,8 @@ class TestTicks:
             np.save(opened.with_name("ids.npy"), np.repeat(people, 500))
             np.save(opened.with_name("rows.npy"), np.ones((500 * len(people), D)) * night)
             rows, ids = (str(opened.with_name(name)) for name in ("rows.npy", "ids.npy"))
-            asked = ["dataset", "ingest", rows, "--name", "guests", "--units", ids]
-            assert main([*asked, "--direct"]) == 0
+            requested = ["dataset", "ingest", rows, "--name", "guests", "--units", ids]
+            assert main([*requested, "--direct"]) == 0
             if night == 1:
                 budget = ["budget", "open", "guests", "--epsilon", "2", "--delta", "1e-6", "--unit", "unit"]
                 assert main(budget) == 0
@@ -269,9 +269,9 @@ class TestTicks:
         assert 0.0 <= reports[7].get("drift_p", 0.5) <= 1.0
         assert reports[7]["least_cosine"] > 0.99
         before, found = (Registry.open().load(f"nightly@{number}", PrivateSubspace) for number in (7, 8))
-        told = found.outcome["alignment"]
-        assert told["with"] == before.manifest["release"]
-        rotation = np.array(told["rotation"])
+        reported = found.outcome["alignment"]
+        assert reported["with"] == before.manifest["release"]
+        rotation = np.array(reported["rotation"])
         np.testing.assert_allclose(rotation @ rotation.T, np.eye(K), atol=1e-12)
         assert np.linalg.norm(found.components - before.components) < 0.1
 
@@ -306,9 +306,9 @@ class TestCommands:
         assert priced["ticks"] == 40
         offered = json.loads(dpca("stream", "extend", "nightly", "--ticks", "40", "--dry-run", "--json").out)
         assert offered["epsilon"] == priced["epsilon"]
-        asked = offer_extension("nightly", ticks=40).question
-        assert asked.startswith("Spend once, for 20 ticks of 'nightly', epsilon ")
-        assert re.search(r"of budget 'people', with epsilon [\d.]+ left before and [\d.]+ after\?$", asked)
+        requested = offer_extension("nightly", ticks=40).question
+        assert requested.startswith("Spend once, for 20 ticks of 'nightly', epsilon ")
+        assert re.search(r"of budget 'people', with epsilon [\d.]+ left before and [\d.]+ after\?$", requested)
         assert offered["spent_after"] == pytest.approx(priced["in_all"], rel=1e-12)  # charges are rounded up one by one
         extended = json.loads(dpca("stream", "extend", "nightly", "--ticks", "40", "--yes", "--json").out)
         assert (extended["ticks"], extended["spent"]) == (40, offered["spent_after"])
@@ -340,7 +340,7 @@ class TestCommands:
         assert spent() == charged
 
     @pytest.mark.parametrize(
-        ("words", "said"),
+        ("words", "text"),
         [
             (("--half-life", "1e300"), "at most 36500 ticks"),
             (("--window", "1000000000", "--strategy", "window"), "at most 36500 ticks"),
@@ -354,10 +354,10 @@ class TestCommands:
         ],
     )
     def test_a_request_that_cannot_be_is_refused_in_one_line(
-        self, opened: Path, dpca: Command, words: tuple[str, ...], said: str
+        self, opened: Path, dpca: Command, words: tuple[str, ...], text: str
     ) -> None:
         ending = dpca(*OPEN, "--publish", "other", *words)
-        assert said in ending.complaint(3 if "nothing was charged" in said else 1)
+        assert text in ending.complaint(3 if "nothing was charged" in text else 1)
         assert spent() == 1.0
 
     @pytest.mark.parametrize(
@@ -369,7 +369,7 @@ class TestCommands:
             (("--window", "7", "--strategy", "window"), "window", "window"),
         ],
     )
-    def test_the_strategy_follows_from_what_is_asked(
+    def test_the_strategy_follows_from_what_is_requested(
         self, opened: Path, dpca: Command, words: tuple[str, ...], strategy: str, estimate: str
     ) -> None:
         report = json.loads(dpca(*OPEN, "--publish", "other", *words, "--epsilon", "0.5", "--yes", "--json").out)
@@ -379,24 +379,24 @@ class TestCommands:
         assert [row["stream"] for row in listed] == ["nightly", "other"]
 
 
-def test_what_a_stream_and_its_extensions_leave_of_a_budget_is_told_once_a_level(
+def test_what_a_stream_and_its_extensions_leave_of_a_budget_is_reported_once_a_level(
     opened_home: Path, tmp_path: Path
 ) -> None:
     place = tmp_path / "home"
     shutil.copytree(opened_home, place)
 
-    def told() -> int:
-        return len([*(place / "notices").glob("*.told")])
+    def reported() -> int:
+        return len([*(place / "notices").glob("*.delivered")])
 
     with pytest.MonkeyPatch.context() as patch:
         isolate(patch, home=place)
-        assert told() == 0
+        assert reported() == 0
         assert main([*OPEN[:-1], "weekly", "--ticks", "20", "--yes"]) == 0
-        assert told() == 1
+        assert reported() == 1
         for name in ("nightly", "weekly"):
             assert main(["stream", "extend", name, "--ticks", "200", "--yes"]) == 0
         ledger = Workspace.read_only().ledger
         charges = [charge.release_id for stream in ledger.streams.all() for charge in stream.charges]
         reached = [level for release_id in charges for level in ledger.alerts(release_id)]
         assert sorted(reached) == [20, 50]
-        assert told() == 2
+        assert reported() == 2

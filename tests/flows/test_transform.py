@@ -116,7 +116,7 @@ def test_a_bad_output_or_reference_is_refused(released: Path, dpca: Command, tmp
     assert sorted(path.name for path in tmp_path.iterdir()) == ["home", "rows.npy"]
 
 
-def test_rows_of_any_name_are_projected_when_their_format_is_said(
+def test_rows_of_any_name_are_projected_when_their_format_is_reported(
     released: Path, dpca: Command, tmp_path: Path
 ) -> None:
     scores = {}
@@ -289,7 +289,7 @@ def test_a_first_row_taken_for_names_is_not_shown(named: Path, dpca: Command, tm
     ],
     ids=["csv", "integers", "text", "anndata"],
 )
-def test_ids_stand_beside_the_scores_in_their_order_and_type(
+def test_ids_stand_next_to_the_scores_in_their_order_and_type(
     named: Path, dpca: Command, tmp_path: Path, suffix: str, ids: Any, kind: pa.DataType
 ) -> None:
     source = write(tmp_path / f"rows.{suffix}", ROWS, NAMES, ids)

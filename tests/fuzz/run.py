@@ -32,24 +32,24 @@ def main() -> int:
     parser.add_argument("--base", type=int, default=BASE, metavar="SEED")
     parser.add_argument("--workers", type=int, default=2, metavar="N")
     parser.add_argument("--only", type=int, metavar="N", help="judge this input alone, and keep it in ./fuzzed")
-    asked = parser.parse_args()
+    requested = parser.parse_args()
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="dpca-fuzz-", dir=_fast_folder()) as folder:
         seeds = write_seeds(Path(folder) / "seeds")
-        if asked.only is not None:
+        if requested.only is not None:
             world = World(Path("fuzzed"), seeds)
-            source = world.make(asked.only, base=asked.base)
+            source = world.make(requested.only, base=requested.base)
             print(source, world.judge(source), sep="\n")
             return 0
-        numbers = range(asked.inputs)
+        numbers = range(requested.inputs)
         verdicts: Counter[str] = Counter()
-        for number, verdict in run(numbers, in_world, (Path(folder), seeds, asked.base), workers=asked.workers):
+        for number, verdict in run(numbers, in_world, (Path(folder), seeds, requested.base), workers=requested.workers):
             verdicts[verdict.kind] += 1
             if verdict.kind not in ("refused", "accepted"):
                 print(f"input {number}: {verdict.kind}: {verdict.detail}", flush=True)
     print(f"{time.monotonic() - started:.0f} s")
     print(f"inputs={verdicts.total()}", *(f"{kind}={verdicts[kind]}" for kind in KINDS))
-    is_clean = verdicts["refused"] + verdicts["accepted"] == asked.inputs
+    is_clean = verdicts["refused"] + verdicts["accepted"] == requested.inputs
     return 0 if is_clean and verdicts["refused"] and verdicts["accepted"] else 1
 
 

@@ -48,20 +48,20 @@ _CANNOT: tuple[type[Exception], ...] = (
 def bad_array(array: NDArray[Any], rng: Random) -> NDArray[Any]:
     """Change the values, order, length, shape or dtype of an array."""
     changed = array.copy()
-    way = rng.randrange(8)
-    if way == 0 and changed.size:
+    variant = rng.randrange(8)
+    if variant == 0 and changed.size:
         np.put(changed, [rng.randrange(changed.size) for _ in range(rng.choice((1, 3)))], _value(changed.dtype, rng))
-    elif way == 1:
+    elif variant == 1:
         changed = np.random.default_rng(rng.randrange(9)).permutation(changed)
-    elif way == 2:
+    elif variant == 2:
         changed = changed[: rng.randrange(len(changed) + 1)]
-    elif way == 3:
+    elif variant == 3:
         changed = np.concatenate((changed, changed[: rng.choice((1, len(changed)))]))
-    elif way == 4:
+    elif variant == 4:
         changed = changed.reshape(rng.choice(((-1, 1), (1, -1), (1, -1, 1))))
-    elif way == 5:
+    elif variant == 5:
         changed = changed.astype(rng.choice(DTYPES))
-    elif way == 6:
+    elif variant == 6:
         changed = changed + rng.choice((1, -1, 1000))
     else:
         changed = np.zeros_like(changed)
@@ -89,16 +89,16 @@ def _rebuild_npz(path: Path, rng: Random) -> None:
     with np.load(path) as archive:
         members = {name: archive[name] for name in archive.files}
     name = rng.choice(("indptr", "indices", "data", "indptr", "indices", "data", "shape", "format"))
-    way = rng.randrange(6)
-    if way == 0:
+    variant = rng.randrange(6)
+    if variant == 0:
         del members[name]
-    elif way == 1:
+    elif variant == 1:
         members["shape"] = np.array(rng.choice(SHAPES))
-    elif way == 2:
+    elif variant == 2:
         members["format"] = np.array(rng.choice((b"csc", "csr", b"", b"coo", "x" * 1000, 7)))
-    elif way == 3 and members[name].ndim:
+    elif variant == 3 and members[name].ndim:
         members[name] = bad_array(members[name], rng)
-    if way < 4:
+    if variant < 4:
         with path.open("wb") as file:
             rng.choice((np.savez, np.savez_compressed))(file, **members)
         return
@@ -110,7 +110,7 @@ def _rebuild_npz(path: Path, rng: Random) -> None:
             if member == name:
                 shape = rng.choice(((10**9,), (10**13,), (2**63,), (), (3, 3), (array.size + 1,), (0,)))
                 content = npy_header(rng, shape=shape, dtype=rng.choice(DTYPES)) + array.tobytes()
-            with file.open(f"{member}.npy" if way == 4 or member != name else f"../{member}.npy", "w") as entry:
+            with file.open(f"{member}.npy" if variant == 4 or member != name else f"../{member}.npy", "w") as entry:
                 entry.write(content)  # unlike `writestr`, it writes no timestamp
 
 
@@ -144,14 +144,14 @@ def _rebuild_parquet(path: Path, rng: Random) -> None:
         lambda: pa.array([1] * length).cast(pa.decimal128(38, 4)),
         lambda: pa.array(np.full(length, 1.5, np.float16)),
     ]
-    way = rng.randrange(6)
-    if way == 0:
+    variant = rng.randrange(6)
+    if variant == 0:
         table = table.remove_column(at)
-    elif way == 1:
+    elif variant == 1:
         table = table.rename_columns([rng.choice(("", "row", "a\nb", "x")), *table.column_names[1:]])
-    elif way == 2:
+    elif variant == 2:
         table = table.append_column(rng.choice((name, "more")), table.column(at))
-    elif way == 3:
+    elif variant == 3:
         table = table.slice(0, rng.choice((0, 1)))
     else:
         table = table.set_column(at, name, rng.choice(options)())
@@ -162,18 +162,18 @@ def _rebuild_hdf(path: Path, rng: Random) -> None:
     with h5py.File(path, "r+") as file:
         sparse = isinstance(file["X"], h5py.Group)
         name = rng.choice(("X/data", "X/indices", "X/indptr")) if sparse else "X"
-        way = rng.randrange(8)
-        if way == 0:
+        variant = rng.randrange(8)
+        if variant == 0:
             del file[rng.choice([name, *file])]
-        elif way == 1:
+        elif variant == 1:
             file["X"].attrs["shape"] = np.array(rng.choice(SHAPES), dtype=rng.choice(("i8", "f8", "O", "S3")))
-        elif way == 2:
+        elif variant == 2:
             file["X"].attrs["encoding-type"] = rng.choice(("csc_matrix", "array", "", 7, "x" * 200, "csr_matrix"))
-        elif way == 3:
+        elif variant == 3:
             array = bad_array(file[name][:], rng)
             del file[name]
             file[name] = array
-        elif way == 4:
+        elif variant == 4:
             dtype = file[name].dtype
             shape = rng.choice(
                 [shape for shape in SHAPES if min(shape, default=0) >= 0] if not sparse else ((10**12,),)
@@ -181,10 +181,10 @@ def _rebuild_hdf(path: Path, rng: Random) -> None:
             chunks = tuple(min(max(side, 1), rng.choice((16, 2**31))) for side in shape)
             del file[name]
             file.create_dataset(name, shape=shape, dtype=dtype, chunks=chunks)
-        elif way == 5:
+        elif variant == 5:
             del file[name]
             file[name] = rng.choice((h5py.SoftLink("/X"), h5py.SoftLink("/none"), h5py.ExternalLink("none.h5", "/X")))
-        elif way == 6 and "var" in file:
+        elif variant == 6 and "var" in file:
             file["var"].attrs["_index"] = rng.choice(("none", "", 7, "/X", "_index"))
         else:
             del file["X"]

@@ -80,11 +80,11 @@ class World:
 
     def judge(self, source: Seed) -> Verdict:
         """Ingest a source, check the result, and remove it."""
-        with warnings.catch_warnings(record=True) as told:
+        with warnings.catch_warnings(record=True) as shown:
             warnings.simplefilter("always")
             verdict = self._ingest(source)
-        if told:
-            verdict = Verdict(kind="other", detail=f"warns: {told[0].message}")
+        if shown:
+            verdict = Verdict(kind="other", detail=f"warns: {shown[0].message}")
         if (left := self._left()) or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss > MOST_MEMORY:
             verdict = Verdict(kind="partial" if left else "other", detail=left or "took too much memory")
             shutil.rmtree(self.home)

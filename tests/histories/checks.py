@@ -81,8 +81,8 @@ def charges(history: History, template: Template, world: World) -> Iterator[Viol
             yield Violation(
                 "one answer a step", f"step {step} of release {release[:8]} drew noise for {len(found)} answers"
             )
-    asked = Counter(_number_of(request) for _, state, _, request in rows if state != "abandoned")
-    for number, count in asked.items():
+    requested = Counter(_number_of(request) for _, state, _, request in rows if state != "abandoned")
+    for number, count in requested.items():
         if number is not None and count > 1:
             yield Violation("charged once", f"request {number} is charged {count} times")
 
@@ -97,11 +97,13 @@ def _linear(history: History, template: Template, world: World) -> Iterator[Viol
     starts = [(0, frozenset[str]()), *history.restored]
     for (start, charged), end in zip(starts, [*(step for step, _ in starts[1:]), None], strict=True):
         within = [call for call in history.reserves if start <= call.start and (end is None or call.start < end)]
-        asked = [_charge(call) for call in within]
-        asked += _entered(world, [call for call in history.calls if start <= call.start])
-        if not is_explained(asked, charged=charged.intersection(costs), fits=fits):
-            told = ", ".join(f"{charge.answer} {[*charge.keys]} {charge.start}-{charge.end}" for charge in asked)
-            yield Violation("order of charges", f"no order explains the answers after step {start}: {told}")
+        requested = [_charge(call) for call in within]
+        requested += _entered(world, [call for call in history.calls if start <= call.start])
+        if not is_explained(requested, charged=charged.intersection(costs), fits=fits):
+            reported = ", ".join(
+                f"{charge.answer} {[*charge.keys]} {charge.start}-{charge.end}" for charge in requested
+            )
+            yield Violation("order of charges", f"no order explains the answers after step {start}: {reported}")
 
 
 def _charge(call: Call) -> Charge:
@@ -136,8 +138,8 @@ def _entered(world: World, calls: Sequence[Call]) -> list[Charge]:
 
 
 def _cost(event: str) -> Fraction:
-    told = json.loads(event)
-    return Fraction(0) if told["name"] == "stream_tick" else mu_squared(told)
+    reported = json.loads(event)
+    return Fraction(0) if reported["name"] == "stream_tick" else mu_squared(reported)
 
 
 @lru_cache(maxsize=10_000)
@@ -158,13 +160,13 @@ def nothing_unnoised(history: History) -> Iterator[Violation]:
     """Check that no exact sum was ever written anywhere, and no key outside the folder of keys."""
     sums = [pattern for total in history.seen.totals for pattern in _patterns(total)]
     keys = [pattern for key in history.seen.keys.values() for pattern in (key, key.hex().encode())]
-    said = [f"{call.message} {call.result}".encode() for call in history.calls]
-    everything = b"\n\n".join([*{payload for _, payload in history.seen.written}, *said])
+    message = [f"{call.message} {call.result}".encode() for call in history.calls]
+    everything = b"\n\n".join([*{payload for _, payload in history.seen.written}, *message])
     if any(pattern in everything for pattern in sums):
         places = {place for place, payload in history.seen.written if any(pattern in payload for pattern in sums)}
         yield Violation("sums are secret", f"an exact sum was written to {', '.join(sorted(places)) or 'a message'}")
     elsewhere = b"\n\n".join(
-        [*{payload for place, payload in history.seen.written if not place.startswith("home/keys/")}, *said]
+        [*{payload for place, payload in history.seen.written if not place.startswith("home/keys/")}, *message]
     )
     if any(pattern in elsewhere for pattern in keys):
         yield Violation("keys are secret", "a key was written elsewhere than into the folder of keys")
@@ -190,9 +192,9 @@ def versions(history: History, world: World) -> Iterator[Violation]:
                 yield Violation("recorded before shown", f"{name}@{number} was shown at step {step}, not yet recorded")
             if shown.setdefault((name, int(number)), digest) != digest:
                 yield Violation("versions stay", f"{name}@{number} changed at step {step}")
-        asked = {call.act.number for call in history.calls if call.what == "promote" and call.act.name == name}
+        requested = {call.act.number for call in history.calls if call.what == "promote" and call.act.name == name}
         moved = content["aliases"].get(ALIAS)
-        if content["aliases"].keys() - {ALIAS} or (moved is not None and moved not in asked):
+        if content["aliases"].keys() - {ALIAS} or (moved is not None and moved not in requested):
             yield Violation("aliases are promoted", f"an alias of {name} moved at step {step}, and nobody promoted it")
     for call in history.calls:
         if call.result and call.what in ("fit", "tick", "read"):

@@ -53,20 +53,20 @@ class Charge:
                 return [charged, after] if fits(after) else [charged]
 
 
-def is_explained(asked: Sequence[Charge], *, charged: Keys, fits: Callable[[Keys], bool]) -> bool:
+def is_explained(requested: Sequence[Charge], *, charged: Keys, fits: Callable[[Keys], bool]) -> bool:
     """Return whether some order explains all answers, for a ledger that had already charged some keys."""
     seen: set[tuple[frozenset[int], Keys]] = set()
-    stack = [(frozenset(range(len(asked))), charged)]
+    stack = [(frozenset(range(len(requested))), charged)]
     while stack:
         left, state = stack.pop()
-        if all(asked[at].end is None for at in left):
+        if all(requested[at].end is None for at in left):
             return True
         if (left, state) in seen:
             continue
         seen.add((left, state))
-        ends = [asked[at].end for at in left]
+        ends = [requested[at].end for at in left]
         first = min(end for end in ends if end is not None)
         for at in left:
-            if asked[at].start <= first:
-                stack += [(left - {at}, after) for after in asked[at].follow(state, fits)]
+            if requested[at].start <= first:
+                stack += [(left - {at}, after) for after in requested[at].follow(state, fits)]
     return False

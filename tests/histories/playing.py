@@ -353,8 +353,10 @@ def _charges_recorded(history: History) -> Iterator[None]:
 
     def reserve(ledger: Ledger, population: str, *, run_key: str, **terms: Any) -> Any:
         running = history.scheduler.running
-        asked = (run_key, mu_squared(terms["event"]))
-        call = Call(process=running.name if running else "", what="reserve", act=asked, start=history.scheduler.step)
+        requested = (run_key, mu_squared(terms["event"]))
+        call = Call(
+            process=running.name if running else "", what="reserve", act=requested, start=history.scheduler.step
+        )
         history.reserves.append(call)
         try:
             grant = original(ledger, population, run_key=run_key, **terms)

@@ -38,7 +38,7 @@ CHUNK = 25
 """Histories of one child process, which is then replaced to free its memory and files."""
 MOST_PLANTED = 400
 """Maximum number of histories within which a planted fault must be found."""
-TOLD = 40
+SHOWN = 40
 """Number of final trace steps that are printed."""
 FAULTS = ("kill", "jump", "restore", "copy", "lose", "disk", "answer")
 
@@ -139,23 +139,23 @@ def main() -> int:
     parser.add_argument("--folder", metavar="PATH", help="where the homes are made; /dev/shm spares the disk")
     parser.add_argument("--no-server", action="store_true", help="play all histories on SQLite")
     parser.add_argument("--digests", action="store_true", help="print the digest of each trace")
-    asked = parser.parse_args()
+    requested = parser.parse_args()
     if os.environ.get("PYTHONHASHSEED") != "0":  # the iteration order of sets is part of a history
         again = [sys.executable, "-m", "tests.histories.soak", *sys.argv[1:]]
         os.execve(sys.executable, again, os.environ | {"PYTHONHASHSEED": "0"})
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
     began = time.monotonic()
     with ExitStack() as stack:
-        base = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dpca-histories-", dir=asked.folder)))
-        stage = stack.enter_context(_set(base, has_server=not asked.no_server and find_programs() is not None))
-        if asked.seed is not None:
-            return _tell(stage, asked.seed, name=asked.planted)
-        report = _play_all(stage, range(asked.histories))
+        base = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dpca-histories-", dir=requested.folder)))
+        stage = stack.enter_context(_set(base, has_server=not requested.no_server and find_programs() is not None))
+        if requested.seed is not None:
+            return _notify(stage, requested.seed, name=requested.planted)
+        report = _play_all(stage, range(requested.histories))
         for seed, found in sorted(report.found.items()):
             print(f"seed {seed}: {'; '.join(found)}", flush=True)
-        if asked.digests:
+        if requested.digests:
             print("\n".join(f"seed {seed}: {digest}" for seed, digest in sorted(report.digests.items())))
-        names = {"all": [*PLANTS], "none": []}.get(asked.planted, [asked.planted])
+        names = {"all": [*PLANTS], "none": []}.get(requested.planted, [requested.planted])
         planted = _find_planted(stage, names)
     for name, (part, story) in planted.items():
         verdict = "" if part.is_found else " NOT FOUND"
@@ -166,7 +166,7 @@ def main() -> int:
     print(f"killed at {len(points) - len(missed)} of {len(points)} crash points; not at: {', '.join(missed) or 'none'}")
     print(f"{time.monotonic() - began:.0f} s")
     print(report)
-    is_clean = report.histories == asked.histories and not report.found
+    is_clean = report.histories == requested.histories and not report.found
     return 0 if is_clean and all(part.is_found for part, _ in planted.values()) else 1
 
 
@@ -244,10 +244,10 @@ def _find_planted(stage: Stage, names: Sequence[str]) -> dict[str, tuple[Report,
         return find
 
     reports = _on_lanes(stage, [job(name) for name in names])
-    told = {}
+    shown = {}
     for name, report in zip(names, reports, strict=True):
-        told[name] = report, "\n".join(line for found in report.found.values() for line in found)
-    return told
+        shown[name] = report, "\n".join(line for found in report.found.values() for line in found)
+    return shown
 
 
 def _shortest(stage: Stage, seed: int, lane: int, planted: Planted | None) -> str:
@@ -259,7 +259,7 @@ def _shortest(stage: Stage, seed: int, lane: int, planted: Planted | None) -> st
     return least(plan_of(seed, on_server=stage.on_server), fails).story()
 
 
-def _tell(stage: Stage, seed: int, *, name: str) -> int:
+def _notify(stage: Stage, seed: int, *, name: str) -> int:
     """Play one history and print it in full."""
     planted, plan = PLANTS.get(name), plan_of(seed, on_server=stage.on_server)
     history, found = stage.judged(plan, 0, planted=planted, known={})
@@ -267,7 +267,7 @@ def _tell(stage: Stage, seed: int, *, name: str) -> int:
     for call in history.calls:
         answer = call.result if call.result is not None else f"{call.error or 'no answer'} {call.message}"
         print(f"{call.start}-{call.end} {call.process} {call.act if call.act else call.what}: {answer}")
-    for who, what in history.scheduler.trace[-TOLD:]:
+    for who, what in history.scheduler.trace[-SHOWN:]:
         print(f"    {who} {what}")
     if found:
         print(f"least story:\n{_shortest(stage, seed, 0, planted)}")

@@ -41,7 +41,7 @@ from tests.histories.scheduler import Process, Scheduler
 PACKAGES = ("dpca", "dpca_tasks", "flows", "storage")
 FILES = ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.listdir", "os.scandir", "shutil.rmtree")
 WRITING = os.O_WRONLY | os.O_RDWR
-APART = ("datasets", "scratch")
+SEPARATE = ("datasets", "scratch")
 """Folders that contain rows, or nothing of the ledger."""
 
 
@@ -161,20 +161,20 @@ class Surroundings:
 
     @contextmanager
     def _logged(self) -> Iterator[None]:
-        said = io.StringIO()
-        handler = logging.StreamHandler(said)
+        message = io.StringIO()
+        handler = logging.StreamHandler(message)
         handler.setLevel(logging.DEBUG)
         logger, level = logging.getLogger("dpca"), logging.getLogger("dpca").level
         logger.addHandler(handler)
         logger.setLevel(logging.DEBUG)
         elsewhere: Any = patch.object(logging.getLogger(), "handlers", [])  # an orchestrator's, for the terminal
-        with elsewhere, patch.object(sys, "stderr", said), patch.object(sys, "stdout", said):
+        with elsewhere, patch.object(sys, "stderr", message), patch.object(sys, "stdout", message):
             try:
                 yield
             finally:
                 logger.removeHandler(handler)
                 logger.setLevel(level)
-                self.seen.written.append(("log", said.getvalue().encode()))
+                self.seen.written.append(("log", message.getvalue().encode()))
 
     # --- replacements ---
 
@@ -247,7 +247,7 @@ class Surroundings:
         for found in [path] if path.is_file() else sorted(path.rglob("*")):
             if found.is_file():
                 within = found.relative_to(self.root).as_posix()
-                if within.split("/")[1] not in APART:
+                if within.split("/")[1] not in SEPARATE:
                     self.seen.written.append((within, found.read_bytes()))
 
     def _within(self, path: Any) -> str | None:

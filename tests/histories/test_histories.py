@@ -112,8 +112,8 @@ def test_what_an_acceptance_charged_stands_whichever_answer_to_it_is_lost(judged
     assert len(commits) > 1, "that of the acceptance, and of what comes after it"
     for step in commits:
         played, found = judged(replace(restored, faults=(*restored.faults, Fault(step=step, kind="answer"))))
-        told = [call.error for call in played.calls if call.what == "open" and call.act]
-        assert (found, told[0]) == ([], "Unavailable")
+        shown = [call.error for call in played.calls if call.what == "open" and call.act]
+        assert (found, shown[0]) == ([], "Unavailable")
 
 
 def test_what_nobody_accepted_explains_no_charge(judged: Judged, restored: Plan) -> None:
@@ -149,8 +149,8 @@ def _charge(start: int, end: int | None, key: str, answer: Answer) -> Charge:
     return Charge(start=start, end=end, keys=frozenset({key}), answer=answer)
 
 
-def _explained(*asked: Charge, room: int, charged: str = "") -> bool:
-    return is_explained(asked, charged=frozenset(charged), fits=lambda keys: len(keys) <= room)
+def _explained(*requested: Charge, room: int, charged: str = "") -> bool:
+    return is_explained(requested, charged=frozenset(charged), fits=lambda keys: len(keys) <= room)
 
 
 def test_answers_of_one_after_another_are_explained() -> None:
@@ -167,8 +167,8 @@ def test_answers_of_one_after_another_are_explained() -> None:
         pytest.param([_charge(0, 1, "a", "new"), _charge(0, 1, "a", "refused")], id="refused-though-it-stands"),
     ],
 )
-def test_answers_that_no_order_gives_are_not_explained(asked: list[Charge]) -> None:
-    assert not _explained(*asked, room=1)
+def test_answers_that_no_order_gives_are_not_explained(requested: list[Charge]) -> None:
+    assert not _explained(*requested, room=1)
 
 
 def test_answers_at_once_are_explained_by_either_order() -> None:
@@ -182,7 +182,7 @@ def test_a_request_without_an_answer_may_or_may_not_have_been_charged() -> None:
     assert not _explained(dead, _charge(1, 2, "b", "new"), _charge(3, 4, "a", "found"), room=1)
 
 
-def test_nothing_is_charged_before_it_is_asked() -> None:
+def test_nothing_is_charged_before_it_is_requested() -> None:
     assert not _explained(_charge(0, 1, "b", "refused"), _charge(5, None, "a", None), room=1)
 
 
@@ -250,7 +250,7 @@ def test_a_process_that_waits_goes_on_when_another_has_let_go() -> None:
     assert order == ["holds", "wants"]
 
 
-def test_processes_that_wait_for_each_other_are_told_from_those_that_wait() -> None:
+def test_processes_that_wait_for_each_other_are_reported_from_those_that_wait() -> None:
     scheduler = Scheduler(seed=1, switching=1.0)
 
     def waits() -> None:
@@ -287,5 +287,5 @@ def test_a_history_is_played_again_by_the_words_of_the_page(tmp_path: Path) -> N
     for line in lines:
         words = line.removeprefix(".venv/bin/python ").split()
         command = [sys.executable, *words, "--no-server", "--folder", str(tmp_path)]
-        told = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False).stdout
-        assert "seed=41 violations=" in told.splitlines()[-1]
+        shown = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False).stdout
+        assert "seed=41 violations=" in shown.splitlines()[-1]

@@ -36,8 +36,8 @@ class Violation:
     """One violation, described in words."""
 
     check: Check
-    told: str
+    reported: str
 
     def __str__(self) -> str:
         """Format the violation as one line."""
-        return f"{self.check}: {self.told}"
+        return f"{self.check}: {self.reported}"

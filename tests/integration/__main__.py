@@ -19,15 +19,15 @@ def main() -> int:
     root.chmod(0o711)  # PostgreSQL's own account must be able to traverse the folder
     tempfile.tempdir = str(root)
     os.environ["PREFECT_HOME"] = str(root / "prefect")  # before prefect is imported
-    for asked in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(asked, _stopped)
+    for requested in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(requested, _stopped)
     from tests.integration.alone import work_alone
     from tests.integration.arrivals import refresh_unattended
-    from tests.integration.doors import keep_strangers_out
+    from tests.integration.entry_points import keep_strangers_out
     from tests.integration.failover import fail_over
     from tests.integration.faults import survive_faults
     from tests.integration.federation import release_together
-    from tests.integration.ledger_process import hold_apart
+    from tests.integration.ledger_process import run_separately
     from tests.integration.processes import Failure
     from tests.integration.releases import release_until_refused
     from tests.integration.services import running_stack
@@ -35,23 +35,23 @@ def main() -> int:
 
     began = time.monotonic()
 
-    def say(text: str) -> None:
+    def announce(text: str) -> None:
         print(f"[{time.monotonic() - began:5.0f} s] {text}", flush=True)
 
     try:
         with running_stack(root) as stack:
             processes = stack.processes
-            say("everything runs")
+            announce("everything runs")
             runs, refused = release_until_refused(stack)
-            say(f"{runs} releases on a schedule, {refused} refused")
-            say(f"{keep_strangers_out(stack)} strangers kept out")
-            say(f"files that arrived moved the champion unattended, {refresh_unattended(stack)} notices")
-            survive_faults(stack, say)
-            hold_apart(stack, say)
-            work_alone(processes, say)
-        break_every_silence(processes, say)
-        fail_over(root, say)
-        release_together(root, say)
+            announce(f"{runs} releases on a schedule, {refused} refused")
+            announce(f"{keep_strangers_out(stack)} strangers kept out")
+            announce(f"files that arrived moved the champion unattended, {refresh_unattended(stack)} notices")
+            survive_faults(stack, announce)
+            run_separately(stack, announce)
+            work_alone(processes, announce)
+        break_every_silence(processes, announce)
+        fail_over(root, announce)
+        release_together(root, announce)
         left = processes.marked()
     except SystemExit:
         shutil.rmtree(root, ignore_errors=True)

@@ -22,23 +22,23 @@ FIT = (
 )
 
 
-def work_alone(processes: Processes, say: Callable[[str], None]) -> None:
+def work_alone(processes: Processes, announce: Callable[[str], None]) -> None:
     """Kill a fit while its server starts and while it computes, then finish it while another user tries to get in."""
     root = processes.root
     places = {"DPCA_HOME": str(root / "alone"), "PREFECT_HOME": str(root / "prefect-alone"), "DPCA_LOG": "text"}
     environment = PREFECT_DEFAULTS | places | {"DPCA_CLUSTER": "local", "DPCA_WORKERS": "2"}
     source = write_rows(root / "neighbours.svm", seed=3, features=FEATURES)
-    told = ("--name", "neighbours", "--features", str(FEATURES), "--records-at-most", "100000", "--direct")
-    processes.expect(BIN / "dpca", "dataset", "ingest", source, *told, environment=environment)
+    shown = ("--name", "neighbours", "--features", str(FEATURES), "--records-at-most", "100000", "--direct")
+    processes.expect(BIN / "dpca", "dataset", "ingest", source, *shown, environment=environment)
     terms = ("--epsilon", "0.6", "--delta", "1e-6")  # one release, regardless of the number of attempts
     processes.expect(BIN / "dpca", "budget", "open", "neighbours", *terms, environment=environment)
     for stage, reached in {
         "its server starts": lambda log, living: any("server_process" in _command(pid) for pid in living),
         "it computes": lambda log, living: "began" in log.read_text(),
     }.items():
-        say(f"killed while {stage}: {_kill(processes, environment, stage, reached)} processes, none left")
+        announce(f"killed while {stage}: {_kill(processes, environment, stage, reached)} processes, none left")
     if os.geteuid() != 0:
-        say(f"no stranger tried: {NEEDS_ROOT}")
+        announce(f"no stranger tried: {NEEDS_ROOT}")
         return
     report = root / "strangers.json"
     watched = (BIN / "python", "-m", "tests.integration.watched_fit", report)
@@ -50,7 +50,9 @@ def work_alone(processes: Processes, say: Callable[[str], None]) -> None:
     for stage, seen in found.items():
         check("GET http /api/health" in seen["ways"], f"at {stage!r} nobody had time to answer a stranger")
         check(set(seen["ways"]) <= HARMLESS, f"a stranger got in at {stage!r}: {seen['ways']}")
-    say(f"a second user tried {sum(seen['ports'] for seen in found.values())} ports at {len(found)} stages: nothing")
+    announce(
+        f"a second user tried {sum(seen['ports'] for seen in found.values())} ports at {len(found)} stages: nothing"
+    )
 
 
 def _kill(

@@ -24,41 +24,50 @@ def refresh_unattended(stack: Stack) -> int:
     """Let a schedule process two files; return the number of notices that its webhook received."""
     inbox = stack.root / "inbox"
     arrived = f"arrived-{DATASET}"
-    asked: dict[str, Any] = {"inbox": str(inbox), "dataset": arrived, "population": arrived, "features": FEATURES}
-    asked |= {"records_at_most": 4_000, "components": 2, "delta": DELTA, "clip_norm": 2.0, "publish": f"arrived-{NAME}"}
-    asked |= {"settled": 0.0, "releases": None}
+    requested: dict[str, Any] = {"inbox": str(inbox), "dataset": arrived, "population": arrived, "features": FEATURES}
+    requested |= {
+        "records_at_most": 4_000,
+        "components": 2,
+        "delta": DELTA,
+        "clip_norm": 2.0,
+        "publish": f"arrived-{NAME}",
+    }
+    requested |= {"settled": 0.0, "releases": None}
     stack.dpca("budget", "open", arrived, "--epsilon", BUDGET, "--delta", DELTA)
     with listening() as hook:
         environment = stack.prefect_access
         stack.processes.expect(BIN / "python", "-c", BLOCK, hook.url, environment=environment)
         create = ("--no-prompt", "automation", "create", "--from-file", AUTOMATIONS)
         stack.processes.expect(BIN / "prefect", *create, environment=environment)
-        _by_hand(stack, asked, drop(inbox, "first.npy", seed=1))
-        check(_champion(stack, asked) == 1, "the first file that arrived did not become the champion")
+        _by_hand(stack, requested, drop(inbox, "first.npy", seed=1))
+        check(_champion(stack, requested) == 1, "the first file that arrived did not become the champion")
 
         def job() -> Job:
-            return Job(stack, DEPLOYMENT, {**asked, "epsilon": EPSILON})
+            return Job(stack, DEPLOYMENT, {**requested, "epsilon": EPSILON})
 
         for number, fire, meant in (
-            (2, lambda: _once(stack, {**asked, "epsilon": NOISE}), 1),
+            (2, lambda: _once(stack, {**requested, "epsilon": NOISE}), 1),
             (3, lambda: job().fire(), 3),
         ):
             drop(inbox, f"{number}.npy", seed=number)
             ended = job().ending(fire())
             assert ended.state is not None
             check(ended.state.is_completed(), f"run {number} of the loop ended {ended.state.name}")
-            check(_champion(stack, asked) == meant, f"after file {number} the champion is {_champion(stack, asked)}")
+            check(
+                _champion(stack, requested) == meant,
+                f"after file {number} the champion is {_champion(stack, requested)}",
+            )
         _check_notices(hook)
         wait_until("the automation pauses the loop", lambda: _deployed(stack).paused or None)
-    return len(hook.told)
+    return len(hook.reported)
 
 
-def _by_hand(stack: Stack, asked: dict[str, Any], _: Path) -> None:
+def _by_hand(stack: Stack, requested: dict[str, Any], _: Path) -> None:
     """Process the first file by the command, because there is no champion to compare it with."""
     stack.dpca(
-        *("subspace", "refresh", asked["inbox"], asked["dataset"], "--population", asked["population"]),
+        *("subspace", "refresh", requested["inbox"], requested["dataset"], "--population", requested["population"]),
         *("--features", FEATURES, "--records-at-most", 4_000, "--components", 2, "--epsilon", EPSILON),
-        *("--delta", DELTA, "--clip-norm", 2.0, "--publish", asked["publish"], "--settled", 0, "--direct", "--yes"),
+        *("--delta", DELTA, "--clip-norm", 2.0, "--publish", requested["publish"], "--settled", 0, "--direct", "--yes"),
     )
 
 
@@ -69,17 +78,17 @@ def _once(stack: Stack, parameters: dict[str, Any]) -> UUID:
     return run
 
 
-def _champion(stack: Stack, asked: dict[str, Any]) -> int:
-    shown = json.loads(stack.dpca("registry", "show", f"{asked['publish']}@champion", "--json"))
+def _champion(stack: Stack, requested: dict[str, Any]) -> int:
+    shown = json.loads(stack.dpca("registry", "show", f"{requested['publish']}@champion", "--json"))
     return int(str(shown["artifact"]).rpartition("@")[2])
 
 
 def _check_notices(hook: Webhook) -> None:
     """Check the notices of the worker's runs to the webhook; only a block of Prefect contains the webhook's address."""
-    found = [told["event"].removeprefix("dpca.") for told in hook.told]
+    found = [reported["event"].removeprefix("dpca.") for reported in hook.reported]
     check(found.count("release.held") == 1, f"the webhook was told {found}")
     check(found.count("release.promoted") == 1, f"the webhook was told {found}")
-    low = [told["percent_left"] for told in hook.told if told["event"] == "dpca.budget.low"]
+    low = [reported["percent_left"] for reported in hook.reported if reported["event"] == "dpca.budget.low"]
     check(low == [50, 20, 5], f"the webhook was told of {low} percent left")
 
 

@@ -35,7 +35,7 @@ _IN_STEP = "SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'sync'"
 _WAITING = "SELECT pid FROM pg_stat_activity WHERE wait_event = 'SyncRep' LIMIT 1"
 
 
-def fail_over(root: Path, say: Callable[[str], None]) -> None:
+def fail_over(root: Path, announce: Callable[[str], None]) -> None:
     """Kill the primary of a synchronous standby, then the primary of an asynchronous one."""
     for kind, scene in {"synchronous": _nothing_is_lost, "asynchronous": _a_loss_is_noticed}.items():
         folder = root / f"failover-{kind}"
@@ -43,13 +43,13 @@ def fail_over(root: Path, say: Callable[[str], None]) -> None:
         with running_server() as primary, running_server(copied=primary) as standby:
             wait_until("the standby follows", partial(primary.run, "postgres", _SENDING))
             with _settings(folder, primary, standby) as environment:
-                scene(Processes(folder), environment, primary, standby, say)
+                scene(Processes(folder), environment, primary, standby, announce)
     for kind, scene_at in {"synchronous": _resume_at, "asynchronous": _accept_and_resume_at}.items():
-        _kill_at_each_point(root / f"failover-points-{kind}", scene_at, kind=kind, say=say)
+        _kill_at_each_point(root / f"failover-points-{kind}", scene_at, kind=kind, announce=announce)
 
 
 def _kill_at_each_point(
-    folder: Path, scene: Callable[["_Loss"], str], *, kind: str, say: Callable[[str], None]
+    folder: Path, scene: Callable[["_Loss"], str], *, kind: str, announce: Callable[[str], None]
 ) -> None:
     """Kill the primary at each point between charge and version, with a new standby each time."""
     folder.mkdir(mode=0o700)
@@ -63,7 +63,7 @@ def _kill_at_each_point(
                 found.append(f"{point}: {scene(loss)}")
             primary.stop()
             primary = standby
-    say(f"PostgreSQL killed at {len(POINTS)} points of a release, its {kind} standby promoted: {'; '.join(found)}")
+    announce(f"PostgreSQL killed at {len(POINTS)} points of a release, its {kind} standby promoted: {'; '.join(found)}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,16 +74,16 @@ class _Loss:
     standby: Server
     run: str
     point: str
-    told: list[dict[str, Any]] = field(default_factory=list)
+    reported: list[dict[str, Any]] = field(default_factory=list)
 
-    def tell(self, what: str, **facts: Any) -> None:
+    def notify(self, what: str, **facts: Any) -> None:
         """Record an acknowledgement of the ledger."""
-        self.told.append({"what": what, **facts})
+        self.reported.append({"what": what, **facts})
 
     def answers(self) -> dict[int, set[str]]:
         """Return the digests of all answers that the ledger acknowledged, by step."""
         found: dict[int, set[str]] = {}
-        for entry in self.told:
+        for entry in self.reported:
             if entry["what"] == "kept":
                 found.setdefault(entry["step"], set()).add(entry["digest"])
         return found
@@ -99,7 +99,7 @@ class _Loss:
 
         atomic_files.hook = kill
         try:
-            spend(Workspace.open(), self.run, self.tell)
+            spend(Workspace.open(), self.run, self.notify)
         except Unavailable:
             pass
         finally:
@@ -108,7 +108,7 @@ class _Loss:
 
     def finish(self, before: Counter[str]) -> str:
         """Repeat the request, and count the results of both attempts."""
-        spend(Workspace.open(), self.run, self.tell)
+        spend(Workspace.open(), self.run, self.notify)
         after = _count(self.standby)
         made = after - before
         if self.point == _COMMITTED and "answers" not in made:  # not on the standby, and never requested again
@@ -118,7 +118,7 @@ class _Loss:
         workspace = Workspace.open()
         workspace.ledger.verify()
         _check_spent(workspace, after["releases"])
-        _check_versions(workspace, self.told)
+        _check_versions(workspace, self.reported)
         return ", ".join(f"{count} to {after[what]} {what}" for what, count in before.items())
 
 
@@ -130,7 +130,7 @@ def _resume_at(loss: _Loss) -> str:
     loss.lose()
     loss.standby.promote()
     loss.standby.run("postgres", "ALTER SYSTEM RESET synchronous_standby_names", "SELECT pg_reload_conf()")
-    charged = {entry["release"] for entry in loss.told if entry["what"] == "charged"}
+    charged = {entry["release"] for entry in loss.reported if entry["what"] == "charged"}
     known = loss.standby.run("postgres", f"SELECT count(*) FROM release WHERE run_key = '{loss.run}'")
     check(known >= len(charged), f"{loss.point}: an acknowledged charge was lost")
     return loss.finish(before)
@@ -143,8 +143,8 @@ def _accept_and_resume_at(loss: _Loss) -> str:
     loss.lose()
     loss.standby.promote()
     noised = bool(loss.answers())
-    if any(entry["what"] == "charged" for entry in loss.told):
-        _must_be_locked(lambda: spend(Workspace.open(), loss.run, loss.tell))
+    if any(entry["what"] == "charged" for entry in loss.reported):
+        _must_be_locked(lambda: spend(Workspace.open(), loss.run, loss.notify))
         accepted = Workspace.open(accept_restored="the standby lacked what was acknowledged")
         check(len(accepted.recharged) >= noised, f"{loss.point}: answers left, and were not charged again")
     result = loss.finish(before)
@@ -204,66 +204,76 @@ def _settings(folder: Path, primary: Server, standby: Server) -> Iterator[Mappin
 
 
 def _nothing_is_lost(
-    processes: Processes, environment: Mapping[str, str], primary: Server, standby: Server, say: Callable[[str], None]
+    processes: Processes,
+    environment: Mapping[str, str],
+    primary: Server,
+    standby: Server,
+    announce: Callable[[str], None],
 ) -> None:
     """Kill the primary under load; the processes continue at the standby, and a killed process is resumed."""
     primary.run("postgres", "ALTER SYSTEM SET synchronous_standby_names = '*'", "SELECT pg_reload_conf()")
     wait_until("the standby is synchronous", lambda: primary.run("postgres", _IN_STEP))
     spenders = _start(processes, environment)
     wait_until("all of them publish", lambda: _each(processes, "published", 5))
-    before = len(_told(processes.root, "charged"))
+    before = len(_shown(processes.root, "charged"))
     primary.kill()
     wait_until("all of them notice", lambda: _each(processes, "lost", 1))
     spenders[0].kill()
     standby.promote()
-    done = Counter(entry["by"] for entry in _told(processes.root, "published"))
+    done = Counter(entry["by"] for entry in _shown(processes.root, "published"))
     wait_until("the others go on", lambda: _each(processes, "published", max(done.values()) + 2, of=range(1, SPENDERS)))
     (processes.root / "stop").touch()
     for spender in spenders[1:]:
         check(spender.ending() == 0, f"{spender.name} ended with an error: {spender.log.read_text()[-400:]}")
     _check_record(processes.root)
-    lines = {entry["line"] for entry in _told(processes.root, "lost")}
+    lines = {entry["line"] for entry in _shown(processes.root, "lost")}
     check(all("run the same request again" in line and "\n" not in line for line in lines), f"said: {lines}")
-    after = len(_told(processes.root, "charged"))
-    say(f"PostgreSQL killed after {before} acknowledged charges, its standby promoted: none of {after} lost or doubled")
-    _nothing_is_acknowledged_alone(processes, environment, standby, say)
+    after = len(_shown(processes.root, "charged"))
+    announce(
+        f"PostgreSQL killed after {before} acknowledged charges, its standby promoted: none of {after} lost or doubled"
+    )
+    _nothing_is_acknowledged_alone(processes, environment, standby, announce)
 
 
 def _nothing_is_acknowledged_alone(
-    processes: Processes, environment: Mapping[str, str], alone: Server, say: Callable[[str], None]
+    processes: Processes, environment: Mapping[str, str], alone: Server, announce: Callable[[str], None]
 ) -> None:
     """Let a primary wait for an absent standby, and cancel the wait by hand: no charge is acknowledged."""
     alone.run("postgres", "ALTER SYSTEM SET synchronous_standby_names = '*'", "SELECT pg_reload_conf()")
     (processes.root / "stop").unlink()
-    told = len(_told(processes.root))
+    reported = len(_shown(processes.root))
     spender = _spender(processes, environment, SPENDERS)
     for _ in range(2):
         waiting = wait_until("a commit waits for the standby", lambda: alone.run("postgres", _WAITING))
         alone.run("postgres", f"SELECT pg_cancel_backend({waiting})")
-    entries = wait_until("the spender is told", lambda: _told(processes.root)[told:])
+    entries = wait_until("the spender is told", lambda: _shown(processes.root)[reported:])
     spender.kill()
     check({entry["what"] for entry in entries} == {"lost"}, f"acknowledged without the standby: {entries}")
     check(all("a failover may lose it" in entry["line"] for entry in entries), f"said: {entries}")
-    say("without its standby the primary acknowledges nothing")
+    announce("without its standby the primary acknowledges nothing")
 
 
 def _a_loss_is_noticed(
-    processes: Processes, environment: Mapping[str, str], primary: Server, standby: Server, say: Callable[[str], None]
+    processes: Processes,
+    environment: Mapping[str, str],
+    primary: Server,
+    standby: Server,
+    announce: Callable[[str], None],
 ) -> None:
     """Cut an asynchronous standby off, charge once more, and fail over to it."""
     entries: list[dict[str, Any]] = []
 
-    def tell(what: str, **facts: Any) -> None:
+    def notify(what: str, **facts: Any) -> None:
         entries.append({"what": what, **facts})
 
     workspace = Workspace.open()
-    spend(workspace, "9-0", tell)
+    spend(workspace, "9-0", notify)
     _cut_off(primary, standby)
-    spend(workspace, "9-1", tell)
+    spend(workspace, "9-1", notify)
     primary.kill()
     standby.promote()
     rows = standby.run("postgres", "SELECT count(*) FROM event")
-    for attempt in (lambda: spend(workspace, "9-2", tell), Workspace.open, Workspace.read_only):
+    for attempt in (lambda: spend(workspace, "9-2", notify), Workspace.open, Workspace.read_only):
         _must_be_locked(attempt)
     check(standby.run("postgres", "SELECT count(*) FROM event") == rows, "a locked ledger was written")
     spender = _spender(processes, environment, 0)
@@ -274,21 +284,21 @@ def _a_loss_is_noticed(
     check(len(accepted.recharged) == 1, f"{accepted.recharged} was charged again")
     _check_spent(accepted, sum(entry["what"] == "charged" for entry in entries))
     _check_versions(accepted, entries)
-    spend(Workspace.open(), "9-3", tell)
+    spend(Workspace.open(), "9-3", notify)
     _check_versions(Workspace.open(), entries)
-    say("an asynchronous standby lacked a charge: the ledger was locked, and charged again when it was accepted")
+    announce("an asynchronous standby lacked a charge: the ledger was locked, and charged again when it was accepted")
 
 
 def _check_record(folder: Path) -> None:
     """Finish all releases in progress, and compare the ledger with everything that was acknowledged."""
-    entries = _told(folder)
+    entries = _shown(folder)
     runs = {entry["run"] for entry in entries if "run" in entry}
 
-    def tell(what: str, **facts: Any) -> None:
+    def notify(what: str, **facts: Any) -> None:
         entries.append({"what": what, **facts})
 
     for run in sorted(runs):
-        spend(Workspace.open(), run, tell)
+        spend(Workspace.open(), run, notify)
     workspace = Workspace.open()
     workspace.ledger.verify()
     releases = {row.run_key: row for row in workspace.ledger.statement(PEOPLE).releases}
@@ -332,12 +342,12 @@ def _spender(processes: Processes, environment: Mapping[str, str], number: int) 
     return processes.service(f"spender-{number}", *command, environment=environment, ready=lambda _: True)
 
 
-def _told(folder: Path, what: str | None = None) -> list[dict[str, Any]]:
+def _shown(folder: Path, what: str | None = None) -> list[dict[str, Any]]:
     """Return the complete lines that the spenders wrote."""
     lines = [line for path in sorted(folder.glob("*.jsonl")) for line in path.read_text().split("\n")[:-1]]
     return [entry for entry in map(json.loads, lines) if what in (None, entry["what"])]
 
 
 def _each(processes: Processes, what: str, most: int, *, of: range = range(SPENDERS)) -> bool:
-    seen = Counter(entry["by"] for entry in _told(processes.root, what))
+    seen = Counter(entry["by"] for entry in _shown(processes.root, what))
     return all(seen[str(number)] >= most for number in of)

@@ -27,23 +27,23 @@ FIT: Mapping[str, Any] = {
 }
 
 
-def survive_faults(stack: Stack, say: Callable[[str], None]) -> None:
+def survive_faults(stack: Stack, announce: Callable[[str], None]) -> None:
     """Kill the worker, the scheduler, PostgreSQL and the store, each during a separate run."""
     ingest(stack, PEOPLE, write_rows(stack.root / "crowd.svm", seed=9, features=FEATURES), features=FEATURES)
     stack.dpca("budget", "open", PEOPLE, "--epsilon", 4, "--delta", 1e-6)
     job = Job(stack, "fit-subspace/release-weekly", FIT)
     for number, (part, kill, revive) in enumerate(_faults(stack, job), start=1):
-        run, told = job.fire(), stack.worker.log.stat().st_size
+        run, shown = job.fire(), stack.worker.log.stat().st_size
         steps = wait_until("a run computes", partial(_steps, stack, number))
         kill()
         if part != WORKER:  # no process is left to notice a worker's death
-            wait_until(f"the run meets the death of {part}", partial(_noticed, stack, told))
+            wait_until(f"the run meets the death of {part}", partial(_noticed, stack, shown))
         revive(run)
         ended = job.ending(run)
         assert ended.state is not None
         check(ended.state.is_completed(), f"killing {part}: the run ended {ended.state.name}: {ended.state.message}")
         _check_record(stack, number, part)
-        say(f"{part} killed after {steps} of {PASSES} steps: resumed, charged once")
+        announce(f"{part} killed after {steps} of {PASSES} steps: resumed, charged once")
 
 
 def _faults(stack: Stack, job: Job) -> Iterator[tuple[str, Callable[[], None], Callable[[UUID], None]]]:
@@ -64,8 +64,8 @@ def _faults(stack: Stack, job: Job) -> Iterator[tuple[str, Callable[[], None], C
     yield "the S3 server", stack.s3.kill, lambda _: stack.s3.start()
 
 
-def _noticed(stack: Stack, told: int) -> bool:
-    return b"dpca.flows - Unavailable" in stack.worker.log.read_bytes()[told:]
+def _noticed(stack: Stack, shown: int) -> bool:
+    return b"dpca.flows - Unavailable" in stack.worker.log.read_bytes()[shown:]
 
 
 def _steps(stack: Stack, number: int) -> int | None:

@@ -23,13 +23,13 @@ from tests.integration.processes import check
 SITES = 10
 
 
-def release_together(root: Path, say: Callable[[str], None]) -> None:
+def release_together(root: Path, announce: Callable[[str], None]) -> None:
     """Release by every method with shared noise, compare with one process, and finish."""
     for masks in MASKS:
-        _release_under(masks, root / masks, say)
+        _release_under(masks, root / masks, announce)
 
 
-def _release_under(masks: str, folder: Path, say: Callable[[str], None]) -> None:
+def _release_under(masks: str, folder: Path, announce: Callable[[str], None]) -> None:
     folder.mkdir(mode=0o700)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DPCA_STATE_FOLDER", str(folder / "states" / "makers"))
@@ -41,17 +41,17 @@ def _release_under(masks: str, folder: Path, say: Callable[[str], None]) -> None
         with running(federation):
             for method in SHARED[:4]:
                 _release(federation, method)
-                say(f"{SITES} sites as processes released {method} under {masks}, to the bit as one process does")
+                announce(f"{SITES} sites as processes released {method} under {masks}, to the bit as one process does")
 
 
 def _release(federation: Federation, method: str) -> None:
-    asked = request(federation, **METHODS[method])
-    releases, artifact = computed(federation, asked)
+    requested = request(federation, **METHODS[method])
+    releases, artifact = computed(federation, requested)
     check(len(releases) == SITES, f"{len(releases)} sites reserved {method}")
-    alone = released_alone(federation, planned_of(asked), releases)
+    alone = released_alone(federation, planned_of(requested), releases)
     check_same(artifact, alone)
     with aggregator(federation):
-        digest = stages.compute_sites(asked, releases, "")
-        published = stages.publish_sites(asked, digest)[0]
-        unfinished = stages.finish_sites(asked, digest)
+        digest = stages.compute_sites(requested, releases, "")
+        published = stages.publish_sites(requested, digest)[0]
+        unfinished = stages.finish_sites(requested, digest)
     check(published.startswith("joint@") and unfinished == [], f"{published} of {method} left {unfinished} unfinished")

@@ -25,7 +25,7 @@ clients:
 """
 
 
-def hold_apart(stack: Stack, say: Callable[[str], None]) -> None:
+def run_separately(stack: Stack, announce: Callable[[str], None]) -> None:
     """Serve the stack's ledger, release through it, and kill it after some steps."""
     ingest(stack, PEOPLE, write_rows(stack.root / "guests.svm", seed=12, features=FEATURES), features=FEATURES)
     stack.dpca("budget", "open", PEOPLE, "--epsilon", 4, "--delta", 1e-6)
@@ -50,8 +50,8 @@ def hold_apart(stack: Stack, say: Callable[[str], None]) -> None:
     check(_kept(stack) == PASSES and not _conflicts(stack), "a step was answered twice")
     _check_rights(stack)
     ledger.stop()
-    told = "went on by itself" if ended == 0 else "resumed"
-    say(f"the ledger's process killed after {steps} of {PASSES} steps of a runner: {told}, charged once")
+    shown = "went on by itself" if ended == 0 else "resumed"
+    announce(f"the ledger's process killed after {steps} of {PASSES} steps of a runner: {shown}, charged once")
 
 
 def _runner(stack: Stack, folder: Path, port: int) -> dict[str, str]:

@@ -60,13 +60,13 @@ class Journalled:
         whole, _, _ = self._journal.read().rpartition(b"\n")
         for line in whole.splitlines():
             request = json.loads(line)
-            self._ask(request["environ"], base64.b64decode(request["body"]))
+            self._call(request["environ"], base64.b64decode(request["body"]))
         self._journal.truncate(len(whole) + 1 if whole else 0)
         self._journal.seek(0, os.SEEK_END)
 
     def create_bucket(self) -> None:
         """Create the bucket as the operator, unless it exists."""
-        self._ask(
+        self._call(
             {
                 "REQUEST_METHOD": "PUT",
                 "PATH_INFO": f"/{BUCKET}",
@@ -76,7 +76,7 @@ class Journalled:
             b"",
         )
 
-    def _ask(self, environ: Environ, body: bytes) -> None:
+    def _call(self, environ: Environ, body: bytes) -> None:
         plain = {"wsgi.url_scheme": "http", "SERVER_NAME": "127.0.0.1", "SERVER_PORT": "80", "QUERY_STRING": ""}
         stream = {"wsgi.input": BytesIO(body), "wsgi.errors": sys.stderr, "CONTENT_LENGTH": str(len(body))}
         run_wsgi_app(self._application, {**plain, **environ, **stream}, buffered=True)

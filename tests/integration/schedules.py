@@ -44,9 +44,9 @@ class Job:
     def fire(self) -> UUID:
         """Schedule the job until one run of it has started; return the run."""
         schedule = IntervalSchedule(interval=EVERY, anchor_date=datetime.now(UTC) + SOON, timezone="UTC")
-        asked = DeploymentScheduleCreate(schedule=schedule, active=True, parameters=self._parameters, slug="often")
+        requested = DeploymentScheduleCreate(schedule=schedule, active=True, parameters=self._parameters, slug="often")
         with self._stack.client() as client:
-            (made,) = client.create_deployment_schedules(self._deployment, [asked])
+            (made,) = client.create_deployment_schedules(self._deployment, [requested])
         run = wait_until("a scheduled run starts", self._next)
         with self._stack.client() as client:
             client.delete_deployment_schedule(self._deployment, made.id)

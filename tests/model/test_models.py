@@ -62,8 +62,8 @@ def test_a_fault_of_two_requests_at_once_is_found_within_few_states() -> None:
     if shutil.which("java") is None:
         pytest.skip("this machine has no java, which `make model` asks for in one line")
     releases = MODULES[0]
-    asked = configuration(releases.exhaustive[0], fault="same_request", holds=("EqualRequestsEqualArtifacts",))
-    verdict = check.run("releases", asked)
+    requested = configuration(releases.exhaustive[0], fault="same_request", holds=("EqualRequestsEqualArtifacts",))
+    verdict = check.run("releases", requested)
     assert verdict.violated == "EqualRequestsEqualArtifacts"
     assert 0 < verdict.distinct < 20_000
     assert "LookUnlocked" in verdict.trace
@@ -83,9 +83,9 @@ def test_a_fault_that_no_module_has_is_refused(capsys: pytest.CaptureFixture[str
 
 
 def test_what_is_no_verdict_is_not_taken_for_one() -> None:
-    for said in ("", "Error: Parsing or semantic analysis failed.\nFinished in 01s"):
+    for message in ("", "Error: Parsing or semantic analysis failed.\nFinished in 01s"):
         with pytest.raises(SystemExit, match="could not check releases"):
-            read(said, module="releases")
+            read(message, module="releases")
 
 
 def _words(text: str) -> list[str]:

@@ -20,7 +20,7 @@ from papers.lib.public_data import DataSet
 from tests.papers.conftest import Papers
 
 ROWS = sparse.csr_array(np.repeat(np.eye(6), [3000, 2000, *[50] * 4], axis=0))
-ASKED = {
+REQUESTED = {
     "analyze_gauss",
     "analyze_gauss, refined",
     "OpenDP",
@@ -30,7 +30,7 @@ ASKED = {
 }
 
 
-class Beside:
+class Nearby:
     """A replacement for the child process: the same functions run in this process, and OpenDP never finishes."""
 
     def __init__(self, _command: Any) -> None:
@@ -42,7 +42,7 @@ class Beside:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def ask(self, *, seconds: float, method: str, **request: Any) -> Answer:
+    def call(self, *, seconds: float, method: str, **request: Any) -> Answer:
         if method == "opendp":
             raise OutOfTime(f"{seconds} s")
         if request.get("paper") == "separate":
@@ -52,20 +52,20 @@ class Beside:
 
 
 @pytest.fixture
-def beside(monkeypatch: pytest.MonkeyPatch) -> None:
+def nearby(monkeypatch: pytest.MonkeyPatch) -> None:
     one = DataSet(name="made", words="along the axes", n_components=2, load=lambda: ROWS)
     two = DataSet(name="other", words="nowhere", n_components=2, load=lambda: ROWS, missing="other is not there")
-    monkeypatch.setattr(board, "Child", Beside)
+    monkeypatch.setattr(board, "Child", Nearby)
     monkeypatch.setattr(board, "data_sets", lambda _data: [one, two])
-    monkeypatch.setattr(board, "CONTESTANTS", [each for each in CONTESTANTS if each.name in ASKED])
+    monkeypatch.setattr(board, "CONTESTANTS", [each for each in CONTESTANTS if each.name in REQUESTED])
 
 
-@pytest.mark.usefixtures("beside")
+@pytest.mark.usefixtures("nearby")
 def test_a_board_states_every_cell_and_writes_a_page(tmp_path: Path) -> None:
     page = tmp_path / "board.md"
     made = board.reproduce(peers=Path("python"), epsilon=[4.0, 1.0], runs=3, limit=5.0, page=page)
     cells = {(cell["method"], cell["epsilon"]): cell for cell in made["cells"]}
-    assert {method for method, _ in cells} == ASKED
+    assert {method for method, _ in cells} == REQUESTED
     assert cells["analyze_gauss", 1.0]["runs"] == 2  # a third run would pass the limit
     assert cells["analyze_gauss", 4.0]["captured"] > 0.99
     assert cells["analyze_gauss, refined", 4.0]["captured"] > 0.99
@@ -85,16 +85,16 @@ def test_a_board_states_every_cell_and_writes_a_page(tmp_path: Path) -> None:
         assert part in text
 
 
-@pytest.mark.usefixtures("beside")
+@pytest.mark.usefixtures("nearby")
 def test_cells_that_are_kept_are_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = tmp_path / "cells.jsonl"
     first = board.reproduce(peers=Path("python"), epsilon=[1.0], runs=1, cells=kept)
-    monkeypatch.setattr(Beside, "ask", None)
+    monkeypatch.setattr(Nearby, "call", None)
     again = board.reproduce(peers=Path("python"), epsilon=[1.0], runs=1, cells=kept)
     assert again == first
 
 
-@pytest.mark.usefixtures("beside")
+@pytest.mark.usefixtures("nearby")
 def test_without_their_interpreter_the_libraries_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     made = board.reproduce(epsilon=[1.0], runs=1)
@@ -164,7 +164,7 @@ def test_rows_are_cut_off_where_the_noise_is_scaled_to() -> None:
     assert covariances._step(far, rho=1e12, rng=np.random.default_rng(4))[0][0, 0] == pytest.approx(gamma**2, rel=1e-3)
 
 
-def test_adaptive_cov_spends_what_is_asked_for() -> None:
+def test_adaptive_cov_spends_what_is_requested() -> None:
     rho = covariances.adaptive_rho(epsilon=1.0, delta=1e-6)
     both = events.composed(events.gaussian(1 / math.sqrt(2 * 0.875 * rho)), events.approximate(math.sqrt(rho) / 2, 0.0))
     found = epsilon_bracket(both, delta=1e-6, within=0.01)
@@ -198,11 +198,11 @@ def test_a_child_answers_refuses_is_ended_and_starts_again(tmp_path: Path) -> No
     sparse.save_npz(rows, sparse.csr_array(np.eye(2, 3)))
     with Child([sys.executable, "-c", METHODS]) as child:
         with pytest.raises(Failed, match="ZeroDivisionError"):
-            child.ask(seconds=60, method="wrong", rows=rows)
+            child.call(seconds=60, method="wrong", rows=rows)
         with pytest.raises(OutOfTime, match=r"0\.05 s"):
-            child.ask(seconds=0.05, method="endless", rows=rows)
-        answer = child.ask(seconds=60, method="rows", rows=rows)
+            child.call(seconds=0.05, method="endless", rows=rows)
+        answer = child.call(seconds=60, method="rows", rows=rows)
         assert answer.directions.tolist() == np.eye(2, 3).tolist()
         assert answer.seconds >= 0
         with pytest.raises(Failed, match="status 3"):
-            child.ask(seconds=60, method="exits", rows=rows)
+            child.call(seconds=60, method="exits", rows=rows)

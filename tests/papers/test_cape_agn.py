@@ -86,13 +86,13 @@ def test_sums_are_those_of_the_products_queries_but_for_the_rounding_of_each_rec
     records = maker.records(400, draw=0)
     sites = sites_of(maker, records, draw=0, sites=1)
     releases = TensorReleases(problem=sites.problem(sites=1), components=5)
-    rows, looked_up = as_rows(maker, records), SummedRows(source=NO_ROWS, sums=sites.parts[0])
+    rows, resolved = as_rows(maker, records), SummedRows(source=NO_ROWS, sums=sites.parts[0])
     moment = releases.moment_query(bits=14)
     matrix = sites.parts[0].total(moment) * moment.unit
     core = releases.core_query(releases.space(matrix, std=0.0), bits=22)
     of_entries = 2**14 if maker.model == "mixture" else 1
     for query, within in ((moment, 400 * of_entries), (core, 400 * 80)):
-        exact, found = exact_sum(rows, query), looked_up.sum(query, stay=False)
+        exact, found = exact_sum(rows, query), resolved.sum(query, keep=False)
         assert np.abs(exact).max() > 10 * within
         np.testing.assert_allclose(found, exact, rtol=0, atol=within)
 
@@ -294,7 +294,7 @@ def test_fetched_files_are_where_the_scans_are_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ("more", "told"),
+    ("more", "shown"),
     [
         ({"tc": np.ones((REGIONS, TIMES))}, "constant or non-finite region"),
         ({"tc": np.full((REGIONS, TIMES), np.nan)}, "constant or non-finite region"),
@@ -304,10 +304,10 @@ def test_fetched_files_are_where_the_scans_are_read() -> None:
     ],
     ids=["constant", "not a number", "empty", "text", "other regions"],
 )
-def test_a_file_that_is_no_scan_is_refused(tmp_path: Path, more: dict[str, Any], told: str) -> None:
+def test_a_file_that_is_no_scan_is_refused(tmp_path: Path, more: dict[str, Any], shown: str) -> None:
     write_scan(tmp_path, "10")
     write_scan(tmp_path, "20", **more)
-    with pytest.raises(BadSource, match=told):
+    with pytest.raises(BadSource, match=shown):
         read_scans(tmp_path / "fmri")
 
 
@@ -336,8 +336,8 @@ def test_sites_are_too_few_where_an_arm_is_below_one_subject_without_privacy() -
     for row in rows:
         if (row["sweep"], row["arm"]) == (POINT, CONV) and row["value"] <= 1:
             row["share"] = 0.5
-    (said,) = too_few(rows)
-    assert said.startswith("7 sites are too few for conv at epsilon of a time point 0.5 (0.50), 1 (0.50): one subject")
+    (text,) = too_few(rows)
+    assert text.startswith("7 sites are too few for conv at epsilon of a time point 0.5 (0.50), 1 (0.50): one subject")
 
 
 def test_the_command_says_what_is_protected_and_where_sites_are_too_few(

@@ -17,8 +17,8 @@ from papers.lib.figures import LineChart, write_line_charts
 from papers.lib.ratings import (
     FETCHED,
     FORMATS,
-    Asked,
     Scale,
+    Trial,
     arm,
     popularity,
     read_movielens,
@@ -36,8 +36,8 @@ def write_movielens(ratings: sparse.csr_array, folder: Path, *, size: str) -> Pa
     values = np.maximum(1.0, np.rint(ratings.data)) if form.low == 1.0 else ratings.data
     entries = zip(rows.tolist(), (1 + ratings.indices).tolist(), values.tolist(), strict=True)
     lines = [form.separator.join((str(user), str(item), f"{value:g}", "964982703")) for user, item, value in entries]
-    if form.beside is not None:
-        (folder / form.beside).write_text("", encoding="utf-8")
+    if form.companion is not None:
+        (folder / form.companion).write_text("", encoding="utf-8")
     text = "\n".join([*([form.header] if form.header else []), *lines, ""])
     (folder / form.file).write_text(text, encoding="utf-8")
     return folder
@@ -73,9 +73,9 @@ def test_recall_of_held_out_popularity_is_one_and_of_rated_items_nothing(few: Sp
 def test_a_run_shows_its_rounds_and_comes_again_from_its_seed(few: SplitRatings) -> None:
     dpals_arm = arm("dpals", rounds=3, offsets=False, sampling="uniform")
     rounds: list[Matrix] = []
-    asked = Asked(rank=2, per_user=60, epsilon=5.0)
-    found = dpals_arm.run(few, asked, seed=1, rounds=rounds)
-    again, other = (dpals_arm.run(few, asked, seed=seed) for seed in (1, 2))
+    requested = Trial(rank=2, per_user=60, epsilon=5.0)
+    found = dpals_arm.run(few, requested, seed=1, rounds=rounds)
+    again, other = (dpals_arm.run(few, requested, seed=seed) for seed in (1, 2))
     assert [each.shape for each in rounds] == [(60, 2)] * 3
     assert found.factors is not None
     np.testing.assert_array_equal(found.factors, again.factors)
@@ -184,8 +184,8 @@ LINES = {
 def test_the_published_lines_are_read(tmp_path: Path, size: str) -> None:
     form = FORMATS[size]
     (tmp_path / form.file).write_text(LINES[size])
-    if form.beside is not None:
-        (tmp_path / form.beside).write_text("")
+    if form.companion is not None:
+        (tmp_path / form.companion).write_text("")
     films = read_movielens(tmp_path)
     assert (films.users.tolist(), films.items.tolist()) == ([22, 196], [242, 377])
     assert films.ratings.toarray().tolist() == [[4.5 if form.low == 0.5 else 5.0, 1.0], [3.0, 0.0]]
@@ -218,7 +218,7 @@ def test_only_the_most_rated_items_are_kept_and_users_without_them_left_out(tmp_
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "said"),
+    ("name", "text", "message"),
     [
         ("u.data", "", "no rating"),
         ("u.data", "1\t2\t9\t5\n", "outside 1 to 5"),
@@ -228,9 +228,9 @@ def test_only_the_most_rated_items_are_kept_and_users_without_them_left_out(tmp_
         ("ratings.csv", "1,2,3,4\n", "lacks the header"),
     ],
 )
-def test_another_file_is_refused_in_one_line(tmp_path: Path, name: str, text: str, said: str) -> None:
+def test_another_file_is_refused_in_one_line(tmp_path: Path, name: str, text: str, message: str) -> None:
     (tmp_path / name).write_text(text)
-    with pytest.raises(BadSource, match=said) as error:
+    with pytest.raises(BadSource, match=message) as error:
         read_movielens(tmp_path)
     assert "\n" not in str(error.value)
 

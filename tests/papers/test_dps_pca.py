@@ -104,8 +104,8 @@ def test_kept_rows_give_every_arm_the_components_that_other_rows_give(draw: Draw
 def test_a_kept_moment_stays_exact_after_noise_was_added_to_what_it_gave() -> None:
     rows = KeptRows(source=ArrayBlocks(np.eye(3)))
     query = SecondMoment(n_features=3, clip_norm=1.0, relation="replace_one", bits=5)
-    rows.sum(query, stay=False)[:] += 7
-    np.testing.assert_array_equal(rows.sum(query, stay=False), exact_sum(rows.source, query))
+    rows.sum(query, keep=False)[:] += 7
+    np.testing.assert_array_equal(rows.sum(query, keep=False), exact_sum(rows.source, query))
     np.testing.assert_array_equal(rows.form_moment(), np.eye(3))
 
 
@@ -160,7 +160,7 @@ def test_rounds_are_compared_for_every_epsilon_and_arm(draw: Draw) -> None:
     assert not held["Figure 3a: last distance under printed noise over ours, least over epsilon, at least"]
 
 
-def test_distances_at_each_number_of_features_stand_beside_those_without_privacy(
+def test_distances_at_each_number_of_features_stand_next_to_those_without_privacy(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(dps_pca, "FIGURE_4B_FEATURES", (40,))

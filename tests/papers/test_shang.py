@@ -88,7 +88,7 @@ def test_wide_rows_are_decomposed_without_a_matrix(text: LabelledRows, monkeypat
     assert unformed.measured(formed.best)["distance"] == pytest.approx(0.0, abs=1e-8)
 
 
-def test_a_smaller_loss_is_told_by_a_paired_test() -> None:
+def test_a_smaller_loss_is_reported_by_a_paired_test() -> None:
     rng = np.random.default_rng(0)
     of_split = 10 * rng.standard_normal(8)  # removed by pairing
     less = of_split + 0.1 * rng.standard_normal(8)
@@ -197,7 +197,7 @@ def test_an_arm_of_a_seed_is_the_same_each_time_and_another_of_another(arm: Arm,
     np.testing.assert_allclose(first @ first.T, np.eye(2), atol=1e-9)
 
 
-def test_tight_noise_is_what_was_asked_for_and_printed_noise_is_what_it_is(rows: Rows) -> None:
+def test_tight_noise_is_what_was_requested_and_printed_noise_is_what_it_is(rows: Rows) -> None:
     wishart = Arm(mechanism="wishart", calibration="printed")
     tight, gaussian, none = (
         arm.true_epsilon(rows, n_components=2, epsilon=0.1, delta=1e-3) for arm in (ANALYZE_GAUSS, GAUSSIAN, wishart)
@@ -208,9 +208,9 @@ def test_tight_noise_is_what_was_asked_for_and_printed_noise_is_what_it_is(rows:
 
 
 def test_losses_too_large_for_the_accountant_have_no_stated_epsilon() -> None:
-    asked = Settings(epsilon=1.0, delta=1e-3, n_records=30_000, steps=30_000)
-    assert FORMULAS["dp_vrpca"].noise(asked) < 0.02
-    assert formula_epsilon("dp_vrpca", asked) == np.inf
+    requested = Settings(epsilon=1.0, delta=1e-3, n_records=30_000, steps=30_000)
+    assert FORMULAS["dp_vrpca"].noise(requested) < 0.02
+    assert formula_epsilon("dp_vrpca", requested) == np.inf
 
 
 def test_a_calibration_that_a_mechanism_lacks_is_refused(rows: Rows) -> None:

@@ -16,7 +16,7 @@ def test_a_search_finds_the_rotation_that_the_bound_allows() -> None:
     assert smooth_lemmas.turned_most(3.0) == pytest.approx(bound, rel=1e-4)
 
 
-def test_two_perpendicular_directions_are_far_apart_in_l1() -> None:
+def test_two_perpendicular_directions_are_far_separate_in_l1() -> None:
     assert smooth_lemmas.largest_l1(2) == pytest.approx(2.0)
     assert smooth_lemmas.largest_l1(200) == pytest.approx(20.0)
 

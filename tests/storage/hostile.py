@@ -71,15 +71,15 @@ def base() -> PrivateSubspace:
 
 def change_bytes(payload: bytes, rng: Random) -> bytes:
     """Flip, cut, repeat or replace bytes."""
-    way, at = rng.randrange(5), rng.randrange(max(len(payload), 1))
+    kind, at = rng.randrange(5), rng.randrange(max(len(payload), 1))
     changed = bytearray(payload)
-    if way == 0 and changed:
+    if kind == 0 and changed:
         changed[at] ^= 1 << rng.randrange(8)
-    elif way == 1:
+    elif kind == 1:
         del changed[at:]
-    elif way == 2:
+    elif kind == 2:
         changed += changed[at:]
-    elif way == 3:
+    elif kind == 3:
         changed[at : at + 8] = rng.randbytes(8)
     else:
         return rng.choice(TEXTS)
@@ -99,10 +99,10 @@ def change_facts(payload: bytes, rng: Random) -> bytes:
 
     walk(content)
     node, key = rng.choice(spots)
-    way = rng.randrange(8)
-    if way == 0:
+    kind = rng.randrange(8)
+    if kind == 0:
         del node[key]
-    elif way == 1 and isinstance(node, dict):
+    elif kind == 1 and isinstance(node, dict):
         node[rng.choice(("x", "a\nb", "shape", "privacy"))] = node.pop(key)
     else:
         node[key] = rng.choice(VALUES)
@@ -111,13 +111,13 @@ def change_facts(payload: bytes, rng: Random) -> bytes:
 
 def change(files: dict[str, bytes], pointer: bytes, rng: Random) -> tuple[dict[str, bytes], bytes | None]:
     """Change one file of an artifact, or its pointer; return None as the pointer if it is to match the files."""
-    ways: tuple[Callable[[bytes, Random], bytes], ...] = (change_bytes, change_facts, change_facts)
+    kinds: tuple[Callable[[bytes, Random], bytes], ...] = (change_bytes, change_facts, change_facts)
     if rng.randrange(4) == 0:
-        return files, rng.choice(ways)(pointer, rng)
+        return files, rng.choice(kinds)(pointer, rng)
     path = rng.choice(sorted(files))
     changed = dict(files)
-    way = rng.choice(ways) if path.endswith(".json") else change_bytes
-    changed[path] = way(changed[path], rng)
+    kind = rng.choice(kinds) if path.endswith(".json") else change_bytes
+    changed[path] = kind(changed[path], rng)
     if rng.randrange(12) == 0:
         del changed[path]
     return changed, None
@@ -150,16 +150,16 @@ def main(folder: Path, seed: int, inputs: int) -> None:
     endings: Counter[str] = Counter()
     for number in range(inputs):
         rng, home = Random(seed + number), folder / str(number)
-        changed, told = change(files, pointer.encode(), rng)
+        changed, shown = change(files, pointer.encode(), rng)
         digest = digest_files(changed)
         for path, payload in changed.items():
             target = home / "registry" / "artifacts" / digest / path
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(payload)
         versions = {1: digest}
-        if told is None:
-            told = Pointer(name="news", versions=versions, aliases={"champion": 1}).encode()
-        LocalPlace(home).write(Pointer.path("news"), told, over=None)
+        if shown is None:
+            shown = Pointer(name="news", versions=versions, aliases={"champion": 1}).encode()
+        LocalPlace(home).write(Pointer.path("news"), shown, over=None)
         try:
             endings[end_of(home, rng.choice(("load", "show", "verify")))] += 1
         except BaseException:

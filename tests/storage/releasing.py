@@ -58,8 +58,8 @@ def reserve(
     )
 
 
-def begin(ledger: Ledger, run_key: str = "run", **asked: Any) -> Reservation:
-    return ledger.begin(reserve(ledger, run_key, **asked).release_id)
+def begin(ledger: Ledger, run_key: str = "run", **requested: Any) -> Reservation:
+    return ledger.begin(reserve(ledger, run_key, **requested).release_id)
 
 
 def commit(ledger: Ledger, release_id: str, digest: str = "d" * 64) -> None:
@@ -67,10 +67,10 @@ def commit(ledger: Ledger, release_id: str, digest: str = "d" * 64) -> None:
 
 
 def publish(
-    ledger: Ledger, run_key: str = "run", *, name: str = "map", event: Mapping[str, Any] = TENTH, **asked: Any
+    ledger: Ledger, run_key: str = "run", *, name: str = "map", event: Mapping[str, Any] = TENTH, **requested: Any
 ) -> str:
     """Release, and publish a matching artifact under the next version of a name; return the digest."""
-    release_id = begin(ledger, run_key, event=event, **asked).release_id
+    release_id = begin(ledger, run_key, event=event, **requested).release_id
     ledger.begin(release_id).keep(0, ANSWER)
     privacy = {"epsilon": EPSILON, "delta": DELTA, "relation": "add_remove", "event": dict(event)}
     facts = {"mechanism": "analyze_gauss", "privacy": privacy, "release": release_id}

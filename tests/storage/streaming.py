@@ -43,8 +43,8 @@ def open_stream(ledger: Ledger, *, ticks: int = 3, name: str = NAME, **terms: An
 
 def begin_tick(ledger: Ledger, slot: str = "night 1", **facts: Any) -> Tick:
     """Begin a tick of the usual stream."""
-    asked = {"fingerprint": fingerprint_of(TERMS), **facts}
-    return ledger.streams.begin_tick(NAME, slot=slot, **asked)
+    requested = {"fingerprint": fingerprint_of(TERMS), **facts}
+    return ledger.streams.begin_tick(NAME, slot=slot, **requested)
 
 
 def answer_tick(ledger: Ledger, tick: Tick) -> str:
@@ -61,14 +61,14 @@ def publish_tick(ledger: Ledger, slot: str = "night 1", **facts: Any) -> Tick:
     answer_tick(ledger, tick)
     row = ledger.release(tick.release_id)
     privacy = {"epsilon": row.epsilon, "delta": row.delta, "relation": "add_remove", "event": row.event}
-    stated: dict[str, Any] = {
+    declared: dict[str, Any] = {
         "snapshot_id": tick.snapshot_id,
         "slot": slot,
         "number": tick.number,
         "arrivals": tick.arrivals,
     }
-    stated |= {"ticks": ledger.streams.show(NAME)[0].ticks}
-    facts = {"mechanism": "stream", "privacy": privacy, "release": row.id, "plan": {"stream": stated}}
+    declared |= {"ticks": ledger.streams.show(NAME)[0].ticks}
+    facts = {"mechanism": "stream", "privacy": privacy, "release": row.id, "plan": {"stream": declared}}
     made = PrivateSubspace(components=np.eye(2, 6), eigenvalues=np.array([2.0, 1.0]), manifest=facts)
     digest = write_artifact(made, home=ledger.home, place=store())
     ledger.commit(

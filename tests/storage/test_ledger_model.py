@@ -69,23 +69,23 @@ class LedgerMachine(RuleBasedStateMachine):
         multiplier=st.sampled_from(MULTIPLIERS),
     )
     def reserve(self, run_key: str, population: str, multiplier: float) -> None:
-        asked = Known(population, f"{multiplier}", 1 / Fraction(multiplier) ** 2)
+        requested = Known(population, f"{multiplier}", 1 / Fraction(multiplier) ** 2)
 
-        def ask() -> bool:
+        def call() -> bool:
             event = gaussian(multiplier)
-            grant = reserve(self.ledger, run_key, population=population, fingerprint=asked.fingerprint, event=event)
-            assert grant.state == self.known.setdefault(run_key, asked).state
+            grant = reserve(self.ledger, run_key, population=population, fingerprint=requested.fingerprint, event=event)
+            assert grant.state == self.known.setdefault(run_key, requested).state
             return grant.is_new
 
         standing = self.known.get(run_key)
-        if standing is None and self.charged(population) + asked.square > self.limit:
+        if standing is None and self.charged(population) + requested.square > self.limit:
             with pytest.raises(BudgetExhausted):
-                ask()
-        elif standing and (standing.population, standing.fingerprint) != (population, asked.fingerprint):
+                call()
+        elif standing and (standing.population, standing.fingerprint) != (population, requested.fingerprint):
             with pytest.raises(Conflict):
-                ask()
+                call()
         else:
-            assert ask() == (standing is None)
+            assert call() == (standing is None)
 
     @precondition(lambda self: self.known)
     @rule(data=st.data(), move=st.sampled_from(sorted(MOVES)), digest=st.sampled_from(["d", "e"]))

@@ -233,11 +233,11 @@ def test_a_record_that_derives_from_another_checks_the_options_of_both() -> None
                 raise Invalid("height and steps do not fit; correct one")
 
     assert [option.name for option in options_of(Hike)] == ["where", "name", "height", "steps", "notes"]
-    asked: dict[str, Any] = {"where": "x", "name": "a", "height": 500}
+    requested: dict[str, Any] = {"where": "x", "name": "a", "height": 500}
     for changed, line in (
         ({"steps": 10}, "^steps=10 must"),
         ({"name": ""}, "^name='' must"),
         ({}, "^height and steps do"),
     ):
         with pytest.raises(Invalid, match=line):
-            Hike(**asked | changed)
+            Hike(**requested | changed)

@@ -75,7 +75,7 @@ def test_the_first_rows_of_each_individual_are_kept(take: Take) -> None:
 
 @pytest.mark.parametrize("ids", [np.array([7, 5, 7]), np.array(["b", "a", "b"])])
 @pytest.mark.parametrize("kind", ["svm", "npy", "mtx"])
-def test_unit_ids_beside_a_matrix(tmp_path: Path, take: Take, ids: np.ndarray, kind: str) -> None:
+def test_unit_ids_next_to_a_matrix(tmp_path: Path, take: Take, ids: np.ndarray, kind: str) -> None:
     np.save(tmp_path / "units.npy", ids)
     source: Any = "0 1:1\n0\n0 2:3\n"
     if kind == "npy":
@@ -91,7 +91,7 @@ def test_unit_ids_beside_a_matrix(tmp_path: Path, take: Take, ids: np.ndarray, k
         take(source if kind != "svm" else "0 1:1\n0\n0 2:3\n", f"x.{kind}", features=2, units=tmp_path / "units.npy")
 
 
-def test_triplets_of_units_keep_their_rows_apart(take: Take) -> None:
+def test_triplets_of_units_keep_their_rows_separate(take: Take) -> None:
     text = "visit,who,row,column,value\n0,p,2,0,1\n0,p,1,0,2\n0,q,1,1,3\n0,p,2,1,4\n"
     _, dataset = take(text, features=2, unit_column="who")
     assert records(dataset) == [[[(0, 2.0)], [(0, 1.0), (1, 4.0)]], [[(1, 3.0)]]]
@@ -273,7 +273,7 @@ def test_numbers_are_names_where_what_was_declared_shows_it(
 
 
 @pytest.mark.parametrize("file", ["rows", "rows.txt", "rows.gz", "rows.dat.gz", "rows.xlsx"])
-def test_a_name_that_tells_no_format_is_refused_until_the_format_is_said(take: Take, file: str) -> None:
+def test_a_name_that_tells_no_format_is_refused_until_the_format_is_reported(take: Take, file: str) -> None:
     with pytest.raises(BadSource, match=r"has no known format; .* give --format with one of svmlight"):
         take("1 1:2\n", file, features=3)
     if not file.endswith(".gz"):

@@ -131,7 +131,7 @@ def give(
     return report.content_digest
 
 
-WAYS: dict[str, dict[str, Any]] = {
+KINDS: dict[str, dict[str, Any]] = {
     "without ids": {},
     "with ids": {"ids": True},
     "with ids and a bound": {"ids": True, "most": 2},
@@ -140,14 +140,14 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize(("first", "then"), [*pairwise([*WAYS, *WAYS][: len(WAYS) + 1])], ids=str)
+@pytest.mark.parametrize(("first", "then"), [*pairwise([*KINDS, *KINDS][: len(KINDS) + 1])], ids=str)
 def test_ids_that_come_or_go_or_bound_rows_make_no_other_people(
     sqlite_ledger: Ledger, tmp_path: Path, first: str, then: str
 ) -> None:
-    give(sqlite_ledger, tmp_path, "people", **WAYS[first])
-    give(sqlite_ledger, tmp_path, "near", **WAYS[then], changed=True)  # one changed row makes other rows
+    give(sqlite_ledger, tmp_path, "people", **KINDS[first])
+    give(sqlite_ledger, tmp_path, "near", **KINDS[then], changed=True)  # one changed row makes other rows
     with pytest.raises(Conflict, match=r"dataset 'people' of population 'people'.*--allow-shared-rows"):
-        give(sqlite_ledger, tmp_path, "copy", **WAYS[then])
+        give(sqlite_ledger, tmp_path, "copy", **KINDS[then])
 
 
 @pytest.mark.parametrize("ids", [True, False])
@@ -190,7 +190,7 @@ def owned(ledger: Ledger, ids: list[str] | list[int], tmp_path: Path) -> IngestR
     ],
     ids=str,
 )
-def test_ids_that_look_alike_are_counted_and_stay_apart(
+def test_ids_that_look_alike_are_counted_and_stay_separate(
     sqlite_ledger: Ledger, tmp_path: Path, ids: list[str] | list[int], alike: int
 ) -> None:
     report = owned(sqlite_ledger, ids, tmp_path)

@@ -177,12 +177,12 @@ def test_an_object_store_is_believed_no_more_than_a_folder(tmp_path: Path, monke
     }
     with serve() as server:
         server.enter(monkeypatch)
-        for number, (told, (folder, change)) in enumerate(cases.items()):
+        for number, (shown, (folder, change)) in enumerate(cases.items()):
             home, place = folder.parents[2], open_place(server.url(str(number)))
             change(home)
             for path, payload in read_tree(home / "registry").items():
                 place.write(f"registry/{path}", payload, over=None)
-            with pytest.raises(StorageError, match=told) as caught:
+            with pytest.raises(StorageError, match=shown) as caught:
                 Registry(place).load("news")
             assert "\n" not in str(caught.value)
         with pytest.raises(Unavailable, match="at most 10 at once"):

@@ -95,7 +95,7 @@ def counted() -> Iterator[Counter[str]]:
         sa.event.remove(sa.Engine, "before_cursor_execute", count_statement)
 
 
-def asked_of_the_store(counts: Counter[str]) -> dict[str, int]:
+def store_calls(counts: Counter[str]) -> dict[str, int]:
     return {method: count for method, count in counts.items() if method != "statements"}
 
 
@@ -114,14 +114,14 @@ class TestOpening:
                 Workspace.read_only()
             with counted() as writing:
                 Workspace.open()
-            assert asked_of_the_store(reading) == {"names": 1}
-            assert asked_of_the_store(writing) == {"tags": 2}
+            assert store_calls(reading) == {"names": 1}
+            assert store_calls(writing) == {"tags": 2}
             statements.append((reading["statements"], writing["statements"]))
         assert statements[0] == statements[1]
         assert max(statements[0]) <= 25
 
     def test_writes_the_pointer_files_that_a_crash_left_and_reads_no_other(self, opened: Workspace) -> None:
-        name_often(opened, ["told", "moved"])
+        name_often(opened, ["shown", "moved"])
         name_often(opened, ["left"], written=False)
         with opened.ledger.transaction() as connection:
             promote(connection, name="moved", version=1, alias="champion")
@@ -132,7 +132,7 @@ class TestOpening:
         assert workspace.registry.resolve("moved@champion").version == 1
         with counted() as counts:
             Workspace.open()
-        assert asked_of_the_store(counts) == {"tags": 2}
+        assert store_calls(counts) == {"tags": 2}
 
     @pytest.mark.parametrize("point", ["record.committed", "pointer.signed", "pointer.written", "pointer.row_written"])
     def test_finishes_what_a_crash_at_a_point_of_publishing_left(
@@ -153,7 +153,7 @@ class TestOpening:
         assert counts["write"] == {"record.committed": 2, "pointer.signed": 1}.get(point, 0)
         with counted() as counts:
             Workspace.open()
-        assert asked_of_the_store(counts) == {"tags": 2}
+        assert store_calls(counts) == {"tags": 2}
 
     def test_writes_a_pointer_file_anew_that_is_lost_or_changed(self, opened: Workspace) -> None:
         name_often(opened, ["news", "other"])
@@ -171,11 +171,11 @@ class TestOpening:
             connection.exec_driver_sql("DELETE FROM pointer")  # a backup leaves the tags out
         with counted() as counts:
             Workspace.read_only()
-        assert asked_of_the_store(counts) == {"names": 1}
-        for asked in ({"tags": 2, "read": 4}, {"tags": 2}):
+        assert store_calls(counts) == {"names": 1}
+        for requested in ({"tags": 2, "read": 4}, {"tags": 2}):
             with counted() as counts:
                 Workspace.open()
-            assert asked_of_the_store(counts) == asked
+            assert store_calls(counts) == requested
 
 
 class TestReadOnly:

@@ -150,8 +150,8 @@ def _tensors(world: World) -> None:
     _open(world, "reports")
     common = ("--components", "2", "--epsilon", "20")
     for mechanism, delta in (("avn", "0"), ("agn", DELTA)):
-        asked = ("--model", "topics", "--words-at-most", "12", "--delta", delta, "--mechanism", mechanism)
-        world.run("tensor", "fit", "reports", *common, *asked, "--publish", mechanism, *DIRECT)
+        requested = ("--model", "topics", "--words-at-most", "12", "--delta", delta, "--mechanism", mechanism)
+        world.run("tensor", "fit", "reports", *common, *requested, "--publish", mechanism, *DIRECT)
     mixture = ("--model", "mixture", "--clip-norm", "6", "--delta", DELTA)
     world.run("tensor", "fit", "reports", *common, *mixture, "--publish", "centres", *DIRECT)
 
@@ -205,10 +205,10 @@ def _federation(world: World, *, masks: str) -> None:
         return draw
 
     kept: list[bytes] = []
-    ask = Caller.ask
+    original = Caller.call
 
-    def heard(caller: Any, path: str, facts: Any, *others: Any, **more: Any) -> Any:
-        frame = ask(caller, path, facts, *others, **more)
+    def notices(caller: Any, path: str, facts: Any, *others: Any, **more: Any) -> Any:
+        frame = original(caller, path, facts, *others, **more)
         arrays = {name: values.tolist() for name, values in frame.arrays.items()}
         kept.append(repr((caller.name, path, facts, dict(frame.facts), arrays)).encode())
         return frame
@@ -221,7 +221,7 @@ def _federation(world: World, *, masks: str) -> None:
         federation = demo.make_federation(
             world.folder / "federation", 3, features=4, records=RECORDS, rows_of=rows_of, **roster
         )
-    asked = SitesRequest(
+    requested = SitesRequest(
         roster=str(federation.roster),
         publish="joint",
         method="cape_pca",
@@ -233,9 +233,9 @@ def _federation(world: World, *, masks: str) -> None:
     with (
         demo.running(federation),
         demo.aggregator(federation),
-        patch.object(Caller, "ask", heard),
+        patch.object(Caller, "call", notices),
     ):
-        world.call(lambda: run_sites_fit(asked, direct=True), ends="{'artifact': 'joint@1'")
+        world.call(lambda: run_sites_fit(requested, direct=True), ends="{'artifact': 'joint@1'")
     for at, message in enumerate(sorted(kept)):
         world.shown[f"message {at}"] = message
     for log in sorted(federation.folder.glob("*.log")):  # sites answer concurrently, in any order

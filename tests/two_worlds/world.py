@@ -85,8 +85,8 @@ class World:
         name = f"run {self.runs}"
         self.runs += 1
         kept = [each.message for each in warned if not issubclass(each.category, ResourceWarning)]  # from `gc`
-        said = [f"{type(each).__name__}: {each}" for each in kept]
-        self.shown |= {f"{name} ending": "\n".join([ending, *said]).encode()}
+        message = [f"{type(each).__name__}: {each}" for each in kept]
+        self.shown |= {f"{name} ending": "\n".join([ending, *message]).encode()}
         for stream, path in zip(("stdout", "stderr"), output, strict=True):
             self.shown[f"{name} {stream}"] = path.read_bytes()
         if self.first and not ending.startswith(ends):

@@ -24,7 +24,6 @@ from dpca_tasks.mechanisms.completion.ratings import (
     UNIT,
     Centring,
     RatingsProblem,
-    asked_of_users,
     centring,
     check_ratings,
     in_steps,
@@ -33,6 +32,7 @@ from dpca_tasks.mechanisms.completion.ratings import (
     shrunk_offsets,
     solve_items,
     totals_on_grid,
+    user_options,
 )
 from dpca_tasks.privacy.curator import Curator, DisclosingCurator
 from dpca_tasks.queries.item_statistics import ItemStatistics
@@ -120,8 +120,8 @@ def alternate(
         every: dict[str, Any] = (
             {"unobserved": unobserved * (factors.T @ factors), "gram_share": 0.2} if unobserved else {}
         )
-        asked = ItemStatistics(
-            **asked_of_users(problem, centred),
+        requested = ItemStatistics(
+            **user_options(problem, centred),
             bits=BITS,
             offsets=offsets,
             factors=in_steps(factors),
@@ -135,7 +135,7 @@ def alternate(
             outer_share=0.5,
             **every,
         )
-        parts = curator.disclose_parts(curator.with_stored_inputs(asked))
+        parts = curator.disclose_parts(curator.with_stored_inputs(requested))
         weighted = parts["weighted"].reshape(problem.n_features, rank)
         shared = unobserved * parts["gram"] if unobserved else None
         factors = on_grid(solve_items(parts["outer"], weighted, ridge=ridge, shared=shared))

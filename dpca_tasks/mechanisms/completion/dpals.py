@@ -23,7 +23,6 @@ from dpca_tasks.mechanisms.completion.ratings import (
     UNIT,
     Centring,
     RatingsProblem,
-    asked_of_users,
     average_query,
     centring,
     check_moment,
@@ -38,6 +37,7 @@ from dpca_tasks.mechanisms.completion.ratings import (
     solve_rounds,
     start_query,
     totals_query,
+    user_options,
 )
 from dpca_tasks.noise.distributions import Gaussian, JointGaussian, check_tail, grid_bits
 from dpca_tasks.privacy.curator import Curator, TiledAnswer
@@ -115,14 +115,14 @@ def with_published_rounds(
             "calibration=paper is stated for a removed user, not for replace_one, which moves both sums of a round "
             "further; use calibration=tight."
         )
-    asked = Settings(
+    requested = Settings(
         epsilon=target.epsilon,
         delta=target.delta,
         relation=problem.relation,
         n_components=problem.most,
         steps=len(noises.rounds),
     )
-    one = JointGaussian(noise_multiplier=math.nextafter(FORMULAS["dpals"].noise(asked) / scale, math.inf))
+    one = JointGaussian(noise_multiplier=math.nextafter(FORMULAS["dpals"].noise(requested) / scale, math.inf))
     return dataclasses.replace(noises, rounds=(one,) * len(noises.rounds))
 
 
@@ -296,7 +296,7 @@ class Dpals:
             )
             factors[out_of_use] = 0.0
         for noise in noises.rounds:
-            asked = self._query(
+            requested = self._query(
                 problem,
                 target,
                 bits=plan.bits,
@@ -306,7 +306,7 @@ class Dpals:
                 priorities=priorities,
                 weights=weights,
             )
-            query = curator.with_stored_inputs(asked)
+            query = curator.with_stored_inputs(requested)
             answer = curator.release_tiles(query, noise)
             last = [*last, (noise.noise_multiplier**-2, answer)][-self.pooled :]
             std = query.parts["outer"].scale * query.parts["outer"].unit
@@ -416,7 +416,7 @@ class Dpals:
         gram = GRAM_SHARE if self.unobserved else 0.0
         outer = OUTER_SHARE if self.calibration == "tight" else PAPER_SHARE
         return ItemStatistics(
-            **asked_of_users(problem, centred or self._centring(problem)),
+            **user_options(problem, centred or self._centring(problem)),
             bits=bits,
             offsets=none if offsets is None else offsets,
             factors=steps,

@@ -127,7 +127,7 @@ class Dpfw:
         query = self._query(problem, bits=plan.bits)
         directions, gains = np.zeros((0, problem.n_features)), np.zeros(0)
         for _ in range(self._rounds(plan.target)):
-            asked = moment_query(
+            requested = moment_query(
                 problem,
                 centred,
                 bits=plan.bits,
@@ -137,7 +137,7 @@ class Dpfw:
                 directions=directions,
                 gains=gains,
             )
-            moment = curator.release_parts(curator.with_stored_inputs(asked), noise)["moment"]
+            moment = curator.release_parts(curator.with_stored_inputs(requested), noise)["moment"]
             direction = leading_factors(moment, 1, passes=0)[:, 0]
             strength = max(float(direction @ moment @ direction), query.row_norm**2)
             directions = np.vstack([directions, direction])
@@ -169,7 +169,7 @@ class Dpfw:
             return self.rounds
         return 8 if target.epsilon <= LOW_EPSILON else 16
 
-    def _asked(self, problem: RatingsProblem, target: PrivacyTarget) -> Settings:
+    def _requested(self, problem: RatingsProblem, target: PrivacyTarget) -> Settings:
         rounds = self._rounds(target)
         return Settings(epsilon=target.epsilon, delta=target.delta, relation=problem.relation, steps=rounds)
 
@@ -177,7 +177,7 @@ class Dpfw:
         """Return the noise of the totals, if any, and of each round."""
         if self.calibration == "paper":
             (part,) = self._query(problem, bits=1).parts.values()
-            printed = published_noise(self.name, self._asked(problem, target)) / part.bound
+            printed = published_noise(self.name, self._requested(problem, target)) / part.bound
             return None, JointGaussian(noise_multiplier=math.nextafter(printed, math.inf))
         share = Fraction(self.totals_share) if self.offsets else Fraction(0)
         each = joint_noise(target, (1 - share) / self._rounds(target))

@@ -118,7 +118,7 @@ def centring(problem: RatingsProblem, *, centre: float | None, user_means: bool,
     return Centring(centre=middle, prior=prior if user_means else math.inf)
 
 
-def asked_of_users(problem: RatingsProblem, centred: Centring) -> dict[str, Any]:
+def user_options(problem: RatingsProblem, centred: Centring) -> dict[str, Any]:
     """Return the parameters that all queries of ratings share, by name."""
     return {
         "n_features": problem.n_features,
@@ -149,7 +149,7 @@ def totals_query(problem: RatingsProblem, centred: Centring, noise: JointGaussia
 def totals_on_grid(problem: RatingsProblem, centred: Centring, *, bits: int) -> ItemTotals:
     """Return the query for totals of items on a grid."""
     return ItemTotals(
-        **asked_of_users(problem, centred),
+        **user_options(problem, centred),
         bits=bits,
         offsets=np.zeros(problem.n_features),
         bound=2.0 * SPREAD * (problem.high - problem.low),
@@ -193,7 +193,7 @@ def average_query(problem: RatingsProblem, noise: JointGaussian) -> UserMeans:
 
     def query(bits: int) -> UserMeans:
         return UserMeans(
-            **asked_of_users(problem, around),
+            **user_options(problem, around),
             bits=bits,
             offsets=np.zeros(problem.n_features),
             count_share=NUMBER_SHARE,
@@ -355,7 +355,7 @@ def moment_query(
     """
     columns = np.zeros((problem.n_features, 0)) if directions is None else directions.T
     return RatingMoment(
-        **asked_of_users(problem, centred),
+        **user_options(problem, centred),
         bits=bits,
         offsets=np.zeros(problem.n_features) if offsets is None else offsets,
         directions=in_steps(columns),

@@ -41,7 +41,7 @@ type Array = NDArray[np.float64]
 
 FINEST = 13
 """The finest grid around a mean; rows around the origin use the same grid."""
-_TOLD = 2.0  # standard deviations by which a denominator must exceed 0
+_VISIBLE = 2.0  # standard deviations by which a denominator must exceed 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,7 +152,7 @@ def estimated_share(sums: Array, *, std: float, n_components: int) -> dict[str, 
 def _ratio(held: float, rest: float, *, std: float, draws: int) -> tuple[float | None, float | None]:
     """Return ``held / (held + rest)`` and its std, where ``held`` contains the noise of ``draws`` sums."""
     whole = held + rest
-    if not whole > _TOLD * std * math.sqrt(draws + 1.0):
+    if not whole > _VISIBLE * std * math.sqrt(draws + 1.0):
         return None, None
     ratio = held / whole
     spread = std / whole * math.sqrt(draws * (1.0 - ratio) ** 2 + ratio**2)

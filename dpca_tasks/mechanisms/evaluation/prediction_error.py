@@ -25,7 +25,7 @@ type Array = NDArray[np.float64]
 
 FINEST = 20
 _FACTOR_BITS = 24
-_TOLD = 2.0  # standard deviations by which the number of users must exceed 0
+_VISIBLE = 2.0  # standard deviations by which the number of users must exceed 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +146,7 @@ def estimated_scores(sums: Array, *, std: float, width: float) -> dict[str, floa
     """
     errors, recall, ndcg, users = (float(each) for each in sums)
     found: dict[str, float | None] = dict.fromkeys(("rmse", "rmse_std", "recall", "recall_std", "ndcg", "ndcg_std"))
-    if users > _TOLD * std:
+    if users > _VISIBLE * std:
         square = min(max(errors / users, 0.0), 1.0)
         found["rmse"] = width * math.sqrt(square)
         if square > 0.0:

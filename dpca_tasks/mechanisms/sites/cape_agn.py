@@ -20,14 +20,14 @@ from dpca_tasks.mechanisms.base import Components, Plan, PrivacyTarget, check_ta
 from dpca_tasks.mechanisms.sites.joint_plan import (
     Cape,
     JointPlan,
+    Membership,
     Parties,
-    Seats,
     charged,
     check_public,
     check_sites,
+    membership_of,
     noise_of,
     pooled,
-    seats_of,
     shared_roster,
     weighted_scale,
 )
@@ -38,7 +38,7 @@ from dpca_tasks.mechanisms.tensors.tensor_releases import (
     Eigenspace,
     TensorProblem,
     TensorReleases,
-    asked_along,
+    product_along,
 )
 from dpca_tasks.privacy.request import in_data_units
 from dpca_tasks.queries.base import RowSum
@@ -92,7 +92,7 @@ class CapeAgn:
         targets: Sequence[PrivacyTarget],
         *,
         session: str,
-        seats: Seats | None = None,
+        membership: Membership | None = None,
     ) -> JointPlan:
         """Plan a share of the noise of both rounds at each site."""
         check_model(problems)
@@ -102,9 +102,9 @@ class CapeAgn:
         for problem, target in zip(problems, targets, strict=True):
             check_target(problem, target)
         cape = Cape(sites=len(problems), colluders=self.colluders, dropouts=self.dropouts)
-        seats = seats_of(problems, seats)
-        steps = ROUNDS * seats.attempts
-        roster = shared_roster(session, problems, targets, seats=seats, cape=cape, steps=steps)
+        membership = membership_of(problems, membership)
+        steps = ROUNDS * membership.attempts
+        roster = shared_roster(session, problems, targets, membership=membership, cape=cape, steps=steps)
         coarse = releases.moment_query(bits=1)
         bits = share_bits(roster, sensitivity=coarse.sensitivity("l2"), degree=coarse.degree)
         core_bits(roster)  # refuses a core that has no grid before anything is charged
@@ -169,10 +169,10 @@ class CapeAgn:
         space = releases.space(matrix, std=std)
         second = parties.open(releases.core_query(space, bits=core_bits(plan.roster)), roster=first.roster, index=1)
         core = in_data_units(second.total, second.query) * (counted(first.roster) / counted(second.roster))
-        asked = asked_along(second.query, space)
-        if not is_same(asked, space):
-            asked, core = turned(asked, core, matrix, n_records=counted(first.roster))
-        return releases.components_from(core, asked)
+        requested = product_along(second.query, space)
+        if not is_same(requested, space):
+            requested, core = turned(requested, core, matrix, n_records=counted(first.roster))
+        return releases.components_from(core, requested)
 
     def _of(self, problem: TensorProblem) -> TensorReleases:
         return TensorReleases(
@@ -187,7 +187,7 @@ class CapeAgn:
         return Eigenspace(
             values=np.zeros(directions.shape[1]),
             directions=directions / 2.0**DIRECTION_BITS,
-            asked=self.n_components,
+            requested=self.n_components,
             floor=0.0,
             noise_variance=noise_variance,
         )
@@ -208,11 +208,11 @@ def check_orthonormal(directions: NDArray[np.int64]) -> None:
     """
     columns = directions / 2.0**DIRECTION_BITS
     with one_thread():
-        apart = np.abs(columns.T @ columns - np.eye(columns.shape[1])).max()
-    if not apart <= 2.0 ** (1 - DIRECTION_BITS) * math.sqrt(len(columns)):
+        deviation = np.abs(columns.T @ columns - np.eye(columns.shape[1])).max()
+    if not deviation <= 2.0 ** (1 - DIRECTION_BITS) * math.sqrt(len(columns)):
         raise InvalidInput(
-            f"the directions of the second round differ from orthonormal columns by {apart:.3g}, more than rounding "
-            "explains; send the planned request."
+            f"the directions of the second round differ from orthonormal columns by {deviation:.3g}, more than "
+            "rounding explains; send the planned request."
         )
 
 
@@ -227,10 +227,8 @@ def check_variance(problem: TensorProblem, given: NDArray[np.float64]) -> float:
     value, declared = given.item(), problem.noise_variance
     most = problem.unit / problem.n_features
     if value != declared if declared is not None else not 0 <= value <= most * (1 + _NEAR):
-        stated = (
-            f"at most {most:.6g}, the limit for points of norm clip_norm" if declared is None else f"{declared:.6g}"
-        )
-        raise InvalidInput(f"noise_variance={value:.6g} must be {stated}; send the planned request.")
+        rule = f"at most {most:.6g}, the limit for points of norm clip_norm" if declared is None else f"{declared:.6g}"
+        raise InvalidInput(f"noise_variance={value:.6g} must be {rule}; send the planned request.")
     return float(value)
 
 

@@ -15,15 +15,15 @@ from dpca_tasks.mechanisms.released_moment import decompose, moment_query, plan_
 from dpca_tasks.mechanisms.sites.joint_plan import (
     Cape,
     JointPlan,
+    Membership,
     Parties,
-    Seats,
     charged,
     check_public,
     check_sites,
+    membership_of,
     moment_of_total,
     noise_of,
     pooled,
-    seats_of,
     shared_roster,
     weighted_scale,
 )
@@ -71,15 +71,15 @@ class CapePca:
         targets: Sequence[PrivacyTarget],
         *,
         session: str,
-        seats: Seats | None = None,
+        membership: Membership | None = None,
     ) -> JointPlan:
         """Plan one share of the noise at each site."""
         check_sites(problems)
         for problem, target in zip(problems, targets, strict=True):
             check_request(problem, target, n_components=self.n_components)
         cape = Cape(sites=len(problems), colluders=self.colluders, dropouts=self.dropouts)
-        seats = seats_of(problems, seats)
-        roster = shared_roster(session, problems, targets, seats=seats, cape=cape, steps=seats.attempts)
+        membership = membership_of(problems, membership)
+        roster = shared_roster(session, problems, targets, membership=membership, cape=cape, steps=membership.attempts)
         coarse = moment_query(problems[0], bits=1)
         bits = share_bits(roster, sensitivity=coarse.sensitivity("l2"), degree=coarse.degree)
         noise = Symmetric(noise_multiplier=cape.noise(scale=weighted_scale(roster)).total_std)
@@ -91,7 +91,7 @@ class CapePca:
                 problem=problem,
                 target=target,
                 noise_multiplier=member.noise_multiplier,
-                event=charged(member.noise_multiplier, steps=seats.attempts),
+                event=charged(member.noise_multiplier, steps=membership.attempts),
             )
             for problem, target, member in zip(problems, targets, roster.members, strict=True)
         ]

@@ -28,12 +28,12 @@ from dpca_tasks.mechanisms.noisy_products import (
 from dpca_tasks.mechanisms.sites.joint_plan import (
     Cape,
     JointPlan,
+    Membership,
     Parties,
-    Seats,
     check_public,
     check_sites,
+    membership_of,
     pooled,
-    seats_of,
     shared_roster,
     weighted_scale,
 )
@@ -81,7 +81,7 @@ class DpsPcaOfSites:
         targets: Sequence[PrivacyTarget],
         *,
         session: str,
-        seats: Seats | None = None,
+        membership: Membership | None = None,
     ) -> JointPlan:
         """Plan a share of each round's noise at each site."""
         check_sites(problems)
@@ -95,9 +95,9 @@ class DpsPcaOfSites:
             message_clip=self.message_clip,
         )
         cape = Cape(sites=len(problems), colluders=self.colluders, dropouts=self.dropouts)
-        seats = seats_of(problems, seats)
-        steps = self.iterations * seats.attempts
-        roster = shared_roster(session, problems, targets, seats=seats, cape=cape, steps=steps)
+        membership = membership_of(problems, membership)
+        steps = self.iterations * membership.attempts
+        roster = shared_roster(session, problems, targets, membership=membership, cape=cape, steps=steps)
         together = pooled(problems)
         noise = Gaussian(noise_multiplier=cape.noise(scale=weighted_scale(roster)).total_std)
         std = product_noise(together, noise, width=self.n_components, rate=1.0, message_clip=self.message_clip)

@@ -17,7 +17,7 @@ and no one has all the keys.
 *Plan*. A `JointPlan` has one plan for each charged site, and a roster if the sites share noise.
 
 *Sites in this process*. Each site has a curator and masks. Sites are named by position, 0000, 0001 and so on, unless
-their `Seats` name them. A dealer in this process distributes new seeds of the masks in each run. The noise, which
+their `Membership` name them. A dealer in this process distributes new seeds of the masks in each run. The noise, which
 provides the guarantee, does not depend on these seeds.
 """
 
@@ -34,7 +34,7 @@ from dpca_tasks.accounting.calibration import gaussian_epsilon, gaussian_noise_m
 from dpca_tasks.accounting.closed_brackets import least_noise, usual_colluders, view_mu
 from dpca_tasks.errors import InvalidInput
 from dpca_tasks.mechanisms.base import Calibration, Components, Plan, PrivacyTarget, Problem, Subspace, Terms
-from dpca_tasks.mechanisms.released_moment import Moment, stated_noise
+from dpca_tasks.mechanisms.released_moment import Moment, measured_noise
 from dpca_tasks.mechanisms.tensors.tensor_releases import TensorProblem
 from dpca_tasks.noise.keystream import normals, subkey
 from dpca_tasks.privacy.curator import Curator, Site
@@ -216,7 +216,7 @@ type NoisedPart = Callable[[Curator, Plan], NDArray[np.float64]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seats:
+class Membership:
     """Public facts of a roster that do not depend on any dataset.
 
     Parameters
@@ -281,7 +281,7 @@ class SitesMechanism(Protocol):
         targets: Sequence[PrivacyTarget],
         *,
         session: str,
-        seats: Seats | None = None,
+        membership: Membership | None = None,
     ) -> JointPlan:
         """Compute noise and events from the public facts of all sites; ``session`` is unique to this joint release."""
 
@@ -370,7 +370,7 @@ def moment_of_total(matrix: NDArray[np.float64], total: Plan, *, bits: int) -> M
     """
     assert total.moment_std is not None
     unit = total.problem.clip_norm**2
-    noise = stated_noise(total.problem, law="isometric", std=total.moment_std * unit, step=unit / 4.0**bits)
+    noise = measured_noise(total.problem, law="isometric", std=total.moment_std * unit, step=unit / 4.0**bits)
     return Moment(matrix=matrix, released=matrix, noise=noise)
 
 
@@ -425,7 +425,7 @@ class LocalParties:
         return [part(curator, plan) for curator, plan in zip(self.curators, plans, strict=True)]
 
 
-def seats_of(problems: Sequence[Terms], seats: Seats | None) -> Seats:
+def membership_of(problems: Sequence[Terms], membership: Membership | None) -> Membership:
     """Return the seats of the sites, named by position if none are given.
 
     Raises
@@ -433,11 +433,13 @@ def seats_of(problems: Sequence[Terms], seats: Seats | None) -> Seats:
     InvalidInput
         When there is not one seat for each site.
     """
-    if seats is None:
-        return Seats(names=tuple(f"{at:04d}" for at in range(len(problems))))
-    if len(seats.names) != len(problems):
-        raise InvalidInput(f"{len(problems)} sites need as many names (got {len(seats.names)}); name each site once.")
-    return seats
+    if membership is None:
+        return Membership(names=tuple(f"{at:04d}" for at in range(len(problems))))
+    if len(membership.names) != len(problems):
+        raise InvalidInput(
+            f"{len(problems)} sites need as many names (got {len(membership.names)}); name each site once."
+        )
+    return membership
 
 
 def shared_roster(
@@ -445,7 +447,7 @@ def shared_roster(
     problems: Sequence[Terms],
     targets: Sequence[PrivacyTarget],
     *,
-    seats: Seats,
+    membership: Membership,
     cape: Cape,
     steps: int,
 ) -> Roster:
@@ -457,14 +459,16 @@ def shared_roster(
             noise_multiplier=gaussian_noise_multiplier(epsilon=target.epsilon, delta=target.delta, releases=steps),
             weight=weight,
         )
-        for name, weight, problem, target in zip(seats.names, seats.all_weights, problems, targets, strict=True)
+        for name, weight, problem, target in zip(
+            membership.names, membership.all_weights, problems, targets, strict=True
+        )
     ]
     return Roster(
         session=session,
         members=tuple(members),
         colluders=cape.tolerated,
         dropouts=cape.dropouts,
-        attempts=seats.attempts,
+        attempts=membership.attempts,
     )
 
 

@@ -25,14 +25,14 @@ from dpca_tasks.mechanisms.released_moment import (
     plan_moment,
 )
 from dpca_tasks.mechanisms.sites.cape_agn import ROUNDS, check_model
-from dpca_tasks.mechanisms.sites.joint_plan import JointPlan, Parties, Seats, check_sites, moment_of_total, pooled
+from dpca_tasks.mechanisms.sites.joint_plan import JointPlan, Membership, Parties, check_sites, moment_of_total, pooled
 from dpca_tasks.mechanisms.tensors.tensor_releases import (
     POINT_FACTOR,
     SCORE_FACTOR,
     TensorProblem,
     TensorReleases,
-    asked_along,
     plan_releases,
+    product_along,
 )
 from dpca_tasks.noise.distributions import Cube, Symmetric
 from dpca_tasks.privacy.curator import Curator
@@ -63,7 +63,7 @@ class Conv:
         targets: Sequence[PrivacyTarget],
         *,
         session: str,
-        seats: Seats | None = None,
+        membership: Membership | None = None,
     ) -> JointPlan:
         """Plan one release at each site; the sites need no common session."""
         return _plan(self.name, problems, targets, n_components=self.n_components)
@@ -146,7 +146,7 @@ class Local(Conv):
         targets: Sequence[PrivacyTarget],
         *,
         session: str,
-        seats: Seats | None = None,
+        membership: Membership | None = None,
     ) -> JointPlan:
         """Plan one release at the first site, which needs no session."""
         check_sites(problems)
@@ -213,7 +213,7 @@ class ConvAgn:
         targets: Sequence[PrivacyTarget],
         *,
         session: str,
-        seats: Seats | None = None,
+        membership: Membership | None = None,
     ) -> JointPlan:
         """Plan both releases at each used site; the sites need no common session."""
         check_model(problems)
@@ -247,16 +247,16 @@ class ConvAgn:
 
         std = releases.moment_std(noise_multiplier=plan.total.noise_multiplier)
         space = releases.space(np.sum(parties.noised_parts(moment, plan.sites), axis=0), std=std)
-        asked: list[RowSum] = []
+        requested: list[RowSum] = []
 
         def core(curator: Curator, site: Plan) -> NDArray[np.float64]:
             bits = releases.core_bits(noise_multiplier=site.noise_multiplier)
             query = curator.with_stored_inputs(releases.core_query(space, bits=bits))
-            asked.append(query)
+            requested.append(query)
             return curator.release(query, Cube(noise_multiplier=site.noise_multiplier))
 
         total = np.sum(parties.noised_parts(core, plan.sites), axis=0)
-        return releases.components_from(total, asked_along(asked[0], space))
+        return releases.components_from(total, product_along(requested[0], space))
 
     def _of(self, problem: TensorProblem) -> TensorReleases:
         return TensorReleases(

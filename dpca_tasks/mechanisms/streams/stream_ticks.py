@@ -62,8 +62,8 @@ def plan_stream(problem: Problem, target: PrivacyTarget, *, weights: Weights, ti
     )
     scale = noise.noise_multiplier * coarse.sensitivity(noise.norm)
     bits = grid_bits(noise_std=max(scale, 1.0) * 2.0**weights.bits, degree=coarse.degree)
-    unit, beside = coarse.unit / problem.clip_norm**2, scale * noise.beside
-    last = beside * unit * float(np.linalg.norm(coefficients(weights, kept=range(1, ticks + 1))))
+    unit, off_diagonal = coarse.unit / problem.clip_norm**2, scale * noise.off_diagonal
+    last = off_diagonal * unit * float(np.linalg.norm(coefficients(weights, kept=range(1, ticks + 1))))
     level = last * least_visible(problem.n_features)
     return Plan(
         mechanism=NAME,
@@ -78,7 +78,7 @@ def plan_stream(problem: Problem, target: PrivacyTarget, *, weights: Weights, ti
         ),
         noise_edge=semicircle_edge(problem.n_features, std=last),
         moment_noise="isometric",
-        moment_std=beside * unit,
+        moment_std=off_diagonal * unit,
         level=level,
     )
 

@@ -25,7 +25,7 @@ from dpca_tasks.errors import InvalidInput, Refused
 from dpca_tasks.mechanisms.base import Calibration, Plan, PrivacyTarget, Problem, Subspace, check_request
 from dpca_tasks.mechanisms.eigenpairs import block_width, leading_eigenpairs_of
 from dpca_tasks.mechanisms.noisy_products import Centre, start_directions
-from dpca_tasks.mechanisms.registered import APART
+from dpca_tasks.mechanisms.registered import SEPARATE
 from dpca_tasks.mechanisms.released_moment import decompose, moment_query, noise_facts, plan_moment, release_moment
 from dpca_tasks.mechanisms.released_rounds import SHARES, plan_rounds, planned_rounds, release_rounds
 from dpca_tasks.noise.distributions import Symmetric, UpperTriangle
@@ -132,8 +132,8 @@ class AnalyzeGauss:
     n_components: int
     calibration: Calibration = "tight"
     form: Literal["auto", "dense", "operator"] = "auto"
-    rounds: int | Literal["auto"] = field(default="auto", metadata=APART)
-    serves_all: bool = field(default=False, metadata=APART)
+    rounds: int | Literal["auto"] = field(default="auto", metadata=SEPARATE)
+    serves_all: bool = field(default=False, metadata=SEPARATE)
 
     name: ClassVar[str] = "analyze_gauss"
 
@@ -146,8 +146,8 @@ class AnalyzeGauss:
         if self.calibration == "tight":
             multiplier = gaussian_noise_multiplier(epsilon=target.epsilon, delta=target.delta)
             return self._plan(problem, target, multiplier)
-        asked = Settings(epsilon=target.epsilon, delta=target.delta, relation=problem.relation)
-        multiplier = published_noise(self.name, asked)
+        requested = Settings(epsilon=target.epsilon, delta=target.delta, relation=problem.relation)
+        multiplier = published_noise(self.name, requested)
         return self._plan(problem, target, multiplier)
 
     def run(self, curator: Curator, plan: Plan) -> Subspace:

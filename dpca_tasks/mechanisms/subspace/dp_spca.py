@@ -203,8 +203,8 @@ class DpSpca:
         """Return the least printed noise whose lemma covers ``steps`` steps of one row on as many records."""
         if self.form != "one_row":
             raise Refused("calibration=paper is stated for one row a step; set form=one_row, or use calibration=tight.")
-        asked = Settings(epsilon=target.epsilon, delta=target.delta, n_records=steps, steps=steps, mix=self.mu)
-        return published_noise(self.name, asked)
+        requested = Settings(epsilon=target.epsilon, delta=target.delta, n_records=steps, steps=steps, mix=self.mu)
+        return published_noise(self.name, requested)
 
     def _schedule(self, problem: Problem) -> tuple[float, int]:
         if self.form == "batches":

@@ -121,14 +121,14 @@ class DpsPca:
     def _plan_rounds(self, problem: Problem, target: PrivacyTarget) -> Plan:
         clip = self._clip(problem)
         if self.calibration == "paper":
-            asked = Settings(
+            requested = Settings(
                 epsilon=target.epsilon,
                 delta=target.delta,
                 relation=problem.relation,
                 n_components=self.n_components,
                 steps=self.iterations,
             )
-            multiplier = published_noise("dps_pca_of_one_owner", asked) / product_distance(
+            multiplier = published_noise("dps_pca_of_one_owner", requested) / product_distance(
                 problem.relation, n_components=self.n_components
             )
         else:

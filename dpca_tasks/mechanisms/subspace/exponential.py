@@ -132,8 +132,8 @@ class Exponential:
     def _noise(self, target: PrivacyTarget, problem: Problem) -> DirectionMechanism:
         kind = Peeling if self.sampler == "peeling" else GibbsChain
         if self.calibration == "paper":
-            asked = Settings(epsilon=target.epsilon, relation=problem.relation)
-            real = FORMULAS[self.name].event(asked)["epsilon"]
+            requested = Settings(epsilon=target.epsilon, relation=problem.relation)
+            real = FORMULAS[self.name].event(requested)["epsilon"]
             return kind(n_components=self.n_components, epsilon=real, delta=0.0)
         return kind(n_components=self.n_components, epsilon=target.epsilon, delta=target.delta)
 

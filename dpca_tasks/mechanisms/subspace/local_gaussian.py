@@ -64,8 +64,8 @@ class LocalGaussian:
         if self.calibration == "tight":
             multiplier = gaussian_noise_multiplier(epsilon=target.epsilon, delta=target.delta)
         else:
-            asked = Settings(epsilon=target.epsilon, delta=target.delta, relation=problem.relation)
-            multiplier = published_noise(self.name, asked) / SQRT_2_UP
+            requested = Settings(epsilon=target.epsilon, delta=target.delta, relation=problem.relation)
+            multiplier = published_noise(self.name, requested) / SQRT_2_UP
             real = gaussian_epsilon(noise_multiplier=multiplier, delta=target.delta)
             if real > target.epsilon:
                 raise Refused(
@@ -79,7 +79,7 @@ class LocalGaussian:
         everyone = math.sqrt(problem.records_at_most)
         bits = grid_bits(noise_std=noise.noise_multiplier * SQRT_2_UP * everyone, degree=coarse.degree)
         std = noise.noise_multiplier * coarse.sensitivity("l2") * everyone * coarse.unit / problem.clip_norm**2
-        level = std * noise.beside * least_visible(problem.n_features)
+        level = std * noise.off_diagonal * least_visible(problem.n_features)
         return Plan(
             mechanism=self.name,
             problem=problem,
@@ -89,7 +89,7 @@ class LocalGaussian:
             event=noise.event,
             notes=forecast(problem, n_components=self.n_components, level=level).warnings()
             + grid_warnings(problem, bits=bits),
-            noise_edge=semicircle_edge(problem.n_features, std=std * noise.beside),
+            noise_edge=semicircle_edge(problem.n_features, std=std * noise.off_diagonal),
             level=level,
             printed=self.calibration == "paper",
         )

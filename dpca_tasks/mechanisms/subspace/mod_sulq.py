@@ -82,7 +82,7 @@ def _paper_std(problem: Problem, target: PrivacyTarget) -> float:
             f"center={problem.center} releases mean and count too, for which calibration=paper prints no noise; "
             "use calibration=tight, or center=none."
         )
-    asked = Settings(
+    requested = Settings(
         epsilon=target.epsilon, delta=target.delta, relation=problem.relation, n_features=problem.n_features
     )
-    return published_noise("mod_sulq", asked)
+    return published_noise("mod_sulq", requested)

@@ -11,7 +11,7 @@ from typing import ClassVar
 from dpca_tasks.accounting import events
 from dpca_tasks.errors import Refused
 from dpca_tasks.mechanisms.base import NO_GUARANTEE, Plan, PrivacyTarget, Problem, Subspace, check_shape
-from dpca_tasks.mechanisms.released_moment import decompose, moment_from, moment_query, stated_noise
+from dpca_tasks.mechanisms.released_moment import decompose, measured_noise, moment_from, moment_query
 from dpca_tasks.privacy.curator import Curator, DisclosingCurator
 
 BITS = 14
@@ -75,5 +75,5 @@ class NonPrivate:
         if not isinstance(curator, DisclosingCurator):
             raise Refused("this curator releases noisy answers only; non_private needs a DisclosingCurator.")
         exact = curator.disclose(moment_query(plan.problem, bits=plan.bits))
-        noise = stated_noise(plan.problem, law="isometric", std=0.0, step=0.0)
+        noise = measured_noise(plan.problem, law="isometric", std=0.0, step=0.0)
         return decompose(moment_from(exact, plan.problem, noise=noise), n_components=self.n_components)

@@ -78,9 +78,9 @@ class SmoothSensitivity(OnEigenpairs):
                 raise InvalidInput(
                     "calibration=paper is for noise=gaussian or cauchy; spherical_t has one calibration, tight."
                 )
-            asked, printed = Settings(epsilon=target.epsilon, delta=target.delta), f"smooth_{self.noise}"
-            if FORMULAS[printed].broken(asked):
-                raise refusal(printed, asked)
+            requested, printed = Settings(epsilon=target.epsilon, delta=target.delta), f"smooth_{self.noise}"
+            if FORMULAS[printed].broken(requested):
+                raise refusal(printed, requested)
         first = self._first(problem, target)
         noise = self._noise(problem, first.rest)
         return self.plan_directions(

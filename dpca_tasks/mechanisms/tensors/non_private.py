@@ -16,7 +16,7 @@ from dpca_tasks.mechanisms.tensors.tensor_releases import (
     SCORE_FACTOR,
     TensorProblem,
     TensorReleases,
-    asked_along,
+    product_along,
 )
 from dpca_tasks.privacy.curator import Curator, DisclosingCurator
 
@@ -87,7 +87,7 @@ class NonPrivate:
         releases = self._releases(plan.problem)
         space = releases.space(curator.disclose(releases.moment_query(bits=plan.bits)), std=0.0)
         query = curator.with_stored_inputs(releases.core_query(space, bits=CORE_BITS))
-        return releases.components_from(curator.disclose(query), asked_along(query, space))
+        return releases.components_from(curator.disclose(query), product_along(query, space))
 
     def _releases(self, problem: TensorProblem) -> TensorReleases:
         return TensorReleases(

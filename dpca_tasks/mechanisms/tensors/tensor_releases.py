@@ -142,7 +142,7 @@ class Eigenspace:
         already subtracted.
     directions : float64 array of shape (D, K')
         U, the eigenvectors as columns.
-    asked : int
+    requested : int
         K, the number of requested components; ``K' <= K``.
     floor : float
         The value that eigenvalues had to exceed.
@@ -152,7 +152,7 @@ class Eigenspace:
 
     values: Array
     directions: Array
-    asked: int
+    requested: int
     floor: float
     noise_variance: float | None = None
 
@@ -221,7 +221,7 @@ def components_of(core: Array, space: Eigenspace, *, model: ComponentModel) -> C
     Returns
     -------
     Components
-        By falling weight. ``outcome`` has three numbers of components: the requested ones (``asked``), the ones
+        By falling weight. ``outcome`` has three numbers of components: the requested ones (``requested``), the ones
         ``above`` the noise of the second moment (its ``floor``), and the ones ``found`` in the third moment. ``failed``
         is whether no component was above the noise.
     """
@@ -245,7 +245,7 @@ def components_of(core: Array, space: Eigenspace, *, model: ComponentModel) -> C
         noise_variance=space.noise_variance,
         eigenvalues=space.values,
         outcome={
-            "asked": space.asked,
+            "requested": space.requested,
             "above": space.above,
             "found": len(order),
             "floor": float(space.floor),
@@ -259,7 +259,7 @@ def _above(values: Array, rows: Array, *, floor: float, noise_variance: float | 
     return Eigenspace(
         values=values[:kept],
         directions=rows[:kept].T,
-        asked=len(values),
+        requested=len(values),
         floor=floor,
         noise_variance=noise_variance,
     )
@@ -403,9 +403,9 @@ class TensorReleases:
     def moment_query(self, *, bits: int) -> WordPairs | SecondMoment:
         """Return the query of the second moment: of pairs of words, or of clipped points."""
         if self.problem.model == "topics":
-            return WordPairs(**self._asked(bits), words_at_most=self._words_at_most)
+            return WordPairs(**self._requested(bits), words_at_most=self._words_at_most)
         assert self.problem.clip_norm is not None
-        return SecondMoment(**self._asked(bits), clip_norm=self.problem.clip_norm)
+        return SecondMoment(**self._requested(bits), clip_norm=self.problem.clip_norm)
 
     def moment_bits(self, *, noise_multiplier: float) -> int:
         """Return the finest grid of the second moment that is safe for noise of a std relative to sensitivity."""
@@ -448,9 +448,9 @@ class TensorReleases:
         """Return the query of the core along the directions of a released second moment."""
         directions = on_direction_grid(space.directions)
         if space.noise_variance is None:
-            return WordTriples(**self._asked(bits), directions=directions, words_at_most=self._words_at_most)
+            return WordTriples(**self._requested(bits), directions=directions, words_at_most=self._words_at_most)
         return PointTriples(
-            **self._asked(bits),
+            **self._requested(bits),
             directions=directions,
             noise_variance=space.noise_variance,
             score_norm=self.score_norm(space),
@@ -492,7 +492,7 @@ class TensorReleases:
         assert self.problem.words_at_most is not None
         return self.problem.words_at_most
 
-    def _asked(self, bits: int) -> dict[str, Any]:
+    def _requested(self, bits: int) -> dict[str, Any]:
         return {"n_features": self.problem.n_features, "relation": self.problem.relation, "bits": bits}
 
 
@@ -534,10 +534,10 @@ def run_releases(
     space = releases.space(matrix, std=releases.moment_std(noise_multiplier=over))
     bits = releases.core_bits(noise_multiplier=_largest(core, releases.components))
     query = curator.with_stored_inputs(releases.core_query(space, bits=bits))
-    return releases.components_from(curator.release(query, core), asked_along(query, space))
+    return releases.components_from(curator.release(query, core), product_along(query, space))
 
 
-def asked_along(query: RowSum, space: Eigenspace) -> Eigenspace:
+def product_along(query: RowSum, space: Eigenspace) -> Eigenspace:
     """Return an eigenspace with the directions and the variance of the core query, which may be stored inputs."""
     assert isinstance(query, WordTriples | PointTriples)
     variance = float(np.sum(query.noise_variance)) if isinstance(query, PointTriples) else None

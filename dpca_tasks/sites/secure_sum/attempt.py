@@ -179,7 +179,7 @@ class Begin(Telegram):
                 session,
                 *(number.to_bytes(8, "little") for number in numbers),
                 context.participants,
-                context.asked,
+                context.requested,
             ]
         )
 
@@ -227,13 +227,13 @@ class SiteRoster(SitePhase[Begin]):
     def receive(self, raw: bytes) -> tuple[bytes, SitePhase[Any]]:
         """Answer a proposal, or refuse it and name the part that differs from this site's local facts."""
         if raw[5:6] == bytes([Begin.kind]):
-            said, known = read_proposal(raw), self.session.scene.context
+            claimed, known = read_proposal(raw), self.session.scene.context
             for part, facts in (
-                ("session", (said.session, known.session)),
-                ("round and attempt", (said.address, known.address)),
-                ("roster or identity keys", (said.participants, known.participants)),
-                ("query", (said.asked, known.asked)),
-                ("number of integers", (said.words, known.words)),
+                ("session", (claimed.session, known.session)),
+                ("round and attempt", (claimed.address, known.address)),
+                ("roster or identity keys", (claimed.participants, known.participants)),
+                ("query", (claimed.requested, known.requested)),
+                ("number of integers", (claimed.words, known.words)),
             ):
                 if facts[0] != facts[1]:
                     raise MessageRefused(
@@ -274,9 +274,9 @@ def _parse_context(reader: Reader) -> Context:
     try:
         session = reader.take(size).decode()
         round_index, attempt, count = (reader.integer(8) for _ in range(3))
-        participants, asked = reader.take(DIGEST_BYTES), reader.take(DIGEST_BYTES)
+        participants, requested = reader.take(DIGEST_BYTES), reader.take(DIGEST_BYTES)
         address = Address(round=round_index, attempt=attempt)
-        context = Context(session=session, address=address, participants=participants, asked=asked, words=count)
+        context = Context(session=session, address=address, participants=participants, requested=requested, words=count)
     except (UnicodeDecodeError, InvalidInput):
         raise MessageRefused("a proposal has no session name, or numbers out of range; begin an attempt.") from None
     if not reader.is_done():
@@ -357,7 +357,7 @@ def open_sum(scene: Scene, lines: Mapping[str, Line]) -> Total:
         while not isinstance(closed, Total):
             frames, phase = closed
             answers = {
-                place: pool.submit(_ask, lines[participants.names[place]], frame) for place, frame in frames.items()
+                place: pool.submit(_call, lines[participants.names[place]], frame) for place, frame in frames.items()
             }
             for place, answer in answers.items():
                 _take(phase, place, answer.result())
@@ -365,7 +365,7 @@ def open_sum(scene: Scene, lines: Mapping[str, Line]) -> Total:
     return closed
 
 
-def _ask(line: Line, frame: bytes) -> bytes | None:
+def _call(line: Line, frame: bytes) -> bytes | None:
     try:
         return line(frame)
     except (SiteSilent, MessageRefused) as reason:

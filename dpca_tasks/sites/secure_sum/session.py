@@ -145,8 +145,8 @@ class Pairing:
             ) from None
 
     def _cipher(self, sender: int, receiver: int, public: bytes, *, other: int) -> ChaCha20Poly1305:
-        way = sender.to_bytes(2, "little") + receiver.to_bytes(2, "little")
-        key = subkey(self._agree(other, public), label="shares on their way", info=self.scene.context.digest + way)
+        kind = sender.to_bytes(2, "little") + receiver.to_bytes(2, "little")
+        key = subkey(self._agree(other, public), label="shares on their way", info=self.scene.context.digest + kind)
         return ChaCha20Poly1305(key.secret)
 
     def _agree(self, other: int, public: bytes) -> bytes:

@@ -183,7 +183,7 @@ class Context:
         The round and the attempt. An attempt is never begun twice at a site.
     participants : bytes of length 32
         The digest of the roster with its identity keys.
-    asked : bytes of length 32
+    requested : bytes of length 32
         The digest of the query that every site sums, since two queries may need different noise.
     words : int
         The number of integers of the sum.
@@ -192,7 +192,7 @@ class Context:
     session: str
     address: Address
     participants: bytes = field(repr=False)
-    asked: bytes = field(repr=False)
+    requested: bytes = field(repr=False)
     words: int
 
     def __post_init__(self) -> None:
@@ -202,7 +202,7 @@ class Context:
                 f"a session name of {len(self.session.encode())} bytes and a sum of {self.words} integers must be "
                 f"within 1 to {LONGEST_SESSION} and 1 to {MOST_WORDS}; shorten them."
             )
-        if {len(self.participants), len(self.asked)} != {DIGEST_BYTES}:
+        if {len(self.participants), len(self.requested)} != {DIGEST_BYTES}:
             raise InvalidInput(f"the digests of participants and query must have {DIGEST_BYTES} bytes; pass SHA-256.")
 
     @property
@@ -214,7 +214,7 @@ class Context:
             self.address.round.to_bytes(8, "little"),
             self.address.attempt.to_bytes(8, "little"),
             self.participants,
-            self.asked,
+            self.requested,
             self.words.to_bytes(8, "little"),
         ):
             hasher.update(len(part).to_bytes(8, "little") + part)

@@ -366,7 +366,7 @@ class TestPipelines:
         assert search.best_estimator_["map"].components is subspace.components
         assert search.predict(FITTED_TRANSFORMER_ROWS).shape == (40,)
 
-    def test_it_stands_beside_others(self, subspace: PrivateSubspace) -> None:
+    def test_it_stands_next_to_others(self, subspace: PrivateSubspace) -> None:
         union = FeatureUnion([("one", subspace), ("two", clone(subspace))])
         assert union.fit_transform(FITTED_TRANSFORMER_ROWS).shape == (40, 4)
         assert list(union.get_feature_names_out())[:2] == [f"one__{name}" for name in OUT]

@@ -128,9 +128,9 @@ def test_a_release_without_any_component_is_stored_and_says_so(tmp_path):
     empty = read_artifact(LocalPlace(tmp_path), digest)
     assert read_manifest(LocalPlace(tmp_path), digest)["n_components"] == 0
     assert (empty.n_components, empty.top_words(3), empty.summary()["components_found"]) == (0, [], 0)
-    for ask in (empty.transform, empty.score):
+    for call in (empty.transform, empty.score):
         with pytest.raises(Invalid, match="no component, because noise hid all"):
-            ask([[1, 1, 1, 0, 0]])
+            call([[1, 1, 1, 0, 0]])
 
 
 @pytest.mark.parametrize(

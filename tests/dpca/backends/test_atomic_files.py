@@ -82,7 +82,7 @@ def test_a_file_is_synced_before_and_its_folder_after_the_rename(
     assert rest == [("rename", "note"), ("sync", tmp_path.name)]
 
 
-def test_a_file_is_replaced_whole_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
+def test_a_file_is_replaced_whole_and_leaves_nothing_next_to_it(tmp_path: Path) -> None:
     path = tmp_path / "note"
     write_atomically(path, b"a long first content")
     write_atomically(path, b"second")
@@ -99,13 +99,13 @@ def test_a_private_file_is_never_readable_by_others(tmp_path: Path, monkeypatch:
     seen = []
     fsync = os.fsync
 
-    def look(descriptor: int) -> None:
+    def inspect(descriptor: int) -> None:
         status = os.fstat(descriptor)
         if stat.S_ISREG(status.st_mode):
             seen.append(stat.S_IMODE(status.st_mode))
         fsync(descriptor)
 
-    monkeypatch.setattr(os, "fsync", look)
+    monkeypatch.setattr(os, "fsync", inspect)
     write_atomically(tmp_path / "key", b"secret")
     assert seen == [0o600]
     assert stat.S_IMODE((tmp_path / "key").stat().st_mode) == 0o600
@@ -310,10 +310,10 @@ def test_a_home_that_others_can_enter_is_refused_with_the_command_that_closes_it
     home.mkdir()
     home.chmod(mode)
     assert main(["budget", "open", "people", "--epsilon", "1", "--delta", "1e-6"]) == 1
-    said = capsys.readouterr().err
-    assert len(said.splitlines()) == 1
-    assert f"`chmod 700 {home}`" in said
-    assert "DPCA_ALLOW_SHARED_HOME=true" in said
+    message = capsys.readouterr().err
+    assert len(message.splitlines()) == 1
+    assert f"`chmod 700 {home}`" in message
+    assert "DPCA_ALLOW_SHARED_HOME=true" in message
     assert list(home.iterdir()) == []
     home.chmod(0o700)
     assert main(["budget", "open", "people", "--epsilon", "1", "--delta", "1e-6"]) == 0

@@ -219,8 +219,8 @@ def uses(place: Place, staged: Path) -> Iterator[str]:
         yield str(caught.value)
 
 
-def assert_one_clear_line(text: str, told: str) -> None:
-    assert re.search(told, text)
+def assert_one_clear_line(text: str, shown: str) -> None:
+    assert re.search(shown, text)
     assert "\n" not in text
     assert SECRET_KEY not in text
     assert ACCESS_KEY not in text
@@ -248,7 +248,7 @@ def test_wrong_credentials_and_then_a_server_that_is_gone_are_named(
 
 
 @pytest.mark.parametrize(
-    ("variable", "value", "told"),
+    ("variable", "value", "shown"),
     [
         ("AWS_ACCESS_KEY_ID", None, "there are no credentials; set AWS_ACCESS_KEY_ID"),
         ("AWS_ALLOW_HTTP", None, "not an https:// URL; correct AWS_ENDPOINT_URL, or set AWS_ALLOW_HTTP=true"),
@@ -257,14 +257,14 @@ def test_wrong_credentials_and_then_a_server_that_is_gone_are_named(
     ],
 )
 def test_a_missing_or_wrong_variable_is_named(
-    objects: Place, monkeypatch: pytest.MonkeyPatch, variable: str, value: str | None, told: str
+    objects: Place, monkeypatch: pytest.MonkeyPatch, variable: str, value: str | None, shown: str
 ) -> None:
     monkeypatch.delenv(variable)
     if value is not None:
         monkeypatch.setenv(variable, value)
     with pytest.raises((Unavailable, Invalid)) as caught:
         open_place(objects.address).read("a")
-    assert_one_clear_line(str(caught.value), told.replace("AWS_.", r"AWS_\*"))
+    assert_one_clear_line(str(caught.value), shown.replace("AWS_.", r"AWS_\*"))
 
 
 @pytest.mark.parametrize("use", ["read", "names", "write", "publish"])

@@ -158,12 +158,12 @@ class TestPointers:
         assert [str(row) for row in Registry.open(place.address).list()] == ["news@1"]
 
     def test_concurrent_publishers_leave_the_newest_state(self, engine: sa.Engine, place: Place) -> None:
-        def publish_and_tell(release: str) -> None:
+        def publish_and_report(release: str) -> None:
             publish(engine, "news", release)
             rebuild(engine, place)
 
         with ThreadPoolExecutor(6) as pool:
-            list(pool.map(publish_and_tell, RELEASES))
+            list(pool.map(publish_and_report, RELEASES))
         found = {row.version: row.digest for row in Registry.open().list()}
         assert sorted(found) == list(range(1, 13))
         assert set(found.values()) == set(DIGESTS.values())
@@ -192,7 +192,7 @@ class TestPointers:
     def test_a_damaged_pointer_is_named_and_rebuilt(self, engine: sa.Engine, place: Place, s3_server: Server) -> None:
         publish(engine, "news", RELEASES[0])
         rebuild(engine, place)
-        s3_server.ask("PUT", place.at(Pointer.path("news")).removeprefix("s3://"), b"{")
+        s3_server.call("PUT", place.at(Pointer.path("news")).removeprefix("s3://"), b"{")
         with pytest.raises(Corrupt, match=r"news\.json is damaged"):
             Registry.open().resolve("news")
         rebuild(engine, place)
@@ -300,7 +300,7 @@ def test_a_listing_that_never_catches_up_is_not_believed(
 ) -> None:
     with liar.lying("stale_list"):
         assert place_of_lying_store.publish(staged, FOLDER, marker=MARKER)
-        assert liar.lies_told
+        assert liar.lies_sent
     assert place_of_lying_store.read_folder(FOLDER) == FILES
 
 
@@ -348,7 +348,7 @@ def test_rows_that_are_not_those_of_a_block_are_not_read(
         with liar.lying(lie, where=f"/{where}/c/1/"), pytest.raises((Corrupt, Unavailable)) as caught:
             dataset.read(1)
         assert "\n" not in str(caught.value)
-        assert liar.lies_told
+        assert liar.lies_sent
     assert (dataset.read(1).values == local.read(1).values).all()
 
 

@@ -109,8 +109,8 @@ class TestReading:
 
     def test_it_is_read_by_get_alone_and_each_file_once(self, server: WebServer) -> None:
         Registry.open(f"{server.url}/registry").load("full")
-        assert {method for method, _ in server.asked} == {"GET"}
-        assert len(set(server.asked)) == len(server.asked)
+        assert {method for method, _ in server.requested} == {"GET"}
+        assert len(set(server.requested)) == len(server.requested)
 
     def test_an_array_of_several_chunks_is_read_whole(
         self, server: WebServer, home: Path, monkeypatch: pytest.MonkeyPatch
@@ -158,11 +158,11 @@ class TestCertificates:
             monkeypatch.setenv("SSL_CERT_FILE", str(tls.ca))
             assert Registry.open(f"{server.url}/registry").verify("full").version == 1
             monkeypatch.delenv("SSL_CERT_FILE")
-            server.asked.clear()
+            server.requested.clear()
             with pytest.raises(Unavailable, match=r"no trusted certificate.*set SSL_CERT_FILE") as caught:
                 Registry.open(f"{server.url}/registry").load("full")
             assert "\n" not in str(caught.value)
-            assert not server.asked
+            assert not server.requested
 
     @pytest.mark.parametrize("content", [None, "no certificate"])
     def test_an_unusable_setting_is_named(
@@ -233,7 +233,7 @@ FAILURES: list[tuple[str, Answer, type[StorageError], str]] = [
 
 class TestFailures:
     @pytest.mark.parametrize(
-        ("path", "answer", "error", "told"), FAILURES, ids=[f"{number}" for number in range(len(FAILURES))]
+        ("path", "answer", "error", "shown"), FAILURES, ids=[f"{number}" for number in range(len(FAILURES))]
     )
     def test_each_is_one_line_that_says_what_to_do(
         self,
@@ -242,11 +242,11 @@ class TestFailures:
         path: str,
         answer: Answer,
         error: type[StorageError],
-        told: str,
+        shown: str,
     ) -> None:
         monkeypatch.setattr(web, "_TIMEOUT", 0.2)
         server.answers = {path: answer}
-        with pytest.raises(error, match=told) as caught:
+        with pytest.raises(error, match=shown) as caught:
             Registry.open(f"{server.url}/registry").load("full")
         assert "\n" not in str(caught.value)
 
@@ -258,7 +258,7 @@ class TestFailures:
 
         server.answers = {"full.json": at_last}
         assert Registry.open(server.url).resolve("full").version == 1
-        assert len(server.asked) == 3
+        assert len(server.requested) == 3
 
     def test_a_server_that_is_not_there_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(web, "_PAUSES", ())
@@ -271,19 +271,19 @@ class TestFailures:
             Registry.open(server.url).load("later")
 
     @pytest.mark.parametrize("manifest", [b"[]", b"{", b"{}", canonical_json({"kind": ["private_subspace"]})])
-    def test_what_is_no_artifact_is_told(self, server: WebServer, home: Path, manifest: bytes) -> None:
+    def test_what_is_no_artifact_is_reported(self, server: WebServer, home: Path, manifest: bytes) -> None:
         publish_files(home, "odd", {"manifest.json": manifest})
         with pytest.raises(Corrupt, match="is not valid") as caught:
             Registry.open(server.url).load("odd")
         assert "\n" not in str(caught.value)
 
-    def test_a_description_of_too_many_chunks_asks_for_none(self, server: WebServer, home: Path) -> None:
+    def test_a_description_of_too_many_chunks_requests_none(self, server: WebServer, home: Path) -> None:
         source = LocalPlace(home).read_folder(f"registry/artifacts/{Registry.open(home).resolve('full').digest}")
         described = source[f"subspace.zarr/{COMPONENTS}"].replace(b"4", b"9" * 12)
         publish_files(home, "huge", source | {f"subspace.zarr/{COMPONENTS}": described})
         with pytest.raises(StorageError, match=r"bytes; this machine reads|files|is not valid"):
             Registry.open(server.url).load("huge")
-        assert not [path for _, path in server.asked if "/c/" in path]
+        assert not [path for _, path in server.requested if "/c/" in path]
 
 
 def ending(registry: Registry) -> str:
@@ -342,7 +342,7 @@ class TestUse:
         for use in (registry.names, registry.list):
             with pytest.raises(Invalid, match=r"cannot be listed.*give the name of an artifact"):
                 use()
-        assert not server.asked
+        assert not server.requested
 
     def test_nothing_is_written(self, server: WebServer, tmp_path: Path) -> None:
         place = WebPlace(server.url)
@@ -354,4 +354,4 @@ class TestUse:
         ):
             with pytest.raises(Refused, match="read-only"):
                 use()
-        assert not server.asked
+        assert not server.requested

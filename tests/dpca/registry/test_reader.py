@@ -154,7 +154,7 @@ class TestResolve:
         assert [str(row) for row in registry.list("news", newest=1)] == ["news@12"]
 
     @pytest.mark.parametrize(
-        ("reference", "told"),
+        ("reference", "reported"),
         [
             ("mews", "'mews'.*news, other"),
             ("news@13", "no version 13; versions 1 to 12 exist"),
@@ -163,10 +163,10 @@ class TestResolve:
             ("other@sha256:" + "0" * 64, "no version of digest 0000"),
         ],
     )
-    def test_what_is_unknown_is_answered_with_what_exists(self, home: Path, reference: str, told: str) -> None:
+    def test_what_is_unknown_is_answered_with_what_exists(self, home: Path, reference: str, reported: str) -> None:
         registry = Registry.open(home)
         for use in (registry.resolve, registry.load, registry.show, registry.verify):
-            with pytest.raises(NotFound, match=told) as caught:
+            with pytest.raises(NotFound, match=reported) as caught:
                 use(reference)
             assert "\n" not in str(caught.value)
 
@@ -281,10 +281,10 @@ class TestLoad:
 
 
 class TestShow:
-    def test_public_facts_are_told(self, digests: tuple[Path, list[str]]) -> None:
+    def test_public_facts_are_reported(self, digests: tuple[Path, list[str]]) -> None:
         shown = Registry.open(digests[0]).show("news@champion")
         assert json.loads(json.dumps(shown)) == shown
-        told: dict[str, Any] = {
+        reported: dict[str, Any] = {
             "artifact": "news@2",
             "private": True,
             "headline": "3 components of 7 features",
@@ -309,7 +309,7 @@ class TestShow:
             },
             "manifest": SUBSPACES[1].manifest,
         }
-        assert shown == told
+        assert shown == reported
 
     def test_facts_that_were_not_declared_are_none(self, tmp_path: Path) -> None:
         bare = PrivateSubspace(components=np.eye(1, 2), manifest={})
@@ -371,7 +371,7 @@ class TestExport:
             registry.export("news@champion", tmp_path / "one", format="mlflow")
 
     @pytest.mark.parametrize(
-        ("output", "form", "told"),
+        ("output", "form", "reported"),
         [
             ("out", "hdf5", "'hdf5' is unknown; a subspace has npz, onnx, mlflow, sklearn"),
             ("", "mlflow", "a new folder"),
@@ -381,9 +381,9 @@ class TestExport:
         ],
     )
     def test_what_cannot_be_written_is_refused(
-        self, home: Path, tmp_path: Path, output: str, form: str, told: str
+        self, home: Path, tmp_path: Path, output: str, form: str, reported: str
     ) -> None:
-        with pytest.raises(Invalid, match=told):
+        with pytest.raises(Invalid, match=reported):
             Registry.open(home).export("news", tmp_path / output, format=form)
         assert not [*tmp_path.iterdir()]
 

@@ -180,8 +180,8 @@ class TestForgeries:
     def test_a_strangers_pointer_of_another_form_is_refused_in_one_line(
         self, made: Publication, field: str, junk: object
     ) -> None:
-        said = json.loads(made.place.read(SIGNED).payload)["signed"] | {field: junk}
-        put_back(made.place, {SIGNED: sign(said, role="pointer", keys=[key_of(9)])})
+        message = json.loads(made.place.read(SIGNED).payload)["signed"] | {field: junk}
+        put_back(made.place, {SIGNED: sign(message, role="pointer", keys=[key_of(9)])})
         assert "is damaged, or has another name" in refusal(consumer(made))
 
     def test_a_name_that_was_not_delegated_is_refused(self, publishers_home: Path) -> None:
@@ -359,17 +359,17 @@ class TestRollBack:
         assert remembered is not None
         assert (remembered.number, remembered.complete) == (numbered(made.place), True)
 
-    def test_without_a_state_folder_it_is_said_once_and_the_rest_is_checked(
+    def test_without_a_state_folder_it_is_reported_once_and_the_rest_is_checked(
         self, made: Publication, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
         (tmp_path / "file").touch()
         monkeypatch.setenv("DPCA_STATE_FOLDER", str(tmp_path / "file" / "state"))
         for _ in range(2):
             assert consumer(made).resolve(NAME).version == 1
-        said = [record.getMessage() for record in caplog.records]
-        assert len(said) == 1
-        assert "not stored" in said[0]
-        assert "\n" not in said[0]
+        message = [record.getMessage() for record in caplog.records]
+        assert len(message) == 1
+        assert "not stored" in message[0]
+        assert "\n" not in message[0]
         put_back(made.place, {REMEMBERED_PLAIN: b"{}"})
         assert "differs from the signed one" in refusal(consumer(made))
 
@@ -405,7 +405,7 @@ class TestPins:
         with pytest.raises(Corrupt, match="is damaged"):
             consumer(made).resolve(NAME)
 
-    def test_are_required_where_it_is_asked(self, made: Publication, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_are_required_where_it_is_requested(self, made: Publication, monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(Refused, match="no root key is pinned"):
             Registry.open(made.home, require_signature=True)
         monkeypatch.setenv("DPCA_REQUIRE_SIGNATURE", "true")
@@ -419,10 +419,10 @@ class TestPins:
     ) -> None:
         for _ in range(2):
             assert Registry.open(made.home).load(NAME).n_components == 2
-        said = [record.getMessage() for record in caplog.records]
-        assert len(said) == 1
-        assert "without a pinned root key" in said[0]
-        assert "\n" not in said[0]
+        message = [record.getMessage() for record in caplog.records]
+        assert len(message) == 1
+        assert "without a pinned root key" in message[0]
+        assert "\n" not in message[0]
 
     def test_a_registry_that_cannot_be_read_is_refused_without_a_warning_before_it(
         self, made: Publication, caplog: pytest.LogCaptureFixture

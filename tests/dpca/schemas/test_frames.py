@@ -123,13 +123,13 @@ AMBIGUOUS = {
 
 
 @pytest.mark.parametrize("kind", AMBIGUOUS)
-def test_a_column_that_looks_like_an_index_is_refused_until_it_is_declared(tmp_path: Path, kind: str) -> None:
+def test_a_column_that_resembles_an_index_is_refused_until_it_is_declared(tmp_path: Path, kind: str) -> None:
     write, file, name = AMBIGUOUS[kind]
     path = write(tmp_path / file, ROWS)
     width = {"n_features": 3} if file != "x.parquet" else {}
-    said = rf"column {name!r} has the name of the index" if name else r"column 1 has no name, like the index"
+    refusal = rf"column {name!r} has the name of the index" if name else r"column 1 has no name, like the index"
     for declared in (width, {"schema": Schema.parse({"columns": COLUMNS})}):
-        with pytest.raises(BadSource, match=rf"{said} of a data frame.*--feature-names.*--unit-column"):
+        with pytest.raises(BadSource, match=rf"{refusal} of a data frame.*--feature-names.*--unit-column"):
             read(path, **declared)
     assert read(path, names=("a", "b")) == (["a", "b"], None)
     assert read(path, schema=Schema.parse({"unlisted": "drop", "columns": COLUMNS})) == (["a", "b"], None)
@@ -149,13 +149,13 @@ def test_a_trailing_delimiter_makes_no_feature(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("stated", "is_read"),
+    ("pandas_index", "is_read"),
     [(b"{", False), (b"[7]", False), (b'{"index_columns": 7}', False), (b'{"index_columns": [["a"], "c"]}', True)],
 )
 def test_damaged_metadata_is_refused_in_one_line_or_names_no_index(
-    tmp_path: Path, stated: bytes, *, is_read: bool
+    tmp_path: Path, pandas_index: bytes, *, is_read: bool
 ) -> None:
-    table = pa.table({"a": [1.0, 2.0, 3.0], "b": [4.0, 5.0, 6.0]}).replace_schema_metadata({b"pandas": stated})
+    table = pa.table({"a": [1.0, 2.0, 3.0], "b": [4.0, 5.0, 6.0]}).replace_schema_metadata({b"pandas": pandas_index})
     pq.write_table(table, tmp_path / "x.parquet")
     if is_read:
         assert read(tmp_path / "x.parquet") == (["a", "b"], None)
@@ -190,7 +190,7 @@ def test_an_estimator_learns_no_index(kind: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["Unnamed: 0", "__index_level_0__", ""])
-def test_a_frame_with_a_column_that_looks_like_an_index_is_refused(name: str) -> None:
+def test_a_frame_with_a_column_that_resembles_an_index_is_refused(name: str) -> None:
     columns = {name: [1.0, 2.0, 3.0], "a": [1.0, 2.0, 3.0], "b": [4.0, 5.0, 6.0]}
     for rows in (pd.DataFrame(columns), pa.table(columns)):
         with pytest.raises(Invalid, match="index of a data frame, which is not a feature"):

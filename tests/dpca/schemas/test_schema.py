@@ -170,8 +170,8 @@ def take(home: Path, tmp_path: Path) -> Take:
     (tmp_path / "schema.yaml").write_text(json.dumps(SCHEMA.facts()))
 
     def call(*files: Path, **options: Any) -> IngestReport:
-        asked = IngestOptions(allow_shared_rows=True, **options)
-        return ingest(list(files), name=f"d{next(numbers)}", home=home, engine=engine, options=asked)
+        requested = IngestOptions(allow_shared_rows=True, **options)
+        return ingest(list(files), name=f"d{next(numbers)}", home=home, engine=engine, options=requested)
 
     return call
 

@@ -88,24 +88,26 @@ def is_private_by_many_digits(units: int, *, epsilon: float, delta: float) -> bo
 
 
 @given(st.floats(1e-6, 2000), st.floats(1e-300, 0.5), st.integers(-2, 2))
-@example(epsilon=1e-6, delta=0.5, beside=1)
-@example(epsilon=2000.0, delta=1e-300, beside=1)
-def test_beside_the_largest_total_every_answer_is_that_of_many_digits(
-    epsilon: float, delta: float, beside: int
+@example(epsilon=1e-6, delta=0.5, nearby=1)
+@example(epsilon=2000.0, delta=1e-300, nearby=1)
+def test_next_to_the_largest_total_every_answer_is_that_of_many_digits(
+    epsilon: float, delta: float, nearby: int
 ) -> None:
-    units = largest_units(epsilon, delta) + beside
+    units = largest_units(epsilon, delta) + nearby
     if units > 0:
         expected = is_private_by_many_digits(units, epsilon=epsilon, delta=delta)
-        assert is_private(units, epsilon=epsilon, delta=delta) == expected == (beside <= 0)
+        assert is_private(units, epsilon=epsilon, delta=delta) == expected == (nearby <= 0)
 
 
 @given(st.integers(1, 2**70), st.floats(1e-30, 0.5), st.integers(-2, 2))
-def test_beside_the_smallest_epsilon_every_answer_is_that_of_many_digits(units: int, delta: float, beside: int) -> None:
+def test_next_to_the_smallest_epsilon_every_answer_is_that_of_many_digits(
+    units: int, delta: float, nearby: int
+) -> None:
     least = smallest_epsilon(units, delta)
-    epsilon = least + beside * math.ulp(least)
+    epsilon = least + nearby * math.ulp(least)
     if epsilon > 0:
         expected = is_private_by_many_digits(units, epsilon=epsilon, delta=delta)
-        assert is_private(units, epsilon=epsilon, delta=delta) == expected == (beside >= 0)
+        assert is_private(units, epsilon=epsilon, delta=delta) == expected == (nearby >= 0)
 
 
 BUDGETS = [
@@ -167,8 +169,8 @@ def test_a_budget_and_its_noise_never_change(
 @pytest.mark.parametrize(("multiplier", "delta", "releases", "least"), EPSILONS)
 def test_what_releases_amount_to_never_changes(multiplier: float, delta: float, releases: int, least: float) -> None:
     assert smallest_epsilon(units_of(multiplier, releases), delta) == least
-    stated = gaussian_epsilon(noise_multiplier=multiplier, delta=delta, releases=releases)
-    assert least * (1 - 1e-12) <= stated <= least * (1 + 1e-11)
+    declared = gaussian_epsilon(noise_multiplier=multiplier, delta=delta, releases=releases)
+    assert least * (1 - 1e-12) <= declared <= least * (1 + 1e-11)
 
 
 @given(st.integers(1, 2**80), st.integers(1, 10**6))
@@ -478,8 +480,8 @@ def searches(found, monkeypatch):
     """Replace the search by its known result and record its calls; cached values are still checked."""
     made: list[dict[str, Any]] = []
 
-    def search(**asked: Any) -> Any:
-        made.append(asked)
+    def search(**requested: Any) -> Any:
+        made.append(requested)
         return found
 
     monkeypatch.setattr(subsampled, "sampled_gaussian_noise_multiplier", search)

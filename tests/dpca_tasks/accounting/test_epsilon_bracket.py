@@ -154,7 +154,7 @@ def test_one_sampled_gaussian_has_its_closed_form(multiplier: float, rate: float
     assert found.lower <= exact <= found.upper <= 1.02 * found.lower
 
 
-def test_a_limit_that_is_reached_is_said_and_the_bracket_still_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_limit_that_is_reached_is_reported_and_the_bracket_still_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     event = self_composed(poisson_sampled(gaussian(1.5), 0.001), 2000)
     fine = epsilon_bracket(event, delta=1e-5)
     monkeypatch.setattr(module, "LARGEST_TRANSFORM", 1 << 13)

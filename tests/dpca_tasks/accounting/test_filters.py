@@ -71,7 +71,7 @@ def spend(rules: PrivacyFilter, events: Sequence[Mapping[str, Any]], *, delta: f
 @pytest.mark.parametrize("delta", [1e-9, 1e-6, 1e-3, 0.2])
 @pytest.mark.parametrize("epsilon", [1e-3, 0.1, 0.5, 1.0, 3.0, 10.0, 50.0])
 @pytest.mark.parametrize("releases", [1, 7])
-def test_a_whole_budget_may_be_asked_for_and_is_then_used_up(epsilon: float, delta: float, releases: int) -> None:
+def test_a_whole_budget_may_be_requested_and_is_then_used_up(epsilon: float, delta: float, releases: int) -> None:
     rules = build_filter("gdp", epsilon=epsilon, delta=delta)
     assert rules.remaining(rules.zero) == epsilon
     multiplier = gaussian_noise_multiplier(epsilon=epsilon, delta=delta, releases=releases)
@@ -101,8 +101,8 @@ def test_what_remains_fits_and_a_hundredth_more_does_not(
     remaining = rules.remaining(total)
     assert 0 < remaining < epsilon
 
-    def fits(asked: float) -> bool:
-        event = gaussian(gaussian_noise_multiplier(epsilon=asked, delta=delta))
+    def fits(requested: float) -> bool:
+        event = gaussian(gaussian_noise_multiplier(epsilon=requested, delta=delta))
         return rules.admits(add(total, rules.charge(event, delta=delta)))
 
     assert fits(remaining)
@@ -168,10 +168,10 @@ def test_the_dominating_gaussian_tells_as_much_as_randomised_response(epsilon: f
     units = dominating_units(epsilon)
     with mpmath.workdps(120):
         mu = mpmath.sqrt(mpmath.mpf(units) / UNITS)
-        told = 1 / (1 + mpmath.exp(mpmath.mpf(epsilon)))
-        assert mpmath.ncdf(-mu / 2) <= told
+        shown = 1 / (1 + mpmath.exp(mpmath.mpf(epsilon)))
+        assert mpmath.ncdf(-mu / 2) <= shown
         if epsilon <= 40:
-            assert mpmath.ncdf(-mpmath.sqrt(mpmath.mpf(max(units - 2, 0)) / UNITS) / 2) > told
+            assert mpmath.ncdf(-mpmath.sqrt(mpmath.mpf(max(units - 2, 0)) / UNITS) / 2) > shown
 
 
 @pytest.mark.parametrize("epsilon", [0.05, 0.7, 3.0])
@@ -269,7 +269,7 @@ searched_multiplier = functools.cache(sampled_gaussian_noise_multiplier)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("epsilon", [0.1, 3.7])
 @pytest.mark.parametrize("replaced", [False, True])
-def test_a_fresh_budget_admits_one_release_of_any_kind_that_asks_for_all_of_it(
+def test_a_fresh_budget_admits_one_release_of_any_kind_that_requests_all_of_it(
     kind: str, *, epsilon: float, replaced: bool
 ) -> None:
     delta = 1e-6
@@ -562,16 +562,16 @@ def test_searches_with_fifty_digits_do_not_grow_with_the_number_of_releases(
 ) -> None:
     rules = build_filter("gdp", epsilon=50.0, delta=1e-6)
     charge = rules.charge({"name": "gaussian", "noise_multiplier": 310.0}, delta=1e-9)
-    asked: list[int] = []
+    requested: list[int] = []
     is_private = calibration.is_private
 
     def counted(units: int, *, epsilon: float, delta: float) -> bool:
-        asked.append(units)
+        requested.append(units)
         return is_private(units, epsilon=epsilon, delta=delta)
 
     monkeypatch.setattr(calibration, "is_private", counted)
     burn_down(rules, list(itertools.accumulate([charge] * releases, prices.add)))
-    assert 0 < len(asked) < 200
+    assert 0 < len(requested) < 200
 
 
 @pytest.mark.parametrize("delta", [1e-12, 1e-6, 1e-2])

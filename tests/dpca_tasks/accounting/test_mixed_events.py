@@ -113,33 +113,35 @@ def _gaussian_delta(epsilon: Any, mu: Any) -> Any:
     return mpmath.ncdf(mu / 2 - epsilon / mu) - mpmath.exp(epsilon) * mpmath.ncdf(-mu / 2 - epsilon / mu)
 
 
-def admitted(rules: PrivacyFilter, asked: Sequence[Event]) -> tuple[list[Event], Charge]:
+def admitted(rules: PrivacyFilter, requested: Sequence[Event]) -> tuple[list[Event], Charge]:
     """Request events in turn, then failures and the Gaussian that use up the rest; return what was admitted."""
     total, history = rules.zero, []
 
-    def ask(event: Event, *, delta: float = DELTA / 4) -> None:
+    def call(event: Event, *, delta: float = DELTA / 4) -> None:
         nonlocal total
         charge = rules.charge_after(total, event, delta=delta)
         if rules.admits(add(total, charge)):
             total = add(total, charge)
             history.append(event)
 
-    for event in asked:
-        ask(event)
+    for event in requested:
+        call(event)
     for delta in (rules.failure_delta, rules.failure_delta / 2, rules.failure_delta / 8):
         if delta:
-            ask(events.approximate(1e-9, delta))
+            call(events.approximate(1e-9, delta))
     if (left := rules.remaining(total)) > 0:
-        ask(events.gaussian(gaussian_noise_multiplier(epsilon=left, delta=rules.delta)), delta=rules.delta)
+        call(events.gaussian(gaussian_noise_multiplier(epsilon=left, delta=rules.delta)), delta=rules.delta)
     return history, total
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=25)
-@given(asked=st.lists(mixed, max_size=4), aside=st.sampled_from([0.0, DELTA / 4, DELTA / 2, 0.9 * DELTA]))
-def test_what_is_admitted_to_the_brim_is_within_the_budget_exactly(kind: str, asked: list[Event], aside: float) -> None:
+@given(requested=st.lists(mixed, max_size=4), aside=st.sampled_from([0.0, DELTA / 4, DELTA / 2, 0.9 * DELTA]))
+def test_what_is_admitted_to_the_brim_is_within_the_budget_exactly(
+    kind: str, requested: list[Event], aside: float
+) -> None:
     rules = build_filter(kind, epsilon=EPSILON, delta=DELTA, failure_delta=aside)
-    history, total = admitted(rules, asked)
+    history, total = admitted(rules, requested)
     assert history
     assert exact_delta(history, EPSILON) <= DELTA
     if math.isfinite(spent := rules.spent(total)):
@@ -155,7 +157,7 @@ histories = st.tuples(openings, st.lists(wide, max_size=3), st.lists(sampled, ma
 )
 
 
-def stated_epsilon(rules: PrivacyFilter, history: Sequence[Event], own: Charge) -> Any:
+def epsilon_of_event(rules: PrivacyFilter, history: Sequence[Event], own: Charge) -> Any:
     """Return the epsilon that a filter states for a composition after standalone charges, computed independently.
 
     Follows the definitions in `dpca_tasks.accounting.filters`. An (epsilon, delta) event is represented by its
@@ -203,11 +205,11 @@ def _divergence(event: Event, order: Any) -> Any:
     return mpmath.log(true**order * false ** (1 - order) + false**order * true ** (1 - order)) / (order - 1)
 
 
-def fill(rules: PrivacyFilter, asked: Sequence[Event]) -> tuple[list[Event], list[Event], Charge]:
+def fill(rules: PrivacyFilter, requested: Sequence[Event]) -> tuple[list[Event], list[Event], Charge]:
     """Request events in turn, then the largest Gaussian; return admitted events, composed ones, and the total."""
     total, history, composed = rules.zero, [], []
     left_over = None
-    for event in [*asked, None]:
+    for event in [*requested, None]:
         if event is None:
             if not (left_over := rules.remaining(total)) > 0:
                 break
@@ -220,36 +222,36 @@ def fill(rules: PrivacyFilter, asked: Sequence[Event]) -> tuple[list[Event], lis
     return history, composed, total
 
 
-def check_the_brim(kind: str, asked: list[Event], aside: float) -> None:
+def check_the_brim(kind: str, requested: list[Event], aside: float) -> None:
     """Check that a filled budget stays within its exact delta, and that one more small release does not fit."""
     rules = build_filter(kind, epsilon=EPSILON, delta=DELTA, failure_delta=aside)
-    history, composed, total = fill(rules, asked)
+    history, composed, total = fill(rules, requested)
     assert exact_delta(history, EPSILON) <= DELTA
     if not composed or any(step["name"] == "poisson_sampled" for event in composed for step, _ in steps_of(event)):
         return
-    assert stated_epsilon(rules, composed, total) <= EPSILON
+    assert epsilon_of_event(rules, composed, total) <= EPSILON
     units = rules.units_left(total)
     for more, fits in ((units * (1 - 1e-6) - 2, True), (units * (1 + 1e-6) + UNITS * 1e-9, False)):
         if more <= 0:
             continue
         event = events.gaussian(math.sqrt(UNITS / more))
         assert rules.admits(add(total, rules.charge(event, delta=DELTA))) == fits
-        assert (stated_epsilon(rules, [*composed, event], total) <= EPSILON) == fits
+        assert (epsilon_of_event(rules, [*composed, event], total) <= EPSILON) == fits
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=8)
-@given(asked=histories, aside=st.sampled_from([0.0, DELTA / 2]))
-def test_a_budget_is_filled_to_the_brim_and_no_further(kind: str, asked: list[Event], aside: float) -> None:
-    check_the_brim(kind, asked, aside)
+@given(requested=histories, aside=st.sampled_from([0.0, DELTA / 2]))
+def test_a_budget_is_filled_to_the_brim_and_no_further(kind: str, requested: list[Event], aside: float) -> None:
+    check_the_brim(kind, requested, aside)
 
 
 @pytest.mark.audit_only
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=150)
-@given(asked=histories, aside=st.sampled_from([0.0, DELTA / 4, DELTA / 2, 0.9 * DELTA]))
-def test_many_budgets_are_filled_to_the_brim_and_no_further(kind: str, asked: list[Event], aside: float) -> None:
-    check_the_brim(kind, asked, aside)
+@given(requested=histories, aside=st.sampled_from([0.0, DELTA / 4, DELTA / 2, 0.9 * DELTA]))
+def test_many_budgets_are_filled_to_the_brim_and_no_further(kind: str, requested: list[Event], aside: float) -> None:
+    check_the_brim(kind, requested, aside)
 
 
 @pytest.mark.parametrize("count", [1, 2, 5])
@@ -316,13 +318,13 @@ def test_composing_events_adds_their_charges(kind: str, first: Event, second: Ev
         return list(rules.charge(event, delta=DELTA)[2:])
 
     together = charge(events.self_composed(events.composed(first, second), count))
-    apart = [count * (one + other) for one, other in zip(charge(first), charge(second), strict=True)]
-    for whole, parts in zip(together, apart, strict=True):
+    separate = [count * (one + other) for one, other in zip(charge(first), charge(second), strict=True)]
+    for whole, parts in zip(together, separate, strict=True):
         assert parts - 100 <= whole <= parts + 100  # each part is rounded up by less than one unit
         assert (whole == 0) == (parts == 0)
 
 
-def test_a_gaussian_charges_its_mu_squared_beside_an_approximate_event() -> None:
+def test_a_gaussian_charges_its_mu_squared_next_to_an_approximate_event() -> None:
     rough = events.approximate(0.1, 1e-7)
     event = events.composed(events.gaussian(5.0), events.self_composed(rough, 3))
     alone, together = (build_filter("gdp", epsilon=9.0, delta=1e-5).charge(each, delta=1e-6) for each in (rough, event))

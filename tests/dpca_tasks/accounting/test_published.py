@@ -38,13 +38,17 @@ def noise(name: str, **changes: object) -> float:
 
 @pytest.mark.parametrize("name", FORMULAS)
 def test_every_row_states_its_noise_and_an_event_of_the_table(name: str) -> None:
-    asked = Settings(epsilon=0.5, delta=1e-5, n_features=5, n_components=2, n_records=1000, steps=20, mix=0.1, sites=4)
+    requested = Settings(
+        epsilon=0.5, delta=1e-5, n_features=5, n_components=2, n_records=1000, steps=20, mix=0.1, sites=4
+    )
     row = FORMULAS[name]
-    assert row.noise(asked) > 0
-    event = row.event(asked)
+    assert row.noise(requested) > 0
+    event = row.event(requested)
     assert checked(event) == event
     if is_private(event):
-        assert parts_of(event) != parts_of(row.event(dataclasses.replace(asked, epsilon=0.25))), "noise follows epsilon"
+        assert parts_of(event) != parts_of(row.event(dataclasses.replace(requested, epsilon=0.25))), (
+            "noise follows epsilon"
+        )
     assert row.source
     assert row.measures
 
@@ -86,20 +90,20 @@ def test_mod_sulq_has_the_std_of_its_paper_and_more_than_it_needs() -> None:
 
 @pytest.mark.parametrize(("epsilon", "delta"), [(0.1, 0.0328), (1.0, 0.283)])
 def test_one_wishart_matrix_is_not_pure(epsilon: float, delta: float) -> None:
-    asked = Settings(epsilon=epsilon)
-    assert FORMULAS["wishart"].noise(asked) == 1.5 / epsilon
-    event = FORMULAS["wishart"].event(asked)
+    requested = Settings(epsilon=epsilon)
+    assert FORMULAS["wishart"].noise(requested) == 1.5 / epsilon
+    event = FORMULAS["wishart"].event(requested)
     assert event["delta"] == pytest.approx(delta, rel=2e-3)
-    assert f"{event['delta']:.3g}" in str(refusal("wishart", asked))
+    assert f"{event['delta']:.3g}" in str(refusal("wishart", requested))
 
 
 @pytest.mark.parametrize(("epsilon", "delta"), [(0.1, 1e-3), (1.0, 1e-3), (0.1, 1e-6)])
 def test_a_wishart_matrix_of_many_degrees_is_private_and_some_ten_times_too_noisy(epsilon: float, delta: float) -> None:
-    asked = dataclasses.replace(A9A, epsilon=epsilon, delta=delta)
+    requested = dataclasses.replace(A9A, epsilon=epsilon, delta=delta)
     row = FORMULAS["wishart_of_many_degrees"]
-    assert 0 < row.event(asked)["epsilon"] < epsilon
+    assert 0 < row.event(requested)["epsilon"] < epsilon
     exact = gaussian_noise_multiplier(epsilon=epsilon, delta=delta) / math.sqrt(2)
-    assert 8 <= math.sqrt(row.noise(asked)) / exact < 12.5
+    assert 8 <= math.sqrt(row.noise(requested)) / exact < 12.5
 
 
 def test_pure_formulas() -> None:
@@ -114,11 +118,11 @@ def test_pure_formulas() -> None:
 
 
 def test_the_noisy_power_formula_protects_an_entry_alone() -> None:
-    asked = Settings(epsilon=0.1, delta=1e-3, n_features=10_000, n_components=5, steps=5)
+    requested = Settings(epsilon=0.1, delta=1e-3, n_features=10_000, n_components=5, steps=5)
     expected = math.sqrt(4 * 5 * 5 * math.log(1e3)) / 0.1
-    assert FORMULAS["noisy_power"].noise(asked) == pytest.approx(expected)
+    assert FORMULAS["noisy_power"].noise(requested) == pytest.approx(expected)
     true = gaussian_epsilon(noise_multiplier=expected / 100, delta=1e-3, releases=5)
-    assert epsilon_bracket(FORMULAS["noisy_power"].event(asked), delta=1e-3).upper == pytest.approx(true, rel=1e-6)
+    assert epsilon_bracket(FORMULAS["noisy_power"].event(requested), delta=1e-3).upper == pytest.approx(true, rel=1e-6)
     assert true > 20 * 0.1
 
 
@@ -132,21 +136,21 @@ def test_the_noisy_power_formula_protects_an_entry_alone() -> None:
     ],
 )
 def test_dp_spca_variances_and_which_mu_make_them_large_enough(name: str, expected: tuple[float, ...]) -> None:
-    asked = dataclasses.replace(A9A, n_records=RECORDS[name], steps=RECORDS[name])
-    variances, covered = dp_spca_variances(asked, np.array([0.1, 0.5, 0.9]))
+    requested = dataclasses.replace(A9A, n_records=RECORDS[name], steps=RECORDS[name])
+    variances, covered = dp_spca_variances(requested, np.array([0.1, 0.5, 0.9]))
     assert variances == pytest.approx(expected, abs=0.006)
     assert not covered.any(), "(c) holds for no ordinary mu"
-    assert dp_spca_bound(asked) < 1e-4 < asked.epsilon, "(a)"
+    assert dp_spca_bound(requested) < 1e-4 < requested.epsilon, "(a)"
     low, high = {"a9a": (0.077, 0.924), "mnist": (0.040, 0.961), "cifar": (0.049, 0.952), "realsim": (0.033, 0.968)}[
         name
     ]
-    beside, _ = dp_spca_variances(asked, np.array([low, low + 0.001, high - 0.001, high]))
-    assert (beside >= 1.5).tolist() == [True, False, False, True]
+    nearby, _ = dp_spca_variances(requested, np.array([low, low + 0.001, high - 0.001, high]))
+    assert (nearby >= 1.5).tolist() == [True, False, False, True]
 
 
 def test_dp_spca_noise_at_a_mu_and_the_least_that_its_conditions_allow() -> None:
-    stated = [(0.1, 0.5, 1.31), (1.0, 0.5, 0.135), (1.0, 0.1, 0.231)]
-    for epsilon, mix, expected in stated:
+    declared = [(0.1, 0.5, 1.31), (1.0, 0.5, 0.135), (1.0, 0.1, 0.231)]
+    for epsilon, mix, expected in declared:
         assert noise("dp_spca", epsilon=epsilon, mix=mix) == pytest.approx(expected, rel=5e-3)
     assert published_noise("dp_spca", A9A) == pytest.approx(13.4, rel=5e-3)
     assert published_noise("dp_spca", dataclasses.replace(A9A, epsilon=1.0)) == pytest.approx(2.45, rel=5e-3)
@@ -164,10 +168,10 @@ def test_dp_spca_really_has_a_fortieth_of_what_it_claims_at_small_epsilon() -> N
 @pytest.mark.parametrize("epochs", [1, 4, 9])
 def test_dp_vrpca_pays_for_the_steps_of_every_epoch(epochs: int) -> None:
     """Theorem 3 has the square root of all steps; its events are one full product and one correction per step."""
-    asked = dataclasses.replace(A9A, epochs=epochs)
+    requested = dataclasses.replace(A9A, epochs=epochs)
     expected = math.sqrt(epochs * 32561 * math.log(1e3)) / (32561 * 0.1)
-    assert FORMULAS["dp_vrpca"].noise(asked) == pytest.approx(expected, rel=1e-12)
-    full, moved = FORMULAS["dp_vrpca"].event(asked)["events"]
+    assert FORMULAS["dp_vrpca"].noise(requested) == pytest.approx(expected, rel=1e-12)
+    full, moved = FORMULAS["dp_vrpca"].event(requested)["events"]
     assert full["count"] == sum(block["count"] for block in moved["events"]) == epochs * 32561
     assert full["event"]["noise_multiplier"] == pytest.approx(math.sqrt(0.1) * 32561 * expected, rel=1e-12)
 
@@ -178,13 +182,13 @@ COUNTED = {"noisy_power": "steps", "dp_spca": "steps", "dp_vrpca": "steps", "dpf
 @pytest.mark.parametrize("name", COUNTED)
 @pytest.mark.parametrize("times", [2, 5])
 def test_the_event_of_printed_noise_has_every_step(name: str, times: int) -> None:
-    asked = dataclasses.replace(A9A, mix=0.1, steps=100)
+    requested = dataclasses.replace(A9A, mix=0.1, steps=100)
     once, more = (
-        sum(count for _, count in leaves(FORMULAS[name].event(dataclasses.replace(asked, steps=count))))
+        sum(count for _, count in leaves(FORMULAS[name].event(dataclasses.replace(requested, steps=count))))
         for count in (100, 100 * times)
     )
     assert more == times * once
-    first, second = (FORMULAS[name].noise(dataclasses.replace(asked, steps=count)) for count in (100, 100 * times))
+    first, second = (FORMULAS[name].noise(dataclasses.replace(requested, steps=count)) for count in (100, 100 * times))
     assert second == pytest.approx(math.sqrt(times) * first, rel=1e-9)
 
 
@@ -197,9 +201,9 @@ def test_smooth_gaussian_noise_is_some_ten_times_more_than_needed() -> None:
 
 
 def test_a_smoothness_for_one_row_is_too_large_for_many() -> None:
-    asked = Settings(epsilon=0.9, delta=1e-6, n_features=20, n_components=10)
-    printed = FORMULAS["smooth_gaussian"].event(asked)["epsilon"]
-    assert printed < FORMULAS["smooth_gaussian_of_rows"].event(asked)["epsilon"]
+    requested = Settings(epsilon=0.9, delta=1e-6, n_features=20, n_components=10)
+    printed = FORMULAS["smooth_gaussian"].event(requested)["epsilon"]
+    assert printed < FORMULAS["smooth_gaussian_of_rows"].event(requested)["epsilon"]
 
 
 @pytest.fixture(scope="module")

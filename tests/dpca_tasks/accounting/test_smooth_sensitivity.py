@@ -103,7 +103,7 @@ def test_epsilons_beyond_any_float_cost_noise_and_not_privacy():
             gaussian_shift(epsilon=epsilon, delta=delta, size=123)
 
 
-def test_the_noise_of_the_paper_is_more_than_asked():
+def test_the_noise_of_the_paper_is_more_than_requested():
     shift, smoothness = smooth_gaussian_shift(epsilon=0.1, delta=1e-3, size=123)
     really = gaussian_pair_epsilon(shift, smoothness, delta=1e-3, size=123, at_most=0.1)
     assert really < 0.01

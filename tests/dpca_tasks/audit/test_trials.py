@@ -42,12 +42,12 @@ def left_runs(pair):
 
 def audit(mechanism, **settings):
     subject = dataclasses.replace(SUBSPACE_AUDIT, published=lambda pair, problem: float)
-    asked: dict[str, Any] = {"relation": "add_remove", "pairs": PAIRS, "trials": TRIALS}
-    return audit_mechanism(mechanism, subject=subject, **asked | settings)
+    requested: dict[str, Any] = {"relation": "add_remove", "pairs": PAIRS, "trials": TRIALS}
+    return audit_mechanism(mechanism, subject=subject, **requested | settings)
 
 
 @pytest.mark.parametrize("pair", [0, 1])
-def test_only_the_pair_that_the_first_half_tells_apart_is_run_further(pair):
+def test_only_the_pair_that_the_first_half_distinguishes_is_run_further(pair):
     choosing, counted = left_runs(pair)
     seen = []
     finding = audit(Scripted(choosing | counted), progress=lambda *done: seen.append(done))

@@ -63,13 +63,13 @@ from tests.dpca_tasks.refinement.noisy import isometric_noise
 def test_any_leading_parts_of_a_spectrum_are_kept_and_continued(shares, n_features, left_out):
     whole = np.sort(np.resize(shares, n_features))[::-1]
     whole = whole / whole.sum()
-    stated = whole[: max(1, int(len(whole) * (1.0 - left_out)))]
-    found = spectrum_shares(",".join(map(repr, stated.tolist())), n_features=n_features)
+    parts = whole[: max(1, int(len(whole) * (1.0 - left_out)))]
+    found = spectrum_shares(",".join(map(repr, parts.tolist())), n_features=n_features)
     assert len(found) == n_features
     assert found.sum() == pytest.approx(1.0)
     assert (np.diff(found) <= 1e-12).all()
     assert (found >= 0).all()
-    assert found[: len(stated)] == pytest.approx(stated, abs=1e-6)
+    assert found[: len(parts)] == pytest.approx(parts, abs=1e-6)
 
 
 def test_more_parts_than_features_are_refused():
@@ -514,10 +514,12 @@ def test_the_noise_that_is_forecast_is_that_of_the_release(mechanism, relation, 
     query, distribution, _ = curator.recorded[1]
     assert isinstance(query, WordTriples | PointTriples)
     assert isinstance(distribution, NoiseDistribution)
-    asked = query.layout.order
-    drawn = distribution.noise_multiplier * (math.sqrt(math.comb(asked + 2, 3) + 1) if mechanism.name == "avn" else 1)
+    requested = query.layout.order
+    drawn = distribution.noise_multiplier * (
+        math.sqrt(math.comb(requested + 2, 3) + 1) if mechanism.name == "avn" else 1
+    )
     overlap = overlap_of(1000 * length(3) ** 2, result.outcome["floor"])
-    assert noise.core_std(asked, overlap) == pytest.approx(drawn * query.sensitivity("l2") * query.unit, rel=0.35)
+    assert noise.core_std(requested, overlap) == pytest.approx(drawn * query.sensitivity("l2") * query.unit, rel=0.35)
 
 
 def test_a_declared_length_is_taken_as_it_is():

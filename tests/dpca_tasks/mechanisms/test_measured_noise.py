@@ -51,7 +51,7 @@ WIDENED = ("subspace", "completion", "tensor")
 class Step(NamedTuple):
     """A request of a run: the curator method, the query and its noise, the charged event, and the rows."""
 
-    way: str
+    method: str
     query: Any
     law: Any
     event: events.Event
@@ -71,21 +71,21 @@ class Recorder(Curator):
 
     def __init__(self, source, event, relation):
         super().__init__(source, InMemoryReservation(event=event, relation=relation, key=bytes(32)))
-        self.source, self.event, self.asked, self.done = source, event, [], 0
+        self.source, self.event, self.requested, self.done = source, event, [], 0
 
 
-def recorded(way: str) -> Callable[..., Any]:
-    def ask(self, query, law):
-        count = query.steps if way == "sequential" else 1
-        self.asked.append(Step(way, query, law, events.step_at(self.event, self.done), self.source))
+def recorded(method: str) -> Callable[..., Any]:
+    def call(self, query, law):
+        count = query.steps if method == "sequential" else 1
+        self.requested.append(Step(method, query, law, events.step_at(self.event, self.done), self.source))
         self.done += count
-        return getattr(Curator, way)(self, query, law)
+        return getattr(Curator, method)(self, query, law)
 
-    return ask
+    return call
 
 
-for _way in ("release", "release_parts", "release_tiles", "release_operator", "sequential", "perturb"):
-    setattr(Recorder, _way, recorded(_way))
+for _kind in ("release", "release_parts", "release_tiles", "release_operator", "sequential", "perturb"):
+    setattr(Recorder, _kind, recorded(_kind))
 
 
 def keys(label: str, runs: int = RUNS) -> Iterator[bytes]:
@@ -104,7 +104,7 @@ def family_steps(family: Any, name: str) -> list[Step]:
     curator = Recorder(rows, plan.event, problem.relation)
     mechanism.run(curator, plan)
     assert curator.done == events.count_steps(plan.event), "a way out of the curator is not recorded"
-    return curator.asked
+    return curator.requested
 
 
 def tick_steps(strategy: Any) -> list[Step]:
@@ -113,13 +113,13 @@ def tick_steps(strategy: Any) -> list[Step]:
     problem = Problem(n_features=6, clip_norm=2.0, relation=RELATION)
     plan = plan_stream(problem, TARGET, weights=weights, ticks=3, n_components=2)
     source = ArrayBlocks(np.ones((4, 6)), first_seen=[1, 1, 1, 1])
-    asked = []
+    requested = []
     for tick in (1, 2, 3):
         curator = Recorder(source, plan.event, RELATION)
         arrivals = tuple(range(1, tick + 1))
         release_tick(curator, plan, tick_query(plan, weights=weights, horizon=3, tick=tick, arrivals=arrivals))
-        asked += curator.asked
-    return asked
+        requested += curator.requested
+    return requested
 
 
 def run_steps() -> list[Step]:
@@ -250,21 +250,21 @@ def measure(step: Step) -> Measured:
     query, source, event = step.query, step.source, step.event
     if isinstance(query, PoissonSampled):  # if all rows are empty, every sample has the same sum
         source = ArrayBlocks(np.zeros((2, query.n_features)))
-    if step.way == "sequential":
+    if step.method == "sequential":
         event = events.self_composed(event, query.steps)
     answers = []
-    for key in keys(step.way):
+    for key in keys(step.method):
         curator = Curator(source, InMemoryReservation(event=event, relation=query.relation, key=key))
-        answers.append(getattr(curator, step.way)(query, step.law))
-    if step.way == "release_tiles":
+        answers.append(getattr(curator, step.method)(query, step.law))
+    if step.method == "release_tiles":
         answers = [answer.whole() for answer in answers]
-    if step.way == "release_operator":
+    if step.method == "release_operator":
         answers = [answer.product(np.eye(answer.order, dtype=np.int64) << DIRECTION_BITS) for answer in answers]
-    if step.way in ("release_parts", "release_tiles"):
+    if step.method in ("release_parts", "release_tiles"):
         return measure_parts(step, answers)
-    if step.way == "perturb":
+    if step.method == "perturb":
         return measure_directions(step, answers)
-    if step.way == "sequential":
+    if step.method == "sequential":
         products = [[product for _, product in rebuilt_products(query, states)] for states in answers]
         assert {len(of_run) for of_run in products} == {2}
         each = additive(step._replace(query=query.query), np.concatenate(products))
@@ -349,23 +349,23 @@ def test_the_measured_noise_over_sites_is_what_each_was_charged(name: str, runs:
     parties = Watched(curators=curators, roster=plan.roster)
     made.run(parties, plan)
     found = [measure_round(plan, sources, index, opened, runs) for index, opened in parties.opened]
-    check([*found, *map(measure, curators[0].asked)])
+    check([*found, *map(measure, curators[0].requested)])
 
 
 def scaled_down(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("scale_in_steps", "part_scales_in_steps"):
         honest = getattr(request, name)
 
-        def scaled(*asked: Any, honest: Any = honest) -> tuple[float, ...]:
-            return tuple(0.9 * scale for scale in honest(*asked))
+        def scaled(*requested: Any, honest: Any = honest) -> tuple[float, ...]:
+            return tuple(0.9 * scale for scale in honest(*requested))
 
         monkeypatch.setattr(f"dpca_tasks.privacy.curator.{name}", scaled)
 
 
 def one_coordinate_without(monkeypatch: pytest.MonkeyPatch) -> None:
-    def add(answer: Any, *asked: Any, **others: Any) -> None:
+    def add(answer: Any, *requested: Any, **others: Any) -> None:
         kept = answer[-1]
-        add_noise(answer, *asked, **others)
+        add_noise(answer, *requested, **others)
         answer[-1] = kept
 
     monkeypatch.setattr("dpca_tasks.privacy.curator.add_noise", add)

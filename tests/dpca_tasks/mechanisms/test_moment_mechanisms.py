@@ -105,8 +105,8 @@ def test_analyze_gauss_as_published_is_refused_outside_its_theorem(relation, eps
 
 
 def test_mod_sulq_as_published_has_the_std_of_the_sheet():
-    asked = problem(n_features=123, relation="replace_one")
-    plan = ModSulq(n_components=2, calibration="paper").plan(asked, LARGE)
+    requested = problem(n_features=123, relation="replace_one")
+    plan = ModSulq(n_components=2, calibration="paper").plan(requested, LARGE)
     assert plan.noise_multiplier * math.sqrt(2) == pytest.approx(6779, abs=1)
     assert plan.real_epsilon is not None
     assert plan.real_epsilon < 1e-3
@@ -223,19 +223,19 @@ def test_every_edge_case_of_a_release_publishes_plain_numbers(mechanism, feature
                 json.dumps(dict(found.manifest), allow_nan=False)
                 size = found.n_components
                 np.testing.assert_allclose(found.components @ found.components.T, np.eye(size), atol=1e-8)
-                told = found.outcome
+                shown = found.outcome
                 assert np.isfinite(found.eigenvalues).all()
-                assert all(told[name] is None or 0.0 <= told[name] <= 1.0 for name in ("share", "cv", "cv_low"))
-                ratios = told["explained_variance_ratio"] or ()
+                assert all(shown[name] is None or 0.0 <= shown[name] <= 1.0 for name in ("share", "cv", "cv_low"))
+                ratios = shown["explained_variance_ratio"] or ()
                 assert math.fsum(ratios) <= 1.0 + 1e-12
                 assert all(ratio >= 0.0 for ratio in ratios)
 
 
 def test_without_a_signal_a_release_says_nothing_of_the_best_subspace():
     """Keys are fixed; one in a hundred other keys would show a component."""
-    told = published(release(np.zeros((50, 30)), k=3), k=3).outcome
-    assert told["above_noise"] == 0
-    assert told["cv"] is told["cv_low"] is None
+    shown = published(release(np.zeros((50, 30)), k=3), k=3).outcome
+    assert shown["above_noise"] == 0
+    assert shown["cv"] is shown["cv_low"] is None
 
 
 @pytest.mark.parametrize("mechanism", FORMED)

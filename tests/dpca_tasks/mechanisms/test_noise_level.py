@@ -46,7 +46,7 @@ def run(mechanism, plan, rows, *, key=b"k"):
     return mechanism.run(RecordingCurator(ArrayBlocks(rows), event), plan)
 
 
-def says_noise(plan):
+def expects_noise(plan):
     return any(NOISE in warning for warning in plan.warnings)
 
 
@@ -81,7 +81,7 @@ def test_few_dense_records_of_many_columns_are_warned_of_before_anything_is_spen
 def test_thousands_of_dense_records_are_warned_of_where_the_noise_needs_more(name, target, columns, records, declared):
     facts = {"records_at_most": records} if declared else {"records_at_most": 100_000, "records_declared": False}
     plan = MECHANISMS[name](n_components=10).plan(problem(n_features=columns, **facts), target)
-    assert says_noise(plan)
+    assert expects_noise(plan)
     assert ("records_at_most=" in plan.warnings[0]) == declared
     assert ("no number of records is declared" in plan.warnings[0]) == (not declared)
 
@@ -93,7 +93,7 @@ def test_thousands_of_dense_records_are_warned_of_where_the_noise_needs_more(nam
 )
 def test_many_records_of_few_columns_are_not_warned_of(name, center, relation):
     few = problem(n_features=6, records_at_most=900_000, center=center, relation=relation)
-    assert not says_noise(MECHANISMS[name](n_components=2).plan(few, COMMON_TARGET))
+    assert not expects_noise(MECHANISMS[name](n_components=2).plan(few, COMMON_TARGET))
 
 
 @pytest.mark.parametrize("declared", [True, False], ids=["declared", "undeclared"])
@@ -110,7 +110,7 @@ def test_the_usual_release_of_a_benchmark_has_no_false_alarm(name, declared):
     )
     plan = row.usual.plan(facts, COMMON_TARGET)
     alarming = name == "local_gaussian" or (name == "laplace" and not declared)
-    assert says_noise(plan) == alarming
+    assert expects_noise(plan) == alarming
     if name not in {"local_gaussian", "laplace", "smooth_sensitivity", "propose_test_release"}:
         assert plan.warnings == ()
 

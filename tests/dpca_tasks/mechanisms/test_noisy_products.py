@@ -134,7 +134,7 @@ def test_both_parts_together_never_pass_the_target(epsilon, delta, pure, kind):
     assert kind == "renyi" or budget.spent(charge) >= epsilon * (1 - 1e-6)
 
 
-def test_nothing_is_bought_where_nothing_is_asked_for():
+def test_nothing_is_bought_where_nothing_is_requested():
     first = mean_first(problem(center="none"), CLAIM)
     assert (first.noise, first.rest) == (None, CLAIM)
     assert first.event(events.gaussian(2.0)) == events.gaussian(2.0)
@@ -257,15 +257,15 @@ def test_noise_that_is_too_small_around_a_mean_is_found(attack, monkeypatch, pla
 
 
 @pytest.mark.parametrize(
-    ("mechanism", "changes", "said"),
+    ("mechanism", "changes", "text"),
     [
         (ModSulq(n_components=K, calibration="paper"), {"relation": "replace_one"}, "use calibration=tight"),
         (DpSpca(n_components=K, form="one_row"), {}, "use form=batches"),
     ],
     ids=["mod_sulq", "dp_spca"],
 )
-def test_what_cannot_center_says_why(mechanism, changes, said):
-    with pytest.raises(Refused, match=f"center=private .*; {said}, or center=none"):
+def test_what_cannot_center_says_why(mechanism, changes, text):
+    with pytest.raises(Refused, match=f"center=private .*; {text}, or center=none"):
         mechanism.plan(problem(**changes), CLAIM)
 
 

@@ -278,17 +278,17 @@ def test_the_noise_is_the_stated_one_and_even_after_the_map(center):
     residuals = np.triu(np.array(made), 1)
     residuals = residuals + residuals.transpose(0, 2, 1)
     basis = np.linalg.qr(query.directions.astype(np.float64))[0]
-    stated = released_rounds.noise_std(query, noise)
-    beside = residuals[:, *np.triu_indices(D, 1)]
-    error = 1 / np.sqrt(2 * beside.size)
-    assert beside.std() / stated == pytest.approx(1.0, abs=6 * error)
+    declared = released_rounds.noise_std(query, noise)
+    nearby = residuals[:, *np.triu_indices(D, 1)]
+    error = 1 / np.sqrt(2 * nearby.size)
+    assert nearby.std() / declared == pytest.approx(1.0, abs=6 * error)
     along = np.einsum(
         "ni,nij,nj->n",
         *(np.tile(basis[:, at], (40, 1)) for at in (0,)),
         residuals,
         *(np.tile(basis[:, at], (40, 1)) for at in (1,)),
     )
-    assert along.std() / stated == pytest.approx(1.0, abs=6 / np.sqrt(80))
+    assert along.std() / declared == pytest.approx(1.0, abs=6 / np.sqrt(80))
 
 
 def captured(found: Subspace, moment: np.ndarray) -> float:

@@ -45,8 +45,8 @@ def problem(**changes):
     return Problem(**{"n_features": D, "clip_norm": 1.0, "records_at_most": N, **changes})
 
 
-def run(mechanism, asked, *, source=None, key=bytes(32), reservation=None):
-    plan = mechanism.plan(asked, TARGET)
+def run(mechanism, requested, *, source=None, key=bytes(32), reservation=None):
+    plan = mechanism.plan(requested, TARGET)
     reservation = reservation or InMemoryReservation(
         event=json.loads(json.dumps(plan.event)), relation=plan.problem.relation, key=key
     )
@@ -103,8 +103,8 @@ def test_eigenvalues_of_a_one_row_run_are_near_those_of_the_data():
 )
 def test_a_private_centre_takes_the_mean_out_of_every_product(mechanism, relation):
     shifted = ROWS * 0.5 + np.array([0, 0, 0.7, 0, 0, 0])
-    asked = problem(center="private", relation=relation)
-    found = run(mechanism, asked, source=ArrayBlocks(shifted))
+    requested = problem(center="private", relation=relation)
+    found = run(mechanism, requested, source=ArrayBlocks(shifted))
     assert np.linalg.norm(found.components[:, :2]) ** 2 > 1.4
     np.testing.assert_allclose(found.mean, [0, 0, 0.7, 0, 0, 0], atol=0.05)
 
@@ -157,11 +157,11 @@ def test_dp_spca_as_published_has_the_noise_of_the_sheet_and_is_charged_what_it_
     ],
 )
 def test_dp_spca_as_published_is_refused_by_the_condition_that_fails(changes, named):
-    asked = problem(records_at_most=changes.get("records_at_most", N))
+    requested = problem(records_at_most=changes.get("records_at_most", N))
     target = PrivacyTarget(epsilon=changes.get("epsilon", 4.0), delta=1e-3, allow_large_delta=True)
     mechanism = DpSpca(n_components=2, form=changes.get("form", "one_row"), calibration="paper")
     with pytest.raises(Refused, match=named):
-        mechanism.plan(asked, target)
+        mechanism.plan(requested, target)
 
 
 def test_what_dp_spca_as_published_really_gives_is_no_matter_of_a_grid():
@@ -202,13 +202,15 @@ def test_replaced_records_go_through_the_empty_one():
 @pytest.mark.parametrize("records", [1, 1000, 10**9])
 def test_the_delta_of_local_reports_covers_more_records_than_are_declared(records):
     """2,000 columns and 2^33 reports need too many draws for a delta of 1e-12, whatever bound is declared."""
-    asked = problem(n_features=2000, relation="zero_out", records_at_most=records)
+    requested = problem(n_features=2000, relation="zero_out", records_at_most=records)
     mechanism = LocalGaussian(n_components=2)
     with pytest.raises(Refused, match="draws of Symmetric"):
-        mechanism.plan(asked, PrivacyTarget(epsilon=1.0, delta=1e-12))
+        mechanism.plan(requested, PrivacyTarget(epsilon=1.0, delta=1e-12))
     assert (
-        mechanism.plan(asked, PrivacyTarget(epsilon=1.0, delta=1e-10)).event
-        == mechanism.plan(dataclasses.replace(asked, records_at_most=7), PrivacyTarget(epsilon=1.0, delta=1e-10)).event
+        mechanism.plan(requested, PrivacyTarget(epsilon=1.0, delta=1e-10)).event
+        == mechanism.plan(
+            dataclasses.replace(requested, records_at_most=7), PrivacyTarget(epsilon=1.0, delta=1e-10)
+        ).event
     )
 
 
@@ -266,10 +268,10 @@ def test_tosses_by_gaps_are_independent_coins(records, rate):
         assert stats.binomtest(empty, steps, (1 - rate) ** records).pvalue > 1e-6
 
 
-def full_stds(mechanism: Mechanism[Any], asked: Problem, target: PrivacyTarget) -> list[float]:
+def full_stds(mechanism: Mechanism[Any], requested: Problem, target: PrivacyTarget) -> list[float]:
     """Return the noise stds of the queries over all records, in units of the clip norm."""
-    plan = mechanism.plan(asked, target)
-    reservation = InMemoryReservation(event=plan.event, key=bytes(32), relation=asked.relation)
+    plan = mechanism.plan(requested, target)
+    reservation = InMemoryReservation(event=plan.event, key=bytes(32), relation=requested.relation)
     curator = RecordingCurator(ArrayBlocks(ROWS), reservation)
     mechanism.run(curator, plan)
     return [
@@ -281,7 +283,7 @@ def full_stds(mechanism: Mechanism[Any], asked: Problem, target: PrivacyTarget) 
 
 
 @pytest.mark.parametrize("center", ["none", "private"])
-def test_what_is_asked_of_all_records_half_way_has_the_noise_of_an_emptied_one(center):
+def test_what_is_requested_of_all_records_half_way_has_the_noise_of_an_emptied_one(center):
     """The full products have std 24.4 at epsilon 1, where the noise for two replaced halves was 48.9."""
     mechanism, target = DpVrpca(n_components=2, epochs=5, inner_steps=2), PrivacyTarget(epsilon=1.0, delta=1e-6)
     replaced = full_stds(mechanism, problem(relation="replace_one", center=center), target)

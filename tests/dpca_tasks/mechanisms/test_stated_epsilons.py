@@ -24,7 +24,7 @@ from sklearn.datasets import load_svmlight_file
 
 from dpca_tasks.accounting import events
 from dpca_tasks.accounting.calibration import UNITS, gaussian_epsilon, largest_units
-from dpca_tasks.accounting.epsilon_bracket import stated_epsilon
+from dpca_tasks.accounting.epsilon_bracket import epsilon_of_event
 from dpca_tasks.accounting.events import Relation, parts_of
 from dpca_tasks.accounting.filters import build_filter
 from dpca_tasks.accounting.prices import own_price
@@ -76,9 +76,9 @@ def subspaces(names: tuple[str, ...]) -> Iterator[tuple[Mechanism[Any], Terms]]:
             settings_of(name, SUBSPACE[name]), RELATIONS, ("none", "private")
         ):
             made = SUBSPACE[name](n_components=1, **settings)
-            asked = Problem(n_features=6, clip_norm=1.0, relation=relation, records_at_most=1000, center=center)
-            yield made, asked
-            yield QuantileClip(mechanism=made, quantile=0.9), asked
+            requested = Problem(n_features=6, clip_norm=1.0, relation=relation, records_at_most=1000, center=center)
+            yield made, requested
+            yield QuantileClip(mechanism=made, quantile=0.9), requested
 
 
 def others() -> Iterator[tuple[Mechanism[Any], Terms]]:
@@ -121,11 +121,11 @@ def kind_of(step: events.Event) -> Kind:
 def losses(kinds: Kinds, *, pessimistic: bool) -> Any:
     """Return the loss distribution of additive noise; for samples, it covers both directions."""
     grid = {"value_discretization_interval": 2e-4}
-    ways: dict[str, Any] = {**grid, "pessimistic_estimate": pessimistic, "use_connect_dots": pessimistic}
+    variants: dict[str, Any] = {**grid, "pessimistic_estimate": pessimistic, "use_connect_dots": pessimistic}
     found = PLD.identity(**grid, pessimistic_estimate=pessimistic)
     for (name, multiplier, *rate), count in kinds:
         made = PLD.from_laplace_mechanism if name == "laplace" else PLD.from_gaussian_mechanism
-        step = made(multiplier, sampling_prob=rate[0] if rate else 1.0, **ways)
+        step = made(multiplier, sampling_prob=rate[0] if rate else 1.0, **variants)
         found = found.compose(step.self_compose(count))
     return found
 
@@ -185,12 +185,12 @@ def ends_of(kinds: Kinds, delta: float, *, replaced: bool) -> tuple[float, float
 
 def check(plan: Plan) -> None:
     lower, upper = ends(plan)
-    stated = plan.epsilon_at_most
-    assert lower * (1 - 1e-6) - 1e-9 <= stated <= upper * 1.02 + 4e-4, (plan.mechanism, plan.problem, plan.event)
-    assert plan.certified == (not plan.uncertified and (not plan.printed or stated <= plan.target.epsilon))
-    assert plan.real_epsilon == (stated if plan.printed else None)
+    declared = plan.epsilon_at_most
+    assert lower * (1 - 1e-6) - 1e-9 <= declared <= upper * 1.02 + 4e-4, (plan.mechanism, plan.problem, plan.event)
+    assert plan.certified == (not plan.uncertified and (not plan.printed or declared <= plan.target.epsilon))
+    assert plan.real_epsilon == (declared if plan.printed else None)
     if not plan.printed:
-        assert stated <= plan.target.epsilon * (1 + 1e-12)
+        assert declared <= plan.target.epsilon * (1 + 1e-12)
 
 
 def whole_subspaces() -> Iterator[tuple[Mechanism[Any], Terms]]:
@@ -241,33 +241,35 @@ def test_what_a_plan_of_samples_states_is_what_its_event_costs(name: str) -> Non
 
 @pytest.mark.parametrize("relation", RELATIONS)
 def test_printed_samples_behind_a_private_clip_norm_state_both(relation: Any) -> None:
-    asked = Problem(n_features=6, clip_norm=1.0, relation=relation, records_at_most=1000)
+    requested = Problem(n_features=6, clip_norm=1.0, relation=relation, records_at_most=1000)
     inner = DpSpca(n_components=1, form="one_row", calibration="paper")
-    plan = QuantileClip(mechanism=inner, quantile=0.9).plan(asked, TARGETS[2])
+    plan = QuantileClip(mechanism=inner, quantile=0.9).plan(requested, TARGETS[2])
     check(plan)
     assert any(
-        f"{plan.real_epsilon:.4g}; calibration=tight meets 3 with far less noise" in said for said in plan.warnings
+        f"{plan.real_epsilon:.4g}; calibration=tight meets 3 with far less noise" in text for text in plan.warnings
     )
 
 
 def test_the_histogram_of_a_private_clip_norm_is_part_of_what_printed_noise_costs() -> None:
-    asked = Problem(n_features=2, clip_norm=1.0, relation="replace_one", records_at_most=100)
-    plan = QuantileClip(mechanism=ModSulq(n_components=1, calibration="paper"), quantile=0.9).plan(asked, TARGETS[0])
+    requested = Problem(n_features=2, clip_norm=1.0, relation="replace_one", records_at_most=100)
+    plan = QuantileClip(mechanism=ModSulq(n_components=1, calibration="paper"), quantile=0.9).plan(
+        requested, TARGETS[0]
+    )
     histogram, moment = plan.event["events"]
-    alone = stated_epsilon(moment, delta=1e-3, relation="replace_one")
-    both = stated_epsilon(plan.event, delta=1e-3, relation="replace_one")
+    alone = epsilon_of_event(moment, delta=1e-3, relation="replace_one")
+    both = epsilon_of_event(plan.event, delta=1e-3, relation="replace_one")
     assert plan.real_epsilon == both
-    assert both > max(alone, stated_epsilon(histogram, delta=1e-3, relation="replace_one"))
+    assert both > max(alone, epsilon_of_event(histogram, delta=1e-3, relation="replace_one"))
 
 
 @pytest.mark.parametrize("relation", RELATIONS)
 def test_an_answer_without_noise_has_no_epsilon(relation: Any) -> None:
-    assert stated_epsilon(
+    assert epsilon_of_event(
         events.composed(events.gaussian(9.0), events.non_private()), delta=1e-3, relation=relation
     ) == (math.inf)
-    assert stated_epsilon(events.gaussian(9.0), delta=0.0, relation=relation) == math.inf
-    assert stated_epsilon(events.approximate(0.5, 0.0), delta=0.0, relation=relation) == 0.5
-    assert stated_epsilon(events.approximate(0.5, 1e-6), delta=1e-7, relation=relation) == math.inf
+    assert epsilon_of_event(events.gaussian(9.0), delta=0.0, relation=relation) == math.inf
+    assert epsilon_of_event(events.approximate(0.5, 0.0), delta=0.0, relation=relation) == 0.5
+    assert epsilon_of_event(events.approximate(0.5, 1e-6), delta=1e-7, relation=relation) == math.inf
 
 
 D = 12
@@ -326,16 +328,16 @@ def test_local_noise_that_gives_more_than_it_claims_is_refused() -> None:
 
 
 def test_a_stated_mu_of_dp_spca_is_checked_by_the_same_conditions() -> None:
-    asked, kind = problem(records=32_561), {"n_components": 2, "form": "one_row", "calibration": "paper"}
-    free = DpSpca(**kind).plan(asked, SMALL)  # type: ignore[arg-type]
-    stated = DpSpca(**kind, mu=0.001).plan(asked, SMALL)  # type: ignore[arg-type]
-    assert stated.noise_multiplier >= free.noise_multiplier
+    requested, kind = problem(records=32_561), {"n_components": 2, "form": "one_row", "calibration": "paper"}
+    free = DpSpca(**kind).plan(requested, SMALL)  # type: ignore[arg-type]
+    declared = DpSpca(**kind, mu=0.001).plan(requested, SMALL)  # type: ignore[arg-type]
+    assert declared.noise_multiplier >= free.noise_multiplier
     with pytest.raises(Refused, match=r"condition .* does not hold at mu=0.5"):
-        DpSpca(**kind, mu=0.5).plan(asked, SMALL)  # type: ignore[arg-type]
+        DpSpca(**kind, mu=0.5).plan(requested, SMALL)  # type: ignore[arg-type]
     with pytest.raises(InvalidInput, match="calibration=paper"):
-        DpSpca(n_components=2, mu=0.5).plan(asked, SMALL)
+        DpSpca(n_components=2, mu=0.5).plan(requested, SMALL)
     with pytest.raises(InvalidInput, match="between 0 and 1"):
-        DpSpca(**kind, mu=1.0).plan(asked, SMALL)  # type: ignore[arg-type]
+        DpSpca(**kind, mu=1.0).plan(requested, SMALL)  # type: ignore[arg-type]
 
 
 CONTRACT_D = 6
@@ -350,7 +352,7 @@ def small(row, *, components=3):
     return dataclasses.replace(row.audited, n_components=components)
 
 
-def asked(row, **changes):
+def requested(row, **changes):
     return dataclasses.replace(PROBLEM, **{"relation": row.relation, **changes})
 
 
@@ -366,23 +368,23 @@ def run(mechanism, plan, source, *, key=bytes(range(32)), event=None):
 @pytest.mark.parametrize("row", (TABLE | FORMS).values(), ids=TABLE | FORMS)
 @each_center
 @pytest.mark.parametrize("relation", RELATIONS)
-def test_every_step_asked_is_the_step_planned(row, relation, center):
+def test_every_step_requested_is_the_step_planned(row, relation, center):
     mechanism = small(row)
     if relation not in row.relations:
         with pytest.raises(Refused, match=relation):
-            mechanism.plan(asked(row, relation=relation, center=center), COMMON_TARGET)
+            mechanism.plan(requested(row, relation=relation, center=center), COMMON_TARGET)
         return
-    plan = mechanism.plan(asked(row, relation=relation, center=center), COMMON_TARGET)
-    _, heard = run(mechanism, plan, ArrayBlocks(ROWS))
-    assert [query.event_of(law.event) for query, law, _ in heard] == list(events.steps(plan.event))
-    assert {query.relation for query, _, _ in heard} == {relation}
+    plan = mechanism.plan(requested(row, relation=relation, center=center), COMMON_TARGET)
+    _, notices = run(mechanism, plan, ArrayBlocks(ROWS))
+    assert [query.event_of(law.event) for query, law, _ in notices] == list(events.steps(plan.event))
+    assert {query.relation for query, _, _ in notices} == {relation}
     assert plan.mechanism == mechanism.name
 
 
 @pytest.mark.parametrize("row", (TABLE | FORMS).values(), ids=TABLE | FORMS)
 def test_a_reservation_of_one_step_less_is_not_enough(row):
     mechanism = small(row)
-    plan = mechanism.plan(asked(row), COMMON_TARGET)
+    plan = mechanism.plan(requested(row), COMMON_TARGET)
     steps = list(events.steps(plan.event))
     less = events.composed(*steps[:-1], events.gaussian(1e6)) if steps[:-1] else events.gaussian(1e6)
     with pytest.raises(StepMismatch):
@@ -397,7 +399,7 @@ def answers_of(found):
 @each_center
 def test_blocks_are_a_performance_setting(row, center):
     mechanism = small(row)
-    plan = mechanism.plan(asked(row, center=center), COMMON_TARGET)
+    plan = mechanism.plan(requested(row, center=center), COMMON_TARGET)
     sizes = (100, 200) if row.noised_by_block else (100, 1, 7)
     whole, *others = (run(mechanism, plan, ArrayBlocks(ROWS, block_records=size))[0] for size in sizes)
     assert (whole.mean is not None) == (center == "private")
@@ -412,7 +414,7 @@ def test_blocks_are_a_performance_setting(row, center):
 @pytest.mark.parametrize("row", (TABLE | FORMS).values(), ids=TABLE | FORMS)
 def test_another_key_gives_another_result(row):
     mechanism = small(row)
-    plan = mechanism.plan(asked(row), COMMON_TARGET)
+    plan = mechanism.plan(requested(row), COMMON_TARGET)
     one, two = (run(mechanism, plan, ArrayBlocks(ROWS), key=bytes([i] * 32))[0] for i in (1, 2))
     assert not np.array_equal(one.components, two.components)
 
@@ -423,7 +425,7 @@ def test_another_key_gives_another_result(row):
 @pytest.mark.parametrize("rows", [ROWS, ROWS[:0], np.zeros((3, CONTRACT_D))], ids=["rows", "none", "empty"])
 def test_components_are_an_ordered_signed_orthonormal_basis(row, rows, components, center):
     mechanism = small(row, components=components)
-    result, _ = run(mechanism, mechanism.plan(asked(row, center=center), COMMON_TARGET), ArrayBlocks(rows))
+    result, _ = run(mechanism, mechanism.plan(requested(row, center=center), COMMON_TARGET), ArrayBlocks(rows))
     found = result.components
     assert found.shape == (components, CONTRACT_D)
     np.testing.assert_allclose(found @ found.T, np.eye(components), atol=1e-12)
@@ -440,28 +442,28 @@ def test_components_are_an_ordered_signed_orthonormal_basis(row, rows, component
 @pytest.mark.parametrize("components", [-1, 0, CONTRACT_D, CONTRACT_D + 1])
 def test_a_number_of_components_without_meaning_is_refused(row, components):
     with pytest.raises(InvalidInput, match="n_components"):
-        small(row, components=components).plan(asked(row), COMMON_TARGET)
+        small(row, components=components).plan(requested(row), COMMON_TARGET)
 
 
 @pytest.mark.parametrize("row", (TABLE | FORMS).values(), ids=TABLE | FORMS)
 @pytest.mark.parametrize("clip_norm", [0.0, -1.0, np.inf, np.nan, 5e-324])
 def test_a_bad_clip_norm_is_refused(row, clip_norm):
     with pytest.raises(InvalidInput, match="clip_norm"):
-        small(row).plan(asked(row, clip_norm=clip_norm), COMMON_TARGET)
+        small(row).plan(requested(row, clip_norm=clip_norm), COMMON_TARGET)
 
 
 @pytest.mark.parametrize("row", (TABLE | FORMS).values(), ids=TABLE | FORMS)
 @pytest.mark.parametrize("epsilon", [0.0, -1.0, np.inf, np.nan])
 def test_a_bad_epsilon_is_refused(row, epsilon):
     with pytest.raises(InvalidInput, match="epsilon"):
-        small(row).plan(asked(row), PrivacyTarget(epsilon=epsilon, delta=1e-6))
+        small(row).plan(requested(row), PrivacyTarget(epsilon=epsilon, delta=1e-6))
 
 
 @pytest.mark.parametrize("row", (TABLE | FORMS).values(), ids=TABLE | FORMS)
 @pytest.mark.parametrize("delta", [-1e-9, 1.0, np.nan])
 def test_a_bad_delta_is_refused(row, delta):
     with pytest.raises(InvalidInput, match="delta"):
-        small(row).plan(asked(row), PrivacyTarget(epsilon=1.0, delta=delta, allow_large_delta=True))
+        small(row).plan(requested(row), PrivacyTarget(epsilon=1.0, delta=delta, allow_large_delta=True))
 
 
 @pytest.mark.parametrize("row", (TABLE | FORMS).values(), ids=TABLE | FORMS)
@@ -470,19 +472,19 @@ def test_only_a_pure_mechanism_does_without_delta(row, center):
     mechanism, target = small(row), PrivacyTarget(epsilon=1.0, delta=0.0)
     if not row.pure:
         with pytest.raises(InvalidInput, match="delta"):
-            mechanism.plan(asked(row, center=center), target)
+            mechanism.plan(requested(row, center=center), target)
         return
-    event = mechanism.plan(asked(row, center=center), target).event
+    event = mechanism.plan(requested(row, center=center), target).event
     assert all(step["name"] != "gaussian" and step.get("delta", 0.0) == 0 for step in events.steps(event))
-    assert (event == mechanism.plan(asked(row, center=center), COMMON_TARGET).event) is not row.uses_delta
+    assert (event == mechanism.plan(requested(row, center=center), COMMON_TARGET).event) is not row.uses_delta
 
 
 @pytest.mark.parametrize("row", (TABLE | FORMS).values(), ids=TABLE | FORMS)
 def test_a_delta_that_allows_publishing_rows_is_refused_unless_insisted_on(row):
     mechanism, large = small(row), 1 / PROBLEM.records_at_most
     with pytest.raises(Refused, match="records_at_most"):
-        mechanism.plan(asked(row), PrivacyTarget(epsilon=1.0, delta=large))
-    mechanism.plan(asked(row), PrivacyTarget(epsilon=1.0, delta=large, allow_large_delta=True))
+        mechanism.plan(requested(row), PrivacyTarget(epsilon=1.0, delta=large))
+    mechanism.plan(requested(row), PrivacyTarget(epsilon=1.0, delta=large, allow_large_delta=True))
 
 
 @pytest.mark.parametrize("row", (TABLE | FORMS).values(), ids=TABLE | FORMS)
@@ -490,8 +492,8 @@ def test_a_plan_reads_no_rows(row):
     """A plan depends on public facts alone: same inputs give the same plan, and it holds no arrays."""
     mechanism = small(row)
     assert list(inspect.signature(mechanism.plan).parameters) == ["problem", "target"]
-    plan = mechanism.plan(asked(row), COMMON_TARGET)
-    assert plan == mechanism.plan(asked(row), COMMON_TARGET)
+    plan = mechanism.plan(requested(row), COMMON_TARGET)
+    assert plan == mechanism.plan(requested(row), COMMON_TARGET)
     assert len(pickle.dumps(plan)) < 2000
 
 
@@ -504,7 +506,7 @@ def _spent(row, *, epsilon, delta, center):
     if row.sampled:
         row = dataclasses.replace(row, audited=dataclasses.replace(row.audited, rate=1.0))
     target = PrivacyTarget(epsilon=epsilon, delta=delta, allow_large_delta=True)
-    event = small(row).plan(asked(row, center=center), target).event
+    event = small(row).plan(requested(row, center=center), target).event
     steps = list(events.steps(event))
     if all(step["name"] == "gaussian" for step in steps):
         spent = sum((1 / Fraction(step["noise_multiplier"]) ** 2 for step in steps), Fraction(0))
@@ -549,7 +551,7 @@ def test_three_releases_of_a9a_capture_its_variance(row, a9a, claim):
     standard errors below, 1e-3.
     """
     target = (COMMON_TARGET, PAPER_TARGET)[claim]
-    problem = asked(row, n_features=123, clip_norm=A9A_CLIP_NORM, records_at_most=40_000)
+    problem = requested(row, n_features=123, clip_norm=A9A_CLIP_NORM, records_at_most=40_000)
     plan, source = row.usual.plan(problem, target), ArrayBlocks(a9a)
     second_moment = (a9a.T @ a9a).toarray()
     best = np.linalg.eigvalsh(second_moment)[-row.usual.n_components :].sum()

@@ -134,10 +134,10 @@ def test_a_coarse_and_a_fine_draw_are_the_discrete_gaussian_of_their_sum(coarse,
 
 
 @pytest.mark.parametrize(("part", "parts"), PARTS)
-@pytest.mark.parametrize("asked", [LARGEST + 8, 1 << 40, None])
-def test_draws_beyond_one_draw_have_the_variance_and_reach_every_integer(asked, part, parts):
+@pytest.mark.parametrize("requested", [LARGEST + 8, 1 << 40, None])
+def test_draws_beyond_one_draw_have_the_variance_and_reach_every_integer(requested, part, parts):
     widest = WIDEST[parts] - WIDEST[parts] % (parts * 2**20)
-    squared_scale = drawable(asked or widest, parts=parts)
+    squared_scale = drawable(requested or widest, parts=parts)
     drawn = wide_discrete_gaussians(WIDE_KEY, size=100_000, squared_scale=squared_scale, part=part, parts=parts)
     std = np.sqrt(squared_scale / part)
     edges = stats.norm.ppf(np.linspace(0, 1, 101)[1:-1], scale=std)

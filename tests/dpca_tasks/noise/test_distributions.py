@@ -215,8 +215,8 @@ def test_wishart_difference_of_one_column_is_pure_dp() -> None:
 
 
 def test_a_law_knows_its_event_norm_and_multiplier() -> None:
-    told = [(law.event, law.norm, law.noise_multiplier, law.layout) for law in LAWS]
-    assert told == [
+    shown = [(law.event, law.norm, law.noise_multiplier, law.layout) for law in LAWS]
+    assert shown == [
         (gaussian(4.0), "l2", 4.0, "vector"),
         (gaussian(4.0), "l2", 4.0, "symmetric"),
         (gaussian(4.0), "l2", 4.0, "cube"),

@@ -181,7 +181,10 @@ def test_every_entry_of_the_mean_is_a_part_of_the_question():
     one = solver(n_features=3000, shift=shift)
     shift = shift.copy()
     shift[1500] = 1
-    assert len({asked.digest() for asked in (solver(n_features=3000), one, dataclasses.replace(one, shift=shift))}) == 3
+    assert (
+        len({requested.digest() for requested in (solver(n_features=3000), one, dataclasses.replace(one, shift=shift))})
+        == 3
+    )
     assert one.public_inputs().keys() == {"shift"}
     assert "shift" not in repr(one)
 
@@ -290,11 +293,11 @@ def test_the_bound_of_the_gap_is_laplace_below_it_and_seldom_above():
 
 @pytest.mark.parametrize(("relation", "movement"), [("add_remove", 1.0), ("zero_out", 1.0), ("replace_one", 2.0)])
 def test_the_gap_has_noise_for_what_one_record_moves(relation, movement):
-    asked = solver_of_noised_directions(relation=relation)
-    assert TESTED.gap_scale(asked) == pytest.approx(movement / TESTED.gap_epsilon, rel=0.01)
-    assert TESTED.gap_scale(asked) > movement / TESTED.gap_epsilon
-    assert TESTED.margin(asked) >= TESTED.gap_scale(asked) * math.log(0.5 / TESTED.gap_delta)
-    assert TESTED.threshold(asked) == 1.5 * movement
+    requested = solver_of_noised_directions(relation=relation)
+    assert TESTED.gap_scale(requested) == pytest.approx(movement / TESTED.gap_epsilon, rel=0.01)
+    assert TESTED.gap_scale(requested) > movement / TESTED.gap_epsilon
+    assert TESTED.margin(requested) >= TESTED.gap_scale(requested) * math.log(0.5 / TESTED.gap_delta)
+    assert TESTED.threshold(requested) == 1.5 * movement
 
 
 def test_the_noise_of_a_passed_test_follows_from_its_bound():
@@ -318,7 +321,7 @@ def test_a_failed_test_shows_nothing_but_its_bound():
 
 
 ROWS = np.repeat(np.eye(5), [90, 40, 3, 2, 0], axis=0)
-ASKED = Eigensolver(n_features=5, clip_norm=1.0, relation="add_remove", n_components=2)
+REQUESTED = Eigensolver(n_features=5, clip_norm=1.0, relation="add_remove", n_components=2)
 
 
 @pytest.mark.parametrize("law", [smooth(), smooth("cauchy", delta=0.0), TESTED], ids=["smooth", "pure", "tested"])
@@ -328,36 +331,37 @@ class TestCurator:
 
     def test_the_answer_is_kept_and_nothing_else(self, law):
         reservation = self.reserved(law)
-        answer = Curator(ArrayBlocks(ROWS), reservation).perturb(ASKED, law)
+        answer = Curator(ArrayBlocks(ROWS), reservation).perturb(REQUESTED, law)
         assert answer.size == 10 + isinstance(law, ProposedGap)
         assert set(reservation.steps[0]) == {"answer", "question"}
         np.testing.assert_array_equal(reservation.steps[0]["answer"], answer)
 
     def test_a_kept_answer_is_read_back_without_the_rows(self, law):
         reservation = self.reserved(law)
-        answer = Curator(ArrayBlocks(ROWS), reservation).perturb(ASKED, law)
+        answer = Curator(ArrayBlocks(ROWS), reservation).perturb(REQUESTED, law)
 
         class NoRows(ArrayBlocks):
             def read(self, block, /):
                 raise AssertionError("the rows were read again")
 
-        np.testing.assert_array_equal(Curator(NoRows(ROWS), reservation).perturb(ASKED, law), answer)
+        np.testing.assert_array_equal(Curator(NoRows(ROWS), reservation).perturb(REQUESTED, law), answer)
 
     def test_another_question_in_an_answered_step_is_refused(self, law):
         reservation = self.reserved(law)
-        Curator(ArrayBlocks(ROWS), reservation).perturb(ASKED, law)
-        for rows, asked in ((ROWS[1:], ASKED), (ROWS, dataclasses.replace(ASKED, passes=7))):
+        Curator(ArrayBlocks(ROWS), reservation).perturb(REQUESTED, law)
+        for rows, requested in ((ROWS[1:], REQUESTED), (ROWS, dataclasses.replace(REQUESTED, passes=7))):
             with pytest.raises(StepMismatch, match="another request"):
-                Curator(ArrayBlocks(rows), reservation).perturb(asked, law)
+                Curator(ArrayBlocks(rows), reservation).perturb(requested, law)
 
     def test_a_law_that_was_not_reserved_is_refused(self, law):
         curator = Curator(ArrayBlocks(ROWS), InMemoryReservation(event=events.approximate(0.5, 1e-3)))
         with pytest.raises(StepMismatch, match="another event"):
-            curator.perturb(ASKED, law)
+            curator.perturb(REQUESTED, law)
 
     def test_blocks_are_a_performance_setting(self, law):
         one, other = (
-            Curator(ArrayBlocks(ROWS, block_records=size), self.reserved(law)).perturb(ASKED, law) for size in (500, 9)
+            Curator(ArrayBlocks(ROWS, block_records=size), self.reserved(law)).perturb(REQUESTED, law)
+            for size in (500, 9)
         )
         np.testing.assert_array_equal(one, other)
 
@@ -365,6 +369,6 @@ class TestCurator:
 def test_laws_of_equal_cost_and_unlike_noise_are_unlike_questions():
     """Half the noise under the same event and key: the answer must not come from the same noise stream."""
     reservation = InMemoryReservation(event=smooth().event, key=bytes(32))
-    Curator(ArrayBlocks(ROWS), reservation).perturb(ASKED, smooth())
+    Curator(ArrayBlocks(ROWS), reservation).perturb(REQUESTED, smooth())
     with pytest.raises(StepMismatch, match="another request"):
-        Curator(ArrayBlocks(ROWS), reservation).perturb(ASKED, smooth(shift=0.5))
+        Curator(ArrayBlocks(ROWS), reservation).perturb(REQUESTED, smooth(shift=0.5))

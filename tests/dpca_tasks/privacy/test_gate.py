@@ -43,7 +43,7 @@ SECRETS = StepSecrets(
 )
 
 
-def stated_ways():
+def listed_methods():
     """Return the rows of the table in the gate's docstring: the method and its other columns."""
     lines = gate.__doc__.split("\n")
     bounds = [at for at, line in enumerate(lines) if line.startswith("====")]
@@ -63,13 +63,13 @@ def test_the_table_at_the_head_of_the_gate_has_every_way_out_and_no_other():
         for name, _ in inspect.getmembers(kind, inspect.isfunction)
         if not name.startswith("_") and name != "with_stored_inputs"
     }
-    assert set(stated_ways()) == public
-    assert all(cell for row in stated_ways().values() for cell in row)
+    assert set(listed_methods()) == public
+    assert all(cell for row in listed_methods().values() for cell in row)
 
 
 def test_the_proofs_that_the_table_names_exist():
-    named = {name for row in stated_ways().values() for name in re.findall("``([A-Za-z_.]+)``", row[2])}
-    named -= set(stated_ways())
+    named = {name for row in listed_methods().values() for name in re.findall("``([A-Za-z_.]+)``", row[2])}
+    named -= set(listed_methods())
     assert len(named) == 7
     for name in named:
         assert import_module(f"dpca_tasks.{name}").__doc__, name
@@ -158,22 +158,22 @@ RATINGS = np.where(np.random.default_rng(1).random((9, ITEMS)) < 0.5, 3.0, 0.0)
 
 
 @pytest.mark.parametrize(
-    ("rows", "ask", "law"),
+    ("rows", "call", "law"),
     [
         (ROWS, lambda curator, law: curator.release(MOMENT, law), LAW),
         (RATINGS, lambda curator, law: curator.release_parts(TOTALS, law)["sums"], JointGaussian(noise_multiplier=4.0)),
     ],
     ids=["release", "release_parts"],
 )
-def test_the_answer_that_leaves_is_the_one_that_was_stored_first(rows, ask, law):
+def test_the_answer_that_leaves_is_the_one_that_was_stored_first(rows, call, law):
     first = InMemoryReservation(event=law.event, relation="zero_out", key=bytes(32))
-    stored = ask(Curator(ArrayBlocks(rows), first), law)
+    stored = call(Curator(ArrayBlocks(rows), first), law)
     other = {name: value + 1 if name == gate.ANSWER else value for name, value in first.steps[0].items()}
     raced = Raced(event=law.event, relation="zero_out", key=bytes(32), steps={0: other})
-    answer = ask(Curator(ArrayBlocks(rows), raced), law)
+    answer = call(Curator(ArrayBlocks(rows), raced), law)
     assert not np.array_equal(answer, stored)
     reading = InMemoryReservation(event=law.event, relation="zero_out", key=bytes(32), steps={0: other})
-    np.testing.assert_array_equal(answer, ask(Curator(ArrayBlocks(rows), reading), law))
+    np.testing.assert_array_equal(answer, call(Curator(ArrayBlocks(rows), reading), law))
 
 
 def test_a_step_that_another_process_answered_for_another_request_gives_no_second_answer():

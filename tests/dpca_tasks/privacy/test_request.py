@@ -126,24 +126,26 @@ def queries(relation):
 
 
 def requests(relation):
-    for name, query, ways in queries(relation):
-        for way, distributions in ways.items():
+    for name, query, variants in queries(relation):
+        for variant, distributions in variants.items():
             for label, distribution in (distributions or {"": None}).items():
-                yield f"{relation}: {way}, {name}, {label}", way, query, distribution
+                yield f"{relation}: {variant}, {name}, {label}", variant, query, distribution
 
 
-def stored_digest(way, query, distribution):
+def stored_digest(variant, query, distribution):
     """Execute a request, and return the digest that is stored with its answer."""
     event = events.non_private()
     if distribution is not None:
-        summed = query.query if way == "sequential" else query
+        summed = query.query if variant == "sequential" else query
         event = summed.event_of(distribution.event)
     reservation = InMemoryReservation(
-        event=events.self_composed(event, 2) if way == "sequential" else event, key=bytes(32), relation=query.relation
+        event=events.self_composed(event, 2) if variant == "sequential" else event,
+        key=bytes(32),
+        relation=query.relation,
     )
     curator = DisclosingCurator(ArrayBlocks(ROWS), reservation, i_know_this_is_not_private=True)
-    answer = getattr(curator, way)(query, *([] if distribution is None else [distribution]))
-    if way == "release_operator":
+    answer = getattr(curator, variant)(query, *([] if distribution is None else [distribution]))
+    if variant == "release_operator":
         answer.product(np.eye(answer.order, 2, dtype=np.int64) << 15)
     return reservation.steps[0]["question"].tobytes().hex()
 
@@ -168,9 +170,9 @@ def renamed(thing):
 
 @pytest.mark.parametrize("relation", RELATIONS)
 def test_no_class_name_enters_a_digest(relation):
-    for name, way, query, distribution in requests(relation):
+    for name, variant, query, distribution in requests(relation):
         drawn = None if distribution is None else renamed(distribution)
-        assert stored_digest(way, renamed(query), drawn) == STORED[name], name
+        assert stored_digest(variant, renamed(query), drawn) == STORED[name], name
 
 
 @pytest.mark.parametrize("relation", RELATIONS)
@@ -183,7 +185,7 @@ def test_no_class_name_enters_the_digest_of_a_sum_inside_the_boundary(relation):
         assert renamed(query).digest() == query.digest()
 
 
-def test_names_and_versions_tell_all_queries_and_distributions_apart():
+def test_names_and_versions_tell_all_queries_and_distributions_separate():
     named = [(kind.name, kind.version) for kind in concrete(RowSum)]
     assert len(set(named)) == len(named)
     bases = (NoiseDistribution, DirectionMechanism, PerturbationMechanism, Share)
@@ -202,14 +204,14 @@ DISTRIBUTIONS = {
 NO_LAYOUT = (NoNoise.name, JointGaussian.name, "SmoothNoise", "ProposedGap")
 
 
-def asked(relation):
+def requested(relation):
     """Return every query by its kind, including samples of queries that are released in another form elsewhere."""
     found: dict[str, Any] = {}
-    for _, query, ways in queries(relation):
+    for _, query, variants in queries(relation):
         found.setdefault(query.kind, query)
         if query.name == "centred_moment" and relation != "add_remove":
             found.setdefault(LocallyNoised.of(query).kind, LocallyNoised.of(query))
-        if "release" in ways and not isinstance(query, PoissonSampled):
+        if "release" in variants and not isinstance(query, PoissonSampled):
             found.setdefault(f"sampled {query.kind}", sampled(query, 0.5) if query.clip_norm == 1.5 else query)
     of_ratings = (averages(relation), totals(relation), statistics(relation), moment(relation), scores(relation))
     energies = (captured_energies(relation, 10), energies_around_a_mean(relation, 10), rejected_records(relation, 10))
@@ -223,10 +225,10 @@ def test_every_query_has_a_row_or_never_leaves():
     rows = {row.query for row in TABLE}
     for kind in concrete(RowSum):
         if kind is not PoissonSampled:
-            stated = any(row.startswith(f"{kind.name} {kind.version}") for row in rows)
-            assert stated is not (kind.name in WITHOUT_ROW), kind.name
+            declared = any(row.startswith(f"{kind.name} {kind.version}") for row in rows)
+            assert declared is not (kind.name in WITHOUT_ROW), kind.name
     assert any(row.startswith(f"{Eigensolver.name} {Eigensolver.version}") for row in rows)
-    assert rows <= asked("zero_out").keys()
+    assert rows <= requested("zero_out").keys()
 
 
 def test_every_distribution_has_a_row_and_every_name_in_a_row_is_one():
@@ -241,23 +243,23 @@ def test_a_pair_has_one_row_in_the_norm_of_its_distribution():
         for name in row.distributions:
             assert row.norm == (DISTRIBUTIONS | {NoNoise.name: NoNoise})[name].norm
             if name not in NO_LAYOUT:
-                assert DISTRIBUTIONS[name].layout == asked("zero_out")[row.query].layout.kind
+                assert DISTRIBUTIONS[name].layout == requested("zero_out")[row.query].layout.kind
 
 
 @pytest.mark.parametrize("relation", RELATIONS)
 def test_a_row_states_what_its_query_states_and_no_less(relation):
     for row in TABLE:
-        stated = getattr(row, relation)
-        query = asked(relation).get(row.query)
-        if stated is None:
+        declared = getattr(row, relation)
+        query = requested(relation).get(row.query)
+        if declared is None:
             assert query is None
         elif row.norm == NoNoise.norm:
-            assert stated == math.inf
+            assert declared == math.inf
         else:
-            stated = stated(query.n_features) if callable(stated) else stated
+            declared = declared(query.n_features) if callable(declared) else declared
             proved = query.sensitivity(row.norm) / (query.zeta if row.per_zeta else 1.0)
-            assert proved <= stated * (1 + 1e-14), row
-            assert not row.is_sharp or stated <= proved * (1 + 1e-14), row
+            assert proved <= declared * (1 + 1e-14), row
+            assert not row.is_sharp or declared <= proved * (1 + 1e-14), row
 
 
 @pytest.mark.parametrize("features", [1, 2, 3, 4, 100, 10_000])
@@ -266,9 +268,9 @@ def test_a_row_of_several_features_states_what_its_query_states(relation, featur
     facts = {"n_features": features, "clip_norm": 1.5, "relation": relation, "bits": 10}
     kinds = {kind.name + f" {kind.version}": kind for kind in concrete(RowSum)}
     for row in TABLE:
-        stated = getattr(row, relation)
-        if callable(stated) and not row.query.startswith("sampled"):
-            assert kinds[row.query](**facts).sensitivity(row.norm) == pytest.approx(stated(features), rel=1e-14)
+        declared = getattr(row, relation)
+        if callable(declared) and not row.query.startswith("sampled"):
+            assert kinds[row.query](**facts).sensitivity(row.norm) == pytest.approx(declared(features), rel=1e-14)
 
 
 CHARGED_TERMS_RELATIONS = get_args(Relation)
@@ -309,7 +311,7 @@ def run(relation):
 
 
 SAMPLED = events.poisson_sampled(GAUSSIAN.event, 0.5)
-WAYS_OUT = {
+EXITS = {
     "release": (SYMMETRIC.event, lambda curator, of: curator.release(moment_of_charged_terms(of), SYMMETRIC)),
     "release, a product": (GAUSSIAN.event, lambda curator, of: curator.release(product(of), GAUSSIAN)),
     "release, sampled": (SAMPLED, lambda curator, of: curator.release(sample(of), GAUSSIAN)),
@@ -333,26 +335,26 @@ def curated(event, relation, *, rows=CHARGED_TERMS_ROWS, content=None, kept=None
     return DisclosingCurator(source, reservation, i_know_this_is_not_private=True), reservation
 
 
-@pytest.mark.parametrize(("event", "ask"), WAYS_OUT.values(), ids=WAYS_OUT)
+@pytest.mark.parametrize(("event", "call"), EXITS.values(), ids=EXITS)
 @pytest.mark.parametrize("charged", CHARGED_TERMS_RELATIONS)
-def test_a_question_of_another_relation_than_the_one_charged_is_refused(event, ask, charged):
+def test_a_question_of_another_relation_than_the_one_charged_is_refused(event, call, charged):
     for relation in CHARGED_TERMS_RELATIONS:
         curator, reservation = curated(event, charged)
         if relation == charged:
-            ask(curator, relation)
+            call(curator, relation)
             continue
         with pytest.raises(StepMismatch, match=f"relation {relation}, but {charged} was reserved"):
-            ask(curator, relation)
+            call(curator, relation)
         assert reservation.steps == {}
 
 
-@pytest.mark.parametrize(("event", "ask"), WAYS_OUT.values(), ids=WAYS_OUT)
-def test_rows_of_another_snapshot_than_the_one_charged_are_refused_without_their_digest(event, ask):
+@pytest.mark.parametrize(("event", "call"), EXITS.values(), ids=EXITS)
+def test_rows_of_another_snapshot_than_the_one_charged_are_refused_without_their_digest(event, call):
     content = ArrayBlocks(CHARGED_TERMS_ROWS).content
-    ask(curated(event, "zero_out", content=content)[0], "zero_out")
+    call(curated(event, "zero_out", content=content)[0], "zero_out")
     curator, reservation = curated(event, "zero_out", rows=CHARGED_TERMS_ROWS[1:], content=content)
     with pytest.raises(StepMismatch, match="not those of the snapshot") as refused:
-        ask(curator, "zero_out")
+        call(curator, "zero_out")
     assert reservation.steps == {}
     assert not any(
         digest[:8] in str(refused.value) for digest in (content, ArrayBlocks(CHARGED_TERMS_ROWS[1:]).content)

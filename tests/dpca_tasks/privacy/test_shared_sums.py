@@ -162,10 +162,10 @@ def test_a_site_answers_any_round_without_those_before_it():
 def test_a_resumed_round_uses_the_directions_that_a_site_stored():
     roster = roster_of(3)
     reservations = reservations_of(roster, rounds=2)
-    asked, other = product(1), product(2)
-    sites_of(roster, reservations)[1].message(asked, roster=roster, address=Address(round=1))
+    requested, other = product(1), product(2)
+    sites_of(roster, reservations)[1].message(requested, roster=roster, address=Address(round=1))
     opened = open_round(sites_of(roster, reservations), other, roster=roster, index=1)
-    np.testing.assert_array_equal(opened.query.directions, asked.directions)
+    np.testing.assert_array_equal(opened.query.directions, requested.directions)
 
 
 def test_another_question_in_an_answered_round_gives_nothing():
@@ -299,7 +299,7 @@ def secure_total(sites, query, *, roster, address):
     participants = Participants(roster=roster, keys={name: identity_of(name).public for name in sites})
     size = query.layout.size
     context = Context(
-        session=roster.session, address=address, participants=participants.digest, asked=query.digest(), words=size
+        session=roster.session, address=address, participants=participants.digest, requested=query.digest(), words=size
     )
     scene = Scene(participants=participants, context=context)
 

@@ -64,8 +64,8 @@ def operator(law, order, **options):
 @each_law
 @pytest.mark.parametrize("order", [1, 2, 150])
 def test_the_product_is_that_of_the_drawn_matrix(law, order):
-    asked = directions(order, min(order, 7))
-    np.testing.assert_array_equal(operator(law, order).begin(asked)(), drawn(law, order) @ asked)
+    requested = directions(order, min(order, 7))
+    np.testing.assert_array_equal(operator(law, order).begin(requested)(), drawn(law, order) @ requested)
 
 
 @each_law
@@ -101,10 +101,10 @@ def test_products_of_the_largest_numbers_are_exact():
     order = tiled_noise.INNER
     largest = np.floor(16.1 * SCALE) - np.arange(order * order).reshape(order, order) % 3
     entry = int(2**15.5 / order**0.5)
-    asked = np.full((order, 2), entry) - np.arange(2)
+    requested = np.full((order, 2), entry) - np.arange(2)
     panel = DrawnPanel(drawn=(Strip(0, largest),))
-    exact = largest.astype(object) @ asked.astype(object)
-    np.testing.assert_array_equal(multiply(panel, asked), exact.astype(np.int64))
+    exact = largest.astype(object) @ requested.astype(object)
+    np.testing.assert_array_equal(multiply(panel, requested), exact.astype(np.int64))
 
 
 @pytest.mark.parametrize("share", [0.3, 0.0], ids=["kept", "drawn again"])
@@ -113,22 +113,22 @@ def test_workers_give_the_bits_of_one_process(client, monkeypatch, share):
     monkeypatch.setattr(tiled_noise, "FAN_IN", 2)
     noise = operator(LAWS[0], 150, client=client)
     for seed in range(2):
-        asked = directions(150, 6, seed)
-        np.testing.assert_array_equal(noise.begin(asked)(), operator(LAWS[0], 150).begin(asked)())
+        requested = directions(150, 6, seed)
+        np.testing.assert_array_equal(noise.begin(requested)(), operator(LAWS[0], 150).begin(requested)())
 
 
 @pytest.mark.timeout(60)
 def test_noise_lost_with_the_last_worker_is_drawn_again(alone):
-    noise, asked = operator(LAWS[0], 150, client=alone), directions(150, 6)
-    expected = operator(LAWS[0], 150).begin(asked)()
-    np.testing.assert_array_equal(noise.begin(asked)(), expected)
-    product = noise.begin(asked)
+    noise, requested = operator(LAWS[0], 150, client=alone), directions(150, 6)
+    expected = operator(LAWS[0], 150).begin(requested)()
+    np.testing.assert_array_equal(noise.begin(requested)(), expected)
+    product = noise.begin(requested)
     for pid in alone.run(os.getpid).values():
         os.kill(pid, signal.SIGKILL)
     np.testing.assert_array_equal(product(), expected)
 
 
-def test_noise_has_variance_one_on_the_diagonal_and_a_half_beside_it():
+def test_noise_has_variance_one_on_the_diagonal_and_a_half_next_to_it():
     """Chi-square of the sums of squares at a fixed key: a correct law is rejected with probability 1e-4, twice."""
     order = 300
     matrix = operator(LAWS[0], order).begin(np.eye(order, dtype=np.int64))() / SCALE
@@ -192,9 +192,9 @@ def test_products_are_exactly_those_of_the_matrix_that_a_release_forms(kind, law
     identity = np.eye(operator.order, dtype=np.int64) << 15
     np.testing.assert_array_equal(operator.product(identity), formed)
     steps = np.rint(formed / query.unit * query.steps_per_unit).astype(np.int64).astype(object)
-    asked = directions_of_released_operator(order=operator.order)
-    exact = (steps @ asked.astype(object)).astype(np.float64) * (query.unit / query.steps_per_unit / 2**15)
-    np.testing.assert_array_equal(operator.product(asked), exact)
+    requested = directions_of_released_operator(order=operator.order)
+    exact = (steps @ requested.astype(object)).astype(np.float64) * (query.unit / query.steps_per_unit / 2**15)
+    np.testing.assert_array_equal(operator.product(requested), exact)
 
 
 def test_a_cluster_gives_the_bits_of_one_process(client):
@@ -258,9 +258,9 @@ def test_a_product_from_other_rows_does_not_leave(resumed):
 def test_another_question_is_refused(change):
     reservation = reserved()
     curator(reservation).release_operator(QUERY, LAW).product(directions_of_released_operator())
-    asked = {"rows": ROWS, "query": QUERY, **change}
+    requested = {"rows": ROWS, "query": QUERY, **change}
     with pytest.raises(StepMismatch, match="another request"):
-        curator(reservation, rows=asked["rows"]).release_operator(asked["query"], LAW).product(
+        curator(reservation, rows=requested["rows"]).release_operator(requested["query"], LAW).product(
             directions_of_released_operator()
         )
 
@@ -276,13 +276,13 @@ def test_a_step_has_one_form():
 
 
 def test_it_takes_one_reserved_step():
-    asking = curator(reserved(events.self_composed(LAW.event, 2)))
-    one, two = (asking.release_operator(QUERY, LAW) for _ in range(2))
+    caller = curator(reserved(events.self_composed(LAW.event, 2)))
+    one, two = (caller.release_operator(QUERY, LAW) for _ in range(2))
     assert not np.array_equal(
         one.product(directions_of_released_operator()), two.product(directions_of_released_operator())
     )
     with pytest.raises(StepMismatch, match="not reserved"):
-        asking.release_operator(QUERY, LAW)
+        caller.release_operator(QUERY, LAW)
 
 
 @pytest.mark.parametrize(
@@ -452,10 +452,10 @@ def test_users_are_solved_once_a_step_where_there_is_room(monkeypatch, room, tim
 def test_what_a_killed_worker_held_is_made_again(alone):
     query = statistics("zero_out")
     whole = curator_of_released_tiles().release_tiles(query, RELEASED_TILES_LAW).whole()
-    asked = curator_of_released_tiles(block_records=5, client=alone)
-    answer = asked.release_tiles(query, RELEASED_TILES_LAW)
+    requested = curator_of_released_tiles(block_records=5, client=alone)
+    answer = requested.release_tiles(query, RELEASED_TILES_LAW)
     first = answer.read(0)
-    assert asked._rows.residency.prepared, "users' factors stay on the worker between tiles"
+    assert requested._rows.residency.prepared, "users' factors stay on the worker between tiles"
     (process,) = alone.run(os.getpid).values()
     os.kill(process, signal.SIGKILL)
     found = [first, *(answer.read(at) for at in range(1, len(answer.tiles)))]

@@ -122,11 +122,11 @@ def is_within(query, norm, steps):
             for name, part in query.parts.items()
         )
         return of_all <= 1
-    stated = Fraction(query.sensitivity(norm)) * query.steps_per_unit
+    declared = Fraction(query.sensitivity(norm)) * query.steps_per_unit
     if norm == "l1":
-        return sum(abs(int(step)) for step in steps) <= stated
+        return sum(abs(int(step)) for step in steps) <= declared
     if norm == "l2":
-        return squared(query.layout, steps) <= stated**2
+        return squared(query.layout, steps) <= declared**2
     return NORMS[norm](query, steps) <= query.sensitivity(norm) * (1 + 1e-12)
 
 

@@ -239,8 +239,8 @@ def test_a_term_of_all_items_makes_replacement_dearer_by_as_much_as_if_it_were_p
     factor = (statistics("replace_one", outer_share=h, gram_share=g).parts["gram"].bound) ** 2
     lengths, cosines, common = np.linspace(0, 1, 21), np.linspace(-1, 1, 101), np.linspace(0, 1, 5)
     a, b, c, f = np.meshgrid(lengths, lengths, cosines, common)
-    apart = a**4 + b**4 - 2 * (a * b * c) ** 2
-    both = f * (h * apart + w * (a**2 + b**2 + 2 * a * b * c)) + g * apart
+    separate = a**4 + b**4 - 2 * (a * b * c) ** 2
+    both = f * (h * separate + w * (a**2 + b**2 + 2 * a * b * c)) + g * separate
     search = both + (1 - f) * (h * (a**4 + b**4) + w * (a**2 + b**2))
     assert 0.99 * factor < search.max() <= factor
 
@@ -315,11 +315,11 @@ def test_other_coins_for_one_sum_than_for_the_other_move_both_further_than_state
         own = ItemStatistics.add
 
         def twice(self, block, total):
-            parts, apart = self.split(total), np.zeros_like(total)
-            own(dataclasses.replace(self, coin_key=subkey(bytes(32), label="others", info=b"")), block, apart)
+            parts, separate = self.split(total), np.zeros_like(total)
+            own(dataclasses.replace(self, coin_key=subkey(bytes(32), label="others", info=b"")), block, separate)
             mixed = np.zeros_like(total)
             own(self, block, mixed)
-            parts["outer"][:] += self.split(apart)["outer"]
+            parts["outer"][:] += self.split(separate)["outer"]
             parts["weighted"][:] += self.split(mixed)["weighted"]
 
         monkeypatch.setattr(ItemStatistics, "add", twice)

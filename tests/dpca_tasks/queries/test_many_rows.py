@@ -124,7 +124,7 @@ def attacked(query, relation, norm, added, emptied):
     return furthest(query, norm, some, others[relation])
 
 
-def test_every_row_of_a_sum_that_is_asked_is_attacked():
+def test_every_row_of_a_sum_that_is_requested_is_attacked():
     """Eigensolvers are left out: their gap movement is proved, and attacked by the audit.
 
     Statistics of items concern users of one row, and are attacked in `test_item_statistics`.

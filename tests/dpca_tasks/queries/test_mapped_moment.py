@@ -34,11 +34,11 @@ def query(**changes: Any) -> MappedMoment:
     return MappedMoment(**facts | map_of(ROTATION[:, :2], KEPT) | {"norm": norm_of(0.4)} | changes)
 
 
-def images(asked, rows, record_rows=None, **others):
+def images(requested, rows, record_rows=None, **others):
     """Return the images of all records of a source as one integer array."""
     source = ArrayBlocks(rows, record_rows=record_rows, **others)
-    blocks = [asked.grid(source.read(at)) for at in range(source.n_blocks)]
-    return np.vstack([strip for block in blocks for strip in asked.images(block)]).astype(np.int64)
+    blocks = [requested.grid(source.read(at)) for at in range(source.n_blocks)]
+    return np.vstack([strip for block in blocks for strip in requested.images(block)]).astype(np.int64)
 
 
 def trial_query(rng, relation):
@@ -91,21 +91,21 @@ def attack(rng, *, queries, pairs):
     worst: dict[tuple[str, str], float] = {}
     for relation in RELATIONS:
         for _ in range(queries):
-            asked, directions = trial_query(rng, relation)
+            requested, directions = trial_query(rng, relation)
             record_rows = int(rng.integers(1, 5))
             records = trial_records(rng, 2 * pairs, record_rows, directions)
-            emptied = np.zeros((1, record_rows, asked.n_features))
-            flat = np.concatenate([records, emptied]).reshape(-1, asked.n_features)
-            made = images(asked, flat, [record_rows] * (2 * pairs + 1)).reshape(2 * pairs + 1, record_rows, -1)
-            assert ((made**2).sum(axis=(1, 2)) <= 4**asked.bits).all()
+            emptied = np.zeros((1, record_rows, requested.n_features))
+            flat = np.concatenate([records, emptied]).reshape(-1, requested.n_features)
+            made = images(requested, flat, [record_rows] * (2 * pairs + 1)).reshape(2 * pairs + 1, record_rows, -1)
+            assert ((made**2).sum(axis=(1, 2)) <= 4**requested.bits).all()
             mine, others = made[:pairs], made[pairs:-1]
             gone = {"add_remove": np.zeros_like(mine), "replace_one": others}.get(relation, made[-1:].repeat(pairs, 0))
             moved = int(distances(mine, gone).max())
-            stated = 2 if asked.sensitivity("l2") > 1.0 else 1
-            assert moved <= stated * asked.steps_per_unit**2, (relation, asked.kind)
-            around = "origin" if asked.shift is None else "mean"
+            declared = 2 if requested.sensitivity("l2") > 1.0 else 1
+            assert moved <= declared * requested.steps_per_unit**2, (relation, requested.kind)
+            around = "origin" if requested.shift is None else "mean"
             key = relation, around
-            worst[key] = max(worst.get(key, 0.0), np.sqrt(moved) / asked.steps_per_unit)
+            worst[key] = max(worst.get(key, 0.0), np.sqrt(moved) / requested.steps_per_unit)
     return worst
 
 
@@ -125,23 +125,23 @@ def test_a_longer_attack_finds_no_such_record_either():
 def test_the_bound_holds_after_rounding_on_the_coarsest_grids():
     """With few steps rounding alone can exceed the bound; the norm is compared after it."""
     for bits, part in itertools.product((1, 2, 3, 4), (0, FIRST_CENTRED, NEXT)):
-        asked = query(bits=bits, part=part, norm=norm_of(0.5))
-        made = images(asked, ROWS * 3, [3] * 40).reshape(40, 3, -1)
+        requested = query(bits=bits, part=part, norm=norm_of(0.5))
+        made = images(requested, ROWS * 3, [3] * 40).reshape(40, 3, -1)
         assert ((made**2).sum(axis=(1, 2)) <= 4**bits).all()
         assert made.any()
 
 
-def clipped_images(asked, records):
+def clipped_images(requested, records):
     """Return the images of records in floating point, in clip norms: clip, centre, map, clip again."""
-    t = np.eye(D) - asked.reductions @ asked.directions.T * 2.0**-24
-    mean = np.zeros(D) if asked.shift is None else asked.shift * 2.0**-16
-    norm, found = float(asked.norm[0]), []
+    t = np.eye(D) - requested.reductions @ requested.directions.T * 2.0**-24
+    mean = np.zeros(D) if requested.shift is None else requested.shift * 2.0**-16
+    norm, found = float(requested.norm[0]), []
     for record in records:
         rows = record / max(1.0, np.linalg.norm(record)) - mean / np.sqrt(len(record))
         rows = rows @ t.T
         rows = rows * min(1.0, norm / np.linalg.norm(rows))
-        if asked.part:
-            constant = norm / np.sqrt(asked.part - 1) / np.sqrt(len(record))
+        if requested.part:
+            constant = norm / np.sqrt(requested.part - 1) / np.sqrt(len(record))
             rows = np.column_stack([rows, np.full(len(record), constant)])
         found.append(rows)
     return np.vstack(found)
@@ -152,9 +152,9 @@ def clipped_images(asked, records):
 @pytest.mark.parametrize("counts", [[1] * 120, [1, 5] * 20, [4] * 30], ids=["rows", "mixed", "records"])
 def test_images_are_centred_mapped_and_then_clipped_as_whole_records(counts, mean, part):
     """Records of one and several rows: equal to floating point within the steps of all grids."""
-    asked = query(part=part, shift=None if mean is None else on_shift_grid(mean))
-    made = images(asked, ROWS, counts) * np.sqrt(asked.unit) / 2.0**asked.bits
-    expected = clipped_images(asked, np.split(ROWS, np.cumsum(counts)[:-1]))
+    requested = query(part=part, shift=None if mean is None else on_shift_grid(mean))
+    made = images(requested, ROWS, counts) * np.sqrt(requested.unit) / 2.0**requested.bits
+    expected = clipped_images(requested, np.split(ROWS, np.cumsum(counts)[:-1]))
     assert np.linalg.norm(expected, axis=1).max() > 0.2
     np.testing.assert_allclose(made, expected, atol=1e-3)
 
@@ -163,20 +163,20 @@ def test_images_are_centred_mapped_and_then_clipped_as_whole_records(counts, mea
 def test_count_and_mean_follow_from_the_constants_however_records_are_split(record_rows):
     """Equal records, in one row each or split into rows of equal norm, give the same count and mean."""
     rows = np.repeat(ROWS[:20] / np.sqrt(record_rows), record_rows, axis=0)
-    asked = query(part=NEXT, shift=on_shift_grid(MEAN), norm=norm_of(2.0))
+    requested = query(part=NEXT, shift=on_shift_grid(MEAN), norm=norm_of(2.0))
     source = ArrayBlocks(rows, record_rows=[record_rows] * 20)
-    found = unpack_symmetric(exact_sum(source, asked) / asked.steps_per_unit, D + 1) * asked.unit
-    assert found[-1, -1] / asked.constant**2 == pytest.approx(20, rel=1e-3)
-    expected = clipped_images(query(part=0, shift=asked.shift, norm=norm_of(2.0)), list(ROWS[:20, None]))
-    np.testing.assert_allclose(found[:-1, -1] / asked.constant / 20, expected.mean(axis=0), atol=1e-3)
+    found = unpack_symmetric(exact_sum(source, requested) / requested.steps_per_unit, D + 1) * requested.unit
+    assert found[-1, -1] / requested.constant**2 == pytest.approx(20, rel=1e-3)
+    expected = clipped_images(query(part=0, shift=requested.shift, norm=norm_of(2.0)), list(ROWS[:20, None]))
+    np.testing.assert_allclose(found[:-1, -1] / requested.constant / 20, expected.mean(axis=0), atol=1e-3)
 
 
-def mapped_rows(asked, q, shares):
+def mapped_rows(requested, q, shares):
     """Return the images of gridded rows before they are clipped, in steps of ``2^-42``."""
     cells, (n_rows, d) = np.empty(q.shape), q.shape
     columns = np.tile(np.arange(d, dtype=np.int32), n_rows)
-    write_rows(q.ravel(), columns, np.arange(n_rows + 1) * d, shares, asked.shift.astype(np.float64), cells)
-    map_rows(cells, asked.directions.astype(np.float64), asked.reductions.astype(np.float64))
+    write_rows(q.ravel(), columns, np.arange(n_rows + 1) * d, shares, requested.shift.astype(np.float64), cells)
+    map_rows(cells, requested.directions.astype(np.float64), requested.reductions.astype(np.float64))
     return cells
 
 
@@ -191,13 +191,13 @@ def test_an_image_does_not_depend_on_its_block():
     rows = rng.random((n_rows, d))
     rows /= np.linalg.norm(rows, axis=1)[:, None]
     shift, kept = on_shift_grid(rows.mean(axis=0)), np.exp(rng.uniform(-3, 0, 40))
-    asked = query(n_features=d, bits=14, shift=shift, **map_of(directions, kept))
-    q, shares = asked.grid(ArrayBlocks(rows).read(0)).values.reshape(n_rows, d), np.full(n_rows, 9459.0)
-    whole = mapped_rows(asked, q, shares)
+    requested = query(n_features=d, bits=14, shift=shift, **map_of(directions, kept))
+    q, shares = requested.grid(ArrayBlocks(rows).read(0)).values.reshape(n_rows, d), np.full(n_rows, 9459.0)
+    whole = mapped_rows(requested, q, shares)
     for size in (1, 7):
-        cut = [mapped_rows(asked, q[at : at + size], shares[at : at + size]) for at in range(0, n_rows, size)]
+        cut = [mapped_rows(requested, q[at : at + size], shares[at : at + size]) for at in range(0, n_rows, size)]
         np.testing.assert_array_equal(whole, np.vstack(cut))
-    np.testing.assert_array_equal(images(asked, rows), images(asked, rows, block_records=7))
+    np.testing.assert_array_equal(images(requested, rows), images(requested, rows, block_records=7))
 
 
 def test_all_products_are_exact_at_the_bounds():
@@ -207,19 +207,19 @@ def test_all_products_are_exact_at_the_bounds():
     signs = rng.choice([-1, 1], (2, d, d))
     both = {"directions": signs[0] * 519, "reductions": signs[1] * 519}  # rows of norm 4152; the bound is 4160
     shift = on_shift_grid(-rng.uniform(0.5, 1.0, d))  # odd entries, so that scores are rounded down
-    asked = query(n_features=d, bits=14, norm=norm_of(2.0), shift=shift, **both)
+    requested = query(n_features=d, bits=14, norm=norm_of(2.0), shift=shift, **both)
     rows = rng.choice([-1.0, 1.0], (3 * n_records, d)) / np.sqrt(3 * d)
     rows[:3] = 1 / np.sqrt(3 * d)
-    q = asked.grid(ArrayBlocks(rows, record_rows=[3] * n_records).read(0)).values.reshape(len(rows), d)
+    q = requested.grid(ArrayBlocks(rows, record_rows=[3] * n_records).read(0)).values.reshape(len(rows), d)
     share = 9459  # 2^14 over the root of 3, rounded down
     z = q.astype(object) * 2**16 - share * shift.astype(object)
     scores = np.vectorize(lambda score: score // 2**12, otypes=[object])(z.dot(both["directions"].astype(object)))
     y = z * 2**12 - scores.dot(both["reductions"].T.astype(object))
-    found = mapped_rows(asked, q, np.full(len(rows), float(share)))
+    found = mapped_rows(requested, q, np.full(len(rows), float(share)))
     assert [int(entry) for entry in found.ravel()] == list(y.ravel())
     length = np.sqrt((found**2).reshape(n_records, -1).sum(axis=1)).repeat(3)
     expected = found * (2.0**14 / np.maximum(length, 2.0 * 2**42))[:, None]
-    np.testing.assert_allclose(images(asked, rows, [3] * n_records), expected, atol=1.0 + 1e-3)
+    np.testing.assert_allclose(images(requested, rows, [3] * n_records), expected, atol=1.0 + 1e-3)
 
 
 @pytest.mark.parametrize("part", [0, FIRST_CENTRED, NEXT])
@@ -238,35 +238,37 @@ def test_sparse_rows_without_a_map_are_those_of_a_map_that_changes_nothing(densi
 @pytest.mark.parametrize("shift", [None, on_shift_grid(MEAN)], ids=["origin", "mean"])
 def test_blocks_move_no_bit(shift):
     counts = [0, 1, 5] * 20
-    asked = query(shift=shift, part=NEXT)
-    whole, *cut = (exact_sum(ArrayBlocks(ROWS, record_rows=counts, block_records=size), asked) for size in (1000, 1, 7))
+    requested = query(shift=shift, part=NEXT)
+    whole, *cut = (
+        exact_sum(ArrayBlocks(ROWS, record_rows=counts, block_records=size), requested) for size in (1000, 1, 7)
+    )
     for each in cut:
         np.testing.assert_array_equal(whole, each)
-    made = images(asked, ROWS, counts)
+    made = images(requested, ROWS, counts)
     np.testing.assert_array_equal(unpack_symmetric(whole.astype(np.float64), D + 1), made.T @ made)
 
 
 def test_a_record_that_is_not_finite_counts_as_an_empty_one():
-    asked = query(shift=on_shift_grid(MEAN), part=NEXT)
-    one, other = images(asked, np.vstack([np.full(D, np.nan), np.zeros(D)]))
+    requested = query(shift=on_shift_grid(MEAN), part=NEXT)
+    one, other = images(requested, np.vstack([np.full(D, np.nan), np.zeros(D)]))
     np.testing.assert_array_equal(one, other)
 
 
 def test_everything_public_is_in_the_digest_and_stored_with_the_step():
-    asked = query(shift=on_shift_grid(MEAN), part=NEXT)
+    requested = query(shift=on_shift_grid(MEAN), part=NEXT)
     others = [
         query(shift=None, part=NEXT),
         query(shift=on_shift_grid(-MEAN), part=NEXT),
-        query(shift=asked.shift, part=FIRST_CENTRED),
-        query(shift=asked.shift, part=NEXT, norm=norm_of(0.41)),
-        query(shift=asked.shift, part=NEXT, bits=12),
-        query(shift=asked.shift, part=NEXT, **map_of(ROTATION[:, :2], [0.1, 0.31])),
-        query(shift=asked.shift, part=NEXT, **map_of(-ROTATION[:, :2], KEPT)),
+        query(shift=requested.shift, part=FIRST_CENTRED),
+        query(shift=requested.shift, part=NEXT, norm=norm_of(0.41)),
+        query(shift=requested.shift, part=NEXT, bits=12),
+        query(shift=requested.shift, part=NEXT, **map_of(ROTATION[:, :2], [0.1, 0.31])),
+        query(shift=requested.shift, part=NEXT, **map_of(-ROTATION[:, :2], KEPT)),
     ]
-    assert len({each.digest() for each in (asked, *others)}) == 8
-    public: dict[str, Any] = asked.public_inputs()
+    assert len({each.digest() for each in (requested, *others)}) == 8
+    public: dict[str, Any] = requested.public_inputs()
     stored = dataclasses.replace(others[-1], **public)
-    assert stored.digest() == asked.digest()
+    assert stored.digest() == requested.digest()
 
 
 @pytest.mark.parametrize(

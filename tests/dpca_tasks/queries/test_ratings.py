@@ -106,7 +106,7 @@ def planted(monkeypatch, bug):
         monkeypatch.setattr("dpca_tasks.records.blocks.canonical", lambda block, n_features: block)
     if bug == "scaled after the clip":
         clip = gridding.grid_records
-        monkeypatch.setattr(rating_moment, "grid_records", lambda *asked: 2 * clip(*asked))
+        monkeypatch.setattr(rating_moment, "grid_records", lambda *requested: 2 * clip(*requested))
 
 
 @pytest.mark.parametrize("bug", ["a row is not clipped", "duplicates unmerged", "scaled after the clip"])

@@ -35,16 +35,16 @@ def query(mean=MEAN, **changes):
     return ShiftedMoment(**facts)
 
 
-def stands_for(asked, source):
+def stands_for(requested, source):
     """Return the centred rows that each gridded record represents, in Python integers: steps of ``2^-(bits + 16)``."""
-    shift, found = asked.shift.astype(object), []
-    for block in (asked.grid(source.read(at)) for at in range(source.n_blocks)):
-        dense = np.zeros((block.row_ptr.size - 1, asked.n_features + 1), object)
+    shift, found = requested.shift.astype(object), []
+    for block in (requested.grid(source.read(at)) for at in range(source.n_blocks)):
+        dense = np.zeros((block.row_ptr.size - 1, requested.n_features + 1), object)
         for row, (start, stop) in enumerate(itertools.pairwise(block.row_ptr)):
             dense[row, block.indices[start:stop]] = [int(value) for value in block.values[start:stop]]
         whole = (dense[:, :-1] << SHIFT_BITS) - np.outer(dense[:, -1], shift)
         for start, stop in itertools.pairwise(block.record_ptr):
-            assert (dense[start:stop] ** 2).sum() <= 4 ** (asked.bits + 1)
+            assert (dense[start:stop] ** 2).sum() <= 4 ** (requested.bits + 1)
             found.append(whole[start:stop])
     return found
 
@@ -60,31 +60,31 @@ def test_no_record_stands_for_more_than_the_bound_whatever_the_mean_and_the_grid
     entry = st.one_of(entries(finite=True), st.sampled_from(sorted({*made.ravel(), *-made.ravel()})))
     mean = data.draw(hnp.arrays(np.float64, made.shape[1], elements=entry).filter(lambda m: np.isfinite(m).all()))
     with np.errstate(over="ignore"):
-        asked = query(np.clip(mean, -1e100, 1e100), clip_norm=1.0, bits=bits)
-    (record,) = stands_for(asked, ArrayBlocks(made, record_rows=[len(made)]))
+        requested = query(np.clip(mean, -1e100, 1e100), clip_norm=1.0, bits=bits)
+    (record,) = stands_for(requested, ArrayBlocks(made, record_rows=[len(made)]))
     assert (record**2).sum() <= 4 ** (bits + SHIFT_BITS)
 
 
 @given(hnp.arrays(np.float64, 6, elements=st.floats(-1e100, 1e100)))
 def test_a_mean_on_its_grid_is_never_longer_than_one_clip_norm(mean):
-    asked = query(mean)
-    assert sum(int(entry) ** 2 for entry in asked.shift) <= 4**SHIFT_BITS
+    requested = query(mean)
+    assert sum(int(entry) ** 2 for entry in requested.shift) <= 4**SHIFT_BITS
     short = mean / max(1.0, np.linalg.norm(mean))
-    np.testing.assert_allclose(asked.shift / 2.0**SHIFT_BITS, short, atol=2.0**-SHIFT_BITS)
+    np.testing.assert_allclose(requested.shift / 2.0**SHIFT_BITS, short, atol=2.0**-SHIFT_BITS)
 
 
 @pytest.mark.parametrize("counts", [[1] * 90, [1, 5] * 15, [0, 9] * 10], ids=["rows", "records", "empty"])
 @pytest.mark.parametrize("scale", [1.0, 4.0], ids=["within", "clipped"])
 def test_the_matrix_is_the_moment_of_clipped_records_around_the_mean(counts, scale):
     """Records have norms up to ten, twice the clip norm and more, and one or several rows."""
-    asked = query(MEAN * 0.7)
+    requested = query(MEAN * 0.7)
     expected = np.zeros((D, D))
     for record in np.split(ROWS * scale, np.cumsum(counts)[:-1]):
         clipped = record / 2.0 / max(1.0, np.linalg.norm(record / 2.0))
         around = clipped - MEAN * 0.7 / np.sqrt(max(len(record), 1))
         around /= max(1.0, np.linalg.norm(around))
         expected += around.T @ around
-    found = asked.matrix(exact_sum(ArrayBlocks(scale * ROWS, record_rows=counts), asked))
+    found = requested.matrix(exact_sum(ArrayBlocks(scale * ROWS, record_rows=counts), requested))
     np.testing.assert_allclose(found, expected, atol=2e-3 * len(counts))
     np.testing.assert_array_equal(found, found.T)
 
@@ -123,16 +123,16 @@ def product(**changes):
 
 def test_products_around_a_mean_are_exact():
     """Compared with Python's integers; the only rounding is the conversion to floats at the end."""
-    source, asked = ArrayBlocks(ROWS, block_records=11), product()
+    source, requested = ArrayBlocks(ROWS, block_records=11), product()
     exact = np.zeros(DIRECTIONS.shape, object)
-    for record in stands_for(asked.plain, source):
+    for record in stands_for(requested.plain, source):
         exact += record.T @ (record @ DIRECTIONS.astype(object))
-    found = asked.product(exact_sum(source, asked))
+    found = requested.product(exact_sum(source, requested))
     unit = 2.0 ** -(2 * (BITS + SHIFT_BITS) + EIGENSOLVER_DIRECTION_BITS)
     np.testing.assert_allclose(found, exact.astype(float) * unit, rtol=1e-12, atol=1e-13)
-    matrix = asked.plain.matrix(exact_sum(source, asked.plain))
+    matrix = requested.plain.matrix(exact_sum(source, requested.plain))
     np.testing.assert_allclose(found, matrix @ (DIRECTIONS / 2.0**EIGENSOLVER_DIRECTION_BITS), atol=1e-12)
-    assert asked.layout.size == exact_sum(source, asked).size
+    assert requested.layout.size == exact_sum(source, requested).size
 
 
 def test_directions_are_lifted_without_rounding():
@@ -146,8 +146,8 @@ def test_limbs_of_the_largest_records_stay_small():
     for sign, row in itertools.product((1, -1), (1, -1)):
         along = np.zeros((D, 1), np.int64)
         along[0] = sign << EIGENSOLVER_DIRECTION_BITS
-        asked = product(directions=along, shift=on_shift_grid(np.eye(D)[0]))
-        limbs = exact_sum(ArrayBlocks(9.0 * row * np.eye(D)[:1]), asked)
+        requested = product(directions=along, shift=on_shift_grid(np.eye(D)[0]))
+        limbs = exact_sum(ArrayBlocks(9.0 * row * np.eye(D)[:1]), requested)
         assert np.abs(limbs).max() <= 2**29
 
 
@@ -194,20 +194,21 @@ def test_a_sum_of_extended_records_is_not_to_be_noised(norm):
 
 def test_an_emptied_record_moves_the_scores_by_more_than_a_removed_one():
     """For a record at 60 degrees from a mean of norm 1, at a distance of one clip norm: by the square root of 3."""
-    asked = query([1.0, 0.0], clip_norm=1.0, relation="zero_out")
+    requested = query([1.0, 0.0], clip_norm=1.0, relation="zero_out")
     here, there = (
-        asked.matrix(exact_sum(ArrayBlocks(np.array([row])), asked)) for row in ([0.5, np.sqrt(0.75)], [0.0, 0.0])
+        requested.matrix(exact_sum(ArrayBlocks(np.array([row])), requested))
+        for row in ([0.5, np.sqrt(0.75)], [0.0, 0.0])
     )
     moved = np.linalg.eigvalsh(here - there)
     assert moved[1] - moved[0] == pytest.approx(np.sqrt(3), abs=1e-3)
-    assert asked.sensitivity("scores") == 2.0
-    assert dataclasses.replace(asked, relation="add_remove").sensitivity("scores") == 1.0
+    assert requested.sensitivity("scores") == 2.0
+    assert dataclasses.replace(requested, relation="add_remove").sensitivity("scores") == 1.0
 
 
 def test_a_record_opposite_to_the_mean_attains_the_bound_and_no_more():
-    asked = query([1.0, 0.0], clip_norm=1.0)
-    packed = exact_sum(ArrayBlocks(np.array([[-3.0, 0.0]])), asked)
-    assert np.linalg.eigvalsh(asked.matrix(packed))[-1] == pytest.approx(1.0, abs=1e-3)
+    requested = query([1.0, 0.0], clip_norm=1.0)
+    packed = exact_sum(ArrayBlocks(np.array([[-3.0, 0.0]])), requested)
+    assert np.linalg.eigvalsh(requested.matrix(packed))[-1] == pytest.approx(1.0, abs=1e-3)
     assert np.trace(unpack_symmetric(packed / 4.0**13, 3)) == pytest.approx(0.5, abs=1e-3)
 
 

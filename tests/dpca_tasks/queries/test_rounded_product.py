@@ -50,9 +50,9 @@ def test_it_agrees_with_the_float_product_up_to_the_grid():
     rng = np.random.default_rng(8)
     rows = rng.standard_normal((300, 20)) / 8
     directions = np.linalg.qr(rng.standard_normal((20, 3)))[0]
-    asked = query(directions)
-    found = exact_sum(ArrayBlocks(rows), asked).reshape(20, 3) / asked.steps_per_unit * asked.unit
-    np.testing.assert_allclose(found, rows.T @ (rows @ directions), atol=300 * asked.unit * 2**-14)
+    requested = query(directions)
+    found = exact_sum(ArrayBlocks(rows), requested).reshape(20, 3) / requested.steps_per_unit * requested.unit
+    np.testing.assert_allclose(found, rows.T @ (rows @ directions), atol=300 * requested.unit * 2**-14)
 
 
 def test_directions_outside_the_unit_range_or_of_another_height_are_refused():
@@ -116,7 +116,7 @@ def stretched(rng, mean):
 
 
 @pytest.mark.parametrize("clip", CLIPS)
-def test_no_pair_of_records_of_any_rows_is_further_apart(clip):
+def test_no_pair_of_records_of_any_rows_is_further_separate(clip):
     """Covers records of several rows: the proof holds for all positive semi-definite moments of trace at most 1."""
     rng, query = np.random.default_rng(3), clipped(clip)
     worst = worst_rows(clip)
@@ -180,8 +180,8 @@ def value(words):
     return words[0].astype(object) * 2**32 + words[1].astype(object)
 
 
-def applied(source, asked, query):
-    return exact_sum(source, UnroundedProduct.of(query, asked)).reshape(2, *asked.shape)
+def applied(source, requested, query):
+    return exact_sum(source, UnroundedProduct.of(query, requested)).reshape(2, *requested.shape)
 
 
 def identity(query):
@@ -223,19 +223,19 @@ def test_no_neighbour_moves_the_matrix_beyond_the_stated_sensitivity(relation, d
 def test_blocks_and_splits_are_performance_settings(kind, monkeypatch):
     made = np.random.default_rng(0).standard_normal((23, OPERATOR_PRODUCT_D))
     query = moment(kind)
-    asked = np.random.default_rng(1).integers(-(2**14), 2**14, (query.layout.order, 3))
-    whole = carried(applied(ArrayBlocks(made), asked, query))
+    requested = np.random.default_rng(1).integers(-(2**14), 2**14, (query.layout.order, 3))
+    whole = carried(applied(ArrayBlocks(made), requested, query))
     monkeypatch.setattr(operator_product, "_ROWS_AT_ONCE", 2)
     for size in (1, 7, 23):
-        np.testing.assert_array_equal(carried(applied(ArrayBlocks(made, block_records=size), asked, query)), whole)
+        np.testing.assert_array_equal(carried(applied(ArrayBlocks(made, block_records=size), requested, query)), whole)
 
 
 def test_rows_are_kept_on_the_moments_grid():
     query = moment()
-    asked = UnroundedProduct.of(query, identity(query))
-    assert asked.plain is query
+    requested = UnroundedProduct.of(query, identity(query))
+    assert requested.plain is query
     block = ArrayBlocks(np.eye(OPERATOR_PRODUCT_D)).read(0)
-    np.testing.assert_array_equal(asked.grid(block).values, query.grid(block).values)
+    np.testing.assert_array_equal(requested.grid(block).values, query.grid(block).values)
 
 
 @given(st.lists(st.integers(-(2**61), 2**61), min_size=1, max_size=4), st.integers(1, 2**12))
@@ -249,7 +249,7 @@ def test_words_hold_sums_beyond_64_bits(numbers, times):
 
 
 @pytest.mark.parametrize(
-    "asked",
+    "requested",
     [
         np.full((OPERATOR_PRODUCT_D + 1, 1), 1),
         np.full((OPERATOR_PRODUCT_D, 1), 2**15),
@@ -257,9 +257,9 @@ def test_words_hold_sums_beyond_64_bits(numbers, times):
     ],
     ids=["shape", "norm", "size"],
 )
-def test_directions_that_could_overflow_are_refused(asked):
+def test_directions_that_could_overflow_are_refused(requested):
     with pytest.raises(InvalidInput, match="orthonormal"):
-        UnroundedProduct.of(moment(), asked)
+        UnroundedProduct.of(moment(), requested)
 
 
 def test_it_has_no_noise_of_its_own():
@@ -288,15 +288,15 @@ def query_of_eigensolver_product(directions=EIGENSOLVER_PRODUCT_DIRECTIONS, **ch
     return ExactProduct(**(facts | changes))
 
 
-def integers(asked, source):
+def integers(requested, source):
     """Return the sum of ``x^T (x V)`` in Python's integers."""
-    total = np.zeros(asked.directions.shape, object)
+    total = np.zeros(requested.directions.shape, object)
     for at in range(source.n_blocks):
-        block = asked.grid(source.read(at))
+        block = requested.grid(source.read(at))
         for first, last in zip(block.row_ptr[:-1], block.row_ptr[1:], strict=True):
             row = np.zeros(EIGENSOLVER_PRODUCT_D, object)
             row[block.indices[first:last]] = [int(value) for value in block.values[first:last]]
-            total += np.outer(row, row @ asked.directions.astype(object))
+            total += np.outer(row, row @ requested.directions.astype(object))
     return total
 
 
@@ -304,12 +304,12 @@ def integers(asked, source):
     "rows", [ROWS, -10 * np.eye(EIGENSOLVER_PRODUCT_D), ROWS[:0]], ids=["some", "at the bound", "none"]
 )
 def test_the_limbs_are_the_exact_integers(rows):
-    source, asked = ArrayBlocks(rows, record_rows=None), query_of_eigensolver_product()
-    limbs = exact_sum(source, asked).reshape(LIMBS, EIGENSOLVER_PRODUCT_D, EIGENSOLVER_PRODUCT_WIDTH).astype(object)
+    source, requested = ArrayBlocks(rows, record_rows=None), query_of_eigensolver_product()
+    limbs = exact_sum(source, requested).reshape(LIMBS, EIGENSOLVER_PRODUCT_D, EIGENSOLVER_PRODUCT_WIDTH).astype(object)
     whole = sum(limbs[at] << LIMB_BITS * at for at in range(LIMBS))
-    expected = integers(asked, source)
+    expected = integers(requested, source)
     assert (whole == expected).all()
-    product = asked.product(exact_sum(source, asked))
+    product = requested.product(exact_sum(source, requested))
     np.testing.assert_allclose(
         product, expected.astype(float) / 2.0 ** (2 * EIGENSOLVER_PRODUCT_BITS + EIGENSOLVER_DIRECTION_BITS), rtol=1e-15
     )

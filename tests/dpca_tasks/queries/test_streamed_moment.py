@@ -94,15 +94,15 @@ def step_table(weights, relation):
 def test_no_pair_of_histories_moves_a_stream_further_than_stated(weights, relation):
     """Covers all pairs of histories of four ticks, with every change of record, absence and return."""
     table = step_table(weights, relation)
-    apart = np.square(table[:, :, :, None, None] - table[:, None, None]).sum(axis=(-2, -1))
+    separate = np.square(table[:, :, :, None, None] - table[:, None, None]).sum(axis=(-2, -1))
     histories = np.array(list(itertools.product(range(len(RECORDS)), repeat=TICKS)))
     worst = 0.0
     for mine, other in itertools.product(range(TICKS), repeat=2):
         others = histories if relation == "replace_one" else np.zeros((1, TICKS), int)
-        total = sum(apart[t, mine][histories[:, t]][:, other][:, others[:, t]] for t in range(TICKS))
+        total = sum(separate[t, mine][histories[:, t]][:, other][:, others[:, t]] for t in range(TICKS))
         worst = max(worst, total.max())
-    stated = tick_of(SecondMoment(**facts(relation)), weights, 1).sensitivity("l2") ** 2
-    assert worst <= stated * (1 + 1e-12)
+    declared = tick_of(SecondMoment(**facts(relation)), weights, 1).sensitivity("l2") ** 2
+    assert worst <= declared * (1 + 1e-12)
     charged = float(weights.zeta_squared(TICKS))
     reached = sum(w * w for w in weights.weights[:TICKS]) / 4**weights.bits
     assert worst >= reached * (2 if relation == "replace_one" else 1) * (1 - 1e-12)
@@ -139,8 +139,8 @@ def test_the_program_keeps_the_joint_bound_for_any_rows(relation, data):
 @each_strategy
 def test_a_record_that_arrives_first_and_stays_attains_the_bound(weights):
     moment = SecondMoment(**facts())
-    stays = (1, [np.eye(D)[:1]] * TICKS)
-    assert moved(moment, weights, stays, None) == Fraction(sum(w * w for w in weights.weights[:TICKS]), 4**weights.bits)
+    kept = (1, [np.eye(D)[:1]] * TICKS)
+    assert moved(moment, weights, kept, None) == Fraction(sum(w * w for w in weights.weights[:TICKS]), 4**weights.bits)
 
 
 def test_an_id_that_comes_back_with_a_new_arrival_would_break_the_bound():
@@ -224,12 +224,12 @@ def test_the_curator_releases_a_tick_under_the_event_of_the_whole_stream(relatio
         reservation = InMemoryReservation(event=noise.event, relation=relation, key=key.to_bytes(32, "little"))
         answers.append(Curator(ArrayBlocks(np.eye(D), first_seen=[1, 2]), reservation).release(query, noise))
     diagonal = np.array(answers)[:, range(D), range(D)]
-    stated = multiplier * query.sensitivity("l2")
-    assert diagonal.std() == pytest.approx(stated, rel=0.15)  # 4.2 standard errors: a false alarm in 4e4 seeds
-    assert diagonal.mean(axis=0) == pytest.approx([weights.series[1], 1.0], abs=4.2 * stated / math.sqrt(200))
+    declared = multiplier * query.sensitivity("l2")
+    assert diagonal.std() == pytest.approx(declared, rel=0.15)  # 4.2 standard errors: a false alarm in 4e4 seeds
+    assert diagonal.mean(axis=0) == pytest.approx([weights.series[1], 1.0], abs=4.2 * declared / math.sqrt(200))
 
 
-def test_the_digest_tells_everything_apart_that_an_answer_depends_on():
+def test_the_digest_tells_everything_separate_that_an_answer_depends_on():
     moment, weights = SecondMoment(**facts()), CHOSEN["sqrt"]
     base = tick_of(moment, weights, 2)
     others = [

@@ -27,13 +27,13 @@ from tests.dpca_tasks.queries.query_table import full
 WHOLE = [1, 2, 0, 3, 0]
 
 
-def asked(relation="replace_one", **changes):
+def requested(relation="replace_one", **changes):
     return WordPairs(**{"n_features": 5, "relation": relation, "bits": 20, "words_at_most": LONGEST, **changes})
 
 
 @pytest.mark.parametrize("bits", [0, 3, 20, 28])
 def test_a_document_adds_its_shares_of_pairs_rounded_toward_zero(bits):
-    query = asked(bits=bits)
+    query = requested(bits=bits)
     for counts in itertools.product(range(4), repeat=3):
         document = [0, *counts, 0]
         expected = np.zeros((5, 5), int)
@@ -45,23 +45,23 @@ def test_a_document_adds_its_shares_of_pairs_rounded_toward_zero(bits):
 @pytest.mark.parametrize("relation", ["add_remove", "zero_out", "replace_one"])
 @pytest.mark.parametrize("bits", [0, 1, 4, 28])
 def test_no_document_moves_the_sum_beyond_the_stated_sensitivity_and_one_word_attains_it(relation, bits):
-    query = asked(relation, bits=bits)
-    apart, alone = furthest(query, EXTREME.values())
-    moved = apart if relation == "replace_one" else alone
+    query = requested(relation, bits=bits)
+    separate, alone = furthest(query, EXTREME.values())
+    moved = separate if relation == "replace_one" else alone
     assert moved <= query.sensitivity("l2")
     assert moved == pytest.approx(math.sqrt(2) if relation == "replace_one" else 1.0, rel=1e-15)
 
 
 def test_a_document_that_is_not_made_of_counts_adds_nothing():
-    assert total(asked(), WHOLE).any()
+    assert total(requested(), WHOLE).any()
     for wrong in NO_DOCUMENT:
-        assert not total(asked(), [*WHOLE[:4], wrong]).any(), wrong
-    assert not total(asked(), [2, 0, 0, 0, 0]).any(), "two words"
+        assert not total(requested(), [*WHOLE[:4], wrong]).any(), wrong
+    assert not total(requested(), [2, 0, 0, 0, 0]).any(), "two words"
 
 
 def test_a_long_document_is_cut_to_the_bound_by_its_own_words_alone():
     """Shares of words are preserved to within one word."""
-    query, rng = asked(words_at_most=17), np.random.default_rng(8)
+    query, rng = requested(words_at_most=17), np.random.default_rng(8)
     for _ in range(50):
         counts = rng.integers(0, 200, 5)
         kept = query.grid(ArrayBlocks(counts[None].astype(float)).read(0))
@@ -71,11 +71,13 @@ def test_a_long_document_is_cut_to_the_bound_by_its_own_words_alone():
     assert (total(query, [17, 0, 0, 0, 0]) == total(query, [1e12, 0, 0, 0, 0])).all()
     assert not total(query, [2.0**40, 1, 0, 0, 0]).any(), "more words than any document has"
     thousand = np.ones((1, 1000))
-    assert total(asked(n_features=1000, words_at_most=3), thousand).sum() == 3 * (2**20 // 6), "none has a share of one"
+    assert total(requested(n_features=1000, words_at_most=3), thousand).sum() == 3 * (2**20 // 6), (
+        "none has a share of one"
+    )
 
 
 def test_lines_of_one_document_are_added_up_but_no_line_makes_up_for_another():
-    query, lines = asked(), np.array([[1.0, 0, 2, 0, 0], [0, 0, 1, 0, 0], [3, 0, 0, 0, 1]])
+    query, lines = requested(), np.array([[1.0, 0, 2, 0, 0], [0, 0, 1, 0, 0], [3, 0, 0, 0, 1]])
     assert (total(query, lines, record_rows=[2, 1]) == total(query, [[1, 0, 3, 0, 0], lines[2]])).all()
     assert not total(query, [[4.0, 0, 2, -1, 0], [0, 0, 1, 1, 0]], record_rows=[2]).any()
     assert not total(query, [[4.0, 0, 2, 0.5, 0], [0, 0, 1, 0.5, 0]], record_rows=[2]).any()
@@ -84,34 +86,34 @@ def test_lines_of_one_document_are_added_up_but_no_line_makes_up_for_another():
 
 def test_blocks_do_not_matter():
     rows = np.vstack([*EXTREME.values(), np.random.default_rng(4).integers(0, 9, (40, 5))])
-    whole, *others = (total(asked(), rows, block_records=size) for size in (1000, 1, 7))
+    whole, *others = (total(requested(), rows, block_records=size) for size in (1000, 1, 7))
     assert whole.all()
     assert all((other == whole).all() for other in others)
 
 
 def test_columns_in_any_order_and_twice_make_the_same_document():
-    merged = total(asked(), [2, 1, 0, 0, 1])
+    merged = total(requested(), [2, 1, 0, 0, 1])
     twice = sparse.csr_array(([1.0, 1, 1, 1], [4, 0, 1, 0], [0, 4]), shape=(1, 5))
-    assert (exact_sum(ArrayBlocks(twice), asked()) == merged).all()
+    assert (exact_sum(ArrayBlocks(twice), requested()) == merged).all()
 
 
 def test_the_largest_loss_is_what_the_grid_takes_of_a_long_document_of_unlike_words():
     for bits, length in ((10, 20), (6, 20), (20, 100)):
-        query = asked(n_features=length, bits=bits, words_at_most=length)
+        query = requested(n_features=length, bits=bits, words_at_most=length)
         kept = unpack_symmetric(total(query, np.ones(length)), length).sum() / 2**bits
         assert 1 - kept <= query.largest_loss == min(1, length * (length - 1) / 2**bits)
-    assert Fraction(asked(bits=28, words_at_most=1000).largest_loss) < Fraction(1, 100)
+    assert Fraction(requested(bits=28, words_at_most=1000).largest_loss) < Fraction(1, 100)
 
 
 @pytest.mark.parametrize("change", [{"words_at_most": 2}, {"words_at_most": 2**16 + 1}, {"clip_norm": 2.0}])
 def test_public_parameters_are_checked(change):
     with pytest.raises(InvalidInput, match=next(iter(change))):
-        asked(**change)
+        requested(**change)
 
 
 def test_only_the_frobenius_norm_is_stated():
     with pytest.raises(InvalidInput, match="not stated"):
-        asked().sensitivity("l1")
+        requested().sensitivity("l1")
 
 
 FINE = on_direction_grid(np.linalg.qr(np.random.default_rng(1).standard_normal((5, 3)))[0])
@@ -120,7 +122,7 @@ SHORT = on_direction_grid(np.full((5, 2), 0.3))
 LONG = on_direction_grid(np.ones((5, 2)))
 
 
-def asked_of_word_triples(relation="replace_one", **changes):
+def word_triples(relation="replace_one", **changes):
     terms = {"n_features": 5, "relation": relation, "bits": 24, "words_at_most": LONGEST, "directions": FINE}
     return WordTriples(**terms | changes)
 
@@ -133,7 +135,7 @@ def projected(counts, directions):
 
 def test_a_core_is_the_tensor_of_all_words_along_the_directions():
     query, documents = (
-        asked_of_word_triples(bits=28),
+        word_triples(bits=28),
         [counts for counts in itertools.product(range(3), repeat=5) if sum(counts) >= 3],
     )
     assert len(documents) == 222
@@ -143,7 +145,7 @@ def test_a_core_is_the_tensor_of_all_words_along_the_directions():
 
 
 def test_sums_of_documents_are_sums_of_cores():
-    query, documents = asked_of_word_triples(), np.random.default_rng(2).integers(1, 4, (30, 5))
+    query, documents = word_triples(), np.random.default_rng(2).integers(1, 4, (30, 5))
     expected = sum(total(query, counts) for counts in documents)
     assert (total(query, documents) == expected).all()
 
@@ -152,9 +154,9 @@ def test_sums_of_documents_are_sums_of_cores():
 @pytest.mark.parametrize("directions", [FINE, AXES, SHORT, LONG], ids=["fine", "axes", "short", "long"])
 @pytest.mark.parametrize("bits", [1, 4, 10, 28])
 def test_no_document_moves_the_sum_beyond_the_stated_sensitivity(relation, directions, bits):
-    query = asked_of_word_triples(relation, directions=directions, bits=bits)
-    apart, alone = furthest(query, [*EXTREME.values(), *np.eye(5) * 3])
-    moved = apart if relation == "replace_one" else alone
+    query = word_triples(relation, directions=directions, bits=bits)
+    separate, alone = furthest(query, [*EXTREME.values(), *np.eye(5) * 3])
+    moved = separate if relation == "replace_one" else alone
     assert moved <= query.sensitivity("l2")
 
 
@@ -164,20 +166,20 @@ def test_no_document_moves_the_sum_beyond_the_stated_sensitivity(relation, direc
     ids=["axes", "axes replaced", "short"],
 )
 def test_documents_of_one_word_attain_it(relation, directions, attained):
-    query = asked_of_word_triples(relation, directions=directions, bits=26)
-    apart, alone = furthest(query, np.eye(5) * 3)
-    moved = apart if relation == "replace_one" else alone
+    query = word_triples(relation, directions=directions, bits=26)
+    separate, alone = furthest(query, np.eye(5) * 3)
+    moved = separate if relation == "replace_one" else alone
     assert moved == pytest.approx(attained, rel=1e-6)
     assert query.sensitivity("l2") == pytest.approx(attained, rel=1e-3)
 
 
 def test_short_directions_have_the_bound_of_the_triangle_and_opposite_ones_attain_it():
     opposite = on_direction_grid(np.array([[0.5], [-0.5], [0.1], [0.1], [0.1]]))
-    query = asked_of_word_triples(directions=opposite, bits=26)
-    apart, _ = furthest(query, np.eye(5) * 3)
-    assert apart == pytest.approx(0.25, rel=1e-6)
-    assert apart <= query.sensitivity("l2") == pytest.approx(0.25, rel=1e-6)
-    assert asked_of_word_triples(directions=LONG).sensitivity("l2") == pytest.approx(2.0), "no contraction"
+    query = word_triples(directions=opposite, bits=26)
+    separate, _ = furthest(query, np.eye(5) * 3)
+    assert separate == pytest.approx(0.25, rel=1e-6)
+    assert separate <= query.sensitivity("l2") == pytest.approx(0.25, rel=1e-6)
+    assert word_triples(directions=LONG).sensitivity("l2") == pytest.approx(2.0), "no contraction"
 
 
 def test_a_core_that_rounding_makes_too_long_is_rounded_toward_zero(monkeypatch):
@@ -185,7 +187,7 @@ def test_a_core_that_rounding_makes_too_long_is_rounded_toward_zero(monkeypatch)
     directions = on_direction_grid(np.full((5, 3), 3**-0.5))
     beyond = []
     for bits in range(2, 20):
-        query = asked_of_word_triples("zero_out", directions=directions, bits=bits)
+        query = word_triples("zero_out", directions=directions, bits=bits)
         _, alone = furthest(query, [[3, 0, 0, 0, 0]])
         assert alone <= query.sensitivity("l2")
         sharp = query.sensitivity("l2")
@@ -196,14 +198,14 @@ def test_a_core_that_rounding_makes_too_long_is_rounded_toward_zero(monkeypatch)
 
 
 def test_a_document_that_is_not_made_of_counts_adds_nothing_of_word_triples():
-    assert total(asked_of_word_triples(), [1, 2, 0, 3, 0]).any()
+    assert total(word_triples(), [1, 2, 0, 3, 0]).any()
     for wrong in NO_DOCUMENT:
-        assert not total(asked_of_word_triples(), [1, 2, 0, 3, wrong]).any(), wrong
+        assert not total(word_triples(), [1, 2, 0, 3, wrong]).any(), wrong
 
 
 def test_blocks_do_not_matter_of_word_triples():
     rows = np.vstack([*EXTREME.values(), np.random.default_rng(4).integers(0, 9, (40, 5))])
-    whole, *others = (total(asked_of_word_triples(), rows, block_records=size) for size in (1000, 1, 7))
+    whole, *others = (total(word_triples(), rows, block_records=size) for size in (1000, 1, 7))
     assert whole.all()
     assert all((other == whole).all() for other in others)
 
@@ -211,20 +213,20 @@ def test_blocks_do_not_matter_of_word_triples():
 def test_directions_are_checked():
     for wrong in (FINE[:4], FINE[:, :0], FINE * 3, FINE.astype(float)):
         with pytest.raises(InvalidInput, match="directions"):
-            asked_of_word_triples(directions=wrong)
+            word_triples(directions=wrong)
     with pytest.raises(InvalidInput, match="norm of at most 2"):
-        asked_of_word_triples(directions=on_direction_grid(np.ones((5, 5))))
+        word_triples(directions=on_direction_grid(np.ones((5, 5))))
     assert words.is_contraction(FINE)
     assert not words.is_contraction(LONG)
     with pytest.raises(InvalidInput, match="not stated"):
-        asked_of_word_triples().sensitivity("l1")
+        word_triples().sensitivity("l1")
 
 
 D, R = 4, 1.5
 RELATIONS = ("add_remove", "zero_out", "replace_one")
 
 
-def asked_of_point_triples(relation="replace_one", *, width=2, share=0.1, **changes):
+def point_triples(relation="replace_one", *, width=2, share=0.1, **changes):
     columns = np.linalg.qr(np.random.default_rng(width).standard_normal((D, D)))[0][:, :width]
     terms = {"directions": on_direction_grid(columns), "score_norm": R, "noise_variance": share * R**2}
     return PointTriples(**{"n_features": D, "relation": relation, "bits": 24, **terms, **changes})
@@ -232,15 +234,15 @@ def asked_of_point_triples(relation="replace_one", *, width=2, share=0.1, **chan
 
 def core(scores, variance):
     """Return ``y y y - variance Sym3(y)``."""
-    beside = np.einsum("i,jk->ijk", scores, np.eye(scores.size))
-    sym = beside + beside.transpose(1, 0, 2) + beside.transpose(2, 1, 0)
+    nearby = np.einsum("i,jk->ijk", scores, np.eye(scores.size))
+    sym = nearby + nearby.transpose(1, 0, 2) + nearby.transpose(2, 1, 0)
     return np.einsum("i,j,k->ijk", scores, scores, scores) - variance * sym
 
 
 @pytest.mark.parametrize("width", [1, 2, 3])
 @pytest.mark.parametrize("bits", [3, 24])
 def test_a_core_is_that_of_the_clipped_scores_rounded_toward_zero(width, bits):
-    query, rng = asked_of_point_triples(width=width, bits=bits), np.random.default_rng(3)
+    query, rng = point_triples(width=width, bits=bits), np.random.default_rng(3)
     for point in rng.standard_normal((40, D)):
         scores = point @ query.directions / 2.0**24 / R
         scores /= max(1.0, np.linalg.norm(scores))
@@ -255,13 +257,13 @@ def test_a_core_is_that_of_the_clipped_scores_rounded_toward_zero(width, bits):
 @pytest.mark.parametrize(("width", "share"), [(1, 0.0), (1, 0.2), (1, 0.5), (2, 0.0), (2, 0.5), (3, 0.1), (3, 0.4)])
 def test_no_point_moves_the_sum_beyond_the_stated_sensitivity_and_one_attains_it(relation, width, share):
     """Points along one axis and along all axes, of every length up to twice the bound, and opposite points."""
-    query = asked_of_point_triples(relation, width=width, share=share)
+    query = point_triples(relation, width=width, share=share)
     columns = query.directions / 2.0**24
     axes = [columns[:, 0], columns.sum(axis=1) / width**0.5]
     lengths = [*np.linspace(0, 1.2, 25), math.sqrt(share), 2.0]
     points = [sign * length * R * axis for axis in axes for length in lengths for sign in (1, -1)]
-    apart, alone = furthest(query, points)
-    moved = apart if relation == "replace_one" else alone
+    separate, alone = furthest(query, points)
+    moved = separate if relation == "replace_one" else alone
     assert moved <= query.sensitivity("l2") * (1 + 1e-15)
     assert moved > 0.99 * query.sensitivity("l2"), "so it is sharp"
     assert query.sensitivity("l2") <= (2 if relation == "replace_one" else 1) * (1 + 1e-14)
@@ -270,13 +272,13 @@ def test_no_point_moves_the_sum_beyond_the_stated_sensitivity_and_one_attains_it
 @pytest.mark.parametrize("bits", [0, 1, 5, 28])
 @pytest.mark.parametrize("share", [0.0, 0.3])
 def test_rounding_makes_no_core_longer(bits, share):
-    query = asked_of_point_triples("zero_out", share=share, bits=bits)
+    query = point_triples("zero_out", share=share, bits=bits)
     points = np.random.default_rng(5).standard_normal((200, D)) * 3
     assert furthest(query, points)[1] <= query.sensitivity("l2") * (1 + 1e-15)
 
 
 def test_scores_are_clipped_in_integers_whatever_the_directions_are():
-    query = asked_of_point_triples(directions=on_direction_grid(np.ones((D, 3))))
+    query = point_triples(directions=on_direction_grid(np.ones((D, 3))))
     for point in (np.ones(D), 1e300 * np.ones(D), -1e-300 * np.ones(D), 0.29 * np.ones(D)):
         scores = query.grid(ArrayBlocks(point[None]).read(0)).values.astype(object)
         assert (scores * scores).sum() <= 4**SCORE_BITS
@@ -284,40 +286,38 @@ def test_scores_are_clipped_in_integers_whatever_the_directions_are():
 
 @pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
 def test_a_point_that_is_not_finite_adds_nothing(wrong):
-    assert total(asked_of_point_triples(), [1.0, 0.5, 0.2, 0.1]).any()
-    assert not total(asked_of_point_triples(), [1.0, 0.5, wrong, 0.1]).any()
+    assert total(point_triples(), [1.0, 0.5, 0.2, 0.1]).any()
+    assert not total(point_triples(), [1.0, 0.5, wrong, 0.1]).any()
 
 
 def test_only_the_first_row_of_a_record_is_read():
     rows = np.random.default_rng(4).standard_normal((3, D))
-    assert (
-        total(asked_of_point_triples(), rows, record_rows=[2, 0, 1]) == total(asked_of_point_triples(), rows[[0, 2]])
-    ).all()
+    assert (total(point_triples(), rows, record_rows=[2, 0, 1]) == total(point_triples(), rows[[0, 2]])).all()
 
 
 def test_blocks_do_not_matter_of_point_triples():
     rows = np.random.default_rng(4).standard_normal((50, D))
-    whole, *others = (total(asked_of_point_triples(), rows, block_records=size) for size in (1000, 1, 7))
+    whole, *others = (total(point_triples(), rows, block_records=size) for size in (1000, 1, 7))
     assert whole.all()
     assert all((other == whole).all() for other in others)
 
 
 def test_the_noise_variance_lies_on_a_grid_of_its_own_rounded_down():
-    query = asked_of_point_triples(share=0.1)
+    query = point_triples(share=0.1)
     steps = Fraction(0.1 * R**2) / Fraction(R**2) * 4**SCORE_BITS
     assert 0 <= steps - query.variance_steps < 1
 
 
 def test_what_was_released_before_is_stored_with_the_answer_as_the_directions_are():
     """A resumed release must send the same request, although it may compute these numbers with other last bits."""
-    query = asked_of_point_triples(share=0.1)
+    query = point_triples(share=0.1)
     assert {name: array.dtype.kind for name, array in query.public_inputs().items()} == {
         "directions": "i",
         "score_norm": "f",
         "noise_variance": "f",
     }
-    again = dataclasses.replace(asked_of_point_triples(share=0.2), **query.public_inputs())
-    assert again.digest() == query.digest() != asked_of_point_triples(share=0.2).digest()
+    again = dataclasses.replace(point_triples(share=0.2), **query.public_inputs())
+    assert again.digest() == query.digest() != point_triples(share=0.2).digest()
 
 
 CHANGES: list[dict[str, object]] = [
@@ -333,4 +333,4 @@ CHANGES: list[dict[str, object]] = [
 @pytest.mark.parametrize("change", CHANGES, ids=str)
 def test_public_parameters_are_checked_of_point_triples(change):
     with pytest.raises(InvalidInput, match=r"score_norm|noise_variance|clip_norm"):
-        asked_of_point_triples(**change)
+        point_triples(**change)

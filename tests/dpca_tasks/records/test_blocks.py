@@ -56,11 +56,11 @@ def test_a_record_on_the_grid_does_not_depend_on_its_block(matrix, block_records
     whole = gridded(matrix, block_records=100)
     parts = gridded(matrix, block_records=block_records)
     for name in ("values", "indices"):
-        once, apart = (
+        once, separate = (
             np.concatenate([np.zeros(0, np.int32), *(getattr(block, name) for block in blocks)])
             for blocks in (whole, parts)
         )
-        np.testing.assert_array_equal(once, apart)
+        np.testing.assert_array_equal(once, separate)
 
 
 def test_records_inside_the_bound_are_rounded_to_the_nearest_step():

@@ -90,16 +90,16 @@ def error_in_standard_errors(errors):
     return float(np.mean(errors) / (np.std(errors, ddof=1) / math.sqrt(len(errors))))
 
 
-def eigenvalue_errors(module, *, stated_std=1.0, draws=300, moment=noisy):
+def eigenvalue_errors(module, *, declared_std=1.0, draws=300, moment=noisy):
     """Return the score minus the variance held by the leading three eigenvectors, for many draws."""
     errors = []
     for seed in range(draws):
         standard = standardised(moment(KNOWN, seed=seed))
         values, rows = np.linalg.eigh(standard.moment)
         truth = KNOWN[np.ix_(standard.order, standard.order)]
-        told = standardised(NoisyMoment(matrix=standard.moment, noise_std=stated_std))
-        score = module.score_by_eigenvalues(told, values[::-1] / stated_std, n_components=3)
-        errors.append(score.total * stated_std - np.einsum("ji,jk,ki->", rows[:, -3:], truth, rows[:, -3:]))
+        shown = standardised(NoisyMoment(matrix=standard.moment, noise_std=declared_std))
+        score = module.score_by_eigenvalues(shown, values[::-1] / declared_std, n_components=3)
+        errors.append(score.total * declared_std - np.einsum("ji,jk,ki->", rows[:, -3:], truth, rows[:, -3:]))
     return np.array(errors)
 
 
@@ -140,41 +140,41 @@ def test_the_score_by_eigenvalues_is_unbiased():
 
 
 def test_the_stated_deviation_of_that_score_is_that_of_its_error():
-    stated = []
+    declared = []
     for seed in range(100):
         standard = standardised(noisy(KNOWN, seed=seed))
-        stated.append(
+        declared.append(
             leading_pairs.score_by_eigenvalues(standard, np.linalg.eigvalsh(standard.moment)[::-1], n_components=3)
         )
     assert (
-        np.median([score.std for score in stated if score is not None])
+        np.median([score.std for score in declared if score is not None])
         > 0.9 * eigenvalue_errors(leading_pairs, draws=100).std()
     )
 
 
 def report_errors(module, *, draws=40):
     """Return the errors of scores of the spikes method, and the standard deviations that the scores state."""
-    errors, stated = [], []
+    errors, declared = [], []
     for seed in range(draws):
         standard = standardised(noisy(KNOWN, seed=seed))
         columns = frames(standard.moment, n_components=3, methods=("spikes",))["spikes"][1]
         score = module.score_by_fission(standard, {"spikes": columns}, share=0.2, stream=1_000 + seed)["spikes"]
         truth = (KNOWN * np.outer(standard.signs, standard.signs))[np.ix_(standard.order, standard.order)]
         errors.append(score.total - np.einsum("ji,jk,ki->", columns, truth, columns))
-        stated.append(score.std)
-    return np.array(errors), np.array(stated)
+        declared.append(score.std)
+    return np.array(errors), np.array(declared)
 
 
 def test_the_stated_deviation_of_scores_by_fission_is_no_less_than_that_of_their_error():
-    errors, stated = report_errors(leading_pairs)
-    assert math.sqrt(np.mean(stated**2)) > errors.std(ddof=1)
+    errors, declared = report_errors(leading_pairs)
+    assert math.sqrt(np.mean(declared**2)) > errors.std(ddof=1)
 
 
 def test_the_deviation_of_probes_alone_is_caught():
-    errors, stated = report_errors(
+    errors, declared = report_errors(
         planted(leading_pairs, ("math.sqrt(2.0 * fixed + 4.0 * moved + spread)", "math.sqrt(spread)"))
     )
-    assert math.sqrt(np.mean(stated**2)) < 0.7 * errors.std(ddof=1)
+    assert math.sqrt(np.mean(declared**2)) < 0.7 * errors.std(ddof=1)
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,7 @@ def test_a_wrong_inner_sum_is_caught(change):
 
 @pytest.mark.parametrize("wrong", [math.sqrt(2), math.sqrt(1 / 2)], ids=["s for t", "s/2 for t"])
 def test_another_size_of_noise_is_caught(wrong):
-    assert abs(error_in_standard_errors(eigenvalue_errors(leading_pairs, stated_std=wrong))) > 2 * SURE
+    assert abs(error_in_standard_errors(eigenvalue_errors(leading_pairs, declared_std=wrong))) > 2 * SURE
 
 
 def test_scores_by_fission_are_unbiased_for_any_rule(few_probes):

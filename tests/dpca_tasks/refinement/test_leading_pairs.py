@@ -116,13 +116,13 @@ def test_methods_are_compared_on_the_same_probes(monkeypatch):
 def test_probes_of_their_own_for_each_method_would_be_caught(monkeypatch):
     own = leading_pairs.score_by_fission
 
-    def apart(standard, subspaces, *, share, stream):
+    def separate(standard, subspaces, *, share, stream):
         return {
             method: own(standard, {method: columns}, share=share, stream=stream + number)[method]
             for number, (method, columns) in enumerate(subspaces.items())
         }
 
-    monkeypatch.setattr(leading_pairs, "score_by_fission", apart)
+    monkeypatch.setattr(leading_pairs, "score_by_fission", separate)
     scores = scores_of_what_is_the_same(monkeypatch)
     assert np.ptp(scores) > 1e-4 * scores[0]
 

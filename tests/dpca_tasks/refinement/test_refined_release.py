@@ -36,14 +36,14 @@ DRAWS = 30
 RATIOS = ("share", "share_low", "captured_variance", "captured_variance_low")
 
 
-def bounds(second_moment, told, rows):
+def bounds(second_moment, reported, rows):
     """Pair each lower bound with the truth."""
     truth = held(second_moment, rows)
     best = np.linalg.eigvalsh(second_moment)[-len(rows) :].sum()
     return {
-        "captured_low": (told.captured_low, truth),
-        "share_low": (told.share_low, truth / np.trace(second_moment)),
-        "captured_variance_low": (told.captured_variance_low, truth / best),
+        "captured_low": (reported.captured_low, truth),
+        "share_low": (reported.share_low, truth / np.trace(second_moment)),
+        "captured_variance_low": (reported.captured_variance_low, truth / best),
     }
 
 
@@ -65,17 +65,17 @@ def wishart_noise(order, *, seed):
     return (first.T @ first - second.T @ second) / math.sqrt(2 * (order + 1))
 
 
-def is_plain(told):
+def is_plain(reported):
     """Return whether values are None or finite, ratios are from 0 to 1, and bounds are below their estimates."""
-    numbers = [value for value in asdict(told).values() if value is not None and not isinstance(value, tuple)]
-    numbers += told.explained_variance_ratio or ()
-    ratios = [getattr(told, name) for name in RATIOS if getattr(told, name) is not None]
+    numbers = [value for value in asdict(reported).values() if value is not None and not isinstance(value, tuple)]
+    numbers += reported.explained_variance_ratio or ()
+    ratios = [getattr(reported, name) for name in RATIOS if getattr(reported, name) is not None]
     return (
         all(type(value) in (int, float) and math.isfinite(value) for value in numbers)
         and all(0.0 <= ratio <= 1.0 for ratio in ratios)
-        and sum(told.explained_variance_ratio or ()) <= 1.0
-        and (told.share is None or told.share_low <= told.share)
-        and (told.captured_variance is None or told.captured_variance_low <= told.captured_variance)
+        and sum(reported.explained_variance_ratio or ()) <= 1.0
+        and (reported.share is None or reported.share_low <= reported.share)
+        and (reported.captured_variance is None or reported.captured_variance_low <= reported.captured_variance)
     )
 
 
@@ -114,13 +114,13 @@ def test_raw_ratios_pass_one_where_honest_ones_do_not():
     second_moment = np.diag(np.concatenate([[25.0], np.full(79, 0.5)]))
     moment = noisy(second_moment, seed=2)
     refinement = refine(moment, n_components=10)
-    told = assess(moment, refinement)
+    reported = assess(moment, refinement)
     assert refinement.values.sum() > np.trace(moment.matrix)
-    assert told.explained_variance_ratio is not None
-    assert told.share is not None
-    assert sum(told.explained_variance_ratio) == pytest.approx(told.share)
-    assert told.share < 0.9
-    assert told.above_noise == 1
+    assert reported.explained_variance_ratio is not None
+    assert reported.share is not None
+    assert sum(reported.explained_variance_ratio) == pytest.approx(reported.share)
+    assert reported.share < 0.9
+    assert reported.above_noise == 1
 
 
 @pytest.mark.usefixtures("_one_thread")
@@ -139,37 +139,37 @@ def test_components_above_the_noise_are_counted_and_noise_is_not():
 @pytest.mark.parametrize("d", [1, 2, 3, 12, 30])
 @pytest.mark.parametrize("method", REQUESTS)
 @pytest.mark.parametrize("strength", [0.0, 60.0])
-def test_what_is_said_is_plain_in_every_edge_case(d, method, strength):
+def test_what_is_reported_is_plain_in_every_edge_case(d, method, strength):
     second_moment = np.zeros((d, d))
     second_moment[0, 0] = strength
     for k in {1, max(d - 1, 1), d}:
         moment = noisy(second_moment, seed=d)
-        told = assess(moment, refine(moment, n_components=k, method=method))
-        assert is_plain(told)
+        reported = assess(moment, refine(moment, n_components=k, method=method))
+        assert is_plain(reported)
         if strength == 0.0:
-            assert told.above_noise == 0
-            assert told.captured_variance is None
-            assert told.captured_variance_low is None
+            assert reported.above_noise == 0
+            assert reported.captured_variance is None
+            assert reported.captured_variance_low is None
 
 
 @pytest.mark.usefixtures("_one_thread")
 @pytest.mark.parametrize("noise_std", [0.0, 1e-300, 1e-12, 1e-3, 1e200])
 @pytest.mark.parametrize("matrix", [KNOWN, np.zeros((5, 5)), np.eye(30)], ids=["known", "zeros", "tied"])
-def test_what_is_said_is_plain_for_any_size_of_noise(noise_std, matrix):
+def test_what_is_reported_is_plain_for_any_size_of_noise(noise_std, matrix):
     moment = NoisyMoment(matrix=matrix, noise_std=noise_std)
-    told = assess(moment, refine(moment, n_components=3))
-    assert is_plain(told)
+    reported = assess(moment, refine(moment, n_components=3))
+    assert is_plain(reported)
     if noise_std <= 1e-12 and matrix is KNOWN:
-        assert told.captured_variance == pytest.approx(1.0)
-        assert told.share == pytest.approx(64 / np.trace(KNOWN))
+        assert reported.captured_variance == pytest.approx(1.0)
+        assert reported.share == pytest.approx(64 / np.trace(KNOWN))
 
 
 @pytest.mark.usefixtures("_one_thread")
 def test_a_trace_that_noise_could_have_made_gives_no_share():
-    told = assess(moment := noisy(np.zeros((50, 50)), seed=1), refine(moment, n_components=2))
+    reported = assess(moment := noisy(np.zeros((50, 50)), seed=1), refine(moment, n_components=2))
     assert np.trace(moment.matrix) < 1.645 * math.sqrt(2 * 50)
-    assert told.share is None
-    assert told.explained_variance_ratio is None
+    assert reported.share is None
+    assert reported.explained_variance_ratio is None
 
 
 @pytest.mark.usefixtures("_one_thread")
@@ -177,10 +177,10 @@ def test_a_coarse_grid_or_other_noise_gets_bounds_and_no_estimate():
     coarse = NoisyMoment(matrix=np.rint(noisy(KNOWN, seed=0).matrix * 20) / 20, noise_std=1.0, step=0.05)
     wishart = NoisyMoment(matrix=KNOWN + wishart_noise(40, seed=0), noise_std=1.0, noise="wishart")
     for moment in (coarse, wishart):
-        told = assess(moment, refine(moment, n_components=3))
-        assert {told.captured, told.share, told.explained_variance_ratio} == {None}
-        assert told.captured_low
-        assert is_plain(told)
+        reported = assess(moment, refine(moment, n_components=3))
+        assert {reported.captured, reported.share, reported.explained_variance_ratio} == {None}
+        assert reported.captured_low
+        assert is_plain(reported)
 
 
 @pytest.mark.usefixtures("_one_thread")
@@ -221,15 +221,15 @@ def test_the_best_k_directions_hold_no_less_where_the_signal_has_no_others():
 @pytest.mark.usefixtures("_one_thread")
 def test_the_same_bytes_twice_and_on_any_number_of_threads():
     moment = noisy(np.kron(KNOWN, np.eye(4)) * 1.5, seed=1)
-    found, told = [], []
+    found, reported = [], []
     for threads in (1, 2, 2):
         with threadpool_limits(threads):
             found.append(refine(moment, n_components=5))
-            told.append(assess(moment, found[-1]))
+            reported.append(assess(moment, found[-1]))
     assert len({each.components.tobytes() for each in found}) == 1
     assert len({each.values.tobytes() for each in found}) == 1
     assert found[0].scores == found[1].scores == found[2].scores
-    assert told[0] == told[1] == told[2]
+    assert reported[0] == reported[1] == reported[2]
 
 
 @pytest.mark.usefixtures("_one_thread")
@@ -242,11 +242,11 @@ def test_the_lower_bound_of_a_share_grants_the_trace_its_noise(order, strength, 
     matrix = np.diag(np.concatenate([[60.0, 40.0, 30.0], np.full(order - 3, strength)])) + drawn
     moment = NoisyMoment(matrix=matrix, noise_std=1.0, noise=noise)
     for k in (1, 3):
-        told = assess(moment, refine(moment, n_components=k, method="eb"))
+        reported = assess(moment, refine(moment, n_components=k, method="eb"))
         granted = np.trace(matrix) + 2.0 * math.sqrt(2.0 * order)
-        assert told.captured_low is not None
-        assert told.share_low == pytest.approx(min(told.captured_low / granted, 1.0), rel=1e-9)
-        assert told.share_low < told.captured_low / np.trace(matrix)
+        assert reported.captured_low is not None
+        assert reported.share_low == pytest.approx(min(reported.captured_low / granted, 1.0), rel=1e-9)
+        assert reported.share_low < reported.captured_low / np.trace(matrix)
 
 
 @pytest.mark.usefixtures("_one_thread")
@@ -254,28 +254,28 @@ def test_the_lower_bound_of_a_share_grants_the_trace_its_noise(order, strength, 
 @pytest.mark.parametrize("std", [1.0, 7.5])
 def test_a_share_is_stated_from_1_645_standard_deviations_of_the_trace_on(std, noise):
     order = 32
-    for factor, stated in ((0.99, False), (1.01, True)):
+    for factor, declared in ((0.99, False), (1.01, True)):
         rest = np.linspace(0.3, -0.3, order - 1)  # distinct, with sum zero
         diagonal = np.concatenate([[1.645 * factor * math.sqrt(2.0 * order)], rest])
         moment = NoisyMoment(matrix=std * np.diag(diagonal), noise_std=std, noise=noise)
-        told = assess(moment, refine(moment, n_components=2, method="none"))
-        assert (told.share_low is not None) == stated
+        reported = assess(moment, refine(moment, n_components=2, method="none"))
+        assert (reported.share_low is not None) == declared
 
 
 @pytest.mark.usefixtures("_one_thread")
 def test_what_the_best_directions_hold_is_at_most_the_trace_and_its_noise(monkeypatch):
-    asked = []
+    requested = []
     best = vars(refined_release)["_best_possible"]
 
     def recorded(values, **facts):
-        asked.append(facts["trace"])
+        requested.append(facts["trace"])
         return best(values, **facts)
 
     monkeypatch.setattr(refined_release, "_best_possible", recorded)
     moment = noisy(KNOWN, seed=1)
     assess(moment, refine(moment, n_components=3, method="none"))
     spread = math.sqrt(2.0 * moment.order)
-    assert asked == [pytest.approx(np.trace(moment.matrix) + quantile * spread) for quantile in (1.645, 2.33)]
+    assert requested == [pytest.approx(np.trace(moment.matrix) + quantile * spread) for quantile in (1.645, 2.33)]
     values = np.linalg.eigvalsh(moment.matrix)[::-1]
     for trace in (1.0, 20.0, 50.0):
         assert best(values, count=3, above=2, trace=trace, slack=2.33) <= trace
@@ -344,7 +344,7 @@ def test_posterior_means_of_a_matrix_that_is_not_formed_use_the_further_pairs():
     assert np.mean(gains) > 0.005
 
 
-def test_unrefined_pairs_of_a_matrix_that_is_not_formed_are_those_asked_for():
+def test_unrefined_pairs_of_a_matrix_that_is_not_formed_are_those_requested():
     raw = unformed(four_columns(), seed=0, count=4, kept=12)
     made = refine_release(raw, n_components=4).subspace
     for name in ("components", "eigenvalues"):
@@ -362,7 +362,7 @@ def test_a_refined_release_keeps_the_spectrum_of_its_matrix_and_no_further_direc
 
 
 @pytest.mark.parametrize(
-    ("method", "components", "law", "formed", "told"),
+    ("method", "components", "law", "formed", "reported"),
     [
         ("eb", 2, None, False, "releases none"),
         ("none", "auto", None, False, "components=auto"),
@@ -371,8 +371,8 @@ def test_a_refined_release_keeps_the_spectrum_of_its_matrix_and_no_further_direc
         ("auto", 2, "isometric", False, "operator form"),
     ],
 )
-def test_a_release_that_cannot_be_refined_so_is_refused_with_the_reason(method, components, law, formed, told):
-    with pytest.raises(Refused, match=told):
+def test_a_release_that_cannot_be_refined_so_is_refused_with_the_reason(method, components, law, formed, reported):
+    with pytest.raises(Refused, match=reported):
         check_refinement(method, n_components=components, law=law, formed=formed)
 
 

@@ -54,17 +54,17 @@ def statements(rows, *, mu, n_components, draws, centred, module=rounds_assessme
     for seed in range(draws):
         estimate, answers = in_rounds(rows, mu=mu, n_components=n_components, centred=centred, seed=seed)
         found = components(estimate, n_components=n_components)
-        told = module.assessed(answers, found, centred=centred)
+        shown = module.assessed(answers, found, centred=centred)
         of_last = weighted(rows, estimate, answers[-1])
         truth, best = held(of_last, found.components), np.linalg.eigvalsh(of_last)[-n_components:].sum()
-        errors.append((told.captured - truth) / ((told.captured - told.captured_low) / 2.0))
+        errors.append((shown.captured - truth) / ((shown.captured - shown.captured_low) / 2.0))
         holds.append(
             [
-                told.captured_low <= truth,
-                told.share_low <= truth / np.trace(of_last),
-                told.captured_variance_low <= truth / best,
-                told.share_low_of_all <= held(exact, found.components) / np.trace(exact),
-                centred or told.captured_low <= held(exact, found.components),
+                shown.captured_low <= truth,
+                shown.share_low <= truth / np.trace(of_last),
+                shown.captured_variance_low <= truth / best,
+                shown.share_low_of_all <= held(exact, found.components) / np.trace(exact),
+                centred or shown.captured_low <= held(exact, found.components),
             ]
         )
     return np.array(errors), np.mean(holds, axis=0)
@@ -117,11 +117,11 @@ def test_rounds_that_weight_no_record_are_assessed_as_one_release():
     estimate, answers = in_rounds(rows, mu=0.3, n_components=COUNT)
     assert all(each.energy is None for each in answers)
     found = components(estimate, n_components=COUNT)
-    told = assessed(answers, found, centred=False, unit=4.0)
+    shown = assessed(answers, found, centred=False, unit=4.0)
     plain = assess(NoisyMoment(matrix=estimate.matrix, noise_std=estimate.noise_std), found)
     for name in ("captured", "captured_low", "noise_std"):
-        assert getattr(told, name) == pytest.approx(4.0 * getattr(plain, name))
-    assert (told.share, told.share_low_of_all) == (plain.share, plain.share_low)
+        assert getattr(shown, name) == pytest.approx(4.0 * getattr(plain, name))
+    assert (shown.share, shown.share_low_of_all) == (plain.share, plain.share_low)
 
 
 def test_estimates_are_computed_again_from_stored_answers():
@@ -137,9 +137,9 @@ def test_estimates_are_computed_again_from_stored_answers():
 def test_statements_are_plain_in_every_edge_case(n_rows, order, k, mu, centred):
     for rows in (decaying_rows(n_rows, order, offset=0.5), np.zeros((n_rows, order))):
         estimate, answers = in_rounds(rows, mu=mu, n_components=k, centred=centred, n_rounds=2)
-        told = assessed(answers, components(estimate, n_components=k), centred=centred)
-        numbers = [value for value in asdict(told).values() if value is not None and not isinstance(value, tuple)]
+        shown = assessed(answers, components(estimate, n_components=k), centred=centred)
+        numbers = [value for value in asdict(shown).values() if value is not None and not isinstance(value, tuple)]
         assert all(math.isfinite(value) for value in numbers)
         for name in ("share", "share_low", "share_low_of_all", "captured_variance", "captured_variance_low"):
-            assert 0.0 <= (getattr(told, name) or 0.0) <= 1.0
-        assert (told.captured_low or 0.0) <= max(told.captured or 0.0, 0.0)
+            assert 0.0 <= (getattr(shown, name) or 0.0) <= 1.0
+        assert (shown.captured_low or 0.0) <= max(shown.captured or 0.0, 0.0)

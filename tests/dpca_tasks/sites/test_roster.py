@@ -135,7 +135,7 @@ def test_a_million_masked_words_are_uniform():
     assert byte_test(integers.view(np.uint64)) < 1e-100
 
 
-def test_masks_of_two_sites_are_unrelated_beside_their_sum():
+def test_masks_of_two_sites_are_unrelated_next_to_their_sum():
     masks = masks_of(roster_of(3), size=200_000)
     assert byte_test(masks["a"] - masks["b"]) > FALSE_ALARM
     assert byte_test(masks["a"] + masks["b"]) > FALSE_ALARM  # the third mask, with its sign

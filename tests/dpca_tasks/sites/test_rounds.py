@@ -113,11 +113,11 @@ class Scripted:
     seeds: MaskSeeds
     silent_at: tuple[int, ...] = ()
     stored: str | None = None
-    asked: list[tuple[str, int, int]] = field(default_factory=list)
+    requested: list[tuple[str, int, int]] = field(default_factory=list)
 
     def message(self, query, *, roster, address):
-        self.asked.append((query, roster.size, address.attempt))
-        if len(self.asked) - 1 in self.silent_at:
+        self.requested.append((query, roster.size, address.attempt))
+        if len(self.requested) - 1 in self.silent_at:
             raise SiteSilent
         integers = np.array([1, roster.size])
         words = masked(integers, self.seeds.mask(address, roster=roster, size=2))
@@ -139,14 +139,14 @@ def test_all_sites_answer_once():
     sites = parties(roster)
     opened = open_round(sites[::-1], "query", roster=roster, index=4)
     assert (opened.total.tolist(), opened.query, opened.roster) == ([3, 9], "query", roster)
-    assert [site.asked for site in sites] == [[("query", 3, 0)]] * 3
+    assert [site.requested for site in sites] == [[("query", 3, 0)]] * 3
 
 
 def test_a_site_that_comes_back_costs_no_attempt():
     roster = roster_of(3)
     sites = parties(roster, b=((0,),))
     assert open_round(sites, "query", roster=roster, index=0).total.tolist() == [3, 9]
-    assert [site.asked for site in sites] == [[("query", 3, 0), ("query", 3, 1)]] * 3
+    assert [site.requested for site in sites] == [[("query", 3, 0), ("query", 3, 1)]] * 3
 
 
 def test_a_site_that_stays_away_is_left_out_of_a_charged_attempt():
@@ -154,8 +154,8 @@ def test_a_site_that_stays_away_is_left_out_of_a_charged_attempt():
     sites = parties(roster, b=((0, 1),))
     opened = open_round(sites, "query", roster=roster, index=0)
     assert (opened.total.tolist(), opened.roster) == ([3, 9], roster.without("b"))
-    assert sites[0].asked == [("query", 4, 0), ("query", 4, 1), ("query", 3, 2)]
-    assert sites[1].asked == [("query", 4, 0), ("query", 4, 1)]
+    assert sites[0].requested == [("query", 4, 0), ("query", 4, 1), ("query", 3, 2)]
+    assert sites[1].requested == [("query", 4, 0), ("query", 4, 1)]
 
 
 @pytest.mark.parametrize(
@@ -175,19 +175,19 @@ def test_a_resumed_round_asks_with_the_stored_inputs_of_any_site():
     sites = parties(roster, a=((0,),), c=((), "stored query"))
     opened = open_round(sites, "query", roster=roster, index=0)
     assert opened.query == "stored query"
-    assert {query for site in sites for query, _, _ in site.asked} == {"stored query"}
+    assert {query for site in sites for query, _, _ in site.requested} == {"stored query"}
 
 
 def test_a_round_may_be_opened_otherwise_by_the_same_rules():
     """A site silent in two attempts leaves the next roster; a site lost later is missing from the answer."""
-    roster, asked = roster_of(4, attempts=2), []
+    roster, requested = roster_of(4, attempts=2), []
 
     def sum_over(query, *, roster, address):
-        asked.append((roster.size, address))
-        if len(asked) < 3:
+        requested.append((roster.size, address))
+        if len(requested) < 3:
             raise SiteSilent("site b did not stay; begin another attempt.", names=("b",))
         return np.array([7]), roster.without("c")
 
     opened = open_round(parties(roster), "query", roster=roster, index=2, sum_over=sum_over)
     assert (opened.total.tolist(), opened.roster) == ([7], roster.without("b", "c"))
-    assert asked == [(size, Address(round=2, attempt=at)) for size, at in ((4, 0), (4, 1), (3, 2))]
+    assert requested == [(size, Address(round=2, attempt=at)) for size, at in ((4, 0), (4, 1), (3, 2))]

@@ -192,8 +192,8 @@ def test_partitions_settle_evenly_on_the_workers_there_are(homes, workers):
     assert set(settled) <= set(workers)
     assert max(settled.count(worker) for worker in workers) <= most
     for worker in workers:  # partitions move only where necessary
-        stay = sum(before == after == worker for before, after in zip(homes, settled, strict=True))
-        assert stay == min(homes.count(worker), most)
+        keep = sum(before == after == worker for before, after in zip(homes, settled, strict=True))
+        assert keep == min(homes.count(worker), most)
 
 
 def test_a_restarted_worker_gets_back_what_the_others_took_over():

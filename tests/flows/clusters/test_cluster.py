@@ -310,18 +310,18 @@ class _Shown:
         return self._link
 
 
-@pytest.mark.parametrize(("link", "terminal", "told"), [("http://s:8787", True, 1), (None, True, 0), ("h", False, 0)])
+@pytest.mark.parametrize(("link", "terminal", "shown"), [("http://s:8787", True, 1), (None, True, 0), ("h", False, 0)])
 def test_the_dashboard_of_a_cluster_is_shown_once_at_a_terminal_alone(
-    *, link: str | None, terminal: bool, told: int, monkeypatch: pytest.MonkeyPatch
+    *, link: str | None, terminal: bool, shown: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said: list[str] = []
+    message: list[str] = []
     monkeypatch.setattr(subject, "_dashboards", set())
     monkeypatch.setattr(STDERR, "_force_terminal", terminal)
-    monkeypatch.setattr(STDERR, "print", lambda text, **_: said.append(text))
+    monkeypatch.setattr(STDERR, "print", lambda text, **_: message.append(text))
     client: Any = _Shown(link)
     subject._show_dashboard(client)
     subject._show_dashboard(client)
-    assert said == [f"progress of the cluster: {link}"] * told
+    assert message == [f"progress of the cluster: {link}"] * shown
 
 
 @pytest.mark.parametrize(

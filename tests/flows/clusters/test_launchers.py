@@ -33,12 +33,12 @@ from tests.strangers import NEEDS_ROOT, ROOT, Stranger, family, listening, stran
 class _Started:
     """A replacement for a cluster of any library: real workers in this process, and the recorded arguments."""
 
-    asked: ClassVar[dict[str, Any]] = {}
+    requested: ClassVar[dict[str, Any]] = {}
     name = "a-cluster"
     stopped = False
 
-    def __init__(self, **asked: Any) -> None:
-        type(self).asked, type(self).stopped = asked, False
+    def __init__(self, **requested: Any) -> None:
+        type(self).requested, type(self).stopped = requested, False
         self._cluster = in_process(n_workers=1)
         self.scheduler_address = self._cluster.scheduler_address
 
@@ -50,7 +50,7 @@ class _Started:
         type(self).stopped = True
 
     def scale(self, n: int) -> None:
-        type(self).asked = {"n_workers": n}
+        type(self).requested = {"n_workers": n}
 
     def get_client(self, *, set_as_default: bool) -> Client:
         return Client(self.scheduler_address, set_as_default=set_as_default)
@@ -101,7 +101,7 @@ def test_a_launched_cluster_serves_one_run_and_ends_with_it(kind: str, tmp_path:
         with open_cluster(settings, scratch=tmp_path) as address, connect(address, settings) as client:
             assert client is not None
             assert client.submit(sum, [1, 2], pure=False).result() == 3
-        assert _Started.asked["n_workers"] == 3
+        assert _Started.requested["n_workers"] == 3
         assert _Started.stopped
 
 
@@ -119,20 +119,20 @@ def test_a_launched_cluster_whose_workers_may_spill_is_stopped_and_refused(kind:
 
 
 @pytest.mark.usefixtures("installed")
-def test_workers_that_others_start_are_told_not_to_spill(tmp_path: Path) -> None:
+def test_workers_that_others_start_are_reported_not_to_spill(tmp_path: Path) -> None:
     with (
         dask.config.set({**WORKER_SETTINGS, "kubernetes.env": {"AWS_REGION": "here"}}),
         open_cluster(Settings(cluster="kubernetes", allow_plaintext=True), scratch=tmp_path),
     ):
-        told = {item["name"]: item["value"] for item in _Started.asked["env"]}
-    assert told["AWS_REGION"] == "here"
-    assert dask.config.collect_env(told)["distributed"]["worker"]["memory"]["spill"] is False
+        reported = {item["name"]: item["value"] for item in _Started.requested["env"]}
+    assert reported["AWS_REGION"] == "here"
+    assert dask.config.collect_env(reported)["distributed"]["worker"]["memory"]["spill"] is False
     with (
         dask.config.set({**WORKER_SETTINGS, "jobqueue.slurm.job-script-prologue": ["module load python"]}),
         open_cluster(Settings(cluster="slurm", allow_plaintext=True), scratch=tmp_path),
     ):
-        first, *exports = _Started.asked["job_script_prologue"]
-        assert _Started.asked["protocol"] == "tcp://"
+        first, *exports = _Started.requested["job_script_prologue"]
+        assert _Started.requested["protocol"] == "tcp://"
     assert first == "module load python"
     script = "; ".join([*exports, "env"])
     shown = subprocess.check_output(["/bin/sh", "-c", script], env={"PATH": os.environ["PATH"]}, text=True)
@@ -147,8 +147,8 @@ def test_slurm_uses_the_certificate_where_there_is_one(files: Files) -> None:
     settings = under_tls("slurm", files)
     check_address(settings)
     with LAUNCHERS["slurm"](settings):
-        assert _Started.asked["protocol"] == "tls://"
-        assert _Started.asked["security"].get_tls_config_for_role("worker")["cert"] == str(files.cert)
+        assert _Started.requested["protocol"] == "tls://"
+        assert _Started.requested["security"].get_tls_config_for_role("worker")["cert"] == str(files.cert)
 
 
 @pytest.mark.usefixtures("installed")
@@ -235,10 +235,10 @@ def somebody() -> Iterator[Stranger]:
 @pytest.mark.skipif(sys.platform != "linux", reason="processes and ports are read from /proc")
 def test_the_stranger_of_these_tests_gets_into_a_cluster_in_clear_text(somebody: Stranger) -> None:
     with in_process(n_workers=1):
-        ways = somebody.ways_in(processes=[os.getpid()])
-    assert sum(way.startswith("dask in clear text") for way in ways) >= 2  # scheduler and worker
-    assert "GET http /health" in ways
-    assert "GET http /info/main/workers.html" in ways
+        kinds = somebody.open_entries(processes=[os.getpid()])
+    assert sum(variant.startswith("dask in clear text") for variant in kinds) >= 2  # scheduler and worker
+    assert "GET http /health" in kinds
+    assert "GET http /info/main/workers.html" in kinds
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="processes and ports are read from /proc")
@@ -246,9 +246,9 @@ def test_no_port_file_or_process_of_a_command_lets_a_stranger_in(program: Progra
     ports = listening(program.processes)
     assert len(ports) >= 5, "scheduler, nanny, worker, Prefect's server, HTTP of scheduler and worker"
     assert set(ports.values()) == {"0100007F"}, "loopback alone"
-    ways = somebody.ways_in(processes=program.processes, paths=[program.scratch])
-    assert "GET http /api/health" in ways, "nobody had time to answer"
-    assert set(ways) - HARMLESS == set()
+    kinds = somebody.open_entries(processes=program.processes, paths=[program.scratch])
+    assert "GET http /api/health" in kinds, "nobody had time to answer"
+    assert set(kinds) - HARMLESS == set()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="processes and ports are read from /proc")

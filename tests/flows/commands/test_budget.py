@@ -71,12 +71,12 @@ def test_no_failure_delta_says_what_is_excluded_for_ever(
     dpca: Command, terms: tuple[str, ...], *, sampled: bool
 ) -> None:
     opened = dpca(*OPEN, "--failure-delta", "0", *terms, "--json")
-    said = json.loads(opened.out)["excludes"]
-    assert said == json.loads(dpca("budget", "show", "patients", "--json").out)["excludes"]
+    text = json.loads(opened.out)["excludes"]
+    assert text == json.loads(dpca("budget", "show", "patients", "--json").out)["excludes"]
     assert "excludes mechanisms that fail with a delta" in opened.err
-    assert said.startswith("after the first Gaussian release, because failure_delta is 0: ")
-    assert "propose_test_release" in said
-    assert ("dp_spca" in said) == sampled
+    assert text.startswith("after the first Gaussian release, because failure_delta is 0: ")
+    assert "propose_test_release" in text
+    assert ("dp_spca" in text) == sampled
 
 
 def test_a_nightly_script_from_before_the_default_goes_on(dpca: Command) -> None:

@@ -59,33 +59,33 @@ AUTO: dict[str, Any] = {**REQUEST, "mechanism": "auto", "delta": 0.0}
 
 def test_advice_is_ranked_and_says_what_to_use(dpca: Command) -> None:
     words = ("--records-at-most", 50_000, "--epsilon", 1, "--spectrum", "decay:1")
-    told = json.loads(dpca(*ADVISE, *words, "--json").out)
-    lows = [row["captured_variance_from"] for row in told["ranked"]]
-    assert told["advice"].startswith(f"use {told['ranked'][0]['mechanism']}: ")
-    assert told["expect_noise"] is False
+    reported = json.loads(dpca(*ADVISE, *words, "--json").out)
+    lows = [row["captured_variance_from"] for row in reported["ranked"]]
+    assert reported["advice"].startswith(f"use {reported['ranked'][0]['mechanism']}: ")
+    assert reported["expect_noise"] is False
     assert lows[0] >= max(lows) - 0.02
-    assert set(told["refused"]) == set(MECHANISMS) - {row["mechanism"] for row in told["ranked"]}
+    assert set(reported["refused"]) == set(MECHANISMS) - {row["mechanism"] for row in reported["ranked"]}
     shown = dpca(*ADVISE, *words)
     assert shown.status == 0
-    assert told["advice"] in shown.out
+    assert reported["advice"] in shown.out
 
 
 def test_noise_is_announced_with_the_records_and_the_epsilon_that_would_do(dpca: Command) -> None:
     words = ("--records-at-most", 50, "--spectrum", "decay:1")
-    told = json.loads(dpca(*ADVISE, *words, "--epsilon", 0.1, "--json").out)
-    assert told["expect_noise"] is True
-    assert told["advice"].startswith("expect noise: no mechanism")
-    epsilon = told["ranked"][0]["epsilon_needed"]
-    assert f"epsilon {min(row['epsilon_needed'] for row in told['ranked']):.3g}" in told["advice"]
+    reported = json.loads(dpca(*ADVISE, *words, "--epsilon", 0.1, "--json").out)
+    assert reported["expect_noise"] is True
+    assert reported["advice"].startswith("expect noise: no mechanism")
+    epsilon = reported["ranked"][0]["epsilon_needed"]
+    assert f"epsilon {min(row['epsilon_needed'] for row in reported['ranked']):.3g}" in reported["advice"]
     better = json.loads(dpca(*ADVISE, *words, "--epsilon", epsilon, "--json").out)
     assert better["expect_noise"] is False
 
 
 def test_a_schedule_shares_the_budget(dpca: Command) -> None:
     words = ("--records-at-most", 50_000, "--epsilon", 1, "--releases", 4, "--json")
-    told = json.loads(dpca(*ADVISE, *words).out)
-    assert (told["releases"], told["epsilon_each_other"]) == (4, 0.25)
-    assert told["ranked"][0]["epsilon"] == 0.25
+    reported = json.loads(dpca(*ADVISE, *words).out)
+    assert (reported["releases"], reported["epsilon_each_other"]) == (4, 0.25)
+    assert reported["ranked"][0]["epsilon"] == 0.25
 
 
 def test_every_mechanism_is_listed_and_explains_itself(dpca: Command) -> None:
@@ -99,12 +99,12 @@ def test_every_mechanism_is_listed_and_explains_itself(dpca: Command) -> None:
     pure = {row["mechanism"] for row in listed if row["guarantee"].startswith("only epsilon")}
     assert pure == {"avn", "exponential", "laplace", "wishart"}
     for name in ("analyze_gauss", "smooth_sensitivity"):
-        told = json.loads(dpca("mechanism", "explain", name, "--json").out)
-        assert all(told[key] for key in ("what", "does", "when", "guarantee", "cost", "source"))
+        reported = json.loads(dpca("mechanism", "explain", name, "--json").out)
+        assert all(reported[key] for key in ("what", "does", "when", "guarantee", "cost", "source"))
     for name, command in (("dpals", "dpca completion fit"), ("avn", "dpca tensor fit")):
-        told = json.loads(dpca("mechanism", "explain", name, "--json").out)
-        assert told["command"] == command
-        assert all(told[key] for key in ("what", "does", "guarantee", "source"))
+        reported = json.loads(dpca("mechanism", "explain", name, "--json").out)
+        assert reported["command"] == command
+        assert all(reported[key] for key in ("what", "does", "guarantee", "source"))
     assert "nosuch" in dpca("mechanism", "explain", "nosuch").complaint(1)
 
 
@@ -116,7 +116,7 @@ def test_auto_names_a_mechanism_at_planning_and_that_name_is_stored() -> None:
     assert planned.plan == plan_on(LEDGER, ENTRY, SubspaceRequest(**{**AUTO, "mechanism": name})).plan
 
 
-def test_a_plan_of_auto_stays_the_same_release_whatever_would_be_chosen_later(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_of_auto_is_unchanged_release_whatever_would_be_chosen_later(monkeypatch: pytest.MonkeyPatch) -> None:
     before = plan_on(LEDGER, ENTRY, SubspaceRequest(**AUTO))
     monkeypatch.setattr(subspace, "advise", lambda *words, **more: advisor.advise(*words, **more, only=["laplace"]))
     after = plan_on(LEDGER, ENTRY, SubspaceRequest(**AUTO))

@@ -30,9 +30,9 @@ def test_show_draws_the_loadings_of_a_component_in_a_theme(dpca: Command, tmp_pa
     picture = plot.read_text()
     assert "<title>Component 1: " in picture
     assert f"fill: {theme_of('dark').ground}" in picture
-    asked = ("registry", "show", "sub@1", "--plot", tmp_path / "other.svg")
-    assert "component 99 does not exist in this release" in dpca(*asked, "--component", "99").complaint(1)
-    assert "'sepia' is unknown" in dpca(*asked, "--theme", "sepia").complaint(1)
+    requested = ("registry", "show", "sub@1", "--plot", tmp_path / "other.svg")
+    assert "component 99 does not exist in this release" in dpca(*requested, "--component", "99").complaint(1)
+    assert "'sepia' is unknown" in dpca(*requested, "--theme", "sepia").complaint(1)
     assert "name its file with --plot" in dpca("registry", "show", "sub@1", "--component", "1").complaint(2)
     assert not (tmp_path / "other.svg").exists()
 
@@ -103,7 +103,7 @@ def test_a_consumer_pins_a_root_and_follows_a_rotation_and_a_revocation(
     assert (shown["version"], [*shown["publishers"].values()]) == (4, ["revoked: *"] * 2)
 
 
-def test_an_operator_is_told_what_is_missing_in_one_line(dpca: Command, signed: Path, tmp_path: Path) -> None:
+def test_an_operator_is_reported_what_is_missing_in_one_line(dpca: Command, signed: Path, tmp_path: Path) -> None:
     assert "already has a root" in dpca("registry", "root", "init", "--out", tmp_path / "other.key").complaint(1)
     assert not (tmp_path / "other.key").exists()
     assert "already exists" in dpca("registry", "key", "new").complaint(1)

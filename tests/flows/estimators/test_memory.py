@@ -30,8 +30,8 @@ def outcome(second: np.ndarray, **changed: Any) -> list[Any]:
         warnings.simplefilter("always")
         fitted = [model(epsilon=1.0, budget=budget, **changed).fit(rows) for rows in (ROWS, second)]
     ids = [each.artifact_.manifest["release"] for each in fitted]
-    told = [(warning.category, str(warning.message)) for warning in caught]
-    return [told, ids, len(budget.releases), budget.spent, budget.remaining, repr(budget)]
+    shown = [(warning.category, str(warning.message)) for warning in caught]
+    return [shown, ids, len(budget.releases), budget.spent, budget.remaining, repr(budget)]
 
 
 @pytest.mark.parametrize("slot", [None, "a"])
@@ -141,7 +141,7 @@ def test_a_slot_that_failed_after_its_charge_is_finished_from_the_rows_of_that_c
     for later in (rows, NEIGHBOUR):
         assert model(slot="a", budget=budget).fit(later).components_.tobytes() == expected.components_.tobytes()
     assert len(budget.releases) == 1
-    assert budget._slots["a"].under_way is None, "rows and key are let go of"
+    assert budget._slots["a"].unfinished is None, "rows and key are let go of"
 
 
 def test_a_failed_fit_without_a_slot_stays_charged() -> None:

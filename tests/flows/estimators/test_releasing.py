@@ -73,8 +73,8 @@ def test_neighbours_have_equal_versions_charges_and_warnings(
         states = [(release.state, release.epsilon, release.charge) for release in statement.releases]
         with budget.workspace.ledger.transaction() as connection:
             names = list(connection.scalars(sa.select(tables.event.c.name).order_by(tables.event.c.seq)))
-        told = [(warning.category, str(warning.message)) for warning in caught]
-        found.append([versions, statement.spent, statement.remaining, states, names, told])
+        shown = [(warning.category, str(warning.message)) for warning in caught]
+        found.append([versions, statement.spent, statement.remaining, states, names, shown])
     same, changed = found
     assert same == changed
     assert same[0] == ["subspace.patients@1", "subspace.patients@2" if slot is None else "subspace.patients@1"]
@@ -312,13 +312,13 @@ def test_what_is_refused_stores_no_row(budget: PopulationBudget) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "sentence"),
     [("", "column 1 has no name"), ("a\nb", "a name is one line"), ("a\r", "a name is one line")],
 )
 def test_names_that_are_not_one_line_are_refused_before_a_charge(
-    budget: PopulationBudget, name: str, said: str
+    budget: PopulationBudget, name: str, sentence: str
 ) -> None:
-    with pytest.raises((Invalid, ValueError), match=said) as caught:
+    with pytest.raises((Invalid, ValueError), match=sentence) as caught:
         model(budget=budget).fit(pd.DataFrame(ROWS, columns=[name, *"bcde"]))
     assert "\n" not in str(caught.value)
     assert budget.statement().spent == 0

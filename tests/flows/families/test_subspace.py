@@ -62,13 +62,13 @@ def releases() -> list[Any]:
 
 @pytest.mark.usefixtures("few")
 def test_a_dry_run_says_in_numbers_and_words_what_can_be_seen_and_with_what_the_last_could(dpca: Command) -> None:
-    told = json.loads(dpca(*WORDS, "--dry-run", "--json").out)
-    assert told["components_above_noise"] == 0
-    assert told["forecast"].startswith(
+    reported = json.loads(dpca(*WORDS, "--dry-run", "--json").out)
+    assert reported["components_above_noise"] == 0
+    assert reported["forecast"].startswith(
         "expect noise: with records_at_most=60 all components will be noise; component 2"
     )
-    assert f"epsilon {told['epsilon_needed']:.3g}" in told["forecast"]
-    better = [str(told["epsilon_needed"] * 1.01) if word == "0.1" else word for word in WORDS]
+    assert f"epsilon {reported['epsilon_needed']:.3g}" in reported["forecast"]
+    better = [str(reported["epsilon_needed"] * 1.01) if word == "0.1" else word for word in WORDS]
     assert json.loads(dpca(*better, "--dry-run", "--json").out)["components_above_noise"] == 2
     declared = json.loads(dpca(*better, "--dry-run", "--json", "--spectrum", "0.9,0.02").out)
     assert declared["components_above_noise"] == 1
@@ -107,24 +107,24 @@ def test_a_job_that_nobody_watches_warns_in_its_log_or_refuses(monkeypatch: pyte
 def test_a_terminal_asks_whether_noise_is_wanted(
     monkeypatch: pytest.MonkeyPatch, dpca: Command, *, answer: bool, made: int
 ) -> None:
-    asked: list[str] = []
+    requested: list[str] = []
 
     def confirm(question: str, **_: Any) -> bool:
-        asked.append(question)
+        requested.append(question)
         return answer
 
     monkeypatch.setattr(sys, "stdin", _Terminal())
     monkeypatch.setattr(sys, "stderr", _Terminal())
     monkeypatch.setattr(typer, "confirm", confirm)
     dpca(*WORDS, "--direct")
-    assert len(asked) == 1
-    assert asked[0].startswith("Expect noise: ")
-    assert ". Despite this, spend epsilon 0.1 at delta 0 of budget 'people', with epsilon " in asked[0]
+    assert len(requested) == 1
+    assert requested[0].startswith("Expect noise: ")
+    assert ". Despite this, spend epsilon 0.1 at delta 0 of budget 'people', with epsilon " in requested[0]
     assert len(releases()) == made
 
 
 @pytest.mark.usefixtures("few")
-def test_a_release_that_can_show_something_is_asked_for_as_before() -> None:
+def test_a_release_that_can_show_something_is_requested_as_before() -> None:
     seen = preview(SubspaceRequest(**{**NOISY, "epsilon": 2.9, "mechanism": "wishart"}))
     left = rounded_down(seen.remaining), rounded_down(seen.remaining_after)
     assert seen.question == (
@@ -263,8 +263,8 @@ def test_a_release_is_refined_says_how_good_it_is_and_is_refined_anew_for_free(d
 @pytest.mark.usefixtures("wide")
 def test_a_release_below_the_share_required_is_charged_kept_and_published_later(dpca: Command) -> None:
     before = spent()
-    told = dpca(*FIT, "--publish", "sub", "--require-share", "1").complaint(1)
-    assert "not published" in told
+    reported = dpca(*FIT, "--publish", "sub", "--require-share", "1").complaint(1)
+    assert "not published" in reported
     charged = spent()
     assert charged > before
     assert "sub" not in Registry.open().names()

@@ -48,19 +48,19 @@ def _rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(cli.NOUNS, "profile", f"{toy.__name__}:app")
 
 
-@pytest.mark.parametrize("way", [("--direct",), ()], ids=["direct", "prefect"])
+@pytest.mark.parametrize("variant", [("--direct",), ()], ids=["direct", "prefect"])
 @pytest.mark.usefixtures("prefect")
 def test_a_family_of_its_own_is_planned_charged_released_published_and_loaded(
-    ready: Path, dpca: Command, way: tuple[str, ...], tmp_path: Path
+    ready: Path, dpca: Command, variant: tuple[str, ...], tmp_path: Path
 ) -> None:
     before = facts_of(ready)
-    shown = json.loads(dpca(*PROFILE, "--dry-run", *way).out)
+    shown = json.loads(dpca(*PROFILE, "--dry-run", *variant).out)
     assert (shown["mechanism"], shown["fits"], facts_of(ready)) == ("toy_joint", True, before)
-    ended = dpca(*PROFILE, *way)
+    ended = dpca(*PROFILE, *variant)
     assert ended.status == 0, ended.err
     report = json.loads(ended.out)
     assert (report["artifact"], report["spent"]) == ("columns@1", pytest.approx(1.0, abs=1e-3))
-    again = json.loads(dpca(*PROFILE, *way).out)
+    again = json.loads(dpca(*PROFILE, *variant).out)
     assert (again["release"], again["reused"], again["spent"]) == (report["release"], True, report["spent"])
 
     loaded = Registry.open().load("columns")

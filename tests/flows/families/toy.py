@@ -223,7 +223,7 @@ class ToyFamily(Family[ToyRequest, Profile]):
             clip_norm=request.clip_norm,
         )
 
-    def asked(self, request: ToyRequest) -> Sequence[Any]:
+    def requested(self, request: ToyRequest) -> Sequence[Any]:
         """Return the clip norm."""
         return [request.clip_norm]
 

@@ -275,8 +275,15 @@ def test_results_pass_through() -> None:
 
 
 def _request(**others: Any) -> SubspaceRequest:
-    asked = {"dataset": "people", "components": 2, "epsilon": 0.5, "delta": 1e-6, "clip_norm": 1.5, "publish": "sub"}
-    return SubspaceRequest(**{**asked, **others})
+    requested = {
+        "dataset": "people",
+        "components": 2,
+        "epsilon": 0.5,
+        "delta": 1e-6,
+        "clip_norm": 1.5,
+        "publish": "sub",
+    }
+    return SubspaceRequest(**{**requested, **others})
 
 
 def _cards(prefect: SyncPrefectClient) -> list[Artifact]:

@@ -89,11 +89,11 @@ def test_a_slot_keeps_the_snapshot_that_it_began_with(ready: Path, dpca: Command
     assert later.snapshot_id != snapshot
 
 
-def test_a_slot_tells_requests_and_datasets_apart(ready: Path, dpca: Command, rows_file: Path) -> None:
+def test_a_slot_tells_requests_and_datasets_separate(ready: Path, dpca: Command, rows_file: Path) -> None:
     words = ("dataset", "ingest", rows_file, "--name", "others", "--population", "people", "--features", FEATURES)
     assert dpca(*words, "--direct").status == 0
-    asked = [REQUEST, dataclasses.replace(REQUEST, components=3), dataclasses.replace(REQUEST, dataset="others")]
-    assert len({reserve_release(request, FIRST)[0] for request in asked}) == 3
+    requested = [REQUEST, dataclasses.replace(REQUEST, components=3), dataclasses.replace(REQUEST, dataset="others")]
+    assert len({reserve_release(request, FIRST)[0] for request in requested}) == 3
 
 
 def test_a_key_of_ones_own_wins_over_the_slot(ready: Path) -> None:
@@ -178,7 +178,7 @@ def test_the_scheduler_of_prefect_states_the_local_time_in_the_key_of_a_run(monk
     monkeypatch.setattr(deployments, "with_system_labels_for_deployment_flow_run", AsyncMock(return_value={}))
     deployment = MagicMock(id=uuid4(), tags=[], parameters={})
     session: Any = SimpleNamespace(get=AsyncMock(return_value=deployment))
-    asked: dict[str, Any] = {
+    requested: dict[str, Any] = {
         "start_time": datetime(2026, 3, 27, 12, tzinfo=UTC),
         "end_time": datetime(2027, 1, 1, tzinfo=UTC),
     }
@@ -187,7 +187,7 @@ def test_the_scheduler_of_prefect_states_the_local_time_in_the_key_of_a_run(monk
             db=provide_database_interface(),
             session=session,
             deployment_id=uuid4(),
-            **asked,
+            **requested,
             min_time=timedelta(0),
             min_runs=3,
             max_runs=3,
@@ -271,14 +271,14 @@ def test_no_name_tag_card_or_limit_of_a_run_is_of_another_population(
     prefect: SyncPrefectClient, own: dict[str, str], others: tuple[str, ...]
 ) -> None:
     limits = [limit.tag for limit in prefect.read_concurrency_limits(limit=200, offset=0)]
-    for asked, ends in (
+    for requested, ends in (
         ({"dry_run": True}, "Admitted"),
         ({"run_key": f"next of {own['dataset']}"}, "Completed"),
         ({"epsilon": 3.0}, "BudgetExhausted"),
         ({"components": 60}, "Refused"),
     ):
         before = {run.id for run in prefect.read_flow_runs()}
-        fit_subspace(**{**NAMES_OF_RUNS_REQUEST, **own, **asked}, return_state=True)
+        fit_subspace(**{**NAMES_OF_RUNS_REQUEST, **own, **requested}, return_state=True)
         (run,) = (found for found in prefect.read_flow_runs() if found.id not in before)
         assert run.state_name == ends
         assert run.tags == []
@@ -300,7 +300,7 @@ PARAMETERS: dict[str, Any] = {
     **{"dataset": "people", "components": 2, "epsilon": 0.5, "delta": 1e-6},
     **{"clip_norm": 1.5, "publish": "sub"},
 }
-SAID = "Release a private subspace."
+TEXT = "Release a private subspace."
 OF_BEFORE: dict[str, Any] = {
     **{"settings": {"calibration": "tight"}, "allow_large_delta": False, "run_key": None},
     **{"mechanism": "analyze_gauss", "workers": None},
@@ -319,7 +319,7 @@ def _deploy(prefect: SyncPrefectClient, **others: Any) -> UUID:
         flow_id=prefect.create_flow(flow),
         name="weekly",
         parameters={**PARAMETERS, **others},
-        description=SAID,
+        description=TEXT,
         tags=["dpca", "release"],
         parameter_openapi_schema=flow.parameters.model_dump_for_openapi(),
         enforce_parameter_schema=True,
@@ -361,7 +361,7 @@ def test_a_server_takes_typed_settings_and_text_of_before_and_refuses_the_rest(
 
 
 @pytest.mark.parametrize(
-    ("given", "name", "said"),
+    ("given", "name", "message"),
     [
         (
             {"epsilonn": 1.0},
@@ -375,12 +375,12 @@ def test_a_server_takes_typed_settings_and_text_of_before_and_refuses_the_rest(
     ids=str,
 )
 def test_a_wrong_public_parameter_is_named_in_the_state_and_nothing_is_charged(
-    deployment: UUID, prefect: SyncPrefectClient, given: dict[str, Any], name: str, said: str
+    deployment: UUID, prefect: SyncPrefectClient, given: dict[str, Any], name: str, message: str
 ) -> None:
     state = _run_of_deployment_notes(prefect, deployment, **given).state
     assert state is not None
     assert (state.type.value, state.name) == ("FAILED", name)
-    assert said in str(state.message)
+    assert message in str(state.message)
     assert "Traceback" not in str(state.message)
     assert "\n" not in str(state.message)
     assert not _ledger().statement("people").releases
@@ -457,7 +457,7 @@ def test_form_and_description_tell_what_the_next_run_may_do_after_each_release_r
         run = _run_of_deployment_notes(prefect, deployment, **parameters)
         found = prefect.read_deployment(deployment)
         base, _, note = str(found.description).partition("\n\n---\n\n")
-        assert base == SAID
+        assert base == TEXT
         assert _shown_of_deployment_notes(found) == f"{plain}\n\n---\n\n{note}"
         assert re.match(r"Next run, as of \d{4}-\d\d-\d\d \d\d:\d\d UTC: ", note)
         notes.append((run.state_name, note.partition("UTC: ")[2]))
@@ -482,15 +482,15 @@ def test_a_note_that_cannot_be_made_fails_no_release(
     assert _run_of_deployment_notes(prefect, deployment).state_name == "Completed"
     monkeypatch.setattr(prefect_stages, "get_client", breaks)
     assert _run_of_deployment_notes(prefect, deployment).state_name == "Completed"
-    assert prefect.read_deployment(deployment).description == SAID
+    assert prefect.read_deployment(deployment).description == TEXT
 
 
 def test_a_dry_run_of_the_loop_tells_the_share_of_its_next_release(ready: Path, prefect: SyncPrefectClient) -> None:
     flow: Flow[..., Any] = refresh_subspace
-    asked = {name: value for name, value in PARAMETERS.items() if name != "epsilon"}
-    asked |= {"inbox": "@people", "epsilon": None}
+    requested = {name: value for name, value in PARAMETERS.items() if name != "epsilon"}
+    requested |= {"inbox": "@people", "epsilon": None}
     share = written_share(_ledger().pace("people", runs=4, delta=1e-6).epsilon_each)
-    state: Any = flow(**asked, releases=4, dry_run=True, return_state=True)
+    state: Any = flow(**requested, releases=4, dry_run=True, return_state=True)
     assert (state.name, state.message) == (
         "Admitted",
         f"Admitted: a run is charged epsilon {share:g} at delta 1e-06 of budget people; "
@@ -498,6 +498,6 @@ def test_a_dry_run_of_the_loop_tells_the_share_of_its_next_release(ready: Path, 
         f"{privacy_statement(epsilon=share, delta=1e-6, relation='add_remove', unit=PrivacyUnit())}.",
     )
     for others, name in (({"epsilon": 3.0}, "NotAdmitted"), ({}, "Refused")):
-        ended: Any = flow(**{**asked, **others}, dry_run=True, return_state=True)
+        ended: Any = flow(**{**requested, **others}, dry_run=True, return_state=True)
         assert ended.name == name
     assert _ledger().statement("people").releases == ()

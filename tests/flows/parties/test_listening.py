@@ -71,48 +71,48 @@ def failing(error: Exception) -> Route:
     return Route(path="/act", callers=frozenset({"runner"}), answer=answer)
 
 
-def asked(route: Route, *, by: str = "a print") -> tuple[int, Mapping[str, Any]]:
-    async def ask() -> httpx.Response:
-        async with client(route, by=by) as asking:
-            return await asking.post("/act", content=encode({}))
+def requested(route: Route, *, by: str = "a print") -> tuple[int, Mapping[str, Any]]:
+    async def call() -> httpx.Response:
+        async with client(route, by=by) as session:
+            return await session.post("/act", content=encode({}))
 
-    answer = asyncio.run(ask())
+    answer = asyncio.run(call())
     return answer.status_code, decode(answer.content, most=0).facts
 
 
 @pytest.mark.parametrize("hidden", HIDDEN)
-def test_nobody_is_told_where_things_are(hidden: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_nobody_is_reported_where_things_are(hidden: str, caplog: pytest.LogCaptureFixture) -> None:
     error, status = HIDDEN[hidden]
     with caplog.at_level(logging.INFO, logger="dpca.flows"):
-        found, said = asked(failing(error))
+        found, message = requested(failing(error))
     assert found == status
-    assert "private" not in str(said)
-    assert said["line"].endswith(".")
+    assert "private" not in str(message)
+    assert message["line"].endswith(".")
     (line,) = [record.__dict__["facts"] for record in caplog.records]
     assert line["kind"] == type(error).__name__
     if isinstance(error, StorageError):
         assert line["reason"] == str(error)
     else:
-        assert said["line"] == FAILED
+        assert message["line"] == FAILED
         assert "private" not in str(line)
         assert line["at"].startswith("test_listening.py:")
 
 
-def test_a_rule_is_told_as_it_is() -> None:
+def test_a_rule_is_reported_as_it_is() -> None:
     for error in (
         Refused("release 0a is closed; repeat the request with another --run-key."),
         Conflict("run key 'people/0a' belongs to another request; use another --run-key."),
         InvalidInput("epsilon=-1 must be positive; state more\nthan 0."),
     ):
-        status, said = asked(failing(error))
-        assert (status, said) == (REFUSED, {"kind": type(error).__name__, "line": str(error).replace("\n", " ")})
+        status, message = requested(failing(error))
+        assert (status, message) == (REFUSED, {"kind": type(error).__name__, "line": str(error).replace("\n", " ")})
 
 
 def test_a_certificate_that_may_not_ask_is_refused_before_it_is_read() -> None:
     for by in ("another print", "a stranger's", ""):
-        status, said = asked(failing(KeyError()), by=by)
-        assert (status, said["kind"]) == (REFUSED, "Refused")
-        assert "this certificate may not send this request" in said["line"]
+        status, message = requested(failing(KeyError()), by=by)
+        assert (status, message["kind"]) == (REFUSED, "Refused")
+        assert "this certificate may not send this request" in message["line"]
 
 
 def test_who_stops_in_a_message_gives_the_place_back(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,12 +127,12 @@ def test_who_stops_in_a_message_gives_the_place_back(monkeypatch: pytest.MonkeyP
         yield encode({})[:3]
         await asyncio.sleep(60)
 
-    async def ask() -> list[httpx.Response]:
-        async with client(Route(path="/act", callers=frozenset({"runner"}), answer=answer)) as asking:
-            slow = [asking.post("/act", content=stuck()) for _ in range(AT_ONCE)]
-            return await asyncio.wait_for(asyncio.gather(*slow, asking.post("/act", content=encode({}))), 20)
+    async def call() -> list[httpx.Response]:
+        async with client(Route(path="/act", callers=frozenset({"runner"}), answer=answer)) as session:
+            slow = [session.post("/act", content=stuck()) for _ in range(AT_ONCE)]
+            return await asyncio.wait_for(asyncio.gather(*slow, session.post("/act", content=encode({}))), 20)
 
-    *slow, quick = asyncio.run(ask())
+    *slow, quick = asyncio.run(call())
     assert {answer.status_code for answer in slow} == {REFUSED}
     assert "stopped for" in decode(slow[0].content, most=0).facts["line"]
     assert (quick.status_code, done) == (200, ["runner"])
@@ -145,7 +145,7 @@ def test_one_caller_keeps_no_other_waiting() -> None:
     begun: list[str] = []
     all_in, go_on = asyncio.Event(), asyncio.Event()
 
-    async def ask(by: str) -> None:
+    async def call(by: str) -> None:
         async def receive() -> dict[str, Any]:
             begun.append(by)
             if begun.count("a print") == AT_ONCE:
@@ -161,9 +161,9 @@ def test_one_caller_keeps_no_other_waiting() -> None:
         await inside(scope, receive, send)
 
     async def everybody() -> None:
-        many = [asyncio.create_task(ask("a print")) for _ in range(3 * AT_ONCE)]
+        many = [asyncio.create_task(call("a print")) for _ in range(3 * AT_ONCE)]
         await asyncio.wait_for(all_in.wait(), 20)
-        await asyncio.wait_for(ask("another print"), 20)
+        await asyncio.wait_for(call("another print"), 20)
         assert begun.count("a print") == AT_ONCE
         go_on.set()
         await asyncio.wait_for(asyncio.gather(*many), 20)
@@ -274,7 +274,7 @@ def test_a_flood_before_the_handshake_keeps_no_party_waiting(
     flood(address, HEADS[head])
     for _ in range(3):
         with contextlib.closing(party.caller(address)) as calling:
-            assert calling.ask("/act", {}).facts == {"hello": "caller 0"}
+            assert calling.call("/act", {}).facts == {"hello": "caller 0"}
 
 
 def test_the_number_of_connections_follows_the_limit_of_open_files(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -315,14 +315,14 @@ def test_no_bytes_of_a_party_do_anything_but_be_refused(
         )
     assert done["caller 0"] == sum(statuses(came[name]).count(200) for name in cases)
     assert {name for name in cases if 200 in statuses(came[name])} == ANSWERED
-    for name, said in came.items():
-        assert set(statuses(said)) <= {100, 200, 400, 404, 405, REFUSED}, name
-        assert len(statuses(said)) <= (1000 if name == "a thousand requests at once" else 2), name
-        assert b"Traceback" not in said
-        assert b"/etc" not in said
+    for name, message in came.items():
+        assert set(statuses(message)) <= {100, 200, 400, 404, 405, REFUSED}, name
+        assert len(statuses(message)) <= (1000 if name == "a thousand requests at once" else 2), name
+        assert b"Traceback" not in message
+        assert b"/etc" not in message
     assert [record for record in caplog.records if record.exc_info] == []
     with contextlib.closing(party.caller(address)) as calling:
-        assert calling.ask("/act", {}).facts == {}
+        assert calling.call("/act", {}).facts == {}
 
 
 def test_a_message_that_trickles_gives_its_place_back(
@@ -348,7 +348,7 @@ def test_a_message_that_trickles_gives_its_place_back(
     with ThreadPoolExecutor(2 * listening.AT_ONCE) as pool, contextlib.closing(party.caller(address)) as calling:
         slow = [pool.submit(trickle) for _ in range(listening.AT_ONCE)]
         time.sleep(0.2)
-        assert calling.ask("/act", {}).facts == {}  # waits until a place is free again
+        assert calling.call("/act", {}).facts == {}  # waits until a place is free again
         assert max(each.result() for each in slow) < 200
 
 
@@ -366,7 +366,7 @@ def test_callers_who_ask_at_all_their_connections_leave_room_for_another(
                     made.sendall(b"POST /act HTTP/1.1\r\nHost: x\r\nContent-Length: 900000\r\n\r\nD")
         began = time.monotonic()
         with contextlib.closing(four_and_one.caller(address, by=4)) as calling:
-            assert calling.ask("/act", {}).facts == {}
+            assert calling.call("/act", {}).facts == {}
         assert time.monotonic() - began < listening.HEAD  # waiting for a place takes at least HEAD
 
 
@@ -442,16 +442,16 @@ def test_a_forged_head_is_refused_or_read_exactly_as_it_stands() -> None:
     honest, body = opened(encode({"round": 3, "names": ["a", "b"]}, ARRAYS))
     other, _ = opened(encode({"round": 4, "names": ["c"]}, {"shares": np.ones((2, 3)), "words": np.zeros(8, np.int64)}))
     count = 0
-    for way, forged in forgeries(honest, other):
+    for variant, forged in forgeries(honest, other):
         text = json.dumps(forged).encode()
         try:
             frame = decode(MAGIC + len(text).to_bytes(4, "big") + text + body, most=1 << 20)
         except FramesRefused as refusal:
             count += "\n" not in str(refusal)
             continue
-        stated = {entry["name"]: (entry["type"], entry["shape"]) for entry in forged["arrays"]}
-        assert {name: (array.dtype.str, [*array.shape]) for name, array in frame.arrays.items()} == stated, way
-        assert {**frame.facts, "arrays": forged["arrays"]} == forged, way
+        declared = {entry["name"]: (entry["type"], entry["shape"]) for entry in forged["arrays"]}
+        assert {name: (array.dtype.str, [*array.shape]) for name, array in frame.arrays.items()} == declared, variant
+        assert {**frame.facts, "arrays": forged["arrays"]} == forged, variant
     assert count > 40
 
 

@@ -100,9 +100,9 @@ def plans(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return seen
 
 
-@pytest.mark.parametrize("asked", VARIANTS, ids=lambda asked: "-".join(map(str, asked.values())))
-def test_the_stored_plan_is_the_plan_to_the_bit(asked: dict[str, Any]) -> None:
-    planned = plan_on(LEDGER, ENTRY, SubspaceRequest(**REQUEST | asked))
+@pytest.mark.parametrize("requested", VARIANTS, ids=lambda requested: "-".join(map(str, requested.values())))
+def test_the_stored_plan_is_the_plan_to_the_bit(requested: dict[str, Any]) -> None:
+    planned = plan_on(LEDGER, ENTRY, SubspaceRequest(**REQUEST | requested))
     row: Any = SimpleNamespace(
         request=json.loads(json.dumps(stored_request(planned), allow_nan=False)),
         event=json.loads(json.dumps(planned.plan.event)),
@@ -121,9 +121,9 @@ def test_a_request_keeps_its_digest(mechanism: str, began: str) -> None:
 
 
 def test_another_calibration_is_another_request() -> None:
-    asked = {**REQUEST, "components": 1, "mechanism": "exponential"}
+    requested = {**REQUEST, "components": 1, "mechanism": "exponential"}
     found = [
-        plan_on(LEDGER, ENTRY, SubspaceRequest(**asked, settings=settings)).fingerprint
+        plan_on(LEDGER, ENTRY, SubspaceRequest(**requested, settings=settings)).fingerprint
         for settings in ({}, {"calibration": "tight"}, {"calibration": "paper"})
     ]
     assert found[0] == found[1] != found[2]
@@ -134,10 +134,10 @@ def test_mechanisms_of_all_families_have_names_of_their_own() -> None:
     assert len(names) == len(set(names))
 
 
-@pytest.mark.parametrize("way", [("--direct",), ()], ids=["direct", "prefect"])
+@pytest.mark.parametrize("kind", [("--direct",), ()], ids=["direct", "prefect"])
 @pytest.mark.usefixtures("prefect")
-def test_a_command_plans_once(ready: Path, dpca: Command, plans: list[Any], way: tuple[str, ...]) -> None:
-    assert dpca(*FIT, *way, "--yes", "--json").status == 0, ready
+def test_a_command_plans_once(ready: Path, dpca: Command, plans: list[Any], kind: tuple[str, ...]) -> None:
+    assert dpca(*FIT, *kind, "--yes", "--json").status == 0, ready
     assert len(plans) == 1
 
 
@@ -159,11 +159,11 @@ def test_a_resumed_release_goes_on_from_the_plan_that_was_charged(
 def test_a_thread_of_the_cluster_tells_terminal_display_and_log_in_the_context_of_the_stage(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    told: list[tuple[str, str]] = []
+    reported: list[tuple[str, str]] = []
     shown: list[tuple[int, int]] = []
     logged: list[tuple[str, dict[str, object]]] = []
     monkeypatch.setattr(subject, "log_event", lambda event, **facts: logged.append((event, facts)))
-    seen = Activity("starting", lambda doing, far: told.append((doing, far)))
+    seen = Activity("starting", lambda doing, far: reported.append((doing, far)))
     token = watching._now.set(seen)
     try:
         progress = subject.summing(lambda done, total: shown.append((done, total)))
@@ -173,7 +173,7 @@ def test_a_thread_of_the_cluster_tells_terminal_display_and_log_in_the_context_o
         thread = Thread(target=progress, args=(done, 2))
         thread.start()
         thread.join()
-    assert told == [
+    assert reported == [
         ("summing partitions", ""),
         ("summing partitions", "1 of 2"),
         ("summing partitions", "2 of 2"),
@@ -183,7 +183,7 @@ def test_a_thread_of_the_cluster_tells_terminal_display_and_log_in_the_context_o
     assert logged == [("summed", {"partitions": 2})]
 
 
-def test_where_nobody_waits_nothing_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_where_nobody_waits_nothing_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     subject.summing()(1, 2)
     assert capsys.readouterr() == ("", "")
 
@@ -198,17 +198,17 @@ def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_no_pauses")
-def test_a_notice_is_told_once_and_signed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_notice_is_reported_once_and_signed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with listening() as hook:
         monkeypatch.setenv("DPCA_WEBHOOK_URL", hook.url)
         monkeypatch.setenv("DPCA_WEBHOOK_SECRET", "key of the hook")
         assert (give(tmp_path), give(tmp_path), give(tmp_path, "two")) == (True, False, True)
-    assert hook.told[0].items() >= {"event": "dpca.release.held", "artifact": "people-map@1"}.items()
-    assert len(hook.told) == 2
-    payload = json.dumps(hook.told[0]).encode()
+    assert hook.reported[0].items() >= {"event": "dpca.release.held", "artifact": "people-map@1"}.items()
+    assert len(hook.reported) == 2
+    payload = json.dumps(hook.reported[0]).encode()
     signed = hmac.new(b"key of the hook", payload, hashlib.sha256).hexdigest()
     assert hook.headers[0]["X-Dpca-Signature"] == f"sha256={signed}"
-    assert hook.headers[0]["Idempotency-Key"] == hook.told[0]["id"] != hook.told[1]["id"]
+    assert hook.headers[0]["Idempotency-Key"] == hook.reported[0]["id"] != hook.reported[1]["id"]
 
 
 @pytest.mark.usefixtures("_no_pauses")
@@ -219,10 +219,10 @@ def test_a_webhook_that_is_down_is_called_again_with_the_same_key(
         monkeypatch.setenv("DPCA_WEBHOOK_URL", hook.url)
         hook.failures = 5
         assert give(tmp_path)
-        assert (hook.told, len(hook.headers)) == ([], 3)
+        assert (hook.reported, len(hook.headers)) == ([], 3)
         assert deliver_notices(tmp_path) == 0
         assert deliver_notices(tmp_path) == 0
-    assert len(hook.told) == 1
+    assert len(hook.reported) == 1
     assert len({headers["Idempotency-Key"] for headers in hook.headers}) == 1
 
 
@@ -236,14 +236,14 @@ def test_a_notice_that_is_refused_holds_back_none_of_the_others(
         for key in "abcd":
             assert give(tmp_path, key)
         hook.failures = 0
-        assert hook.told == []
+        assert hook.reported == []
         hook.refuses = refused = json.loads(hook.bodies[0])["id"]
         assert deliver_notices(tmp_path) == 1
-        assert len(hook.told) == 3
-        assert refused not in {told["id"] for told in hook.told}
+        assert len(hook.reported) == 3
+        assert refused not in {reported["id"] for reported in hook.reported}
         hook.refuses = None
         assert deliver_notices(tmp_path) == 0
-    assert len(hook.told) == 4
+    assert len(hook.reported) == 4
 
 
 @pytest.mark.usefixtures("_no_pauses")
@@ -271,11 +271,11 @@ def test_processes_that_deliver_at_once_call_the_webhook_once_for_a_notice(
         with ThreadPoolExecutor(max_workers=4) as pool:
             [*pool.map(lambda _: deliver_notices(tmp_path), range(4))]
             [*pool.map(lambda _: give(tmp_path), range(4))]
-    assert len(hook.told) == 1
+    assert len(hook.reported) == 1
 
 
 @pytest.mark.usefixtures("_no_pauses")
-def test_a_notice_that_was_told_and_taken_is_never_told_again_by_one_who_was_slow(
+def test_a_notice_that_was_reported_and_taken_is_never_reported_again_by_one_who_was_slow(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     faster = list[bool]()
@@ -291,7 +291,7 @@ def test_a_notice_that_was_told_and_taken_is_never_told_again_by_one_who_was_slo
         (tmp_path / running.FOLDER).mkdir()
         monkeypatch.setattr(running, "claim_file", slow)
         assert (give(tmp_path), faster) == (False, [True])
-    assert len(hook.told) == 1
+    assert len(hook.reported) == 1
 
 
 @pytest.mark.usefixtures("_no_pauses")
@@ -300,11 +300,11 @@ def test_of_many_that_tell_the_same_one_does(tmp_path: Path, monkeypatch: pytest
         monkeypatch.setenv("DPCA_WEBHOOK_URL", hook.url)
         with ThreadPoolExecutor(max_workers=8) as pool:
             assert sum(pool.map(lambda _: give(tmp_path), range(16))) == 1
-        assert len(hook.told) == 1
+        assert len(hook.reported) == 1
 
 
 @pytest.mark.usefixtures("_no_pauses")
-def test_without_a_webhook_a_notice_is_told_and_none_is_left(tmp_path: Path) -> None:
+def test_without_a_webhook_a_notice_is_reported_and_none_is_left(tmp_path: Path) -> None:
     assert give(tmp_path)
     assert deliver_notices(tmp_path) == 0
     assert len([*tmp_path.rglob("*.taken")]) == 1
@@ -375,6 +375,6 @@ def test_a_full_disk_that_cannot_note_a_delivery_is_named_and_the_notice_stays(
         patch.setattr(running, "_taken", refuses)
         with pytest.raises(Unavailable, match="notices cannot be written"):
             give(tmp_path)
-    assert len(list((tmp_path / "notices").glob("*.told"))) == 1
+    assert len(list((tmp_path / "notices").glob("*.delivered"))) == 1
     assert deliver_notices(tmp_path) == 0
     assert len(list((tmp_path / "notices").glob("*.taken"))) == 1

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.flows.remote_ledger.apart import SECRET, Apart
+from tests.flows.remote_ledger.remote_home import SECRET, RemoteHome
 
 
 @pytest.fixture
-def apart(ready: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Apart:
+def remote(ready: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RemoteHome:
     """The ledger of a home, behind the routes of its service."""
-    return Apart(ready, tmp_path / SECRET, monkeypatch)
+    return RemoteHome(ready, tmp_path / SECRET, monkeypatch)

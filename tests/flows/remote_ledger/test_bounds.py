@@ -16,7 +16,7 @@ from flows.remote_ledger.checks import MOST_PARTS, MOST_PLACES, check_bounds
 from flows.remote_ledger.messages import LONGEST_REQUEST, Priced
 from flows.remote_ledger.workspaces import open_workspace
 from flows.requests import SubspaceRequest
-from tests.flows.remote_ledger.apart import PEOPLE, Apart
+from tests.flows.remote_ledger.remote_home import PEOPLE, RemoteHome
 
 REQUEST = SubspaceRequest(dataset=PEOPLE, components=2, epsilon=1.0, delta=1e-6, clip_norm=1.5, publish="sub")
 
@@ -49,7 +49,7 @@ COSTLY: dict[str, Event] = {
 
 
 @pytest.fixture
-def asked(apart: Apart) -> dict[str, Any]:
+def requested(remote: RemoteHome) -> dict[str, Any]:
     """A reservation request as sent by the runner."""
     planned = plan_request(open_workspace(), REQUEST)
     return {
@@ -61,11 +61,11 @@ def asked(apart: Apart) -> dict[str, Any]:
 
 @pytest.mark.parametrize("costly", COSTLY)
 def test_what_costs_too_much_is_refused_before_it_is_priced(
-    apart: Apart, asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch, costly: str
+    remote: RemoteHome, requested: dict[str, Any], monkeypatch: pytest.MonkeyPatch, costly: str
 ) -> None:
-    begun = asked | {"run_key": "standing"}
-    apart.ask("reserve", **begun)
-    before = apart.told(), apart.journal()
+    begun = requested | {"run_key": "standing"}
+    remote.call("reserve", **begun)
+    before = remote.reported(), remote.journal()
 
     def priced(*_: object, **__: object) -> None:
         raise AssertionError("priced")
@@ -73,27 +73,27 @@ def test_what_costs_too_much_is_refused_before_it_is_priced(
     monkeypatch.setattr(checks, "own_price", priced)
     monkeypatch.setattr(PrivacyFilter, "charge_after", priced)
     event = dict(COSTLY[costly])
-    stated = {name: asked[name] for name in ("population", "epsilon", "delta")}
-    for route, facts in {"quote": stated, "reserve": asked}.items():
+    declared = {name: requested[name] for name in ("population", "epsilon", "delta")}
+    for route, facts in {"quote": declared, "reserve": requested}.items():
         with pytest.raises(Invalid, match="a remote ledger accepts") as refused:
-            apart.ask(route, **facts | {"event": event})
+            remote.call(route, **facts | {"event": event})
         assert "\n" not in str(refused.value)
         assert len(str(refused.value)) < 300
     with pytest.raises(Invalid, match="a remote ledger accepts"):  # not even for an existing run key
-        apart.ask("reserve", **begun | {"event": event})
-    assert (apart.told(), apart.journal()) == before
+        remote.call("reserve", **begun | {"event": event})
+    assert (remote.reported(), remote.journal()) == before
 
 
-def test_a_delta_that_no_search_reaches_is_refused(apart: Apart, asked: dict[str, Any]) -> None:
+def test_a_delta_that_no_search_reaches_is_refused(remote: RemoteHome, requested: dict[str, Any]) -> None:
     with pytest.raises(Invalid, match=r"^delta is .* accepts at least"):
-        apart.ask("quote", population=PEOPLE, event=asked["event"], epsilon=1.0, delta=5e-324)
+        remote.call("quote", population=PEOPLE, event=requested["event"], epsilon=1.0, delta=5e-324)
 
 
-def test_a_request_is_of_bounded_length(apart: Apart, asked: dict[str, Any]) -> None:
-    before = apart.told()
+def test_a_request_is_of_bounded_length(remote: RemoteHome, requested: dict[str, Any]) -> None:
+    before = remote.reported()
     with pytest.raises(Invalid, match=f"at most {LONGEST_REQUEST} bytes"):
-        apart.ask("reserve", **asked | {"request": asked["request"] | {"more": "a" * LONGEST_REQUEST}})
-    assert apart.told() == before
+        remote.call("reserve", **requested | {"request": requested["request"] | {"more": "a" * LONGEST_REQUEST}})
+    assert remote.reported() == before
 
 
 def test_what_mechanisms_plan_is_inside() -> None:
@@ -104,20 +104,20 @@ def test_what_mechanisms_plan_is_inside() -> None:
         events.composed(events.laplace(10.0), *[events.gaussian(40.0), sampled(3.0, count=20)] * 1000),
     )
     for event in several:
-        asked = Priced(population=PEOPLE, event=dict(event), epsilon=1.0, delta=1e-6)
-        check_bounds(asked, replaced=False)
-        check_bounds(asked, replaced=True)
+        requested = Priced(population=PEOPLE, event=dict(event), epsilon=1.0, delta=1e-6)
+        check_bounds(requested, replaced=False)
+        check_bounds(requested, replaced=True)
 
 
-def test_a_delta_beside_the_losses_asks_for_no_endless_grid(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_delta_next_to_the_losses_requests_no_endless_grid(monkeypatch: pytest.MonkeyPatch) -> None:
     """At a delta of nearly all the mass epsilon is tiny; a grid step relative to it has no lower bound."""
-    asked: list[float] = []
+    requested: list[float] = []
 
     def noted(priced: events.Parts, *, interval: float) -> Any:
-        asked.append(interval)
+        requested.append(interval)
         return events.composed_losses(priced, interval=max(interval, 1e-5))
 
     monkeypatch.setattr(prices, "composed_losses", noted)
     least = prices.loss_epsilon(events.Parts(sampled={(1e-2, 1.0): 1}), delta=3.8292e-3)
     assert 0 < least < 1e-4
-    assert min(asked) >= 1e-6
+    assert min(requested) >= 1e-6

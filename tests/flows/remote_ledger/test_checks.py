@@ -12,7 +12,7 @@ from flows.families.completion import COMPLETION
 from flows.families.subspace import SUBSPACE
 from flows.releases.stages import plan_on
 from flows.remote_ledger.checks import check_family, check_price, check_request, check_spent
-from flows.remote_ledger.messages import Asked
+from flows.remote_ledger.messages import Requested
 from flows.requests import CompletionRequest, Request, SubspaceRequest, TensorRequest
 from storage.ledger.budgets import Budget
 from tests.flows.releases.test_stages import ENTRY
@@ -43,10 +43,10 @@ BUDGET = Budget(
 LEDGER: Any = SimpleNamespace(budget=lambda _: BUDGET)
 
 
-def reservation(request: Request) -> Asked:
+def reservation(request: Request) -> Requested:
     """Return a function that requests a reservation as a runner does."""
     planned = plan_on(LEDGER, ENTRY, request)
-    return Asked(
+    return Requested(
         population="people",
         run_key=planned.run_key,
         fingerprint=planned.fingerprint,
@@ -60,9 +60,9 @@ def reservation(request: Request) -> Asked:
 
 @pytest.mark.parametrize("request_", REQUESTS, ids=lambda request: f"{request.family}-{request.mechanism}")
 def test_what_is_planned_is_what_is_worked_out_again(request_: Request) -> None:
-    asked = reservation(request_)
-    plan = check_request(ENTRY, BUDGET, asked)
-    check_spent(plan, asked, check_price(BUDGET, asked))
+    requested = reservation(request_)
+    plan = check_request(ENTRY, BUDGET, requested)
+    check_spent(plan, requested, check_price(BUDGET, requested))
 
 
 FORGED: dict[str, dict[str, Any]] = {
@@ -81,12 +81,12 @@ FORGED: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("field", FORGED)
 def test_a_field_that_says_something_else_is_refused(field: str) -> None:
     name = "mod_sulq" if field == "fingerprint" else "analyze_gauss"
-    asked = reservation(SubspaceRequest(**SUBSPACES, mechanism=name))
+    requested = reservation(SubspaceRequest(**SUBSPACES, mechanism=name))
     change = dict(FORGED[field])
     problem = change.pop("plan.problem", {})
-    stored: dict[str, Any] = {**asked.request}
+    stored: dict[str, Any] = {**requested.request}
     plan = {**stored["plan"], "problem": {**stored["plan"]["problem"], **problem}}
-    forged = asked.model_copy(update={"request": {**stored, **change, "plan": plan}})
+    forged = requested.model_copy(update={"request": {**stored, **change, "plan": plan}})
     with pytest.raises(Refused, match=f"states another {field} than its dataset, budget and charge imply"):
         check_request(ENTRY, BUDGET, forged)
 
@@ -106,17 +106,17 @@ def test_a_field_that_says_something_else_is_refused(field: str) -> None:
     ids=str,
 )
 def test_what_cannot_be_read_is_refused_in_a_line(change: dict[str, Any]) -> None:
-    asked = reservation(SubspaceRequest(**SUBSPACES))
+    requested = reservation(SubspaceRequest(**SUBSPACES))
     with pytest.raises(
         (Invalid, Refused), match=r"cannot read the stored request|^(components|mechanism)=.* must be [^\n]*$"
     ):
-        check_request(ENTRY, BUDGET, asked.model_copy(update={"request": {**asked.request, **change}}))
+        check_request(ENTRY, BUDGET, requested.model_copy(update={"request": {**requested.request, **change}}))
 
 
 def test_a_fingerprint_is_that_of_the_request() -> None:
-    asked = reservation(SubspaceRequest(**SUBSPACES))
+    requested = reservation(SubspaceRequest(**SUBSPACES))
     with pytest.raises(Refused, match="another fingerprint"):
-        check_request(ENTRY, BUDGET, asked.model_copy(update={"fingerprint": "0" * 64}))
+        check_request(ENTRY, BUDGET, requested.model_copy(update={"fingerprint": "0" * 64}))
 
 
 def test_evaluations_are_refused_unread() -> None:

@@ -21,7 +21,7 @@ from flows.remote_ledger.messages import Answer
 from flows.remote_ledger.pricing import Pricing
 from flows.remote_ledger.remote_workspace import Connection
 from flows.remote_ledger.service import RUNNER, Client, LedgerService
-from tests.flows.remote_ledger.apart import Apart, Loopback
+from tests.flows.remote_ledger.remote_home import Loopback, RemoteHome
 
 HOSTILE = tuple(f"hostile-{number}" for number in range(4))
 
@@ -49,15 +49,15 @@ def processes() -> Iterator[Pricing]:
 
 
 @pytest.fixture
-def service(apart: Apart, processes: Pricing) -> LedgerService:
+def service(remote: RemoteHome, processes: Pricing) -> LedgerService:
     """Return a service with hostile clients and an honest one, each with a budget."""
     clients = [
         Client(name=name, certificate="", role=RUNNER, populations=frozenset({name})) for name in (*HOSTILE, "honest")
     ]
     for client in clients:
-        apart.ledger.open_budget(client.name, epsilon=50.0, delta=1e-6)
+        remote.ledger.open_budget(client.name, epsilon=50.0, delta=1e-6)
     prices._known.clear()
-    served = LedgerService(apart.workspace, tuple(clients))
+    served = LedgerService(remote.workspace, tuple(clients))
     served.pricing = processes
     return served
 
@@ -70,8 +70,8 @@ class Unable(Pricing):
 
 
 def quote(service: LedgerService, client: str, event: dict[str, Any]) -> Any:
-    asked = {"population": client, "event": event, "epsilon": 40.0, "delta": 1e-7}
-    return Connection(Loopback(service, client)).ask("quote", Answer[Any], **asked)
+    requested = {"population": client, "event": event, "epsilon": 40.0, "delta": 1e-7}
+    return Connection(Loopback(service, client)).call("quote", Answer[Any], **requested)
 
 
 def seconds(service: LedgerService, event: dict[str, Any]) -> float:

@@ -20,19 +20,19 @@ from flows.parties.calling import REFUSED
 from flows.parties.certificates import fingerprint_of, make_identity
 from flows.releases.running import finish_release
 from flows.releases.stages import plan_request
-from flows.remote_ledger.messages import JSON, MOST_ASKED, Answer, Begun, written
+from flows.remote_ledger.messages import JSON, LONGEST_REQUEST, Answer, Begun, written
 from flows.remote_ledger.remote_workspace import Connection, RemoteLedger
 from flows.remote_ledger.service import read_config
 from flows.remote_ledger.workspaces import open_workspace
 from flows.requests import SubspaceRequest
 from storage.ledger.releases import Grant
-from tests.flows.remote_ledger.apart import PEOPLE, Apart, Loopback
+from tests.flows.remote_ledger.remote_home import PEOPLE, Loopback, RemoteHome
 
 REQUEST = SubspaceRequest(dataset=PEOPLE, components=2, epsilon=1.0, delta=1e-6, clip_norm=1.5, publish="sub")
 
 
 @pytest.fixture
-def asked(apart: Apart) -> dict[str, Any]:
+def requested(remote: RemoteHome) -> dict[str, Any]:
     """A reservation request as sent by the runner."""
     planned = plan_request(open_workspace(), REQUEST)
     return {
@@ -42,164 +42,166 @@ def asked(apart: Apart) -> dict[str, Any]:
     }
 
 
-def refusal(apart: Apart, route: str, /, *, by: str = "runner", **facts: Any) -> Exception:
+def refusal(remote: RemoteHome, route: str, /, *, by: str = "runner", **facts: Any) -> Exception:
     """Return the one-line refusal of a request, and check that the ledger's state is unchanged."""
-    before = apart.told(), apart.journal()
+    before = remote.reported(), remote.journal()
     with pytest.raises((StorageError, DpcaError)) as refused:
-        apart.ask(route, by=by, **facts)
-    assert (apart.told(), apart.journal()) == before
+        remote.call(route, by=by, **facts)
+    assert (remote.reported(), remote.journal()) == before
     assert "\n" not in str(refused.value)
     return refused.value
 
 
-def test_a_snapshot_of_other_people_is_not_charged_to_a_budget(apart: Apart, asked: dict[str, Any]) -> None:
-    apart.ledger.open_budget("others", epsilon=2.0, delta=1e-6)
-    found = refusal(apart, "reserve", by="others", **asked | {"population": "others"})
+def test_a_snapshot_of_other_people_is_not_charged_to_a_budget(remote: RemoteHome, requested: dict[str, Any]) -> None:
+    remote.ledger.open_budget("others", epsilon=2.0, delta=1e-6)
+    found = refusal(remote, "reserve", by="others", **requested | {"population": "others"})
     assert "not of population 'others'" in str(found)
-    assert isinstance(refusal(apart, "reserve", **asked | {"snapshot": "f" * 32}), NotFound)
+    assert isinstance(refusal(remote, "reserve", **requested | {"snapshot": "f" * 32}), NotFound)
 
 
-def test_the_epsilon_that_is_stated_must_be_that_of_the_noise(apart: Apart, asked: dict[str, Any]) -> None:
-    quoted = {name: asked[name] for name in ("population", "event", "epsilon", "delta")}
+def test_the_epsilon_that_is_stated_must_be_that_of_the_noise(remote: RemoteHome, requested: dict[str, Any]) -> None:
+    quoted = {name: requested[name] for name in ("population", "event", "epsilon", "delta")}
     for epsilon in (0.0001, 0.999, 0.0, -1.0, float("inf"), float("nan"), 2**70, "1", True, None):
-        request = asked["request"] | {"epsilon": epsilon}
-        refusal(apart, "reserve", **asked | {"epsilon": epsilon, "request": request})
-        refusal(apart, "quote", **quoted | {"epsilon": epsilon})
+        request = requested["request"] | {"epsilon": epsilon}
+        refusal(remote, "reserve", **requested | {"epsilon": epsilon, "request": request})
+        refusal(remote, "quote", **quoted | {"epsilon": epsilon})
 
 
-def test_the_event_is_priced_here(apart: Apart, asked: dict[str, Any]) -> None:
+def test_the_event_is_priced_here(remote: RemoteHome, requested: dict[str, Any]) -> None:
     for event in (
         events.gaussian(0.5),
-        events.composed(asked["event"], events.gaussian(3.0)),
+        events.composed(requested["event"], events.gaussian(3.0)),
         events.non_private(),
         events.stream_tick("s", 1, 100.0),
         {"name": "gaussian", "noise_multiplier": 5.0, "more": 1},
         {"name": "gaussian", "noise_multiplier": "5"},
         {"name": "unheard of"},
     ):
-        refusal(apart, "reserve", **asked | {"event": dict(event)})
+        refusal(remote, "reserve", **requested | {"event": dict(event)})
     for delta in (0.0, 1.0, 1e-9, -1e-6):
-        refusal(apart, "reserve", **asked | {"delta": delta, "request": asked["request"] | {"delta": delta}})
-    refusal(apart, "reserve", **asked | {"request": asked["request"] | {"epsilon": 0.1}})
+        refusal(remote, "reserve", **requested | {"delta": delta, "request": requested["request"] | {"delta": delta}})
+    refusal(remote, "reserve", **requested | {"request": requested["request"] | {"epsilon": 0.1}})
 
 
-def test_a_release_is_charged_for_what_it_states(apart: Apart, asked: dict[str, Any]) -> None:
+def test_a_release_is_charged_for_what_it_states(remote: RemoteHome, requested: dict[str, Any]) -> None:
     """The artifact states the epsilon of the request, so an event with a smaller or no charge is refused."""
-    for event in (events.approximate(0.0, 0.0), events.composed(asked["event"], events.approximate(0.0, 0.0))):
-        assert "is charged nothing" in str(refusal(apart, "reserve", **asked | {"event": dict(event)}))
+    for event in (events.approximate(0.0, 0.0), events.composed(requested["event"], events.approximate(0.0, 0.0))):
+        assert "is charged nothing" in str(refusal(remote, "reserve", **requested | {"event": dict(event)}))
     for cheap in (events.gaussian(50.0), events.approximate(1e-300, 0.0)):
         assert "the charge must equal the stated epsilon" in str(
-            refusal(apart, "reserve", **asked | {"event": dict(cheap)})
+            refusal(remote, "reserve", **requested | {"event": dict(cheap)})
         )
-    plan = asked["request"]["plan"] | {"printed": True}
-    for other in (events.gaussian(50.0), events.approximate(0.0, 0.0), asked["event"]):
-        refusal(apart, "reserve", **asked | {"event": dict(other), "request": asked["request"] | {"plan": plan}})
+    plan = requested["request"]["plan"] | {"printed": True}
+    for other in (events.gaussian(50.0), events.approximate(0.0, 0.0), requested["event"]):
+        refusal(
+            remote, "reserve", **requested | {"event": dict(other), "request": requested["request"] | {"plan": plan}}
+        )
 
 
-def begun(apart: Apart, asked: dict[str, Any]) -> str:
-    release: str = apart.ask("reserve", **asked)["release_id"]
-    apart.ask("begin", release=release)
+def begun(remote: RemoteHome, requested: dict[str, Any]) -> str:
+    release: str = remote.call("reserve", **requested)["release_id"]
+    remote.call("begin", release=release)
     return release
 
 
-def test_an_artifact_must_be_there_and_be_the_release_s(apart: Apart, asked: dict[str, Any]) -> None:
+def test_an_artifact_must_be_there_and_be_the_release_s(remote: RemoteHome, requested: dict[str, Any]) -> None:
     workspace = open_workspace()
-    release = begun(apart, asked)
+    release = begun(remote, requested)
     digest = finish_release(workspace, workspace.ledger.release(release))
     for text in ("latest", "", "F" * 64, "0" * 63, "../" * 21 + "0", "0" * 64 + "\n", None, 1):
-        assert isinstance(refusal(apart, "publish", release=release, name="sub", artifact=text, made=None), Invalid)
-        assert isinstance(refusal(apart, "withhold", release=release, artifact=text), Invalid)
+        assert isinstance(refusal(remote, "publish", release=release, name="sub", artifact=text, made=None), Invalid)
+        assert isinstance(refusal(remote, "withhold", release=release, artifact=text), Invalid)
     absent = "0" * 64
-    assert isinstance(refusal(apart, "publish", release=release, name="sub", artifact=absent, made=None), Corrupt)
-    assert isinstance(refusal(apart, "publish", release=release, name="sub", artifact=digest, made=absent), Corrupt)
-    more = asked | {"run_key": "another", "epsilon": 1.0}
-    other = begun(apart, more)
-    found = refusal(apart, "publish", release=other, name="sub", artifact=digest, made=None)
+    assert isinstance(refusal(remote, "publish", release=release, name="sub", artifact=absent, made=None), Corrupt)
+    assert isinstance(refusal(remote, "publish", release=release, name="sub", artifact=digest, made=absent), Corrupt)
+    more = requested | {"run_key": "another", "epsilon": 1.0}
+    other = begun(remote, more)
+    found = refusal(remote, "publish", release=other, name="sub", artifact=digest, made=None)
     assert "states another release" in str(found)
     plain = write_artifact(read_artifact(workspace.store, digest).refit(1, parent="0" * 64), home=workspace.home)
     assert "is not derived from" in str(
-        refusal(apart, "publish", release=release, name="a", artifact=digest, made=plain)
+        refusal(remote, "publish", release=release, name="a", artifact=digest, made=plain)
     )
-    assert apart.ask("publish", release=release, name="sub", artifact=digest, made=None) == 1
-    assert apart.ask("publish", release=release, name="sub", artifact=digest, made=None) == 1
-    assert isinstance(refusal(apart, "key", release=release), Finished)
+    assert remote.call("publish", release=release, name="sub", artifact=digest, made=None) == 1
+    assert remote.call("publish", release=release, name="sub", artifact=digest, made=None) == 1
+    assert isinstance(refusal(remote, "key", release=release), Finished)
 
 
 FORGED: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
-    "release": lambda told: {**told, "release": "0" * 32},
-    "mechanism": lambda told: {**told, "mechanism": "wishart"},
-    "delta of privacy": lambda told: {**told, "privacy": {**told["privacy"], "delta": 1e-12}},
-    "epsilon of privacy": lambda told: {**told, "privacy": {**told["privacy"], "epsilon": 0.1}},
-    "event of privacy": lambda told: {**told, "privacy": {**told["privacy"], "event": events.gaussian(50.0)}},
-    "relation of privacy": lambda told: {**told, "privacy": {**told["privacy"], "relation": "replace_one"}},
-    "unit of privacy": lambda told: {**told, "privacy": {**told["privacy"], "unit": "household"}},
-    "rows_per_unit of privacy": lambda told: {**told, "privacy": {**told["privacy"], "rows_per_unit": 2}},
-    "statement of privacy": lambda told: {**told, "privacy": {**told["privacy"], "statement": "for all"}},
-    "records_at_most of privacy": lambda told: {**told, "privacy": {**told["privacy"], "records_at_most": 9}},
-    "private of privacy": lambda told: {**told, "privacy": {**told["privacy"], "private": True}},
-    "noise_multiplier of plan": lambda told: {**told, "plan": {**told["plan"], "noise_multiplier": 0.1}},
-    "certified of plan": lambda told: {**told, "plan": {**told["plan"], "certified": True}},
-    "center of plan": lambda told: {**told, "plan": {**told["plan"], "center": "private"}},
-    "clip_norm": lambda told: {**told, "clip_norm": 0.15},
+    "release": lambda shown: {**shown, "release": "0" * 32},
+    "mechanism": lambda shown: {**shown, "mechanism": "wishart"},
+    "delta of privacy": lambda shown: {**shown, "privacy": {**shown["privacy"], "delta": 1e-12}},
+    "epsilon of privacy": lambda shown: {**shown, "privacy": {**shown["privacy"], "epsilon": 0.1}},
+    "event of privacy": lambda shown: {**shown, "privacy": {**shown["privacy"], "event": events.gaussian(50.0)}},
+    "relation of privacy": lambda shown: {**shown, "privacy": {**shown["privacy"], "relation": "replace_one"}},
+    "unit of privacy": lambda shown: {**shown, "privacy": {**shown["privacy"], "unit": "household"}},
+    "rows_per_unit of privacy": lambda shown: {**shown, "privacy": {**shown["privacy"], "rows_per_unit": 2}},
+    "statement of privacy": lambda shown: {**shown, "privacy": {**shown["privacy"], "statement": "for all"}},
+    "records_at_most of privacy": lambda shown: {**shown, "privacy": {**shown["privacy"], "records_at_most": 9}},
+    "private of privacy": lambda shown: {**shown, "privacy": {**shown["privacy"], "private": True}},
+    "noise_multiplier of plan": lambda shown: {**shown, "plan": {**shown["plan"], "noise_multiplier": 0.1}},
+    "certified of plan": lambda shown: {**shown, "plan": {**shown["plan"], "certified": True}},
+    "center of plan": lambda shown: {**shown, "plan": {**shown["plan"], "center": "private"}},
+    "clip_norm": lambda shown: {**shown, "clip_norm": 0.15},
 }
 
 
-def test_an_artifact_states_what_was_charged(apart: Apart, asked: dict[str, Any]) -> None:
+def test_an_artifact_states_what_was_charged(remote: RemoteHome, requested: dict[str, Any]) -> None:
     workspace = open_workspace()
-    release = begun(apart, asked)
+    release = begun(remote, requested)
     made = read_artifact(workspace.store, finish_release(workspace, workspace.ledger.release(release)))
     for field, forge in FORGED.items():
-        told = forge(dict(made.manifest))
-        forged = write_artifact(dataclasses.replace(made, manifest=told), home=workspace.home)
+        shown = forge(dict(made.manifest))
+        forged = write_artifact(dataclasses.replace(made, manifest=shown), home=workspace.home)
         acts: dict[str, dict[str, Any]] = {"publish": {"name": "sub", "made": None}, "withhold": {}}
         for route, more in acts.items():
-            found = refusal(apart, route, release=release, artifact=forged, **more)
+            found = refusal(remote, route, release=release, artifact=forged, **more)
             assert f"states another {field} than" in str(found)
 
 
-def test_a_name_that_others_publish_is_theirs(apart: Apart, asked: dict[str, Any]) -> None:
-    apart.ledger.open_budget("others", epsilon=2.0, delta=1e-6)
-    terms = asked | {"run_key": "theirs", "fingerprint": "0" * 64}
+def test_a_name_that_others_publish_is_theirs(remote: RemoteHome, requested: dict[str, Any]) -> None:
+    remote.ledger.open_budget("others", epsilon=2.0, delta=1e-6)
+    terms = requested | {"run_key": "theirs", "fingerprint": "0" * 64}
     terms = {name: terms[name] for name in ("run_key", "fingerprint", "event", "epsilon", "delta", "request")}
-    theirs = apart.ledger.reserve("others", **terms, snapshot_id=asked["snapshot"]).release_id
-    apart.ledger.begin(theirs)
-    assert apart.workspace.publish(theirs, name="sub", artifact_digest="0" * 64) == 1
+    theirs = remote.ledger.reserve("others", **terms, snapshot_id=requested["snapshot"]).release_id
+    remote.ledger.begin(theirs)
+    assert remote.workspace.publish(theirs, name="sub", artifact_digest="0" * 64) == 1
     workspace = open_workspace()
-    release = begun(apart, asked)
+    release = begun(remote, requested)
     digest = finish_release(workspace, workspace.ledger.release(release))
-    found = refusal(apart, "publish", release=release, name="sub", artifact=digest, made=None)
+    found = refusal(remote, "publish", release=release, name="sub", artifact=digest, made=None)
     assert "populations of other clients publish 'sub'" in str(found)
-    assert apart.ask("publish", release=release, name="sub2", artifact=digest, made=None) == 1
+    assert remote.call("publish", release=release, name="sub2", artifact=digest, made=None) == 1
 
 
 def test_a_name_that_others_take_meanwhile_is_theirs(
-    apart: Apart, asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    remote: RemoteHome, requested: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The owner of a name is looked up in the transaction that publishes."""
-    apart.ledger.open_budget("others", epsilon=2.0, delta=1e-6)
-    terms = {name: asked[name] for name in ("fingerprint", "event", "epsilon", "delta", "request")}
-    theirs = apart.ledger.reserve("others", **terms, run_key="theirs", snapshot_id=asked["snapshot"]).release_id
-    apart.ledger.begin(theirs)
+    remote.ledger.open_budget("others", epsilon=2.0, delta=1e-6)
+    terms = {name: requested[name] for name in ("fingerprint", "event", "epsilon", "delta", "request")}
+    theirs = remote.ledger.reserve("others", **terms, run_key="theirs", snapshot_id=requested["snapshot"]).release_id
+    remote.ledger.begin(theirs)
     workspace = open_workspace()
-    release = begun(apart, asked)
+    release = begun(remote, requested)
     digest = finish_release(workspace, workspace.ledger.release(release))
-    commit = apart.ledger.commit
+    commit = remote.ledger.commit
 
     def late(*words: Any, **facts: Any) -> Any:
-        monkeypatch.setattr(apart.ledger, "commit", commit)
-        assert apart.workspace.publish(theirs, name="sub", artifact_digest="0" * 64) == 1
+        monkeypatch.setattr(remote.ledger, "commit", commit)
+        assert remote.workspace.publish(theirs, name="sub", artifact_digest="0" * 64) == 1
         return commit(*words, **facts)
 
-    monkeypatch.setattr(apart.ledger, "commit", late)
+    monkeypatch.setattr(remote.ledger, "commit", late)
     with pytest.raises(NotAllowed, match="populations of other clients publish 'sub'"):
-        apart.ask("publish", release=release, name="sub", artifact=digest, made=None)
-    assert apart.ledger.release(release).state == "noising"
-    assert apart.ask("publish", release=release, name="sub2", artifact=digest, made=None) == 1
+        remote.call("publish", release=release, name="sub", artifact=digest, made=None)
+    assert remote.ledger.release(release).state == "noising"
+    assert remote.call("publish", release=release, name="sub2", artifact=digest, made=None) == 1
 
 
-def test_a_stream_is_neither_ended_nor_begun_from_outside(apart: Apart, asked: dict[str, Any]) -> None:
+def test_a_stream_is_neither_ended_nor_begun_from_outside(remote: RemoteHome, requested: dict[str, Any]) -> None:
     event, terms = events.gaussian(20.0), {"dataset": PEOPLE, "noise_multiplier": 40.0, "unit": "rows"}
-    streams = apart.ledger.streams
+    streams = remote.ledger.streams
     stream = streams.open(PEOPLE, name="night", ticks=2, event=event, epsilon=0.25, delta=1e-6, terms=terms)
     tick = streams.begin_tick("night", slot="first", fingerprint=stream.fingerprint)
     acts: dict[str, dict[str, Any]] = {
@@ -208,164 +210,177 @@ def test_a_stream_is_neither_ended_nor_begun_from_outside(apart: Apart, asked: d
     }
     for release in (stream.id, tick.release_id):
         for route, more in acts.items():
-            assert "releases of one dataset" in str(refusal(apart, route, release=release, **more))
+            assert "releases of one dataset" in str(refusal(remote, route, release=release, **more))
     for family in ("joint", "unheard of", None):
-        found = refusal(apart, "reserve", **asked | {"request": asked["request"] | {"family": family}})
+        found = refusal(remote, "reserve", **requested | {"request": requested["request"] | {"family": family}})
         assert "releases of one dataset" in str(found)
 
 
-def test_a_step_that_is_none_ends_nothing(apart: Apart, asked: dict[str, Any]) -> None:
-    release = begun(apart, asked)
+def test_a_step_that_is_none_ends_nothing(remote: RemoteHome, requested: dict[str, Any]) -> None:
+    release = begun(remote, requested)
     for step in (-1, 1, 2**31, 2**70, float("nan"), float("inf"), 0.0, "0", True, None, [0]):
-        refusal(apart, "step", release=release, step=step)
-        refusal(apart, "keep", release=release, step=step, digest="0" * 64)
-    assert apart.ledger.release(release).state == "noising"
-    assert apart.ask("step", release=release, step=0) is None
+        refusal(remote, "step", release=release, step=step)
+        refusal(remote, "keep", release=release, step=step, digest="0" * 64)
+    assert remote.ledger.release(release).state == "noising"
+    assert remote.call("step", release=release, step=0) is None
 
 
-def test_nobody_is_told_of_the_releases_of_others(apart: Apart, asked: dict[str, Any]) -> None:
-    apart.ledger.open_budget("others", epsilon=2.0, delta=1e-6)
-    release = begun(apart, asked)
-    unknown = str(refusal(apart, "release", by="others", release="0" * 32))
+def test_nobody_is_reported_the_releases_of_others(remote: RemoteHome, requested: dict[str, Any]) -> None:
+    remote.ledger.open_budget("others", epsilon=2.0, delta=1e-6)
+    release = begun(remote, requested)
+    unknown = str(refusal(remote, "release", by="others", release="0" * 32))
     routes: dict[str, dict[str, Any]] = {
         **{"release": {}, "alerts": {}, "begin": {}, "key": {}, "step": {"step": 0}},
         **{"keep": {"step": 0, "digest": "0" * 64}, "withhold": {"artifact": "0" * 64}},
         "publish": {"name": "sub", "artifact": "0" * 64, "made": None},
     }
     for route, more in routes.items():
-        found = refusal(apart, route, by="others", release=release, **more)
+        found = refusal(remote, route, by="others", release=release, **more)
         assert str(found).replace(release, "0" * 32) == unknown
     for route in ("budget", "statement", "history"):
-        assert "has no access" in str(refusal(apart, route, by="others", population=PEOPLE))
-        assert str(refusal(apart, route, population="nobody")).replace("nobody", PEOPLE) == str(
-            refusal(apart, route, by="others", population=PEOPLE)
+        assert "has no access" in str(refusal(remote, route, by="others", population=PEOPLE))
+        assert str(refusal(remote, route, population="nobody")).replace("nobody", PEOPLE) == str(
+            refusal(remote, route, by="others", population=PEOPLE)
         )
-    for route, name, known in (("current", "dataset", PEOPLE), ("snapshot", "snapshot", asked["snapshot"])):
-        hidden = str(refusal(apart, route, by="others", **{name: known}))
-        assert hidden == str(refusal(apart, route, **{name: "none"})).replace("none", known)
-    assert apart.ask("find", by="others", run_key=asked["run_key"]) is None
+    for route, name, known in (("current", "dataset", PEOPLE), ("snapshot", "snapshot", requested["snapshot"])):
+        hidden = str(refusal(remote, route, by="others", **{name: known}))
+        assert hidden == str(refusal(remote, route, **{name: "none"})).replace("none", known)
+    assert remote.call("find", by="others", run_key=requested["run_key"]) is None
     for other in (release[:31], release.upper() + "0", [release], 1, None):
-        assert isinstance(refusal(apart, "release", release=other), Invalid)
+        assert isinstance(refusal(remote, "release", release=other), Invalid)
 
 
-def test_a_run_key_is_of_a_population(apart: Apart, asked: dict[str, Any]) -> None:
+def test_a_run_key_is_of_a_population(remote: RemoteHome, requested: dict[str, Any]) -> None:
     """A run key does not reveal that others use it, and cannot take over their release."""
-    apart.ledger.open_budget("others", epsilon=2.0, delta=1e-6)
-    terms = {name: asked[name] for name in ("event", "epsilon", "delta", "request", "fingerprint")}
-    theirs = apart.ledger.reserve("others", **terms, run_key="weekly", snapshot_id=asked["snapshot"]).release_id
-    assert apart.ask("find", run_key="weekly") is None
-    ours = apart.ask("reserve", **asked | {"run_key": "weekly"})
+    remote.ledger.open_budget("others", epsilon=2.0, delta=1e-6)
+    terms = {name: requested[name] for name in ("event", "epsilon", "delta", "request", "fingerprint")}
+    theirs = remote.ledger.reserve("others", **terms, run_key="weekly", snapshot_id=requested["snapshot"]).release_id
+    assert remote.call("find", run_key="weekly") is None
+    ours = remote.call("reserve", **requested | {"run_key": "weekly"})
     assert (ours["is_new"], ours["release_id"] == theirs) == (True, False)
-    again = apart.ask("reserve", **asked | {"run_key": "weekly"})
+    again = remote.call("reserve", **requested | {"run_key": "weekly"})
     assert (again["is_new"], again["release_id"]) == (False, ours["release_id"])
-    assert apart.ask("find", run_key="weekly")["id"] == ours["release_id"]
-    assert apart.ask("find", by="others", run_key="weekly")["id"] == theirs
-    assert apart.ask("find", run_key="weekly", population=PEOPLE)["id"] == ours["release_id"]
-    assert isinstance(refusal(apart, "find", run_key="weekly", population="others"), NotAllowed)
+    assert remote.call("find", run_key="weekly")["id"] == ours["release_id"]
+    assert remote.call("find", by="others", run_key="weekly")["id"] == theirs
+    assert remote.call("find", run_key="weekly", population=PEOPLE)["id"] == ours["release_id"]
+    assert isinstance(refusal(remote, "find", run_key="weekly", population="others"), NotAllowed)
 
 
-def test_a_run_key_that_two_populations_of_a_client_use_is_found_in_each(apart: Apart, asked: dict[str, Any]) -> None:
+def test_a_run_key_that_two_populations_of_a_client_use_is_found_in_each(
+    remote: RemoteHome, requested: dict[str, Any]
+) -> None:
     """The plain key belongs to the ledger's own process, the other one was reserved remotely."""
-    apart.ledger.open_budget("others", epsilon=2.0, delta=1e-6)
-    terms = {name: asked[name] for name in ("event", "epsilon", "delta", "request", "fingerprint")}
-    theirs = apart.ledger.reserve("others", **terms, run_key="weekly", snapshot_id=asked["snapshot"]).release_id
-    ours = apart.ask("reserve", **asked | {"run_key": "weekly"})["release_id"]
-    ledger = RemoteLedger(Connection(Loopback(apart.service, "both")), home=apart.workspace.home)
+    remote.ledger.open_budget("others", epsilon=2.0, delta=1e-6)
+    terms = {name: requested[name] for name in ("event", "epsilon", "delta", "request", "fingerprint")}
+    theirs = remote.ledger.reserve("others", **terms, run_key="weekly", snapshot_id=requested["snapshot"]).release_id
+    ours = remote.call("reserve", **requested | {"run_key": "weekly"})["release_id"]
+    ledger = RemoteLedger(Connection(Loopback(remote.service, "both")), home=remote.workspace.home)
     for population, release in ((PEOPLE, ours), ("others", theirs)):
-        for found in (ledger.find("weekly", population=population), apart.ledger.find("weekly", population=population)):
+        for found in (
+            ledger.find("weekly", population=population),
+            remote.ledger.find("weekly", population=population),
+        ):
             assert found is not None
             assert found.id == release
     assert ledger.find("daily", population=PEOPLE) is None
 
 
 @pytest.mark.parametrize("chosen", ["weekly", f"{PEOPLE}/weekly", None])
-def test_a_run_key_names_one_release_on_either_side(apart: Apart, asked: dict[str, Any], chosen: str | None) -> None:
-    here = {name: fact for name, fact in asked.items() if name not in ("population", "snapshot", "run_key")}
-    run_key = chosen or asked["run_key"]
-    first = apart.ask("reserve", **asked | {"run_key": run_key})
-    grant = apart.ledger.reserve(PEOPLE, **here, run_key=run_key, snapshot_id=asked["snapshot"])
+def test_a_run_key_names_one_release_on_either_side(
+    remote: RemoteHome, requested: dict[str, Any], chosen: str | None
+) -> None:
+    here = {name: fact for name, fact in requested.items() if name not in ("population", "snapshot", "run_key")}
+    run_key = chosen or requested["run_key"]
+    first = remote.call("reserve", **requested | {"run_key": run_key})
+    grant = remote.ledger.reserve(PEOPLE, **here, run_key=run_key, snapshot_id=requested["snapshot"])
     assert (first["is_new"], grant.is_new, grant.release_id) == (True, False, first["release_id"])
-    assert (apart.ledger.find(run_key) is None) == (chosen is not None)
-    begun_here = apart.ledger.reserve(PEOPLE, **here, run_key="daily", snapshot_id=asked["snapshot"])
-    assert apart.ask("reserve", **asked | {"run_key": "daily"})["release_id"] == begun_here.release_id
-    assert apart.ask("find", run_key="daily")["id"] == begun_here.release_id
+    assert (remote.ledger.find(run_key) is None) == (chosen is not None)
+    begun_here = remote.ledger.reserve(PEOPLE, **here, run_key="daily", snapshot_id=requested["snapshot"])
+    assert remote.call("reserve", **requested | {"run_key": "daily"})["release_id"] == begun_here.release_id
+    assert remote.call("find", run_key="daily")["id"] == begun_here.release_id
 
 
-def test_a_reader_sees_budgets_and_spends_nothing(apart: Apart, asked: dict[str, Any]) -> None:
-    release = begun(apart, asked)
-    told = {"identify", "budget", "statement", "history", "release"}
+def test_a_reader_sees_budgets_and_spends_nothing(remote: RemoteHome, requested: dict[str, Any]) -> None:
+    release = begun(remote, requested)
+    shown = {"identify", "budget", "statement", "history", "release"}
     routes = {
-        route.path.rpartition("/")[2] for route in apart.service.application({}).routes if isinstance(route, APIRoute)
+        route.path.rpartition("/")[2] for route in remote.service.application({}).routes if isinstance(route, APIRoute)
     }
-    for route in routes - told:
-        assert isinstance(refusal(apart, route, by="reader"), NotAllowed)
-    assert [row["id"] for row in apart.ask("statement", by="reader", population=PEOPLE)["releases"]] == [release]
-    for route in told - {"identify"}:
+    for route in routes - shown:
+        assert isinstance(refusal(remote, route, by="reader"), NotAllowed)
+    assert [row["id"] for row in remote.call("statement", by="reader", population=PEOPLE)["releases"]] == [release]
+    for route in shown - {"identify"}:
         facts = {"release": release} if route == "release" else {"population": PEOPLE}
-        assert "content" not in json.dumps(apart.ask(route, by="reader", **facts))
+        assert "content" not in json.dumps(remote.call(route, by="reader", **facts))
 
 
-def test_a_key_is_told_of_a_release_that_began_and_did_not_end(apart: Apart, asked: dict[str, Any]) -> None:
-    release = apart.ask("reserve", **asked)["release_id"]
-    assert isinstance(refusal(apart, "key", release=release), NotAllowed)
-    apart.ask("begin", release=release)
-    assert len(bytes.fromhex(apart.ask("key", release=release))) == 32
-    apart.ledger.close(release)
-    assert isinstance(refusal(apart, "key", release=release), NotAllowed)
-    assert isinstance(refusal(apart, "begin", release=release), NotAllowed)
+def test_a_key_is_reported_a_release_that_began_and_did_not_end(remote: RemoteHome, requested: dict[str, Any]) -> None:
+    release = remote.call("reserve", **requested)["release_id"]
+    assert isinstance(refusal(remote, "key", release=release), NotAllowed)
+    remote.call("begin", release=release)
+    assert len(bytes.fromhex(remote.call("key", release=release))) == 32
+    remote.ledger.close(release)
+    assert isinstance(refusal(remote, "key", release=release), NotAllowed)
+    assert isinstance(refusal(remote, "begin", release=release), NotAllowed)
 
 
 FORMS: dict[str, Callable[[dict[str, Any]], Any]] = {
-    "a fact more": lambda asked: asked | {"void": True},
-    "many facts more": lambda asked: asked | {str(at): at for at in range(10_000)},
-    "another fact": lambda asked: {("void" if name == "event" else name): asked[name] for name in asked},
-    "a fact less": lambda asked: {name: asked[name] for name in asked if name != "event"},
-    "an empty run key": lambda asked: asked | {"run_key": ""},
-    "a run key of control characters": lambda asked: asked | {"run_key": "a\0b"},
-    "a long run key": lambda asked: asked | {"run_key": "a" * 501},
-    "a fingerprint that is none": lambda asked: asked | {"fingerprint": "x"},
-    "a huge number inside": lambda asked: asked | {"request": asked["request"] | {"components": 2**70}},
-    "a number beyond floats": lambda asked: asked | {"request": asked["request"] | {"components": float("inf")}},
-    "no object": lambda asked: [asked],
-    "a deep one": lambda asked: asked | {"request": json.loads("[" * 60 + "]" * 60)},
+    "a fact more": lambda requested: requested | {"void": True},
+    "many facts more": lambda requested: requested | {str(at): at for at in range(10_000)},
+    "another fact": lambda requested: {("void" if name == "event" else name): requested[name] for name in requested},
+    "a fact less": lambda requested: {name: requested[name] for name in requested if name != "event"},
+    "an empty run key": lambda requested: requested | {"run_key": ""},
+    "a run key of control characters": lambda requested: requested | {"run_key": "a\0b"},
+    "a long run key": lambda requested: requested | {"run_key": "a" * 501},
+    "a fingerprint that is none": lambda requested: requested | {"fingerprint": "x"},
+    "a huge number inside": lambda requested: requested | {"request": requested["request"] | {"components": 2**70}},
+    "a number beyond floats": lambda requested: (
+        requested | {"request": requested["request"] | {"components": float("inf")}}
+    ),
+    "no object": lambda requested: [requested],
+    "a deep one": lambda requested: requested | {"request": json.loads("[" * 60 + "]" * 60)},
 }
 
 
-def test_a_request_of_another_form_is_refused_whole(apart: Apart, asked: dict[str, Any]) -> None:
-    before = apart.told()
-    bodies = [written(form(asked)) for form in FORMS.values()]
+def test_a_request_of_another_form_is_refused_whole(remote: RemoteHome, requested: dict[str, Any]) -> None:
+    before = remote.reported()
+    bodies = [written(form(requested)) for form in FORMS.values()]
     for body in (*bodies, b"", b"{", b"[" * 100_000, b"\xff", b'{"run_key": 1' + b"0" * 5000 + b"}"):
-        status, answer = Loopback(apart.service, "runner").send("/v1/reserve", body, media=JSON, most=0)
+        status, answer = Loopback(remote.service, "runner").send("/v1/reserve", body, media=JSON, most=0)
         assert json.loads(answer)["kind"] in ("Invalid", "InvalidInput"), body
         assert status == REFUSED
-    status, answer = Loopback(apart.service, "runner").send("/v1/reserve", b"{}", media="text/plain", most=0)
+    status, answer = Loopback(remote.service, "runner").send("/v1/reserve", b"{}", media="text/plain", most=0)
     assert json.loads(answer)["kind"] == "Invalid"
-    status, answer = Loopback(apart.service, "runner").send("/v1/reserve", bytes(MOST_ASKED + 1), media=JSON, most=0)
+    status, answer = Loopback(remote.service, "runner").send(
+        "/v1/reserve", bytes(LONGEST_REQUEST + 1), media=JSON, most=0
+    )
     assert "has more than" in json.loads(answer)["line"]
-    assert apart.told() == before
+    assert remote.reported() == before
 
 
-def test_what_the_ledger_cannot_use_is_not_told(
-    apart: Apart, asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+def test_what_the_ledger_cannot_use_is_not_reported(
+    remote: RemoteHome, requested: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def lost(*_: object, **__: object) -> None:
         raise Unavailable("the database at ledger.example, user dpca, cannot be used.")
 
-    monkeypatch.setattr(apart.ledger, "statement", lost)
-    with pytest.raises(Unavailable, match="its log states which") as told:
-        apart.ask("statement", population=PEOPLE)
-    assert "example" not in str(told.value)
+    monkeypatch.setattr(remote.ledger, "statement", lost)
+    with pytest.raises(Unavailable, match="its log states which") as shown:
+        remote.call("statement", population=PEOPLE)
+    assert "example" not in str(shown.value)
 
 
-def test_a_lost_answer_is_asked_for_again_and_nothing_is_done_twice(apart: Apart, asked: dict[str, Any]) -> None:
-    apart.caller.cut = {"reserve", "begin", "keep"}
-    connection = Connection(apart.caller)
-    release = connection.ask("reserve", Answer[Grant], **asked).release_id
-    assert connection.ask("begin", Answer[Begun], release=release).relation == "add_remove"
-    assert connection.ask("keep", Answer[str], release=release, step=0, digest="0" * 64) == "0" * 64
-    assert connection.ask("keep", Answer[str], release=release, step=0, digest="1" * 64) == "0" * 64
-    assert apart.caller.lost == ["reserve", "begin", "keep"]
-    names = apart.journal()
+def test_a_lost_answer_is_requested_again_and_nothing_is_done_twice(
+    remote: RemoteHome, requested: dict[str, Any]
+) -> None:
+    remote.caller.cut = {"reserve", "begin", "keep"}
+    connection = Connection(remote.caller)
+    release = connection.call("reserve", Answer[Grant], **requested).release_id
+    assert connection.call("begin", Answer[Begun], release=release).relation == "add_remove"
+    assert connection.call("keep", Answer[str], release=release, step=0, digest="0" * 64) == "0" * 64
+    assert connection.call("keep", Answer[str], release=release, step=0, digest="1" * 64) == "0" * 64
+    assert remote.caller.lost == ["reserve", "begin", "keep"]
+    names = remote.journal()
     assert [names.count(name) for name in ("release_reserved", "release_begun", "step_kept")] == [1, 1, 1]
 
 

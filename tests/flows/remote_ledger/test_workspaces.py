@@ -33,7 +33,7 @@ from flows.remote_ledger.messages import PROTOCOL, written
 from flows.remote_ledger.remote_workspace import RemoteKeys, refusal_of
 from tests.docs.reader import DOCS, shell_blocks
 from tests.flows.conftest import FIT, Command, isolate
-from tests.flows.remote_ledger.apart import PEOPLE, SECRET, Apart, move_away
+from tests.flows.remote_ledger.remote_home import PEOPLE, SECRET, RemoteHome, move_away
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +50,7 @@ class Served:
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory, ready_home: Path) -> Iterator[Served]:
     """The service of a copy of a home with data and budget."""
-    root = tmp_path_factory.mktemp("apart")
+    root = tmp_path_factory.mktemp("remote")
     home, keys = root / "home", root / "tls"
     shutil.copytree(ready_home, home)
     private = move_away(home, root / SECRET)
@@ -159,10 +159,10 @@ def test_doctor_asks_the_ledger_who_it_is(
     monkeypatch.setattr(doctor, "_AFTER", ())
     become("reader")
     found = {finding.check: finding for finding in doctor.examine()}
-    told = [found[check] for check in ("ledger", "certificate", "ledger's version", "clock")]
-    assert [finding.verdict for finding in told] == ["ok"] * 4
-    assert told[0].found.startswith(f"{served.address} answers, ledger ")
-    assert told[1].found.startswith(f"reader of {PEOPLE}; this certificate expires in 36")
+    reported = [found[check] for check in ("ledger", "certificate", "ledger's version", "clock")]
+    assert [finding.verdict for finding in reported] == ["ok"] * 4
+    assert reported[0].found.startswith(f"{served.address} answers, ledger ")
+    assert reported[1].found.startswith(f"reader of {PEOPLE}; this certificate expires in 36")
     assert not {"database", "keys", "witness", "registry"} & set(found)
     monkeypatch.setattr(remote_workspace, "version", lambda _: "0.0.1")
     monkeypatch.setattr(remote_workspace, "days_left", lambda _: 3.0)
@@ -175,9 +175,9 @@ def test_doctor_says_in_a_line_that_the_ledger_does_not_answer(
 ) -> None:
     monkeypatch.setattr(doctor, "_AFTER", ())
     become("stranger")
-    (told,) = [finding for finding in doctor.examine() if finding.check == "remote ledger"]
-    assert told.verdict == "fix"
-    assert "certificates" in told.found or "does not answer" in told.found
+    (reported,) = [finding for finding in doctor.examine() if finding.check == "remote ledger"]
+    assert reported.verdict == "fix"
+    assert "certificates" in reported.found or "does not answer" in reported.found
 
 
 def connected(served: Served, context: ssl.SSLContext) -> ssl.SSLSocket:
@@ -230,17 +230,17 @@ class Stopped(Exception):
     """Simulates a killed process."""
 
 
-def test_every_answer_may_be_lost_once(apart: Apart, dpca: Command) -> None:
-    apart.caller.cut = set(ROUTES)
+def test_every_answer_may_be_lost_once(remote: RemoteHome, dpca: Command) -> None:
+    remote.caller.cut = set(ROUTES)
     done = dpca(*FIT, "--direct", "--yes", "--json")
     assert done.status == 0, done
-    assert sorted(apart.caller.lost) == sorted(ROUTES)
-    (release,) = apart.ledger.statement(PEOPLE).releases
+    assert sorted(remote.caller.lost) == sorted(ROUTES)
+    (release,) = remote.ledger.statement(PEOPLE).releases
     assert release.state == "committed"
-    names = apart.journal()
+    names = remote.journal()
     for name in ("release_reserved", "release_begun", "step_kept", "release_committed", "version_published"):
         assert names.count(name) == 1, name
-    apart.ledger.verify()
+    remote.ledger.verify()
     assert "nothing was spent" in dpca(*FIT, "--direct", "--yes").err
     shown = dpca("budget", "show", PEOPLE, "--json").out
     assert release.id in shown
@@ -250,7 +250,7 @@ def test_every_answer_may_be_lost_once(apart: Apart, dpca: Command) -> None:
 
 @pytest.mark.parametrize("point", ["keep.row_committed", "commit.row_written"])
 def test_a_release_that_stopped_goes_on(
-    apart: Apart, dpca: Command, home: Path, monkeypatch: pytest.MonkeyPatch, point: str
+    remote: RemoteHome, dpca: Command, home: Path, monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:
     def stop(reached: str) -> None:
         if reached == point:
@@ -259,19 +259,21 @@ def test_a_release_that_stopped_goes_on(
     monkeypatch.setattr(atomic_files, "hook", stop)
     assert dpca(*FIT, "--direct", "--yes").status == 1
     monkeypatch.setattr(atomic_files, "hook", None)
-    (release,) = apart.ledger.statement(PEOPLE).releases
+    (release,) = remote.ledger.statement(PEOPLE).releases
     assert release.state == "noising"
     assert list((home / "staging" / release.id).iterdir())
     again = dpca(*FIT, "--direct", "--yes")
     assert again.status == 0, again
-    (release,) = apart.ledger.statement(PEOPLE).releases
-    assert (release.state, apart.journal().count("step_kept")) == ("committed", 1)
+    (release,) = remote.ledger.statement(PEOPLE).releases
+    assert (release.state, remote.journal().count("step_kept")) == ("committed", 1)
     assert not (home / "staging" / release.id).exists()
 
 
-def test_steps_that_a_crash_left_are_removed_when_their_release_ended(apart: Apart, dpca: Command, home: Path) -> None:
+def test_steps_that_a_crash_left_are_removed_when_their_release_ended(
+    remote: RemoteHome, dpca: Command, home: Path
+) -> None:
     assert dpca(*FIT, "--direct", "--yes").status == 0
-    (release,) = apart.ledger.statement(PEOPLE).releases
+    (release,) = remote.ledger.statement(PEOPLE).releases
     ours, others = home / "staging" / release.id, home / "staging" / ("0" * 32)
     for folder in (ours, others):
         folder.mkdir(parents=True)
@@ -279,14 +281,14 @@ def test_steps_that_a_crash_left_are_removed_when_their_release_ended(apart: Apa
     assert (ours.exists(), others.exists()) == (False, True)
 
 
-def test_a_release_without_privacy_is_not_made_here(apart: Apart, dpca: Command) -> None:
+def test_a_release_without_privacy_is_not_made_here(remote: RemoteHome, dpca: Command) -> None:
     words = [word for word in FIT if word not in ("--epsilon", "1", "--delta", "1e-6")]
     line = dpca(*words, "--mechanism", "non_private", "--i-know-this-is-not-private", "--direct", "--yes").complaint(1)
     assert "a remote ledger does not accept it" in line
-    assert apart.ledger.statement(PEOPLE).releases == ()
+    assert remote.ledger.statement(PEOPLE).releases == ()
 
 
-def test_what_needs_the_database_is_refused_and_makes_none(apart: Apart, dpca: Command, home: Path) -> None:
+def test_what_needs_the_database_is_refused_and_makes_none(remote: RemoteHome, dpca: Command, home: Path) -> None:
     assert dpca(*FIT, "--direct", "--yes").status == 0
     for words in (
         ("dataset", "list"),
@@ -302,8 +304,8 @@ def test_what_needs_the_database_is_refused_and_makes_none(apart: Apart, dpca: C
     assert not list(home.glob("*.sqlite*"))
 
 
-def test_rights_beside_a_remote_ledger_are_refused(
-    apart: Apart, dpca: Command, monkeypatch: pytest.MonkeyPatch
+def test_rights_next_to_a_remote_ledger_are_refused(
+    remote: RemoteHome, dpca: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DPCA_DATABASE_URL", "sqlite:////somewhere")
     assert "are both set" in dpca("budget", "show", PEOPLE).complaint(1)
@@ -328,10 +330,10 @@ def test_refusals_are_raised_as_they_were_with_their_line() -> None:
 
 
 def test_another_version_and_another_key_are_refused(
-    apart: Apart, dpca: Command, monkeypatch: pytest.MonkeyPatch
+    remote: RemoteHome, dpca: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Other:
-        def ask(self, name: str, kind: object, **_: object) -> str:
+        def call(self, name: str, kind: object, **_: object) -> str:
             return bytes(32).hex()
 
     with pytest.raises(Corrupt, match="another key"):
@@ -340,8 +342,8 @@ def test_another_version_and_another_key_are_refused(
     assert "another version" in dpca("budget", "show", PEOPLE).complaint(1)
 
 
-def test_a_ledger_that_stays_silent_is_unavailable(apart: Apart, dpca: Command) -> None:
-    apart.caller.cut, apart.caller.for_good = {"statement"}, True
+def test_a_ledger_that_stays_silent_is_unavailable(remote: RemoteHome, dpca: Command) -> None:
+    remote.caller.cut, remote.caller.for_good = {"statement"}, True
     assert "does not answer" in dpca("budget", "show", PEOPLE).complaint(1)
 
 
@@ -354,12 +356,12 @@ def test_a_ledger_that_stays_silent_is_unavailable(apart: Apart, dpca: Command) 
     ],
     ids=" ".join,
 )
-def test_what_is_asked_for_is_published_under_another_name_too(
-    apart: Apart, dpca: Command, more: tuple[str, ...]
+def test_what_is_requested_is_published_under_another_name_too(
+    remote: RemoteHome, dpca: Command, more: tuple[str, ...]
 ) -> None:
     """For every request, the facts that an artifact states must equal the facts derived by the ledger."""
     done = dpca(*FIT, *more, "--direct", "--yes")
     assert done.status == 0, done
     again = dpca(*FIT, *more, "--publish", "other", "--direct", "--yes")
     assert "nothing was spent" in again.err, again
-    assert apart.journal().count("version_published") == 2
+    assert remote.journal().count("version_published") == 2

@@ -25,7 +25,7 @@ from dpca_tasks.accounting.calibration import gaussian_noise_multiplier
 from dpca_tasks.accounting.events import approximate, gaussian, non_private, poisson_sampled, self_composed
 from flows.reports import activity as module
 from flows.reports import heartbeat
-from flows.reports.activity import Activity, activity, begin_step, plain_line, tell_parts
+from flows.reports.activity import Activity, activity, begin_step, plain_line, report_parts
 from flows.reports.budget_facts import pacing_facts, runs_that_fit, written_share
 from flows.reports.heartbeat import clock as heartbeat_clock
 from flows.reports.heartbeat import line_of
@@ -45,7 +45,7 @@ class Clock:
 
 
 @pytest.fixture
-def told() -> list[tuple[str, str]]:
+def reported() -> list[tuple[str, str]]:
     return []
 
 
@@ -55,13 +55,13 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def seen(told: list[tuple[str, str]], clock: Clock) -> Activity:
-    tell: Callable[[str, str], None] = lambda doing, far: told.append((doing, far))  # noqa: E731
-    return Activity("starting", tell, monotonic=clock)
+def seen(reported: list[tuple[str, str]], clock: Clock) -> Activity:
+    notify: Callable[[str, str], None] = lambda doing, far: reported.append((doing, far))  # noqa: E731
+    return Activity("starting", notify, monotonic=clock)
 
 
 def test_parts_are_counted_and_the_time_left_follows_from_those_done(
-    seen: Activity, told: list[tuple[str, str]], clock: Clock
+    seen: Activity, reported: list[tuple[str, str]], clock: Clock
 ) -> None:
     seen.step("summing")
     seen.parts(1, 4)
@@ -70,7 +70,7 @@ def test_parts_are_counted_and_the_time_left_follows_from_those_done(
     seen.parts(2, 4)
     seen.parts(4, 4)
     seen.parts(5, None)
-    assert told == [
+    assert reported == [
         ("summing", ""),
         ("summing", "1 of 4"),
         ("summing", "2 of 4, about 0:00:10 left"),
@@ -80,13 +80,13 @@ def test_parts_are_counted_and_the_time_left_follows_from_those_done(
 
 
 def test_a_transfer_tells_rows_bytes_rate_and_time_left_phase_by_phase(
-    seen: Activity, told: list[tuple[str, str]], clock: Clock
+    seen: Activity, reported: list[tuple[str, str]], clock: Clock
 ) -> None:
     seen.transfer("reading", 0, 4_000_000, 0)
     clock.now = 2.0
     seen.transfer("reading", 1_000_000, 4_000_000, 12_345)
     seen.transfer("grouping", 4_000, 4_000, 1)
-    assert told[1:] == [
+    assert reported[1:] == [
         ("reading", "0 rows, 0 B of 4.0 MB"),
         ("reading", "12,345 rows, 1.0 MB of 4.0 MB, 500.0 kB/s, about 0:00:06 left"),
         ("grouping", ""),
@@ -94,9 +94,9 @@ def test_a_transfer_tells_rows_bytes_rate_and_time_left_phase_by_phase(
     ]
 
 
-def test_rows_without_an_end_are_counted(seen: Activity, told: list[tuple[str, str]]) -> None:
+def test_rows_without_an_end_are_counted(seen: Activity, reported: list[tuple[str, str]]) -> None:
     seen.rows(1_234_567)
-    assert told[-1] == ("starting", "1,234,567 rows")
+    assert reported[-1] == ("starting", "1,234,567 rows")
 
 
 def test_what_is_short_is_silent_where_no_terminal_is(capsys: pytest.CaptureFixture[str]) -> None:
@@ -104,7 +104,7 @@ def test_what_is_short_is_silent_where_no_terminal_is(capsys: pytest.CaptureFixt
         seen.parts(1, 2)
         begin_step("publishing")
     begin_step("nobody watches")
-    tell_parts(1, 2)
+    report_parts(1, 2)
     assert capsys.readouterr() == ("", "")
 
 
@@ -123,7 +123,7 @@ def test_what_is_long_writes_a_plain_line_now_and_then_where_no_terminal_is(monk
 
 
 @pytest.mark.parametrize("form", ["text", "json"])
-def test_a_log_that_is_asked_for_holds_no_other_lines(monkeypatch: pytest.MonkeyPatch, form: str) -> None:
+def test_a_log_that_is_requested_holds_no_other_lines(monkeypatch: pytest.MonkeyPatch, form: str) -> None:
     monkeypatch.setenv("DPCA_LOG", form)
     monkeypatch.setattr(module, "PLAIN_EVERY", 0.0)
     screen = io.StringIO()
@@ -310,8 +310,8 @@ def test_the_command_prints_the_share_and_json_the_exact_one(dpca: Command) -> N
     facts = pacing_facts(ledger, "people", runs=52)
     printed = dpca("budget", "pace", "people", "--runs", "52")
     assert (printed.status, printed.err) == (0, "")
-    asked = float(printed.out.split("epsilon_each")[1].split()[0])
-    assert asked == written_share(facts["epsilon_each"])
+    requested = float(printed.out.split("epsilon_each")[1].split()[0])
+    assert requested == written_share(facts["epsilon_each"])
     assert json.loads(dpca("budget", "pace", "people", "--runs", "52", "--json").out) == facts
     reserve(ledger, "people", approximate(4.0, 0.0), epsilon=4.0)
     gone = dpca("budget", "pace", "people", "--runs", "52")

@@ -29,7 +29,7 @@ from flows.reports.release_charts import (
 from flows.reports.spectrum import Spectrum, top_loadings
 
 LEAST_CONTRAST = 4.5  # WCAG 2, text of any size
-APART = 20.0  # a colour difference (CIE 1976) that is seen at a glance; 2.3 is just noticeable
+SEPARATE = 20.0  # a colour difference (CIE 1976) that is seen at a glance; 2.3 is just noticeable
 
 # Machado, Oliveira and Fernandes 2009, severity 1, on linear RGB
 SIGHT = {
@@ -78,14 +78,14 @@ def test_all_that_is_read_has_contrast_to_what_it_stands_on(name: str) -> None:
 
 @pytest.mark.parametrize("sight", SIGHT)
 @pytest.mark.parametrize("name", THEMES)
-def test_what_a_chart_tells_apart_by_colour_is_apart_for_every_eye(name: str, sight: str) -> None:
+def test_what_a_chart_distinguishes_by_colour_is_separate_for_every_eye(name: str, sight: str) -> None:
     theme = theme_of(name)
     seen = [
         lab(np.clip(np.array(SIGHT[sight]) @ linear(color), 0.0, 1.0))
         for color in (theme.signal, theme.against, theme.muted)
     ]
     for one, other in itertools.combinations(seen, 2):
-        assert np.linalg.norm(one - other) > APART
+        assert np.linalg.norm(one - other) > SEPARATE
 
 
 def test_a_theme_that_nobody_drew_is_refused() -> None:
@@ -142,7 +142,7 @@ RELEASE_CHARTS_SEEN = Spectrum(
 ROWS = [{"feature": "hours", "loading": 0.8}, {"feature": "age", "loading": -0.5}, {"feature": "pay", "loading": 0.1}]
 
 
-def said(figure: Any) -> list[str]:
+def message(figure: Any) -> list[str]:
     return re.findall(r"<text[^>]*>([^<]+)</text>", render(figure).decode())
 
 
@@ -165,7 +165,7 @@ def budget(*remaining: float | None, epsilon: float = 4.0, **more: Any) -> dict[
 def test_a_scree_has_the_verdict_as_title_and_names_what_it_shows() -> None:
     figure = scree_chart(RELEASE_CHARTS_SEEN, name="sub@1")
     assert figure.get_label() == "2 of 3 components stand above the noise"
-    words = said(figure)
+    words = message(figure)
     for text in (
         "2 of 3 components stand above the noise",
         "sub@1: the subspace holds at least .93 of the variance that 3 could hold",
@@ -179,7 +179,7 @@ def test_a_scree_has_the_verdict_as_title_and_names_what_it_shows() -> None:
 
 
 def test_a_scree_without_an_edge_says_that_nobody_knows_it_and_has_no_band() -> None:
-    words = said(scree_chart(Spectrum(eigenvalues=(8.0, 4.0), n_components=1, noise_edge=None)))
+    words = message(scree_chart(Spectrum(eigenvalues=(8.0, 4.0), n_components=1, noise_edge=None)))
     assert {"1 component", "1 more"} < set(words)
     assert not any("noise alone stays" in word for word in words)
     assert "2 released eigenvalues, without a noise floor" in words
@@ -188,7 +188,9 @@ def test_a_scree_without_an_edge_says_that_nobody_knows_it_and_has_no_band() -> 
 @pytest.mark.parametrize("values", [(-1.0, -2.0), (0.0,)])
 @pytest.mark.parametrize("edge", [None, 10.0])
 def test_a_spectrum_without_anything_to_draw_is_an_empty_picture(values: tuple[float, ...], edge: float | None) -> None:
-    assert "component" not in " ".join(said(scree_chart(Spectrum(eigenvalues=values, n_components=1, noise_edge=edge))))
+    assert "component" not in " ".join(
+        message(scree_chart(Spectrum(eigenvalues=values, n_components=1, noise_edge=edge)))
+    )
 
 
 def test_a_release_of_noise_is_named_in_the_colour_of_a_warning() -> None:
@@ -197,8 +199,8 @@ def test_a_release_of_noise_is_named_in_the_colour_of_a_warning() -> None:
     assert theme_of("light").text == scree_chart(RELEASE_CHARTS_SEEN).texts[0].get_color()
 
 
-def test_loadings_have_their_names_and_numbers_and_what_the_component_sets_apart() -> None:
-    words = said(loadings_chart(ROWS, component=2, name="sub@1"))
+def test_loadings_have_their_names_and_numbers_and_what_the_component_sets_separate() -> None:
+    words = message(loadings_chart(ROWS, component=2, name="sub@1"))
     assert words[-2:] == [
         "Component 2: hours against age",
         "the 3 largest loadings are 90 % of the component of sub@1",
@@ -214,7 +216,7 @@ def test_loadings_of_one_sign_move_together() -> None:
 def test_a_burn_down_names_every_release_and_what_it_left() -> None:
     figure = budget_chart(budget(3.79811, None, 2.5))
     assert figure.get_label() == "people: epsilon 2.5 of 4 is left after 2 releases"
-    words = said(figure)
+    words = message(figure)
     for text in ("budget opened", "4.00", "analyze_gauss 00000000  2026-03-01", "3.79 (−0.2)", "sub@3  2026-03-03"):
         assert text in words
     assert not any("sub@2" in word for word in words)  # not charged: abandoned, or paid by its stream
@@ -226,7 +228,7 @@ def test_what_is_left_is_never_rounded_up() -> None:
 
 
 def test_the_earliest_of_many_releases_share_a_row() -> None:
-    words = said(budget_chart(budget(*(4.0 - 0.1 * at for at in range(1, 31)))))
+    words = message(budget_chart(budget(*(4.0 - 0.1 * at for at in range(1, 31)))))
     assert "15 earlier releases" in words
     assert sum("2026-03" in word for word in words) == 15
 
@@ -240,14 +242,14 @@ def test_a_budget_says_when_nothing_was_released_and_when_it_is_void() -> None:
 
 @pytest.mark.parametrize("theme", THEMES)
 def test_every_chart_stands_on_the_ground_of_its_theme(theme: str) -> None:
-    look = theme_of(theme)
+    inspect = theme_of(theme)
     for figure in (
         scree_chart(RELEASE_CHARTS_SEEN, theme=theme),
         loadings_chart(ROWS, component=1, theme=theme),
         budget_chart(budget(3.0), theme=theme),
     ):
         picture = render(figure).decode()
-        assert f"fill: {look.ground}" in picture
+        assert f"fill: {inspect.ground}" in picture
         others = {color for name, other in THEMES.items() if name != theme for color in (other.text, other.ground)}
         assert not any(color in picture for color in others)
 

@@ -5,15 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from dpca.artifacts.labels import LABELS, label, meaning, rounded_down, stated
-from flows.releases.stages import _SAID
+from dpca.artifacts.labels import LABELS, formatted, label, meaning, rounded_down
+from flows.releases.stages import _MEASURES
 from flows.reports.release_page import quality_of, release_page
 from tests.flows.conftest import Command
 
 
 def test_every_fact_of_quality_has_a_label_and_a_meaning_which_the_documents_state() -> None:
     page = Path("docs/reference/artifact.md").read_text(encoding="utf-8")
-    for name in [name for name in _SAID if name != "verdict"]:
+    for name in [name for name in _MEASURES if name != "verdict"]:
         assert name in LABELS, name
         assert meaning(name), name
     for name, (text, means) in LABELS.items():
@@ -36,7 +36,7 @@ def test_every_fact_of_quality_has_a_label_and_a_meaning_which_the_documents_sta
 def test_a_fact_is_stated_in_three_digits_and_a_lower_bound_is_rounded_down(
     value: object, name: str, text: str
 ) -> None:
-    assert stated(value, name=name) == text
+    assert formatted(value, name=name) == text
 
 
 def test_rounding_down_never_rounds_up() -> None:

@@ -122,7 +122,7 @@ def test_text_lines_say_the_same(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.usefixtures("quiet")
-def test_nothing_is_said_unasked(capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_is_reported_unasked(capsys: pytest.CaptureFixture[str]) -> None:
     configure_logs("json")
     configure_logs("off")
     log_event("published")
@@ -136,11 +136,11 @@ def test_a_release_says_what_it_did_and_about_which(
     monkeypatch.setenv("DPCA_LOG", "json")
     monkeypatch.setenv("DPCA_CLUSTER", "none")
     ending = dpca(*FIT, "--direct", "--yes", "--run-key", "slot 7")
-    said = [json.loads(line) for line in ending.err.splitlines() if line.startswith("{")]
-    assert [line["event"] for line in said] == ["reserved", "began", "computed", "published"]
-    assert len({line["release"] for line in said}) == 1
-    assert {line["run_key"] for line in said[:3]} == {"slot 7"}
-    assert said[-1]["artifact"] == "sub@1"
+    text = [json.loads(line) for line in ending.err.splitlines() if line.startswith("{")]
+    assert [line["event"] for line in text] == ["reserved", "began", "computed", "published"]
+    assert len({line["release"] for line in text}) == 1
+    assert {line["run_key"] for line in text[:3]} == {"slot 7"}
+    assert text[-1]["artifact"] == "sub@1"
 
 
 @pytest.mark.usefixtures("quiet")
@@ -155,8 +155,8 @@ def test_a_refusal_says_what_is_left_and_of_which_request(
                 dataset="people", components=2, epsilon=9.0, delta=1e-6, clip_norm=1.5, publish="sub", run_key="slot 8"
             )
         )
-    (said,) = map(json.loads, capsys.readouterr().err.splitlines())
-    assert (said["event"], said["run_key"], said["remaining"]) == ("refused", "slot 8", left)
+    (text,) = map(json.loads, capsys.readouterr().err.splitlines())
+    assert (text["event"], text["run_key"], text["remaining"]) == ("refused", "slot 8", left)
 
 
 @pytest.mark.usefixtures("quiet")
@@ -202,9 +202,9 @@ def test_a_release_says_neither_rows_nor_bytes_nor_rates(
 ) -> None:
     monkeypatch.setenv("DPCA_LOG", "json")
     monkeypatch.setenv("DPCA_CLUSTER", "none")
-    said = [json.loads(line) for line in dpca(*FIT, "--direct", "--yes").err.splitlines() if line.startswith("{")]
+    text = [json.loads(line) for line in dpca(*FIT, "--direct", "--yes").err.splitlines() if line.startswith("{")]
     public = {"time", "level", "event", "run_key", "release", "population", "mechanism", "state", "seconds"}
-    assert {name for line in said for name in line} == public | {"artifact", "reused", "spent", "remaining"}
+    assert {name for line in text for name in line} == public | {"artifact", "reused", "spent", "remaining"}
 
 
 @pytest.mark.usefixtures("quiet")
@@ -238,17 +238,17 @@ def test_the_outcome_is_one_line(facts: dict[str, object], line: str) -> None:
 
 
 @given(st.floats(min_value=1e-6, max_value=1e6))
-def test_what_is_left_is_told_in_four_digits_and_never_more_than_it_is(epsilon: float) -> None:
+def test_what_is_left_is_reported_in_four_digits_and_never_more_than_it_is(epsilon: float) -> None:
     assert epsilon * 0.9989 <= float(rounded_down(epsilon)) <= epsilon * (1.0 + 1e-11)
 
 
-def test_what_is_left_is_told_of_any_budget() -> None:
+def test_what_is_left_is_reported_any_budget() -> None:
     assert [rounded_down(left) for left in (0.0, -1.0, 4.0, math.inf)] == ["0", "0", "4", "inf"]
 
 
 def test_a_question_says_what_is_left_before_and_after() -> None:
-    said = spending("epsilon 1 of budget 'people'", remaining=4.0, after=3.79811)
-    assert said == "epsilon 1 of budget 'people', with epsilon 4 left before and 3.798 after"
+    text = spending("epsilon 1 of budget 'people'", remaining=4.0, after=3.79811)
+    assert text == "epsilon 1 of budget 'people', with epsilon 4 left before and 3.798 after"
 
 
 def test_a_joint_outcome_tells_what_is_left_of_each_budget_of_this_ledger() -> None:

@@ -79,29 +79,29 @@ def released_alone(federation: Federation, planned: PlannedJoint, releases: dict
     return found
 
 
-def planned_of(asked: SitesRequest) -> PlannedJoint:
+def planned_of(requested: SitesRequest) -> PlannedJoint:
     """Plan a request over its roster, as every party does."""
-    assert asked.roster is not None
-    return plan_over_roster(read_roster(asked.roster), asked)
+    assert requested.roster is not None
+    return plan_over_roster(read_roster(requested.roster), requested)
 
 
-def computed(federation: Federation, asked: SitesRequest) -> tuple[dict[str, str], Any]:
+def computed(federation: Federation, requested: SitesRequest) -> tuple[dict[str, str], Any]:
     """Reserve and compute; return the sites' unfinished releases, and the artifact."""
     with aggregator(federation):
-        releases = stages.reserve_sites(asked)
-        digest = stages.compute_sites(asked, releases, "")
+        releases = stages.reserve_sites(requested)
+        digest = stages.compute_sites(requested, releases, "")
         return releases, read_artifact(store(), digest)
 
 
 def silent(name: str, *, first: int = 0) -> Callable[..., Any]:
-    """Return a `Caller.ask` in which one site sends no message from a given round on."""
-    ask = Caller.ask
+    """Return a `Caller.call` in which one site sends no message from a given round on."""
+    call = Caller.call
 
     def answer(caller: Caller, path: str, facts: Any, *others: Any, **more: Any) -> Any:
         sends = path.endswith(("/message", "/agree")) and facts["round"] >= first
         if caller.name == name and sends:
             raise SiteSilent(f"{name} did not answer.")
-        return ask(caller, path, facts, *others, **more)
+        return call(caller, path, facts, *others, **more)
 
     return answer
 

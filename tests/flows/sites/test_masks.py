@@ -38,7 +38,7 @@ from tests.flows.sites.joint import (
 from tests.flows.sites.test_roster import written
 
 NAMES = ["a", "b", "c"]
-FACTS = {"dealing": "d", "release": "r", "names": NAMES, "round": 0, "attempt": 0, "roster": "0", "asked": "q"}
+FACTS = {"dealing": "d", "release": "r", "names": NAMES, "round": 0, "attempt": 0, "roster": "0", "requested": "q"}
 
 
 @pytest.fixture(scope="module")
@@ -78,13 +78,13 @@ def test_other_dealings_have_other_seeds(roster: RosterFile) -> None:
 
 
 @pytest.mark.parametrize(
-    ("caller", "change", "said"),
+    ("caller", "change", "message"),
     [
         ("a", {}, "was already dealt to this site"),
         ("b", {"round": 1}, "belongs to another attempt"),
         ("b", {"attempt": 1}, "belongs to another attempt"),
         ("b", {"roster": "1"}, "belongs to another attempt"),
-        ("b", {"asked": "another query"}, "belongs to another attempt"),
+        ("b", {"requested": "another query"}, "belongs to another attempt"),
         ("b", {"names": ["a", "b"]}, "belongs to another attempt"),
         ("a", {"dealing": "new", "names": ["b", "c"]}, "including the caller"),
         ("a", {"dealing": "new", "names": ["a"]}, "each once"),
@@ -96,11 +96,11 @@ def test_other_dealings_have_other_seeds(roster: RosterFile) -> None:
     ],
 )
 def test_a_second_time_another_attempt_or_other_sites_are_refused(
-    roster: RosterFile, caller: str, change: dict[str, object], said: str
+    roster: RosterFile, caller: str, change: dict[str, object], message: str
 ) -> None:
     dealer = Dealer(roster)
     dealer.seeds("a", FACTS)
-    with pytest.raises(Refused, match=said):
+    with pytest.raises(Refused, match=message):
         dealer.seeds(caller, {**FACTS, **change})
     assert dealer.seeds("b", FACTS).keys() == {"a", "c"}
 
@@ -140,9 +140,9 @@ def participants(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federatio
 
 @pytest.mark.parametrize("method", SHARED[:3])
 def test_processes_without_a_helper_release_the_arrays_of_one_process(participants: Federation, method: str) -> None:
-    asked = request(participants, **METHODS[method], run_key="bits")
-    releases, artifact = computed(participants, asked)
-    check_same(artifact, released_alone(participants, planned_of(asked), releases))
+    requested = request(participants, **METHODS[method], run_key="bits")
+    releases, artifact = computed(participants, requested)
+    check_same(artifact, released_alone(participants, planned_of(requested), releases))
 
 
 @pytest.mark.parametrize("phase", [2, 4])
@@ -151,8 +151,8 @@ def test_a_site_that_is_killed_in_any_phase_voids_or_leaves_the_attempt_and_anot
 ) -> None:
     """One of three sites may be lost; a second attempt includes all of them, with the same noise."""
     name = participants.names[1]
-    asked = request(participants, run_key=f"killed-in-{phase}")
-    ask, seen = Caller.ask, []
+    requested = request(participants, run_key=f"killed-in-{phase}")
+    call, seen = Caller.call, []
 
     def killing(caller, path, *others, **more):
         if caller.name == name and path.endswith("/agree"):
@@ -163,13 +163,13 @@ def test_a_site_that_is_killed_in_any_phase_voids_or_leaves_the_attempt_and_anot
                 stop(process)
                 participants.processes[name] = start(participants, name)
                 await_listening(participants, name, participants.processes[name])
-        return ask(caller, path, *others, **more)
+        return call(caller, path, *others, **more)
 
-    monkeypatch.setattr(Caller, "ask", killing)
-    _, artifact = computed(participants, asked)
-    monkeypatch.setattr(Caller, "ask", ask)
+    monkeypatch.setattr(Caller, "call", killing)
+    _, artifact = computed(participants, requested)
+    monkeypatch.setattr(Caller, "call", call)
     assert len(seen) >= phase
-    _, again = computed(participants, asked)
+    _, again = computed(participants, requested)
     np.testing.assert_array_equal(artifact.components, again.components)
 
 
@@ -179,33 +179,33 @@ def test_components_of_a_secure_sum_that_a_site_is_lost_in(
 ) -> None:
     """One of three sites may be lost during a sum: the result is the sum of the others, with the same noise."""
     name = participants.names[1]
-    monkeypatch.setattr(Caller, "ask", silent(name, first=lost_in))
+    monkeypatch.setattr(Caller, "call", silent(name, first=lost_in))
     with aggregator(participants):
-        asked = request(participants, **TOPICS, run_key=f"lost-in-{lost_in}")
-        report = run_sites_fit(asked, direct=True)
+        requested = request(participants, **TOPICS, run_key=f"lost-in-{lost_in}")
+        report = run_sites_fit(requested, direct=True)
         found = Registry.open().load(report["artifact"], TensorComponents)
     check_topics(found)
     assert [site["site"] for site in report["sites"]] == [one for one in participants.names if lost_in or one != name]
 
 
 def test_a_frame_of_no_attempt_under_way_and_a_cut_one_are_refused(participants: Federation) -> None:
-    asked = request(participants, run_key="stray")
+    requested = request(participants, run_key="stray")
     with aggregator(participants):
-        stages.reserve_sites(asked)
-        planned = planned_of(asked)
+        stages.reserve_sites(requested)
+        planned = planned_of(requested)
         roster = planned.plan.roster
         assert roster is not None
         about = {"round": 0, "attempt": 0, "names": list(roster.names), "roster": roster.digest.hex()}
-        with RosterSites(asked, Workspace.open()) as sites:
+        with RosterSites(requested, Workspace.open()) as sites:
             party = sites.parties[participants.names[0]]
-            for raw, said in ((bytes(50), "has no such attempt"), (b"dpca\1\1" + bytes(50), "within a field")):
+            for raw, message in ((bytes(50), "has no such attempt"), (b"dpca\1\1" + bytes(50), "within a field")):
                 facts, arrays = packed(raw)
-                with pytest.raises(Refused, match=said):
-                    party.ask("agree", about | facts, arrays=arrays)
+                with pytest.raises(Refused, match=message):
+                    party.call("agree", about | facts, arrays=arrays)
             with pytest.raises(Refused, match="incomplete frame"):
-                party.ask("agree", about | {"length": 9})
+                party.call("agree", about | {"length": 9})
             with pytest.raises(Refused, match="more than the"):
-                party.ask("agree", about | {"length": 80_000}, arrays={"frame": np.ones(100_000, np.uint64)})
+                party.call("agree", about | {"length": 80_000}, arrays={"frame": np.ones(100_000, np.uint64)})
 
 
 def test_frames_travel_as_words_and_come_out_as_they_went_in() -> None:

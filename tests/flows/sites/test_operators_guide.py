@@ -29,14 +29,14 @@ def test_the_guide_for_operators_works_as_it_is_typed(tmp_path: Path) -> None:
     command.chmod(0o700)
     plain = {name: value for name, value in os.environ.items() if not name.startswith(("DPCA_", "PREFECT_"))}
     path = os.pathsep.join([str(command.parent), str(Path(sys.executable).parent), os.environ["PATH"]])
-    told = {"HOME": str(tmp_path), "PATH": path, "PYTHONPATH": str(ROOT), "DPCA_ALLOW_SHARED_HOME": "true"}
+    reported = {"HOME": str(tmp_path), "PATH": path, "PYTHONPATH": str(ROOT), "DPCA_ALLOW_SHARED_HOME": "true"}
     out, errors = tmp_path / "out", tmp_path / "errors"  # no pipes: services that keep running would hold them open
     try:
         with out.open("w") as to, errors.open("w") as wrong:
             ended = subprocess.run(
                 ["bash", "-euo", "pipefail"],
                 input=script,
-                env={**plain, **told, "DPCA_STATE_FOLDER": str(tmp_path / "state")},
+                env={**plain, **reported, "DPCA_STATE_FOLDER": str(tmp_path / "state")},
                 cwd=tmp_path,
                 stdout=to,
                 stderr=wrong,

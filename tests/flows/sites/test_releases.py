@@ -37,9 +37,9 @@ from tests.flows.sites.joint import (
     [pytest.param(name, marks=() if name in SHARED[:4] else pytest.mark.audit_only) for name in METHODS],
 )
 def test_processes_with_a_helper_release_the_arrays_of_one_process(federation: Federation, method: str) -> None:
-    asked = request(federation, **METHODS[method], run_key="bits")
-    releases, artifact = computed(federation, asked)
-    check_same(artifact, released_alone(federation, planned_of(asked), releases))
+    requested = request(federation, **METHODS[method], run_key="bits")
+    releases, artifact = computed(federation, requested)
+    check_same(artifact, released_alone(federation, planned_of(requested), releases))
 
 
 def test_the_server_receives_masked_messages_alone_whose_sum_is_that_of_the_kept_integers(
@@ -47,20 +47,20 @@ def test_the_server_receives_masked_messages_alone_whose_sum_is_that_of_the_kept
 ) -> None:
     """Everything that reaches the aggregator is recorded; a word equals a site's integer with probability 1e-15."""
     transcript = []
-    ask = Caller.ask
+    call = Caller.call
 
     def kept(caller, path, facts, *others, **more):
-        frame = ask(caller, path, facts, *others, **more)
+        frame = call(caller, path, facts, *others, **more)
         transcript.append((caller.name, path.rpartition("/")[2], frame))
         return frame
 
-    monkeypatch.setattr(Caller, "ask", kept)
+    monkeypatch.setattr(Caller, "call", kept)
     releases, _ = computed(federation, request(federation, run_key="transcript"))
     arrays = {name: frame.arrays["words"] for name, route, frame in transcript if route == "message"}
     assert sorted(arrays) == sorted(federation.names)
     assert {route for _, route, frame in transcript if frame.arrays} == {"message"}
-    said = [fact for _, _, frame in transcript for fact in frame.facts]
-    assert set(said) == {"exists", "release", "round", "attempt", "roster"}
+    text = [fact for _, _, frame in transcript for fact in frame.facts]
+    assert set(text) == {"exists", "release", "round", "attempt", "roster"}
     integers = {}
     for name, release in releases.items():
         with at_home(federation, name) as workspace:
@@ -75,9 +75,9 @@ def test_the_server_receives_masked_messages_alone_whose_sum_is_that_of_the_kept
 
 
 def test_the_same_request_is_the_same_version_and_each_ledger_is_charged_once(federation: Federation) -> None:
-    asked = request(federation, run_key="twice")
+    requested = request(federation, run_key="twice")
     with aggregator(federation):
-        first, again = (run_sites_fit(asked, direct=True) for _ in range(2))
+        first, again = (run_sites_fit(requested, direct=True) for _ in range(2))
         other = run_sites_fit(request(federation, run_key="twice", publish="other"), direct=True)
         shown = Registry.open().show(first["artifact"])
         workspace = Workspace.open()
@@ -104,36 +104,38 @@ STAGES = ["publish_sites", "compute_sites", "finish_sites", "report_sites"]
 def test_an_aggregator_that_was_killed_goes_on_without_new_noise_or_charge(
     federation: Federation, monkeypatch: pytest.MonkeyPatch, stage: str
 ) -> None:
-    asked = request(federation, run_key=f"killed-{stage.replace('_', '-')}", publish="killed")
+    requested = request(federation, run_key=f"killed-{stage.replace('_', '-')}", publish="killed")
     messages = []
     with aggregator(federation):
         with monkeypatch.context() as patch:
             patch.setattr("flows.federate." + stage, lambda *_: 1 / 0)
             with pytest.raises(ZeroDivisionError):
-                run_sites_fit(asked, direct=True)
-        report = run_sites_fit(asked, direct=True)
+                run_sites_fit(requested, direct=True)
+        report = run_sites_fit(requested, direct=True)
         messages = [site["release"] for site in report["sites"]]
     assert len(messages) == 3
     for site in report["sites"]:
         with at_home(federation, site["site"]) as home:
-            rows = [one for one in home.ledger.statement("rows").releases if one.request["run_key"] == asked.run_key]
+            rows = [
+                one for one in home.ledger.statement("rows").releases if one.request["run_key"] == requested.run_key
+            ]
         assert [(row.id, row.state) for row in rows] == [(site["release"], "committed")]
 
 
 def test_a_lost_site_is_left_out_with_fresh_noise_and_a_restarted_one_answers_again(federation: Federation) -> None:
     """Attempts and dropouts were reserved in advance, so the smaller roster is already charged."""
     lost = federation.names[2]
-    asked = request(federation, run_key="lost", publish="lost")
+    requested = request(federation, run_key="lost", publish="lost")
     with aggregator(federation):
-        releases = stages.reserve_sites(asked)
+        releases = stages.reserve_sites(requested)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Caller, "ask", silent(lost))
-            digest = stages.compute_sites(asked, releases, "")
-            artifact = stages.publish_sites(asked, digest)[0]
-            assert stages.finish_sites(asked, digest) == []
+            patch.setattr(Caller, "call", silent(lost))
+            digest = stages.compute_sites(requested, releases, "")
+            artifact = stages.publish_sites(requested, digest)[0]
+            assert stages.finish_sites(requested, digest) == []
         shown = Registry.open().show(artifact)["manifest"]["plan"]["sites"]
         assert [site["site"] for site in shown] == list(federation.names[:2])
-        report = run_sites_fit(asked, direct=True)
+        report = run_sites_fit(requested, direct=True)
         assert (report["digest"], report["reused"]) == (digest, True)
     with at_home(federation, federation.names[0]) as home:
         (row,) = (one for one in home.ledger.statement("rows").releases if one.request["run_key"] == "lost")
@@ -142,18 +144,18 @@ def test_a_lost_site_is_left_out_with_fresh_noise_and_a_restarted_one_answers_ag
 
 def test_a_site_whose_answer_to_the_reservation_was_lost_takes_part_and_is_listed(federation: Federation) -> None:
     """It is charged and takes part, so its release is listed: the same request finds it."""
-    lost, ask = federation.names[1], Caller.ask
+    lost, call = federation.names[1], Caller.call
     answers: list[Frame] = []
 
     def losing(caller, path, *others, **more):
-        frame = ask(caller, path, *others, **more)
+        frame = call(caller, path, *others, **more)
         if caller.name == lost and path == "/v1/reserve" and not answers:
             answers.append(frame)
             raise SiteSilent("its answer was lost.")
         return frame
 
     with aggregator(federation), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Caller, "ask", losing)
+        patch.setattr(Caller, "call", losing)
         report = run_sites_fit(request(federation, run_key="answer-lost"), direct=True)
     listed = {site["site"]: site["release"] for site in report["sites"]}
     assert list(listed) == list(federation.names)
@@ -164,11 +166,11 @@ def test_a_site_whose_answer_to_the_reservation_was_lost_takes_part_and_is_liste
 def test_components_without_a_site_that_is_lost_in_either_round(federation: Federation, lost_in: int) -> None:
     """The first round uses a smaller roster from its start; the second keeps the directions of the first."""
     others, lost = federation.names[:2], federation.names[2]
-    asked = request(federation, **TOPICS, run_key=f"lost-in-{lost_in}", publish="lost")
+    requested = request(federation, **TOPICS, run_key=f"lost-in-{lost_in}", publish="lost")
     with aggregator(federation), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Caller, "ask", silent(lost, first=lost_in))
-        releases = stages.reserve_sites(asked)
-        stages.compute_sites(asked, releases, "")
+        patch.setattr(Caller, "call", silent(lost, first=lost_in))
+        releases = stages.reserve_sites(requested)
+        stages.compute_sites(requested, releases, "")
     for name in others:
         with at_home(federation, name) as home:
             row = home.ledger.begin(releases[name])
@@ -180,8 +182,8 @@ def test_components_without_a_site_that_is_lost_in_either_round(federation: Fede
         if lost_in:
             np.testing.assert_array_equal(tried["public.directions"], answered["public.directions"])
     with aggregator(federation), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Caller, "ask", silent(lost, first=lost_in))
-        report = run_sites_fit(asked, direct=True)
+        patch.setattr(Caller, "call", silent(lost, first=lost_in))
+        report = run_sites_fit(requested, direct=True)
         check_topics(Registry.open().load(report["artifact"], TensorComponents))
     took_part = [site["site"] for site in report["sites"]]
     assert took_part == [*others, *([lost] if lost_in else [])], "whoever was summed in either round is named"
@@ -192,15 +194,15 @@ def test_a_site_process_that_is_killed_and_started_again_answers_with_the_same_i
     federation: Federation,
 ) -> None:
     name = federation.names[1]
-    asked = request(federation, run_key="restarted")
-    releases, first = computed(federation, asked)
+    requested = request(federation, run_key="restarted")
+    releases, first = computed(federation, requested)
     assert len(releases) == 3
     process = federation.processes[name]
     process.kill()
     stop(process)
     federation.processes[name] = start(federation, name)
     await_listening(federation, name, federation.processes[name])
-    _, second = computed(federation, asked)
+    _, second = computed(federation, requested)
     np.testing.assert_array_equal(first.components, second.components)
     np.testing.assert_array_equal(first.spectrum, second.spectrum)
 

@@ -80,8 +80,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_a_roster_that_cannot_work_is_refused_in_one_line(keys: Path, case: str) -> None:
-    facts, said = REFUSED[case]
-    with pytest.raises(InvalidInput, match=said) as refusal:
+    facts, message = REFUSED[case]
+    with pytest.raises(InvalidInput, match=message) as refusal:
         read_roster(written(keys, **facts))
     assert "\n" not in str(refusal.value)
 
@@ -198,10 +198,10 @@ def test_a_forged_roster_file_is_refused_or_has_another_digest(rosters: Path, ma
     assert known is not None
     assert digest(rosters, {**OTHER, "aggregator": {"certificate": "a.pem"}, "masks": masks}) != known
     count, unseen = 0, []
-    for way, forged in forgeries(honest, {**OTHER, "masks": "helper" if masks == "secure_sum" else "secure_sum"}):
+    for kind, forged in forgeries(honest, {**OTHER, "masks": "helper" if masks == "secure_sum" else "secure_sum"}):
         count += 1
-        is_address = any(way.endswith(path) for path in PUBLIC_PATHS)
-        unseen += [way] if not is_address and digest(rosters, forged) == known else []
+        is_address = any(kind.endswith(path) for path in PUBLIC_PATHS)
+        unseen += [kind] if not is_address and digest(rosters, forged) == known else []
     assert count > 100
     assert unseen == (["dropped masks"] if masks == "helper" else [])  # the helper is the default
 
@@ -266,7 +266,7 @@ def test_a_sound_configuration_is_read(configs: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"name": "x", "certificate": "a.pem"}, "site 'x' is not in the roster"),
         ({"certificate": "b.pem"}, "is not the certificate of a in the roster"),
@@ -280,8 +280,8 @@ def test_a_sound_configuration_is_read(configs: Path) -> None:
         ({"password": "x"}, "has unknown password; it may have"),
     ],
 )
-def test_one_that_does_not_fit_is_refused_in_one_line(configs: Path, change: dict[str, Any], said: str) -> None:
-    with pytest.raises(InvalidInput, match=said) as refusal:
+def test_one_that_does_not_fit_is_refused_in_one_line(configs: Path, change: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidInput, match=message) as refusal:
         read_config(config(configs, **change))
     assert "\n" not in str(refusal.value)
 
@@ -289,12 +289,12 @@ def test_one_that_does_not_fit_is_refused_in_one_line(configs: Path, change: dic
 def test_limits_hold_for_one_release(federation: Federation) -> None:
     limits = Limits(epsilon=1.0, delta=1e-5, methods=("cape_pca",))
     limits.check(request(federation))
-    for change, said in (
+    for change, message in (
         ({"method": "conv"}, "admits"),
         ({"epsilon": 1.1}, "above 1,"),
         ({"delta": 2e-5}, "above 1e-05"),
     ):
-        with pytest.raises(Refused, match=said):
+        with pytest.raises(Refused, match=message):
             limits.check(request(federation, **change))
 
 

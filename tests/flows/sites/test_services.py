@@ -54,18 +54,18 @@ def test_who_the_roster_does_not_name_as_the_aggregator_is_refused(federation: F
     make_identity("stranger", federation.folder)
     for shown in ("stranger", "site-1", "helper"):
         with pytest.raises((Refused, SiteSilent), match="certificate"):  # the reason, or a closed connection
-            caller(federation, shown=shown).ask("/v1/status", {})
+            caller(federation, shown=shown).call("/v1/status", {})
     for shown in ("stranger", "aggregator"):
         with pytest.raises((Refused, SiteSilent), match="certificate"):
-            caller(federation, "helper", shown=shown).ask("/v1/seeds", {})
-    assert caller(federation).ask("/v1/status", {}).fact("site", str) == "site-0"
+            caller(federation, "helper", shown=shown).call("/v1/seeds", {})
+    assert caller(federation).call("/v1/status", {}).fact("site", str) == "site-0"
 
 
-def test_a_site_with_the_certificate_of_another_is_not_asked(federation: Federation) -> None:
+def test_a_site_with_the_certificate_of_another_is_not_requested(federation: Federation) -> None:
     roster = read_roster(federation.roster)
     swapped = caller(federation, certificate=roster.site("site-1").certificate)
     with pytest.raises(Refused, match="do not accept each other's certificates"):
-        swapped.ask("/v1/status", {})
+        swapped.call("/v1/status", {})
 
 
 def test_an_expired_certificate_is_refused_on_either_side(tmp_path: Path) -> None:
@@ -98,9 +98,9 @@ def test_an_expired_certificate_is_refused_on_either_side(tmp_path: Path) -> Non
 
 def reserved(federation: Federation, run_key: str, **others: Any) -> Any:
     with aggregator(federation):
-        asked = request(federation, run_key=run_key, **others)
-        planned = planned_of(asked)
-        stages.reserve_sites(asked)
+        requested = request(federation, run_key=run_key, **others)
+        planned = planned_of(requested)
+        stages.reserve_sites(requested)
     return planned
 
 
@@ -127,24 +127,24 @@ def test_messages_that_are_not_planned_are_refused_in_one_line_and_logged_withou
     federation: Federation,
 ) -> None:
     planned = reserved(federation, "refusals")
-    path, asking = f"/v1/releases/{planned.place}", caller(federation)
-    for change, said in REFUSED.values():
-        with pytest.raises(Refused, match=said) as refusal:
-            asking.ask(f"{path}/message", message(planned, **change), most=10_000)
+    path, session = f"/v1/releases/{planned.place}", caller(federation)
+    for change, text in REFUSED.values():
+        with pytest.raises(Refused, match=text) as refusal:
+            session.call(f"{path}/message", message(planned, **change), most=10_000)
         assert "\n" not in str(refusal.value)
     secret = np.full((12, 2), 7_777_777_777_777, np.int64)
     with pytest.raises(Refused, match="more than the"):
-        asking.ask(f"{path}/message", message(planned), {"directions": np.ones((9000, 2)) * 7e12})
+        session.call(f"{path}/message", message(planned), {"directions": np.ones((9000, 2)) * 7e12})
     with pytest.raises(Refused, match="malformed"):
-        asking.ask(f"{path}/message", message(planned), {"directions": secret})
+        session.call(f"{path}/message", message(planned), {"directions": secret})
     with pytest.raises(Refused, match="no reservation for this release"):
-        asking.ask(f"/v1/releases/{'0' * 32}/message", message(planned))
+        session.call(f"/v1/releases/{'0' * 32}/message", message(planned))
     with pytest.raises(Refused, match="sites send no separate part"):
-        asking.ask(f"{path}/part", {})
-    said = logs(federation)
-    assert said.count("refused route=") >= len(REFUSED)
-    assert "777777" not in said
-    assert planned.plan.roster.digest.hex() not in said
+        session.call(f"{path}/part", {})
+    text = logs(federation)
+    assert text.count("refused route=") >= len(REFUSED)
+    assert "777777" not in text
+    assert planned.plan.roster.digest.hex() not in text
     with at_home(federation, "site-0") as home:
         (row,) = (one for one in home.ledger.statement("rows").releases if one.request["run_key"] == "refusals")
     assert row.state == "reserved", "nothing of it was noised"
@@ -159,25 +159,25 @@ def test_a_dealing_is_answered_once_and_a_resend_has_the_same_integers_under_ano
     for dealing in ("first-dealing", "second-dealing"):
         words = []
         for name in federation.names:
-            answer = caller(federation, name).ask(path, message(planned, dealing=dealing), most=8 * 78)
+            answer = caller(federation, name).call(path, message(planned, dealing=dealing), most=8 * 78)
             words.append(answer.arrays["words"])
         with pytest.raises(Refused, match="already answered"):
-            caller(federation).ask(path, message(planned, dealing=dealing), most=8 * 78)
+            caller(federation).call(path, message(planned, dealing=dealing), most=8 * 78)
         totals.append(sum(words, np.zeros(78, np.uint64)))
         seen.append(np.concatenate(words))
     np.testing.assert_array_equal(totals[0], totals[1])
     assert not np.isin(seen[0], seen[1]).any()
 
 
-def test_sites_that_are_told_unlike_attempts_answer_nothing_under_one_dealing(federation: Federation) -> None:
+def test_sites_that_are_reported_unlike_attempts_answer_nothing_under_one_dealing(federation: Federation) -> None:
     """The helper deals for one attempt: a server that equivocates between two sites gets only one of two answers."""
     planned = reserved(federation, "equivocation")
     path = f"/v1/releases/{planned.place}/message"
     smaller = planned.plan.roster.without("site-2")
-    told = message(planned, dealing="one", names=list(smaller.names), roster=smaller.digest.hex())
-    caller(federation).ask(path, message(planned, dealing="one"), most=8 * 78)
+    reported = message(planned, dealing="one", names=list(smaller.names), roster=smaller.digest.hex())
+    caller(federation).call(path, message(planned, dealing="one"), most=8 * 78)
     with pytest.raises(Refused, match="belongs to another attempt"):
-        caller(federation, "site-1").ask(path, told, most=8 * 78)
+        caller(federation, "site-1").call(path, reported, most=8 * 78)
 
 
 def test_what_a_server_broadcasts_is_taken_as_planned_alone_and_by_all_sites_of_a_dealing(
@@ -185,10 +185,10 @@ def test_what_a_server_broadcasts_is_taken_as_planned_alone_and_by_all_sites_of_
 ) -> None:
     """Directions, variance and bound of the second round of components; each site checks their form and range."""
     planned = reserved(federation, "broadcasts", **METHODS["cape_agn of a known variance"])
-    path, asking = f"/v1/releases/{planned.place}/message", caller(federation)
+    path, session = f"/v1/releases/{planned.place}/message", caller(federation)
     fine = dict(planned.mechanism.inputs(planned.plan, index=1))
     directions = fine["directions"]
-    for change, said in (
+    for change, text in (
         ({"directions": np.eye(12, 3, dtype=np.int64) << 24}, "malformed"),
         ({"directions": directions[:11]}, "not one of the 2 planned"),
         ({"directions": 3 * directions}, "differ from orthonormal columns"),
@@ -196,19 +196,19 @@ def test_what_a_server_broadcasts_is_taken_as_planned_alone_and_by_all_sites_of_
         ({"score_norm": 2 * fine["score_norm"]}, "score_norm"),
         ({"more": np.zeros(1)}, "malformed"),
     ):
-        with pytest.raises(Refused, match=said) as refusal:
-            asking.ask(path, message(planned, round=1), {**fine, **change}, most=8 * 4)
+        with pytest.raises(Refused, match=text) as refusal:
+            session.call(path, message(planned, round=1), {**fine, **change}, most=8 * 4)
         assert "\n" not in str(refusal.value)
     with pytest.raises(Refused, match="more than the"):
-        asking.ask(path, message(planned, round=1), {**fine, "directions": np.ones((9000, 2))})
+        session.call(path, message(planned, round=1), {**fine, "directions": np.ones((9000, 2))})
     with at_home(federation, "site-0") as home:
         (row,) = (one for one in home.ledger.statement("rows").releases if one.request["run_key"] == "broadcasts")
     assert row.state == "reserved", "nothing of it was noised"
-    asking.ask(path, message(planned, round=1, dealing="other directions"), fine, most=8 * 4)
+    session.call(path, message(planned, round=1, dealing="other directions"), fine, most=8 * 4)
     other = {**fine, "directions": directions[:, ::-1]}
-    told = message(planned, round=1, dealing="other directions")
+    reported = message(planned, round=1, dealing="other directions")
     with pytest.raises(Refused, match="belongs to another attempt"):
-        caller(federation, "site-1").ask(path, told, other, most=8 * 4)
+        caller(federation, "site-1").call(path, reported, other, most=8 * 4)
 
 
 @pytest.mark.parametrize(
@@ -217,19 +217,19 @@ def test_what_a_server_broadcasts_is_taken_as_planned_alone_and_by_all_sites_of_
 )
 def test_another_model_than_was_planned_is_not_charged(federation: Federation, change: dict[str, Any]) -> None:
     with aggregator(federation):
-        asked = request(federation, run_key="models", **METHODS["cape_agn of a known variance"])
-        facts = planned_of(asked).facts
-    said = "joint plan of this request differs|model=|must be"
+        requested = request(federation, run_key="models", **METHODS["cape_agn of a known variance"])
+        facts = planned_of(requested).facts
+    text = "joint plan of this request differs|model=|must be"
     for route in ("quote", "reserve"):
-        with pytest.raises(Refused, match=said) as refusal:
-            caller(federation).ask(f"/v1/{route}", {**facts, **change})
+        with pytest.raises(Refused, match=text) as refusal:
+            caller(federation).call(f"/v1/{route}", {**facts, **change})
         assert "\n" not in str(refusal.value)
     with at_home(federation, "site-0") as home:
         assert [one for one in home.ledger.statement("rows").releases if one.request["run_key"] == "models"] == []
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "text"),
     [
         ({"plan": "0" * 64}, "joint plan of this request differs from this site's plan"),
         ({"roster": "0" * 64}, "roster of this request differs from this site's roster"),
@@ -246,23 +246,23 @@ def test_another_model_than_was_planned_is_not_charged(federation: Federation, c
     ],
 )
 def test_a_request_whose_numbers_differ_or_that_the_operator_does_not_admit_is_not_charged(
-    federation: Federation, change: dict[str, Any], said: str
+    federation: Federation, change: dict[str, Any], text: str
 ) -> None:
     with aggregator(federation):
         facts = planned_of(request(federation, run_key="lies")).facts
     for route in ("quote", "reserve"):
-        with pytest.raises(Refused, match=said):
-            caller(federation).ask(f"/v1/{route}", {**facts, **change})
+        with pytest.raises(Refused, match=text):
+            caller(federation).call(f"/v1/{route}", {**facts, **change})
     with at_home(federation, "site-0") as home:
         assert [one for one in home.ledger.statement("rows").releases if one.request["run_key"] == "lies"] == []
 
 
 def test_a_budget_that_is_spent_refuses_for_all_and_nobody_is_charged(federation: Federation) -> None:
-    asked = request(federation, run_key="dear", epsilon=99.9)
+    requested = request(federation, run_key="dear", epsilon=99.9)
     with at_home(federation, "site-2") as home:
         before = home.ledger.statement("rows").spent
     with aggregator(federation), pytest.raises(BudgetExhausted, match=r"site-\d: "):
-        stages.reserve_sites(asked)
+        stages.reserve_sites(requested)
     for name in federation.names:
         with at_home(federation, name) as home:
             assert [o for o in home.ledger.statement("rows").releases if o.request["run_key"] == "dear"] == []
@@ -285,7 +285,7 @@ def test_bytes_that_are_no_frame_are_refused_and_a_cut_one_leaves_the_service_al
     host, port = str(site.address).removeprefix("https://").split(":")
     with socket.create_connection((host, int(port))) as plain, context.wrap_socket(plain) as cut:
         cut.sendall(b"POST /v1/quote HTTP/1.1\r\nhost: x\r\ncontent-length: 500\r\n\r\nDPCA1")
-    assert caller(federation).ask("/v1/status", {}).fact("site", str) == "site-0"
+    assert caller(federation).call("/v1/status", {}).fact("site", str) == "site-0"
 
 
 def test_who_does_not_answer_in_time_is_silent() -> None:
@@ -294,10 +294,10 @@ def test_who_does_not_answer_in_time_is_silent() -> None:
         make_identity("deaf", folder)
         pem = (folder / "deaf.pem").read_text()
         post = Post(name="deaf", address=f"https://127.0.0.1:{deaf.getsockname()[1]}", certificate=pem)
-        asking = Caller(post, certificate=folder / "deaf.pem", key=folder / "deaf.key", timeout=0.3)
-        OPEN.append(asking)
+        session = Caller(post, certificate=folder / "deaf.pem", key=folder / "deaf.key", timeout=0.3)
+        OPEN.append(session)
         with pytest.raises(SiteSilent, match="deaf did not answer"):
-            asking.ask("/v1/status", {})
+            session.call("/v1/status", {})
 
 
 SITE = "site-1"
@@ -319,12 +319,12 @@ def rolled_back(federation: Federation, copy: Path) -> Iterator[None]:
 def test_a_site_rolled_back_between_rounds_answers_nothing_and_goes_on_when_its_home_is_back(
     federation: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, since: str
 ) -> None:
-    asked = request(federation, **METHODS["dps_pca"], run_key=f"rolled back to {since}")
-    copy, answered, ask = tmp_path / "copy", list[int](), Caller.ask
+    requested = request(federation, **METHODS["dps_pca"], run_key=f"rolled back to {since}")
+    copy, answered, call = tmp_path / "copy", list[int](), Caller.call
     with aggregator(federation):
         if since == "before the release":
             shutil.copytree(federation.home(SITE), copy)
-        releases = stages.reserve_sites(asked)
+        releases = stages.reserve_sites(requested)
 
         def stop_after_two(caller: Caller, path: str, facts: Any, *others: Any, **more: Any) -> Any:
             is_message = caller.name == SITE and path.endswith("/message")
@@ -332,23 +332,23 @@ def test_a_site_rolled_back_between_rounds_answers_nothing_and_goes_on_when_its_
                 shutil.copytree(federation.home(SITE), copy)
             if is_message and len(answered) == 2:
                 raise KeyboardInterrupt
-            frame = ask(caller, path, facts, *others, **more)
+            frame = call(caller, path, facts, *others, **more)
             if is_message:
                 answered.append(facts["round"])
             return frame
 
         with monkeypatch.context() as patch:
-            patch.setattr(Caller, "ask", stop_after_two)
+            patch.setattr(Caller, "call", stop_after_two)
             with pytest.raises(KeyboardInterrupt):
-                stages.compute_sites(asked, releases, "")
+                stages.compute_sites(requested, releases, "")
         assert answered == [0, 1]
         with rolled_back(federation, copy):
             before = (federation.home(SITE) / "dpca.sqlite").read_bytes()
             with pytest.raises((DpcaError, StorageError), match=f"{SITE}: .*restored"):
-                stages.compute_sites(asked, releases, "")
+                stages.compute_sites(requested, releases, "")
             assert (federation.home(SITE) / "dpca.sqlite").read_bytes() == before
         assert "Traceback" not in logs(federation)
-        digest = stages.compute_sites(asked, releases, "")
+        digest = stages.compute_sites(requested, releases, "")
         assert len(digest) == 64
     mine = releases[SITE]
     with at_home(federation, SITE) as home:

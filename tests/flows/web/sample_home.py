@@ -59,7 +59,7 @@ def topics(*, seed: int, **manifest: Any) -> TensorComponents:
         eigenvalues=np.array([9.0, 5.0]),
         model="topics",
         n_features=FEATURES,
-        manifest={"mechanism": "agn", "feature_names": NAMES, "outcome": {"asked": 2, "found": 2}, **manifest},
+        manifest={"mechanism": "agn", "feature_names": NAMES, "outcome": {"requested": 2, "found": 2}, **manifest},
     )
 
 
@@ -102,10 +102,10 @@ class Maker:
         """Publish an artifact as a new release; return its digest."""
         ledger, event = self.workspace.ledger, calibrated(epsilon) if event is None else event
         rows = len(ledger.statement(population).releases)
-        asked = {"dataset": "visits", "mechanism": "analyze_gauss", **(request or {})}
+        requested = {"dataset": "visits", "mechanism": "analyze_gauss", **(request or {})}
         void = event["name"] == "non_private"
         terms: dict[str, Any] = {"epsilon": epsilon, "delta": DELTA, "event": event, "fingerprint": "f"}
-        terms |= {"snapshot_id": "5" * 32, "request": asked, "void": void}
+        terms |= {"snapshot_id": "5" * 32, "request": requested, "void": void}
         grant = ledger.reserve(population, run_key=f"{population}-{rows}", **terms)
         ledger.begin(grant.release_id)
         privacy = {"epsilon": epsilon, "delta": DELTA, "relation": "add_remove", "unit": "record", "event": event}

@@ -66,7 +66,7 @@ def test_sites_are_listed_by_a_closed_list_of_facts(shared: Path) -> None:
 
 
 @pytest.mark.parametrize("page", ["versions/visits-map@1", "versions/nightly@1"])
-def test_neither_snapshots_nor_run_keys_are_told(site, page: str) -> None:
+def test_neither_snapshots_nor_run_keys_are_reported(site, page: str) -> None:
     for ending in (".html", ".json"):
         content = site.answer(page + ending).content
         for hidden in (b"5" * 32, b"s" * 32, b"people-0", b"fingerprint"):
@@ -144,7 +144,7 @@ def test_a_damaged_pointer_is_marked_in_the_rows_of_its_own_name_alone(sample: P
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
+def requested(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
     """Count the database statements and the files read from the store."""
     counts: Counter[str] = Counter()
     read = LocalPlace.read
@@ -165,19 +165,19 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
 
 @pytest.mark.parametrize("page", ["names/visits-map.html", "names/visits-map.json", "index.html"])
 def test_a_thousand_versions_are_listed_with_the_queries_of_three_and_no_file(
-    sample: Path, asked: Counter[str], page: str
+    sample: Path, requested: Counter[str], page: str
 ) -> None:
     site = Site(live=True)
     add_versions("visits-map", 1)  # like those added below, it leaves no note of the total
-    asked.clear()
+    requested.clear()
     assert site.answer(page).status == 200
-    few = asked.copy()
+    few = requested.copy()
     add_versions("visits-map", 996, after=1)
-    asked.clear()
+    requested.clear()
     assert site.answer(page).status == 200
-    assert asked == few
-    assert asked["file"] == 0
-    assert 0 < asked["statement"] < 40
+    assert requested == few
+    assert requested["file"] == 0
+    assert 0 < requested["statement"] < 40
     assert len(name_facts(Workspace.read_only(), "visits-map")["versions"]) == 1000
 
 
@@ -186,15 +186,21 @@ def test_a_name_has_its_versions_newest_first_with_terms_dataset_and_aliases(sha
     assert [row["artifact"] for row in facts["versions"]] == ["visits-map@3", "visits-map@2", "visits-map@1"]
     assert facts["aliases"] == {"champion": 1, "challenger": 3}
     oldest = facts["versions"][-1]
-    asked = {"mechanism": "analyze_gauss", "dataset": "visits", "population": "people", "epsilon": 0.5, "delta": 1e-6}
-    assert oldest | asked == oldest
+    requested = {
+        "mechanism": "analyze_gauss",
+        "dataset": "visits",
+        "population": "people",
+        "epsilon": 0.5,
+        "delta": 1e-6,
+    }
+    assert oldest | requested == oldest
     assert (oldest["aliases"], oldest["private"], oldest["sites"]) == (["champion"], True, 0)
     moves = [(move["alias"], move["before"], move["version"]) for move in facts["alias_history"]]
     newest_first = [("challenger", None, 3), ("champion", 2, 1), ("champion", 1, 2), ("champion", None, 1)]
     assert moves == newest_first
 
 
-def test_joint_versions_ticks_and_exact_results_are_told_apart(shared: Path) -> None:
+def test_joint_versions_ticks_and_exact_results_are_reported_separate(shared: Path) -> None:
     workspace = Workspace.read_only()
     joint, tick, exact = (name_facts(workspace, name)["versions"][0] for name in ("joint-map", "nightly", "exact"))
     assert (joint["sites"], joint["mechanism"], joint["population"]) == (2, None, None)
@@ -294,8 +300,8 @@ def test_features_are_matched_by_name_in_any_order_and_number(sample: Path) -> N
     maker.publish("same", lambda **facts: replace(wider, manifest={**nameless, **facts}))
     workspace = Workspace.read_only()
     assert difference_facts(workspace, "same@1", "same@3")["features"] == 2
-    apart = difference_facts(workspace, "same@1", "same@4")
-    assert (apart["comparable"], apart["angles"]) == (False, None)
+    separate = difference_facts(workspace, "same@1", "same@4")
+    assert (separate["comparable"], separate["angles"]) == (False, None)
 
 
 def test_topics_are_matched_one_to_one_and_items_by_how_far_they_moved(shared: Path) -> None:

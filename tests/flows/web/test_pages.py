@@ -25,7 +25,7 @@ from tests.docs.reader import DOCS, shell_blocks
 from tests.flows.conftest import Command, facts_of, isolate
 from tests.flows.web.sample_home import SPACED, add_versions
 
-LOOKS = ("light", "dark")
+THEMES = ("light", "dark")
 VOID = {"meta", "link", "img", "input", "source", "br"}
 
 
@@ -115,17 +115,17 @@ def test_pages_say_what_they_are_to_whoever_does_not_see_them(walked: dict[str, 
             assert attributes["type"] == "hidden" or attributes["id"] in [tag["for"] for tag in page.of("label")], path
 
 
-def test_the_json_beside_a_page_has_its_numbers(site: Site, walked: dict[str, Page]) -> None:
+def test_the_json_next_to_a_page_has_its_numbers(site: Site, walked: dict[str, Page]) -> None:
     for path, page in walked.items():
         facts = json.loads(site.answer(path.removesuffix(".html") + ".json").content)
         assert [tag["href"] for tag in page.of("link") if tag.get("type") == "application/json"]
-        told = [row["eigenvalue"] for row in (facts.get("spectrum") or {}).get("rows", [])]
-        told += [row["loading"] for part in facts.get("parts", []) for row in part["loadings"]]
+        reported = [row["eigenvalue"] for row in (facts.get("spectrum") or {}).get("rows", [])]
+        reported += [row["loading"] for part in facts.get("parts", []) for row in part["loadings"]]
         left = [row["remaining"] for row in facts.get("history", [])]
         left += [row["epsilon_each"] for row in facts.get("pacing", []) if not facts["voided"]]
-        told += [row["right"] for row in facts.get("eigenvalues") or [] if row["right"] is not None]
-        told += [row["epsilon"] for row in facts.get("versions", []) if row["private"] and row["epsilon"]]
-        for value in told:
+        reported += [row["right"] for row in facts.get("eigenvalues") or [] if row["right"] is not None]
+        reported += [row["epsilon"] for row in facts.get("versions", []) if row["private"] and row["epsilon"]]
+        for value in reported:
             assert pages.number(value) in page.words, (path, value)
         for value in left:
             assert pages.left(value) in page.words, (path, value)
@@ -159,7 +159,7 @@ def test_each_family_has_a_page_that_says_what_it_is(
         assert text in walked[path].words, text
 
 
-def test_charts_are_drawn_once_in_both_looks_and_have_their_numbers_beside_them(
+def test_charts_are_drawn_once_in_both_looks_and_have_their_numbers_next_to_them(
     site: Site, walked: dict[str, Page]
 ) -> None:
     shown = {path: page for path, page in walked.items() if page.of("picture")}
@@ -180,23 +180,25 @@ def test_charts_are_drawn_once_in_both_looks_and_have_their_numbers_beside_them(
         assert site.answer(f"charts/{wrong}.svg").status == 404
 
 
-def test_charts_are_drawn_one_at_a_time_however_many_are_asked_for(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    under_way: list[int] = []
+def test_charts_are_drawn_one_at_a_time_however_many_are_requested(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    unfinished: list[int] = []
     most: list[int] = []
 
     def drawn(figure: object) -> bytes:
-        under_way.append(1)
-        most.append(len(under_way))
+        unfinished.append(1)
+        most.append(len(unfinished))
         sleep(0.02)
-        under_way.pop()
+        unfinished.pop()
         return b"drawn"
 
     monkeypatch.setattr(differences, "render", drawn)
     differences._scree.cache_clear()
     differences._loadings.cache_clear()
-    asked = [f"charts/versions/visits-two@1/{what}-{theme}.svg" for what in ("scree", "loadings") for theme in LOOKS]
+    requested = [
+        f"charts/versions/visits-two@1/{what}-{theme}.svg" for what in ("scree", "loadings") for theme in THEMES
+    ]
     with ThreadPoolExecutor(4) as threads:
-        assert {answer.content for answer in threads.map(site.answer, asked)} == {b"drawn"}
+        assert {answer.content for answer in threads.map(site.answer, requested)} == {b"drawn"}
     assert most == [1] * 2  # the dark ones are the light ones in other colours
     differences._scree.cache_clear()
     differences._loadings.cache_clear()
@@ -228,10 +230,10 @@ def test_names_that_people_chose_are_text_and_no_markup(walked: dict[str, Page])
 def test_what_is_not_there_has_a_page_that_says_so(site: Site, path: str, status: int) -> None:
     answer = site.answer(path)
     assert answer.status == status
-    told(answer.content, is_json=path.endswith(".json"))
+    reported(answer.content, is_json=path.endswith(".json"))
 
 
-def told(content: bytes, *, is_json: bool = False) -> str:
+def reported(content: bytes, *, is_json: bool = False) -> str:
     """Return the sentence of an error page, and check that it holds no path and no traceback."""
     assert os.environ["DPCA_HOME"].encode() not in content
     assert b"Traceback" not in content
@@ -274,7 +276,7 @@ def test_damage_has_a_page_of_503_that_tells_no_path_and_other_pages_stay(sample
     for path in ("versions/visits-map@1.html", "versions/visits-map@1.json"):
         answer = site.answer(path)
         assert answer.status == 503
-        told(answer.content, is_json=path.endswith(".json"))
+        reported(answer.content, is_json=path.endswith(".json"))
     whole = site.answer("names/visits-map.html")
     assert whole.status == (503 if kind in TROUBLES else 200)
     sample.chmod(0o700)
@@ -287,10 +289,10 @@ def test_an_unexpected_error_is_a_page_too_and_its_text_stays_inside(shared: Pat
     answer = Site(live=True, open_workspace=broken).answer("index.html")
     assert answer.status == 500
     assert b"0.739085" not in answer.content
-    told(answer.content)
+    reported(answer.content)
 
 
-def test_a_home_that_is_empty_or_not_there_is_told_so_and_stays_so(
+def test_a_home_that_is_empty_or_not_there_is_reported_so_and_stays_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "empty").mkdir(mode=0o700)
@@ -312,13 +314,13 @@ def test_reading_every_page_changes_nothing_in_the_home(sample: Path) -> None:
 
 
 def test_the_curator_sees_declared_facts_of_datasets_and_no_count(shared: Path) -> None:
-    asked = Site(live=True, curator=True)
-    (row,) = json.loads(asked.answer("datasets.json").content)["datasets"]
-    told = {"dataset", "population", "n_features", "records_at_most", "ingested"}
-    assert row.keys() == told | {"unit", "rows_per_unit", "unit_in_words"}
+    requested = Site(live=True, curator=True)
+    (row,) = json.loads(requested.answer("datasets.json").content)["datasets"]
+    reported = {"dataset", "population", "n_features", "records_at_most", "ingested"}
+    assert row.keys() == reported | {"unit", "rows_per_unit", "unit_in_words"}
     assert (row["dataset"], row["population"], row["n_features"], row["records_at_most"]) == ("news", "people", 3, None)
-    assert "news" in Page(asked.answer("datasets.html").content).words
-    assert "datasets.html" in [tag["href"] for tag in Page(asked.answer("index.html").content).of("a")]
+    assert "news" in Page(requested.answer("datasets.html").content).words
+    assert "datasets.html" in [tag["href"] for tag in Page(requested.answer("index.html").content).of("a")]
     assert Site(live=True).answer("datasets.json").status == 404
 
 
@@ -358,7 +360,7 @@ def test_charts_are_drawn_of_the_newest_versions_and_of_those_with_an_alias(
 ) -> None:
     add_versions("visits-map", 3)
     monkeypatch.setattr(pages, "DRAWN", 2)
-    pages.build_site(tmp_path / "site", tell=lambda *_: None)
+    pages.build_site(tmp_path / "site", notify=lambda *_: None)
     drawn = {path.name for path in (tmp_path / "site" / "charts" / "versions").glob("visits-map@*")}
     listed = json.loads((tmp_path / "site" / "names" / "visits-map.json").read_text())
     newest = len(listed["versions"])

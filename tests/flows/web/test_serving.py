@@ -118,7 +118,7 @@ def test_the_variable_is_taken_where_no_file_is_named(monkeypatch: pytest.Monkey
         read_token(None)
 
 
-def test_loopback_is_told_from_everything_else() -> None:
+def test_loopback_is_reported_from_everything_else() -> None:
     assert all(map(is_loopback, ("localhost", "127.0.0.1", "::1")))
     assert not any(map(is_loopback, ("0.0.0.0", "::", "192.168.0.1", "example.org", "")))
 
@@ -128,9 +128,9 @@ def test_wrong_tokens_of_one_client_are_throttled_and_no_other_client_is(monkeyp
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
 
     def shown(token: str, client: str, *, by_form: bool = False) -> bool:
-        asked = request(body=f"token={token}".encode(), **({} if by_form else {"authorization": f"Bearer {token}"}))
-        asked.scope["client"] = (client, 1)
-        return asyncio.run(access.session(asked)) is not None if by_form else access.admits(asked)
+        requested = request(body=f"token={token}".encode(), **({} if by_form else {"authorization": f"Bearer {token}"}))
+        requested.scope["client"] = (client, 1)
+        return asyncio.run(access.session(requested)) is not None if by_form else access.admits(requested)
 
     cookie = asyncio.run(access.session(request(body=f"token={TOKEN}".encode())))
     assert not any(shown("wrong", "2001:db8::1", by_form=number % 2 == 0) for number in range(subject.GUESSES))
@@ -167,14 +167,14 @@ class Client:
         self._pages, self.cookies = pages, httpx.Cookies()
 
     def request(self, method: str, path: str, **terms: Any) -> httpx.Response:
-        async def asked() -> httpx.Response:
+        async def requested() -> httpx.Response:
             transport = httpx.ASGITransport(self._pages)
             async with httpx.AsyncClient(transport=transport, base_url=LOCAL, cookies=self.cookies) as inner:
                 answer = await inner.request(method, path, **terms)
                 self.cookies = inner.cookies
                 return answer
 
-        return asyncio.run(asked())
+        return asyncio.run(requested())
 
     get = partialmethod(request, "GET")
     head = partialmethod(request, "HEAD")
@@ -199,8 +199,8 @@ def test_every_answer_has_the_strict_headers(shared: Path, path: str, method: st
 
 
 def test_head_is_get_without_its_content(shared: Path) -> None:
-    found, asked = client().get("/names/visits-map.html"), client().head("/names/visits-map.html")
-    assert (asked.status_code, asked.headers) == (200, found.headers)
+    found, requested = client().get("/names/visits-map.html"), client().head("/names/visits-map.html")
+    assert (requested.status_code, requested.headers) == (200, found.headers)
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "BREW"])
@@ -218,7 +218,7 @@ def test_a_request_under_another_name_is_refused_on_loopback(shared: Path) -> No
 
 
 def test_without_the_token_nothing_but_the_form_is_shown(shared: Path) -> None:
-    asked = client(token=SERVING_TOKEN, loopback=False)
+    requested = client(token=SERVING_TOKEN, loopback=False)
     for path in (
         "/",
         "/names/visits-map.html",
@@ -226,38 +226,38 @@ def test_without_the_token_nothing_but_the_form_is_shown(shared: Path) -> None:
         "/none",
         "/compare?name=visits-map&left=1&right=2",
     ):
-        answer = asked.get(path)
+        answer = requested.get(path)
         assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer")
         assert not re.search("visits|people|feature", answer.text.replace(path, ""))
-    assert asked.get("/", headers={"authorization": "Bearer wrong"}).status_code == 401
-    found = asked.get("/index.json", headers={"authorization": f"Bearer {SERVING_TOKEN}"})
+    assert requested.get("/", headers={"authorization": "Bearer wrong"}).status_code == 401
+    found = requested.get("/index.json", headers={"authorization": f"Bearer {SERVING_TOKEN}"})
     assert (found.status_code, found.json()["page"]) == (200, "overview")
-    assert asked.get("/static/style.css").status_code == 200
+    assert requested.get("/static/style.css").status_code == 200
 
 
 def test_the_form_gives_a_cookie_that_scripts_and_other_sites_do_not_get(shared: Path) -> None:
-    asked = client(token=SERVING_TOKEN, loopback=False)
-    assert 'action="login"' in asked.get("/").text
-    assert 'action="../login"' in asked.get("/names/visits-map.html").text
-    assert asked.post("/login", data={"token": "wrong"}).status_code == 401
-    answer = asked.post("/login", data={"token": SERVING_TOKEN})
+    requested = client(token=SERVING_TOKEN, loopback=False)
+    assert 'action="login"' in requested.get("/").text
+    assert 'action="../login"' in requested.get("/names/visits-map.html").text
+    assert requested.post("/login", data={"token": "wrong"}).status_code == 401
+    answer = requested.post("/login", data={"token": SERVING_TOKEN})
     assert (answer.status_code, answer.headers["location"]) == (303, "index.html")
     cookie = answer.headers["set-cookie"].lower()
     assert "httponly" in cookie
     assert "samesite=strict" in cookie
     assert SERVING_TOKEN not in cookie
-    assert asked.get("/index.json").status_code == 200
-    asked.cookies.clear()
-    assert asked.get("/index.json").status_code == 401
+    assert requested.get("/index.json").status_code == 200
+    requested.cookies.clear()
+    assert requested.get("/index.json").status_code == 401
 
 
 def test_the_form_of_two_versions_leads_to_their_difference(shared: Path) -> None:
-    asked = client()
-    answer = asked.get("/compare", params={"name": "visits-map", "left": "1", "right": "3"})
+    requested = client()
+    answer = requested.get("/compare", params={"name": "visits-map", "left": "1", "right": "3"})
     assert answer.status_code == 303
-    assert asked.get("/" + answer.headers["location"]).status_code == 200
+    assert requested.get("/" + answer.headers["location"]).status_code == 200
     for wrong in ({}, {"name": "visits-map", "left": "1", "right": "x"}, {"name": "../x", "left": "1", "right": "2"}):
-        assert asked.get("/compare", params=wrong).status_code == 404
+        assert requested.get("/compare", params=wrong).status_code == 404
 
 
 def test_a_failure_is_one_page_and_the_next_request_is_answered(shared: Path) -> None:
@@ -268,8 +268,8 @@ def test_a_failure_is_one_page_and_the_next_request_is_answered(shared: Path) ->
             raise error
         return Workspace.read_only()
 
-    asked = client(open_workspace=fails_at_first)
-    assert [asked.get("/index.json").status_code for _ in range(4)] == [500, 500, 500, 200]
+    requested = client(open_workspace=fails_at_first)
+    assert [requested.get("/index.json").status_code for _ in range(4)] == [500, 500, 500, 200]
 
 
 def test_beyond_loopback_it_does_not_start_without_a_token(dpca: Command) -> None:
@@ -277,14 +277,14 @@ def test_beyond_loopback_it_does_not_start_without_a_token(dpca: Command) -> Non
         assert "DPCA_SERVE_TOKEN" in dpca("serve", "--host", host).complaint(1)
 
 
-def test_a_port_that_is_taken_is_told_in_one_line(dpca: Command) -> None:
+def test_a_port_that_is_taken_is_reported_in_one_line(dpca: Command) -> None:
     import socket
 
     with socket.create_server(("127.0.0.1", 0)) as taken:
         assert "free" in dpca("serve", "--port", str(taken.getsockname()[1])).complaint(1)
 
 
-def test_a_real_server_starts_as_the_guide_says_answers_and_ends_when_told(sample: Path, tmp_path: Path) -> None:
+def test_a_real_server_starts_as_the_guide_says_answers_and_ends_when_reported(sample: Path, tmp_path: Path) -> None:
     guide = DOCS / "how-to" / "web-page.md"
     plain, network, _ = shell_blocks(guide)
     assert plain == "dpca serve\n"
@@ -300,13 +300,13 @@ def test_a_real_server_starts_as_the_guide_says_answers_and_ends_when_told(sampl
         assert process.stdout is not None
         address = process.stdout.readline().removeprefix("listening at ").strip()
         shown = {"authorization": f"Bearer {(tmp_path / 'token').read_text().strip()}"}
-        with httpx.Client(base_url=address, trust_env=False, timeout=60) as asked:
-            assert asked.get("index.json").status_code == 401
-            asked.headers.update(shown)
-            assert asked.get("versions/visits-map@1.html").status_code == 200
-            assert asked.get("index.json").json()["page"] == "overview"
-            assert asked.get("index.html", headers={"host": "evil.example"}).status_code == 421
-            assert asked.head("/").headers["content-length"]
+        with httpx.Client(base_url=address, trust_env=False, timeout=60) as requested:
+            assert requested.get("index.json").status_code == 401
+            requested.headers.update(shown)
+            assert requested.get("versions/visits-map@1.html").status_code == 200
+            assert requested.get("index.json").json()["page"] == "overview"
+            assert requested.get("index.html", headers={"host": "evil.example"}).status_code == 421
+            assert requested.head("/").headers["content-length"]
     finally:
         process.send_signal(signal.SIGTERM)
         out, err = process.communicate(timeout=60)

@@ -118,7 +118,7 @@ class _Ruinous:
         return print, ("executed",)
 
 
-def test_a_pickle_that_asks_for_more_than_arrays_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_pickle_that_requests_more_than_arrays_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "data_batch_1").write_bytes(pickle.dumps({"data": _Ruinous(), "labels": []}, protocol=4))
     with pytest.raises(BadSource, match=r"requests builtins\.print; name a batch"):
         cifar10(tmp_path / "data_batch_1")
@@ -133,7 +133,7 @@ def test_what_is_no_data_set_is_refused_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "labels.bin").write_bytes(b"\x0a" + bytes(CIFAR_FEATURES))
     with pytest.raises(Invalid, match="is not a file; name the file"):
         real_sim(tmp_path / "absent")
-    for load, name, said in (
+    for load, name, message in (
         (cifar10, "cut.bin", "whole records of 3073 bytes"),
         (cifar10, "labels.bin", "labels outside 0 to 9"),
         (cifar10, ".", "holds no file data_batch_"),
@@ -141,7 +141,7 @@ def test_what_is_no_data_set_is_refused_in_one_line(tmp_path: Path) -> None:
         (real_sim, "cut.gz", "cannot be decompressed"),
         (real_sim, "empty", "is empty"),
     ):
-        with pytest.raises(BadSource, match=said) as refusal:
+        with pytest.raises(BadSource, match=message) as refusal:
             load(tmp_path / name)
         assert "\n" not in str(refusal.value)
 
@@ -182,10 +182,10 @@ def test_covtype_is_read_and_centred(tmp_path: Path, pack: Callable[[bytes], byt
     np.testing.assert_allclose(rows[:, 7], [-1.0, 0.0, 1.0])
 
 
-@pytest.mark.parametrize(("text", "said"), [(b"1,2,3\n", "has 3 columns"), (b"1,x\n", "cannot be read")])
-def test_another_file_than_covtype_is_refused(tmp_path: Path, text: bytes, said: str) -> None:
+@pytest.mark.parametrize(("text", "message"), [(b"1,2,3\n", "has 3 columns"), (b"1,x\n", "cannot be read")])
+def test_another_file_than_covtype_is_refused(tmp_path: Path, text: bytes, message: str) -> None:
     (tmp_path / "covtype.data").write_bytes(text)
-    with pytest.raises(BadSource, match=said):
+    with pytest.raises(BadSource, match=message):
         covtype(tmp_path / "covtype.data")
 
 

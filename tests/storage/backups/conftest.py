@@ -78,7 +78,7 @@ def sign(folder: Path, contents: Contents, *, keys: Path | None = None, passphra
 
 def list_anew(folder: Path, contents: Contents) -> Contents:
     """Return the contents with a new list of the files that exist now."""
-    files = {path: told for path, told in list_files(folder).items() if path not in (MANIFEST, SIGNATURE)}
+    files = {path: shown for path, shown in list_files(folder).items() if path not in (MANIFEST, SIGNATURE)}
     return replace(contents, files=files)
 
 

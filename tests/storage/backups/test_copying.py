@@ -114,12 +114,12 @@ def test_an_artifact_that_is_lost_is_listed_and_the_rest_is_backed_up(filled_on_
 
 
 @pytest.mark.parametrize("folder", ["registry/names", "registry/signatures", "trail"])
-def test_a_small_file_that_is_lost_is_listed_and_those_beside_it_are_backed_up(
+def test_a_small_file_that_is_lost_is_listed_and_those_next_to_it_are_backed_up(
     filled_on_sqlite: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str
 ) -> None:
     home, backup, read = filled_on_sqlite.home, tmp_path / "backup", LocalPlace.read
     held = sorted(path.relative_to(home).as_posix() for path in (home / folder).rglob("*") if path.is_file())
-    lost, beside = held[0], held[1:]
+    lost, nearby = held[0], held[1:]
 
     def read_others(place: LocalPlace, path: str) -> Stored:
         if path == lost:
@@ -129,7 +129,7 @@ def test_a_small_file_that_is_lost_is_listed_and_those_beside_it_are_backed_up(
     monkeypatch.setattr(LocalPlace, "read", read_others)
     assert create_backup(backup).missing == (lost,)
     assert not (backup / STORE / lost).exists()
-    for path in beside:
+    for path in nearby:
         assert (backup / STORE / path).read_bytes() == (home / path).read_bytes()
 
 
@@ -237,8 +237,8 @@ def test_what_was_changed_is_found_in_one_line(filled_on_sqlite: Ledger, tmp_pat
 
 def test_another_spent_than_was_stated_is_found(filled_on_sqlite: Ledger, tmp_path: Path) -> None:
     contents = create_backup(tmp_path / "backup")
-    said = {name: spent * (1 + 1e-15) for name, spent in contents.spent.items()}
-    sign(tmp_path / "backup", replace(contents, spent=said))
+    text = {name: spent * (1 + 1e-15) for name, spent in contents.spent.items()}
+    sign(tmp_path / "backup", replace(contents, spent=text))
     with pytest.raises(Corrupt, match="the sum that was spent differs"):
         rehearse_backup(tmp_path / "backup", database_url=database_url())
 
@@ -260,9 +260,9 @@ def test_every_forged_part_of_a_backup_is_refused_in_one_line(filled_on_sqlite: 
     accepted: list[str] = []
     for name in (MANIFEST, SIGNATURE):
         honest = (one / name).read_bytes()
-        for way, forged in forgeries(json.loads(honest), json.loads((two / name).read_bytes())):
+        for kind, forged in forgeries(json.loads(honest), json.loads((two / name).read_bytes())):
             (one / name).write_text(json.dumps(forged, indent=1))
-            accepted += [] if is_refused(one, key) else [f"{name}: {way}"]
+            accepted += [] if is_refused(one, key) else [f"{name}: {kind}"]
         (one / name).write_bytes(honest)
     assert accepted == []
     assert not is_refused(one, key)
@@ -278,8 +278,8 @@ def test_every_forged_file_of_a_backup_is_refused_in_one_line(filled_on_sqlite: 
         honest, there = path.read_bytes(), two / path.relative_to(one)
         neighbour = paths[at - 1].read_bytes()
         last = bytes([honest[-1] ^ 1]) if honest else b"1"
-        ways = [honest[:-1] + last, honest + honest, b"", neighbour, *([there.read_bytes()] if there.exists() else [])]
-        for forged in ways:
+        kinds = [honest[:-1] + last, honest + honest, b"", neighbour, *([there.read_bytes()] if there.exists() else [])]
+        for forged in kinds:
             if forged != honest:
                 path.write_bytes(forged)
                 assert is_refused(one, key), path

@@ -241,8 +241,8 @@ def test_a_backup_of_a_newer_version_is_refused(filled_on_sqlite: Ledger, tmp_pa
     with pytest.raises(Refused, match="schema 9999, and this version of dpca restores schema 0001"):
         restore_backup(backup, into=into, key=contents.signed_by)
     assert not (into.home / "registry").exists()
-    told = json.loads((backup / MANIFEST).read_text())
-    (backup / MANIFEST).write_text(json.dumps(told | {"version": 2}))
+    reported = json.loads((backup / MANIFEST).read_text())
+    (backup / MANIFEST).write_text(json.dumps(reported | {"version": 2}))
     with pytest.raises(Refused, match="with a newer dpca"):
         open_backup(backup)
 

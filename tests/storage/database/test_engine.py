@@ -422,11 +422,11 @@ class _BusyAtFirst:
     """A connection that fails as SQLite fails when two connections switch a file's mode at once."""
 
     def __init__(self, code: int) -> None:
-        self.code, self.asked = code, 0
+        self.code, self.requested = code, 0
 
     def execute(self, _: str) -> None:
-        self.asked += 1
-        if self.asked < 3:
+        self.requested += 1
+        if self.requested < 3:
             error = sqlite3.OperationalError("database is locked")
             error.sqlite_errorcode = self.code
             raise error
@@ -435,8 +435,8 @@ class _BusyAtFirst:
 def test_switching_a_file_that_others_switch_too_is_tried_again() -> None:
     connection: Any = _BusyAtFirst(sqlite3.SQLITE_BUSY_RECOVERY)
     _switch_to_wal(connection)
-    assert connection.asked == 3
+    assert connection.requested == 3
     broken: Any = _BusyAtFirst(sqlite3.SQLITE_READONLY)
     with pytest.raises(sqlite3.OperationalError):
         _switch_to_wal(broken)
-    assert broken.asked == 1
+    assert broken.requested == 1

@@ -33,7 +33,7 @@ READS: dict[str, Callable[[Workspace], object]] = {
     "runs that fit": lambda home: home.ledger.runs_that_fit(POPULATION, epsilon=0.1, delta=DELTA),
     "find": lambda home: home.ledger.find("run"),
     "verify": lambda home: home.ledger.verify(),
-    "look over": lambda home: home.ledger.look_over(),
+    "look over": lambda home: home.ledger.check_changes(),
     "streams": lambda home: home.ledger.streams.all(),
     "aliases": lambda home: home.alias_history("map"),
     "datasets": lambda home: home.catalog.entries(),
@@ -63,14 +63,14 @@ def test_a_read_waits_for_no_writer(used: Ledger, read: str, monkeypatch: pytest
 def test_a_total_is_compared_with_the_journal_of_the_same_moment(
     used: Ledger, kind: str, read: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    home, told, runs = getattr(Workspace, kind)(), budgets._told, iter(range(10))
+    home, shown, runs = getattr(Workspace, kind)(), budgets._shown, iter(range(10))
 
     def another_charges_first(connection: sa.Connection, budget: Budget) -> object:
-        monkeypatch.setattr(budgets, "_told", told)
+        monkeypatch.setattr(budgets, "_shown", shown)
         reserve(used, f"between {next(runs)}", event=SMALL)
-        return told(connection, budget)
+        return shown(connection, budget)
 
-    monkeypatch.setattr(budgets, "_told", another_charges_first)
+    monkeypatch.setattr(budgets, "_shown", another_charges_first)
     READS[read](home)
     assert used.find("between 0") is not None
 
@@ -93,7 +93,7 @@ def test_rows_are_compared_with_the_journal_of_the_same_moment(
 
 
 def test_a_partial_check_compares_one_state(used: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
-    before, between = used.look_over().known, checks._between
+    before, between = used.check_changes().known, checks._between
 
     def another_publishes_first(connection: sa.Connection, first: int, last: int) -> object:
         found = between(connection, first, last)
@@ -103,7 +103,7 @@ def test_a_partial_check_compares_one_state(used: Ledger, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(checks, "_between", another_publishes_first)
     monkeypatch.setattr(checks, "compare", lambda connection: pytest.fail("the partial check failed"))
-    assert used.look_over(before).known.entries == before.entries
+    assert used.check_changes(before).known.entries == before.entries
 
 
 def test_a_witness_that_went_on_since_the_state_that_is_read_is_no_alarm(used: Ledger) -> None:

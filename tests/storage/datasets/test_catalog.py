@@ -331,8 +331,8 @@ def test_every_row_comes_once_with_the_number_of_its_night(catalog: Catalog, nig
 def test_sums_are_those_of_each_night_by_itself_at_its_age(catalog: Catalog, nights: list[Entry]) -> None:
     """Independent of blocks: the three nights were cut differently, and each single night differently again."""
     weights = choose_weights("sqrt", ticks=7)
-    apart = [released(chained(catalog, [entry]), (entry.number or 0,)) // weights.weight(0) for entry in nights]
-    expected = sum(weights.weight(2 - age) * moment for age, moment in enumerate(apart))
+    separate = [released(chained(catalog, [entry]), (entry.number or 0,)) // weights.weight(0) for entry in nights]
+    expected = sum(weights.weight(2 - age) * moment for age, moment in enumerate(separate))
     assert np.array_equal(released(chained(catalog, nights), (1, 2, 3)), expected)
 
 
@@ -344,7 +344,7 @@ def test_a_snapshot_bound_to_several_ticks_is_read_once(catalog: Catalog, nights
     assert source.content == chained(catalog, [first, second]).content
 
 
-def test_the_content_tells_nights_and_numbers_apart(catalog: Catalog, nights: list[Entry]) -> None:
+def test_the_content_tells_nights_and_numbers_separate(catalog: Catalog, nights: list[Entry]) -> None:
     first, second, third = nights
     contents = {chained(catalog, bound).content for bound in ([first], [first, second], [first, third], nights)}
     renumbered = NightRows.of([(catalog.open(first), 9)])
@@ -385,7 +385,7 @@ def test_removed_snapshots_are_looked_at_together(tmp_path: Path, catalog: Catal
         add(catalog, tmp_path, "ab")
         catalog.remove("ab")
     statements: list[str] = []
-    sa.event.listen(catalog.engine, "before_cursor_execute", lambda *asked: statements.append(asked[2]))
+    sa.event.listen(catalog.engine, "before_cursor_execute", lambda *requested: statements.append(requested[2]))
     with pytest.raises(NotFound):
         catalog.current("ab")
     assert len(statements) < 12

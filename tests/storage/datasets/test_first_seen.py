@@ -185,9 +185,9 @@ def test_nothing_tells_how_many_came(catalog: Catalog, take: Take) -> None:
     take(*"abc")
     report = take(*"abc")
     with catalog.engine.begin() as connection:
-        told = connection.exec_driver_sql("SELECT name, detail FROM event WHERE name LIKE 'arrivals%'").all()
-    assert [name for name, _ in told] == ["arrivals_begun", "arrivals_recorded", "arrivals_recorded"]
-    assert {tuple(json.loads(detail)) for name, detail in told[1:]} == {("digest", "epoch", "number", "segment")}
+        shown = connection.exec_driver_sql("SELECT name, detail FROM event WHERE name LIKE 'arrivals%'").all()
+    assert [name for name, _ in shown] == ["arrivals_begun", "arrivals_recorded", "arrivals_recorded"]
+    assert {tuple(json.loads(detail)) for name, detail in shown[1:]} == {("digest", "epoch", "number", "segment")}
     assert catalog.number(report.snapshot) == 2
     assert "first_seen" not in repr(catalog.open(catalog.current("x")))
 
@@ -302,10 +302,10 @@ def test_an_ingest_killed_at_any_point_gives_no_later_number_when_it_runs_again(
     number = catalog.number(report.snapshot)
     assert not report.arrivals_lost
     assert number is not None
-    arrived = {value: told for told, values in found.items() for value in values}
-    assert all(told is not None and told <= number for told in arrived.values())
+    arrived = {value: shown for shown, values in found.items() for value in values}
+    assert all(shown is not None and shown <= number for shown in arrived.values())
     again = seen(catalog, take(*"abcde"))
-    later = {value: told for told, values in again.items() for value in values}
+    later = {value: shown for shown, values in again.items() for value in values}
     assert arrived.items() <= later.items()
     if before:
         assert {arrived[value_of(who)] for who in before} == {1}
@@ -373,16 +373,16 @@ def test_ingests_at_once_agree_on_numbers_and_on_who_was_seen_first(ledger: Ledg
         found = racers.race(ingest_at_once, database_url, str(ledger.home), "abc")
     numbers = [number for number, _ in found]
     assert len(set(numbers)) == PROCESSES
-    told: dict[float, set[int | None]] = {}
+    shown: dict[float, set[int | None]] = {}
     for number, by_arrival in found:
         assert number is not None
         for first, values in by_arrival.items():
             assert first is not None
             assert first <= number
             for value in values:
-                told.setdefault(value, set()).add(first)
-    assert all(len(firsts) == 1 for firsts in told.values())
-    assert len(told) == 3 + PROCESSES
+                shown.setdefault(value, set()).add(first)
+    assert all(len(firsts) == 1 for firsts in shown.values())
+    assert len(shown) == 3 + PROCESSES
     with ledger.transaction() as connection:
         (epoch,) = connection.exec_driver_sql("SELECT id FROM arrival_epoch").scalars()
         assert len(arrivals.segments_of(connection, epoch)) == PROCESSES

@@ -58,7 +58,7 @@ def put(tmp_path: Path, s3_server: Server, monkeypatch: pytest.MonkeyPatch) -> P
 
     def stored(name: str = "", payload: bytes = b"") -> str:
         if name:
-            s3_server.ask("PUT", f"{prefix.removeprefix('s3://')}/{quote(name)}", payload)
+            s3_server.call("PUT", f"{prefix.removeprefix('s3://')}/{quote(name)}", payload)
         return prefix
 
     return stored
@@ -354,7 +354,7 @@ class TestSnapshots:
         s3_server.flip_a_byte(f"{address}/values/c/0/0")
         with pytest.raises(Corrupt, match="block 0"):
             Dataset.open(address).read(0)
-        s3_server.ask("DELETE", f"{address}/values/c/0/0".removeprefix("s3://"))
+        s3_server.call("DELETE", f"{address}/values/c/0/0".removeprefix("s3://"))
         with pytest.raises(Corrupt, match="block 0"):
             Dataset.open(address).read(0)
 

@@ -206,7 +206,7 @@ TEXT = "user,item,rating\nann,0,4\nbob,2,3\nann,1,0\nann,0,4\nann,2,5\nbob,0,0\n
     ("duplicates", "merged"), [("sum", 9.0), ("mean", 3.0), ("last", 1.0)], ids=["sum", "mean", "last"]
 )
 @pytest.mark.parametrize("keep_zeros", [False, True], ids=["zeros dropped", "zeros kept"])
-def test_duplicates_and_zeros_become_what_was_asked(
+def test_duplicates_and_zeros_become_what_was_requested(
     take: Take, *, duplicates: str, merged: float, keep_zeros: bool
 ) -> None:
     report, dataset = take(TEXT, features=3, columns=ROLES, duplicates=duplicates, keep_zeros=keep_zeros)
@@ -219,9 +219,9 @@ def test_duplicates_and_zeros_become_what_was_asked(
 
 def test_the_sum_without_zeros_is_the_default(take: Take) -> None:
     plain, _ = take(TEXT, features=3, columns=ROLES)
-    stated, _ = take(TEXT, features=3, columns=ROLES, duplicates="sum", keep_zeros=False)
+    in_file, _ = take(TEXT, features=3, columns=ROLES, duplicates="sum", keep_zeros=False)
     kept, _ = take(TEXT, features=3, columns=ROLES, keep_zeros=True)
-    assert plain.content_digest == stated.content_digest != kept.content_digest
+    assert plain.content_digest == in_file.content_digest != kept.content_digest
 
 
 def engine_of(_home: Path) -> sa.Engine:
@@ -278,10 +278,10 @@ def test_a_declared_row_without_entries_is_still_empty(take: Take) -> None:
     assert records(dataset) == [[[(0, 0.0)]], [[]], [[(0, 2.0)]]]
 
 
-@pytest.mark.parametrize("asked", [{"duplicates": "last"}, {"keep_zeros": True}], ids=["duplicates", "zeros"])
-def test_a_table_whose_columns_come_once_refuses_both(take: Take, asked: dict[str, Any]) -> None:
+@pytest.mark.parametrize("requested", [{"duplicates": "last"}, {"keep_zeros": True}], ids=["duplicates", "zeros"])
+def test_a_table_whose_columns_come_once_refuses_both(take: Take, requested: dict[str, Any]) -> None:
     with pytest.raises(Invalid, match=r"applies only to (triplets|formats that list the entries)"):
-        take("a,b\n1,2\n", features=2, **asked)
+        take("a,b\n1,2\n", features=2, **requested)
 
 
 def test_zeros_of_whole_rows_are_not_kept(take: Take) -> None:
@@ -340,7 +340,7 @@ def repeated(folder: Path, name: str) -> Path:
 
 
 @pytest.mark.parametrize("name", REPEATED)
-def test_a_column_that_comes_twice_in_a_whole_row_is_refused_or_merged_as_asked(
+def test_a_column_that_comes_twice_in_a_whole_row_is_refused_or_merged_as_requested(
     take: Take, tmp_path: Path, name: str
 ) -> None:
     path, given = repeated(tmp_path, name), {"features": 3}
@@ -369,8 +369,8 @@ def test_the_rule_enters_the_request_that_a_killed_ingest_is_continued_by(tmp_pa
     source = tmp_path / "x.csv"
     source.write_text(TEXT)
 
-    def request(**asked: Any) -> dict[str, Any]:
-        options = IngestOptions(features=3, columns=ROLES, **asked)
+    def request(**requested: Any) -> dict[str, Any]:
+        options = IngestOptions(features=3, columns=ROLES, **requested)
         declared = Declared.of(n_features=3, columns=ROLES)
         with open_source(source, options=options, declared=declared, rejects=Rejects()) as opened:
             return opened.request(options, block_nnz=100)

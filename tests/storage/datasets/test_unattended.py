@@ -46,8 +46,8 @@ def take(catalog: Catalog, tmp_path: Path) -> Callable[..., Dataset]:
         name = f"d{next(numbers)}"
         source = tmp_path / f"{name}.{suffix}"
         source.write_bytes(content)
-        asked = IngestOptions(unattended=True, **options)
-        report = ingest(source, name=name, home=catalog.home, engine=catalog.engine, options=asked)
+        requested = IngestOptions(unattended=True, **options)
+        report = ingest(source, name=name, home=catalog.home, engine=catalog.engine, options=requested)
         return catalog.open(catalog.entry(report.snapshot))
 
     return call
@@ -206,9 +206,9 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("asked", REFUSED)
-def test_options_that_let_a_row_decide_are_refused_in_one_line(take: Callable[..., Dataset], asked: str) -> None:
-    source, options, rule = REFUSED[asked]
+@pytest.mark.parametrize("requested", REFUSED)
+def test_options_that_let_a_row_decide_are_refused_in_one_line(take: Callable[..., Dataset], requested: str) -> None:
+    source, options, rule = REFUSED[requested]
     with pytest.raises(Invalid, match=rule) as refused:
         take(source, **options)
     assert "\n" not in str(refused.value)

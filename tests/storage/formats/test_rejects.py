@@ -101,10 +101,10 @@ def test_bad_lines_of_svmlight_cost_no_batch_each(tmp_path: Path, rejects: Quara
         (pa.array([-1, -(2**53), -(2**53) - 1, None], pa.int64()), [-1, -(2**53), None, None]),
     ],
 )
-def test_a_cell_is_a_number_whatever_stands_beside_it(cells: pa.Array, kept: list[float | None]) -> None:
+def test_a_cell_is_a_number_whatever_stands_next_to_it(cells: pa.Array, kept: list[float | None]) -> None:
     for number, alone in enumerate(kept):
-        for beside in (cells[number : number + 1], cells):
-            found = cast_cells(beside, pa.float64())[number if len(beside) > 1 else 0].as_py()
+        for nearby in (cells[number : number + 1], cells):
+            found = cast_cells(nearby, pa.float64())[number if len(nearby) > 1 else 0].as_py()
             assert found == alone or (alone is None and (found is None or np.isnan(found)))
 
 
@@ -112,14 +112,14 @@ def test_a_source_without_a_good_row_ends_in_counts_by_reason_and_column(home: P
     (tmp_path / "x.csv").write_text(
         "age,pay\n" + f"1,{'none':50}\n" * 30_000 + "old,2\n" * 20_000 + "1,nan\n" * 3 + "1\n" * 2
     )
-    ledger, heard = Workspace.open().ledger, []
+    ledger, notices = Workspace.open().ledger, []
     with pytest.raises(BadSource) as caught:
         ingest(
             tmp_path / "x.csv",
             name="x",
             home=home,
             engine=ledger.engine,
-            progress=lambda _phase, done, total, _rows: heard.append(done / total),
+            progress=lambda _phase, done, total, _rows: notices.append(done / total),
             options=IngestOptions(features=2, on_error="quarantine"),
         )
     assert str(caught.value) == (
@@ -129,8 +129,8 @@ def test_a_source_without_a_good_row_ends_in_counts_by_reason_and_column(home: P
         "3 x has a value that is not finite (column pay), 2 x has a different number of fields than the header; "
         "correct them, or the declarations about the source"
     )
-    assert heard == sorted(heard)
-    assert heard[0] < 1 == heard[-1]
+    assert notices == sorted(notices)
+    assert notices[0] < 1 == notices[-1]
 
 
 def test_notes_are_counted_as_they_were_taken_and_the_rare_ones_together(tmp_path: Path, rejects: Quarantine) -> None:

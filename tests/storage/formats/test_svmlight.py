@@ -210,7 +210,7 @@ def seeds(tmp_path_factory: pytest.TempPathFactory, s3_server: Server) -> dict[s
     seeds = write_seeds(tmp_path_factory.mktemp("sources") / "seeds")
     for seed in seeds:
         for path in files_of(seed.path):
-            s3_server.ask("PUT", f"{s3_server.bucket}/seeds/{path.relative_to(seed.path.parent)}", path.read_bytes())
+            s3_server.call("PUT", f"{s3_server.bucket}/seeds/{path.relative_to(seed.path.parent)}", path.read_bytes())
     return {seed.path.name: seed for seed in seeds}
 
 
@@ -281,7 +281,7 @@ def test_a_copy_of_a_file_is_another_file(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("_client")
 @pytest.mark.parametrize("again", ["twice/a.svm", "twice/*.svm", "twice", "/twice/a.svm", "twice/a.svm/"])
 def test_an_object_that_is_named_twice_is_refused(s3_server: Server, again: str) -> None:
-    s3_server.ask("PUT", f"{s3_server.bucket}/twice/a.svm", b"1 1:1\n")
+    s3_server.call("PUT", f"{s3_server.bucket}/twice/a.svm", b"1 1:1\n")
     with pytest.raises(BadSource, match="would count twice; give"):
         find_files([s3_server.url("twice/a.svm"), s3_server.url(again)])
 
@@ -289,7 +289,7 @@ def test_an_object_that_is_named_twice_is_refused(s3_server: Server, again: str)
 @pytest.mark.usefixtures("_client")
 def test_folders_and_patterns_of_a_store_are_listed_by_name(s3_server: Server) -> None:
     for name in ("b.svm", "a.svm", ".hidden", "c.csv"):
-        s3_server.ask("PUT", f"{s3_server.bucket}/parts/{name}", b"1 1:1\n")
+        s3_server.call("PUT", f"{s3_server.bucket}/parts/{name}", b"1 1:1\n")
     names = [file.name for file in find_files([s3_server.url("parts/")])]
     assert names == ["a.svm", "b.svm", "c.csv"]
     found = find_files([s3_server.url("parts/*.svm"), s3_server.url("parts/c.csv")])
@@ -324,10 +324,10 @@ def test_an_object_that_changes_while_it_is_read_is_refused(
     tmp_path: Path, s3_server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(files, "_AHEAD", 1 << 10)
-    s3_server.ask("PUT", f"{s3_server.bucket}/moving.svm", b"1 1:1\n" * 1000)
+    s3_server.call("PUT", f"{s3_server.bucket}/moving.svm", b"1 1:1\n" * 1000)
     stream = ObjectFile(s3_server.url("moving.svm")).open()
     assert stream.read(6) == b"1 1:1\n"
-    s3_server.ask("PUT", f"{s3_server.bucket}/moving.svm", b"1 1:2\n" * 1000)
+    s3_server.call("PUT", f"{s3_server.bucket}/moving.svm", b"1 1:2\n" * 1000)
     with pytest.raises(BadSource, match="changed while it was read"):
         stream.read()
 
@@ -335,7 +335,7 @@ def test_an_object_that_changes_while_it_is_read_is_refused(
 @pytest.mark.usefixtures("_client")
 def test_an_object_is_a_seekable_file(s3_server: Server) -> None:
     content = bytes(np.random.default_rng(0).integers(0, 256, 5000, dtype=np.uint8))
-    s3_server.ask("PUT", f"{s3_server.bucket}/noise", content)
+    s3_server.call("PUT", f"{s3_server.bucket}/noise", content)
     with locate(s3_server.url("noise")).open() as stream, io.BytesIO(content) as expected:
         for offset, whence, length in ((0, 0, 10), (-7, 2, 20), (4990, 0, 5), (3, 1, 1), (100, 0, -1)):
             assert stream.seek(offset, whence) == expected.seek(offset, whence)

@@ -56,7 +56,7 @@ def pure(epsilon: float, delta: float = 0.0) -> dict[str, Any]:
     return {"name": "approximate", "epsilon": epsilon, "delta": delta}
 
 
-def ask(ledger: Ledger, run_key: str, event: Mapping[str, Any], *, epsilon: float = 1.0, delta: float = 0.0) -> None:
+def call(ledger: Ledger, run_key: str, event: Mapping[str, Any], *, epsilon: float = 1.0, delta: float = 0.0) -> None:
     ledger.reserve(
         POPULATION,
         run_key=run_key,
@@ -69,7 +69,7 @@ def ask(ledger: Ledger, run_key: str, event: Mapping[str, Any], *, epsilon: floa
     )
 
 
-def test_a_tenth_of_delta_is_set_aside_unless_told_otherwise(ledger: Ledger) -> None:
+def test_a_tenth_of_delta_is_set_aside_unless_reported_otherwise(ledger: Ledger) -> None:
     assert ledger.open_budget("usual", **TERMS).failure_delta == pytest.approx(DELTA / 10)
     assert ledger.open_budget("none", **TERMS, failure_delta=0.0).failure_delta == 0
     assert ledger.open_budget("half", **TERMS, failure_delta=DELTA / 2).failure_delta == DELTA / 2
@@ -101,7 +101,7 @@ def test_default_terms_take_every_kind_of_event_after_a_gaussian(
 ) -> None:
     sqlite_ledger.open_budget(POPULATION, **TERMS, filter=filter_)
     reserve(sqlite_ledger, "first", event=calibrated(0.5))
-    ask(sqlite_ledger, "other", event, epsilon=0.5, delta=1e-8)
+    call(sqlite_ledger, "other", event, epsilon=0.5, delta=1e-8)
     reserve(sqlite_ledger, "last", event=calibrated(0.5))
 
 
@@ -110,13 +110,13 @@ def test_a_pure_request_after_a_gaussian_hears_the_cause_and_what_still_fits(sql
     sqlite_ledger.open_budget(POPULATION, **TERMS, failure_delta=0.0)
     reserve(sqlite_ledger, "first", event=calibrated(1.0))
     with pytest.raises(BudgetExhausted, match=r"epsilon 3\.81729 left for one Gaussian release; since its first") as no:
-        ask(sqlite_ledger, "pure", pure(1.0))
-    said = str(no.value)
-    assert "charged as the Gaussian that dominates it: 1 at delta 0 would take 6.2073" in said
-    most = float(re.search(r"--epsilon ([0-9.]+) and --delta 0 for a pure event\.", said)[1])  # type: ignore[index]
+        call(sqlite_ledger, "pure", pure(1.0))
+    text = str(no.value)
+    assert "charged as the Gaussian that dominates it: 1 at delta 0 would take 6.2073" in text
+    most = float(re.search(r"--epsilon ([0-9.]+) and --delta 0 for a pure event\.", text)[1])  # type: ignore[index]
     with pytest.raises(BudgetExhausted):
-        ask(sqlite_ledger, "more", pure(1.001 * most))
-    ask(sqlite_ledger, "most", pure(most))
+        call(sqlite_ledger, "more", pure(1.001 * most))
+    call(sqlite_ledger, "most", pure(most))
 
 
 @pytest.mark.parametrize("filter_", ["gdp", "renyi"])
@@ -126,10 +126,10 @@ def test_what_a_refusal_says_still_fits_does(sqlite_ledger: Ledger, filter_: str
     sqlite_ledger.open_budget(POPULATION, **TERMS, filter=filter_, failure_delta=failure_delta)
     reserve(sqlite_ledger, "first", event=calibrated(1.0))
     with pytest.raises(BudgetExhausted, match=r"its first Gaussian release.*; nothing was charged") as no:
-        ask(sqlite_ledger, "rough", pure(1.0, DELTA), delta=DELTA)
+        call(sqlite_ledger, "rough", pure(1.0, DELTA), delta=DELTA)
     epsilon, delta = re.search(r"--epsilon (\S+) and --delta (\S+?)(?:\.$| for)", str(no.value)).groups()  # type: ignore[union-attr]
     assert (float(delta) > 0) == (failure_delta is None)
-    ask(sqlite_ledger, "most", pure(float(epsilon), float(delta)), delta=float(delta))
+    call(sqlite_ledger, "most", pure(float(epsilon), float(delta)), delta=float(delta))
 
 
 def test_a_gaussian_request_beyond_the_rest_hears_of_no_other_kind(sqlite_ledger: Ledger) -> None:
@@ -364,8 +364,8 @@ def test_totals_of_any_size_are_read_back(sqlite_ledger: Ledger, numbers: list[i
     with transaction(sqlite_ledger.engine) as connection:
         connection.execute(tables.charged_total.delete())
         connection.execute(tables.charged_total.insert().values(**row, releases=9))
-        told = {"total": [9 * number for number in numbers], "releases": 9}
-        journal.append(connection, "release_reserved", population=population, detail=told)
+        reported = {"total": [9 * number for number in numbers], "releases": 9}
+        journal.append(connection, "release_reserved", population=population, detail=reported)
         assert read_total(connection, budget).charge == tuple(9 * number for number in numbers)
 
 
@@ -398,7 +398,7 @@ def test_half_a_fifth_and_a_twentieth_left_are_alerted_once_each(sqlite_ledger: 
     sqlite_ledger.verify()
 
 
-def test_one_charge_may_reach_every_level_and_populations_are_apart(budget: Ledger) -> None:
+def test_one_charge_may_reach_every_level_and_populations_are_separate(budget: Ledger) -> None:
     open_budget(budget, "others")
     grant = reserve(budget, "all", event=calibrated(EPSILON))
     assert budget.alerts(grant.release_id) == (50, 20, 5)

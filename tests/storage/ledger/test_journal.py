@@ -21,7 +21,7 @@ from storage.database.engine import connect, transaction
 from storage.datasets.catalog import Catalog
 from storage.ledger import checks, journal
 from storage.ledger.budgets import read_budget
-from storage.ledger.checks import Compared, compare, compare_part, look_over
+from storage.ledger.checks import Compared, check_changes, compare, compare_part
 from storage.ledger.journal import Head
 from storage.ledger.ledger import Ledger
 from storage.registry.publishing import add_version, promote
@@ -231,16 +231,16 @@ def after(ledger: Ledger, known: Compared) -> Compared:
         return compare_part(connection, known)[0]
 
 
-def looks_to_find(ledger: Ledger, known: Compared, statement: str, **values: Any) -> int | None:
+def looks_needed(ledger: Ledger, known: Compared, statement: str, **values: Any) -> int | None:
     """Edit a row, return how many checks it takes to find the edit, at most one round, and restore the row."""
     with ledger.engine.connect() as connection:
         assert connection.execute(sa.text(statement), values).rowcount > 0
-        for look in range(1, 2 + known.entries // PART):
+        for inspect in range(1, 2 + known.entries // PART):
             try:
-                known = look_over(connection, known).known
+                known = check_changes(connection, known).known
             except Corrupt:
                 connection.rollback()
-                return look
+                return inspect
         connection.rollback()
     return None
 
@@ -250,9 +250,9 @@ def test_a_row_that_was_edited_is_found_within_a_round(used: Ledger) -> None:
     known = known_of(used)
     for name, (statement, _, _) in EDITS.items():
         values = {"zero": bytes(64)} if ":zero" in statement else {}
-        looks = looks_to_find(used, known, statement, **values)
-        assert looks is not None, name
-        assert name not in AT_ONCE or looks == 1, name
+        passes = looks_needed(used, known, statement, **values)
+        assert passes is not None, name
+        assert name not in AT_ONCE or passes == 1, name
 
 
 @pytest.mark.usefixtures("small_parts")
@@ -265,7 +265,7 @@ def test_a_row_that_was_removed_or_put_in_is_found_at_once(used_on_sqlite: Ledge
         "INSERT INTO version SELECT 'other', 1, digest, release_id, created_at FROM version",
         "INSERT INTO alias VALUES ('map', 'third', 1)",
     ):
-        assert looks_to_find(used_on_sqlite, known, statement) == 1, statement
+        assert looks_needed(used_on_sqlite, known, statement) == 1, statement
 
 
 @pytest.mark.usefixtures("small_parts")
@@ -275,15 +275,15 @@ def test_any_entry_that_was_edited_dropped_or_exchanged_is_found_within_a_round(
     exchange = "UPDATE event SET seq = CASE seq WHEN :seq THEN -1 ELSE :seq END WHERE seq IN (:seq, :seq + 1)"
     for seq in range(1, known.entries + 1):
         for edit in edits:
-            assert looks_to_find(used_on_sqlite, known, edit, seq=seq) is not None, (edit, seq)
+            assert looks_needed(used_on_sqlite, known, edit, seq=seq) is not None, (edit, seq)
         if seq < known.entries:
-            assert looks_to_find(used_on_sqlite, known, exchange, seq=seq) is not None, (exchange, seq)
+            assert looks_needed(used_on_sqlite, known, exchange, seq=seq) is not None, (exchange, seq)
 
 
 @pytest.mark.usefixtures("small_parts")
 def test_a_total_that_was_edited_is_found_at_once_also_where_it_agrees_with_the_charges(used_on_sqlite: Ledger) -> None:
     known = known_of(used_on_sqlite)
-    assert looks_to_find(used_on_sqlite, known, "UPDATE charged_total SET releases = releases + 1") == 1
+    assert looks_needed(used_on_sqlite, known, "UPDATE charged_total SET releases = releases + 1") == 1
     count, charge = known.totals["people"]
     forged = {**known.totals, "people": (count, (0,) * len(charge))}
     with pytest.raises(Corrupt, match="the sum that was spent before the last check has changed"):
@@ -340,7 +340,7 @@ def test_the_parts_of_a_round_are_all_entries(used_on_sqlite: Ledger) -> None:
     read: list[int] = []
     for _ in range(-(-known.entries // PART)):
         with transaction(used_on_sqlite.engine) as connection:
-            found = look_over(connection, known)
+            found = check_changes(connection, known)
         assert found.part is not None
         read += range(found.part[0], found.part[1] + 1)
         known = found.known
@@ -352,12 +352,12 @@ def test_everything_is_read_where_the_earlier_look_is_of_another_history(used_on
     known = known_of(used_on_sqlite)
     with transaction(used_on_sqlite.engine) as connection:
         for other in (replace(known, head="f" * 64), replace(known, entries=known.entries + 1)):
-            assert look_over(connection, other).part is None
+            assert check_changes(connection, other).part is None
     begin(used_on_sqlite, "one")
     begin(used_on_sqlite, "two")
     begin(used_on_sqlite, "three")
     with transaction(used_on_sqlite.engine) as connection:
-        assert look_over(connection, known).known.read_to == known.entries + 7, "more was new than a look reads"
+        assert check_changes(connection, known).known.read_to == known.entries + 7, "more was new than a look reads"
 
 
 @pytest.mark.usefixtures("small_parts")

@@ -61,9 +61,9 @@ def test_terms_outside_their_domain_are_refused(sqlite_ledger: Ledger, terms: di
 
 
 def test_a_population_without_a_budget_cannot_spend(sqlite_ledger: Ledger) -> None:
-    for ask in (sqlite_ledger.budget, sqlite_ledger.statement, sqlite_ledger.history):
+    for call in (sqlite_ledger.budget, sqlite_ledger.statement, sqlite_ledger.history):
         with pytest.raises(NotFound, match="dpca budget open"):
-            ask("nobody")
+            call("nobody")
     with pytest.raises(NotFound, match="dpca budget open"):
         reserve(sqlite_ledger)
 
@@ -89,7 +89,7 @@ def test_ten_fit_and_an_eleventh_is_refused_without_a_trace(budget: Ledger) -> N
     assert statement.remaining < 1e-3
 
 
-def test_what_remains_can_be_asked_for_and_a_hundredth_more_cannot(budget: Ledger) -> None:
+def test_what_remains_can_be_requested_and_a_hundredth_more_cannot(budget: Ledger) -> None:
     reserve(budget, "a", event=calibrated(0.6))
     remaining = budget.statement(POPULATION).remaining
     more = budget.quote(POPULATION, calibrated(1.01 * remaining), epsilon=1.01 * remaining, delta=DELTA)
@@ -245,9 +245,9 @@ def test_a_charge_in_units_that_this_version_does_not_know_is_refused_not_guesse
     with monkeypatch.context() as other:
         other.setattr(filters.GdpFilter, "accounting", "pld-1")
         reserve(sqlite_budget, "other")
-    for ask in (sqlite_budget.statement, sqlite_budget.history):
+    for call in (sqlite_budget.statement, sqlite_budget.history):
         with pytest.raises(Refused, match=r"'pld-1'.*never recomputed"):
-            ask(POPULATION)
+            call(POPULATION)
     with pytest.raises(Refused, match="never recomputed"):
         reserve(sqlite_budget, "more")
 

@@ -235,7 +235,7 @@ def test_a_version_or_alias_that_was_put_in_or_deleted_by_hand_is_refused(used: 
     assert "map@2 has a row, but no entry in the journal" in refused(used, rebuild)
 
 
-def test_names_that_begin_alike_or_stand_in_a_reason_are_told_apart(sqlite_ledger: Ledger) -> None:
+def test_names_that_begin_alike_or_stand_in_a_reason_are_reported_separate(sqlite_ledger: Ledger) -> None:
     ledger = sqlite_ledger
     open_budget(ledger)
     for name in ("map", "map-2", "ma"):

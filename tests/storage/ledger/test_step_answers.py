@@ -247,8 +247,8 @@ def test_an_answer_without_a_row_does_not_leave(home: Path) -> None:
     ledger = Workspace.open().ledger
     ledger.open_budget("people", epsilon=1.0, delta=1e-6)
     event = {"name": "gaussian", "noise_multiplier": 20.0}
-    asked: dict[str, Any] = {"run_key": "k", "fingerprint": "f", "snapshot_id": "s"}
-    grant = ledger.reserve("people", event=event, epsilon=0.2, delta=1e-6, request={}, **asked)
+    requested: dict[str, Any] = {"run_key": "k", "fingerprint": "f", "snapshot_id": "s"}
+    grant = ledger.reserve("people", event=event, epsilon=0.2, delta=1e-6, request={}, **requested)
     release = ledger.begin(grant.release_id)
     with refusing(ledger), pytest.raises(Unavailable, match="the database cannot be used"):
         release.keep(0, ANSWER)

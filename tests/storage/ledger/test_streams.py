@@ -67,7 +67,7 @@ class TestOpening:
         assert spent(sqlite_budget) == before
 
     @pytest.mark.parametrize("kind", ["gdp", "renyi"])
-    def test_lives_beside_other_releases_under_both_filters(self, ledger: Ledger, kind: str) -> None:
+    def test_lives_next_to_other_releases_under_both_filters(self, ledger: Ledger, kind: str) -> None:
         open_budget(ledger, filter=kind)
         register(ledger)
         reserve(ledger, "before")
@@ -238,8 +238,8 @@ class TestTicks:
     def test_keep_to_the_arrivals_of_the_first_or_know_none_for_good(
         self, opened: Ledger, epochs: list[str | None], found: list[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        told = iter(epochs)
-        monkeypatch.setattr("storage.ledger.stream_rows.epoch_of", lambda _: next(told))
+        shown = iter(epochs)
+        monkeypatch.setattr("storage.ledger.stream_rows.epoch_of", lambda _: next(shown))
         seen = []
         for slot in ("night 1", "night 2", "night 3"):
             seen.append(begin_tick(opened, slot))
@@ -307,7 +307,7 @@ class TestVerification:
     """A replay of the journal detects that a requirement of a tick is missing, whatever the rows state."""
 
     @pytest.mark.parametrize(
-        ("forge", "said"),
+        ("forge", "text"),
         [
             pytest.param(
                 lambda ledger, stream: _forge_tick(ledger, stream, tick=1, paid=False),
@@ -326,10 +326,10 @@ class TestVerification:
         ],
     )
     def test_a_tick_that_nothing_pays_for_is_found(
-        self, sqlite_budget: Ledger, forge: Callable[[Ledger, str], None], said: str
+        self, sqlite_budget: Ledger, forge: Callable[[Ledger, str], None], text: str
     ) -> None:
         forge(sqlite_budget, open_stream(sqlite_budget).id)
-        with pytest.raises(Corrupt, match=said):
+        with pytest.raises(Corrupt, match=text):
             sqlite_budget.verify()
 
     def test_a_tick_row_changed_by_hand_is_found(self, sqlite_budget: Ledger) -> None:
@@ -342,12 +342,12 @@ class TestVerification:
             "stream_charge": ("UPDATE stream_charge SET ticks = 9", "but its row is missing"),
             "tick_answer": ("UPDATE tick_answer SET digest = 'x'", "answer of tick 1"),
         }
-        for table, (edit, said) in edits.items():
+        for table, (edit, text) in edits.items():
             with sqlite_budget.engine.begin() as connection:
                 connection.exec_driver_sql(f"DROP TRIGGER {table}_no_update")
                 (before,) = connection.execute(sa.select(tables.metadata.tables[table])).mappings().all()
                 connection.exec_driver_sql(edit)
-            with pytest.raises(Corrupt, match=said):
+            with pytest.raises(Corrupt, match=text):
                 sqlite_budget.verify()
             with sqlite_budget.engine.begin() as connection:
                 connection.execute(tables.metadata.tables[table].update().values(**before))

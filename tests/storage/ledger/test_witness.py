@@ -134,7 +134,7 @@ def test_a_copy_that_went_on_is_missed_by_the_next_event_of_the_other(tmp_path: 
                 journal.identify(connection)
             write(engines[0])
             shutil.copy(tmp_path / "one", tmp_path / "other")
-    at_work = [Witnesses(beside=tmp_path / f"keys-{number}", apart=tmp_path / "apart") for number in range(2)]
+    at_work = [Witnesses(local=tmp_path / f"keys-{number}", separate=tmp_path / "separate") for number in range(2)]
     for engine, witness in zip(engines, at_work, strict=True):
         with transaction(engine) as connection:
             witness.check(connection, restored=True)
@@ -147,11 +147,11 @@ def test_a_copy_that_went_on_is_missed_by_the_next_event_of_the_other(tmp_path: 
 
 
 def test_another_process_of_the_same_ledger_is_no_copy(engine: sa.Engine, tmp_path: Path) -> None:
-    at_work = [Witnesses(beside=tmp_path / "keys", apart=tmp_path / "apart") for _ in range(2)]
+    at_work = [Witnesses(local=tmp_path / "keys", separate=tmp_path / "separate") for _ in range(2)]
     for turn in range(4):
         last = write(engine, count=1)
         at_work[turn % 2].advance(last, engine=engine)
-        assert Witness(tmp_path / "apart").read() == last
+        assert Witness(tmp_path / "separate").read() == last
 
 
 def test_a_process_at_work_notices_that_its_ledger_forgot_before_it_writes(sqlite_budget: Ledger) -> None:
@@ -183,10 +183,10 @@ def test_a_process_that_writes_more_than_was_forgotten_notices_it_too(sqlite_bud
 
 
 def test_notes_are_kept_in_order_and_half_a_line_is_none(tmp_path: Path) -> None:
-    witness = Witnesses(beside=tmp_path, apart=tmp_path / "apart")
+    witness = Witnesses(local=tmp_path, separate=tmp_path / "separate")
     assert witness.noted() == []
     witness.note([{"release": {"id": "a"}}, {"version": 1}])
-    path = tmp_path / "apart" / "notes.jsonl"
+    path = tmp_path / "separate" / "notes.jsonl"
     path.write_bytes(path.read_bytes() + b'{"release": {"i')
     assert witness.noted() == [{"release": {"id": "a"}}, {"version": 1}]
     witness.note([{"version": 2}])

@@ -38,9 +38,9 @@ def test_every_forged_part_of_a_registry_is_refused_in_one_line(tmp_path: Path) 
         honest = (one / path).read_bytes()
         there = one if path.startswith(("registry/artifacts", "registry/signatures")) else two
         valid = there / of_another.get(path, path.replace(digest, made.versions[2]))
-        for way, forged in forgeries(json.loads(honest), json.loads(valid.read_bytes())):
+        for kind, forged in forgeries(json.loads(honest), json.loads(valid.read_bytes())):
             (one / path).write_text(json.dumps(forged, sort_keys=True, indent=2) + "\n")
-            accepted += [] if is_refused(one) else [f"{path}: {way}"]
+            accepted += [] if is_refused(one) else [f"{path}: {kind}"]
         (one / path).write_bytes(valid.read_bytes())
         accepted += [] if is_refused(one) or valid.read_bytes() == honest else [f"{path}: replaced"]
         (one / path).unlink()

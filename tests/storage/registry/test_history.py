@@ -49,7 +49,7 @@ def moved(ledger: Ledger, name: str, version: int, alias: str = "champion") -> N
         promote(connection, name=name, version=version, alias=alias)
 
 
-def test_every_move_is_told_with_what_the_alias_meant_before(budget: Ledger) -> None:
+def test_every_move_is_reported_with_what_the_alias_meant_before(budget: Ledger) -> None:
     for run in ("one", "two", "three"):
         publish(budget, run)
     publish(budget, "other", name="map.a")
@@ -74,7 +74,7 @@ def test_every_move_is_told_with_what_the_alias_meant_before(budget: Ledger) -> 
     assert [move.name for move in every] == ["map"] * 4 + ["map.a", "map"]
 
 
-def test_a_move_is_told_with_the_facts_that_made_it(budget: Ledger) -> None:
+def test_a_move_is_reported_with_the_facts_that_made_it(budget: Ledger) -> None:
     publish(budget, "one")
     with budget.transaction() as connection:
         promote(connection, name="map", version=1, alias="champion", why={"drift": 0.1})

@@ -157,13 +157,13 @@ class TestPromote:
         assert registry.resolve("other@champion").version == 1
 
     @pytest.mark.parametrize(
-        ("name", "version", "told"), [("news", 2, "only version 1 exists"), ("mews", 1, "it was never published")]
+        ("name", "version", "shown"), [("news", 2, "only version 1 exists"), ("mews", 1, "it was never published")]
     )
     def test_an_unknown_version_is_answered_with_what_exists(
-        self, engine: sa.Engine, name: str, version: int, told: str
+        self, engine: sa.Engine, name: str, version: int, shown: str
     ) -> None:
         publish(engine, "news", RELEASES[0])
-        with pytest.raises(NotFound, match=f"{name} has no version {version}; {told}"):
+        with pytest.raises(NotFound, match=f"{name} has no version {version}; {shown}"):
             move(engine, name, version, "champion")
 
     @pytest.mark.parametrize("alias", ["latest", "3", "Champion", ""])
@@ -237,13 +237,13 @@ class TestPointers:
         assert Registry.open(tmp_path).resolve("news").version == 2
 
     def test_concurrent_publishers_leave_the_newest_state(self, engine: sa.Engine, tmp_path: Path) -> None:
-        def publish_and_tell(release: str) -> None:
+        def publish_and_report(release: str) -> None:
             version = publish(engine, "news", release)
             move(engine, "news", version, f"by-{release}")
             rebuild(engine, tmp_path, "news")
 
         with ThreadPoolExecutor(max_workers=6) as pool:
-            list(pool.map(publish_and_tell, RELEASES))
+            list(pool.map(publish_and_report, RELEASES))
         registry = Registry.open(tmp_path)
         assert len(registry.list()) == 12
         for release in RELEASES:
@@ -300,8 +300,8 @@ class RegistryModel(RuleBasedStateMachine):
     def the_files_tell_what_the_model_tells(self) -> None:
         rebuild(self.engine, self.home)
         registry = Registry.open(self.home)
-        told = [(row.name, row.version, row.digest, row.aliases) for row in registry.list()]
-        assert told == [
+        shown = [(row.name, row.version, row.digest, row.aliases) for row in registry.list()]
+        assert shown == [
             (
                 name,
                 version,

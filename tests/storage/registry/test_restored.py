@@ -125,10 +125,10 @@ LOCKED: Mapping[str, tuple[Callable[[World], None], str]] = {
 }
 
 
-@pytest.mark.parametrize("way", LOCKED)
-def test_what_was_restored_is_locked_until_it_is_accepted_and_then_charged_again(world: World, way: str) -> None:
+@pytest.mark.parametrize("kind", LOCKED)
+def test_what_was_restored_is_locked_until_it_is_accepted_and_then_charged_again(world: World, kind: str) -> None:
     before = shown()
-    act, reason = LOCKED[way]
+    act, reason = LOCKED[kind]
     act(world)
     for _ in range(2):
         with pytest.raises(Refused, match=reason):
@@ -142,7 +142,7 @@ def test_what_was_restored_is_locked_until_it_is_accepted_and_then_charged_again
     assert ledger.verify() == len(event_names(ledger))
     new = publish(Workspace.open().ledger, "fourth")
     assert shown() == before | {"map@3": new}
-    if "home" not in way and "registry" not in way:
+    if "home" not in kind and "registry" not in kind:
         assert Registry.open().resolve("map@champion").version == 2
         with ledger.transaction() as connection:
             assert compare_artifacts(connection, store()) == 4
@@ -184,7 +184,7 @@ def test_of_two_copies_in_use_at_once_one_alone_goes_on(
 
 
 @pytest.mark.parametrize("names", [("dpca.sqlite", "keys"), ("dpca.sqlite", "keys", "staging", "datasets")])
-def test_a_lost_database_beside_a_full_registry_is_locked(world: World, names: tuple[str, ...]) -> None:
+def test_a_lost_database_next_to_a_full_registry_is_locked(world: World, names: tuple[str, ...]) -> None:
     before = shown()
     lose(world, *names)
     for _ in range(2):
@@ -222,7 +222,7 @@ def test_names_of_another_ledger_are_neither_charged_nor_published(world: World)
     assert ledger.verify() == len(event_names(ledger))
 
 
-def test_a_database_deleted_beside_its_keys_is_told_apart(world: World) -> None:
+def test_a_database_deleted_next_to_its_keys_is_reported_separate(world: World) -> None:
     lose(world, "dpca.sqlite")
     with pytest.raises(Refused, match="of one ledger together"):
         Workspace.open()

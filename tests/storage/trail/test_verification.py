@@ -292,8 +292,8 @@ def rewritten(workspace: Workspace) -> None:
             row["prev_hash"] = before
             row["hash"] = before = hash_entry(row)
             connection.execute(tables.event.update().where(tables.event.c.seq == row["seq"]).values(**row))
-    apart = state_folder() / workspace.ledger.id
-    witnesses = [*workspace.home.rglob("witness.json"), *apart.rglob("witness.json")]
+    separate = state_folder() / workspace.ledger.id
+    witnesses = [*workspace.home.rglob("witness.json"), *separate.rglob("witness.json")]
     assert len(witnesses) == 2
     for path in witnesses:
         path.write_bytes(encode(replace(decode(path.read_bytes()), hash=before)))
@@ -409,8 +409,8 @@ def test_every_forged_part_of_a_trail_is_refused_in_one_line(tmp_path: Path) -> 
     verify_trail(trail, key=key)
     accepted: list[str] = []
     count = 0
-    for way, forged in forgeries(trail, other):
+    for kind, forged in forgeries(trail, other):
         count += 1
-        accepted += [] if is_refused(forged, key) else [way]
+        accepted += [] if is_refused(forged, key) else [kind]
     assert count > 300
     assert accepted == []

@@ -72,7 +72,7 @@ def test_offsets_are_taken_off_and_blocks_do_not_matter(low_rank):
 
 
 @pytest.mark.parametrize("target", [PrivacyTarget(epsilon=1.0, delta=1e-6), PrivacyTarget(epsilon=np.inf, delta=0.0)])
-def test_it_is_refused_unless_no_guarantee_is_asked_for_in_so_many_words(target):
+def test_it_is_refused_unless_no_guarantee_is_requested_in_so_many_words(target):
     with pytest.raises(Refused, match="i-know-this-is-not-private"):
         plain().plan(problem(), target)
 
@@ -135,7 +135,7 @@ def test_items_like_those_chosen_are_recommended(choices):
     assert not {0, 2, 4} & set(best)
 
 
-def test_it_is_refused_unless_no_guarantee_is_asked_for_in_so_many_words_of_ials():
+def test_it_is_refused_unless_no_guarantee_is_requested_in_so_many_words_of_ials():
     assert REFERENCES["ials"] is Ials
     with pytest.raises(Refused, match="i-know-this-is-not-private"):
         Ials(rank=IALS_RANK).plan(FACTS, PrivacyTarget(epsilon=1.0, delta=1e-6))

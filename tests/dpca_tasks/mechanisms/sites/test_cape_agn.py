@@ -16,7 +16,7 @@ from dpca_tasks.accounting.calibration import gaussian_noise_multiplier
 from dpca_tasks.errors import InvalidInput
 from dpca_tasks.mechanisms.base import PrivacyTarget, Problem
 from dpca_tasks.mechanisms.sites.cape_agn import CapeAgn, counted
-from dpca_tasks.mechanisms.sites.joint_plan import Cape, LocalParties, Seats, least_scale, masked_messages, mu_of
+from dpca_tasks.mechanisms.sites.joint_plan import Cape, LocalParties, Membership, least_scale, masked_messages, mu_of
 from dpca_tasks.mechanisms.sites.noised_moments import Conv, ConvAgn, DpDis, Local, LocalAgn
 from dpca_tasks.mechanisms.tensors.tensor_releases import TensorProblem
 from dpca_tasks.noise.distributions import cube_weights, symmetric_weights
@@ -39,7 +39,7 @@ def conditioned_mu(noise):
 
 @pytest.mark.parametrize(("sites", "colluders", "dropouts"), [(2, 0, 0), (5, 1, 0), (10, 3, 2), (7, 0, 3), (4, 3, 0)])
 @pytest.mark.parametrize("ratio", [1.0, 30.0, 1e6])
-def test_gaussian_masks_give_exactly_what_is_asked(sites, colluders, dropouts, ratio):
+def test_gaussian_masks_give_exactly_what_is_requested(sites, colluders, dropouts, ratio):
     cape = Cape(sites=sites, colluders=colluders, dropouts=dropouts, masks="gaussian", mask_ratio=ratio)
     noise = cape.noise(scale=2.0)
     assert noise.view_mu() == pytest.approx(0.5, rel=1e-12)
@@ -70,7 +70,7 @@ def test_the_site_that_needs_most_gets_its_mu_and_every_other_less():
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "text"),
     [
         ({"sites": 1}, "sites=1 must be at least 2"),
         ({"sites": 4, "colluders": 3, "dropouts": 1}, "colluders=3 and dropouts=1"),
@@ -79,8 +79,8 @@ def test_the_site_that_needs_most_gets_its_mu_and_every_other_less():
         ({"sites": 4, "masks": "gaussian", "mask_ratio": 1e13}, "mask_ratio=1"),
     ],
 )
-def test_impossible_settings_are_refused(settings, said):
-    with pytest.raises(InvalidInput, match=said):
+def test_impossible_settings_are_refused(settings, text):
+    with pytest.raises(InvalidInput, match=text):
         Cape(**settings)
 
 
@@ -176,8 +176,8 @@ def test_the_opened_noise_of_both_rounds_is_pooled_but_for_colluders(colluders, 
     """Isometric coordinates of empty rows; a false alarm of 5 stds has a probability of 6e-7."""
     mechanism = CapeAgn(n_components=8, colluders=colluders)
     problem = dataclasses.replace(TOPICS, n_features=60)
-    seats = Seats(names=("a", "b", "c", "d"), weights=weights)
-    plan = mechanism.plan([problem] * SITES, [USUAL] * SITES, session="empty", seats=seats)
+    membership = Membership(names=("a", "b", "c", "d"), weights=weights)
+    plan = mechanism.plan([problem] * SITES, [USUAL] * SITES, session="empty", membership=membership)
     parties = parties_of(plan, np.zeros((SITES, 60)))
     mechanism.run(parties, plan)
     pooled = max(weights) * gaussian_noise_multiplier(epsilon=1.0, delta=1e-6, releases=2)
@@ -217,7 +217,7 @@ def test_a_second_round_without_a_site_is_taken_along_the_first_directions(probl
     """Topic components do not depend on scale; mixture components are divided by the record count of each total."""
     mechanism = CapeAgn(n_components=K, dropouts=1)
     plan = mechanism.plan(
-        [problem] * SITES, [CLEAR] * SITES, session="lost", seats=Seats(names=tuple("abcd"), attempts=2)
+        [problem] * SITES, [CLEAR] * SITES, session="lost", membership=Membership(names=tuple("abcd"), attempts=2)
     )
     whole = parties_of(plan, rows_of(problem))
 
@@ -234,11 +234,11 @@ def test_a_second_round_without_a_site_is_taken_along_the_first_directions(probl
 
 
 @every_model
-def test_a_first_round_that_lost_a_site_since_is_met_by_directions_that_were_asked_before(problem):
+def test_a_first_round_that_lost_a_site_since_is_met_by_directions_that_were_requested_before(problem):
     """The resumed run draws fresh noise in round one and resends the stored round two, whose total has other axes."""
     mechanism = CapeAgn(n_components=K, dropouts=1)
-    seats = Seats(names=tuple("abcd"), attempts=2)
-    plan = mechanism.plan([problem] * SITES, [CLEAR] * SITES, session="since", seats=seats)
+    membership = Membership(names=tuple("abcd"), attempts=2)
+    plan = mechanism.plan([problem] * SITES, [CLEAR] * SITES, session="since", membership=membership)
     kept, rows = reservations(plan), rows_of(problem)
     mechanism.run(parties_of(plan, rows, kept), plan)
 
@@ -349,7 +349,7 @@ def test_every_site_is_charged_for_one_release_and_local_for_the_first_alone():
 
 
 @pytest.mark.parametrize(
-    ("problems", "said"),
+    ("problems", "text"),
     [
         ([PROBLEM], "needs at least 2 sites"),
         ([PROBLEM, dataclasses.replace(PROBLEM, n_features=9)], "8, 9 columns"),
@@ -358,6 +358,6 @@ def test_every_site_is_charged_for_one_release_and_local_for_the_first_alone():
     ],
 )
 @pytest.mark.parametrize("kind", [Conv, DpDis, Local], ids=lambda kind: kind.name)
-def test_sites_that_do_not_fit_are_refused(kind, problems, said):
-    with pytest.raises(InvalidInput, match=said):
+def test_sites_that_do_not_fit_are_refused(kind, problems, text):
+    with pytest.raises(InvalidInput, match=text):
         kind(n_components=2).plan(problems, [NOISED_MOMENTS_CLEAR] * len(problems), session="")

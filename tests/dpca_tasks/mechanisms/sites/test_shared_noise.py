@@ -19,7 +19,7 @@ from dpca_tasks.mechanisms.base import PrivacyTarget, Problem, Terms
 from dpca_tasks.mechanisms.sites.cape_agn import CapeAgn
 from dpca_tasks.mechanisms.sites.cape_pca import CapePca
 from dpca_tasks.mechanisms.sites.dps_pca import DpsPcaOfSites
-from dpca_tasks.mechanisms.sites.joint_plan import JointPlan, LocalParties, Seats
+from dpca_tasks.mechanisms.sites.joint_plan import JointPlan, LocalParties, Membership
 from dpca_tasks.mechanisms.tensors.tensor_releases import TensorProblem
 from dpca_tasks.metrics import subspace_distance
 from dpca_tasks.noise.keystream import subkey
@@ -116,10 +116,10 @@ class Watched:
         self.parties = LocalParties(
             curators=[Curator(ArrayBlocks(part), kept) for part, kept in parts], roster=plan.roster
         )
-        self.asked, self.lost = [], lost
+        self.requested, self.lost = [], lost
 
     def open(self, query, *, roster, index):
-        self.asked.append((index, query))
+        self.requested.append((index, query))
         return self.parties.open(query, roster=roster.without(*self.lost), index=index)
 
     def noised_parts(self, part, plans):
@@ -131,8 +131,8 @@ def test_a_site_that_knows_the_plan_and_the_public_arrays_asks_itself_the_same(m
     plan = mechanism.plan([PROBLEM] * 4, [USUAL] * 4, session="alone")
     parties = Watched(plan, unit_rows())
     mechanism.run(parties, plan)
-    assert len(parties.asked) == getattr(mechanism, "iterations", 1)
-    for index, query in parties.asked:
+    assert len(parties.requested) == getattr(mechanism, "iterations", 1)
+    for index, query in parties.requested:
         own = mechanism.query(plan, index=index, public=query.public_inputs())
         assert own.digest() == query.digest()
 
@@ -152,8 +152,8 @@ def planned_arrays(mechanism):
 
 @pytest.mark.parametrize("mechanism", KINDS, ids=lambda kind: kind.name)
 def test_seats_name_and_weigh_the_sites_and_every_attempt_is_charged(mechanism):
-    seats = Seats(names=("b", "a", "d", "c"), weights=(1, 3, 1, 1), attempts=2)
-    plan = mechanism.plan([PROBLEM] * 4, [USUAL] * 4, session="seats", seats=seats)
+    membership = Membership(names=("b", "a", "d", "c"), weights=(1, 3, 1, 1), attempts=2)
+    plan = mechanism.plan([PROBLEM] * 4, [USUAL] * 4, session="membership", membership=membership)
     rounds = getattr(mechanism, "iterations", 1)
     assert [(each.name, each.weight) for each in plan.roster.members] == [("b", 1), ("a", 3), ("d", 1), ("c", 1)]
     assert {events.count_steps(site.event) for site in plan.sites} == {2 * rounds}
@@ -161,14 +161,14 @@ def test_seats_name_and_weigh_the_sites_and_every_attempt_is_charged(mechanism):
     assert {site.noise_multiplier for site in plan.sites} == {multiplier}
     assert plan.total.noise_multiplier == pytest.approx(3 * multiplier * np.sqrt(4 / 3), rel=1e-12)
     with pytest.raises(InvalidInput, match=r"4 sites need as many names \(got 2\)"):
-        mechanism.plan([PROBLEM] * 4, [USUAL] * 4, session="", seats=Seats(names=("a", "b")))
+        mechanism.plan([PROBLEM] * 4, [USUAL] * 4, session="", membership=Membership(names=("a", "b")))
 
 
 def test_a_smaller_roster_states_the_noise_that_it_has():
     """With one of four sites lost and one colluder, the noise has 3 shares for 2 honest sites instead of 4 for 3."""
     mechanism = CapePca(n_components=3, colluders=1)
-    seats = Seats(names=tuple("abcd"), attempts=2)
-    plan = mechanism.plan([PROBLEM] * 4, [USUAL] * 4, session="smaller", seats=seats)
+    membership = Membership(names=tuple("abcd"), attempts=2)
+    plan = mechanism.plan([PROBLEM] * 4, [USUAL] * 4, session="smaller", membership=membership)
     whole, smaller = (mechanism.run(Watched(plan, unit_rows(), lost=lost), plan).noise for lost in ((), ("c",)))
     assert whole is not None
     assert smaller is not None
@@ -193,9 +193,9 @@ def seated(
     mechanism: Any, problem: Terms, *, sites: int, attempts: int, epsilons: list[float], delta: float = 1e-6
 ) -> JointPlan | None:
     targets = [PrivacyTarget(epsilon=epsilon, delta=delta) for epsilon in epsilons]
-    seats = Seats(names=tuple(f"{at:02}" for at in range(sites)), attempts=attempts)
+    membership = Membership(names=tuple(f"{at:02}" for at in range(sites)), attempts=attempts)
     try:
-        found: JointPlan = mechanism.plan([problem] * sites, targets, session="views", seats=seats)
+        found: JointPlan = mechanism.plan([problem] * sites, targets, session="views", membership=membership)
     except InvalidInput:
         return None
     return found
@@ -277,16 +277,16 @@ def test_noise_is_drawn_at_the_coarsest_and_the_finest_plan_that_is_accepted(mec
 
 
 def test_a_plan_is_refused_in_one_line_where_only_the_full_roster_has_a_grid() -> None:
-    said: dict[int, set[str]] = {1: set(), 2: set()}
-    for epsilon, attempts in itertools.product(np.geomspace(1e-7, 1e-4, 31), said):
+    text: dict[int, set[str]] = {1: set(), 2: set()}
+    for epsilon, attempts in itertools.product(np.geomspace(1e-7, 1e-4, 31), text):
         targets = [PrivacyTarget(epsilon=float(epsilon), delta=1e-12)] * 10
-        seats = Seats(names=tuple("abcdefghij"), attempts=attempts)
+        membership = Membership(names=tuple("abcdefghij"), attempts=attempts)
         try:
-            CapePca(n_components=2).plan([ROWS] * 10, targets, session="one", seats=seats)
+            CapePca(n_components=2).plan([ROWS] * 10, targets, session="one", membership=membership)
         except InvalidInput as refused:
-            said[attempts].add(str(refused))
-    assert not any("among 4 sites" in line for line in said[1])
-    (found,) = (line for line in said[2] if "among 4 sites, to which its attempts may reduce it" in line)
+            text[attempts].add(str(refused))
+    assert not any("among 4 sites" in line for line in text[1])
+    (found,) = (line for line in text[2] if "among 4 sites, to which its attempts may reduce it" in line)
     assert "\n" not in found
 
 

@@ -101,7 +101,7 @@ def test_a_change_of_directions_is_seen():
     ],
     ids=["no tick before it", "no tick after it", "few counts", "no records", "negative counts", "one answer"],
 )
-def test_answers_that_tell_nothing_apart_are_refused(change):
-    asked = {"kept": KEPT, "before": BEFORE, "change": CHANGE, "counts": [10.0] * TICKS}
+def test_answers_that_tell_nothing_separate_are_refused(change):
+    requested = {"kept": KEPT, "before": BEFORE, "change": CHANGE, "counts": [10.0] * TICKS}
     with pytest.raises(InvalidInput):
-        contrast_of(WEIGHTS, **{**asked, **change})
+        contrast_of(WEIGHTS, **{**requested, **change})

@@ -142,9 +142,9 @@ def test_what_are_no_ticks_is_refused(kept):
 K, ALIGN_D = 4, 12
 
 
-def orthonormal(seed, *, near=None, apart=0.2):
+def orthonormal(seed, *, near=None, separate=0.2):
     rows = np.random.default_rng(seed).normal(size=(K, ALIGN_D))
-    return np.linalg.qr((rows if near is None else near + apart * rows / np.sqrt(ALIGN_D)).T)[0].T
+    return np.linalg.qr((rows if near is None else near + separate * rows / np.sqrt(ALIGN_D)).T)[0].T
 
 
 BEFORE = orthonormal(0)
@@ -152,7 +152,7 @@ TONIGHT = orthonormal(1, near=BEFORE)[[2, 0, 3, 1]] * np.array([[-1.0], [1.0], [
 
 
 @pytest.mark.parametrize("method", ["procrustes", "signs", "none"])
-def test_the_subspace_stays_the_same(method):
+def test_the_subspace_is_unchanged(method):
     found = align(TONIGHT, BEFORE, method=method)
     assert np.abs(found.components.T @ found.components - TONIGHT.T @ TONIGHT).max() < 1e-12
     assert np.abs(found.components @ found.components.T - np.eye(K)).max() < 1e-12
@@ -182,7 +182,7 @@ def test_signs_follow_the_version_before_and_components_stay():
     assert np.array_equal(align(TONIGHT, BEFORE, method="none").components, TONIGHT)
 
 
-def test_a_direction_without_counterpart_is_said():
+def test_a_direction_without_counterpart_is_reported():
     other = np.eye(K, ALIGN_D)
     other[-1] = np.eye(ALIGN_D)[-1]
     found = align(other, np.eye(K, ALIGN_D), method="procrustes")

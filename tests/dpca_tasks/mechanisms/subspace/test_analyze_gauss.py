@@ -40,9 +40,9 @@ def problem(**changes):
     return Problem(**{"n_features": D, "clip_norm": 1.0, **changes})
 
 
-def run(mechanism, asked=None, *, client=None, reservation=None, block_records=700):
-    asked = asked or problem()
-    plan = mechanism.plan(asked, TARGET)
+def run(mechanism, requested=None, *, client=None, reservation=None, block_records=700):
+    requested = requested or problem()
+    plan = mechanism.plan(requested, TARGET)
     reservation = reservation or InMemoryReservation(
         event=plan.event, relation=plan.problem.relation, key=bytes(range(32))
     )
@@ -112,19 +112,19 @@ def test_a_run_that_died_gives_the_same_bits_when_resumed(passes):
     np.testing.assert_array_equal(resumed.eigenvalues, whole.eigenvalues)
 
 
-def test_wide_problems_are_not_formed_unless_asked_for():
-    asked = []
+def test_wide_problems_are_not_formed_unless_requested():
+    requested = []
 
     class Stop(Exception):
         pass
 
     class Watched(Curator):
         def release(self, *_):
-            asked.append("dense")
+            requested.append("dense")
             raise Stop
 
         def release_operator(self, *_):
-            asked.append("operator")
+            requested.append("operator")
             raise Stop
 
     for features in (WIDE, WIDE + 1):
@@ -136,7 +136,7 @@ def test_wide_problems_are_not_formed_unless_asked_for():
                     Watched(ArrayBlocks(ROWS), InMemoryReservation(event=plan.event, relation=plan.problem.relation)),
                     plan,
                 )
-    assert asked == ["dense", "dense", "operator", "operator", "dense", "operator"]
+    assert requested == ["dense", "dense", "operator", "operator", "dense", "operator"]
 
 
 def build(**settings):
@@ -162,10 +162,10 @@ def problem_of_dps_pca(relation="replace_one", **changes):
     return Problem(relation=relation, **facts)
 
 
-def run_of_dps_pca(mechanism, *, asked=None, key=bytes(range(32)), kept=None):
-    asked = asked or problem_of_dps_pca()
-    plan = mechanism.plan(asked, DPS_PCA_TARGET)
-    reservation = InMemoryReservation(event=plan.event, relation=asked.relation, key=key)
+def run_of_dps_pca(mechanism, *, requested=None, key=bytes(range(32)), kept=None):
+    requested = requested or problem_of_dps_pca()
+    plan = mechanism.plan(requested, DPS_PCA_TARGET)
+    reservation = InMemoryReservation(event=plan.event, relation=requested.relation, key=key)
     if kept is not None:
         reservation.steps.update(kept)
     curator = RecordingCurator(SOURCE, reservation)
@@ -216,12 +216,12 @@ def test_burn_in_up_to_the_last_product_keeps_that_alone():
 @pytest.mark.parametrize("relation", ["add_remove", "zero_out", "replace_one"])
 def test_the_printed_formula_states_its_real_cost(relation):
     plan = AS_PRINTED.plan(problem_of_dps_pca(relation), DPS_PCA_TARGET)
-    asked = Settings(epsilon=2.0, delta=1e-5, relation=relation, n_components=2, steps=10)
-    assert FORMULAS["dps_pca_of_one_owner"].noise(asked) == pytest.approx(2 * 10 * np.sqrt(2 * np.log(2e6)) / 2.0)
+    requested = Settings(epsilon=2.0, delta=1e-5, relation=relation, n_components=2, steps=10)
+    assert FORMULAS["dps_pca_of_one_owner"].noise(requested) == pytest.approx(2 * 10 * np.sqrt(2 * np.log(2e6)) / 2.0)
     assert plan.real_epsilon == pytest.approx(epsilon_bracket(plan.event, delta=1e-5).upper, rel=1e-6)
     assert plan.real_epsilon is not None
     assert plan.real_epsilon < 0.5
-    assert epsilon_bracket(FORMULAS["dps_pca_of_one_owner"].event(asked), delta=1e-5).upper == pytest.approx(
+    assert epsilon_bracket(FORMULAS["dps_pca_of_one_owner"].event(requested), delta=1e-5).upper == pytest.approx(
         plan.real_epsilon
     )
 
@@ -243,7 +243,7 @@ def test_settings_without_a_meaning_are_refused(changes):
 
 
 def test_around_a_mean_messages_are_whole():
-    result, recorded, _ = run_of_dps_pca(USUAL, asked=problem_of_dps_pca(center="private"))
+    result, recorded, _ = run_of_dps_pca(USUAL, requested=problem_of_dps_pca(center="private"))
     assert {query.kind for query, _, _ in recorded[1:]} == {"replaced_product 1"}
     assert result.mean.shape == (80,)
 
@@ -286,7 +286,7 @@ def test_it_finds_the_leading_directions_exactly_up_to_the_grid(center):
         PrivacyTarget(epsilon=1.0, delta=1e-6, i_know_this_is_not_private=True),
     ],
 )
-def test_it_is_refused_unless_no_guarantee_is_asked_for_in_so_many_words(target):
+def test_it_is_refused_unless_no_guarantee_is_requested_in_so_many_words(target):
     with pytest.raises(Refused, match="i-know-this-is-not-private"):
         NonPrivate(n_components=2).plan(PROBLEM, target)
 

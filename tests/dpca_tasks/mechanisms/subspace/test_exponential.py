@@ -34,8 +34,8 @@ def problem(**changes):
     return Problem(**{"n_features": 5, "clip_norm": 1.0, **changes})
 
 
-def run(mechanism, asked, target, source, *, key=bytes(range(32)), steps=None):
-    plan = mechanism.plan(asked, target)
+def run(mechanism, requested, target, source, *, key=bytes(range(32)), steps=None):
+    plan = mechanism.plan(requested, target)
     reservation = InMemoryReservation(
         event=plan.event, relation=plan.problem.relation, key=key, steps={} if steps is None else steps
     )
@@ -57,10 +57,12 @@ def test_components_have_the_density_of_their_scores(relation, slope):
     half the slope of 1 is at a distance of 0.18, as is twice the slope of 1/2.
     """
     made = np.repeat([[4.0, 0.0], [0.0, 4.0]], [12, 4], axis=0)
-    asked = problem(n_features=2, clip_norm=2.0, relation=relation)
+    requested = problem(n_features=2, clip_norm=2.0, relation=relation)
     target, source = PrivacyTarget(epsilon=0.5, delta=0.0), ArrayBlocks(made)
     keys = [number.to_bytes(32, "little") for number in range(1500)]
-    found = np.array([run(Exponential(n_components=1), asked, target, source, key=key).components[0] for key in keys])
+    found = np.array(
+        [run(Exponential(n_components=1), requested, target, source, key=key).components[0] for key in keys]
+    )
     counts = np.histogram(np.arctan2(found[:, 1], found[:, 0]) % np.pi, bins=16, range=(0, np.pi))[0]
     angles = (np.arange(1600) + 0.5) / 1600 * np.pi
     weights = np.exp(slope * 0.5 * 8 * np.cos(angles) ** 2).reshape(16, 100).sum(axis=1)
@@ -96,7 +98,7 @@ def test_no_neighbour_moves_the_scores_further_than_the_scale_covers(relation, c
 @pytest.mark.audit_only
 def test_an_audit_finds_a_law_that_is_four_times_too_steep(attack, monkeypatch):
     """Simulates omitting the square of a clip norm of 2; `tests.audits` runs the same audit without the fault."""
-    monkeypatch.setattr(bingham, "largest_range", lambda **asked: 4.0 * largest_range(**asked))
+    monkeypatch.setattr(bingham, "largest_range", lambda **requested: 4.0 * largest_range(**requested))
     finding = attack(Exponential(n_components=1), relation="add_remove", trials=700)
     assert finding.bound > finding.epsilon
 
@@ -106,7 +108,7 @@ def test_an_audit_finds_a_law_that_is_four_times_too_steep(attack, monkeypatch):
 
 @pytest.mark.parametrize("components", [1, 3])
 @pytest.mark.parametrize("delta", [0.0, 1e-6])
-def test_what_is_asked_for_is_charged_and_used(components, delta):
+def test_what_is_requested_is_charged_and_used(components, delta):
     target = PrivacyTarget(epsilon=0.7, delta=delta)
     plan = Exponential(n_components=components).plan(problem(), target)
     assert plan.event == events.approximate(0.7, delta)
@@ -142,7 +144,7 @@ def test_a_kept_draw_is_read_back_without_the_rows():
 
 
 @pytest.mark.parametrize(
-    ("mechanism", "asked", "made"),
+    ("mechanism", "requested", "made"),
     [
         (Exponential(n_components=1), problem(), ROWS),
         (Exponential(n_components=2, sampler="gibbs", allow_uncertified=True), problem(), ROWS),
@@ -152,11 +154,11 @@ def test_a_kept_draw_is_read_back_without_the_rows():
     ],
     ids=["components", "sampler", "clip_norm", "relation", "rows"],
 )
-def test_another_question_in_an_answered_step_is_refused(mechanism, asked, made):
+def test_another_question_in_an_answered_step_is_refused(mechanism, requested, made):
     steps: dict = {}  # type: ignore[type-arg]
     run(Exponential(n_components=2), problem(), PURE, ArrayBlocks(ROWS), steps=steps)
     with pytest.raises(StepMismatch, match="another request"):
-        run(mechanism, asked, PURE, ArrayBlocks(made), steps=steps)
+        run(mechanism, requested, PURE, ArrayBlocks(made), steps=steps)
 
 
 def test_a_steeper_law_than_reserved_is_refused():

@@ -43,8 +43,8 @@ def target(epsilon, delta=1e-5):
     return PrivacyTarget(epsilon=epsilon, delta=delta)
 
 
-def run(mechanism, rows, problem, asked, *, reservation=None, block_records=512, kind=Curator, **acknowledged):
+def run(mechanism, rows, problem, requested, *, reservation=None, block_records=512, kind=Curator, **acknowledged):
     """Run a mechanism with the noise of one fixed key."""
-    plan = mechanism.plan(problem, asked)
+    plan = mechanism.plan(problem, requested)
     kept = reservation or InMemoryReservation(event=plan.event, key=bytes(32), relation=problem.relation)
     return mechanism.run(kind(ArrayBlocks(rows, block_records=block_records), kept, **acknowledged), plan)

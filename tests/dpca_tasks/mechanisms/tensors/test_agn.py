@@ -96,11 +96,11 @@ class Answering:
     """A curator without rows that returns fixed answers and records its queries."""
 
     def __init__(self, *answers):
-        self.answers, self.asked = list(answers), []
+        self.answers, self.requested = list(answers), []
 
     def release(self, query, distribution):
-        self.asked.append((query, distribution))
-        return self.answers[len(self.asked) - 1]
+        self.requested.append((query, distribution))
+        return self.answers[len(self.requested) - 1]
 
     def with_stored_inputs(self, query):
         return query
@@ -113,7 +113,7 @@ def test_the_second_query_is_made_of_the_first_answer_and_public_facts_alone(mod
     matrix = 4000 * ((truth.T * WEIGHTS) @ truth + 0.05 * np.eye(truth.shape[1]))
     curator: Any = Answering(matrix, np.ones((2, 2, 2)))
     AGN.run(curator, plan)
-    (first, on_moment), (second, on_core) = curator.asked
+    (first, on_moment), (second, on_core) = curator.requested
     assert (type(on_moment), type(on_core)) == (Symmetric, Cube)
     assert [noise.event for noise in (on_moment, on_core)] == list(events.steps(plan.event))
     leading = np.linalg.eigh(matrix)[1][:, -2:]
@@ -141,7 +141,7 @@ def test_scores_are_bounded_as_the_query_of_points_demands(kept, variance):
     space = Eigenspace(
         values=np.arange(3.0, 3.0 - kept, -1.0),
         directions=np.eye(4)[:, :kept],
-        asked=3,
+        requested=3,
         floor=0.0,
         noise_variance=variance,
     )
@@ -153,7 +153,7 @@ def test_scores_are_bounded_as_the_query_of_points_demands(kept, variance):
 
 def test_components_that_noise_hides_are_reported():
     found = run(Agn(components=4), documents(), topics_problem(), target(0.3))
-    assert found.outcome["asked"] == 4
+    assert found.outcome["requested"] == 4
     assert found.outcome["above"] < 4
     assert len(found.components) == found.outcome["found"] <= max(found.outcome["above"], 1)
     multiplier = Agn(components=4).plan(topics_problem(), target(0.3)).noise_multiplier
@@ -161,7 +161,7 @@ def test_components_that_noise_hides_are_reported():
 
 
 @pytest.mark.parametrize(
-    ("problem", "epsilon", "said"),
+    ("problem", "epsilon", "text"),
     [
         (topics_problem(), 0.5, ()),
         (topics_problem(), 4.0, ("epsilon / 2 = 2 breaks the theorem",)),
@@ -170,11 +170,11 @@ def test_components_that_noise_hides_are_reported():
         (mixture_problem(), 4.0, ("epsilon / 2 = 2 breaks the theorem", "which replace_one breaks")),
     ],
 )
-def test_printed_noise_states_its_true_epsilon_and_names_what_does_not_hold(problem, epsilon, said):
+def test_printed_noise_states_its_true_epsilon_and_names_what_does_not_hold(problem, epsilon, text):
     plan = Agn(components=2, calibration="paper").plan(problem, target(epsilon, 1e-5))
     assert [warning for warning in plan.warnings if "calibration=paper" in warning] == list(plan.warnings)
-    assert len(plan.warnings) == bool(said)
-    for words in said:
+    assert len(plan.warnings) == bool(text)
+    for words in text:
         assert words in plan.warnings[0]
     assert plan.real_epsilon is not None
     assert plan.certified == (plan.real_epsilon <= epsilon)
@@ -189,13 +189,13 @@ def test_printed_noise_decomposes_too():
     assert matched_errors(found.components, TOPICS).max() < 0.1
 
 
-def test_a_grid_that_takes_much_of_long_documents_is_said():
+def test_a_grid_that_takes_much_of_long_documents_is_reported():
     assert AGN.plan(topics_problem(), target(1.0)).warnings == ()
     (warning,) = AGN.plan(topics_problem(words_at_most=5000), target(1.0)).warnings
     assert "of the pairs of a document of 5000 words" in warning
 
 
-def test_an_undeclared_number_of_records_is_said_where_a_variance_rests_on_it():
+def test_an_undeclared_number_of_records_is_reported_where_a_variance_rests_on_it():
     assert AGN.plan(mixture_problem(), target(1.0)).warnings == ()
     (warning,) = AGN.plan(mixture_problem(records_declared=False), target(1.0)).warnings
     assert "declare the number of records, or noise_variance" in warning

@@ -110,7 +110,7 @@ def test_population_moments_of_topics_give_back_topics_and_weights(order, count)
     np.testing.assert_allclose(found.components, components, atol=1e-10)
     np.testing.assert_allclose(found.weights, weights, atol=1e-10)
     assert found.noise_variance is None
-    assert found.outcome == {"asked": count, "above": count, "found": count, "floor": 1.0, "failed": False}
+    assert found.outcome == {"requested": count, "above": count, "found": count, "floor": 1.0, "failed": False}
 
 
 @pytest.mark.parametrize("declared", [None, VARIANCE])
@@ -138,7 +138,11 @@ def test_components_hidden_by_noise_are_left_out_and_counted():
     space = eigenspace(moment, n_components=5, floor=(values[2] + values[3]) / 2)
     assert (space.directions.shape, space.above) == ((10, 3), 3)
     found = components_of(core_of(components, weights, space.directions), space, model="topics")
-    assert {name: found.outcome[name] for name in ("asked", "above", "found")} == {"asked": 5, "above": 3, "found": 3}
+    assert {name: found.outcome[name] for name in ("requested", "above", "found")} == {
+        "requested": 5,
+        "above": 3,
+        "found": 3,
+    }
     assert found.weights.sum() == pytest.approx(1.0)
     np.testing.assert_allclose(found.components.sum(axis=1), 1.0)
 

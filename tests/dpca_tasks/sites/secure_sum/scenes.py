@@ -13,7 +13,7 @@ from dpca_tasks.sites.secure_sum.session import SiteSession
 from dpca_tasks.sites.secure_sum.wire import Context, Identity, Participants, Scene
 from tests.dpca_tasks.sites.rosters import roster_of
 
-ASKED = hashlib.sha256(b"a query").digest()
+REQUESTED = hashlib.sha256(b"a query").digest()
 
 
 def identity_of(name):
@@ -25,10 +25,14 @@ def circle_of(size, **facts):
     return Participants(roster=roster, keys={name: identity_of(name).public for name in roster.names})
 
 
-def scene_of(participants, *, round_index=0, attempt=0, words=5, asked=ASKED):
+def scene_of(participants, *, round_index=0, attempt=0, words=5, requested=REQUESTED):
     address = Address(round=round_index, attempt=attempt)
     context = Context(
-        session=participants.roster.session, address=address, participants=participants.digest, asked=asked, words=words
+        session=participants.roster.session,
+        address=address,
+        participants=participants.digest,
+        requested=requested,
+        words=words,
     )
     return Scene(participants=participants, context=context)
 

@@ -36,7 +36,7 @@ FALSE_ALARM = 1e-3
 
 
 def by_title(transcript, title):
-    return {place: raw for said, place, raw in transcript if said == title}
+    return {place: raw for message, place, raw in transcript if message == title}
 
 
 def words_in(raw):
@@ -104,13 +104,13 @@ def test_a_million_masked_words_are_uniform():
     sums = {}
 
     def line(place):
-        def ask(frame):
+        def call(frame):
             answer = machines[place].receive(frame)
             if len(answer) > 8 * size:
                 sums[place] = words_in(answer)
             return answer
 
-        return ask
+        return call
 
     total = open_sum(scene, {name: line(scene.participants.place(name)) for name in scene.participants.names})
     np.testing.assert_array_equal(total.integers, world.sum_of("a", "b", "c"))
@@ -273,12 +273,12 @@ def test_every_forged_field_of_a_signed_frame_is_refused(
     assert all(accepted(raw, kind, scene) for raw in true)
     others = [fields(raw, kind, scene) for raw in (true[1], later[kind][0])]
     count, wrong = 0, []
-    for way, parts in forged(fields(true[0], kind, scene), others):
+    for variant, parts in forged(fields(true[0], kind, scene), others):
         raw = b"".join(parts)
         if raw in true:
             continue
         count += 1
-        wrong += [way] if accepted(raw, kind, scene) else []
+        wrong += [variant] if accepted(raw, kind, scene) else []
     assert count >= 25
     assert wrong == []
 

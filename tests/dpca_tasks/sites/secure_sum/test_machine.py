@@ -52,14 +52,14 @@ def summed(world, scene):
     return machines, phase
 
 
-def told(machine, message, scene):
+def reported(machine, message, scene):
     return machine.receive(encode(message, scene))
 
 
-def refused(machine, frame, said):
+def refused(machine, frame, refusal):
     """Check that the machine refuses a frame twice with the same message, so the refusal changed nothing."""
     for _ in range(2):
-        with pytest.raises(MessageRefused, match=said):
+        with pytest.raises(MessageRefused, match=refusal):
             machine.receive(frame)
 
 
@@ -74,11 +74,11 @@ def test_a_roster_that_the_site_does_not_know_is_refused_before_anything_leaves(
         "roster or identity keys ": scene_of(Participants(roster=world.participants.roster, keys=another)),
         "session": scene_of(circle_of(5, colluders=1, dropouts=1, session="autumn")),
         "round and attempt": world.scene(round_index=1),
-        "query": world.scene(asked=bytes(32)),
+        "query": world.scene(requested=bytes(32)),
         "number of integers": scene_of(world.participants, words=6),
     }
-    for said, scene in lies.items():
-        refused(machines[0], propose(scene), f"the {said.strip()} that the server proposes differs from this site's")
+    for refusal, scene in lies.items():
+        refused(machines[0], propose(scene), f"the {refusal.strip()} that the server proposes differs from this site's")
     assert not world.memories["a"].kept
 
 
@@ -103,7 +103,7 @@ def test_sites_that_were_shown_unlike_rosters_do_not_take_each_others_keys(world
     refused(lied, encode(KeyList(frames=keys), other), "of another session, round, attempt, roster")
 
 
-def test_a_site_beside_the_roster_has_no_seat(world):
+def test_a_site_next_to_the_roster_has_no_seat(world):
     facts = {"memory": world.memories["a"], "contribute": lambda masks: None, "identity": identity_of("x")}
     with pytest.raises(InvalidInput, match="site 'x' is not in the roster"):
         SiteSession(scene=world.scene(), site="x", **facts)
@@ -134,10 +134,10 @@ def test_every_frame_is_taken_once(world):
     scene = world.scene()
     machines, phase = summed(world, scene)
     senders = Senders(senders=frozenset(range(5)))
-    signed = {place: decode(told(machines[place], senders, scene), SignedSenders, scene) for place in machines}
+    signed = {place: decode(reported(machines[place], senders, scene), SignedSenders, scene) for place in machines}
     refused(machines[0], encode(senders, scene), "of kind 7 arrived where signatures")
     signatures = Signatures(frames=signed)
-    told(machines[0], signatures, scene)
+    reported(machines[0], signatures, scene)
     refused(machines[0], encode(signatures, scene), "arrived after the end of an attempt")
     assert phase.present == frozenset(range(5))
 
@@ -177,7 +177,7 @@ def test_unlike_lists_of_keys_are_found_out_before_a_masked_sum_leaves(world):
     sealed = {}
     for place in range(5):
         shown = short if place == 0 else keys
-        answer = told(machines[place], KeyList(frames=shown), scene)
+        answer = reported(machines[place], KeyList(frames=shown), scene)
         sealed[place] = decode(answer, phase.expects, scene).message.sealed
     delivered = Delivered(sealed={other: sealed[other][0] for other in (1, 2, 3)})
     refused(machines[0], encode(delivered, scene), "from site 'b' were changed, or made for another list of keys")
@@ -225,7 +225,7 @@ def test_unlike_deliveries_are_found_out_before_a_share_leaves(world):
     for place in range(1, 5):
         machines[place].receive(frames[place])
     senders = Senders(senders=frozenset(range(4)))
-    signed = {place: decode(told(machines[place], senders, scene), SignedSenders, scene) for place in range(4)}
+    signed = {place: decode(reported(machines[place], senders, scene), SignedSenders, scene) for place in range(4)}
     for place in range(4):
         refused(
             machines[place],
@@ -234,8 +234,8 @@ def test_unlike_deliveries_are_found_out_before_a_share_leaves(world):
         )
 
 
-@pytest.mark.parametrize("told_lost", range(5), ids=lambda count: f"{count} of 4")
-def test_both_kinds_of_share_of_one_site_are_never_given(world, told_lost):
+@pytest.mark.parametrize("shown_lost", range(5), ids=lambda count: f"{count} of 4")
+def test_both_kinds_of_share_of_one_site_are_never_given(world, shown_lost):
     """Some honest sites are told that d is lost, the others that it sent; the colluder e signs both sets.
 
     Four signatures are needed, and e contributes one to each set. At most one set can get the other three, because no
@@ -246,9 +246,9 @@ def test_both_kinds_of_share_of_one_site_are_never_given(world, told_lost):
     sets = {"seed": frozenset(range(5)), "key": frozenset({0, 1, 2, 4})}
     signed: dict[str, dict[int, Any]] = {kind: {} for kind in sets}
     for place in range(4):
-        kind = "key" if place < told_lost else "seed"
+        kind = "key" if place < shown_lost else "seed"
         with contextlib.suppress(MessageRefused):  # d does not sign a set that lists itself as lost
-            answer = told(machines[place], Senders(senders=sets[kind]), scene)
+            answer = reported(machines[place], Senders(senders=sets[kind]), scene)
             signed[kind][place] = decode(answer, SignedSenders, scene)
     transcript = next(iter((signed["seed"] | signed["key"]).values())).message.transcript
     for kind, senders in sets.items():
@@ -257,9 +257,9 @@ def test_both_kinds_of_share_of_one_site_are_never_given(world, told_lost):
     given = dict.fromkeys(sets, 0)
     for kind, place in itertools.product(sets, range(4)):
         with contextlib.suppress(MessageRefused):
-            told(machines[place], Signatures(frames=signed[kind]), scene)
+            reported(machines[place], Signatures(frames=signed[kind]), scene)
             given[kind] += 1
-    expected = {0: (4, 0), 1: (3, 0), 2: (0, 0), 3: (0, 3), 4: (0, 3)}[told_lost]
+    expected = {0: (4, 0), 1: (3, 0), 2: (0, 0), 3: (0, 3), 4: (0, 3)}[shown_lost]
     assert (given["seed"], given["key"]) == expected
 
 
@@ -267,7 +267,7 @@ def test_signatures_of_the_left_out_site_or_of_too_few_open_nothing(world):
     scene = world.scene()
     machines, _ = summed(world, scene)
     senders = Senders(senders=frozenset(range(4)))
-    signed = {place: decode(told(machines[place], senders, scene), SignedSenders, scene) for place in range(4)}
+    signed = {place: decode(reported(machines[place], senders, scene), SignedSenders, scene) for place in range(4)}
     few = {place: signed[place] for place in range(3)}
     refused(
         machines[0],
@@ -342,16 +342,16 @@ def test_the_set_is_on_disk_before_a_share_leaves(world):
     scene = world.scene()
     machines, _ = summed(world, scene)
     senders = Senders(senders=frozenset(range(5)))
-    signed = {place: decode(told(machines[place], senders, scene), SignedSenders, scene) for place in machines}
+    signed = {place: decode(reported(machines[place], senders, scene), SignedSenders, scene) for place in machines}
 
     def full(key, value):
         raise OSError("no space left on device")
 
     world.memories["a"].remember = full
     with pytest.raises(OSError, match="no space"):
-        told(machines[0], Signatures(frames=signed), scene)
+        reported(machines[0], Signatures(frames=signed), scene)
     del world.memories["a"].remember
-    answer = told(machines[0], Signatures(frames=signed), scene)
+    answer = reported(machines[0], Signatures(frames=signed), scene)
     assert answer[5] == OpeningShares.kind
 
 
@@ -373,7 +373,7 @@ def test_a_site_that_cannot_sum_says_why_and_sends_nothing(world):
     machines, frames, _ = shared(world, scene)
     machine = machines[0]
     session = machine._phase.session
-    for contribute, said in (
+    for contribute, refusal in (
         (lambda masks: np.zeros(5, np.uint64), "got 5 integers, masked 0 times"),
         (
             lambda masks: masks.mask(scene.context.address, roster=world.participants.roster, size=4),
@@ -381,7 +381,7 @@ def test_a_site_that_cannot_sum_says_why_and_sends_nothing(world):
         ),
     ):
         object.__setattr__(session, "contribute", contribute)
-        with pytest.raises((MessageRefused, InvalidInput), match=said):
+        with pytest.raises((MessageRefused, InvalidInput), match=refusal):
             machine.receive(frames[0])
 
 

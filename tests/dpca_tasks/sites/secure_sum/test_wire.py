@@ -38,7 +38,7 @@ def one_line(found):
 
 
 @pytest.mark.parametrize(
-    ("size", "facts", "said"),
+    ("size", "facts", "refusal"),
     [
         (1, {}, "a roster of 1 sites must have at least 2"),
         (3, {"colluders": 3}, "colluders=3 and dropouts=0"),
@@ -48,10 +48,10 @@ def one_line(found):
     ],
     ids=["alone", "all collude", "more collude", "two sums of three", "two sums of ten"],
 )
-def test_rosters_that_protect_nobody_are_refused_in_one_line(size, facts, said):
+def test_rosters_that_protect_nobody_are_refused_in_one_line(size, facts, refusal):
     with pytest.raises(InvalidInput) as found:
         circle_of(size, **facts)
-    assert said in str(found.value)
+    assert refusal in str(found.value)
     assert one_line(found)
 
 
@@ -64,7 +64,7 @@ def test_equal_names_are_refused():
 def test_equal_short_lacking_and_foreign_keys_are_refused():
     roster = roster_of(3)
     keys = {name: identity_of(name).public for name in roster.names}
-    for wrong, said in (
+    for wrong, refusal in (
         (keys | {"b": keys["a"]}, "sites a, b have the same identity key"),
         (keys | {"b": keys["b"][:31]}, "of site 'b' has 31 bytes"),
         ({"a": keys["a"], "b": keys["b"]}, "sites c are in only one of roster and identity keys"),
@@ -72,7 +72,7 @@ def test_equal_short_lacking_and_foreign_keys_are_refused():
     ):
         with pytest.raises(InvalidInput) as found:
             Participants(roster=roster, keys=wrong)
-        assert said in str(found.value)
+        assert refusal in str(found.value)
         assert one_line(found)
 
 
@@ -313,7 +313,7 @@ def test_a_message_of_another_phase_is_refused_by_its_type(expected, frames, sce
     [
         {"round_index": 1},
         {"attempt": 1},
-        {"asked": bytes(32)},
+        {"requested": bytes(32)},
         {"words": 6},
         {"participants": circle_of(4, dropouts=1, session="autumn")},
         {"participants": circle_of(5, dropouts=1)},
@@ -323,15 +323,15 @@ def test_a_message_of_another_phase_is_refused_by_its_type(expected, frames, sce
 def test_a_message_of_another_sum_is_refused(other, frames, scene):
     another = scene_of(**{"participants": scene.participants, **other})
     for expected, raw in frames.items():
-        said = refused(raw, expected, another)
-        assert "of another session, round, attempt, roster or query" in said or "exceed" in said
+        refusal = refused(raw, expected, another)
+        assert "of another session, round, attempt, roster or query" in refusal or "exceed" in refusal
 
 
 def test_a_refusal_tells_no_content(frames, scene):
     raw = frames[shares.MaskedSum]
-    said = refused(raw[:-1] + bytes([raw[-1] ^ 1]), shares.MaskedSum, scene)
-    assert raw[HEAD_BYTES : HEAD_BYTES + 8].hex() not in said
-    assert said.startswith("a message in the name of site 'a' lacks the signature of that site")
+    refusal = refused(raw[:-1] + bytes([raw[-1] ^ 1]), shares.MaskedSum, scene)
+    assert raw[HEAD_BYTES : HEAD_BYTES + 8].hex() not in refusal
+    assert refusal.startswith("a message in the name of site 'a' lacks the signature of that site")
 
 
 def test_sites_beyond_the_roster_are_refused(scene):

@@ -65,7 +65,7 @@ class Loopback(Caller):
         await self._app({**scope, PEER: self._name}, receive, send)
 
 
-class Apart:
+class RemoteHome:
     """The ledger of a home, opened as by a service, and the connections of its clients."""
 
     def __init__(self, home: Path, place: Path, patch: pytest.MonkeyPatch) -> None:
@@ -90,9 +90,9 @@ class Apart:
         for name, value in {"URL": "https://127.0.0.1:1", "CERT": "none.pem", "KEY": "none.key"}.items():
             patch.setenv(f"DPCA_LEDGER_{name}", value)
 
-    def ask(self, route: str, /, *, by: str = "runner", **asked: Any) -> Any:
+    def call(self, route: str, /, *, by: str = "runner", **requested: Any) -> Any:
         """Send a request as a client does."""
-        return Connection(Loopback(self.service, by)).ask(route, Answer[Any], **asked)
+        return Connection(Loopback(self.service, by)).call(route, Answer[Any], **requested)
 
     def journal(self) -> list[str]:
         """Return the names of all entries of the journal, in order."""
@@ -101,7 +101,7 @@ class Apart:
         with self.ledger.transaction() as connection:
             return list(connection.execute(text("SELECT name FROM event ORDER BY seq")).scalars())
 
-    def told(self) -> str:
+    def reported(self) -> str:
         """Return the ledger's state of its population, to compare before and after."""
         statement = self.ledger.statement(PEOPLE)
         return json.dumps([statement.spent, [(row.id, row.state, row.updated_at) for row in statement.releases]])

@@ -71,7 +71,7 @@ class Peers:
         """End the process and its workers."""
         self.stop()
 
-    def ask(self, method: str, *, limit: float = 600.0, **request: Any) -> Answer:
+    def call(self, method: str, *, limit: float = 600.0, **request: Any) -> Answer:
         """Run a method of `serve`.
 
         Raises

@@ -110,9 +110,9 @@ def _refused(who: str, attempt: Callable[[], object], kind: type[Exception]) -> 
     gc.collect()  # a refused Dask client closes when it is collected, which would block while another one starts
 
 
-def _one_line(told: str, who: str, words: str) -> None:
-    lines = told.splitlines()
-    check(len(lines) == 1 and words in lines[0], f"dpca with {who} said {told!r}")
+def _one_line(shown: str, who: str, words: str) -> None:
+    lines = shown.splitlines()
+    check(len(lines) == 1 and words in lines[0], f"dpca with {who} said {shown!r}")
 
 
 def _security(files: Files, *, ca: Path) -> Security:
