@@ -92,7 +92,7 @@ class Family[R: Request, T](ABC):
         """
 
     def resolved(self, request: R, snapshot: Entry, *, relation: Relation, target: PrivacyTarget) -> R:
-        """Return a request with its choices made, where it leaves them to public facts, such as the mechanism."""
+        """Return a request in which public facts have replaced each ``auto``, such as that of the mechanism."""
         return request
 
     @abstractmethod
