@@ -363,7 +363,8 @@ def _sheffet_event(settings: Settings) -> events.Event:
 def _smooth_bracket(settings: Settings, delta: float, *, size: int) -> EpsilonBracket:
     """Bracket the epsilon of printed smooth noise on all d k coordinates.
 
-    The printed formula bounds the smoothness of ``size`` coordinates only."""
+    The printed formula bounds the smoothness of ``size`` coordinates only.
+    """
     shift, smoothness = smooth_gaussian_shift(epsilon=settings.epsilon, delta=settings.delta, size=size)
     whole = settings.n_features * settings.n_components
     return smooth_gaussian_bracket(shift=shift, smoothness=smoothness, size=whole, delta=delta)
