@@ -4,17 +4,17 @@ A row of `FORMULAS` states the claim of a paper for some settings. The true guar
 epsilon of ``row.event(settings)`` at delta, to compare with the claimed epsilon. Mechanisms take their
 ``calibration=paper`` from here. All noise is for records of norm 1 and for ``S = X^T X``, not divided by n.
 
->>> asked = Settings(epsilon=0.1, delta=1e-3)
+>>> requested = Settings(epsilon=0.1, delta=1e-3)
 >>> row = FORMULAS["analyze_gauss"]
->>> round(row.noise(asked), 2), row.broken(asked)
+>>> round(row.noise(requested), 2), row.broken(requested)
 (37.76, None)
->>> round(row.bracket(asked).upper, 4)
+>>> round(row.bracket(requested).upper, 4)
 0.0369
 
 Formulas of matrix completion, of sums over sites and of the samplers of two libraries are in `ELSEWHERE`.
 
->>> asked = Settings(epsilon=5.0, delta=1e-5, n_components=50, steps=5)
->>> round(ELSEWHERE["dpals"].noise(asked), 2), round(ELSEWHERE["dpals"].bracket(asked).upper, 2)
+>>> requested = Settings(epsilon=5.0, delta=1e-5, n_components=50, steps=5)
+>>> round(ELSEWHERE["dpals"].noise(requested), 2), round(ELSEWHERE["dpals"].bracket(requested).upper, 2)
 (18.17, 5.58)
 """
 

@@ -2,8 +2,8 @@
 
 It states the verdict, then the guarantee, then every other fact with its meaning.
 
->>> stated = "(1, 1e-6)-differential privacy"
->>> print(release_page({"artifact": "map@1", "private": True, "statement": stated, "manifest": {}}))
+>>> guarantee = "(1, 1e-6)-differential privacy"
+>>> print(release_page({"artifact": "map@1", "private": True, "statement": guarantee, "manifest": {}}))
 map@1
 <BLANKLINE>
 Guarantee

@@ -7,7 +7,7 @@ A page of another site can make a browser send requests to loopback under a name
 carries that name as its host, and is refused. A client sends the token as ``Authorization: Bearer``, or once in a form,
 which returns a cookie that is valid until this process ends.
 
-Apart from that form, only GET and HEAD are answered. The headers admit no other origin and no script. Nothing that a
+Except for that form, only GET and HEAD are answered. The headers admit no other origin and no script. Nothing that a
 request contains is written anywhere. Every page is made in a thread, so that a slow answer does not block others.
 """
 

@@ -8,11 +8,11 @@ References
 ----------
 Jeannette Wing and Chun Gong, Testing and verifying concurrent objects, 1993.
 
->>> asked = [Charge(start=0, end=9, keys=frozenset({"a"}), answer="new"),
+>>> requested = [Charge(start=0, end=9, keys=frozenset({"a"}), answer="new"),
 ...          Charge(start=1, end=8, keys=frozenset({"b"}), answer="refused")]
->>> is_explained(asked, charged=frozenset(), fits=lambda keys: len(keys) < 2)
+>>> is_explained(requested, charged=frozenset(), fits=lambda keys: len(keys) < 2)
 True
->>> is_explained(asked, charged=frozenset(), fits=lambda keys: len(keys) < 3)
+>>> is_explained(requested, charged=frozenset(), fits=lambda keys: len(keys) < 3)
 False
 """
 
