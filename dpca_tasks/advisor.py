@@ -277,6 +277,8 @@ def _rank(advice: Advice) -> tuple[bool, int, float, float, str]:
     heavy = advice.cost.memory > _MUCH_MEMORY or advice.cost.time == "hours"
     alike = round((low + high) / 2.0 / _ALIKE)
     passes = 0.0 if advice.expects_noise else advice.cost.passes  # among useless ones, the least noisy is first
+    if advice.plan.rounds > 1:
+        passes = min(passes, 1.0)  # the forecast does not include what further rounds gain
     return heavy, -alike, passes, advice.forecast.level, advice.plan.mechanism
 
 

@@ -34,7 +34,7 @@ from papers.lib.ratings import (
     Arm,
     Draws,
     FilmRatings,
-    Requested,
+    Trial,
     Scale,
     ShareOfUsers,
     Tables,
@@ -189,7 +189,7 @@ def _made(scale: Scale, users: int, draw: int, *, taste: float = 0.0) -> SplitRa
 
 
 def _run(each: Arm, made: SplitRatings, draw: int, *, epsilon: float = EPSILON, rank: int = RANK) -> ItemFactors:
-    return each.run(made, Requested(rank=rank, per_user=PER_USER, epsilon=epsilon), seed=draw)
+    return each.run(made, Trial(rank=rank, per_user=PER_USER, epsilon=epsilon), seed=draw)
 
 
 def _error(found: ItemFactors, made: SplitRatings) -> float:
@@ -198,7 +198,7 @@ def _error(found: ItemFactors, made: SplitRatings) -> float:
 
 def _exactly(each: Arm, made: SplitRatings, draw: int, *, rank: int = RANK) -> ItemFactors:
     """Run a reference without privacy on all ratings."""
-    return each.run(made, Requested(rank=rank, per_user=made.n_items, epsilon=math.inf), seed=draw)
+    return each.run(made, Trial(rank=rank, per_user=made.n_items, epsilon=math.inf), seed=draw)
 
 
 def skewed_checks(scale: Scale, tables: Tables) -> Iterator[Check]:
@@ -297,7 +297,7 @@ def _few_users(scale: Scale) -> Iterator[Check]:
     by_means, by_factors = (_error(_run(each, few, 0, epsilon=FEW_EPSILON), few) for each in (MEANS, OFFSETS))
     name = f"skewed n={few.n_users} epsilon={FEW_EPSILON:g}"
     yield at_least(f"{name}: item_means is best, RMSE of dpals less its own", 0.0, got=by_factors - by_means)
-    request = request_of(few, Requested(rank=RANK, per_user=PER_USER, epsilon=FEW_EPSILON))
+    request = request_of(few, Trial(rank=RANK, per_user=PER_USER, epsilon=FEW_EPSILON))
     right = advised(*request, rank=RANK)[0].mechanism == "item_means"
     yield at_least(f"{name}: the dry run advises item_means", 1.0, got=float(right))
 
@@ -480,10 +480,10 @@ def ml_100k_checks(scale: Scale, data: Path, tables: Tables) -> Iterator[Check]:
         ratings = split(films.ratings, low=films.low, high=films.high, rng=rng)
         every: Mapping[str, int] = {"users": ratings.n_users}
         errors.add(held_out_error(user_means(ratings, centre=3.5, prior=0.0), ratings, **every), USER_MEAN)
-        requested = Requested(rank=ML_100K_RANK, per_user=ML_100K_RATINGS, epsilon=math.inf)
+        requested = Trial(rank=ML_100K_RANK, per_user=ML_100K_RATINGS, epsilon=math.inf)
         errors.add(held_out_error(exact.run(ratings, requested, seed=draw), ratings, **every), ALS.name)
         for epsilon in ML_100K_EPSILONS:
-            requested = Requested(rank=ML_100K_RANK, per_user=PER_USER, epsilon=epsilon)
+            requested = Trial(rank=ML_100K_RANK, per_user=PER_USER, epsilon=epsilon)
             for each in (private, means):
                 errors.add(
                     held_out_error(each.run(ratings, requested, seed=draw), ratings, **every), each.name, epsilon

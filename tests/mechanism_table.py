@@ -82,7 +82,7 @@ TABLE = {
     row.audited.name: row
     for row in (
         Row(
-            audited=AnalyzeGauss(n_components=1, rounds=1),
+            audited=AnalyzeGauss(n_components=1),
             trials=4000,
             reach=(0.5, 0.5, 0.5),
             usual=AnalyzeGauss(n_components=A9A_COMPONENTS, rounds=1),

@@ -209,7 +209,7 @@ class LedgerService:
 
                 async def handle(request: Request) -> Response:
                     async def act(caller: str) -> Response:
-                        body = await read_body(request, most=messages.LONGEST_REQUEST)
+                        body = await read_body(request, most=messages.LONGEST_QUESTION)
 
                         async def whole() -> dict[str, Any]:
                             return {"type": "http.request", "body": body, "more_body": False}

@@ -143,10 +143,7 @@ def test_rounds_keep_their_claim_around_the_origin_and_a_mean(attack, relation, 
 
 
 def test_the_same_seed_finds_the_same():
-    row = TABLE["analyze_gauss"]
-    once, again, other = (
-        audit_mechanism(row.audited, relation="add_remove", trials=200, seed=seed) for seed in (3, 3, 4)
-    )
+    once, again, other = (audit_mechanism(SUM, relation="add_remove", trials=200, seed=seed) for seed in (3, 3, 4))
     assert once == again
     assert once != other
 
@@ -165,7 +162,8 @@ def test_an_unknown_mechanism_is_refused():
         build_audited("sulq")
 
 
-SUM, POWER = (TABLE[name].audited for name in ("analyze_gauss", "noisy_power"))
+SUM = dataclasses.replace(TABLE["analyze_gauss"].audited, rounds=1)  # most of its noise is in one answer
+POWER = TABLE["noisy_power"].audited
 
 
 left_to_audits = pytest.mark.audit_only

@@ -183,6 +183,8 @@ ELSEWHERE = {
     "docs/explanation/histories.md": "tests/histories/test_histories.py",
     "docs/explanation/ledger.md": "tests/docs/test_documents.py",
     "docs/explanation/shang.md": "tests/papers/test_shang.py",
+    "docs/explanation/cape.md": "tests/papers/test_main.py",
+    "docs/explanation/dpals.md": "tests/papers/test_main.py",
 }
 
 
@@ -465,7 +467,7 @@ def share(weights: Weights, *, present: range, tick: int) -> float:
     return sum(float(multipliers[at - 1]) * weights.weight(at - present[0]) for at in present) / (1 << weights.bits)
 
 
-@pytest.mark.parametrize(("since", "stated"), [(7, 0.09), (30, 0.18), (182, 0.50)])
+@pytest.mark.parametrize(("since", "declared"), [(7, 0.09), (30, 0.18), (182, 0.50)])
 def test_a_correction_is_followed_by_the_stated_law(since: int, declared: float) -> None:
     law = 2 / math.pi * math.asin(math.sqrt(since / 365))
     assert law == pytest.approx(declared, abs=0.006)
@@ -475,7 +477,7 @@ def test_a_correction_is_followed_by_the_stated_law(since: int, declared: float)
     assert share(weights, present=range(1, 366), tick=365) == pytest.approx(1.0, abs=1e-9)
 
 
-@pytest.mark.parametrize(("later", "stated"), [(30, 0.50), (365, 0.18), (3650, 0.06)])
+@pytest.mark.parametrize(("later", "declared"), [(30, 0.50), (365, 0.18), (3650, 0.06)])
 def test_a_removed_record_fades_by_the_stated_law(later: int, declared: float) -> None:
     law = 2 / math.pi * math.asin(math.sqrt(30 / (30 + later)))
     assert law == pytest.approx(declared, abs=0.006)

@@ -192,7 +192,7 @@ def test_budget_show_has_the_promised_fields(released: Path, dpca: Command) -> N
     assert 0 < shown["remaining"] < 2
     (row,) = shown["releases"]
     assert {"event", "artifact", "state", "time"} <= set(row)
-    assert (row["artifact"], row["state"], row["event"]["name"]) == ("sub@1", "committed", "gaussian")
+    assert (row["artifact"], row["state"], row["event"]["name"]) == ("sub@1", "committed", "composed")
     human = dpca("budget", "show", "people")
     assert human.status == 0
     for text in ("spent", "remaining", "sub@1", "committed", "gaussian"):

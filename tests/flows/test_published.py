@@ -183,8 +183,10 @@ def spent() -> float:
     return Workspace.open().ledger.statement("people").spent
 
 
+@pytest.mark.usefixtures("ready")
 @pytest.mark.parametrize("components", [1, 4, 6])
-def test_another_number_of_components_is_free_and_exact(released: Path, dpca: Command, components: int) -> None:
+def test_another_number_of_components_is_free_and_exact(dpca: Command, components: int) -> None:
+    assert dpca(*FIT, "--rounds", "1", "--direct", "--yes").status == 0
     before = spent()
     report = json.loads(
         dpca("subspace", "refit", "sub@1", "--components", components, "--publish", "other", "--json").out
@@ -265,7 +267,7 @@ def test_an_export_centres_as_the_artifact_does_and_names_the_features(
     (tmp_path / "names").write_text("\n".join(declared))
     words = ("--feature-names", tmp_path / "names", "--direct")
     assert dpca("dataset", "ingest", rows_file, "--name", "people", *words).status == 0
-    assert dpca(*FIT, "--center", "private", "--direct", "--yes").status == 0
+    assert dpca(*FIT, "--center", "private", "--rounds", "1", "--direct", "--yes").status == 0
     assert dpca("registry", "export", "sub", "--output", tmp_path / "sub.npz").status == 0
     assert json.loads(dpca("registry", "show", "sub", "--json").out)["manifest"]["feature_names"] == declared
     subspace = Registry.open().load("sub@1")

@@ -23,6 +23,7 @@ from flows.requests import SubspaceRequest
 from flows.web.pages import Site
 from storage.workspace import Workspace
 from tests.flows.conftest import FEATURES, Command
+from tests.flows.conftest import FIT as PEOPLE_FIT
 
 DELTA = "1e-6"
 BUDGETS: dict[str, tuple[str, ...]] = {
@@ -249,8 +250,9 @@ def test_a_release_with_signal_has_no_warning_and_no_such_fact_in_its_manifest()
     assert "Warning" not in release_statement(shown, "5 components of 400 features")
 
 
-@pytest.mark.usefixtures("released")
-def test_warnings_outlive_a_refit_and_the_file(home: Path) -> None:
+@pytest.mark.usefixtures("ready")
+def test_warnings_outlive_a_refit_and_the_file(home: Path, dpca: Command) -> None:
+    assert dpca(*PEOPLE_FIT, "--rounds", "1", "--direct", "--yes").status == 0
     found = Registry.open().load("sub@1")
     warned = dataclasses.replace(found, manifest={**found.manifest, "warnings": ["mostly noise"]})
     written = read_artifact(store(), write_artifact(warned, home=home, place=store()))

@@ -3,6 +3,7 @@
 import inspect
 import json
 import math
+import shlex
 from collections.abc import Iterator
 
 import pytest
@@ -11,6 +12,7 @@ import typer
 from papers import mechanisms
 from papers.__main__ import MODULES, command_of, print_report
 from papers.lib.experiments import Check, Report, at_least, at_most, judged, near, report
+from tests.docs.reader import DOCS, shell_blocks
 from tests.papers.conftest import Papers
 
 FIELDS = {"name", "expected", "tolerance", "got", "holds"}
@@ -115,3 +117,18 @@ def test_a_check_that_fails_sets_the_exit_code(papers: Papers, monkeypatch: pyte
 @pytest.mark.parametrize("words", [("nothing",), ("mechanisms", "--runs", "0"), ("mechanisms", "--direct")])
 def test_a_wrong_word_is_a_usage_error(papers: Papers, words: tuple[str, ...]) -> None:
     assert papers(*words).status == 2
+
+
+@pytest.mark.parametrize("page", ["cape.md", "dpals.md"])
+def test_the_commands_of_a_page_have_the_options_that_it_shows(papers: Papers, page: str) -> None:
+    """The runs take minutes, so only their options are checked."""
+    (block,) = shell_blocks(DOCS / "explanation" / page)
+    for line in block.splitlines():
+        match shlex.split(line, comments=True):
+            case ["make", target]:
+                assert target == "data"
+            case ["python", "-m", "papers", name, *words]:
+                options = papers(name, "--help").out
+                assert [word for word in words if word.startswith("--") and word not in options] == []
+            case other:
+                pytest.fail(f"{page} shows {other}")
