@@ -162,7 +162,7 @@ def test_an_unknown_mechanism_is_refused():
         build_audited("sulq")
 
 
-SUM = dataclasses.replace(TABLE["analyze_gauss"].audited, rounds=1)  # most of its noise is in one answer
+SUM = AnalyzeGauss(n_components=1, rounds=1)  # most of its noise is in one answer
 POWER = TABLE["noisy_power"].audited
 
 

@@ -133,7 +133,7 @@ def _write(kind: str, folder: Path, database_url: str | None) -> None:
         programs = find_programs()
         assert programs is not None
         plain = database_url.replace("postgresql+psycopg", "postgresql")
-        command = [programs / "pg_dump", "--no-owner", "--no-privileges", "--inserts", plain]
+        command = [str(programs / "pg_dump"), "--no-owner", "--no-privileges", "--inserts", plain]
         dump = subprocess.run(command, check=True, capture_output=True, text=True).stdout
         kept = [line for line in dump.splitlines() if not line.startswith("\\")]  # psql's own commands
         (folder / "dump.sql").write_text("\n".join([*kept, ""]))
