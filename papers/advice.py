@@ -21,6 +21,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -170,9 +171,7 @@ def reproduce(
 def _loaders(data: Path, *, full: bool) -> tuple[dict[str, Callable[[], Setting]], list[str]]:
     """Return loaders of the data sets, and the reasons why others are left out."""
     small, left_out = available(data, "a9a", "digits", "breast cancer")
-    found: dict[str, Callable[[], Setting]] = {
-        name: lambda name=name, load=load: _setting(name, load()) for name, load in small.items()
-    }
+    found: dict[str, Callable[[], Setting]] = {name: partial(_setting_of, name, load) for name, load in small.items()}
     found |= {
         "flat": lambda: _setting("flat", flat_rows()),
         "spikes": lambda: _setting("spikes", spiked_rows()),
@@ -182,15 +181,17 @@ def _loaders(data: Path, *, full: bool) -> tuple[dict[str, Callable[[], Setting]
         return found, [*left_out, "mnist, reuters: take minutes; include them with --full"]
     large, missing = available(data, "mnist", "reuters")
     quick = tuple(name for name in PRIVATE if name not in MINUTES)
-    found |= {
-        name: lambda name=name, load=load: _setting(name, load(), mechanisms=quick) for name, load in large.items()
-    }
+    found |= {name: partial(_setting_of, name, load, mechanisms=quick) for name, load in large.items()}
     return found, [*left_out, *missing, f"{', '.join(MINUTES)} on mnist and reuters: take minutes a run"]
 
 
 def _setting(data: str, rows: Rows, **terms: Any) -> Setting:
     moment = rows.T @ rows if isinstance(rows, np.ndarray) else second_moment(rows)
     return Setting(data=data, rows=rows, moment=moment, values=np.linalg.eigvalsh(moment)[::-1], **terms)
+
+
+def _setting_of(data: str, load: Callable[[], Rows], **terms: Any) -> Setting:
+    return _setting(data, load(), **terms)
 
 
 def flat_rows() -> Matrix:

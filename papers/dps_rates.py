@@ -259,7 +259,7 @@ def _contraction(seed: int) -> float:
         directions = truncated_step(draw.moment, directions, rows_kept=SMALL.rows_kept)
         found.append(subspace_distance(directions.T, draw.non_private[TRUNCATED]))
     seen = [each for each in found if each > 1e-6]
-    return (seen[-1] / seen[0]) ** (1.0 / max(1, len(seen) - 1))
+    return float((seen[-1] / seen[0]) ** (1.0 / max(1, len(seen) - 1)))
 
 
 def _first_close(seed: int, *, epsilon: float) -> int:

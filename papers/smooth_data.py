@@ -23,6 +23,7 @@ import typer
 from scipy import sparse
 
 from dpca_tasks.accounting.calibration import gaussian_noise_multiplier
+from dpca_tasks.accounting.events import Relation
 from dpca_tasks.accounting.smooth_sensitivity import gaussian_shift, smooth_bound, useful_gap
 from dpca_tasks.mechanisms.base import PrivacyTarget
 from dpca_tasks.mechanisms.subspace.analyze_gauss import AnalyzeGauss
@@ -55,7 +56,8 @@ SHARES = (0.35, 0.6, 0.8, 1.0, 1.25, 2.0, 4.0, 8.0, 16.0)
 LARGEST = 8.0
 """The largest epsilon that runs."""
 SMOOTH, GAUSS = "smooth Gaussian", "Analyze Gauss"
-RELATION, ROUNDING = "add_remove", 1e-6
+RELATION: Relation = "add_remove"
+ROUNDING = 1e-6
 CHART = LineChart(
     title="The first direction of real data: smooth sensitivity has a cliff where the eigengap stops being useful",
     x="over useful",

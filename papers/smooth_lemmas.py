@@ -76,7 +76,7 @@ def example(claims: list[Claim], slopes: Slopes) -> Iterator[Check]:
             item="section 4.1, example",
             states="an error that no sample size reduces, with noise for the global sensitivity",
             measured=f"squared sine {np.median(noisy):.2f} at every n, and {np.median(hard):.2f} with smooth noise",
-            holds=min(np.median(noisy), np.median(hard)) > 0.9,
+            holds=bool(min(np.median(noisy), np.median(hard)) > 0.9),
         )
     )
 

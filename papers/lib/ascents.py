@@ -68,9 +68,17 @@ def ascend(
             mean = rows.T @ (rows @ first) / n if reduced else np.zeros_like(first)
             for part in np.array_split(rng.integers(n, size=steps), _LOOKS):
                 directions = _climbed(
-                    *(rows.data, rows.indices, rows.indptr),
-                    *(directions, first if reduced else np.zeros_like(first), np.ascontiguousarray(mean), part),
-                    *(size, 1.0 if reduced else 2.0, noise_std, rng),
+                    rows.data,
+                    rows.indices,
+                    rows.indptr,
+                    directions,
+                    first if reduced else np.zeros_like(first),
+                    np.ascontiguousarray(mean),
+                    part,
+                    size,
+                    1.0 if reduced else 2.0,
+                    noise_std,
+                    rng,
                 )
                 furthest = max(furthest, float(np.linalg.norm(directions - first, 2)))
     return np.ascontiguousarray(directions.T), furthest

@@ -184,13 +184,15 @@ class Bound:
         """The statistical error (4.2)."""
         k, s, d, n = (getattr(self.model, name) for name in ("n_components", "n_relevant", "n_features", "n_records"))
         ratio = math.sqrt(100.0 * 10.0) / 90.0
-        return self.constant * math.sqrt(k) / (1.0 - self.gamma**0.25) * ratio * math.sqrt(s * (k + math.log(d)) / n)
+        return float(
+            self.constant * math.sqrt(k) / (1.0 - self.gamma**0.25) * ratio * math.sqrt(s * (k + math.log(d)) / n)
+        )
 
     @property
     def privacy(self) -> float:
         """The error by privacy (4.3)."""
         k, s, kept = self.model.n_components, self.model.n_relevant, self.model.rows_kept
-        return (
+        return float(
             (1.0 + 2.0 * math.sqrt(k * s / kept))
             / (math.sqrt(3.0) * (1.0 - self.gamma**0.25))
             * self.tau

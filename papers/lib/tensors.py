@@ -304,14 +304,15 @@ def components_by(arm: str, sites: Sites, *, epsilon: float, delta: float, seed:
         curators = _curators(sites.parts[: len(joint.sites)], joint.sites, arm=arm, seed=seed)
         found: Components = method.run(LocalParties(curators=curators, roster=joint.roster), joint)
         return found
-    mechanism = {
+    mechanism: Any = {
         POOLED: Agn(components=maker.n_components),
         PRINTED: Agn(components=maker.n_components, calibration="paper"),
         AVN: Avn(components=maker.n_components),
     }[arm]
     plan = mechanism.plan(sites.problem(sites=count), target)
     (curator,) = _curators([TotalSums(sites.parts)], [plan], arm=arm, seed=seed)
-    return mechanism.run(curator, plan)
+    pooled: Components = mechanism.run(curator, plan)
+    return pooled
 
 
 def _random(sites: Sites) -> Components:

@@ -8,6 +8,7 @@ import pytest
 
 from dpca_tasks.accounting.smooth_sensitivity import local_sensitivity
 from papers import smooth_lemmas
+from papers.lib.claims import Claim
 from tests.papers.conftest import Papers
 
 
@@ -34,7 +35,7 @@ def test_the_printed_bound_has_no_cap_below_one_record() -> None:
     ids=lambda part: part.__name__,
 )
 def test_checks_hold_and_make_claims(part) -> None:
-    claims: list[smooth_lemmas.Claim] = []
+    claims: list[Claim] = []
     checks = list(part(claims, []))
     assert checks
     assert claims
