@@ -101,13 +101,13 @@ def movement_bracket(epoch: Epoch, *, epochs: int, delta: float) -> EpsilonBrack
     """Bracket the epsilon of the printed noise at delta, from the attained and the largest movement of any rows."""
     failure = _FAILURE * delta / epochs
     attained = corrections(epoch, lambda before, _: epoch.attained(before, failure=failure), epochs=epochs)
-    lower = epsilon_bracket(attained, delta=delta * (1.0 + _FAILURE), within=_WITHIN)
+    lower = 0.0 if attained is None else epsilon_bracket(attained, delta=delta * (1.0 + _FAILURE), within=_WITHIN).lower
     try:
         event = upper_event(epoch, epochs=epochs, delta=delta)
         upper = epsilon_bracket(event, delta=delta * (1.0 - _FAILURE), within=_WITHIN).upper
     except OverflowError:  # losses beyond the accountant's exponentials
         upper = math.inf
-    return EpsilonBracket(lower=lower.lower, upper=upper, agrees=upper <= (1.0 + _WITHIN) * lower.lower)
+    return EpsilonBracket(lower=lower, upper=upper, agrees=upper <= (1.0 + _WITHIN) * lower)
 
 
 def upper_event(epoch: Epoch, *, epochs: int, delta: float) -> events.Event:
@@ -115,11 +115,12 @@ def upper_event(epoch: Epoch, *, epochs: int, delta: float) -> events.Event:
     failure, left = _FAILURE * delta / epochs, math.sqrt(1.0 - _FULL)
     full = events.gaussian(math.sqrt(_FULL) * epoch.n_records * epoch.noise_std)
     moved = corrections(epoch, lambda _, after: epoch.at_most(after, failure=failure) / left, epochs=epochs)
-    return events.composed(events.self_composed(full, epoch.steps * epochs), moved)
+    whole = events.self_composed(full, epoch.steps * epochs)
+    return whole if moved is None else events.composed(whole, moved)
 
 
-def corrections(epoch: Epoch, movement: Callable[[float, float], float], *, epochs: int) -> events.Event:
-    """Return the event of all corrections, for a movement in each block from its start and its end."""
+def corrections(epoch: Epoch, movement: Callable[[float, float], float], *, epochs: int) -> events.Event | None:
+    """Return the event of all corrections, for a movement in each block from its start and its end; None if none."""
     found = []
     cuts = [round(cut * epoch.steps) for cut in _CUTS]
     for first, last in pairwise(cuts):
@@ -127,4 +128,4 @@ def corrections(epoch: Epoch, movement: Callable[[float, float], float], *, epoc
         if last > first and moved > 0.0:
             step = events.poisson_sampled(events.gaussian(epoch.noise_std / moved), 1.0 / epoch.n_records)
             found.append(events.self_composed(step, (last - first) * epochs))
-    return events.composed(*found)
+    return events.composed(*found) if found else None

@@ -149,7 +149,10 @@ def test_the_error_of_private_regressions_falls_with_users() -> None:
     assert dpals.regression_error(20_000, 20, epsilon=1.0) < 0.6 * dpals.regression_error(10_000, 20, epsilon=1.0)
 
 
-def test_a_sample_keeps_at_most_the_limit_and_the_least_rated_films(few: SplitRatings) -> None:
+def test_a_sample_keeps_at_most_the_limit_and_the_least_rated_films(
+    few: SplitRatings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dpals_films, "PER_USER", 5)
     counts = popularity(few)
     for how in ("uniform", "tail"):
         part = dpals_films.sampled(few, how, fraction=1.0, seed=0)

@@ -227,6 +227,7 @@ def test_printed_algorithms_find_strong_directions(mechanism: str, rows: Rows) -
     assert np.linalg.norm(found[:, :2]) ** 2 == pytest.approx(2.0, abs=0.1)
 
 
+@pytest.mark.audit_only
 @pytest.mark.parametrize("reduced", [False, True])
 def test_printed_steps_climb_but_not_far(reduced: bool, rows: Rows) -> None:  # noqa: FBT001
     """Each step is ``x x^T`` over 2n or n: growth e^(share of the variance) at most, twice for the first."""

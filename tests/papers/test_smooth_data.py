@@ -22,6 +22,7 @@ def test_the_foreseen_ratio_is_that_of_a_flat_spectrum() -> None:
     assert smooth_data._foreseen(data) == pytest.approx(0.74, abs=0.05)
 
 
+@pytest.mark.audit_only
 def test_the_command_draws_the_cliff_of_a9a(papers: Papers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(smooth_data, "SHARES", (0.35, 4.0))
     ending = papers("smooth-data", "--runs", "2", "--no-wide", "--data", tmp_path, "--out", tmp_path / "out", "--json")

@@ -6,6 +6,7 @@ probability of 1e-6, so a search over sixty epochs breaks a correct bound with p
 
 import dataclasses
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -93,6 +94,12 @@ def test_a_bound_without_drift_or_without_noise_would_be_broken():
 def test_the_bracket_contains_constant_movement_between_both_ends():
     a9a = Epoch(n_features=123, n_records=32_561, steps=32_561, noise_std=0.14565)
     found = movement_bracket(a9a, epochs=1, delta=1e-3)
-    least = epsilon_bracket(corrections(a9a, lambda *_: 0.1, epochs=1), delta=1e-3, within=0.1)
-    most = epsilon_bracket(corrections(a9a, lambda *_: 0.6, epochs=1), delta=1e-3, within=0.1)
+    short, long = (corrections(a9a, partial(_constant, moved), epochs=1) for moved in (0.1, 0.6))
+    assert short is not None
+    assert long is not None
+    least, most = (epsilon_bracket(event, delta=1e-3, within=0.1) for event in (short, long))
     assert least.upper < 0.1 < found.lower < found.upper < most.upper
+
+
+def _constant(moved: float, _: float, __: float) -> float:
+    return moved

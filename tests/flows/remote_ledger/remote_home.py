@@ -4,6 +4,7 @@ import asyncio
 import json
 import shutil
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import httpx
@@ -36,11 +37,16 @@ def move_away(home: Path, place: Path) -> dict[str, str]:
     }
 
 
+_ONE_AT_A_TIME = Lock()
+"""Held while an application is built: FastAPI silences its warnings for the whole process meanwhile."""
+
+
 class Loopback(Caller):
     """Calls of an in-process service; the first answer of each route in ``cut`` is lost after the operation."""
 
     def __init__(self, service: LedgerService, name: str) -> None:
-        self._app = service.application({name: name})
+        with _ONE_AT_A_TIME:
+            self._app = service.application({name: name})
         self._name = name
         self.cut: set[str] = set()
         self.for_good = False

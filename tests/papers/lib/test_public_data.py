@@ -163,7 +163,7 @@ def test_rows_without_labels_are_those_with_labels() -> None:
 def test_data_that_are_not_there_are_named(tmp_path: Path) -> None:
     sets = {each.name: each for each in public_data.data_sets(tmp_path)}
     found, left_out = public_data.available(tmp_path, "a9a", "mnist", "reuters")
-    assert [name for name, each in sets.items() if each.missing] == ["mnist", "reuters"]
+    assert [name for name, each in sets.items() if each.missing] == ["mnist", "reuters", "fmri"]
     assert list(found) == ["a9a"]
     assert [each.split(":")[0] for each in left_out] == ["mnist", "reuters"]
     for name in ("digits", "breast cancer"):
