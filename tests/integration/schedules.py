@@ -24,7 +24,8 @@ from prefect.states import AwaitingRetry
 from tests.integration.processes import check, wait_until
 from tests.integration.services import Stack
 
-EVERY, SOON = timedelta(seconds=30), timedelta(seconds=6)  # later than the next loop of the scheduler
+EVERY = timedelta(seconds=90)  # so that a slow machine starts one run, not two, before the schedule is deleted
+SOON = timedelta(seconds=6)  # later than the next loop of the scheduler
 
 
 class Job:
