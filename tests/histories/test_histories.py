@@ -158,7 +158,7 @@ def test_answers_of_one_after_another_are_explained() -> None:
 
 
 @pytest.mark.parametrize(
-    "asked",
+    "requested",
     [
         pytest.param([_charge(0, 1, "a", "new"), _charge(2, 3, "b", "new")], id="more-than-the-budget-holds"),
         pytest.param([_charge(0, 1, "a", "new"), _charge(2, 3, "a", "new")], id="one-key-charged-twice"),

@@ -66,7 +66,7 @@ Forget(p) == /\ asked' = [asked EXCEPT ![p] = 0] /\ mine' = [mine EXCEPT ![p] = 
              /\ made' = [made EXCEPT ![p] = <<>>] /\ listed' = [listed EXCEPT ![p] = {}]
 Refuse(p) == Goto(p, "idle") /\ Forget(p)
 (* The request ended at another process: go on with its artifact, or be told that it was given up.
-   flows/releases/stages.py made_or_found, storage/ledger/releases.py check_under_way *)
+   flows/releases/stages.py made_or_found, storage/ledger/releases.py check_unfinished *)
 TakeEnded(p) ==
   LET row == rows[mine[p]] IN
     IF row.state = "committed"
