@@ -243,8 +243,9 @@ def test_noise_is_warned_of_before_and_after_it_is_released(dpca: Command) -> No
     assert (again["reused"], again["warnings"]) == (True, reported)
 
 
-@pytest.mark.usefixtures("released")
-def test_a_release_with_signal_has_no_warning_and_no_such_fact_in_its_manifest() -> None:
+@pytest.mark.usefixtures("ready")
+def test_a_release_with_signal_has_no_warning_and_no_such_fact_in_its_manifest(dpca: Command) -> None:
+    assert dpca(*PEOPLE_FIT, "--rounds", "1", "--direct", "--yes").status == 0
     shown = Registry.open().show("sub@1")
     assert "warnings" not in shown["manifest"]
     assert "Warning" not in release_statement(shown, "5 components of 400 features")
