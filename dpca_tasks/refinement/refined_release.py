@@ -149,18 +149,10 @@ def assess(moment: NoisyMoment, refinement: Refinement) -> Assessment:
 
 def _estimated(shown: Assessment, moment: NoisyMoment, values: Matrix, score: Score) -> Assessment:
     """Fill in the fields that follow from a score."""
-    weights = np.maximum(score.parts, 0.0)
-    count, low = len(weights), max(score.total - BELOW * score.std, 0.0)
+    count, low = len(score.parts), max(score.total - BELOW * score.std, 0.0)
     trace, spread = float(values.sum()), math.sqrt(2.0 * len(values))
     shown = replace(shown, captured=score.total * moment.noise_std, captured_low=low * moment.noise_std)
-    if trace > _ONE_SIDED * spread:
-        share = part(score.total, trace)
-        shown = replace(
-            shown,
-            share=share,
-            share_low=part(low, trace + BELOW * spread),
-            explained_variance_ratio=divided(share, weights),
-        )
+    shown = with_shares(shown, score, low=low, trace=trace, spread=spread)
     best, most = (
         _best_possible(values, count=count, above=shown.above_noise or 0, trace=trace + quantile * spread, slack=slack)
         for quantile, slack in ((_ONE_SIDED, 0.0), (_ONE_IN_100, _ONE_IN_100))
@@ -172,6 +164,19 @@ def _estimated(shown: Assessment, moment: NoisyMoment, values: Matrix, score: Sc
             captured_variance_low=part(low, max(score.total, most)),
         )
     return shown
+
+
+def with_shares(shown: Assessment, score: Score, *, low: float, trace: float, spread: float) -> Assessment:
+    """Fill in the shares of the trace, unless noise of standard deviation ``spread`` hides the trace."""
+    if trace <= _ONE_SIDED * spread:
+        return shown
+    share = part(score.total, trace)
+    return replace(
+        shown,
+        share=share,
+        share_low=part(low, trace + BELOW * spread),
+        explained_variance_ratio=divided(share, np.maximum(score.parts, 0.0)),
+    )
 
 
 def _best_possible(values: Matrix, *, count: int, above: int, trace: float, slack: float) -> float:

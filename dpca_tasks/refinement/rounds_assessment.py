@@ -32,13 +32,11 @@ from dpca_tasks.mechanisms.noise_level import above_edge, edge_quantile
 from dpca_tasks.refinement.leading_pairs import CHOICE_SHARE, Refinement, Score, probes, public_noise
 from dpca_tasks.refinement.noisy_moment import REPORT, Method, NoisyMoment
 from dpca_tasks.refinement.public_map import PublicMap
-from dpca_tasks.refinement.refined_release import BELOW, Assessment, assess, divided, part
+from dpca_tasks.refinement.refined_release import BELOW, Assessment, assess, part, with_shares
 from dpca_tasks.refinement.rounds import Answer, Estimate, around_own_mean, begun, components, continued
 from dpca_tasks.threads import one_thread, two_at_once
 
 type Matrix = NDArray[np.float64]
-
-_ONE_SIDED = 1.645
 
 
 def estimated(answers: Sequence[Answer], *, centred: bool) -> Estimate:
@@ -137,7 +135,7 @@ def _bias_of_mean(last: Answer, columns: Matrix, *, share: float) -> Matrix:
 def _estimated(shown: Assessment, moment: Matrix, last: Answer, score: Score, *, whole: float) -> Assessment:
     """Fill in the fields that follow from a score of S_w, of which ``moment`` is an unbiased estimate."""
     noise_std, count = math.sqrt(2.0) * last.noise_std, len(score.parts)
-    weights, low = np.maximum(score.parts, 0.0), max(score.total - BELOW * score.std, 0.0)
+    low = max(score.total - BELOW * score.std, 0.0)
     values, vectors = (found[..., ::-1] for found in eigh(moment))
     mapped = last.map.inverse_transposed(vectors)
     gram = mapped[:, :count].T @ mapped
@@ -145,14 +143,7 @@ def _estimated(shown: Assessment, moment: Matrix, last: Answer, score: Score, *,
     most = best + BELOW * noise_std * float(np.linalg.norm(gram[:, :count]))
     trace, spread = float(values.sum()), noise_std * _trace_spread(last.map)
     shown = replace(shown, captured=score.total, captured_low=low, share_low_of_all=part(low, whole))
-    if trace > _ONE_SIDED * spread:
-        share = part(score.total, trace)
-        shown = replace(
-            shown,
-            share=share,
-            share_low=part(low, trace + BELOW * spread),
-            explained_variance_ratio=divided(share, weights),
-        )
+    shown = with_shares(shown, score, low=low, trace=trace, spread=spread)
     if shown.above_noise and most > 0.0:
         shown = replace(
             shown,

@@ -238,15 +238,7 @@ def _from_matrix(
         )
     else:
         released = again
-    count = n_components if n_components == AUTO else _checked(artifact, int(n_components))
-    refined = refine_release(released, n_components=count, method=method)  # type: ignore[arg-type]
-    return state_subspace(
-        refined,
-        raw=released,
-        keep_matrix=_WHOLE,
-        warnings=artifact.manifest.get("warnings") or (),
-        manifest=_restated(artifact, method=method, parent=parent),
-    )
+    return _from_release(artifact, released, n_components=n_components, method=method, parent=parent)
 
 
 def _from_rounds(artifact: PrivateSubspace, *, n_components: int | str, method: str, parent: str) -> PrivateSubspace:
@@ -254,11 +246,18 @@ def _from_rounds(artifact: PrivateSubspace, *, n_components: int | str, method: 
     moment = estimated(rounds.answers, centred=rounds.centred).matrix * rounds.unit
     raw = decompose(Moment(matrix=moment, mean=artifact.mean), n_components=1)
     raw = dataclasses.replace(raw, rounds=rounds, outcome={"rounds": artifact.outcome["rounds"]})
+    return _from_release(artifact, raw, n_components=n_components, method=method, parent=parent)
+
+
+def _from_release(
+    artifact: PrivateSubspace, released: Subspace, *, n_components: int | str, method: str, parent: str
+) -> PrivateSubspace:
+    """Refine and state the release that an artifact's arrays give."""
     count = n_components if n_components == AUTO else _checked(artifact, int(n_components))
-    refined = refine_release(raw, n_components=count, method=method)  # type: ignore[arg-type]
+    refined = refine_release(released, n_components=count, method=method)  # type: ignore[arg-type]
     return state_subspace(
         refined,
-        raw=raw,
+        raw=released,
         keep_matrix=_WHOLE,
         warnings=artifact.manifest.get("warnings") or (),
         manifest=_restated(artifact, method=method, parent=parent),
