@@ -21,8 +21,6 @@ grey print distinguishes them."""
 _MARKED, _DASHED = "osD^vXPh", ("-", "--", "-.", ":")
 _ACROSS, _PANEL_WIDTH, _PANEL_HEIGHT = 3, 3.6, 3.0
 _TICKS = 9  # a logarithmic axis of at most as many places has a tick at each
-_PANELS = (("distance", "squared distance"), ("captured", "captured variance"), ("beyond", "beyond the first"))
-_DASHES = {"tight": "-", "paper": "--", "printed": ":"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
