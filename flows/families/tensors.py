@@ -42,7 +42,7 @@ def state_components(
         The other public facts.
     """
     found = len(result.components) > 0
-    text = [*warnings, *_found_less(result, requested=requested)]
+    notes = [*warnings, *_found_less(result, requested=requested)]
     return TensorComponents(
         components=result.components if found else None,
         weights=result.weights if found else None,
@@ -50,7 +50,7 @@ def state_components(
         model=result.model,
         n_features=n_features,
         noise_variance=result.noise_variance,
-        manifest={**({"warnings": text} if text else {}), **manifest, "outcome": dict(result.outcome)},
+        manifest={**({"warnings": notes} if notes else {}), **manifest, "outcome": dict(result.outcome)},
     )
 
 

@@ -176,13 +176,13 @@ def _differing(manifest: Mapping[str, Any], known: Mapping[str, Any], plan: Plan
         if manifest.get(name) != known[name]:
             return name
     for part in ("privacy", "plan"):
-        text = manifest.get(part) or {}
-        for name in sorted({*text, *known[part]}):
-            if name not in text or name not in known[part] or text[name] != known[part][name]:
+        claimed = manifest.get(part) or {}
+        for name in sorted({*claimed, *known[part]}):
+            if name not in claimed or name not in known[part] or claimed[name] != known[part][name]:
                 return f"{name} of {part}"
-    text = manifest.get("parameters") or {}
-    for name in sorted(({*text} & {*known["parameters"]}) - {"n_components"}):
-        if text[name] != known["parameters"][name]:
+    claimed = manifest.get("parameters") or {}
+    for name in sorted(({*claimed} & {*known["parameters"]}) - {"n_components"}):
+        if claimed[name] != known["parameters"][name]:
             return f"{name} of parameters"
     clip_norm = getattr(plan.problem, "clip_norm", None)
     if clip_norm is not None and "clip_norm" in manifest and "clip_quantile" not in known["plan"]:
@@ -255,8 +255,8 @@ def _given(request: Request) -> list[Request]:
     return [request, *([dataclasses.replace(request, mechanism=_CHOICE)] if may_choose else [])]
 
 
-def _same(what: str, text: Any, known: Any) -> None:
-    if canonical_json({"": text}) != canonical_json({"": known}):
+def _same(what: str, claimed: Any, known: Any) -> None:
+    if canonical_json({"": claimed}) != canonical_json({"": known}):
         raise _different(what)
 
 

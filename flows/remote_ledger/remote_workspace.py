@@ -92,10 +92,10 @@ def check_remote_ledger() -> Iterator[Finding]:
         return
     url, pinned, key = address
     before = time.time()
-    text = connect(*address).call("identify", Answer[Identity])
-    skew = max(before - text.time, text.time - time.time(), 0.0)
-    yield Finding(check="ledger", verdict="ok", found=f"{url} answers, ledger {text.ledger[:8]}")
-    role = f"{text.role} of {', '.join(text.populations) or 'no population'}"
+    identity = connect(*address).call("identify", Answer[Identity])
+    skew = max(before - identity.time, identity.time - time.time(), 0.0)
+    yield Finding(check="ledger", verdict="ok", found=f"{url} answers, ledger {identity.ledger[:8]}")
+    role = f"{identity.role} of {', '.join(identity.populations) or 'no population'}"
     ours, theirs = (days_left(read_certificate(path)) for path in (key.with_suffix(".pem"), pinned))
     soon = min(ours, theirs) < RENEW
     yield Finding(
@@ -107,10 +107,10 @@ def check_remote_ledger() -> Iterator[Finding]:
     here = version("dpca-pipeline")
     yield Finding(
         check="ledger's version",
-        verdict="ok" if here == text.version else "fix",
-        found=f"dpca {text.version} at the ledger, {here} here",
+        verdict="ok" if here == identity.version else "fix",
+        found=f"dpca {identity.version} at the ledger, {here} here",
         advice=""
-        if here == text.version
+        if here == identity.version
         else "install one version on both sides: artifacts are compared field by field",
     )
     yield Finding(
@@ -171,8 +171,8 @@ def refusal_of(status: int, answer: bytes) -> Exception:
             "the ledger failed at this request; its log names the kind of failure; existing "
             "charges stay: run the same request again."
         )
-    text = Refusal.model_validate_json(answer)
-    return _KINDS.get(text.kind, Refused)(text.line)
+    refusal = Refusal.model_validate_json(answer)
+    return _KINDS.get(refusal.kind, Refused)(refusal.line)
 
 
 class RemoteLedger:
@@ -191,10 +191,10 @@ class RemoteLedger:
     """
 
     def __init__(self, connection: Connection, *, home: Path) -> None:
-        text = connection.call("identify", Answer[Identity])
-        if text.protocol != PROTOCOL:
+        identity = connection.call("identify", Answer[Identity])
+        if identity.protocol != PROTOCOL:
             raise Refused("the remote ledger runs another version of dpca; use one version on both sides.")
-        self.id = text.ledger
+        self.id = identity.ledger
         self.home = home
         self.connection = connection
 
@@ -218,9 +218,9 @@ class RemoteLedger:
         """Quote an event without reserving it."""
         _refuse_void(void)
         requested = {"population": population, "event": dict(event), "epsilon": float(epsilon), "delta": float(delta)}
-        text = self.connection.call("quote", Answer[Quoted], **requested)
-        refusal = None if text.refusal is None else BudgetExhausted(text.refusal)
-        return Quote(spent=text.spent, total=text.total, refusal=refusal)
+        quoted = self.connection.call("quote", Answer[Quoted], **requested)
+        refusal = None if quoted.refusal is None else BudgetExhausted(quoted.refusal)
+        return Quote(spent=quoted.spent, total=quoted.total, refusal=refusal)
 
     def alerts(self, release_id: str) -> tuple[int, ...]:
         """Return the warning levels, in percent left, that the charge of this release was the first to reach."""

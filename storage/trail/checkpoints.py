@@ -122,8 +122,8 @@ class Checkpoint:
     @property
     def statement(self) -> bytes:
         """The bytes that the signature covers."""
-        text = {name: value for name, value in self.to_json().items() if name != "signature"}
-        return _CONTEXT + json.dumps(text, sort_keys=True, separators=(",", ":")).encode()
+        signed = {name: value for name, value in self.to_json().items() if name != "signature"}
+        return _CONTEXT + json.dumps(signed, sort_keys=True, separators=(",", ":")).encode()
 
     def check_signature(self) -> None:
         """Check that the stated key signed the checkpoint.
