@@ -82,8 +82,7 @@ def mapped_strips(
             piece = made[rows[0] - records[0] : rows[-1] - records[0]]
             clip_images(cells, rows - rows[0], unit, bound, piece)
             if square is not None:
-                constants = [shared_constant(square, int(count)) for count in counts]
-                piece[:, -1] = np.repeat(np.array(constants, np.int32), counts)
+                write_constants(rows - rows[0], square, piece[:, -1])
         yield made
 
 
@@ -155,6 +154,14 @@ def clip_images(
         else:  # impossible by the analysis above, but checked
             for row in range(first, last):
                 clipped[row, :width] = 0
+
+
+@njit(cache=True, nogil=True)
+def write_constants(record_ptr: NDArray[np.int64], square: int, constants: NDArray[np.int32]) -> None:
+    """Write `shared_constant` for each of the rows of each record."""
+    for record in range(record_ptr.size - 1):
+        first, last = record_ptr[record], record_ptr[record + 1]
+        constants[first:last] = shared_constant(square, last - first)
 
 
 @njit(cache=True, nogil=True)

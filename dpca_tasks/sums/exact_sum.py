@@ -22,7 +22,7 @@ from dpca_tasks.errors import IncompleteSum
 from dpca_tasks.queries.base import RowSum
 from dpca_tasks.queries.joint_sum import Tile, TiledSum
 from dpca_tasks.records.blocks import BlockSource
-from dpca_tasks.sums.partial_sums import Partial, PreparedBlocks, fold, fold_tile, prepare
+from dpca_tasks.sums.partial_sums import Partial, PreparedBlocks, fold, fold_gridded, fold_tile, prepare
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -49,7 +49,7 @@ def exact_sum(
     progress : callable, optional
         Called on a cluster with the number of finished partitions and the number of all; both are public.
     residency : Residency, optional
-        Keeps gridded rows on the workers between sums over the same rows; None reads them again.
+        Keeps gridded rows between sums over the same rows, on the workers or in this process. None reads them again.
 
     Returns
     -------
@@ -61,7 +61,8 @@ def exact_sum(
     IncompleteSum, WorkerFailed
     """
     if client is None:
-        whole = fold(source, query, 0, source.n_blocks)
+        rows = None if residency is None else residency.rows_here(source, query)
+        whole = fold(source, query, 0, source.n_blocks) if rows is None else fold_gridded(rows, query)
     else:
         from dpca_tasks.sums.cluster_sum import sum_on_cluster  # imported here: without a cluster, Dask is not needed
 

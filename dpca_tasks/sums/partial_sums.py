@@ -276,18 +276,15 @@ if TYPE_CHECKING:
 
     from dpca_tasks.queries.joint_sum import TiledSum
 
-    pass
-    pass
-
 SHARE = 0.3
 OWN_MEMORY = 1 << 30
-"""Bytes that prepared blocks may use in this process, without a cluster."""
+"""Bytes that gridded rows, or prepared blocks, may use in this process, without a cluster."""
 
 _BYTES = np.array([8, 8, 8])  # per record (its bound), per row (its bound), per stored value (4, and 4 for its column)
 
 
 class Residency:
-    """The gridded rows of one release in the workers' memory, and the homes of its partitions."""
+    """The gridded rows of one release in memory, of the workers or of this process, and the homes of its partitions."""
 
     def __init__(self) -> None:
         self.homes: list[str] = []
@@ -296,6 +293,7 @@ class Residency:
         self._of: Hashable = None
         self._prepared_of: bytes | None = None
         self._here: dict[int, PreparedBlocks] = {}
+        self._gridded: Gridded | None = None
 
     def settle(self, source: BlockSource, query: RowSum, memory: Mapping[str, int]) -> bool:
         """Prepare for a sum: assign partitions to the present workers, and drop rows that are no longer usable.
@@ -331,6 +329,16 @@ class Residency:
             self.prepared, self._prepared_of = {}, of
         return fits(source.extents, memory, extra=query.prepared_bytes)
 
+    def rows_here(self, source: BlockSource, query: RowSum) -> Gridded | None:
+        """Return all gridded rows, which this process keeps, or None if they would use more than `OWN_MEMORY`."""
+        of = (source.content, grid_of(query))
+        if of != self._of:
+            self.clear()
+            self._of = of
+        if self._gridded is None and int((source.extents @ _BYTES).sum()) <= OWN_MEMORY:
+            self._gridded = grid(source, query, 0, source.n_blocks)
+        return self._gridded
+
     def prepared_here(self, of: bytes) -> "dict[int, PreparedBlocks]":
         """Return the blocks that this process prepared under a name, by number, and drop those of other names."""
         if of != self._prepared_of:
@@ -349,7 +357,7 @@ class Residency:
     def clear(self) -> None:
         """Drop all rows; Dask frees them on the workers."""
         self.rows, self.prepared, self.homes, self._of = {}, {}, [], None
-        self._here, self._prepared_of = {}, None
+        self._here, self._prepared_of, self._gridded = {}, None, None
 
 
 def fits(extents: NDArray[np.int64], memory: Mapping[str, int], *, extra: Sequence[int] = (0, 0, 0, 0)) -> bool:

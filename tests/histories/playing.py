@@ -19,6 +19,7 @@ from dpca_tasks.errors import DpcaError
 from flows.orchestration.stage_calls import directly
 from flows.releases.stages import make_release, promote_version
 from flows.releases.streams import make_tick
+from storage.datasets import snapshot_reader
 from storage.ledger.ledger import Ledger
 from storage.ledger.releases import remove_orphans
 from storage.workspace import Workspace
@@ -89,6 +90,7 @@ def play(plan: Plan, template: Template, world: World, *, plant: Plant | None = 
     """Play a plan in a renewed world, and finish all releases in progress; the world keeps its final state."""
     renew(template, world)
     enter(world, objects=plan.store == "objects")
+    snapshot_reader._open_handles.cache_clear()  # an earlier history would change which files this one opens
     scheduler = Scheduler(seed=plan.seed, switching=plan.switching)
     recorded = partial(_recorded, world)
     surroundings = Surroundings(world.home.parent, seed=plan.seed, scheduler=scheduler, recorded=recorded)
