@@ -34,6 +34,7 @@ from dpca_tasks.forecast.expected_overlaps import (
     overlaps_with_iterations,
     overlaps_with_matrix,
     overlaps_with_noised,
+    overlaps_with_rounds,
     overlaps_with_small_matrix,
     overlaps_with_truncation,
 )
@@ -43,6 +44,7 @@ from dpca_tasks.mechanisms.eigenpairs import most_passes
 from dpca_tasks.mechanisms.noise_level import least_visible
 from dpca_tasks.mechanisms.noisy_products import is_halved, orthonormal, product_noise
 from dpca_tasks.mechanisms.prior_releases import main_mechanism
+from dpca_tasks.mechanisms.released_rounds import last_rounds, noises_of
 from dpca_tasks.mechanisms.subspace import MECHANISMS
 from dpca_tasks.noise.distributions import Gaussian
 
@@ -277,8 +279,6 @@ def _rank(advice: Advice) -> tuple[bool, int, float, float, str]:
     heavy = advice.cost.memory > _MUCH_MEMORY or advice.cost.time == "hours"
     alike = round((low + high) / 2.0 / _ALIKE)
     passes = 0.0 if advice.expects_noise else advice.cost.passes  # among useless ones, the least noisy is first
-    if advice.plan.rounds > 1:
-        passes = min(passes, 1.0)  # the forecast does not include what further rounds gain
     return heavy, -alike, passes, advice.forecast.level, advice.plan.mechanism
 
 
@@ -330,7 +330,7 @@ def _overlaps(mechanism: Any, plan: Plan, strengths: Vector) -> list[list[Vector
         case "exponential":
             assert plan.level is not None
             scale = 2.0 * plan.level / problem.n_features
-            return [[overlaps_with_draws(strengths, n_components=count, scale=scale)]]
+            return [overlaps_with_draws(strengths, n_components=count, scale=scale)]
         case "noisy_power" | "dp_spca":
             return [overlaps_with_iterations(strengths, _iterations(mechanism, plan))]
         case "dp_vrpca":
@@ -340,7 +340,10 @@ def _overlaps(mechanism: Any, plan: Plan, strengths: Vector) -> list[list[Vector
         case "smooth_sensitivity" | "propose_test_release":
             gap = float(strengths[count - 1] - strengths[count])
             kept = mechanism.kept_lengths(plan, gap=gap)
-            return [[overlaps_with_noised(strengths, n_components=count, kept=each)] for each in kept]
+            return [overlaps_with_noised(strengths, n_components=count, kept=each) for each in kept]
+    if plan.rounds > 1:
+        cases = last_rounds(problem, noises_of(plan.event), strengths, n_components=count)
+        return [overlaps_with_rounds(strengths, last, n_components=count) for last in cases]
     std = plan.moment_std
     if std is None:  # only the level of the noise is stated
         assert plan.level is not None

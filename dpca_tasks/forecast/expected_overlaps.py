@@ -8,7 +8,7 @@ are accurate to a few hundredths.
 >>> strengths = np.array([300.0, 60.0] + [1.0] * 398)
 >>> overlaps_with_matrix(strengths, n_components=1, noise_std=3.0)[0].round(3)
 np.float64(0.96)
->>> overlaps_with_draws(strengths, n_components=1, scale=0.1)[:1].round(2).tolist()
+>>> overlaps_with_draws(strengths, n_components=1, scale=0.1)[0][:1].round(2).tolist()
 [0.93]
 
 References
@@ -18,11 +18,11 @@ Kent, Ganeiber and Mardia (2018) for the equation of a Bingham distribution's co
 
 Notes
 -----
-Matrices, draws and noised directions have closed forms. Iterated products are simulated on the declared spectrum. The
-noise of a product is isotropic, so in the mean iterations on any matrix behave as on the diagonal matrix of the same
-strengths, which is public. Truncation to few features depends on the eigenvectors: it is simulated for two extremes,
-each component in one feature, and components spread evenly over all features. All draws come from one fixed public
-seed.
+With many features, matrices, draws and noised directions have closed forms. With few features they are simulated,
+because single releases vary. Iterated products are always simulated, on the declared spectrum. The noise of a product
+is isotropic, so in the mean iterations on any matrix behave as on the diagonal matrix of the same strengths, which is
+public. Truncation to few features depends on the eigenvectors: it is simulated for two extremes, each component in one
+feature, and components spread evenly over all features. All draws come from one fixed public seed.
 
 >>> strengths = np.array([300.0, 60.0] + [1.0] * 398)
 >>> run = Iterations(n_components=1, steps=8, noise_std=3.0, width=4)
@@ -38,7 +38,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import fft
 
+from dpca_tasks.forecast.expected_rounds import LastRound
 from dpca_tasks.mechanisms.noisy_products import Iterate, is_averaged, iterate_truncated, orthonormal
+from dpca_tasks.noise.bingham import STEPS_PER_UNIT, Peeling
+from dpca_tasks.noise.keystream import subkey
 from dpca_tasks.threads import one_thread
 
 type Vector = NDArray[np.float64]
@@ -110,37 +113,94 @@ def overlaps_with_small_matrix(
     return draws_of(draw, 1)
 
 
-def overlaps_with_draws(strengths: Vector, *, n_components: int, scale: float) -> Vector:
-    """Return the overlaps of directions drawn one by one with density ``exp(v^T S v / scale)``.
+def overlaps_with_draws(strengths: Vector, *, n_components: int, scale: float) -> list[Vector]:
+    """Return the overlaps of directions drawn one by one with density ``exp(v^T S v / scale)``, for each simulation.
 
-    A draw has the squared products ``1 / (b + 2 l_i)`` with the components. Here l are the distances to the largest
-    strength over the scale, and b is such that the products sum to 1. The part of a component that a draw found is
-    removed before the next draw, together with its strength.
+    In the eigenbasis of S, the squared coordinates of a draw are ``1 / (b + 2 l_i)`` in the mean. Here l are the
+    distances of the eigenvalues from the largest one, divided by the scale, and b is such that the means sum to 1. Up
+    to `SMALL` features the mechanism's own sampler draws from the diagonal matrix, with public keys. With more features
+    the means are computed: a draw removes the part of a component that it found, with the strength of this part.
     """
-    from scipy.optimize import brentq  # slow to import
+    if len(strengths) <= SMALL:
+        sampler = Peeling(n_components=n_components, epsilon=1.0, delta=0.0)  # the scale is given, not the epsilon
 
+        def draw(rng: np.random.Generator) -> Vector:
+            key = subkey(rng.bytes(32), label="forecast", info=b"")
+            rows = sampler.draw(key, np.diag(strengths), scale=scale) / STEPS_PER_UNIT
+            return np.asarray((rows**2).sum(axis=0))
+
+        return draws_of(draw, len(strengths) * n_components)
     kept, found = np.ones(len(strengths)), np.zeros(len(strengths))  # remaining and found part of each component
     for _ in range(n_components):
-        left = strengths * kept
-        below = 2.0 * (left.max() - left) / scale
-        concentration = brentq(lambda b, below=below: float(np.sum(1.0 / (b + below))) - 1.0, 1e-9, len(left) + 1.0)
-        drawn = 1.0 / (concentration + below)
+        drawn = _mean_squares(strengths * kept, scale)
         found += kept * drawn
         kept *= 1.0 - drawn
     between = found * (1.0 - found)  # distributes the rest of k among partly found components
-    return np.asarray(found + (n_components - found.sum()) * between / max(float(between.sum()), 1e-300))
+    return [np.asarray(found + (n_components - found.sum()) * between / max(float(between.sum()), 1e-300))]
 
 
-def overlaps_with_noised(strengths: Vector, *, n_components: int, kept: float) -> Vector:
-    """Return the overlaps of exact directions plus noise, orthonormalised.
+def _mean_squares(values: Vector, scale: float) -> Vector:
+    """Return the mean squared coordinates of a draw in the eigenbasis of a matrix with these eigenvalues."""
+    from scipy.optimize import brentq  # slow to import
+
+    below = 2.0 * (values.max() - values) / scale
+    return np.asarray(1.0 / (brentq(lambda b: float(np.sum(1.0 / (b + below))) - 1.0, 1e-9, len(values) + 1.0) + below))
+
+
+def overlaps_with_noised(strengths: Vector, *, n_components: int, kept: float) -> list[Vector]:
+    """Return the overlaps of exact directions plus noise, orthonormalised, for each simulation.
+
+    Up to `SMALL` features the noise is simulated. With more features the mean is computed.
 
     Parameters
     ----------
     kept : float
         The share of a noised direction's squared length that is the direction itself; 0 for noise alone.
     """
-    exact = _leading(strengths, n_components)
-    return np.asarray(kept * exact + (1.0 - kept) * n_components / len(strengths))
+    exact, order = _leading(strengths, n_components), len(strengths)
+    if order > SMALL:
+        return [np.asarray(kept * exact + (1.0 - kept) * n_components / order)]
+
+    def draw(rng: np.random.Generator) -> Vector:
+        noise = rng.standard_normal((order, n_components)) * math.sqrt((1.0 - kept) / order)
+        return np.asarray((orthonormal(math.sqrt(kept) * np.eye(order)[:, exact > 0.0] + noise) ** 2).sum(axis=1))
+
+    return draws_of(draw, order * n_components)
+
+
+def overlaps_with_rounds(strengths: Vector, last: LastRound, *, n_components: int) -> list[Vector]:
+    """Return the overlaps of the k leading directions with the components, for each simulation.
+
+    Notes
+    -----
+    After the last map the noise is even, so `overlaps_with_matrix` gives the overlap o of component i with the leading
+    directions. A direction that is mapped back by ``1 / t_i`` has the overlap ``(o / t_i^2) / (o / t_i^2 + 1 - o)``.
+    All directions are taken that are as strong after the map as the weakest of the k, which may be more than k. Between
+    them the noise has standard deviation ``s / (t_i t_j)``, and it mixes them: the mixture is simulated.
+    """
+    squares, order = last.factors**2, len(strengths)
+    mapped, ranks = squares * strengths, np.argsort(-strengths, kind="stable")
+    required = np.union1d(ranks[:n_components], np.flatnonzero(squares < 1.0))
+    width = int((mapped >= mapped[required].min()).sum())
+    if width >= order:
+        width = n_components
+    seen = overlaps_with_matrix(mapped, n_components=width, noise_std=last.noise_std)
+    seen = seen / squares / (seen / squares + 1.0 - np.minimum(seen, 1.0))
+    best = ranks[:width]
+    stds = last.noise_std / np.multiply.outer(last.factors[best], last.factors[best])
+
+    def draw(rng: np.random.Generator) -> Vector:
+        noise = rng.standard_normal((width, width))
+        noise = np.tril(noise, -1) + np.tril(noise, -1).T + math.sqrt(2.0) * np.diag(np.diag(noise))
+        with one_thread():
+            vectors = np.linalg.eigh(np.diag(strengths[best]) + stds * noise)[1][:, -n_components:]
+        found = np.zeros(len(strengths))
+        found[best] = seen[best] * np.square(vectors).sum(axis=1)
+        rest = np.delete(np.arange(len(strengths)), best)
+        found[rest] = max(n_components - float(found.sum()), 0.0) / max(len(rest), 1)
+        return np.minimum(found, 1.0)
+
+    return draws_of(draw, width**2)
 
 
 def _leading(strengths: Vector, n_components: int) -> Vector:

@@ -306,7 +306,7 @@ def design(estimate: Estimate, *, n_components: int) -> Design:
         return none
     energies = (mapped[kept] - edge**2 / mapped[kept]) * lengths[kept]
     outside = max(estimate.total - float(energies.sum()), _least_energy(estimate))
-    factors = _factors(energies, outside, n_components=n_components, order=order)
+    factors = factors_of(energies, outside, n_components=n_components, order=order)
     return Design(
         map=PublicMap.on_grid(columns[:, kept], factors),
         factors=factors,
@@ -324,11 +324,16 @@ def clip_factor(found: Design, estimate: Estimate, *, n_components: int, noise_s
     The loss by noise grows with the square of kappa. The bias of clipping falls about as ``exp(-4 kappa)``. So the
     minimum of their sum moves by the logarithm of the loss over four.
     """
-    if not found.map.width:
-        return LEAST_FACTOR
     basis, factors = found.map.basis[:, :n_components], found.factors[:n_components]
     energies = np.maximum(np.einsum("ij,ij->j", basis, estimate.matrix @ basis), _NEVER_ZERO)
-    loss = len(basis) * noise_std**2 * float((1.0 / (factors**2 * energies)).sum() / energies.sum())
+    return factor_for(energies, factors, order=len(basis), noise_std=noise_std)
+
+
+def factor_for(energies: Matrix, factors: Matrix, *, order: int, noise_std: float) -> float:
+    """Return kappa for leading directions with these energies, which a map shrinks by these factors."""
+    if not len(energies):
+        return LEAST_FACTOR
+    loss = order * noise_std**2 * float((1.0 / (factors**2 * energies)).sum() / energies.sum())
     return min(max(1.0 + math.log(ACCEPTED_LOSS / max(loss, _NEVER_ZERO)) / 4.0, LEAST_FACTOR), MOST_FACTOR)
 
 
@@ -413,7 +418,7 @@ def _ritz(matrix: Matrix, spanning: Matrix) -> tuple[Matrix, Matrix]:
     return values[::-1], basis @ mixtures[:, ::-1]
 
 
-def _factors(energies: Matrix, outside: float, *, n_components: int, order: int) -> Matrix:
+def factors_of(energies: Matrix, outside: float, *, n_components: int, order: int) -> Matrix:
     """Return t for directions with energies in descending order, given the energy outside all of them."""
     width = len(energies)
     count = min(n_components, width)

@@ -229,7 +229,7 @@ def test_planted_faults_are_detected(check, before, after):
 def test_leading_factors_minimise_the_predicted_loss(outside):
     """No single factor of the k directions can be changed with profit; further ones are fixed."""
     energies = np.geomspace(900.0, 80.0, 6)
-    factors = vars(numerics)["_factors"](energies, outside, n_components=3, order=200)
+    factors = numerics.factors_of(energies, outside, n_components=3, order=200)
 
     def loss(factors):
         return (outside + factors**2 @ energies) ** 2 * (1.0 / (factors[:3] ** 2 * energies[:3])).sum()
