@@ -113,15 +113,19 @@ def overlaps_with_small_matrix(
     return draws_of(draw, 1)
 
 
+DRAWN = 300
+"""Number of features up to which draws are simulated; each draw decomposes a matrix of this order."""
+
+
 def overlaps_with_draws(strengths: Vector, *, n_components: int, scale: float) -> list[Vector]:
     """Return the overlaps of directions drawn one by one with density ``exp(v^T S v / scale)``, for each simulation.
 
     In the eigenbasis of S, the squared coordinates of a draw are ``1 / (b + 2 l_i)`` in the mean. Here l are the
     distances of the eigenvalues from the largest one, divided by the scale, and b is such that the means sum to 1. Up
-    to `SMALL` features the mechanism's own sampler draws from the diagonal matrix, with public keys. With more features
+    to `DRAWN` features the mechanism's own sampler draws from the diagonal matrix, with public keys. With more features
     the means are computed: a draw removes the part of a component that it found, with the strength of this part.
     """
-    if len(strengths) <= SMALL:
+    if len(strengths) <= DRAWN:
         sampler = Peeling(n_components=n_components, epsilon=1.0, delta=0.0)  # the scale is given, not the epsilon
 
         def draw(rng: np.random.Generator) -> Vector:
@@ -129,7 +133,7 @@ def overlaps_with_draws(strengths: Vector, *, n_components: int, scale: float) -
             rows = sampler.draw(key, np.diag(strengths), scale=scale) / STEPS_PER_UNIT
             return np.asarray((rows**2).sum(axis=0))
 
-        return draws_of(draw, len(strengths) * n_components)
+        return draws_of(draw, len(strengths) ** 2 * n_components // 20)
     kept, found = np.ones(len(strengths)), np.zeros(len(strengths))  # remaining and found part of each component
     for _ in range(n_components):
         drawn = _mean_squares(strengths * kept, scale)

@@ -9,7 +9,7 @@ no spectrum states. So a part that is kept is an argument.
 >>> stds = [950.0, 550.0, 390.0]
 >>> last = last_round(strengths, n_components=4, noise_stds=stds, n_records=50_000.0, centred=False, kept=0.9)
 >>> last.factors[:6].round(2).tolist(), round(last.noise_std)
-([0.28, 0.37, 0.47, 0.61, 1.0, 1.0], 60)
+([0.42, 0.55, 0.71, 1.0, 1.0, 1.0], 153)
 """
 
 import math
