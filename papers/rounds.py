@@ -129,9 +129,7 @@ def cells() -> Iterator[Cell]:
 def reproduce(
     *,
     data: DataFolder = Path("data"),
-    full: Annotated[
-        bool, typer.Option("--full", help="All epsilons, and all of MNIST; about three minutes.")
-    ] = False,
+    full: Annotated[bool, typer.Option("--full", help="All epsilons, and all of MNIST; about three minutes.")] = False,
 ) -> Report:
     """Check the captured variance of releases in rounds on a9a and MNIST, with and without centring.
 
