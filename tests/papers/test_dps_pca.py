@@ -30,7 +30,7 @@ from papers.dps_pca import (
     scaling_checks,
 )
 from papers.dps_times import ALL_STEPS, milliseconds, table_1, time_checks, time_claims
-from papers.lib.claims import Slope
+from papers.lib.claims import Claim, Slope
 from papers.lib.kept_rows import KeptCurator, KeptRows
 from papers.lib.sparse_model import (
     ARMS,
@@ -249,9 +249,15 @@ def test_rates_are_measured_on_every_axis(papers: Papers, monkeypatch: pytest.Mo
     assert {"figure1.svg", "figure2.csv", "rates.csv"} <= {Path(file).name for file in found["files"]}
 
 
-def test_a_stated_exponent_within_the_band_holds() -> None:
+def test_a_stated_exponent_holds_within_the_tolerance_and_a_refuted_one_must_differ() -> None:
     slope = Slope(mean=-0.5, low=-0.55, high=-0.45)
-    assert dps_rates._rate_claim(dps_rates.SAMPLING, "n", "n^-1/2", slope).holds
-    assert not dps_rates._rate_claim(dps_rates.SAMPLING, "n", "n^-1", slope).holds
-    assert dps_rates._rate_claim(dps_rates.SAMPLING, "d", "no growth", slope).holds
-    assert not dps_rates._rate_claim(dps_rates.PRIVACY, "d", "no growth", Slope(mean=1.0, low=0.9, high=1.1)).holds
+    cases = [
+        (dps_rates.SAMPLING, "n", slope, True, True),
+        (dps_rates.PRIVACY, "n", slope, False, False),
+        (dps_rates.PRIVACY, "d", Slope(mean=1.0, low=0.9, high=1.1), False, True),  # refuted: the check requires this
+        (dps_rates.PRIVACY, "d", Slope(mean=0.0, low=-0.1, high=0.1), True, False),
+    ]
+    for measure, axis, found, claim_holds, check_holds in cases:
+        claims: list[Claim] = []
+        (check,) = dps_rates._check_rate(measure, axis, found, [], claims)
+        assert (claims[0].holds, check["holds"]) == (claim_holds, check_holds)
