@@ -20,6 +20,7 @@ COLOURS = ("#000000", "#e28e35", "#0d47a1", "#6cc6ee", "#cc3311", "#2a9a5f", "#4
 grey print distinguishes them."""
 _MARKED, _DASHED = "osD^vXPh", ("-", "--", "-.", ":")
 _ACROSS, _PANEL_WIDTH, _PANEL_HEIGHT = 3, 3.6, 3.0
+_LEAST_SPACE = 0.12  # between two labels, as a part of the axis
 _TICKS = 9  # a logarithmic axis of at most as many places has a tick at each
 
 
@@ -148,7 +149,7 @@ def draw_lines(rows: Sequence[Row], chart: LineChart, path: Path) -> list[Path]:
         axes.set(xscale="log" if chart.log else "linear", yscale="log" if chart.log_y else "linear")
         places = sorted({row[chart.x] for row in rows if str(row[chart.panel]) == panel and chart.x in row})
         if chart.log and len(places) <= _TICKS:
-            axes.set_xticks(places, [f"{place:g}" for place in places])
+            axes.set_xticks(places, _labels(places))
             axes.set_xticks([], minor=True)
         axes.tick_params(labelleft=at % across == 0)
     handles = {
@@ -158,6 +159,17 @@ def draw_lines(rows: Sequence[Row], chart: LineChart, path: Path) -> list[Path]:
     figure.legend([handles[arm] for arm in shown], shown, loc="outside right upper", fontsize="small", frameon=False)
     figure.suptitle(chart.title)
     return _save(figure, path)
+
+
+def _labels(places: Sequence[float]) -> list[str]:
+    """Return the label of each place on a log axis; one that would overlap the label before it is empty."""
+    labels, last, whole = list[str](), -math.inf, math.log(places[-1] / places[0])
+    for place in places:
+        at = math.log(place / places[0])
+        free = at - last >= _LEAST_SPACE * whole
+        labels.append(f"{place:g}" if free else "")
+        last = at if free else last
+    return labels
 
 
 def draw_bars(rows: Sequence[Row], path: Path, *, title: str) -> list[Path]:
