@@ -383,15 +383,11 @@ class OrderedPairs(WordPairs):
     def layout(self):
         return Layout(kind="vector", order=self.n_features**2)
 
-    def map(self, block):
-        total = np.zeros((self.n_features, self.n_features), np.int64)
+    def add(self, block, total):
+        pairs = total.reshape(self.n_features, self.n_features)
         for first in block.row_ptr[:-1]:
             one, two = block.indices[first], block.indices[first + (block.values[first] == 1)]
-            total[one, two] += self.steps_per_unit
-        return total.reshape(-1)
-
-    def add(self, block, total):
-        total += self.map(block)
+            pairs[one, two] += self.steps_per_unit
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -230,8 +230,8 @@ def streamed_centred_with_signs(relation, bits):
 class Report(LocallyNoised):
     """A local report without its noise, so that its contribution can be compared with the noise's sensitivity."""
 
-    def map(self, block):
-        return self.moment.map(block)
+    def add(self, block, total):
+        self.moment.add(block, total)
 
 
 def local_report(relation, bits):

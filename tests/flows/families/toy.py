@@ -72,15 +72,13 @@ class ColumnProfile(JointSum):
             ),
         }
 
-    def map(self, block: RowBlock) -> NDArray[np.int64]:
-        """Sum squares, and columns that occur."""
-        total = np.zeros(self.layout.size, np.int64)
+    def add(self, block: RowBlock, total: NDArray[np.int64]) -> None:
+        """Add squares, and columns that occur."""
         parts = self.split(total)
         np.add.at(parts["energies"], block.indices, block.values.astype(np.int64) ** 2)
         for first, last in zip(block.record_ptr[:-1], block.record_ptr[1:], strict=True):
             stored = slice(block.row_ptr[first], block.row_ptr[last])
             parts["counts"][np.unique(block.indices[stored][block.values[stored] != 0])] += COUNT_STEPS
-        return total
 
 
 ROW = Row("toy_profile 1", ("JointGaussian",), "joint", 1.0, 1.0, 1.0)
