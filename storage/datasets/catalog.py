@@ -373,8 +373,8 @@ class Catalog:
             named = connection.scalar(select(exists().where(release.c.snapshot_id.in_(present))))
             if named and not force:
                 raise Refused(
-                    f"a release was made from dataset {name!r}, so the dataset is removed only with force; keep it, or "
-                    "force the removal"
+                    f"a release was made from dataset {name!r}, so its removal must be forced; keep the dataset, or "
+                    "force its removal"
                 )
             if present:
                 connection.execute(update(table).where(table.c.id.in_(present)).values(removed_at=journal.now()))

@@ -73,7 +73,7 @@ def find_unit(name: str, unit: str, *, catalog: Catalog, keys: Path) -> FoundUni
     Invalid
         If the rows of the dataset have no ids.
     Refused
-        If the dataset contains no other individual, so no record would be left.
+        If the dataset has no other individual, so no record would be left.
     """
     entry = catalog.current(name)
     rows = catalog.open(entry)
@@ -95,7 +95,7 @@ def find_unit(name: str, unit: str, *, catalog: Catalog, keys: Path) -> FoundUni
         )
     if records == rows.n_records:
         raise Refused(
-            f"dataset {name!r} contains no other individual, so no record would be left; remove the dataset with "
+            f"dataset {name!r} has no other individual, so no record would be left; remove the dataset with "
             f"`dpca dataset remove {name}`"
         )
     return FoundUnit(entry=entry, owner=owner, records=records, rows=n_rows)

@@ -376,8 +376,7 @@ class DelimitedReader(TextReader):
             if at >= 0:
                 line = first_line + text.count(b"\n", 0, at)
                 raise BadSource(
-                    f"line {line} is not {self._text.encoding.upper()}, so its quotes are unknown; convert the "
-                    "file"
+                    f"line {line} is not {self._text.encoding.upper()}, so its quotes are unknown; convert the file"
                 )
         verdicts = judge_lines(
             text,

@@ -166,7 +166,7 @@ def _check_attributes(matrix: Any) -> None:
         _check_packing(dict(matrix[name].attrs), f"{name} of X")
     if "encoding-type" not in attributes and len(set(_shape(matrix))) == 1:
         raise BadSource(
-            "a square matrix lacks the attribute encoding-type, so it may be csr or csc; save it again with anndata"
+            "a square matrix needs the attribute encoding-type, because it may be csr or csc; save it with anndata"
         )
     if old := sorted(name for name in attributes if name.startswith("h5sparse")):
         raise BadSource(f"X has the attribute {old[0]} of an older layout next to encoding-type; save it again")
