@@ -23,7 +23,7 @@ budget = sa.Table(
     sa.Column("relation", Text, nullable=False),
     sa.Column("filter", Text, nullable=False),
     sa.Column("unit", Text, nullable=False),
-    sa.Column("rows_per_unit", sa.BigInteger),  # maximum; NULL is no bound
+    sa.Column("rows_per_unit", sa.BigInteger),  # most rows of one individual; NULL means no bound
     sa.Column("created_at", Text, nullable=False),
 )
 snapshot = sa.Table(
@@ -36,16 +36,17 @@ snapshot = sa.Table(
     sa.Column("records_at_most", sa.BigInteger),
     sa.Column("path", Text, nullable=False),
     sa.Column("content_digest", Text, nullable=False),
-    sa.Column("rows_digest", Text),  # digest of the rows without their ids
+    sa.Column("rows_digest", Text),  # digest of the rows without the ids of individuals
     sa.Column("unit", Text, nullable=False, default=ROW),
-    sa.Column("rows_per_unit", sa.BigInteger, default=1),  # maximum; NULL is no bound
+    sa.Column("rows_per_unit", sa.BigInteger, default=1),  # most rows of one individual; NULL means no bound
     sa.Column("created_at", Text, nullable=False),
     sa.Column("removed_at", Text),
-    sa.Column("seq", sa.BigInteger),  # number of the journal entry that registered it
-    sa.Column("number", sa.BigInteger, index=True, unique=True),  # number of the ingest
-    sa.Column("epoch", Text),  # arrival epoch of the first-seen numbers of its blocks, if they have any
+    sa.Column("seq", sa.BigInteger),  # number of the journal entry that registered the snapshot
+    sa.Column("number", sa.BigInteger, index=True, unique=True),  # number of the ingest that made the snapshot
+    sa.Column("epoch", Text),  # epoch (row of arrival_epoch) of the snapshot's first-seen numbers, or NULL
 )
-arrival_epoch = sa.Table(  # a table of first-seen ids under one key, until a part of the table is lost
+# one table of the ids that ingests have seen, hashed under one key; a lost part ends the epoch
+arrival_epoch = sa.Table(
     "arrival_epoch",
     metadata,
     sa.Column("id", Text, primary_key=True),
@@ -53,7 +54,8 @@ arrival_epoch = sa.Table(  # a table of first-seen ids under one key, until a pa
     sa.Column("created_at", Text, nullable=False),
     sa.Column("lost_at", Text),
 )
-arrival_segment = sa.Table(  # the ids that first appeared in one ingest; no number while its files are being written
+# the ids that first appeared in one ingest; number is NULL while the files are being written
+arrival_segment = sa.Table(
     "arrival_segment",
     metadata,
     sa.Column("id", Text, primary_key=True),
@@ -79,13 +81,14 @@ release = sa.Table(
     sa.Column("artifact_digest", Text),
     sa.Column("created_at", Text, nullable=False),
     sa.Column("updated_at", Text, nullable=False),
-    sa.Column("seq", sa.BigInteger),  # number of the journal entry that reserved it
+    sa.Column("seq", sa.BigInteger),  # number of the journal entry that reserved the release
 )
-charged_total = sa.Table(  # cached total charge of a population's releases; without a row the charges are added up
+# cached sum of a population's charges; if the row is missing, the charges of the releases are added up again
+charged_total = sa.Table(
     "charged_total",
     metadata,
     sa.Column("population", Text, sa.ForeignKey("budget.population"), primary_key=True),
-    sa.Column("charge", Text, nullable=False),  # JSON: numbers of any size
+    sa.Column("charge", Text, nullable=False),  # JSON, because its integers may exceed 64 bits
     sa.Column("accounting", Text, nullable=False),
     sa.Column("releases", sa.BigInteger, nullable=False),  # including abandoned ones
 )
@@ -121,7 +124,7 @@ version = sa.Table(
     sa.Column("created_at", Text, nullable=False),
     sa.UniqueConstraint("name", "release_id"),
 )
-joint_version = sa.Table(  # a version of a joint release, which is charged in the ledgers of its sites
+joint_version = sa.Table(  # a published version of a joint release of several sites; each site's own ledger is charged
     "joint_version",
     metadata,
     sa.Column("name", Text, primary_key=True),
@@ -132,18 +135,19 @@ joint_version = sa.Table(  # a version of a joint release, which is charged in t
     sa.Column("created_at", Text, nullable=False),
     sa.UniqueConstraint("name", "joint_id"),
 )
-stream = sa.Table(  # one Gaussian release, charged in advance, whose ticks are releases at no further charge
+# a stream: one Gaussian release, charged in advance; its ticks (periodic releases) cost nothing more
+stream = sa.Table(
     "stream",
     metadata,
-    sa.Column("id", Text, sa.ForeignKey("release.id"), primary_key=True),  # id of the release that opened it
+    sa.Column("id", Text, sa.ForeignKey("release.id"), primary_key=True),  # id of the release that opened the stream
     sa.Column("name", Text, nullable=False, index=True),
     sa.Column("population", Text, nullable=False),
     sa.Column("fingerprint", Text, nullable=False),
     sa.Column("terms", Text, nullable=False),
     sa.Column("created_at", Text, nullable=False),
-    sa.Column("seq", sa.BigInteger, nullable=False),  # number of the journal entry that opened it
+    sa.Column("seq", sa.BigInteger, nullable=False),  # number of the journal entry that opened the stream
 )
-stream_charge = sa.Table(  # a release that is charged for a stream, and the number of ticks paid for up to it
+stream_charge = sa.Table(  # a release charged for a stream; after this charge, the given number of ticks is paid for
     "stream_charge",
     metadata,
     sa.Column("stream", Text, sa.ForeignKey("stream.id"), primary_key=True),
@@ -158,11 +162,11 @@ tick = sa.Table(
     sa.Column("slot", Text, nullable=False),
     sa.Column("release_id", Text, sa.ForeignKey("release.id"), nullable=False, unique=True),
     sa.Column("snapshot_id", Text, nullable=False),
-    sa.Column("number", sa.BigInteger, nullable=False),  # number of the ingest
+    sa.Column("number", sa.BigInteger, nullable=False),  # number of the ingest of the snapshot
     sa.Column("arrivals", Text, nullable=False),
     sa.UniqueConstraint("stream", "slot"),
 )
-tick_answer = sa.Table(  # the copy of a tick's answer in the stream's store
+tick_answer = sa.Table(  # digest of a tick's noised answer, which is a file in the store
     "tick_answer",
     metadata,
     sa.Column("stream", Text, primary_key=True),
@@ -177,20 +181,20 @@ alias = sa.Table(
     sa.Column("alias", Text, primary_key=True),
     sa.Column("version", sa.Integer, nullable=False),
 )
-pointer = sa.Table(  # pointer files that agree with the rows; the file of a name without a row must be written
+pointer = sa.Table(  # names whose pointer file agrees with the rows; without a row here, the file must be rewritten
     "pointer",
     metadata,
     sa.Column("name", Text, primary_key=True),
-    sa.Column("tag", Text, nullable=False),  # tag of the last written file
+    sa.Column("tag", Text, nullable=False),  # the store's tag (ETag) of the file as last written
 )
-signed_pointer = sa.Table(  # the signed pointer of each name: its number, which only grows, and the tag of its file
+signed_pointer = sa.Table(  # number of each name's last signed pointer, which only grows, and the tag of its file
     "signed_pointer",
     metadata,
     sa.Column("name", Text, primary_key=True),
     sa.Column("number", sa.BigInteger, nullable=False),
     sa.Column("tag", Text),
 )
-published = sa.union_all(  # every version, with the release or joint release that it comes from
+published = sa.union_all(  # all published versions, with the id of the release or joint release that made each
     sa.select(version.c.name, version.c.version, version.c.digest, version.c.release_id.label("origin")),
     sa.select(joint_version.c.name, joint_version.c.version, joint_version.c.digest, joint_version.c.joint_id),
 ).subquery("published")
