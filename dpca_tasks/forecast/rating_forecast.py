@@ -120,7 +120,7 @@ def _left_of_offsets(problem: RatingsProblem, multiplier: float) -> float:
 def _with_factors(
     name: str, problem: RatingsProblem, rank: int, part: float, multiplier: float, missed: float
 ) -> Forecast:
-    """Forecast a mechanism whose factors have the relative error ``missed`` and whose offsets get the budget `TOTALS`."""
+    """Forecast a mechanism whose factors have the relative error ``missed``; its offsets get the share `TOTALS`."""
     found = part / (1.0 + missed**2)
     left, own = 1.0 - found, rank / problem.most
     weight = 1.0 / (1.0 + own)  # factor by which the ridge shrinks the solution of a user's regression

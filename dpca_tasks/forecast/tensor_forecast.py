@@ -10,8 +10,8 @@ in the second moment and the value ``n |mu|^3 / k`` in the core. A component can
   overlap ``o^2 = 1 - (sqrt(2 D) std / 2)^2 / eigenvalue^2``, which is at least 3/4.
 - The value along U, ``n |mu|^3 o^3 / k``, exceeds ``1.657 sqrt(k) std``. This is the largest value of the core's noise
   along any direction, where ``std`` is the noise's standard deviation on the core's diagonal. The decomposition later
-  whitens the core. Whitening divides the value and the noise by the same power of the eigenvalues, so the comparison
-  is also valid for the whitened core.
+  whitens the core. Whitening divides the value and the noise by the same power of the eigenvalues. So the comparison
+  is also valid for the whitened core, in which a component has the value ``(n / k)^(-1/2)``.
 
 >>> def core_std(n_components, overlap):
 ...     return 100.0
@@ -179,7 +179,7 @@ def noise_of(plan: Plan, releases: TensorReleases, *, length: Callable[[int], fl
 
 
 def _multiplier(step: events.Event) -> Callable[[int], float]:
-    """Return the noise's std in each coordinate, divided by the sensitivity, as a function of the number of coordinates.
+    """Return a function of the number of coordinates: the noise's std in each coordinate, divided by the sensitivity.
 
     ``step`` is the event of a Gaussian step or of a pure step.
     """

@@ -96,8 +96,9 @@ class Plan:
     """The public plan of a release, computed before any row is read.
 
     ``problem`` holds the public facts of the request, as the subclass of `Terms` for the family. ``noise_multiplier``
-    is the scale of the noise divided by the sensitivity, in each main step. ``bits`` is the number of bits of the grid
-    to which records are rounded. ``notes`` are warnings about what limits the utility, from public facts.
+    is the scale of the noise divided by the sensitivity, in each main step. ``bits`` sets the grid to which records are
+    rounded: the clip norm is ``2^bits`` grid steps. ``notes`` are warnings about limits of the utility, from public
+    facts.
 
     ``event`` is the DP event of all steps, including steps that a wrapper of the mechanism adds. The charge of a
     release and every stated epsilon are computed from this event. ``printed`` is true if the noise follows a published
@@ -330,7 +331,7 @@ class Components:
     ``components`` has shape (K, D). For ``topics``, each row holds the probabilities of words, which sum to 1. For a
     ``mixture``, each row is the mean of one part, in data units. ``weights`` (K,) are the estimated shares of records
     that belong to each component; they are positive and sum to 1. There may be fewer components than requested, or
-    none. In this case ``outcome`` states the reason as plain JSON values.
+    none. ``outcome`` states how many were requested and how many were found, as plain JSON values.
 
     ``noise_variance`` exists for a mixture: the variance of a record around the mean of its part, in each coordinate.
     It was declared by the user or estimated from the release. ``eigenvalues`` (K',) are the leading eigenvalues of the
