@@ -1,7 +1,8 @@
 """Shared parts of the mechanisms that compute the exact leading directions and then add noise to them.
 
-These parts are the settings of the eigensolver, the check that it is certain to converge, the plan and the release. With
-``center=private``, a mean is released first and subtracted from the records (`dpca_tasks.mechanisms.noisy_products`).
+These parts are the settings of the eigensolver, the check that it is certain to converge, the plan and the release.
+With ``center=private``, a mean is released first and subtracted from the records
+(`dpca_tasks.mechanisms.noisy_products`).
 """
 
 from dataclasses import dataclass, field

@@ -62,7 +62,7 @@ class DpVrpca:
     rate : float
         The probability q with which a record is sampled for a correction.
     share : float
-        The share of the full products in the mu^2 of all products, in (0, 1).
+        The share of the full products in the mu^2 that remains after the release of the mean, in (0, 1).
     integrated_time : float
         The total number of inner steps times the step size, for a second moment divided by n_ref squared clip norms,
         where n_ref is ``records_at_most``.
