@@ -1,1 +1,1 @@
-"""Streams: releases over time whose noise covers all ticks together, and estimates from the released answers."""
+"""Streams: one noisy release per tick (period), under one guarantee for all ticks, and estimates from the releases."""
